@@ -15,11 +15,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+try:
+    import typer
+
+    import uptrend  # noqa: F401 (asked for by name)
+except ModuleNotFoundError as missing:
+    sys.exit(
+        f"error: {missing.name} is not installed. Install Uptrend with all that this script uses, in its checkout: "
+        "pip install '.[hub,retrieval,train]'"
+    )
 
 from uptrend.cli.main import call
 from uptrend.config import Config, load_config, to_table
+from uptrend.policy.known import need_extra
 from uptrend.records import ConfigError, RecordError
+from uptrend.runner.prepare import need_extras
+from uptrend.tasks.musique import retrieval
 from uptrend.tasks.musique.retrieval import RetrieverName as Retriever
 from uptrend.tasks.pool import heldout, pool, resolve_options
 
@@ -27,13 +38,38 @@ LossType = Literal["grpo", "dr_grpo", "bnpo"]
 HUB = "bdsaglam/musique,answerable,train"
 EVERYTHING = 1_000_000
 """More questions than any dataset has."""
+TRIAL: dict[str, Any] = {
+    "batch_size": 8,
+    "num_generations": 4,
+    "gradient_accumulation_steps": 1,
+    "max_new_tokens": 64,
+    "max_turns": 3,
+    "eval_tasks": 8,
+    "gradient_checkpointing": False,
+}
+"""Flags of the model that tries the script out, where they are not given: a step takes seconds on a CPU."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, help="MuSiQue with GRPO.")
 
 
+def _set_defaults(context: typer.Context, model: str) -> str:
+    """Make the flags that are not given those of a trial, where the model is only there to try the script."""
+    if model == "tiny":
+        context.default_map = TRIAL
+    return model
+
+
 @app.command()
 def train(
-    model: Annotated[str, typer.Option(help="A known model, a hub id, or a folder.")] = "Qwen/Qwen2.5-7B-Instruct",
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A known model, a hub id, or a folder. tiny tries the script: other flags are small then.",
+            is_eager=True,
+            callback=_set_defaults,
+        ),
+    ] = "Qwen/Qwen2.5-7B-Instruct",
     datasets: Annotated[
         str, typer.Option(help="Hub datasets as path,config,split[:N] joined by ;, a .jsonl file, or the word atlas.")
     ] = HUB,
@@ -133,11 +169,16 @@ def train(
         }
     )
     config = resolve_options(config)
+    if trial := _trial_flags(context):
+        _say(f"--model tiny tries the script out. Not given, so small: {trial}.")
     if bf16:
         _say("--bf16: arithmetic on a GPU is bf16 already, and weights that train stay fp32, or small steps are lost.")
     if logging_steps is not None:
         _say("--logging-steps: every step is recorded, in metrics.jsonl of the run directory.")
-    counts = not (dry_run and "datasets" in source | evaluated)  # a dry run downloads nothing
+    downloads = "datasets" in source | evaluated
+    if downloads and not dry_run:
+        _need_packages(config)
+    counts = not (downloads and dry_run)  # a dry run downloads nothing
     if counts:
         config = _counted(config, one_pass=max_steps is None)
     if dry_run:
@@ -185,6 +226,25 @@ def evaluate(
     overrides += [f"{key}={value}" for key, value in wanted.items()]
     tell(score(model, tasks, overrides, out=output))
     typer.echo(f"Answers: {output}")
+
+
+def _trial_flags(context: typer.Context) -> str:
+    """Return the flags that have a trial's value because they were not given."""
+    small = []
+    for name, value in TRIAL.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "DEFAULT_MAP":
+            flag = name.replace("_", "-")
+            small.append(f"--no-{flag}" if value is False else f"--{flag} {value}")
+    return ", ".join(small)
+
+
+def _need_packages(config: Config) -> None:
+    """Raise MissingExtra before questions are downloaded, which may take minutes."""
+    need_extras(config)
+    need_extra("datasets", "hub")
+    for options in (config.tasks.options, config.eval.options):
+        retrieval.retriever(options["retriever"], options["embedder"])
 
 
 def _source(text: str) -> dict[str, str]:

