@@ -1,6 +1,9 @@
 """`uptrend tasks`: tasksets listed, shown and validated without a model."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,3 +141,36 @@ def test_a_stage_may_train_on_every_row(tmp_path: Path, uptrend: Uptrend) -> Non
 )
 def test_bad_input_is_one_sentence(uptrend: Uptrend, arguments: list[str], message: str) -> None:
     assert message in uptrend("tasks", *arguments, code=2).err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["../outside.jsonl", "{tmp_path}/outside.jsonl", "inside.jsonl"])
+def test_a_dataset_folder_names_only_its_own_files(place: str, tmp_path: Path) -> None:
+    folder, named = tmp_path / "mine", place.format(tmp_path=tmp_path)
+    folder.mkdir()
+    write(tmp_path / "outside.jsonl", sums(20))
+    write(folder / "inside.jsonl", sums(20))
+    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files: {named}\n---\n")
+    words = [
+        "-m",
+        "uptrend",
+        "tasks",
+        "show",
+        "data",
+        "--set",
+        "tasks.dataset=mine",
+        "--set",
+        "tasks.train=15",
+        "--count",
+        "1",
+    ]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    if place == "inside.jsonl":
+        assert "15 to train on" in done.stdout, done.stderr
+        return
+    assert done.returncode == 2
+    assert "error: mine/README.md: data_files names" in done.stderr
+    assert "outside.jsonl', which is outside of mine" in done.stderr

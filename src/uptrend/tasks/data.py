@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -413,9 +414,25 @@ def read_dataset(path: str, config: str, split: str) -> Rows:
     if not Path(path).exists() and not cached.exists() and (problem := hub_problem()):
         raise TasksetError(f"The dataset {name} is not on this machine, and {problem}.")
     try:
+        if Path(path).is_dir():
+            _check_inside(path, datasets.load_dataset_builder(path, config or None).config.data_files or {})
         rows = datasets.load_dataset(path, config or None, split=split)
+    except TasksetError:
+        raise
     except Exception as error:  # the library raises whatever its back ends do
         reason = str(error).strip().split("\n")[0]
         raise TasksetError(f"The dataset {name} can't be loaded: {reason or type(error).__name__}.") from error
     for number, row in enumerate(rows):
         yield f"{name}, row {number}", plain(row)
+
+
+def _check_inside(folder: str, files_by_split: Mapping[str, Iterable[str]]) -> None:
+    """Raise TasksetError where a dataset's folder, which may come from anybody, names other files."""
+    root = os.path.abspath(folder)
+    for files in files_by_split.values():
+        for file in map(str, files):
+            if not Path(os.path.abspath(file)).is_relative_to(root):
+                raise TasksetError(
+                    f"{Path(folder, 'README.md')}: data_files names {file!r}, which is outside of {folder}; "
+                    "copy it there, or name it in tasks.file."
+                )
