@@ -48,7 +48,7 @@ class ValidationReport:
         return all(check.passed for check in self.checks)
 
 
-class Progress(Protocol):
+class PlayProgress(Protocol):
     """Receives how far a validation is."""
 
     def __call__(self, part: str, done: int, total: int) -> None:
@@ -106,7 +106,7 @@ def validate(
     limit: int | None = None,
     *,
     only_trains: bool = False,
-    progress: Progress = _silent,
+    progress: PlayProgress = _silent,
 ) -> ValidationReport:
     """Check a taskset, made twice by `make`, on so many tasks; at most `limit` of them are played.
 
@@ -221,7 +221,7 @@ def _of_plays(played: Sequence[Played]) -> Iterator[Requirement]:
 
 
 # Going for the reward does not pay, where the taskset has players that try.
-def _cheated(taskset: Taskset, tasks: Sequence[Task], progress: Progress) -> Iterator[Requirement]:
+def _cheated(taskset: Taskset, tasks: Sequence[Task], progress: PlayProgress) -> Iterator[Requirement]:
     if isinstance(taskset, HasCheaters):
         plays = _play(taskset, tasks, "cheaters", progress, times=1, scripts=taskset.cheaters)
         played = event_loop.run(plays)
@@ -232,7 +232,7 @@ def _cheated(taskset: Taskset, tasks: Sequence[Task], progress: Progress) -> Ite
 
 
 # The expert's reward under each variant, where the maximum may be out of reach; nobody lazy earns as much.
-def _ceilings(taskset: Taskset, tasks: Sequence[Task], progress: Progress) -> Iterator[Requirement]:
+def _ceilings(taskset: Taskset, tasks: Sequence[Task], progress: PlayProgress) -> Iterator[Requirement]:
     for variant, make in (taskset.variants() if isinstance(taskset, HasVariants) else {}).items():
         name = f"ceiling of gold under {variant}"
         try:
@@ -273,7 +273,7 @@ async def _play(
     taskset: Taskset,
     tasks: Sequence[Task],
     part: str,
-    progress: Progress,
+    progress: PlayProgress,
     times: int = 2,
     scripts: Callable[[Task], Iterable[Script]] | None = None,
 ) -> list[Played]:
