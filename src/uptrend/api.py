@@ -1,16 +1,19 @@
 """`uptrend.train` and `uptrend.resume`: as on the command line, with progress, preflight and the live doctor."""
 
+import functools
 import hashlib
+import inspect
 import json
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from uptrend.bridge.convert import load_recipe
 from uptrend.config import Config
+from uptrend.config.load import config_hint
 from uptrend.records import ConfigError, Run, RunRefused, TasksetError
 from uptrend.records.directory import write_whole
 from uptrend.runner.preflight import Preflight
@@ -21,6 +24,8 @@ from uptrend.tasks.rewards import Function, functions_at_hand, name_of
 from uptrend.tasks.taskset import ALL
 from uptrend.training.observer import Observer
 
+P = ParamSpec("P")
+R = TypeVar("R")
 RewardLike = str | Function
 # What `data` and `reward` alone leave open; `overrides` change any of it.
 DEFAULTS: dict[str, Any] = {
@@ -29,6 +34,25 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
+def answers_settings(function: Callable[P, R]) -> Callable[P, R]:
+    """Answer an argument that a function does not have with the setting that it may mean."""
+    arguments = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def answering(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in arguments:
+                hint = config_hint(name, name, arguments) or f" It takes {', '.join(arguments)}."
+                raise ConfigError(
+                    f"uptrend.{function.__name__} has no argument {name}.{hint} Settings of a recipe go into "
+                    'overrides: overrides={"learning.lr": 1e-5}.'
+                )
+        return function(*args, **kwargs)
+
+    return answering
+
+
+@answers_settings
 def train(
     config: Config | str | Path | Mapping[str, Any] | None = None,
     *,
@@ -103,6 +127,7 @@ def train(
     return run
 
 
+@answers_settings
 def resume(
     path: str | Path, overrides: Iterable[str] = (), *, reward: RewardLike | Sequence[RewardLike] | None = None,
     observers: Sequence[Observer] = (), progress: bool = True,

@@ -31,6 +31,10 @@ def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("reward/part/exact/mean", ["# reward/part/NAME/mean"]),
         ("eval/accuracy", ["accuracy"]),
         ("lr", ["learning.lr", "warmstart.lr", "optimizer/lr"]),
+        (
+            "num_generations",
+            ["error: There is no cause, config key or metric num_generations. Did you mean sampling.size?"],
+        ),
         ("learnin.lr", ["error: There is no cause, config key or metric learnin.lr. Did you mean learning.lr?"]),
     ],
 )

@@ -33,6 +33,9 @@ def test_brackets_survive(uptrend: Uptrend) -> None:
     assert "[warmstart]" in uptrend("warmstart", "--help").out
     assert """--set 'tasks.operations=["+"]'""" in uptrend("tasks", "show", "--help").out
     assert "No such command 'trane'. Did you mean 'train'" in uptrend("trane", code=2).err
+    tuned = uptrend("train", "recipes/tiny.toml", "--learning_rate", "1e-5", code=2).err
+    assert "No such option: --learning_rate. Did you mean --set learning.lr=VALUE?" in tuned
+    assert "--set" not in uptrend("doctor", "--learning_rate", "1e-5", code=2).err
     assert "No such command 'shw'. Did you mean 'show'?" in uptrend("runs", "shw", code=2).err
 
 

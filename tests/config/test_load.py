@@ -120,7 +120,8 @@ WRONG = [
     ("learning", {"skip_dead": True, "entropy": 0.01}, "skip_dead = true needs learning.kl.beta = 0"),
     ("compute.device", "gpu", "should be auto, cpu or cuda"),
     ("learnig", {}, "learnig is not a known key. Did you mean learning?"),
-    ("learning.learning_rate", 1, "is not a known key. learning takes steps,"),
+    ("learning.learning_rate", 1, "is not a known key. Did you mean learning.lr?"),
+    ("learning.zzz", 1, "is not a known key. learning takes steps,"),
     ("zzz", 1, "is not a known key. The top level takes name, seed, notes, model,"),
 ]
 

@@ -22,7 +22,7 @@ from uptrend.records.dialects import is_machinery, names_for, names_of, other_de
 from uptrend.records.memory import MAX_RECIPE, read_whole
 
 # Settings that TRL counts in optimizer updates; ours count steps of `updates` × `minibatches` updates.
-COUNTED = ("learning.steps", "learning.warmup", "learning.kl.reset_every", "eval.every", "checkpoints.every")
+COUNTED = tuple(key for key, entry in settings().items() if "trl" in entry and entry["trl"].counts_updates)
 # Arguments of TRL that together say how many groups a step has and how long a run is.
 BATCHES = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation",

@@ -10,7 +10,7 @@ from rich.markdown import Markdown
 
 from uptrend.cli.console import AsJson, columns, print_json, terminal
 from uptrend.config.keys import field_docs, keys
-from uptrend.config.load import nearest
+from uptrend.config.load import config_hint
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
 from uptrend.records import UptrendError
@@ -49,7 +49,7 @@ def command(
         rows = [(table["name"], table["kind"], table["meaning"]) for table in listed.values()]
         terminal().print(columns("name", "kind", "meaning", rows=rows))
     else:
-        raise UptrendError(f"There is no cause, config key or metric {name}.{nearest(name, meanings)} {ALL}")
+        raise UptrendError(f"There is no cause, config key or metric {name}.{config_hint(name, name, meanings)} {ALL}")
 
 
 def _meanings() -> dict[str, dict[str, Any]]:

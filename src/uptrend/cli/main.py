@@ -56,6 +56,15 @@ class Verbs(TyperGroup):
             found = single
         return typer.main.get_command(found)
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            # Click's NoSuchOption, whose module is Typer's own in some versions and Click's in others.
+            if (option := getattr(error, "option_name", "")) and hasattr(error, "possibilities"):
+                error.message += _setting_hint(option, error.ctx.command)  # type: ignore[attr-defined]
+            raise
+
     # Click would import every verb for its first line of help: torch and scipy with them.
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 (Click's signature)
         with formatter.section("Commands"):
@@ -68,6 +77,19 @@ class Verbs(TyperGroup):
 
         shown = {name: summary for name, (_, _, summary) in VERBS.items() if name.startswith(incomplete)}
         return [CompletionItem(name, help=summary) for name, summary in shown.items()]
+
+
+def _setting_hint(option: str, verb: Any) -> str:
+    """Return the `--set` that an unknown option may mean, of a verb that takes one."""
+    if all("--set" not in parameter.opts for parameter in verb.params):
+        return ""
+    from uptrend.config.load import dotted_keys
+    from uptrend.records.dialects import meanings
+
+    name = option.lstrip("-").replace("-", "_")
+    ours = [key for key in dotted_keys() if key == name or key.endswith(f".{name}")]
+    places = [f"--set {key}=VALUE" for key in ours or meanings(name)]
+    return f". Did you mean {' or '.join(places)}?" if places else ""
 
 
 app = typer.Typer(cls=Verbs, no_args_is_help=True, rich_markup_mode=None)

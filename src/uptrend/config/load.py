@@ -22,6 +22,7 @@ from annotated_types import Ge, Gt, Le, Lt, Predicate
 from uptrend.config.schema import Config, Otherwise, Tasks
 from uptrend.config.tables import flatten, plain, to_toml
 from uptrend.records import ConfigError
+from uptrend.records.dialects import meanings
 from uptrend.records.memory import MAX_RECIPE, read_whole
 from uptrend.records.renamed import current, upgrade_keys
 
@@ -265,17 +266,26 @@ def _scalar(kind: type, value: Any, where: str) -> Any:
 
 
 def unknown(full: str, key: str, known: Iterable[str], where: str = "") -> str:
-    """Return the message about an unknown key: where a key of its name is, else the nearest by spelling."""
+    """Return the message about an unknown key: what another trainer's name means here, else the nearest by spelling."""
     known = list(known)
     is_config = not where or where.partition(".")[0] in {field.name for field in dataclasses.fields(Config)}
-    names = {path: path.rpartition(".")[2] for path in dotted_keys()} if is_config else {}
+    hint = config_hint(full, key, known) if is_config else nearest(key, known)
+    rest = "" if hint else f" {where or 'The top level'} takes {', '.join(known)}."
+    return f"{full} is not a known key.{hint}{rest}"
+
+
+def config_hint(full: str, key: str, known: Iterable[str]) -> str:
+    """Return « Did you mean …? » for a key that no recipe has: another trainer's name, ours elsewhere, or a typo."""
+    names = {path: path.rpartition(".")[2] for path in dotted_keys()}
+    if theirs := meanings(full, names.values()):
+        differences = [text for texts in theirs.values() for text in texts]
+        return " ".join([f" Did you mean {' or '.join(theirs)}?", *differences])
     last = full.rpartition(".")[2]
     hint = "" if last in names.values() else nearest(key, known)
     if not hint and (close := difflib.get_close_matches(last, set(names.values()), n=1, cutoff=0.75)):
         same = [path for path, name in names.items() if name == close[0]]
         hint = f" Did you mean {' or '.join(difflib.get_close_matches(full, same, n=1, cutoff=0.8) or same)}?"
-    rest = "" if hint else f" {where or 'The top level'} takes {', '.join(known)}."
-    return f"{full} is not a known key.{hint}{rest}"
+    return hint
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

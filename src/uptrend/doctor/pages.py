@@ -19,12 +19,9 @@ from uptrend.doctor.catalogue import (
     usual_rates_in_words,
 )
 from uptrend.doctor.measured import record_of
-from uptrend.records import Fix, Times
+from uptrend.records import Fix, Times, dialects
 
-TRAINERS = {
-    "uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl", "verl": "verl",
-    "any": "Any trainer",
-}  # fmt: skip
+TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINERS, "any": "Any trainer"}
 
 
 # A threshold in a page's text: a constant of a module of checks or of `case`, as a percentage where % follows.

@@ -20,6 +20,7 @@ from uptrend.records import (
     Rival,
     Severity,
     TrendKind,
+    dialects,
 )
 from uptrend.records.finding import dated
 from uptrend.stats import formatting
@@ -28,7 +29,7 @@ from uptrend.stats.formatting import assignments, number, plural
 from uptrend.stats.pages import render
 
 SCHEMA = 2
-TRAINERS = {"uptrend": "Uptrend", "trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl", "verl": "verl"}
+TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINERS}
 STYLES = {
     TrendKind.LEARNING: "bold green",
     TrendKind.FLAT: "bold red",

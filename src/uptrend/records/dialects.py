@@ -7,16 +7,19 @@ Metrics go one way, from a column of a log to our name: `translate`.
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-# Trainers whose settings are known.
-TRAINERS = ("trl", "verifiers", "prime-rl", "verl")
+# Trainers whose settings are known, and how they write themselves.
+TRAINERS = {"trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl", "verl": "verl"}
 # Trainers whose metrics are known, in the order in which a name is looked up that is not of the log's own trainer.
 LOGGERS = ("trl", "verl", "prime-rl", "verifiers", "tinker", "open-instruct", "openrlhf", "plain")
+# A setting that is named in a note: words joined by dots or underscores.
+_NAME_IN_NOTE = re.compile(r"[a-z]\w*(?:[._]\w+)+")
 # Looks up a value by name; None where there is none.
 Find = Callable[[str], Any]
 
@@ -39,7 +42,9 @@ class Setting:
     values: Mapping[Any, Any] = field(default_factory=dict)
     none: Any = None
     times: str = ""
+    counts_updates: bool = False
     beside: Mapping[str, Any] = field(default_factory=dict)
+    also: Mapping[str, str] = field(default_factory=dict)
     default: Any = None
     note: str = ""
 
@@ -72,6 +77,22 @@ class Setting:
                 others.append(ours)
         return [*sure, *(text for text in self.same if is_same(value, text)), *others]
 
+    def difference(self, key: str) -> str:
+        """Say how its value differs from that of our key; empty where a value means the same in both."""
+        sentences = [f"it is {key} × {self.times}"] if self.times else []
+        if self.counts_updates:
+            sentences.append("it counts optimizer updates, learning.updates × learning.minibatches of which are a step")
+        for ours, theirs in self.values.items():
+            tables = theirs if isinstance(theirs, tuple) else (theirs,)
+            for each in tables:
+                if text := _in_words(each):
+                    sentences.append(f"{text} is {json.dumps(ours)}")
+        if self.none is not None:
+            sentences.append(f"None is {json.dumps(self.none)}")
+        if self.note and (self.times or self.none is not None or not self.name):  # others repeat the values
+            sentences.append(self.note)
+        return "; ".join(sentences)
+
 
 def to_theirs(key: str, value: Any, trainer: str, known: Find = lambda _: None) -> Assignment | None:
     """Translate a setting of ours, None where nothing is known of it; `known` gives values of our other settings.
@@ -92,6 +113,47 @@ def to_ours(trainer: str, name: str) -> str | None:
     """Return our key of another trainer's setting, None where it is no translation of one."""
     found = (key for key, entry in settings().items() if trainer in entry and name in entry[trainer].name[:1])
     return next(found, None)
+
+
+def meanings(name: str, own_words: Collection[str] = ()) -> dict[str, list[str]]:
+    """Return our keys that another trainer's setting may mean, each with how values differ there.
+
+    Names are compared by their last words, so that `rollout.n` and `sampling.num_generations` are known too; of several
+    the closest count. `own_words` are words that mean a key of ours: alone they are nobody else's name.
+    """
+    words = name.lower().replace("-", "_").split(".")
+    closest, keys = (0, False), dict[str, list[str]]()
+    for theirs, key, difference in _known_names():
+        parts = theirs.lower().replace("-", "_").split(".")
+        pairs = zip(reversed(words), reversed(parts), strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        rank = (shared, shared == len(parts))
+        if not shared or ".".join(parts[-shared:]) in own_words or rank < closest:
+            continue
+        if rank > closest:
+            closest, keys = rank, {}
+        differences = keys.setdefault(key, [])
+        if difference and difference not in differences:
+            differences.append(difference)
+    return keys
+
+
+@cache
+def _known_names() -> tuple[tuple[str, str, str], ...]:
+    """Return every name of another trainer with our key and how values differ, in words."""
+    names = list[tuple[str, str, str]]()
+    for key, entry in settings().items():
+        for trainer, setting in entry.items():
+            difference = setting.difference(key)
+            sentence = f"In {TRAINERS[trainer]}, {difference}." if difference else ""
+            tables = [table for table in setting.values.values() if isinstance(table, dict)]
+            beside = {name for table in (*tables, setting.beside) for name in table}
+            in_note = {word.rstrip(".:;,") for word in _NAME_IN_NOTE.findall(setting.note)} - settings().keys()
+            every_name = dict.fromkeys([*setting.name, *sorted(beside), *sorted(in_note)])
+            names += [(name, key, sentence) for name in every_name]
+            names += [(name, key, f"In {TRAINERS[trainer]}, {name} {text}.") for name, text in setting.also.items()]
+        names += [(name, key, "") for name in _table()[key].get("logs", ())]
+    return tuple(names)
 
 
 def read_setting(key: str, trainer: str, find: Find) -> Any:
@@ -235,6 +297,13 @@ def _parsed(entry: str | list[str] | dict[str, Any]) -> Setting:
     values = {_typed(ours): tuple(v) if isinstance(v, list) else v for ours, v in entry.get("values", {}).items()}
     names, same = tuple(_listed(entry.get("name", []))), tuple(entry.get("same", ()))
     return Setting(**entry | {"name": names, "same": same, "values": values})
+
+
+def _in_words(value: Any) -> str:
+    """Write a value of another trainer, or a table of its settings; empty where the table is."""
+    if isinstance(value, Mapping):
+        return " with ".join(f"{name} = {json.dumps(each)}" for name, each in value.items())
+    return json.dumps(value)
 
 
 def _listed(names: str | list[str]) -> list[str]:
