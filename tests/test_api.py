@@ -41,7 +41,7 @@ def train(tmp_path, **given):
 
 def test_rows_and_a_function_train_and_resume(tmp_path, capsys):
     run = train(tmp_path)
-    assert (run.status, run.last_step, run.name) == ("finished", 2, "first_number")
+    assert (run.status, run.last_step, run.name) == ("finished", 2, "tiny")
     assert run.config["tasks"]["reward"] == ["test_api:first_number"] == run.config["eval"]["reward"]
     assert any("held out, chosen by the hash of their content" in note for note in run.info["notes"])
     assert any("bounds are unknown" in note for note in run.info["notes"])
@@ -112,7 +112,7 @@ def test_a_script_shows_progress_and_a_refusal_raises_with_its_finding(tmp_path)
     )
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "step 1/1" in done.stdout
-    assert "Run('runs/fair', finished, 1 of 1 steps)" in done.stdout
+    assert "Run('runs/tiny', finished, 1 of 1 steps)" in done.stdout
     assert "reward.gold-rejected critical" in done.stdout
     assert done.returncode == 1
     last_lines = done.stderr.splitlines()[-2:]

