@@ -166,21 +166,29 @@ def test_right_answers_are_known_by_what_gold_earns_and_groups_are_the_prompts(b
     assert sorted(row["index"] for row in rows) == sorted(list(range(SIZE)) * GROUPS)
 
 
-def test_a_wrapped_class_is_watched_and_a_second_run_lies_beside_the_first(tiny_folder: str, tmp_path: Path) -> None:
-    for name in ("run", "run-2"):
+def test_a_wrapped_class_is_watched_and_a_second_run_lies_beside_the_first(
+    tiny_folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, why in (("run", ""), ("run-2", f", since {tmp_path / 'run'} already holds a run")):
         trainer = make_trainer(tiny_folder, tmp_path, trainer=watched(GRPOTrainer, tmp_path / "run"), steps=1)
         assert watch(trainer) is watch(trainer)
         trainer.train()
         assert Run(tmp_path / name).last_step == 1
+        path = tmp_path / name
+        place = f"uptrend: recording to {path}{why}. To look at it: uptrend runs show {path}\n"
+        assert capfd.readouterr().err.count(place) == 1
 
 
-def test_a_resumed_run_goes_on_in_its_directory(tiny_folder: str, tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_in_its_directory(
+    tiny_folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     for steps, resume in ((2, None), (3, str(tmp_path / "checkpoint-1"))):
         trainer = make_trainer(tiny_folder, tmp_path, steps=steps, save_strategy="steps", save_steps=1)
         watching = watch(trainer, rescore=False)
         trainer.train(resume_from_checkpoint=resume)
     run = Run(watching.path)
     assert run.path.name == "uptrend"
+    assert f"uptrend: recording from step 2 to {run.path}. To look at it: " in capfd.readouterr().err
     assert [line["step"] for line in run.metric_lines] == [1, 2, 3]
     assert [e["event"] for e in run.events if e["event"] in ("started", "resumed")] == ["started", "resumed"]
 

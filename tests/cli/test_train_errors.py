@@ -57,6 +57,14 @@ def test_a_bad_value_is_named(recipe: Path, tmp_path: Path, error_of: ErrorOf, c
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_second_run_says_where_it_records_and_why(recipe: Path, tmp_path: Path, uptrend: Callable[..., Any]) -> None:
+    runs = tmp_path / "runs"
+    for name, why in (("small", ""), ("small-2", f", since {runs / 'small'} already holds a run")):
+        lines = uptrend("train", recipe, "--runs", runs, "--no-preflight").out.splitlines()
+        assert f"Recording to {runs / name}{why}. To look at it: uptrend runs show {runs / name}" in lines
+        assert f"Run: {runs / name}" in lines
+
+
 WITHOUT_TORCH = {
     "lr=1": "lr is not a known key. Did you mean learning.lr",
     "learning.steps=many": "learning.steps = 'many' should be a whole number",

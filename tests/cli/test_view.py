@@ -76,7 +76,8 @@ def test_lines_come_at_most_once_per_second(tmp_path: Path, pace: float, expecte
     _, lines = watch(LineView, tmp_path / "demo", width=60, pace=pace)
     steps = [line for line in lines if line.startswith("step ")]
     assert [int(line.split()[1].split("/")[0]) for line in steps] == expected
-    assert lines[0].startswith("held-out after step 0: 37.5% (24.2–53.0) of 40 tasks")
+    assert lines[0] == f"Recording to {tmp_path / 'demo'}. To look at it: uptrend runs show {tmp_path / 'demo'}"
+    assert lines[1].startswith("held-out after step 0: 37.5% (24.2–53.0) of 40 tasks")
     assert steps[0].startswith("step 1/20  reward 0.2")
     assert "dead groups 29% (28% low, 0% high)" in steps[0]
     assert steps[0].endswith(f"1.0 s per step  {'5.7' if pace < 1 else '19'} s left")

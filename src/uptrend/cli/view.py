@@ -1,6 +1,7 @@
 """Views of a run (live panel, lines, or only the outcome) and of an experiment (lines, and a live table)."""
 
 import os
+import re
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ from uptrend.lab.measure import measure
 from uptrend.lab.plan import PlannedRun
 from uptrend.lab.workers import Outcome, Progress
 from uptrend.records import Evaluation, Run, UptrendError
+from uptrend.records.directory import place_in_words
 from uptrend.runner.log import count_epochs
 from uptrend.runner.summary import HeldOutSummary, further_sets, held_out, phases
 from uptrend.stats.formatting import duration, number, percent, plural
@@ -121,6 +123,10 @@ class QuietView(View):
         self.start, self.steps = run.start, run.steps or 0
         self.size, self.known = run.config.get("sampling", {}).get("size", 0), len(run.metric_lines)
         self.metrics, self.evaluations, self.sets = list(run.metric_lines), held_out(run), further_sets(run)
+        if not self.is_quiet and not self.known:  # who resumes a run has named it
+            # A warm start and a replay are named after what they are of.
+            name = re.sub(r"-\d+$", "", run.name) if run.info.get("kind") else run.config["name"]
+            self.say(f"Recording to {place_in_words(run.path, name)}")
         for note in run.info.get("notes", ()):
             self.say(f"note: {note}")
         if not self.is_quiet and (epochs := count_epochs(run)):

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -259,6 +260,20 @@ def why_taken(path: Path) -> str:
         return f"{path} already holds a run."
     left = [name for name in (*LINES, *LINES.values(), "checkpoints") if (path / name).exists()]
     return f"{path} holds {left[0]}, and no run.json: of a run that lost it, or of somebody's own." if left else ""
+
+
+def free_path(path: Path) -> Path:
+    """Return the path; where something keeps a new run out, with the first number from 2 at which nothing does."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(place for place in itertools.chain([path], numbered) if not why_taken(place))
+
+
+def place_in_words(path: Path, name: str) -> str:
+    """Say where a run of that name records, why its folder got a number, and how to look at it; one line."""
+    is_numbered = re.fullmatch(re.escape(name) + r"-\d+", path.name)
+    taken = why_taken(path.with_name(name)) if is_numbered else ""
+    reason = f", since {taken.rstrip('.')}" if taken else ""
+    return f"{path}{reason}. To look at it: uptrend runs show {shlex.quote(str(path))}"
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

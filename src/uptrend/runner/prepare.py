@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +14,7 @@ from uptrend.config import Config, to_table
 from uptrend.config.schema import Parallel
 from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra, with_known_chat
 from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirectory
-from uptrend.records.directory import why_taken
+from uptrend.records.directory import free_path, why_taken
 from uptrend.records.schema import VERSION
 from uptrend.stats.formatting import visible
 from uptrend.tasks.pool import HeldOut, Pool, check_machine, heldout, pool, resolve_options
@@ -252,8 +251,7 @@ def resolve_compute(config: Config) -> Config:
 def free_place(runs: Path, name: str | None, recipe: str, otherwise: str) -> Path:
     """Return runs/NAME; a recipe's own name gets a number where it is taken, a name that was asked for must be free."""
     if name is None:
-        places = (runs / (recipe if number == 1 else f"{recipe}-{number}") for number in count(1))
-        return next(place for place in places if not why_taken(place))
+        return free_path(runs / recipe)
     if taken := why_taken(runs / name):
         raise RecordError(f"{taken} {otherwise}")
     return runs / name

@@ -4,7 +4,6 @@ Only this process writes run.json and events.jsonl, and prints; only the other o
 """
 
 import contextlib
-import itertools
 import multiprocessing
 import os
 import queue
@@ -26,7 +25,7 @@ from uptrend.bridge.trl.rollouts import RewardRange
 from uptrend.bridge.trl.settings import describe_run
 from uptrend.bridge.trl.weights import Move, WatchedWeights, judge_update
 from uptrend.records import Run, RunDirectory, RunView
-from uptrend.records.directory import why_taken
+from uptrend.records.directory import free_path, place_in_words
 from uptrend.records.schema import VERSION
 from uptrend.training.metrics import peak_memory_gib, weight_metrics
 
@@ -158,9 +157,7 @@ class Record:
         self._settings = Settings.of(trainer)
         dtypes, step = weights.dtypes(), trainer.state.global_step
         goes_on = bool(step and (path / "run.json").exists() and Run(path).schema == VERSION)
-        numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-        free = (place for place in itertools.chain([path], numbered) if not why_taken(place))
-        self.path = path if goes_on else next(free)
+        self.path = path if goes_on else free_path(path)
         info = describe_run(trainer, self.path, dtypes)
         self._directory = RunDirectory.reopen(path) if goes_on else RunDirectory.create(self.path, info)
         if goes_on:
@@ -175,6 +172,8 @@ class Record:
         self.subprocess_recorder.send("begin", lambda: (self.path, self._settings, self.scale))
         self.findings_log = FindingsLog(view, self.path, self.event)
         self.event("resumed" if step else "started", step=step)
+        begin = f"from step {step + 1} " if goes_on else ""
+        print(f"uptrend: recording {begin}to {place_in_words(self.path, path.name)}", file=sys.stderr, flush=True)
         self.event("weights", step=step, digest=weights.digest(), dtypes=dtypes)
         if self._settings.processes > 1:
             self.event("partial", reason="several processes: only the first one's rollouts are recorded")
