@@ -8,14 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from uptrend.bridge.importers.detect import is_log_name
+from uptrend.bridge.importers.detect import DEPTH, SKIPPED, is_log_name
 from uptrend.lab.notebook import is_lab
 from uptrend.records import RecordError
-from uptrend.records.directory import SET_ASIDE
 
-# Folders below which nothing is looked for.
-SKIPPED = {"node_modules", "site-packages", "__pycache__", "venv", "model", "checkpoints", SET_ASIDE}
-DEPTH = 6
 RUN_FILES = ("run.json", "metrics.jsonl", "evals.jsonl", "events.jsonl", "findings.json")
 RUN_FOLDERS = ("rollouts", "evals", "checkpoints", "logs", ".lock")
 # A log's folder: files and levels below it that are looked at for changes and links.

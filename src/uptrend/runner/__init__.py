@@ -55,13 +55,20 @@ def views_of(path: Path, named: Mapping[str, str] | None = None) -> list[RunView
     if not path.exists() and (Path("runs") / path / "run.json").exists():
         path = Path("runs") / path
     views = [with_names(view, named) if named else view for view in read_views(path)]
-    if any(view.trainer == "uptrend" for view in views):
+    if all(view.trainer == "uptrend" for view in views):
         return views
     views.sort(key=lambda view: -len(view.steps))
-    least = max(5.0, FRAGMENT * len(views[0].steps))
-    kept = [view for n, view in enumerate(views) if n == 0 or view.runs_in_log == 1 or len(view.steps) >= least]
-    if rest := len(views) - len(kept):
-        points = sum(len(view.steps) for view in views) - sum(len(view.steps) for view in kept)
-        note = f"{rest} more fragments with {points} points in all were left out: each is far shorter than this run."
-        kept[0] = replace(kept[0], notes=(*kept[0].notes, note))
-    return kept
+    kept: dict[str, list[RunView]] = {}
+    fragments: dict[str, list[int]] = {}
+    for view in views:
+        runs = kept.setdefault(view.source, [])
+        if runs and view.runs_in_log > 1 and len(view.steps) < max(5.0, FRAGMENT * len(runs[0].steps)):
+            fragments.setdefault(view.source, []).append(len(view.steps))
+        else:
+            runs.append(view)
+    for source, sizes in fragments.items():
+        longest, points = kept[source][0], sum(sizes)
+        count = f"{len(sizes)} more fragments with {points} points in all"
+        note = f"{count} were left out: each is far shorter than this run."
+        kept[source][0] = replace(longest, notes=(*longest.notes, note))
+    return sorted((view for runs in kept.values() for view in runs), key=lambda view: -len(view.steps))
