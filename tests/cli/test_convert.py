@@ -241,7 +241,7 @@ def test_prime_rls_settings_train_as_they_are(uptrend: Uptrend, tmp_path: Path, 
     [
         ("x.json", '{"learning_rate": 1}', (), "none of these"),
         ("x.json", "{", (), "can't be read"),
-        ("x.toml", "max_steps = 3", (), "none of these"),
+        ("x.toml", "max_steps = 3", (), "max_steps is not a known key. Did you mean learning.steps?"),
         ("x.txt", "", (), "none of these"),
         ("x.py", "print(1)", (), "does not call GRPOTrainer"),
         ("x.py", "def", (), "no Python script"),
@@ -250,7 +250,7 @@ def test_prime_rls_settings_train_as_they_are(uptrend: Uptrend, tmp_path: Path, 
         ("x.json", '{"num_generations": 4, "beta": 0}', ("--to", "trl"), "convert it to a recipe first"),
         ("x.toml", "seed = 1", (), "say --to trl"),
         ("x.py", "GRPOTrainer()", ("--flags", "word"), "stands after no flag"),
-        ("missing.py", None, (), "can't be read"),
+        ("missing.py", None, (), "missing.py does not exist: name a training script of TRL (.py)"),
     ],
 )
 def test_wrong_input_is_explained(

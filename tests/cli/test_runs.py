@@ -70,7 +70,7 @@ def test_a_run_that_has_just_begun(two_runs: tuple[Path, Path], tmp_path: Path, 
         assert "running" in uptrend("runs", "list").out
         assert "0 of 20 steps" in uptrend("runs", "show", "new").out
         assert "share no held-out task" in uptrend("runs", "compare", "slow", "new").out
-    assert "uptrend train" in uptrend("runs", "list", "nowhere").out
+    assert "nowhere does not exist. Make one with: uptrend train" in uptrend("runs", "list", "nowhere", code=2).err
 
 
 def test_show(two_runs: tuple[Path, Path], uptrend: Uptrend) -> None:

@@ -30,6 +30,8 @@ BATCHES = (
 )  # fmt: skip
 # Sections that only prime-rl's settings have, and its environments that are our taskset mlgym.
 PRIME_RL, MLGYM = {"orchestrator", "trainer"}, ("mlgym", "air_mlgym")
+# What can be converted, in words.
+CONVERTED = "a training script of TRL (.py), a dumped GRPOConfig (.json), prime-rl's rl.toml, or a recipe"
 LONGEST = 160  # characters of a reason
 ALL = 100_000  # tasks, where the number of rows is not known
 
@@ -88,6 +90,8 @@ class Converted:
 def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any] = ()) -> Config:
     """Load a recipe as `load_config` does, or prime-rl's rl.toml, with a note on what of it was read."""
     table = {} if isinstance(source, Mapping) else read_toml(Path(source))
+    if not table and not isinstance(source, Mapping) and not overrides:
+        raise ConfigError(f"{source} is empty: name at least tasks and model.")
     if isinstance(source, Mapping) or not PRIME_RL & table.keys():
         return load_config(source, overrides)
     given = flatten(table)
@@ -105,9 +109,15 @@ def read_any(path: Path, flags: Mapping[str, Any], processes: int = 1) -> Conver
 
     `flags` are those of the script's command line, and `processes` the number that it was started with.
     """
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder: name one file, {CONVERTED}.")
     try:
         text = read_whole(path, MAX_RECIPE).decode("utf-8")
         table = {".json": json.loads, ".toml": tomllib.loads}.get(path.suffix, lambda _: None)(text)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: name {CONVERTED}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not a text file: name {CONVERTED}.") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read: {error}.") from None
     table = table if isinstance(table, dict) else {}
@@ -123,12 +133,9 @@ def read_any(path: Path, flags: Mapping[str, Any], processes: int = 1) -> Conver
         return from_trl(found, flatten(table) | dict(flags), path.stem, processes)
     if PRIME_RL & keys:
         return from_prime_rl(flatten(table), path.stem)
-    if keys and keys <= to_table(load_config({})).keys():
+    if path.suffix == ".toml":
         return load_config(path)
-    raise ConfigError(
-        f"{path} is none of these: a training script of TRL (.py), a dumped GRPOConfig (.json), prime-rl's rl.toml, a "
-        "recipe."
-    )
+    raise ConfigError(f"{path} is none of these: {CONVERTED}.")
 
 
 def from_trl(found: Converted, given: dict[str, Any], name: str, processes: int) -> Converted:

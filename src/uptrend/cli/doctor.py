@@ -57,6 +57,8 @@ def command(
     meanings = dict(_pair(given) for given in named or ()) | ({reward_key: REWARD} if reward_key else {})
     for path in paths:
         try:
+            if path.suffix == ".toml" and path.is_file():
+                raise RecordError(f"{path} is a recipe and no log: uptrend preflight {path}")
             size = path.stat().st_size / 1e6 if path.is_file() else 0.0
             # On stderr, and only in a terminal.
             with Console(stderr=True).status(f"Reading {path} ({size:.0f} MB)…") if size > LARGE else nullcontext():

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from uptrend.bridge.importers.detect import is_log_name
 from uptrend.cli.console import AsJson, RunArgument, columns, make_app, phase_shares, print_json, sparkline, terminal
 from uptrend.cli.rollouts import decoder_of, print_rollout
 from uptrend.config.tables import flatten
@@ -32,6 +33,7 @@ from uptrend.stats.formatting import NONE, duration, number, p_value, percent, p
 
 app = make_app("List runs, show one, compare two.")
 STATUS_COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "killed": "red"}
+MAKE_ONE = "Make one with: uptrend train recipe.toml"
 SEVERITY_COLORS = {"critical": "red", "warning": "yellow"}
 WIDE_FROM = 140
 """Terminal width from which a list of runs shows intervals and settings."""
@@ -53,13 +55,22 @@ def list_runs(
     uptrend runs list
     uptrend runs list elsewhere --json
     """
+    if not folder.is_dir() and folder != Path("runs"):
+        raise RecordError(
+            f"{folder} is a file; runs are folders." if folder.exists() else f"{folder} does not exist. {MAKE_ONE}"
+        )
+    if (folder / "run.json").exists():
+        raise RecordError(f"{folder} is a run itself: uptrend runs show {folder}")
     runs, broken = find_runs(folder)
     if as_json:
         print_json({"runs": runs, "broken": [{"path": str(path), "reason": why} for path, why in broken.items()]})
         return
     console = terminal()
     if not runs and not broken:
-        console.print(f"There are no runs in {folder}/. Make one with: uptrend train recipe.toml", soft_wrap=True)
+        text = f"There are no runs in {folder}/. {MAKE_ONE}"
+        is_log = folder.is_dir() and any(is_log_name(path) for path in folder.iterdir())
+        logs = f" Other trainers' logs: uptrend doctor {folder}" if is_log else ""
+        console.print(text + logs, soft_wrap=True)
     is_wide, rows = console.width >= WIDE_FROM, []
     for run in runs:
         status = Text(run["status"], STATUS_COLORS.get(run["status"], ""))

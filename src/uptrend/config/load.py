@@ -137,6 +137,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not a text file; a recipe is TOML.") from None
     except tomllib.TOMLDecodeError as error:
+        if path.suffix in (".py", ".json"):
+            right = f"a script or settings of TRL become one by: uptrend convert {path}"
+            raise ConfigError(f"{path} is no recipe, which is TOML; {right}") from None
         raise ConfigError(f"{path} is not TOML: {error}.") from None
 
 

@@ -51,6 +51,10 @@ def open_run(named: str | Path, folder: Path = Path("runs")) -> Run:
     for path in (Path(named), folder / named):
         if (path / "run.json").exists():
             return Run(path)
+    if Path(named).exists():
+        raise RecordError(
+            f"{named} is no run of Uptrend: it has no run.json. Other trainers' logs: uptrend doctor {named}"
+        )
     names = sorted(path.parent.name for path in folder.glob("*/run.json"))
     here = f" {folder}/ holds {', '.join(names)}." if names else ""
     raise RecordError(f"There is no run at {named} or {folder / named}.{nearest(str(named), names) or here}")
