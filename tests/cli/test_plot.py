@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -86,3 +88,12 @@ def test_moving_mean() -> None:
     assert moving_mean([1, 2, 3, 4], 1) == [1, 2, 3, 4]
     assert moving_mean([0, 3, 6, 0], 3) == [1.5, 3, 3, 3]
     assert moving_mean([], 3) == []
+
+
+@pytest.mark.slow
+def test_a_matplotlibrc_of_the_current_folder_has_no_say(make_run: Callable[..., Path]) -> None:
+    folder = make_run("demo", steps=4).parents[1]
+    (folder / "matplotlibrc").write_text("text.usetex: True\nsavefig.format: pdf\n")
+    code = "from uptrend.cli.main import main; main(['plot', 'demo'])"
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert (done.returncode, (folder / "uptrend.png").exists()) == (0, True), done.stderr

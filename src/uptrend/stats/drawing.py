@@ -27,7 +27,9 @@ def plotting(**style: Any) -> Iterator[Any]:
     import matplotlib.pyplot as plt
 
     before = set(plt.get_fignums())
-    with plt.rc_context(STYLE | style):
+    with plt.rc_context():
+        matplotlib.rcdefaults()  # what a matplotlibrc says, such as one that lies in the current folder, has no place
+        plt.rcParams.update(STYLE | style)
         try:
             yield plt
         finally:
