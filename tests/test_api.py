@@ -118,7 +118,7 @@ def test_a_script_shows_progress_and_a_refusal_raises_with_its_finding(tmp_path)
     last_lines = done.stderr.splitlines()[-2:]
     assert "RunRefused: Not started: reward.gold-rejected: " in last_lines[0]
     assert last_lines[1] == "To train anyway: allows=['reward.gold-rejected'], or preflight=False"
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".data", "fair"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".data", "tiny"]
 
 
 @pytest.mark.slow
