@@ -361,7 +361,7 @@ def own(dest: Path, count: int, home: Path) -> Tool:
     table = opened("runs", lambda _: "")
     curves = opened("run", lambda at: fragment("run", f"run-{at + 1:04d}"))
     return Tool(
-        "Uptrend", [sys.executable, "-m", "uptrend", "serve", str(dest), "--no-open", "--port"],
+        "Uptrend", [sys.executable, "-m", "uptrend", "serve", str(dest), "--no-open", "--no-token", "--port"],
         {"UPTREND_HOME": str(home)}, "every run is indexed", is_indexed,
         [
             ("first page, a table of runs", table, None),

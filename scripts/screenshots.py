@@ -56,7 +56,7 @@ def photograph(to: Path) -> None:
     """Open each page, and save what a window of 1,280 pixels shows of it."""
     folders = [WORK / "runs", WORK / "autopsy", ROOT / "examples" / "journal"]
     environment = {**os.environ, "UPTREND_HOME": str(WORK / "home")}
-    command = [sys.executable, "-m", "uptrend", "serve", *map(str, folders), "--port", "0", "--no-open"]
+    command = [sys.executable, "-m", "uptrend", "serve", *map(str, folders), "--port", "0", "--no-open", "--no-token"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert server.stdout is not None
     try:

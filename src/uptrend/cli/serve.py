@@ -27,8 +27,11 @@ def command(
         ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8765,
-    host: Annotated[str, typer.Option(help="Address to listen on. Any but loopback needs a token.")] = "127.0.0.1",
-    token: Annotated[str, typer.Option(help="Token to ask for; made and printed where --host needs one.")] = "",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    token: Annotated[str, typer.Option(help="Token to ask for; a new one at each start by default.")] = "",
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Ask for none: everyone on this machine can read. Loopback only.")
+    ] = False,
     names: Annotated[
         list[str] | None, typer.Option("--name", help="Further host name that a browser may use. Repeatable.")
     ] = None,
@@ -44,7 +47,8 @@ def command(
     uptrend serve --port 0 --open       any port, and a browser
 
     It reads run directories, logs that `uptrend doctor` reads, and labs; nothing is written to them.
-    What was read is kept in the cache (UPTREND_HOME). Over SSH, forward the port:
+    What was read is kept in the cache (UPTREND_HOME). The address that is printed has a token,
+    without which nobody reads anything. Over SSH, forward the port:
     ssh -L 8765:localhost:8765 MACHINE
     """  # fmt: skip
     for package in ("starlette", "uvicorn", "plotly"):
@@ -57,8 +61,11 @@ def command(
     asked = folders or [DEFAULT]
     if missing := [path for path in asked if not path.exists() and path != DEFAULT]:
         raise UptrendError(f"{missing[0]} does not exist. Name a folder of runs, a journal or a log.")
-    local = is_loopback(host)
-    token = token or ("" if local else new_token())
+    if no_token and token:
+        raise UptrendError("--no-token and --token exclude each other: leave one out.")
+    if no_token and not is_loopback(host):
+        raise UptrendError(f"--no-token would show everything to whoever reaches {host}. Leave it out, or --host.")
+    token = "" if no_token else token or new_token()
     cache = home() / "dashboard"
     if reindex:
         forget(cache)

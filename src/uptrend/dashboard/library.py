@@ -89,8 +89,9 @@ class Library:
 
     def __init__(self, roots: Sequence[Path], home: Path) -> None:
         self.roots, self.index = tuple(roots), ReadIndex(home)
-        # Two processes: a page does not wait until a log is read or a run judged, which takes minutes.
-        self.worker, self.pages = ReaderProcess(), ReaderProcess()
+        # Processes of their own: a page does not wait until a log is read or a run judged, which takes minutes, and
+        # logs that are dropped on a page neither wait for those of the folders nor hold them up.
+        self.worker, self.pages, self.uploads = ReaderProcess(), ReaderProcess(), ReaderProcess()
         self._tables = RunTables(self.index, self.pages)
         self.progress = IndexProgress()
         self._entries: dict[str, LibraryEntry] = {}
@@ -111,6 +112,7 @@ class Library:
         self._stop.set()
         self.worker.close()
         self.pages.close()
+        self.uploads.close()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
         self.index.close()

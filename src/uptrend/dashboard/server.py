@@ -1,8 +1,9 @@
 """The web server: pages, JSON, live events, and the rules that keep others out.
 
-It binds to loopback. Any other address needs a token, which the page keeps in a cookie. The names by which a browser
-may reach it are known (`Host`), so that a foreign page that points its own name here reads nothing; what such a page
-sends (`Origin`, `Sec-Fetch-Site`) is refused. All pages forbid inline scripts and anything from a network.
+It binds to loopback and asks for a token, which the page keeps in a cookie: other people of this machine reach loopback
+too. The names by which a browser may reach it are known (`Host`), so that a foreign page that points its own name here
+reads nothing; what such a page sends (`Origin`, `Sec-Fetch-Site`) is refused. All pages forbid inline scripts and
+anything from a network.
 """
 
 import asyncio
@@ -24,8 +25,8 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -33,6 +34,7 @@ from uptrend.dashboard import api, findings
 from uptrend.dashboard.curves import thin
 from uptrend.dashboard.filters import BadRequest
 from uptrend.dashboard.library import Library
+from uptrend.dashboard.protocol import MAX_HEAD, TimedProtocol
 from uptrend.doctor.report import plain
 from uptrend.records import MissingExtra, RecordError
 from uptrend.stats.pages import render
@@ -54,8 +56,13 @@ HEADERS = {
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Bytes of a log that may be dropped on a page, and seconds between two looks at what somebody watches.
 UPLOAD, PULSE, HEARTBEAT = 64_000_000, 0.4, 15.0
-COOKIE = "uptrend-token"
-PAGE = "dashboard/templates/page.html"
+# Logs that may be sent or wait to be read at once; each takes room on the disk.
+MAX_UPLOADS = 64
+NO_TOKEN = (
+    "This dashboard asks for its token: open the address that `uptrend serve` printed in its terminal, which ends in "
+    "?token=… (a program sends it as Authorization: Bearer TOKEN)."
+)
+PAGE, REFUSED = "dashboard/templates/page.html", "dashboard/templates/refused.html"
 
 
 def plotly_script() -> Path:
@@ -91,12 +98,15 @@ class RequestGuard:
 
         if refused is not None:
             code, reason = refused
-            answer = PlainTextResponse(reason, code) if scope["path"] == "/" else JSONResponse({"error": reason}, code)
+            answer: Response = JSONResponse({"error": reason}, code)
+            if scope["path"] == "/":
+                answer = Response(render(REFUSED, reason=reason, asks=code == 401), code, media_type="text/html")
             await answer(scope, receive, send_with_headers)
         elif self._token and scope["path"] == "/" and "token" in query:
             # From the address into a cookie, so that it is in no link that somebody copies.
             moved = Response(status_code=303, headers={"location": "/"})
-            moved.set_cookie(COOKIE, self._token, httponly=True, samesite="strict", max_age=30 * 86400)
+            name = _cookie_name(headers["host"])
+            moved.set_cookie(name, self._token, httponly=True, samesite="strict", max_age=30 * 86400)
             await moved(scope, receive, send_with_headers)
         else:
             await self._app(scope, receive, send_with_headers)
@@ -114,9 +124,10 @@ class RequestGuard:
             bearer = headers.get("authorization", "").removeprefix("Bearer ")
             # By hand: http.cookies refuses all of them for an odd name of another server's on this host.
             cookies = dict(one.strip().partition("=")[::2] for one in headers.get("cookie", "").split(";"))
-            given = [bearer, cookies.get(COOKIE, "").strip('"'), query.get("token", "") if is_page else ""]
-            if not any(hmac.compare_digest(one.encode(), self._token.encode()) for one in given):
-                return 401, "This address needs the token that `uptrend serve` printed: open /?token=TOKEN once."
+            cookie = cookies.get(_cookie_name(headers["host"]), "").strip('"')
+            tokens = [bearer, cookie, query.get("token", "") if is_page else ""]
+            if not any(hmac.compare_digest(one.encode(), self._token.encode()) for one in tokens):
+                return 401, NO_TOKEN
         return None
 
     def _is_ours(self, host: str) -> bool:
@@ -128,6 +139,12 @@ class RequestGuard:
             return bool(self._token) and bool(ipaddress.ip_address(name))
         except ValueError:
             return False
+
+
+def _cookie_name(host: str) -> str:
+    """Return the cookie's name: browsers send a host's cookies to all of its ports, so each port has its own."""
+    port = re.search(r":(\d+)$", host)
+    return f"uptrend-token-{port[1] if port else 80}"
 
 
 def make_app(library: Library, names: Sequence[str] = LOOPBACK, token: str = "") -> ASGIApp:
@@ -165,7 +182,18 @@ def make_app(library: Library, names: Sequence[str] = LOOPBACK, token: str = "")
                 return JSONResponse({"error": str(error)}, 404)
         return StreamingResponse(_pulse(library, run, request), media_type="text/event-stream")
 
+    places, reading = asyncio.Semaphore(MAX_UPLOADS), asyncio.Semaphore()
+
     async def doctor(request: Request) -> Response:
+        if places.locked():
+            return JSONResponse({"error": f"{MAX_UPLOADS} logs are being sent already. Try again in a moment."}, 503)
+        async with places:
+            try:
+                return await diagnosed(request)
+            except ClientDisconnect:  # nobody is there to be answered
+                return Response(status_code=400)
+
+    async def diagnosed(request: Request) -> Response:
         # Of a name only what is plain: it becomes a file's.
         name = re.sub(r"[^\w .()+=@-]", "_", re.split(r"[/\\]", request.query_params.get("name", ""))[-1]).lstrip(".")
         name = name.encode()[-120:].decode("utf-8", "ignore") or "log.txt"
@@ -181,7 +209,8 @@ def make_app(library: Library, names: Sequence[str] = LOOPBACK, token: str = "")
                             {"error": f"{name} is larger than {most}: uptrend doctor {name} reads it."}, 413
                         )
                     file.write(part)
-            return await _answer(_diagnose, library, path)
+            async with reading:  # one at a time, and no thread that pages need waits for its turn
+                return await _answer(_diagnose, library, path)
 
     async def schema(_: Request) -> Response:
         return JSONResponse(api.openapi())
@@ -226,7 +255,7 @@ def _diagnose(library: Library, path: Path) -> dict[str, Any]:
 
     stem = path.parent / "dropped-0.arrow"
     try:
-        told = library.worker.call("read_log", str(path), str(stem.parent), stem.stem)
+        told = library.uploads.call("read_log", str(path), str(stem.parent), stem.stem)
     except RecordError as error:  # by the name that it was sent with
         raise RecordError(str(error).replace(f"{path.parent}/", "")) from None
     runs = []
@@ -273,8 +302,11 @@ class DashboardServer(uvicorn.Server):
         self._library = library
         app = make_app(library, names, token)
         super().__init__(
-            uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, ws="none")
-        )
+            uvicorn.Config(
+                app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, ws="none",
+                http=TimedProtocol, h11_max_incomplete_event_size=MAX_HEAD,
+            )
+        )  # fmt: skip
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._library.closing = True

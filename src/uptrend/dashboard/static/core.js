@@ -192,7 +192,8 @@ U.live = (run, changed) => {
   const open = () => {
     stream = new EventSource(run ? `/api/live?run=${encodeURIComponent(run)}` : "/api/live");
     stream.onmessage = heard;
-    stream.onerror = () => U.lost(true);
+    // Refused, not lost: a server that was started anew has another token, and the page says so.
+    stream.onerror = () => stream?.readyState === EventSource.CLOSED ? U.show() : U.lost(true);
     stream.onopen = () => {
       if (U.lost(false)) U.show();
     };
