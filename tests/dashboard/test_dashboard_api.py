@@ -143,6 +143,15 @@ def test_the_table_is_filtered_sorted_grouped_and_paged(url: str, ask: Ask) -> N
         ("rollouts", {"run": "runs/a", "low": "nan"}, "low=nan"), ("rollouts", {"run": "a", "high": "inf"}, "high=inf"),
         ("rollouts", {"run": "runs/a", "correct": "perhaps"}, "correct=perhaps"),
         ("rollouts", {"run": "runs/a", "held": 1, "set": "../../x"}, "set=../../x"),
+        ("rollouts", {"run": "runs/a", "sort": "x"}, "sort=x is no order of rollouts: step, reward, advantage"),
+        ("rollouts", {"run": "runs/a", "sort": "--step"}, "sort=--step"),
+        ("rollouts", {"run": "runs/a", "sort": "x", "text": "y"}, "sort=x"),
+        ("rollouts", {"run": "runs/a", "ended": "lenght"}, "ended=lenght is no ending: stop-token"),
+        ("rollouts", {"run": "runs/a", "held": 1, "set": "hard"}, "set=hard is no further held-out set"),
+        ("rollout", {"run": "runs/a", "step": 1, "group": "g", "index": 0, "set": "hard"}, "set=hard"),
+        ("runs", {"sort": "x"}, "column or config key x. The columns are id, name"),
+        ("runs", {"group": "x"}, "The columns are id, name"), ("runs", {"columns": "seed,x"}, "The columns are"),
+        ("runs", {"filter": "x=1"}, "The columns are id, name"),
         ("compare", {"runs": ",".join(f"runs/{n}" for n in range(41))}, "41 runs"),
     ],
 )  # fmt: skip
@@ -448,6 +457,12 @@ def test_a_step_is_told_of_within_two_seconds(make_run: Callable[..., Path], ser
         timer.start()
         assert next(line for line in lines if line.startswith("data: ")) == 'data: {"run": "runs/a"}'
         assert time.monotonic() - begun[0] < 2
+
+
+def test_an_unknown_order_of_no_runs_is_told(tmp_path: Path, serve: Serve, ask: Ask) -> None:
+    url = serve(tmp_path / "runs")
+    assert "The columns are id, name" in ask(url, "runs", code=400, sort="x")["error"]
+    assert ask(url, "runs", sort="learning.lr", filter="seed=1 learning.lr>0", columns="learning.lr")["rows"] == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Questions that pages and programs ask, one function each. api.toml lists them, for the OpenAPI page too."""
 
 import fnmatch
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Collection, Mapping
@@ -260,19 +261,23 @@ def _place(library: Library, run: str, held: bool, label: str) -> RolloutPlace:
     entry = library.entry(run, "run", "log")
     if entry.row.get("status") == "unreadable":
         raise RecordError(str(entry.row["error"]))
-    if label and not label.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        raise BadRequest(f"set={label[:80]} is no name of a held-out set.")
+    if label and label not in (known := _held_out_sets(library, entry)):
+        there = ", ".join(known[:20]) or "it has none"
+        raise BadRequest(f"set={label[:80]} is no further held-out set of this run: {there}.")
     return RolloutPlace(entry, library, held, label)
+
+
+def _held_out_sets(library: Library, entry: LibraryEntry) -> list[str]:
+    """Return the labels of a run's further held-out sets; each is a part of a file's name, and never a path."""
+    lines = library.facts(entry)["evals"] if entry.source.kind == "run" else []
+    labels = dict.fromkeys(label for line in lines for label in line.get("sets", ()))
+    return [label for label in labels if re.fullmatch(r"[\w.-]+", label)]
 
 
 def list_steps(library: Library, run: str) -> Answer:
     place = _place(library, run, False, "")
     held = replace(place, held=True)
-    sets: list[str] = []
-    if place.entry.source.kind == "run":
-        lines = library.facts(place.entry)["evals"]
-        sets = list(dict.fromkeys(label for line in lines for label in line.get("sets", ())))
-    return {"steps": list(place.steps()), "evals": list(held.steps()), "sets": sets}
+    return {"steps": list(place.steps()), "evals": list(held.steps()), "sets": _held_out_sets(library, place.entry)}
 
 
 def list_rollouts(library: Library, run: str, held: bool, label: str, **asked: Any) -> Answer:

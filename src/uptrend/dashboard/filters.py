@@ -28,7 +28,7 @@ def choose(rows: Sequence[Row], text: str = "", sort: str = "-updated") -> list[
     `learning.lr>1e-5 status=running tiny` has two conditions on columns or config keys and a word that has to occur in
     the name, path, model, task, trainer, status or first finding. `-` before the key to sort by puts the largest first.
     """
-    keys = {*COLUMNS, *(key for row in rows for key in row.get("config", ()))} if rows else set[str]()
+    keys = {*COLUMNS, *(key for row in rows for key in row.get("config", ()))}
     for word in re.findall(r'"[^"]*"|\S+', SIGNS.sub(r"\1", text)):
         plain = word.strip('"')
         match = CONDITION.fullmatch(plain)
@@ -51,12 +51,13 @@ def choose(rows: Sequence[Row], text: str = "", sort: str = "-updated") -> list[
 
 
 def known_key(key: str, keys: Collection[str]) -> str:
-    """Return a key as it is spelled; BadRequest where no run has it. Without runs every key is."""
+    """Return a key as it is spelled; BadRequest where no run has it. Before the first run any dotted key may come."""
     found = next((known for known in keys if known.lower() == key.lower()), None)
-    if found is None and keys:
+    if found is None and ("." not in key or not set(COLUMNS).issuperset(keys)):
         ends = sorted(known for known in keys if known.endswith(f".{key.lower()}"))
         hint = f" Did you mean {ends[0]}?" if ends else nearest(key, keys)
-        raise BadRequest(f"No run has a column or config key {key[:80]}.{hint}")
+        columns = f"The columns are {', '.join(COLUMNS)}; config keys have dots, such as learning.lr."
+        raise BadRequest(f"No run has a column or config key {key[:80]}.{hint} {columns}")
     return found or key
 
 

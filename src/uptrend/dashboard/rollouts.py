@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from uptrend.dashboard.filters import BadRequest
 from uptrend.dashboard.library import Library, LibraryEntry
-from uptrend.records import RecordError
+from uptrend.records import Ending, RecordError
 from uptrend.records.directory import eval_path
 from uptrend.records.run import step_folders
 
@@ -139,6 +140,9 @@ def find(
     A long run is indexed over several requests: `indexed` counts the steps that the answer knows. With a text, steps
     are read until the page is full or the time is up, and `next` is where to go on.
     """
+    order_name, falls = sort.removeprefix("-"), sort.startswith("-")
+    if order_name not in ORDERS:
+        raise BadRequest(f"sort={sort[:80]} is no order of rollouts: {', '.join(ORDERS)}, `-` for the largest first.")
     if step is not None and step not in place.steps():
         place.check(step)
     done, steps = _bring_up_to_date(place, step)
@@ -151,16 +155,17 @@ def find(
         if value is not None:
             where.append(condition)
             values.append(value)
-    joined, falls = " and ".join(where), sort.startswith("-")
-    order = ORDERS.get(sort.removeprefix("-"), ORDERS["step"])
+    joined, order = " and ".join(where), ORDERS[order_name]
     order = order.replace(",", " desc,") + " desc" if falls else order
-    by = f"order by {'' if sort.endswith('step') else f'{order.split()[0]} is null, '}{order}"
+    by = f"order by {'' if order_name == 'step' else f'{order_name} is null, '}{order}"
+    if ended and ended not in list(Ending) and not place.library.index.count_rollouts(place.key, "ended=?", [ended]):
+        raise BadRequest(f"ended={ended[:80]} is no ending: {', '.join(Ending)}.")
     told = {"indexed": done, "steps": steps, "next": None}
     if text:  # step by step, whatever the order: each step's file is then read once
         found = _search(place, joined, values, f"order by {ORDERS['step']}", text.lower(), limit, offset)
-        key = sort.removeprefix("-")
-        if key in ORDERS and key != "step":
-            found["rollouts"].sort(key=lambda row: (row[key] is None, (row[key] or 0) * (-1 if falls else 1)))
+        if order_name != "step":
+            sign = -1 if falls else 1
+            found["rollouts"].sort(key=lambda row: (row[order_name] is None, (row[order_name] or 0) * sign))
         return {**told, **found}
     total = place.library.index.count_rollouts(place.key, joined, values)
     rows = place.library.index.rollouts(place.key, joined, values, f"{by} limit {int(limit)} offset {int(offset)}")
