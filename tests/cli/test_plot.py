@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from uptrend.stats.drawing import moving_mean
+from uptrend.stats.drawing import moving_mean, plotting, show_shares
 
 MakeRun = Callable[..., Path]
 Uptrend = Callable[..., Any]
@@ -97,3 +99,29 @@ def test_a_matplotlibrc_of_the_current_folder_has_no_say(make_run: Callable[...,
     code = "from uptrend.cli.main import main; main(['plot', 'demo'])"
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert (done.returncode, (folder / "uptrend.png").exists()) == (0, True), done.stderr
+
+
+@settings(max_examples=60, deadline=None)
+@given(low=st.floats(0, 1), span=st.floats(-9, 0).map(lambda power: 10**power))
+def test_no_tick_of_a_share_repeats_another(low: float, span: float) -> None:
+    for whole in (1, 100):
+        with plotting() as plt:
+            _, axes = plt.subplots()
+            axes.plot([0, 1], [whole * low, whole * (low + span)])
+            show_shares(axes, whole)
+            labels = axes.yaxis.get_major_formatter().format_ticks(axes.get_yticks())
+        assert len(set(labels)) == len(labels)
+        assert all(label.endswith("%") for label in labels)
+
+
+def test_a_held_out_accuracy_that_hardly_moves_has_ticks_that_differ(
+    make_run: MakeRun, tmp_path: Path, uptrend: Uptrend
+) -> None:
+    run = make_run("still", steps=4)
+    lines = [{"step": step, "accuracy": 0.99991 + step * 1e-6, "correct": 9, "tasks": 9} for step in (0, 2, 4)]
+    ends = [{**line, "low": line["accuracy"] - 1e-6, "high": line["accuracy"] + 1e-6} for line in lines]
+    (run / "evals.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ends))
+    uptrend("plot", run, "--out", tmp_path / "still.svg")
+    ticks = [text for text in texts(tmp_path / "still.svg") if text.startswith("99.99")]
+    assert len(ticks) > 3
+    assert len(set(ticks)) == len(ticks)

@@ -1,19 +1,22 @@
 """The pages in a real browser: what a person sees, types and clicks, live and exported, friendly and hostile."""
 
 import os
+import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from hostile import hostile_run
-from synthetic import write_run
+from synthetic import info_of, metrics_of, rollout_of, write_run
+from uptrend.records import RunDirectory, rollouts_table
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_package("chromium")]
 ROOT = Path(__file__).parents[2]
@@ -44,7 +47,13 @@ class Visitor:
         self.errors: list[str] = []
         self.fetched: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.violations: list[tuple[str, str]] = []
+        self.page.on("console", self._hear)
         self.page.on("request", lambda request: self.fetched.append(request.url))
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if "Content Security Policy" in message.text or "violates" in message.text:
+            self.violations.append((self.page.url, message.text))
 
     def open(self, address: str, ready: str = "") -> Page:
         """Go to an address and wait until its page is drawn."""
@@ -287,6 +296,131 @@ def test_the_exported_file_opens_without_a_server(visit: Any, tmp_path: Path, ma
         page.wait_for_timeout(200)
         assert page.locator(".error").count() == 0
     assert {url.partition(":")[0] for url in visitor.fetched} <= {"file", "data", "blob"}
+
+
+def titles_of(page: Page) -> str:
+    """Return the titles of the window and of the page, and what its elements say to a reader."""
+    said = (
+        "[...document.querySelectorAll('[title], [aria-label]')].map((el) => el.title + el.getAttribute('aria-label'))"
+    )
+    return str(page.title() + page.inner_text("body") + page.evaluate(f"{said}.join(' ')"))
+
+
+def test_marks_that_turn_the_direction_reorder_nothing(serve: Serve, visit: Any, tmp_path: Path) -> None:
+    marks = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200f"
+    name, group = "run\u202egnorw", f"g{marks}\u202edaeh"
+    hebrew = write_run(tmp_path / "runs" / "\u05d0\u05d1\u05d2", steps=2)
+    run = tmp_path / "runs" / name
+    with RunDirectory.create(run, info_of(name)) as directory:
+        odd = metrics_of(1, 1, random.Random(0)) | {f"reward/part/a{marks}b/mean": 0.5}
+        rollouts = [replace(rollout_of(1, group, index), task=f"task{marks}") for index in range(2)]
+        directory.step(odd, rollouts_table(name, rollouts))
+        directory.event("finding", id=f"x{marks}", severity="warning", summary=marks, step=1)
+        directory.event("finished", step=1)
+    export = tmp_path / "out.html"
+    command = [sys.executable, "-m", "uptrend", "export", str(run), "--out", str(export)]
+    subprocess.run(command, check=True, env={**os.environ, "UPTREND_HOME": str(tmp_path / "home")})
+    url, visitor = serve(tmp_path / "runs"), visit()
+    of_run = f"run={quote(f'runs/{name}')}"
+    rollout = f"{of_run}&step=1&group={quote(group)}&index="
+    routes = [
+        "", f"#/compare?runs={quote(f'runs/{name}')}", f"#/group?{rollout}", f"#/nothing{marks}",
+        *(f"#/rollout?{rollout}0&view={view}" for view in ("talk", "tokens")), f"#/rollout?{rollout}{quote(marks)}",
+        *(f"#/{page}?{of_run}" for page in ("run", "rollouts", "findings", "config")),
+        f"#/rollouts?{of_run}&task={quote(marks)}", f"#/run?{of_run}&add={quote(f'reward/part/a{marks}b/mean')}",
+    ]  # fmt: skip
+    for address in (*(f"{url}/{route}" for route in routes), export.as_uri()):
+        visitor.page.goto("about:blank")
+        page = visitor.open(address)
+        page.wait_for_timeout(300)
+        assert not set(marks) & set(titles_of(page)), address
+        shown = page.inner_text("main")
+        assert "U+202E" in shown or "nothing" in address or "step=1" in address, address
+    assert "⟨U+202E⟩" in visitor.open(f"{url}/#/run?{of_run}", "run").title()
+    # Letters that are written from right to left stay where they are: the heading's first word is left of the others.
+    page = visitor.open(f"{url}/#/run?run={quote(f'runs/{hebrew.name}')}", "run")
+    places = page.evaluate("[...document.querySelectorAll('h1, h1 ~ *')].map((el) => el.getBoundingClientRect().left)")
+    assert places == sorted(places)
+    assert page.evaluate("getComputedStyle(document.querySelector('h1 bdi')).unicodeBidi") == "isolate"
+
+
+def test_no_page_breaks_its_own_policy(serve: Serve, visit: Any, tmp_path: Path, masked_runs: Path) -> None:
+    log = tmp_path / "runs" / "log" / "train.csv"
+    log.parent.mkdir(parents=True)
+    log.write_text("step,reward,kl,loss\n" + "".join(f"{i},0.5,{0.001 * i},0\n" for i in range(60)))
+    write_run(tmp_path / "runs" / "a", steps=12)
+    export = tmp_path / "out.html"
+    command = [sys.executable, "-m", "uptrend", "export", str(masked_runs / "blind"), "--out", str(export)]
+    subprocess.run(command, check=True, env={**os.environ, "UPTREND_HOME": str(tmp_path / "home")})
+    closed = serve(tmp_path / "runs", token="secret")
+    url = serve(masked_runs, tmp_path / "runs", ROOT / "examples" / "journal")
+    blind = "run=runs/blind"
+    visitor = visit()
+    rollouts = visitor.open(f"{url}/", "runs").evaluate(
+        "fetch('/api/rollouts?run=runs/blind').then((r) => r.json()).then((told) => told.rollouts)"
+    )
+    one = f"{blind}&step={rollouts[0]['step']}&group={quote(rollouts[0]['grp'])}&index=0"
+    pages = [
+        f"{closed}/", f"{closed}/?token=secret", *(f"{url}/{path}" for path in (
+            "", "#/compare?runs=runs/blind,runs/healthy", f"#/run?{blind}", f"#/findings?{blind}", f"#/config?{blind}",
+            "#/findings?run=runs~2/log", f"#/rollouts?{blind}", f"#/rollout?{one}&view=talk",
+            f"#/rollout?{one}&view=tokens", f"#/group?{one}", "#/doctor", "#/labs", "#/lab?lab=journal",
+            "#/hypothesis?lab=journal&id=h02", "#/api", "#/nothing", "#/run?run=nothing", "nothing",
+            "api/openapi.json", "api/runs", "api/nothing", "static/core.js", "static/nothing", "favicon.ico",
+            "static/icon.svg",
+        )),
+        *(f"{export.as_uri()}{route}" for route in ("", "#/rollouts?run=blind", "#/findings?run=blind", "#/nothing")),
+    ]  # fmt: skip
+    for address in pages:
+        visitor.page.goto("about:blank")
+        visitor.page.goto(address)
+        visitor.page.wait_for_timeout(1000)  # plots take the place of their sketches
+        for button in ("CSV", "PNG", "SVG"):
+            for saved in visitor.page.get_by_role("button", name=button).all()[:1]:
+                saved.dispatch_event("click")
+        visitor.page.keyboard.press("?")
+        visitor.page.wait_for_timeout(200)
+    assert visitor.violations == []
+
+
+# Ends of an axis: shares that hardly move, large and tiny numbers, one value alone.
+TICK_RANGES = [
+    *[(1 - 10.0**-n, 1.0) for n in range(1, 9)], *[(0.5, 0.5 + 10.0**-n) for n in range(1, 7)], (0.0, 1.0), (0.2, 0.2),
+    (0.9995, 0.9999), (1e-9, 3e-9), (-0.3, -0.299), (0.0, 3e-5), (0.123456, 0.123459), (1000.1, 1000.4), (1e6, 1e6 + 3),
+    (-5.0, 7e5), (1e-12, 1.0), (3.0, 4.0), (1e12, 1.0001e12), (0.0, 120.0), (0.98, 1.02),
+]  # fmt: skip
+
+
+def test_no_axis_repeats_a_label(serve: Serve, visit: Any, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    page = visit().open(f"{serve(tmp_path / 'runs')}/", "runs")
+    labels = page.evaluate(
+        """async (ranges) => {
+            const main = document.getElementById("main"), shown = [];
+            await U.plotly();
+            const texts = (el, kind) => [...el.querySelectorAll(kind)].map((tick) => tick.textContent);
+            for (const [low, high] of ranges) for (const unit of ["share", ""]) for (const log of [false, true]) {
+                for (const x of [[1, 2], [1e6, 1e6 + 2], [3, 3]]) {
+                    const told = {title: "t", unit, log, lines: [{name: "a", x, y: [low, high]}]};
+                    const plot = U.plot(U.board(), () => told);
+                    main.replaceChildren(plot.el);
+                    await plot.draw();
+                    const about = JSON.stringify([low, high, unit, log, x]);
+                    for (const axis of ["x", "y"]) shown.push([about + axis, texts(plot.canvas, `.${axis}tick text`)]);
+                    sketch(told, plot.canvas);
+                    const svg = texts(plot.canvas, "svg text");
+                    const heights = plot.canvas.querySelectorAll("svg line").length;
+                    shown.push([about + " sketch", svg.slice(0, heights)], [about + " sketch x", svg.slice(heights)]);
+                }
+            }
+            return shown;
+        }""",
+        TICK_RANGES,
+    )
+    assert len(labels) > 1000
+    repeated = {about: ticks for about, ticks in labels if len(set(ticks)) < len(ticks)}
+    assert repeated == {}
+    assert sum(any("%" in tick for tick in ticks) for _, ticks in labels) > 300
 
 
 def test_hostile_rollouts_stay_text(serve: Serve, visit: Any, tmp_path: Path) -> None:

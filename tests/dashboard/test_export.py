@@ -18,6 +18,7 @@ from synthetic import info_of, metrics_of, rollout_of, write_run
 from uptrend.cli.main import main
 from uptrend.records import Run, RunDirectory, rollouts_table
 from uptrend.records.schema import VERSION
+from uptrend.stats.formatting import visible
 
 Attributes = list[tuple[str, str | None]]
 
@@ -119,7 +120,7 @@ def test_a_hostile_run_stays_data(tmp_path: Path) -> None:
     assert "<script>window.pwned" not in text
     assert "<img src=x" not in text
     titles = page.texts("title")
-    assert titles[0][1].startswith(NAME)
+    assert titles[0][1].startswith(visible(NAME))
     assert {line["step"] for line in page.data["rollouts"] if not line["held"]} == set(range(1, STEPS + 1))
 
 

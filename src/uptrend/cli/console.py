@@ -16,7 +16,7 @@ from rich.table import Table
 from uptrend.config.load import dotted_keys
 from uptrend.records.directory import write_whole
 from uptrend.records.metrics import find_metric
-from uptrend.stats.formatting import NONE, percent
+from uptrend.stats.formatting import NONE, percent, visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 LEAST_SPAN = 0.1
@@ -100,7 +100,8 @@ def columns(
     if not headings:
         table.add_column(style="dim", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        # A name that reverses what follows would let one row pass for another.
+        table.add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 

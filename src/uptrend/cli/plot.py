@@ -13,7 +13,7 @@ from uptrend.records import RecordError, Run, UptrendError
 from uptrend.records.metrics import find_metric, label_of
 from uptrend.records.renamed import current
 from uptrend.runner.summary import further_sets, held_out, open_run
-from uptrend.stats.drawing import COLORS, INK, moving_mean, plotting, save
+from uptrend.stats.drawing import COLORS, INK, moving_mean, plotting, save, show_shares
 
 DASHES = ("-", (0, (4, 2)))
 HELD_OUT, DEAD = "eval/accuracy", "advantage/dead/share"
@@ -125,7 +125,7 @@ def _draw_dead_groups(axes: Any, runs: Colored) -> None:
     """Draw groups without a signal, by the end at which all their rewards lie."""
     _draw_metric(axes, runs, ("advantage/dead_low/share", "advantage/dead_high/share"))
     axes.set_title(label_of(DEAD))
-    axes.yaxis.set_major_formatter("{x:.0%}")
+    show_shares(axes)
     keys = [axes.plot([], [], color=INK, linestyle=dashes)[0] for dashes in DASHES]
     axes.legend(keys, ["low", "high"], fontsize=8, handlelength=1.6)
 
@@ -155,7 +155,7 @@ def _draw_held_out(axes: Any, runs: Colored) -> None:
                 label, (steps[-1], heights[-1]), color=color, fontsize=8, xytext=(7, 0), textcoords="offset points",
                 va="center",
             )  # fmt: skip
-    axes.yaxis.set_major_formatter("{x:.0%}")
+    show_shares(axes)
     axes.margins(x=0.18)
     _finish_axes(axes)
 

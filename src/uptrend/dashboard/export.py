@@ -13,10 +13,11 @@ from urllib.parse import urlencode
 from uptrend.dashboard import api, rollouts
 from uptrend.dashboard.library import Library
 from uptrend.dashboard.rollouts import RolloutPlace
-from uptrend.dashboard.server import EMPTY_STYLE, PAGE, SCRIPTS, STATIC, plotly_script
+from uptrend.dashboard.server import EMPTY_STYLE, PAGE, SCRIPTS, STATIC, plotly_script, plotly_styles
 from uptrend.doctor.report import plain
 from uptrend.records import RecordError
 from uptrend.records.directory import write_whole
+from uptrend.stats.formatting import visible
 from uptrend.stats.pages import render
 
 POINTS = 2000
@@ -105,8 +106,9 @@ def _page(answers: Mapping[str, Any], name: str) -> str:
     files = [plotly_script(), *(STATIC / name for name in SCRIPTS)]
     scripts = [file.read_text("utf-8").replace("</script", "<\\/script").replace("<!--", "<\\!--") for file in files]
     policy = POLICY.format(scripts=" ".join(map(_hash, scripts)), style=_hash(style), empty=EMPTY_STYLE)
-    title = f"{name} · Uptrend"
-    return render(PAGE, title=title, style=style, scripts=scripts, policy=policy, data=data, plotly="")
+    title = f"{visible(name)} · Uptrend"
+    values = {"scripts": scripts, "plotly": "", "plotly_styles": plotly_styles()}
+    return render(PAGE, title=title, style=style, policy=policy, data=data, **values)
 
 
 def _hash(text: str) -> str:

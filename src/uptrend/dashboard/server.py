@@ -73,6 +73,16 @@ def plotly_script() -> Path:
     return Path(found.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
 
 
+@cache
+def plotly_styles() -> list[str]:
+    """Return the ids of style elements that plotly's script adds, for maps, unless elements with these ids are there.
+
+    No page draws a map, and the pages' policy would refuse the styles with a message in the browser's console.
+    """
+    script = plotly_script().read_text("utf-8")
+    return sorted(set(re.findall(r'if\(!document\.getElementById\("([0-9a-f]{64})"\)\)', script)))
+
+
 class RequestGuard:
     """ASGI layer that refuses foreign names, foreign pages and missing tokens, and adds headers to every answer."""
 
@@ -162,7 +172,8 @@ def make_app(library: Library, names: Sequence[str] = LOOPBACK, token: str = "")
 
     async def page(_: Request) -> Response:
         plotly = f"/static/plotly.js?v={plotly_script().stat().st_size}"
-        text = render(PAGE, title="Uptrend", scripts=SCRIPTS, plotly=plotly, style="", policy="", data="")
+        values = {"scripts": SCRIPTS, "plotly": plotly, "plotly_styles": plotly_styles()}
+        text = render(PAGE, title="Uptrend", style="", policy="", data="", **values)
         return Response(text, media_type="text/html")
 
     async def static(request: Request) -> Response:

@@ -5,6 +5,7 @@ matplotlib is imported when the first picture is drawn, never when the package i
 
 import html
 import io
+import itertools
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,10 @@ from typing import Any
 COLORS = ("#2463a8", "#d1662b", "#2f8f5b", "#8a4fa3", "#b3902a", "#4a4f57")
 STYLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("style.toml").read_text(encoding="utf-8"))
 INK, FAINT = STYLE["text.color"], STYLE["grid.color"]
+
+
+# A float has no more digits of a percentage.
+MAX_DECIMALS = 13
 
 
 @contextmanager
@@ -61,6 +66,24 @@ def to_svg(figure: Any, label: str) -> str:
     for place, color in enumerate(COLORS):
         svg = svg.replace(color, f"var(--c{place}, {color})")
     return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1)
+
+
+def show_shares(axes: Any, whole: float = 1.0) -> None:
+    """Label the heights of a plot in percent, with as many digits as its ticks need to differ."""
+    from matplotlib.ticker import Formatter
+
+    class ShareFormatter(Formatter):  # type: ignore[misc, unused-ignore]
+        def __call__(self, value: float, pos: int | None = None) -> str:  # noqa: ARG002 (matplotlib's signature)
+            return f"{100 * value / whole:.{_digits([100 * tick / whole for tick in self.locs])}f}%"
+
+    axes.yaxis.set_major_formatter(ShareFormatter())
+
+
+def _digits(ticks: Sequence[float]) -> int:
+    """Return the decimals that numbers a step apart need, so that none is rounded by a visible part of the step."""
+    step = min((abs(b - a) for a, b in itertools.pairwise(ticks)), default=0.0)
+    decimals = range(MAX_DECIMALS)
+    return next((n for n in decimals if all(abs(round(t, n) - t) <= step / 100 for t in ticks)), MAX_DECIMALS)
 
 
 def moving_mean(values: Sequence[float], window: int) -> list[float]:

@@ -1,6 +1,7 @@
 "use strict";
 // What all pages share: elements from values (never from HTML), answers of the server, addresses, figures as people
-// read them, and live updates. Every text of a run reaches the page through `h` or `say`, as a text node.
+// read them, and live updates. Every text of a run reaches the page through `h`, as a text node in which marks that
+// would reorder a line are shown.
 const U = {
   pages: {},
   answers: null,
@@ -8,6 +9,8 @@ const U = {
   redraw: []
 };
 
+// Attributes that people read.
+const SPOKEN = new Set(["title", "aria-label", "placeholder", "data-label"]);
 // h("span.soft.small", { title }, ...children): tag and classes, attributes where there are any, then what it holds.
 U.h = (name, attrs, ...children) => {
   const [tag, ...classes] = name.split(".");
@@ -23,14 +26,16 @@ U.h = (name, attrs, ...children) => {
     else if (key === "style")
       for (const [rule, set] of Object.entries(value)) el.style.setProperty(rule, set);
     else
-      el.setAttribute(key, value === true ? "" : value);
+      el.setAttribute(key, value === true ? "" : SPOKEN.has(key) ? U.visible(value) : value);
   }
   const put = (child) => {
     if (child === null || child === undefined || child === false) return;
     if (Array.isArray(child))
       child.forEach(put);
-    else
+    else if (child instanceof Node)
       el.append(child);
+    else
+      el.append(...(svg ? [U.visible(child)] : U.say(child)));
   };
   children.forEach(put);
   return el;
@@ -38,21 +43,24 @@ U.h = (name, attrs, ...children) => {
 const h = U.h;
 // Replace what an element holds; lists in lists are laid flat, and what is not there is left out.
 U.put = (el, ...children) => {
-  el.replaceChildren(...children.flat(9).filter((child) => child !== null && child !== undefined && child !== false));
+  const shown = children.flat(9).filter((child) => child !== null && child !== undefined && child !== false);
+  el.replaceChildren(...shown.flatMap((child) => child instanceof Node ? [child] : U.say(child)));
   return el;
 };
 
 // Characters that a reader can't see or that reorder what follows are shown by their number.
 const HIDDEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]|\udb40[\udc00-\udfff]/g;
+const codeOf = (mark) => mark.codePointAt(0) === 0x1b ? "ESC" : "U+" + mark.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+// A text for where no element can be: titles of windows, attributes, drawings.
+U.visible = (text) => String(text ?? "").replace(HIDDEN, (mark) => `⟨${codeOf(mark)}⟩`);
 U.say = (text) => {
   const parts = [];
   let at = 0;
   text = String(text ?? "");
   for (const found of text.matchAll(HIDDEN)) {
     if (found.index > at) parts.push(text.slice(at, found.index));
-    const code = found[0].codePointAt(0);
-    parts.push(h("span.ctl", code === 0x1b ? "ESC" : "U+" + code.toString(16).toUpperCase().padStart(4, "0")));
+    parts.push(h("span.ctl", codeOf(found[0])));
     at = found.index + found[0].length;
   }
   parts.push(text.slice(at));
@@ -237,7 +245,8 @@ U.copy = (text) => h("button.small", {
     try {
       await navigator.clipboard.writeText(text);
     } catch {  // no clipboard over plain HTTP to another machine
-      const area = h("textarea.sr", text);
+      const area = h("textarea.sr");
+      area.value = text;
       document.body.append(area);
       area.select();
       document.execCommand("copy");
@@ -277,7 +286,7 @@ U.tip = (event, text) => {
   const tip = document.getElementById("tip");
   tip.hidden = !text;
   if (!text) return;
-  tip.textContent = text;
+  tip.textContent = U.visible(text);
   const box = event.target.getBoundingClientRect();
   tip.style.left = Math.max(4, Math.min(innerWidth - tip.offsetWidth - 4, box.left)) + "px";
   tip.style.top = (box.bottom + tip.offsetHeight + 8 > innerHeight ? box.top - tip.offsetHeight - 6 : box.bottom + 6) + "px";

@@ -90,7 +90,7 @@ U.pages.doctor = async (params, current) => {
   const out = h("div"), said = h("p.soft", {role: "status"});
   const take = async (file) => {
     if (!file) return;
-    said.textContent = `Reading ${file.name} …`;
+    U.put(said, `Reading ${file.name} …`);
     out.replaceChildren();
     document.body.dataset.ready = "";
     try {

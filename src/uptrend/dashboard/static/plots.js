@@ -7,7 +7,8 @@ const COLOR_OF = {
   stopped: "--warn",
   resumed: "--warn"
 };
-const SHARE = ",.2~%";
+// Percent with as many digits as a tick needs: a fixed number of them repeats labels where a curve hardly moves.
+const SHARE = ",.12~p";
 U.css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 U.color = (place) => U.css(`--c${place % 6}`);
 U.dash = (place) => ["solid", "dash", "dot", "dashdot"][Math.floor(place / 6) % 4];
@@ -25,7 +26,7 @@ U.plotly = () => (U.loading ||= new Promise((done, failed) => {
   start();
 }));
 // plotly reads some HTML in texts: none of ours may be read so.
-const plain = (text) => String(text).replace(/[\u0000-\u001f\u202a-\u202e\u2066-\u2069]/g, "").replace(/&/g, "&amp;").replace(/</g, "&lt;");
+const plain = (text) => U.visible(text).replace(/&/g, "&amp;").replace(/</g, "&lt;");
 const faint = (color, alpha) => {
   const [r, g, b] = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
   return `rgba(${r},${g},${b},${alpha})`;
@@ -41,6 +42,14 @@ U.smooth = (values, width) => {
   });
 };
 
+// Labels of ticks, with as many digits as tell them apart.
+U.ticks = (values, share) => {
+  let labels = [];
+  for (let digits = 1; digits < 15 && new Set(labels).size < values.length; digits += 1) {
+    labels = values.map((value) => share ? U.percent(value, digits) : digits === 1 ? U.number(value) : MINUS(String(+value.toPrecision(digits + 2))));
+  }
+  return labels;
+};
 // A plain drawing at once, in the place where plotly will draw: its script takes about a second to run.
 const sketch = (told, canvas) => {
   const [wide, high] = [canvas.clientWidth || 380, canvas.clientHeight || 210], [left, right, top, bottom] = [44, 12, 8, 36];
@@ -69,12 +78,13 @@ const sketch = (told, canvas) => {
   const stroke = (line, y, width, opacity) =>
     h("path", {d: path(line.x, y), fill: "none", stroke: U.color(line.place || 0), "stroke-width": width, opacity});
   const word = (x, y, text, anchor) => h("text", {x, y, "text-anchor": anchor, "font-size": 11, fill: "currentColor", class: "soft"}, text);
-  const shown = (y) => told.unit === "share" ? U.percent(y, 1) : U.number(told.log ? 10 ** y : y);
+  const heights = [...new Set([y0, y1])], sides = [...new Set([x0, x1])];
+  const named = U.ticks(heights.map((y) => told.log ? 10 ** y : y), told.unit === "share"), places = U.ticks(sides);
   U.put(canvas,
     h("svg", {width: wide, height: high, role: "img", "aria-label": told.title},
-      [y0, y1].map(
-        (y) => [h("line", {x1: left, x2: wide - right, y1: py(y), y2: py(y), stroke: U.css("--line")}), word(left - 4, py(y) + 4, shown(y), "end")]),
-      [x0, x1].map((x, i) => word(px(x), high - bottom + 16, U.number(x), i ? "end" : "start")), lines.map((line) => {
+      heights.map(
+        (y, i) => [h("line", {x1: left, x2: wide - right, y1: py(y), y2: py(y), stroke: U.css("--line")}), word(left - 4, py(y) + 4, named[i], "end")]),
+      sides.map((x, i) => word(px(x), high - bottom + 16, places[i], i ? "end" : "start")), lines.map((line) => {
         const smooth = line.smooth > 1 ? U.smooth(line.y, line.smooth) : null;
         return [
           smooth && !line.light ? stroke(line, line.y, 1, 0.3) : null,
@@ -153,7 +163,7 @@ U.plot = (board, make, options = {}) => {
   plot.draw = () => (plot.last = (plot.last || Promise.resolve()).catch(() => {}).then(draw));
   const draw = async () => {
     const told = make();
-    title.textContent = told.title;
+    U.put(title, told.title);
     legend(told);
     if (!window.Plotly) {
       sketch(told, plot.canvas);
@@ -208,7 +218,7 @@ U.plot = (board, make, options = {}) => {
     const axis = {gridcolor: grid, linecolor: grid, zeroline: false, tickfont: {color: soft, size: 11}, automargin: true};
     const xTitle = {text: told.xTitle || "step", font: {size: 11, color: soft}, standoff: 4}, clear = "rgba(0,0,0,0)";
     const xaxis = {...axis, showgrid: false, title: xTitle, ...(board.range ? {range: board.range.slice(), autorange: false} : {})};
-    const yaxis = {...axis, type: told.log ? "log" : "linear", tickformat: told.unit === "share" ? SHARE : "", exponentformat: "e"};
+    const yaxis = {...axis, type: told.log ? "log" : "linear", tickformat: told.unit === "share" ? SHARE : "", exponentformat: "e", minorloglabels: "complete"};
     if (told.unit === "share" && !told.log) yaxis.rangemode = "nonnegative";
     const look = {paper_bgcolor: clear, plot_bgcolor: clear, font: {color: ink, family: getComputedStyle(document.body).fontFamily, size: 12}};
     const hover = {hovermode: "x unified", hoverlabel: {bgcolor: U.css("--panel"), bordercolor: grid, font: {color: ink, size: 12}}};
@@ -230,7 +240,7 @@ U.plot = (board, make, options = {}) => {
   };
   plot.update = () => plot.shown ? plot.draw() : Promise.resolve();
   board.plots.push(plot);
-  title.textContent = options.name || "";
+  U.put(title, options.name || "");
   watcher.observe(plot.el);
   plot.el.plot = plot;
   return plot;

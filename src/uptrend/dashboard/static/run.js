@@ -203,7 +203,7 @@ U.pages.run = async (params, current) => {
     U.put(head, U.head(told, "run"));
     U.put(cards, U.cards(told));
     const seen = panels.length ? told.markers : [];
-    kinds.replaceChildren(seen.length ? "Dotted lines: " : "",
+    U.put(kinds, seen.length ? "Dotted lines: " : "",
       ...seen.slice(0, 12).flatMap(
         (m, i) => [i ? ", " : "",
           MARKED_CAUSES.has(m.kind) ? cause(m) : m.kind,

@@ -62,7 +62,7 @@ U.show = async () => {
     clearTimeout(slow);
     if (mine !== visit) return;
     U.put(main, made.el || made);
-    document.title = made.title ? `${made.title} · Uptrend` : "Uptrend";
+    document.title = made.title ? `${U.visible(made.title)} · Uptrend` : "Uptrend";
     if (made.after) await made.after();
     if (mine === visit) document.body.dataset.ready = name;
   } catch (error) {

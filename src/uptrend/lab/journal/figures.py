@@ -11,7 +11,7 @@ from uptrend.lab.journal.verdicts import WAYS, sign_of, title_of
 from uptrend.lab.measure import curve_of, is_share
 from uptrend.records import Direction, Hypothesis, Verdict
 from uptrend.records.metrics import name_of
-from uptrend.stats.drawing import COLORS, INK, moving_mean, plotting, save, to_svg
+from uptrend.stats.drawing import COLORS, INK, moving_mean, plotting, save, show_shares, to_svg
 from uptrend.stats.formatting import percent, plural
 
 # Inches of one picture on the page.
@@ -53,7 +53,7 @@ def draw_curves(axes: Any, h: Hypothesis, curves: Sequence[Curves], kind: str) -
         axes.plot(steps, values, color=color, linewidth=2.4, label=f"{arm} ({plural(len(lines), 'seed')})")
     axes.set_xlabel("step")
     if is_share(metric):
-        axes.yaxis.set_major_formatter("{x:.0f}%")
+        show_shares(axes, whole=100)
 
 
 def draw_intervals(axes: Any, h: Hypothesis, verdict: Verdict) -> None:
