@@ -86,6 +86,25 @@ def test_sources_of_a_tree(tmp_path: Path) -> None:
     assert [id for id, source in twice.items() if source.kind == "run"] == ["sweep/two", "sweep~2"]
 
 
+def test_what_the_runs_of_a_lab_printed_are_no_runs(tmp_path: Path, serve: Serve, ask: Ask) -> None:
+    printed = "".join(f"step {n}, reward: {0.01 * n}, kl: 0.001\n" for n in range(1, 30))
+    lab = tmp_path / "work" / "lab"
+    make_lab(lab, KL)
+    for name in ("h01/control-0", "h01/arm-0", "h01/failed-0", "flat-0"):
+        put(lab / "runs" / f"{name}.log", printed)
+        if "failed" not in name:
+            write_run(lab / "runs" / name, steps=2)
+    put(lab / "experiments.log", printed)
+    write_run(tmp_path / "work" / "mine", steps=2)
+    put(tmp_path / "work" / "mine.log", printed)
+    put(tmp_path / "work" / "other" / "train.log", printed)
+    for folder in (tmp_path / "work", lab, lab / "runs", lab / "runs" / "h01"):
+        rows = ask(serve(folder), "runs")["rows"]
+        logs = [row["name"] for row in rows if row["kind"] == "log"]
+        assert logs == (["other"] if folder.name == "work" else []), folder
+        assert len(rows) == {"work": 5, "h01": 2}.get(folder.name, 3), folder
+
+
 @pytest.mark.slow
 def test_runs_that_come_change_and_go_are_noticed(tmp_path: Path, serve: Serve, ask: Ask, wait: Any) -> None:
     runs = tmp_path / "runs"

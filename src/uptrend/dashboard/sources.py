@@ -77,7 +77,7 @@ def find_sources(roots: Iterable[Path]) -> dict[str, FoundSource]:
         root = Path(os.path.realpath(given))
         names[root.name] = names.get(root.name, 0) + 1
         name = root.name + (f"~{names[root.name]}" if names[root.name] > 1 else "")
-        below = [_log(root, root)] if root.is_file() else list(_scan(root, root, 0))
+        below = [_log(root, root)] if root.is_file() else list(_scan(root, root, 0, _is_of_lab(root)))
         for source in below:
             rest = source.path.relative_to(root).as_posix()
             id = os.fsencode(name if rest == "." else f"{name}/{rest}").decode("utf-8", "replace")
@@ -85,20 +85,28 @@ def find_sources(roots: Iterable[Path]) -> dict[str, FoundSource]:
     return found
 
 
-def _scan(folder: Path, root: Path, depth: int) -> Iterator[FoundSource]:
+def _is_of_lab(folder: Path) -> bool:
+    """Return True for the runs of a lab, and what is below them."""
+    return any(path.name == "runs" and is_lab(path.parent) for path in (folder, *folder.parents))
+
+
+def _scan(folder: Path, root: Path, depth: int, of_lab: bool) -> Iterator[FoundSource]:
     if os.path.exists(folder / "run.json"):
         yield FoundSource("", "run", folder, root)
         return
     if is_lab(folder):
         yield FoundSource("", "lab", folder, root)
+        of_lab = True
         folders, files = [path for path in _entries(folder, root)[0] if path.name == "runs"], list[Path]()
     else:
         folders, files = _entries(folder, root)
     if any(_is_strong(name) for name in (path.name for path in files + folders)):
         yield _log(folder, root)
         return
-    below = [source for child in folders for source in _scan(child, root, depth + 1)] if depth < DEPTH else []
-    loose = [path for path in files if is_log_name(path)]
+    below = [source for child in folders for source in _scan(child, root, depth + 1, of_lab)] if depth < DEPTH else []
+    # What a run printed lies beside its folder, under its name. In a lab, whatever is no run's folder was printed.
+    runs = {source.path for source in below if source.kind == "run"}
+    loose = [path for path in files if is_log_name(path) and not of_lab and path.with_suffix("") not in runs]
     if loose and not any(source.strong for source in below):
         yield replace(_log(folder, root), strong=False)  # a run's logs lie together, often in several formats
         return
