@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from hostile import NAME, STEPS, hostile_run
 from synthetic import info_of, metrics_of, rollout_of, write_run
 from uptrend.cli.main import main
-from uptrend.records import Run, RunDirectory, rollouts_table
+from uptrend.records import Message, Run, RunDirectory, rollouts_table
 from uptrend.records.schema import VERSION
 from uptrend.stats.formatting import visible
 
@@ -145,3 +146,57 @@ def test_a_run_that_can_not_be_read_writes_nothing(
     assert expected[fault] in told
     assert "Traceback" not in told
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_file_names_no_folder_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home of ann"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    run = home / "projects" / "runs" / "a"
+    trace = f'File "{home}/projects/reward.py", line 3; see file:///opt/share/doc and C:\\Users\\ann\\x.py'
+    info = info_of("a", ("learning.steps=1",))
+    info["config"]["model"]["name"] = str(home / "models" / "my model")
+    info["config"]["tasks"]["file"] = "/mnt/share/tasks.jsonl"
+    info |= {"notes": [f"Read from {home}/projects/runs."], "machine": {"cpu": "a cpu", "scratch": "/scratch/ann/x"}}
+    said = (
+        Message("user", "Is 1/2 more than 3/8, and/or https://example.org/a/b, in /usr/share/dict/words?"),
+        Message("assistant", f"ls {home}/projects and /mnt/share/tasks.jsonl"),
+    )
+    with RunDirectory.create(run, info) as directory:
+        rollouts = [replace(rollout_of(1, "g", index), messages=said, error=f"score: {trace}") for index in range(2)]
+        directory.step(metrics_of(1, 1, random.Random(0)), rollouts_table("a", rollouts))
+        directory.event("finding", id="x", severity="warning", summary=f"see {run}/metrics.jsonl", step=1)
+        directory.event("stopped", step=1, stopped_by="user", reason=f"disk of {home} and /var/lib/thing is full")
+    evidence = [{"text": f"in {run}", "value": None, "metric": None, "step": 1, "rollout": "1/g/0"}]
+    fix = {"sentence": f"Move {home}/projects/reward.py to /srv/data/reward.py.", "changes": {}}
+    finding = {"id": "reward.constant", "severity": "critical", "explains": [], "symptom_of": None, "fix": fix}
+    finding |= {"experiment": {"claim": f"{run} learns", "arms": {"a": {"tasks.file": "/mnt/share/b.jsonl"}}}}
+    report = {
+        "schema": 2,
+        "steps": 1,
+        "trend": "flat",
+        "sentence": f"{run} is flat.",
+        "missing": [f"{run}/evals.jsonl"],
+    }
+    (run / "findings.json").write_text(json.dumps({**report, "findings": [{**finding, "evidence": evidence}]}))
+    page = export(run, tmp_path / "a.html")
+    assert page is not None
+    text = json.dumps(page.data, ensure_ascii=False)
+    for secret in (
+        str(tmp_path),
+        str(home),
+        "of ann",
+        "Users",
+        "/mnt/",
+        "/scratch",
+        "/opt/",
+        "/var/lib",
+        "/srv/",
+        "file:",
+    ):
+        assert secret not in text, text[max(0, text.find(secret) - 200) :][:400]
+    for kept in ("…/reward.py", "…/tasks.jsonl", "…/my model", "1/2 more than 3/8, and/or https://example.org/a/b"):
+        assert kept in text
+    assert "in /usr/share/dict/words?" in text  # what a task asked is shown to the letter
+    assert "--from '…/a#reward.constant'" in text

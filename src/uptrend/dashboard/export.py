@@ -4,8 +4,10 @@ import base64
 import gzip
 import hashlib
 import json
+import re
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -21,6 +23,12 @@ from uptrend.stats.formatting import visible
 from uptrend.stats.pages import render
 
 POINTS = 2000
+# An absolute path within a text: of two names at least, and no part of a relative path, an address or a fraction.
+PATH = re.compile(
+    r"(?:file://|(?<![\w.~:/…-]))(?:/[\w.@+~%-]+){2,}/?|(?<!\w)[A-Za-z]:\\(?:[^\\\s\"':]+\\)*[^\\\s\"':]*"
+)
+# Fields of rollouts with what was said, to the letter: of it only paths that are known to be this machine's are hidden.
+SAID = {"content", "calls", "question", "text", "texts", "command", "said", "answer"}
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {style} {empty}; img-src data: blob:; base-uri 'none'; "
     "form-action 'none'"
@@ -48,8 +56,45 @@ def export_run(path: Path, target: Path, most: int) -> int:
             answers[f"steps?{urlencode({'run': id})}"] = {"steps": steps[False], "evals": steps[True], "sets": []}
         finally:
             library.close()
-    write_whole(target, _page(answers, entry.row["name"]).encode())
+    write_whole(target, _page(_without_paths(answers, entry.row), entry.row["name"]).encode())
     return len(kept)
+
+
+def _without_paths(answers: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answers with the end alone of each absolute path: whoever gets the file has other folders."""
+    run = Path(row["path"])
+    folders = [
+        Path.home(),
+        Path.cwd(),
+        Path(sys.prefix),
+        Path(tempfile.gettempdir()),
+        *run.parents,
+        *run.absolute().parents,
+    ]
+    settings = [Path(value) for value in row["config"].values() if isinstance(value, str)]
+    folders += [place for path in settings if path.is_absolute() for place in path.parents]
+    # A folder right below the root is no secret, and a common word of texts.
+    known = sorted({str(folder) for folder in folders if len(folder.parts) > 2}, key=len, reverse=True)
+    hidden = re.compile("|".join(rf"(?:file://)?{re.escape(folder)}(?![\w.-])" for folder in known) or "(?!)")
+
+    def plain_text(text: str, is_said: bool) -> str:
+        text = hidden.sub("…", text)
+        return text if is_said else PATH.sub(_last_name, text)
+
+    def clean(value: Any, said: Collection[str], is_said: bool = False) -> Any:
+        if isinstance(value, str):
+            return plain_text(value, is_said)
+        if isinstance(value, Mapping):
+            return {
+                plain_text(str(key), is_said): clean(item, said, is_said or key in said) for key, item in value.items()
+            }
+        return [clean(item, said, is_said) for item in value] if isinstance(value, list | tuple) else value
+
+    return {key: clean(answer, SAID if key.startswith("rollout") else ()) for key, answer in answers.items()}
+
+
+def _last_name(path: re.Match[str]) -> str:
+    return "…/" + re.split(r"[/\\]", path[0].rstrip("/\\"))[-1]
 
 
 def _answers(library: Library, id: str) -> dict[str, Any]:

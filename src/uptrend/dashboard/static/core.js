@@ -276,6 +276,8 @@ U.csv = (rows) => rows
                     .map((row) => row
                            .map((cell) => {
                              let text = cell === null || cell === undefined ? "" : String(cell);
+                             // Of a path of this machine, its last name: others, who get the file, have other folders.
+                             if (/^(\/|[A-Za-z]:\\)[^\s<>]*[/\\][^\s<>]+$/.test(text)) text = "…/" + text.split(/[/\\]/).filter(Boolean).at(-1);
                              if (typeof cell === "string" && /^[=+\-@\t\r]/.test(text) && Number.isNaN(+text)) text = "'" + text;
                              return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, "\"\"")}"` : text;
                            })
