@@ -2,6 +2,7 @@
 
 import hashlib
 import http.client
+import itertools
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -381,3 +383,108 @@ def test_every_address_gets_a_token_of_its_own(make_run: Callable[..., Path], tm
             assert len(token) >= 32
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0
+
+
+def swap(path: Path, other: str, outside: Path) -> Callable[[], None]:
+    """Return what puts a link out of the folder, or a pipe, in a file's place, or the file itself back, in turns."""
+    kept, beside = path.read_bytes(), path.with_name(f".{path.name}.new")
+    turns = itertools.cycle([other, "file"])
+
+    def turn() -> None:
+        kind = next(turns)
+        if kind == "link":
+            beside.symlink_to(outside)
+        elif kind == "pipe":
+            os.mkfifo(beside)
+        else:
+            beside.write_bytes(kept)
+        beside.replace(path)
+
+    return turn
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_takes_a_files_place_after_it_was_indexed_is_not_read(
+    kind: str, tmp_path: Path, serve: Serve, ask: Ask
+) -> None:
+    outside, names = (
+        secret_run(tmp_path / "outside" / "run"),
+        ("metrics.jsonl", "evals.jsonl", "events.jsonl", "folder"),
+    )
+    runs = {name: write_run(tmp_path / "runs" / name.partition(".")[0], steps=2) for name in names}
+    url = serve(tmp_path / "runs")
+    client = httpx.Client(base_url=f"{url}/api", timeout=30)
+    for name, run in runs.items():
+        if name == "folder":
+            run.rename(tmp_path / "moved")
+            run.symlink_to(outside)
+        else:
+            swap(run / name, kind, outside / name)()
+        id = f"runs/{run.name}"
+        # At once: the next look at the folder would find it out.
+        for path, query in (
+            ("curves", {"run": id, "keys": SECRET}), ("steps", {"run": id}), ("rollouts", {"run": id, "step": 1}),
+            ("compare", {"runs": f"{id},{id}"}), ("run", {"run": id}), ("rollouts", {"run": id, "held": 1}),
+            ("rollout", {"run": id, "step": 1, "group": HIDDEN, "index": 0}),
+        ):  # fmt: skip
+            answer = client.get(path, params=query)
+            assert answer.status_code in (200, 404), (path, answer.text)
+            assert SECRET not in answer.text, (name, path)
+        assert "not read" in ask(url, "curves", 404, run=id)["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_files_that_are_swapped_while_they_are_read_neither_leak_nor_hang(
+    kind: str, tmp_path: Path, serve: Serve, ask: Ask
+) -> None:
+    outside, run = secret_run(tmp_path / "outside" / "run"), write_run(tmp_path / "runs" / "a", steps=2)
+    write_tokenizer(outside / "model")
+    (run / "checkpoints" / "step-000002" / "model").mkdir(parents=True)
+    (run / "checkpoints" / "step-000002" / "model" / "tokenizer.json").write_text("{}")
+    lab = tmp_path / "lab"
+    shutil.copytree(Path(__file__).parents[2] / "examples" / "journal", lab)
+    page = next(lab.glob("hypotheses/h02*.md"))
+    secret_page = tmp_path / "outside" / "page.md"
+    secret_page.write_text(page.read_text().replace("\n## ", f"\n{SECRET}\n\n## "))
+    (tmp_path / "logs" / "trl").mkdir(parents=True)
+    log = tmp_path / "logs" / "trl" / "trainer_state.json"
+    rows = [{"step": step, "reward": 0.5, "loss": 0.1} for step in range(1, 9)]
+    log.write_text(json.dumps({"global_step": 8, "log_history": rows}))
+    secret_log = tmp_path / "outside" / "trainer_state.json"
+    secret_log.write_text(json.dumps({"global_step": 8, "log_history": [{**row, SECRET: 1.0} for row in rows]}))
+    url = serve(tmp_path / "runs", lab, tmp_path / "logs")
+    names = ("metrics.jsonl", "evals.jsonl", "events.jsonl", ".lock", "rollouts/000001/part-0.parquet")
+    places = {run / name: outside / name for name in (*names, "evals/000002.parquet") if (run / name).exists()}
+    places |= {page: secret_page, log: secret_log, lab / "01-experiments-log.md": secret_page}
+    places[run / "checkpoints/step-000002/model/tokenizer.json"] = outside / "model" / "tokenizer.json"
+    turns, over = [swap(path, kind, target) for path, target in places.items()], threading.Event()
+
+    def keep_swapping() -> None:
+        while not over.wait(0.001):
+            for turn in turns:
+                turn()
+
+    thread = threading.Thread(target=keep_swapping)
+    thread.start()
+    client, until, slowest = httpx.Client(base_url=f"{url}/api", timeout=60), time.monotonic() + 12, 0.0
+    queries: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("curves", {"run": "runs/a", "keys": SECRET}), ("steps", {"run": "runs/a"}), ("compare", {"runs": "runs/a"}),
+        ("run", {"run": "runs/a"}), ("rollouts", {"run": "runs/a", "step": 1}), ("runs", {}), ("lab", {"lab": "lab"}),
+        ("rollout", {"run": "runs/a", "step": 1, "group": HIDDEN, "index": 0}), ("status", {}),
+        ("rollout", {"run": "runs/a", "step": 1, "group": "g0", "index": 0}), ("run", {"run": "logs/trl"}),
+        ("hypothesis", {"lab": "lab", "id": "h02"}), ("curves", {"run": "logs/trl"}),
+    )  # fmt: skip
+    try:
+        while time.monotonic() < until:
+            for path, query in queries:
+                began = time.monotonic()
+                answer = client.get(path, params=query)
+                slowest = max(slowest, time.monotonic() - began)
+                assert SECRET not in answer.text, (path, query)
+                assert answer.status_code != 500 or "could not be read" in answer.text, answer.text
+    finally:
+        over.set()
+        thread.join()
+    assert slowest < 30
+    assert ask(url, "status")["counts"]["lab"] == 1

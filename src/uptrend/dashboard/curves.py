@@ -17,6 +17,7 @@ import pyarrow.json as pj
 
 from uptrend.records import Run
 from uptrend.records.directory import LINES, MAX_DEPTH, parse_line, read_lines
+from uptrend.records.files import open_file
 from uptrend.records.memory import MAX_CELLS, MAX_LOG, check_cells, check_size
 from uptrend.records.renamed import upgrade_metrics
 from uptrend.records.view import Floats
@@ -73,7 +74,7 @@ class Columns:
 def _read_on(path: Path, before: _Read | None, size: int) -> _Read:
     check_size(path, size, MAX_LOG)
     start = before.offset if before else 0
-    with path.open("rb") if size else io.BytesIO() as file:
+    with open_file(path) if size else io.BytesIO() as file:
         file.seek(start)
         data = file.read(size - start)
     data = data[: data.rfind(b"\n") + 1]  # a line that is being written is read next time
@@ -115,7 +116,7 @@ def write_columns(table: pa.Table, file: Path) -> None:
 def _digest(path: Path, offset: int) -> str:
     if not offset:
         return ""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         file.seek(max(0, offset - TAIL))
         return hashlib.sha256(file.read(min(offset, TAIL))).hexdigest()[:16]
 

@@ -91,7 +91,8 @@ class Library:
         self.roots, self.index = tuple(roots), ReadIndex(home)
         # Processes of their own: a page does not wait until a log is read or a run judged, which takes minutes, and
         # logs that are dropped on a page neither wait for those of the folders nor hold them up.
-        self.worker, self.pages, self.uploads = ReaderProcess(), ReaderProcess(), ReaderProcess()
+        self.worker, self.pages = ReaderProcess(self.folders), ReaderProcess(self.folders)
+        self.uploads = ReaderProcess()
         self._tables = RunTables(self.index, self.pages)
         self.progress = IndexProgress()
         self._entries: dict[str, LibraryEntry] = {}
@@ -125,6 +126,11 @@ class Library:
                 self.refresh()
             pause = max(PAUSE, REST * (time.monotonic() - begun)) if self.progress.total == 0 else PAUSE
             self.progress.indexing, self.progress.total, self.progress.done = False, 0, 0
+
+    def folders(self) -> list[str]:
+        """Return the folders outside which nothing is read: a link may take a file's place after it was looked at."""
+        roots = [Path(os.path.realpath(root)) for root in self.roots]
+        return [str(root.parent if root.is_file() else root) for root in roots]
 
     def refresh(self) -> None:
         """Look at all files once, and read those that changed, the newest first."""

@@ -2,8 +2,9 @@
 
     python -P -m uptrend.dashboard.worker
 
-Its requests are `["read_log", path, ...]`. The server opens none of these files itself: what takes too much memory is
-refused here, or ends this process, and the next request starts another.
+Its requests are `["read_log", folders, path, ...]`: folders outside which nothing is read, or null. The server opens
+none of these files itself: what takes too much memory is refused here, or ends this process, and the next request
+starts another.
 """
 
 import json
@@ -15,6 +16,7 @@ from typing import Any
 
 from uptrend.dashboard import findings, journals, reading
 from uptrend.records import RecordError
+from uptrend.records.files import reading_below
 from uptrend.records.memory import count_values, limit_memory, megabytes, too_much_memory
 from uptrend.records.worker_process import WorkerDied, WorkerProcess, answer_requests
 
@@ -33,15 +35,17 @@ MAX_ANSWER, MAX_ANSWER_VALUES = 128_000_000, 4_000_000
 
 
 class ReaderProcess:
-    """Handle of the process."""
+    """Handle of the process; `folders` returns those outside which it reads nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, folders: Callable[[], list[str]] | None = None) -> None:
+        self._folders = folders
         self._worker = WorkerProcess("uptrend.dashboard.worker")
 
     def call(self, work: str, path: str, *arguments: Any, patience: float = PATIENCE) -> Any:
         """Have work done and return its result; RecordError where it failed, died or took too long."""
+        folders = None if self._folders is None else self._folders()
         try:
-            answer = self._worker.call([work, path, *arguments], patience)
+            answer = self._worker.call([work, folders, path, *arguments], patience)
         except TimeoutError:
             raise RecordError(f"Reading {path} took more than {patience:.0f} seconds.") from None
         except WorkerDied:
@@ -72,11 +76,12 @@ def _step_back() -> None:
 
 def answer(request: list[Any]) -> dict[str, Any]:
     """Do what a request asks for."""
-    work, *arguments = request
+    work, folders, *arguments = request
     if WORK[work] in SLOW:
         _step_back()
     try:
-        result = WORK[work](*arguments)
+        with reading_below(folders):
+            result = WORK[work](*arguments)
         text = json.dumps(result)
         found: dict[str, Any] = {"result": result}
         # The server holds the answer, and nothing else bounds what it holds.

@@ -18,6 +18,7 @@ from uptrend.config.load import convert, unknown
 from uptrend.config.tables import flatten, to_toml
 from uptrend.lab import lab_error, templates, texts
 from uptrend.records import Arm, Confidence, ConfigError, Hypothesis, LabError
+from uptrend.records.files import read_file
 from uptrend.records.renamed import current
 
 FENCE = "+++"
@@ -68,7 +69,7 @@ class Page:
 def read_page(path: Path) -> Page:
     """Read a file's two parts; an error says where a fence is missing."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_file(path).decode("utf-8")
     except FileNotFoundError:
         raise LabError(f"There is no file {path}.") from None
     except UnicodeDecodeError as error:

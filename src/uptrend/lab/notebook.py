@@ -13,6 +13,7 @@ from uptrend.lab.hypothesis_file import in_order, put_block, read_page, set_valu
 from uptrend.lab.measure import titled
 from uptrend.records import Confidence, Hypothesis, LabError, Priority, Status
 from uptrend.records.directory import plain_disk_errors, write_whole
+from uptrend.records.files import read_file, read_text
 from uptrend.records.hypothesis import NOTHING_TO_CURE
 from uptrend.stats.formatting import NONE, markdown_table
 from uptrend.stats.pages import render
@@ -108,7 +109,7 @@ class Notebook:
     def text(self, name: str) -> str:
         """Return one of its pages; empty where there is none."""
         path = self.folder / name
-        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        return read_text(path, errors="replace") if path.exists() else ""
 
     def set_status(self, id: str, status: Status, confidence: Confidence | None) -> None:
         """Write a hypothesis's status: two lines of its file, and the README's blocks."""
@@ -160,7 +161,7 @@ class Notebook:
     def _verdict(self, h: Hypothesis) -> dict[str, Any]:
         path = self.folder / "experimental-results" / h.id / "verdict.json"
         try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+            return dict(json.loads(read_file(path)))
         except (OSError, ValueError, TypeError):
             return {}
 

@@ -21,6 +21,7 @@ from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import Launcher, Resolved, digest, fingerprint, planned_runs, resolve, version, what_matters
 from uptrend.records import Direction, Hypothesis
 from uptrend.records.directory import write_whole
+from uptrend.records.files import read_file
 from uptrend.records.metrics import first_step
 from uptrend.records.renamed import upgrade, upgrade_keys
 from uptrend.stats.formatting import setting
@@ -153,7 +154,7 @@ def restart(notebook: Notebook, id: str) -> Path | None:
 def seen_before(notebook: Notebook, id: str) -> set[str]:
     """Return the hashes of runs that earlier specifications of a hypothesis were judged by."""
     files = [folder / "runs.json" for folder in _aside(notebook, id)]
-    runs = [run for path in files if path.exists() for run in json.loads(path.read_text(encoding="utf-8"))["runs"]]
+    runs = [run for path in files if path.exists() for run in json.loads(read_file(path))["runs"]]
     return {run["hash"] for run in runs if run["status"] == "finished"}
 
 
@@ -167,7 +168,7 @@ def read(notebook: Notebook, id: str) -> Specification | None:
     if not path.exists():
         return None
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(read_file(path))
         values = {field.name: table[field.name] for field in fields(Specification)}
         found = replace(Specification(**values), more=tuple(table["more"]))
     except (ValueError, KeyError, TypeError) as error:

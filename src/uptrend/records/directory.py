@@ -33,6 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uptrend.records.errors import RecordError, RunLocked
+from uptrend.records.files import open_file
 from uptrend.records.memory import MAX_VALUES, MAX_WHOLE, count_values
 
 LINES = {"rollouts": "metrics.jsonl", "evals": "evals.jsonl"}  # folders of rollouts, and the lines that they go with
@@ -368,10 +369,8 @@ def parse_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     """Yield each line of a file as it is, with its record; None where it holds none, torn or damaged."""
     if not path.exists():
         return
-    if not path.is_file() and not path.is_dir():  # a pipe would be waited for
-        raise RecordError(f"{path} could not be read: it is no file.")
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             # What is beyond so many bytes counts as another line, and both are damaged.
             while line := file.readline(MAX_WHOLE):
                 yield line, parse_line(line, path.name)
@@ -546,12 +545,12 @@ def is_being_written(folder: Path) -> bool:
     import fcntl
 
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except BlockingIOError:
         return True
-    except OSError:  # no lock was ever taken, or this disk knows none
+    except (OSError, RecordError):  # no lock was ever taken, this disk knows none, or it is something else
         return False
 
 

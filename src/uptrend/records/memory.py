@@ -6,11 +6,13 @@ here: the largest has a million lines and 250 MB, the largest run 100,000 steps 
 
 import contextlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from uptrend.records.errors import RecordError, RecordTooLarge
+from uptrend.records.files import open_file, open_named
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,10 +55,14 @@ def check_size(path: Path | str, size: int, most: int) -> None:
 
 
 def read_whole(path: Path, most: int = MAX_WHOLE) -> bytes:
-    """Return the bytes of a file; RecordError where there are too many."""
-    check_size(path, path.stat().st_size, most)
-    with path.open("rb") as file:
-        data = file.read(most + 1)  # a pipe has no size, and a file may grow
+    """Return the bytes of a file that somebody named; RecordError where there are too many."""
+    with open_named(path) as file:
+        return _read_all(path, file, most)
+
+
+def _read_all(path: Path, file: BinaryIO, most: int) -> bytes:
+    check_size(path, os.fstat(file.fileno()).st_size, most)
+    data = file.read(most + 1)  # a pipe has no size, and a file may grow
     check_size(path, len(data), most)
     return data
 
@@ -93,7 +99,8 @@ def check_cells(path: Path | str, rows: int, columns: int) -> None:
 
 def read_json(path: Path) -> Any:
     """Return what a file of JSON holds; RecordError where it is too large, ValueError where it is no JSON."""
-    text = read_whole(path).decode("utf-8")
+    with open_file(path) as file:
+        text = _read_all(path, file, MAX_WHOLE).decode("utf-8")
     check_values(path, text)
     return json.loads(text)
 
@@ -107,7 +114,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None, size_before: in
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:  # pq.read_table would load pandas
+        with open_file(path) as opened, pq.ParquetFile(opened) as file:  # pq.read_table would load pandas
             rows_at_once = _check_metadata(path, file.metadata, columns)
             schema = file.schema_arrow
             if columns is not None:

@@ -1,5 +1,6 @@
 """Summaries of runs as plain objects: the same for the terminal, for --json and for the dashboard."""
 
+import contextlib
 import itertools
 import re
 import statistics
@@ -16,6 +17,7 @@ from uptrend.doctor.saved import latest_report
 from uptrend.policy.known import local_folder
 from uptrend.records import RecordError, Role, Run
 from uptrend.records.directory import LOG
+from uptrend.records.files import read_file, reading_below
 from uptrend.records.rollout import places_said
 from uptrend.stats.formatting import estimate
 
@@ -249,7 +251,10 @@ def tokenizer_of(run: Run, below: Path | None = None) -> Any | None:
     `below` is the folder outside which a model that the config names by its path is not read.
     """
     name = str(flatten(run.config).get("model.name") or "")
-    places = [*(path / "model" for path in reversed(run.checkpoints)), local_folder(name)]
+    # A known model's folder is outside `below`, and a name that climbs out of the known ones is none of theirs.
+    is_plain = not Path(name).is_absolute() and ".." not in Path(name).parts
+    known = local_folder(name) if is_plain else None
+    places = [*(path / "model" for path in reversed(run.checkpoints)), known]
     if below is None or (Path(name) / "tokenizer.json").resolve().is_relative_to(below):
         places.append(Path(name))
     found = next((place for place in places if place and (place / "tokenizer.json").is_file()), None)
@@ -259,7 +264,8 @@ def tokenizer_of(run: Run, below: Path | None = None) -> Any | None:
         from tokenizers import Tokenizer
     except ImportError:
         return None
-    return Tokenizer.from_file(str(found / "tokenizer.json"))
+    with reading_below(None) if found == known else contextlib.nullcontext():
+        return Tokenizer.from_buffer(read_file(found / "tokenizer.json"))
 
 
 def compare(a: Run, b: Run) -> dict[str, Any]:

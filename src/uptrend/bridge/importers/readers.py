@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, cast
 
 from uptrend.records.dialects import plain_name
 from uptrend.records.errors import RecordError, RecordTooLarge
+from uptrend.records.files import open_named
 from uptrend.records.memory import MAX_LOG, MAX_WHOLE, check_size, megabytes
 
 Row = dict[str, Any]
@@ -92,10 +93,12 @@ class LogFile:
     def lines(self) -> Iterator[str]:
         """Yield the lines, however many there are; RecordError for a binary file."""
         self._check_text()
-        raw = _content_of(self.path) if self.held is None else io.BytesIO(self.held)
-        with raw, io.TextIOWrapper(raw, self._encoding, errors="replace") as file, contextlib.suppress(*_TORN):
-            while line := file.readline(MAX_LINE):
-                yield line
+        raw = open_named(self.path) if self.held is None else io.BytesIO(self.held)
+        with raw, contextlib.suppress(*_TORN):
+            content = _content_of(raw) if self.held is None else raw
+            with io.TextIOWrapper(content, self._encoding, errors="replace") as file:
+                while line := file.readline(MAX_LINE):
+                    yield line
 
     def _check_text(self) -> None:
         if b"\0" in self.head and not self._encoding.startswith("utf-16"):
@@ -132,21 +135,17 @@ def _measure(path: Path) -> tuple[int, bytes, bytes | None]:
     return size, bytes(held[:_HEAD]), None if is_large else bytes(held)
 
 
-def _content_of(path: Path) -> BinaryIO:
-    """Open a file to read its content."""
-    file = path.open("rb")
-    if file.peek(2)[:2] != _GZIP:
-        return file
-    file.close()
-    return cast(BinaryIO, gzip.open(path))
+def _content_of(file: BinaryIO) -> BinaryIO:
+    """Return what reads the content of an open file."""
+    start = cast(io.BufferedReader, file).peek(2)[:2]
+    return cast(BinaryIO, gzip.GzipFile(fileobj=file)) if start == _GZIP else file
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
     """Yield the content of a file in pieces."""
     count = 0
-    with path.open("rb") as file:
-        is_gzip = file.peek(2)[:2] == _GZIP
-        content = gzip.GzipFile(fileobj=file) if is_gzip else file
+    with open_named(path) as file:
+        content = cast(io.BufferedReader, _content_of(file))
         try:
             # `read` would lose what comes before a tear.
             while piece := content.read1(_PIECE):

@@ -17,6 +17,7 @@ from uptrend.lab.journal.stored import ArmRun, Curves, Entry
 from uptrend.lab.journal.verdicts import HELPERS, decisive, differences
 from uptrend.lab.notebook import PROBLEM, README, Notebook, phases, roadmap, status_table
 from uptrend.records import Comparison, Direction, Hypothesis, LabError, Verdict
+from uptrend.records.files import read_text
 from uptrend.stats.formatting import assignments
 from uptrend.stats.pages import render
 
@@ -123,7 +124,7 @@ def _entries(notebook: Notebook) -> tuple[list[tuple[str, str]], list[tuple[str,
             entries = imported if name.startswith(f"{IMPORTED} ") else log
             entries.append((head.lstrip("# "), to_html(rest)))
     for path in sorted((notebook.folder / IMPORTED).glob("*.md")):
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path, errors="replace")
         match = TITLE.search(text)
         imported.append((match[1] if match else path.stem, to_html(text, place=IMPORTED)))
     return log, imported
