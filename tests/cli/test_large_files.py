@@ -146,14 +146,13 @@ def test_rollouts_that_are_too_large_cost_the_doctor_their_step_alone(tmp_path: 
 @contextmanager
 def serving(home: Path, *paths: Path) -> Iterator[Callable[..., httpx.Response]]:
     """Serve folders by a process of its own; its peak, and its readers', is compared when it ends."""
-    process = launch(home, "serve", "--port", "0", *paths)
+    process = launch(home, "serve", "--port", "0", "--no-token", *paths)
     assert process.stdout is not None
     try:
         pid = int(process.stdout.readline())
         try:
             url = process.stdout.readline().split()[-1]
-            client = httpx.Client(base_url=url.partition("?")[0], timeout=300)
-            client.get("/", params=dict([url.partition("?token=")[::2]][:1])) if "?token=" in url else None
+            client = httpx.Client(base_url=url, timeout=300)
 
             def ask(path: str, **query: Any) -> httpx.Response:
                 return client.get(f"api/{path}", params=query)

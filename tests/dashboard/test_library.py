@@ -264,9 +264,7 @@ def test_the_worker_outlives_logs_that_break_it(tmp_path: Path) -> None:
             worker.call("read_log", str(LOG))
         assert worker.call("read_log", str(LOG), *target)[0]["trainer"] == "trl"
         (process,) = children() - before
-        os.kill(process, signal.SIGKILL)
-        with pytest.raises(RecordError, match=r"more memory than there is"):
-            worker.call("read_log", str(LOG), *target)
+        os.kill(process, signal.SIGKILL)  # before the next request, which another answers
         assert worker.call("read_log", str(LOG), *target)[0]["trainer"] == "trl"
         with pytest.raises(RecordError, match=r"took more than 0 seconds"):
             worker.call("read_log", str(LOG), *target, patience=0.0)

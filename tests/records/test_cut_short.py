@@ -86,9 +86,13 @@ def test_a_step_is_whole_or_not_there(tmp_path: Path, how: str, times: int) -> N
         assert child.exitcode == (-signal.SIGKILL if how == "killed" else 0)
         before = steps_of(path)
         most = max(most, len(before["rollouts"]))
+        last = max(before["rollouts"] + before["evals"])
         with RunDirectory.reopen(path) as directory:
-            directory.rewind(max(before["rollouts"] + before["evals"]))
+            directory.rewind(last)
         assert steps_of(path) == before
         for folder, steps in before.items():
-            assert sorted({int(file.name[:6]) for file in (path / folder).glob("[!.]*")}) == steps
+            files = {int(file.name[:6]) for file in (path / folder).glob("[!.]*")}
+            # An evaluation after the last step may have a file and no line: it was cut off between the two.
+            assert files - set(steps) <= {last}
+            assert files >= set(steps)
     assert most > 2

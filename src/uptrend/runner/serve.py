@@ -70,6 +70,8 @@ def plan_server(
         "PYTHONPATH": INSIDE
         if docker
         else str(own),  # of this one module: a whole package path would bring other versions of vLLM's packages
+        # vLLM starts processes by python -c: a file of the current folder must not take the place of a module.
+        "PYTHONSAFEPATH": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # for new weights and an empty prefix cache
     }
     if config.model.lora is not None:
