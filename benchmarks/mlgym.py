@@ -23,10 +23,10 @@ import numpy as np
 from uptrend.records import Message, Task
 from uptrend.stats.intervals import bootstrap_mean
 from uptrend.tasks import event_loop
-from uptrend.tasks.mlgym.play import AUTOMATIC, ResearchPlay
-from uptrend.tasks.mlgym.players import Player, act_at_random, read_players
-from uptrend.tasks.mlgym.taskset import MlGym, MlGymOptions
 from uptrend.tasks.taskset import Script, play_script
+from uptrend.tasksets.mlgym.play import AUTOMATIC, ResearchPlay
+from uptrend.tasksets.mlgym.players import Player, act_at_random, read_players
+from uptrend.tasksets.mlgym.taskset import MlGym, MlGymOptions
 
 
 def players_of(taskset: MlGym, task: Task) -> dict[str, Script]:

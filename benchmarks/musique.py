@@ -128,8 +128,8 @@ def real(
     """Evaluate models on real examples with each retriever."""
     from uptrend.rollout.inprocess import InProcessSampler
     from uptrend.runner.evaluation import load_for_eval
-    from uptrend.tasks.musique.taskset import RETRIEVERS
     from uptrend.tasks.pool import heldout
+    from uptrend.tasksets.musique.taskset import RETRIEVERS
     from uptrend.training.gather import RolloutPlayer as Players
     from uptrend.training.gather import evaluate
 

@@ -24,8 +24,8 @@ import numpy as np
 
 from uptrend.records import Task
 from uptrend.stats.intervals import bootstrap_mean
-from uptrend.tasks.musique.retrieval import Index, Retriever, RetrieverName, retriever
-from uptrend.tasks.musique.rows import Document, documents_of, read_file, to_tasks
+from uptrend.tasksets.musique.retrieval import Index, Retriever, RetrieverName, retriever
+from uptrend.tasksets.musique.rows import Document, documents_of, read_file, to_tasks
 
 COUNTS = (2, 4, 8)
 EACH = 2

@@ -55,8 +55,8 @@ from uptrend.policy.policy import DTYPES
 from uptrend.runner.live_doctor import LiveDoctor
 from uptrend.runner.prepare import prepare
 from uptrend.runner.runs import start
-from uptrend.tasks.arithmetic import is_right
 from uptrend.tasks.pool import heldout, pool
+from uptrend.tasks.short_answers import is_right
 from uptrend.training import loop
 from uptrend.training.gather import gather
 

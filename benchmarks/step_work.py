@@ -21,7 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from uptrend.policy.known import find_model
 from uptrend.records import Message, Task
-from uptrend.tasks.arithmetic import Arithmetic, ArithmeticOptions, OneTurn
+from uptrend.tasks.short_answers import OneTurn
+from uptrend.tasksets.arithmetic import Arithmetic, ArithmeticOptions
 from uptrend.training.learner import Learner
 
 # Steps of each contestant that are reported apart.

@@ -32,7 +32,7 @@ from uptrend.records.dialects import metric_names
 from uptrend.records.directory import event_fields
 from uptrend.records.metrics import Metric, sections
 from uptrend.records.schema import ROLLOUTS, column_meanings
-from uptrend.tasks.registry import BUILT_IN
+from uptrend.tasks.registry import BUILT_IN, find
 
 ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE = {
@@ -134,7 +134,7 @@ def _config() -> Iterator[str]:
 
 def _tasksets() -> Iterator[str]:
     """A table of options for each built-in taskset."""
-    for name, cls in BUILT_IN.items():
+    for name, cls in {name: find(name) for name in BUILT_IN}.items():
         meanings = {key: text for base in reversed(cls.Options.__mro__[:-1]) for key, text in field_docs(base).items()}
         rows = (
             (_code(field.name), f"{meanings.get(field.name, '')}{_default(field)}")

@@ -30,9 +30,9 @@ from uptrend.config import Config, load_config, to_table
 from uptrend.policy.known import need_extra
 from uptrend.records import ConfigError, RecordError
 from uptrend.runner.prepare import need_extras
-from uptrend.tasks.musique import retrieval
-from uptrend.tasks.musique.retrieval import RetrieverName as Retriever
 from uptrend.tasks.pool import heldout, pool, resolve_options
+from uptrend.tasksets.musique import retrieval
+from uptrend.tasksets.musique.retrieval import RetrieverName as Retriever
 
 LossType = Literal["grpo", "dr_grpo", "bnpo"]
 HUB = "bdsaglam/musique,answerable,train"
@@ -255,7 +255,7 @@ def _source(text: str) -> dict[str, str]:
         return {"file": text}
     if any(part.strip() == "atlas" or part.strip().endswith(".jsonl") for part in text.split(";")):
         raise ConfigError(f"--datasets {text}: use one .jsonl file, or the word atlas, or hub datasets joined by ;.")
-    from uptrend.tasks.musique.rows import read_sources
+    from uptrend.tasksets.musique.rows import read_sources
 
     if not read_sources(text):
         raise ConfigError(f"--datasets is empty; use path,config,split, for example {HUB}.")

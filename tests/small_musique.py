@@ -17,11 +17,11 @@ import torch
 from uptrend.records import Message
 from uptrend.rollout.calls import FORMATS
 from uptrend.rollout.render import Renderer
-from uptrend.tasks.musique.atlas import compose, decompose, lay, surround, write_paragraphs
-from uptrend.tasks.musique.atlas_world import RELATIONS, STARTS, World
-from uptrend.tasks.musique.play import TOOLS
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.taskset import play_script
+from uptrend.tasksets.musique.atlas import compose, decompose, lay, surround, write_paragraphs
+from uptrend.tasksets.musique.atlas_world import RELATIONS, STARTS, World
+from uptrend.tasksets.musique.play import TOOLS
 
 HOPS = ("range", "capital")
 """The relations that every question asks along: between places, whose names are one word."""

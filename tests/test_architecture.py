@@ -45,7 +45,7 @@ def loaded_after(code: str, folder: Path) -> set[str]:
 
 
 def test_what_only_reads_loads_no_torch(tmp_path: Path) -> None:
-    packages = "records, config, stats.comparison, stats.trend, stats.drawing, tasks.registry, training.observer"
+    packages = "records, config, stats.comparison, stats.trend, present.drawing, tasks.registry, training.observer"
     modules = ", uptrend.".join(["uptrend", *packages.split(", ")])
     loaded = loaded_after(f"import {modules}\nassert callable(uptrend.train)", tmp_path)
     assert "uptrend" in loaded

@@ -20,7 +20,7 @@ from benchmarks.verdicts.simulated import Setting
 from benchmarks.verdicts.together import together_table
 
 import uptrend
-from uptrend.stats.formatting import markdown_table
+from uptrend.present.formatting import markdown_table
 
 SEEDS, DEVIATIONS, EFFECTS = (5, 8, 16), (0.02, 0.03, 0.05), (0.0, 0.025, SMALLEST, 0.1)
 CHECKED = 40

@@ -7,8 +7,8 @@ from benchmarks.verdicts.markdown import rate
 from benchmarks.verdicts.simulated import SHARED
 from scipy.special import ndtr
 
+from uptrend.present.formatting import markdown_table
 from uptrend.records.view import Floats
-from uptrend.stats.formatting import markdown_table
 from uptrend.stats.intervals import chance_of_improvement, iqm_difference
 
 DEVIATION, EFFECT, OWN = 0.05, 0.05, 0.02

@@ -3,8 +3,8 @@
 import numpy as np
 from benchmarks.verdicts.markdown import rate
 
+from uptrend.present.formatting import markdown_table
 from uptrend.records.view import Floats
-from uptrend.stats.formatting import markdown_table
 from uptrend.stats.trend import measure_trend
 
 STEPS = 200

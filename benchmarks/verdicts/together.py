@@ -10,9 +10,9 @@ from benchmarks.verdicts.simulated import Setting, simulate
 from scipy import stats
 
 from uptrend.lab.judge import adjust, judge
+from uptrend.present.formatting import markdown_table
 from uptrend.records import Status, Verdict
 from uptrend.records.view import Floats
-from uptrend.stats.formatting import markdown_table
 from uptrend.stats.intervals import student_reach
 
 TOGETHER = 8

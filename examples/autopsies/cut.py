@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from uptrend.records import Message, Task
-from uptrend.tasks.arithmetic import Arithmetic, OneTurn
+from uptrend.tasks.short_answers import OneTurn
+from uptrend.tasksets.arithmetic import Arithmetic
 
 
 class Play(OneTurn):

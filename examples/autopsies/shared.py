@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import dataclass, field
 
 from uptrend.records import Task
-from uptrend.tasks.mlgym.commands import Terminal
-from uptrend.tasks.mlgym.play import ResearchPlay
-from uptrend.tasks.mlgym.taskset import MlGym
+from uptrend.tasksets.mlgym.commands import Terminal
+from uptrend.tasksets.mlgym.play import ResearchPlay
+from uptrend.tasksets.mlgym.taskset import MlGym
 
 
 @dataclass

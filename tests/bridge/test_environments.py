@@ -22,12 +22,11 @@ from verifiers.v1.clients import EvalClientConfig, ModelContext
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 import uptrend
-from uptrend.bridge.environments import ENVIRONMENTS
 from uptrend.cli.tasks import app
 from uptrend.records import ConfigError, Message, MissingExtra, Task, TasksetError, ToolCall, UptrendError, tasks_hash
 from uptrend.records.errors import install_command
 from uptrend.tasks.pool import make_taskset
-from uptrend.tasks.registry import find
+from uptrend.tasks.registry import PREFIXES, find
 from uptrend.tasks.taskset import Script, Taskset, known_gold, may_be_held_out, play_script, say
 from uptrend.tasks.validate import validate
 
@@ -55,7 +54,7 @@ assert not {"verifiers", "reasoning_gym"} & set(sys.modules), "loaded"
     assert "verifiers:NAME" in done.stdout
 
 
-@pytest.mark.parametrize("prefix", ENVIRONMENTS)
+@pytest.mark.parametrize("prefix", PREFIXES)
 def test_a_missing_package_names_its_extra(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("reasoning_gym", "verifiers", "verifiers.v1"):
         monkeypatch.setitem(sys.modules, module, None)

@@ -18,7 +18,7 @@ from uptrend.policy.optimizer import Optimizer
 from uptrend.records import Ending, Message, Part, Reward, Rollout, ToolCall
 from uptrend.runner.evaluation import Scored, find_tasks
 from uptrend.stats.intervals import wilson
-from uptrend.tasks.musique.atlas import AtlasOptions, rows
+from uptrend.tasksets.musique.atlas import AtlasOptions, rows
 
 Uptrend = Callable[..., Any]
 SHORT = ("--set", "eval.retriever=golden", "--set", "sampling.max_tokens=4", "--set", "sampling.max_turns=2")

@@ -9,7 +9,7 @@ from uptrend.cli.main import main
 from uptrend.config.keys import keys
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.records.metrics import sections
-from uptrend.tasks.registry import BUILT_IN
+from uptrend.tasks.registry import BUILT_IN, find
 
 
 def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -50,7 +50,7 @@ def test_programs_read_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(explain(capsys, "learning.lr", "--json"))["default"] == "1e-05"
     listed = [each["name"] for each in json.loads(explain(capsys, "--json"))["names"]]
     metrics = [metric.key for section in sections() for metric in section.metrics]
-    options = {f"tasks.{field.name}" for cls in BUILT_IN.values() for field in fields(cls.Options)}
+    options = {f"tasks.{field.name}" for cls in map(find, BUILT_IN) for field in fields(cls.Options)}
     assert set(listed) == {*CATALOGUE, *(key.name for key in keys()), *metrics, *options}
     bounds = json.loads(explain(capsys, "tasks.bounds", "--json"))
     assert (bounds["kind"], bounds["meaning"][:28]) == ("option", "data: Bounds of your functio")

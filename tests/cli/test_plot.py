@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uptrend.stats.drawing import moving_mean, plotting, show_shares
+from uptrend.present.drawing import moving_mean, plotting, show_shares
 
 MakeRun = Callable[..., Path]
 Uptrend = Callable[..., Any]

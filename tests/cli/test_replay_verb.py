@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from uptrend.config import load_config
+from uptrend.present.formatting import number
 from uptrend.records import Run
 from uptrend.runner.runs import train
-from uptrend.stats.formatting import number
 
 STEPS = 4
 

@@ -17,7 +17,7 @@ import pytest
 
 from models import write_model
 from served import ROOT, free_port, is_alive
-from uptrend.runner import serve as serving
+from uptrend.rollout import vllm_supervisor as serving
 
 Uptrend = Callable[..., Any]
 RECIPE = ROOT / "recipes" / "tiny.toml"

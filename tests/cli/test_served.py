@@ -20,9 +20,9 @@ from served import serve_tiny
 from uptrend.records import Ending, Message, ToolCall
 from uptrend.records.schema import rollouts_of
 from uptrend.rollout.openai import Server
-from uptrend.tasks.musique.atlas import AtlasOptions, rows
-from uptrend.tasks.musique.play import TOOLS
-from uptrend.tasks.musique.rewards import write_reply
+from uptrend.tasksets.musique.atlas import AtlasOptions, rows
+from uptrend.tasksets.musique.play import TOOLS
+from uptrend.tasksets.musique.rewards import write_reply
 
 Uptrend = Callable[..., Any]
 Reply = tuple[int, Any] | None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mlgym_folder import write_folder
-from uptrend.tasks.musique.atlas import AtlasOptions, rows
+from uptrend.tasksets.musique.atlas import AtlasOptions, rows
 
 Uptrend = Callable[..., Any]
 

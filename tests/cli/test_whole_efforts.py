@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from uptrend.records import Run
-from uptrend.tasks.musique.atlas import AtlasOptions, rows
+from uptrend.tasksets.musique.atlas import AtlasOptions, rows
 
 pytestmark = pytest.mark.slow
 

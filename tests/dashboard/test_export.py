@@ -17,9 +17,9 @@ import pytest
 from hostile import NAME, STEPS, hostile_run
 from synthetic import info_of, metrics_of, rollout_of, write_run
 from uptrend.cli.main import main
+from uptrend.present.formatting import visible
 from uptrend.records import Message, Run, RunDirectory, rollouts_table
 from uptrend.records.schema import VERSION
-from uptrend.stats.formatting import visible
 
 Attributes = list[tuple[str, str | None]]
 

@@ -11,7 +11,7 @@ import pytest
 import uptrend
 from uptrend.records import Message, Run
 from uptrend.tasks import event_loop
-from uptrend.tasks.mlgym.taskset import MlGym, MlGymOptions
+from uptrend.tasksets.mlgym.taskset import MlGym, MlGymOptions
 
 pytestmark = pytest.mark.slow
 

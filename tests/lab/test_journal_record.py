@@ -13,8 +13,8 @@ from uptrend.lab.hypothesis_file import BLOCK, get_block
 from uptrend.lab.journal import ArmRun, change_of, record
 from uptrend.lab.journal.figures import draw_intervals
 from uptrend.lab.journal.stored import Curves, read_rows, read_verdict
+from uptrend.present.drawing import plotting
 from uptrend.records import Arm, Confidence, Direction, Interval, Status
-from uptrend.stats.drawing import plotting
 
 LESS = {"no penalty": [0.30, 0.32, 0.28, 0.31], "beta 0.1": [0.31, 0.32, 0.29, 0.30]}
 BETTER = {"no penalty": [0.30, 0.32, 0.28], "beta 0.1": [0.40, 0.43, 0.41]}

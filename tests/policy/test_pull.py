@@ -26,7 +26,7 @@ from uptrend.policy.policy import choose_device, load_model, load_policy
 from uptrend.records import ModelError, TasksetError
 from uptrend.records.hub import OFFLINE, PATIENCE, hub_problem
 from uptrend.runner.evaluation import load_for_eval
-from uptrend.tasks.musique.rows import read_hub
+from uptrend.tasksets.musique.rows import read_hub
 
 
 def test_another_file_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

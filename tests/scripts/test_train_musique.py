@@ -15,7 +15,7 @@ import pytest
 from uptrend.config import load_config
 from uptrend.config.tables import flatten
 from uptrend.records import Run
-from uptrend.tasks.musique.atlas import AtlasOptions, rows
+from uptrend.tasksets.musique.atlas import AtlasOptions, rows
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_musique.py"
 FULL = "bdsaglam/musique,answerable,train"

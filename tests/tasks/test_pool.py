@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from uptrend.config import load_config, to_table
 from uptrend.records import ConfigError, TasksetError, tasks_hash
-from uptrend.tasks.arithmetic import Arithmetic
 from uptrend.tasks.pool import Cursor, heldout, pool, resolve_options
+from uptrend.tasksets.arithmetic import Arithmetic
 
 CURRICULUM = [
     {"start": 1, "operations": ["+"], "high": 10},

@@ -5,12 +5,12 @@ import sys
 import pytest
 
 from uptrend.records import TasksetError
-from uptrend.tasks.arithmetic import Arithmetic
 from uptrend.tasks.registry import BUILT_IN, find, names
+from uptrend.tasksets.arithmetic import Arithmetic
 
 
 def test_built_in_tasksets_have_names_and_lines():
-    assert all(find(name) is cls and cls.name == name for name, cls in BUILT_IN.items())
+    assert all(find(name).name == name for name in BUILT_IN)
     assert all(line and "\n" not in line for line in names().values())
 
 
@@ -32,15 +32,15 @@ def test_a_name_that_is_not_found_is_explained(name, said):
 
 
 def test_module_and_class(tmp_path, monkeypatch):
-    assert find("uptrend.tasks.arithmetic:Arithmetic") is Arithmetic
-    (tmp_path / "beside_the_recipe.py").write_text("from uptrend.tasks.arithmetic import Binary as Mine")
+    assert find("uptrend.tasksets.arithmetic:Arithmetic") is Arithmetic
+    (tmp_path / "beside_the_recipe.py").write_text("from uptrend.tasksets.arithmetic import Binary as Mine")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert find("beside_the_recipe:Mine").name == "binary"
 
 
 def test_entry_points_of_other_packages(tmp_path, monkeypatch):
-    code = "from uptrend.tasks.arithmetic import Binary\nclass Bits(Binary):\n    'Bits.'\n    name = 'bits'\n"
+    code = "from uptrend.tasksets.arithmetic import Binary\nclass Bits(Binary):\n    'Bits.'\n    name = 'bits'\n"
     (tmp_path / "other_package.py").write_text(code)
     info = tmp_path / "other_package-1.0.dist-info"
     info.mkdir()

@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 
 from uptrend.records import Message, Part, Reward
-from uptrend.tasks.arithmetic import FAMILIES, Arithmetic, Mixed, OneTurn, grade
+from uptrend.tasks.short_answers import OneTurn, grade
 from uptrend.tasks.taskset import play_script
 from uptrend.tasks.validate import validate
+from uptrend.tasksets.arithmetic import FAMILIES, Arithmetic, Mixed
 
 
 def failed(cls, **counts):

@@ -14,9 +14,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from uptrend.config.load import dotted_keys
+from uptrend.present.formatting import NONE, percent, visible
 from uptrend.records.directory import write_whole
 from uptrend.records.metrics import find_metric
-from uptrend.stats.formatting import NONE, percent, visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 LEAST_SPAN = 0.1

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from uptrend.cli.console import AsJson, Sets, columns, print_json, terminal
+from uptrend.present.formatting import NONE, duration, estimate, percent, plural
 from uptrend.records import ConfigError, RecordError, Rollout, Task, rollouts_table
 from uptrend.rollout.openai import KEY, TIMEOUT
 from uptrend.runner.evaluation import Scored, evaluate
-from uptrend.stats.formatting import NONE, duration, estimate, percent, plural
 from uptrend.stats.intervals import bootstrap_mean, wilson
 from uptrend.tasks.pool import HeldOut
 from uptrend.tasks.taskset import Taskset

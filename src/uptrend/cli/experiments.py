@@ -38,10 +38,10 @@ from uptrend.lab.sweep import make as make_sweep
 from uptrend.lab.sweep import rows as sweep_rows
 from uptrend.lab.workers import Outcome, Workers, outcome
 from uptrend.policy.known import need_train_extra
+from uptrend.present.formatting import NONE, p_value, percent, plural
 from uptrend.records import Hypothesis, LabError, Run, Status, Verdict
 from uptrend.records.directory import write_whole
 from uptrend.runner.runs import TrainLauncher
-from uptrend.stats.formatting import NONE, p_value, percent, plural
 
 # Deviation of differences by which power is announced before any run: 4 to 7 points were seen with 200 tasks.
 SUPPOSED = 0.05

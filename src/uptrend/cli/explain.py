@@ -16,7 +16,7 @@ from uptrend.doctor.pages import cause_page
 from uptrend.records import UptrendError
 from uptrend.records.metrics import find_metric, sections
 from uptrend.records.renamed import current
-from uptrend.tasks.registry import BUILT_IN
+from uptrend.tasks.registry import BUILT_IN, find
 
 ALL = "All of them: uptrend explain"
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]+\)")  # to pages that are not here
@@ -59,7 +59,7 @@ def _meanings() -> dict[str, dict[str, Any]]:
         for id, cause in CATALOGUE.items()
     }
     found |= {key.name: {**vars(key), "kind": "config key"} for key in keys()}
-    for name, cls in BUILT_IN.items():
+    for name, cls in {name: find(name) for name in BUILT_IN}.items():
         meanings = {key: text for base in reversed(cls.Options.__mro__[:-1]) for key, text in field_docs(base).items()}
         for field in fields(cls.Options):
             table = found.setdefault(f"tasks.{field.name}", {"name": f"tasks.{field.name}", "kind": "option"})

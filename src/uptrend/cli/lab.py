@@ -21,11 +21,11 @@ from uptrend.lab.journal.page import page, to_markdown, to_table
 from uptrend.lab.measure import titled
 from uptrend.lab.notebook import MARKS, Notebook, is_lab
 from uptrend.lab.refuse import check
+from uptrend.present.formatting import NONE
 from uptrend.records import Hypothesis, LabError, Run
 from uptrend.records.directory import write_whole
 from uptrend.records.renamed import current
 from uptrend.runner import diagnose
-from uptrend.stats.formatting import NONE
 
 app = make_app(
     """Test one suspicion at a time; the verdict is computed.

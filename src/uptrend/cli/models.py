@@ -9,10 +9,10 @@ from uptrend.bridge.convert import load_recipe
 from uptrend.cli.console import AsJson, Sets, columns, complete_recipes, make_app, print_json, terminal
 from uptrend.policy.known import KNOWN, find_model, home, local_folder, need_train_extra
 from uptrend.policy.known import pull as pull_known
+from uptrend.present.formatting import size
 from uptrend.records import ModelError
-from uptrend.runner.serve import plan_server
-from uptrend.runner.serve import serve as keep_serving
-from uptrend.stats.formatting import size
+from uptrend.rollout.vllm_supervisor import plan_server
+from uptrend.rollout.vllm_supervisor import serve as keep_serving
 
 app = make_app("List, pull, show and serve models.")
 

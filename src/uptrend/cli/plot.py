@@ -9,11 +9,11 @@ import typer
 
 from uptrend.cli.console import complete_runs
 from uptrend.config.load import nearest
+from uptrend.present.drawing import COLORS, INK, moving_mean, plotting, save, show_shares
 from uptrend.records import RecordError, Run, UptrendError
 from uptrend.records.metrics import find_metric, label_of
 from uptrend.records.renamed import current
 from uptrend.runner.summary import further_sets, held_out, open_run
-from uptrend.stats.drawing import COLORS, INK, moving_mean, plotting, save, show_shares
 
 DASHES = ("-", (0, (4, 2)))
 HELD_OUT, DEAD = "eval/accuracy", "advantage/dead/share"

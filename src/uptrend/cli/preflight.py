@@ -14,11 +14,11 @@ from uptrend.cli.console import FailOn, Format, Sets, print_json, terminal
 from uptrend.config.tables import to_toml
 from uptrend.doctor.rank import at_least
 from uptrend.policy.known import need_train_extra
+from uptrend.present.formatting import duration, plural
 from uptrend.records import ConfigError, Finding, Role, Severity
 from uptrend.records.renamed import current
 from uptrend.runner.preflight import Preflight, ask_probes, settle_chat
 from uptrend.runner.prepare import prepare, refuse_ranks
-from uptrend.stats.formatting import duration, plural
 
 if TYPE_CHECKING:
     from uptrend.doctor.probes.probe import Result

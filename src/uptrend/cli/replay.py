@@ -11,10 +11,10 @@ from rich.console import Console
 
 from uptrend.cli.console import AsFormat, Quiet, RunArgument, RunsFolder, Sets, columns, print_json, terminal
 from uptrend.cli.view import choose_view, stop_on_interrupt
+from uptrend.present.formatting import number, percent, setting
 from uptrend.records import Run
 from uptrend.runner.runs import replay
 from uptrend.runner.summary import held_out, open_run
-from uptrend.stats.formatting import number, percent, setting
 from uptrend.training.observer import Observer
 
 # Columns of the table, and the metrics that they show.

@@ -15,6 +15,7 @@ from uptrend.bridge.importers.detect import is_log_name
 from uptrend.cli.console import AsJson, RunArgument, columns, make_app, phase_shares, print_json, sparkline, terminal
 from uptrend.cli.rollouts import decoder_of, print_rollout
 from uptrend.config.tables import flatten
+from uptrend.present.formatting import NONE, duration, number, p_value, percent, plural, setting, size, visible
 from uptrend.records import RecordError, Run
 from uptrend.records.finding import dated
 from uptrend.records.schema import TOKEN_COLUMNS
@@ -29,7 +30,6 @@ from uptrend.runner.summary import (
     open_run,
     summarize_rollout,
 )  # fmt: skip
-from uptrend.stats.formatting import NONE, duration, number, p_value, percent, plural, setting, size, visible
 
 app = make_app("List runs, show one, compare two.")
 STATUS_COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "killed": "red"}

@@ -6,8 +6,8 @@ import typer
 from rich.text import Text
 
 from uptrend.cli.console import AsJson, columns, make_app, print_json, terminal
-from uptrend.tasks.sandbox import survey
-from uptrend.tasks.sandbox.backends import CONTAINERFILE
+from uptrend.sandbox import survey
+from uptrend.sandbox.backends import CONTAINERFILE
 
 app = make_app("See where a model's commands can run.")
 

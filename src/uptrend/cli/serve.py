@@ -10,9 +10,9 @@ import typer
 
 from uptrend.cli.console import RunArgument
 from uptrend.policy.known import home, need_extra
+from uptrend.present.formatting import size
 from uptrend.records import UptrendError
 from uptrend.runner.summary import open_run
-from uptrend.stats.formatting import size
 
 DEFAULT = Path("runs")
 

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from uptrend.cli.console import AsJson, Sets, columns, make_app, print_json, terminal
 from uptrend.config import Config, load_config
+from uptrend.present.formatting import assignments
 from uptrend.records import ConfigError
 from uptrend.runner.evaluation import count_musique
-from uptrend.stats.formatting import assignments
 from uptrend.tasks.pool import eval_options, eval_sections, heldout, make_taskset, pool, resolved, stage_sections
-from uptrend.tasks.registry import names, prefixes
+from uptrend.tasks.registry import PREFIXES, names
 from uptrend.tasks.validate import validate
 
 app = make_app("Look at tasksets, and check without a model that they are fit to train on.")
@@ -54,7 +54,7 @@ class PlayLines:
 @app.command("list")
 def list_tasksets() -> None:
     """List the installed tasksets, one line each."""
-    lines = names() | {f"{prefix}:NAME": line for prefix, line in prefixes().items()}
+    lines = names() | {f"{prefix}:NAME": library.line for prefix, library in PREFIXES.items()}
     terminal().print(columns(rows=[(Text(name, "bold not dim"), line) for name, line in lines.items()]))
 
 

@@ -23,11 +23,11 @@ from uptrend.lab.journal.verdicts import level
 from uptrend.lab.measure import measure
 from uptrend.lab.plan import PlannedRun
 from uptrend.lab.workers import Outcome, Progress
+from uptrend.present.formatting import duration, number, percent, plural
 from uptrend.records import Evaluation, Run, UptrendError
 from uptrend.records.directory import place_in_words
 from uptrend.runner.log import count_epochs
 from uptrend.runner.summary import HeldOutSummary, further_sets, held_out, phases
-from uptrend.stats.formatting import duration, number, percent, plural
 from uptrend.training.observer import Observer, StepRecord, Stop
 
 FIGURES = {

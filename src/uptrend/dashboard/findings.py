@@ -13,9 +13,9 @@ from uptrend.dashboard.prose import tree
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
 from uptrend.doctor.report import TRAINERS, of_trainer, plain, to_table
+from uptrend.present.formatting import assignments
 from uptrend.records import RecordError, Run, view_of
 from uptrend.runner import views_of
-from uptrend.stats.formatting import assignments
 
 Report = dict[str, Any]
 MARKED = (

@@ -36,8 +36,8 @@ from uptrend.dashboard.filters import BadRequest
 from uptrend.dashboard.library import Library
 from uptrend.dashboard.protocol import MAX_HEAD, TimedProtocol
 from uptrend.doctor.report import plain
+from uptrend.present.pages import render
 from uptrend.records import MissingExtra, RecordError
-from uptrend.stats.pages import render
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"

@@ -12,10 +12,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from uptrend.present.formatting import assignments, setting
 from uptrend.records import Experiment, Fix, Limit, Rival, RunView, Times
 from uptrend.records.dialects import TRAINERS, Find, is_same, to_ours, to_theirs
 from uptrend.records.metrics import complete_claim
-from uptrend.stats.formatting import assignments, setting
 
 FOLDER = Path(__file__).parent / "findings"
 # A setting in a sentence of a page's front matter: its value in the page's own change stands in its place.

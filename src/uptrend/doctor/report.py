@@ -9,6 +9,10 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from uptrend.present import formatting
+from uptrend.present.drawing import COLORS, plotting, to_svg
+from uptrend.present.formatting import assignments, number, plural
+from uptrend.present.pages import render
 from uptrend.records import (
     Basis,
     Confidence,
@@ -23,10 +27,6 @@ from uptrend.records import (
     dialects,
 )
 from uptrend.records.finding import dated
-from uptrend.stats import formatting
-from uptrend.stats.drawing import COLORS, plotting, to_svg
-from uptrend.stats.formatting import assignments, number, plural
-from uptrend.stats.pages import render
 
 SCHEMA = 2
 TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINERS}

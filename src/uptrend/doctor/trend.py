@@ -9,10 +9,10 @@ import numpy as np
 from scipy.special import ndtr
 
 from uptrend.doctor.curves import LEVEL, REWARD, RunCurves
+from uptrend.present.formatting import change, interval, plural
 from uptrend.records import RecordError, RunView, Trend, TrendKind
 from uptrend.records.view import Floats
 from uptrend.stats.comparison import mcnemar, paired_interval
-from uptrend.stats.formatting import change, interval, plural
 from uptrend.stats.intervals import normal_interval, normal_reach
 from uptrend.stats.trend import TrendTest, measure_trend, neighbor_noise
 

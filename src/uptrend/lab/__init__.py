@@ -29,7 +29,7 @@ def templates() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     from uptrend.config.tables import to_key, to_toml
-    from uptrend.stats.formatting import number, p_value, percent
+    from uptrend.present.formatting import number, p_value, percent
 
     loader = PackageLoader("uptrend.lab")
     environment = Environment(loader=loader, undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)

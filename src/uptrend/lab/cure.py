@@ -13,9 +13,9 @@ from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.rank import all_symptoms
 from uptrend.doctor.trend import FEWEST_POINTS
 from uptrend.lab.measure import curve_of
+from uptrend.present.formatting import plural
 from uptrend.records import Hypothesis, Run, Severity, view_of
 from uptrend.records.metrics import find_metric
-from uptrend.stats.formatting import plural
 
 
 @dataclass(frozen=True)

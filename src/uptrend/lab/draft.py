@@ -13,11 +13,11 @@ from uptrend.doctor.catalogue import CATALOGUE, Cause, resolve_experiment, setti
 from uptrend.lab import lab_error
 from uptrend.lab.hypothesis_file import read, read_page, sections
 from uptrend.lab.refuse import read_recipe, resolve
+from uptrend.present.formatting import assignments, plural
+from uptrend.present.pages import render
 from uptrend.records import Arm, ConfigError, Direction, Experiment, Finding, Hypothesis, LabError, Priority, from_lines
 from uptrend.records.metrics import complete_claim, outcome_of
 from uptrend.records.renamed import current
-from uptrend.stats.formatting import assignments, plural
-from uptrend.stats.pages import render
 
 CONTROL = "control"
 # Smallest effect that matters where an experiment is about whether there is an effect at all.

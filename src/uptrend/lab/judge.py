@@ -20,11 +20,11 @@ from uptrend.lab.compare import (
 )  # fmt: skip
 from uptrend.lab.criteria import alpha_of, has_own_criteria, towards
 from uptrend.lab.measure import amount, effect_text, interval_text, is_share, room
+from uptrend.present import formatting
+from uptrend.present.formatting import p_value
 from uptrend.records import Comparison, Confidence, Direction, Hypothesis, Measured, Status, Verdict
 from uptrend.records.metrics import first_step, name_of
-from uptrend.stats import formatting
 from uptrend.stats.comparison import benjamini_hochberg, fewest_seeds, mcnemar, outliers, sign_flip
-from uptrend.stats.formatting import p_value
 from uptrend.stats.intervals import likely_deviation, mean_squares, spread_of
 
 __all__ = ["Plan", "adjust", "is_decided", "judge", "plan"]

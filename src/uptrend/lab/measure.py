@@ -19,6 +19,7 @@ import numpy as np
 
 from uptrend.config.load import nearest
 from uptrend.lab import lab_error
+from uptrend.present import formatting
 from uptrend.records import Direction, Hypothesis, Interval, LabError, Measured, Run
 from uptrend.records.metrics import (
     FALL,
@@ -31,7 +32,6 @@ from uptrend.records.metrics import (
     name_of,
     outcome_of,
 )  # fmt: skip
-from uptrend.stats import formatting
 from uptrend.stats.intervals import pass_at_k
 
 # The last 1/LAST of the steps count as the end of a run.

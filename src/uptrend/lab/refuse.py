@@ -21,9 +21,9 @@ from uptrend.lab import criteria, measure, texts
 from uptrend.lab.compare import least_seeds
 from uptrend.lab.notebook import Notebook, is_lab
 from uptrend.lab.plan import what_matters
+from uptrend.present.formatting import number, plural
 from uptrend.records import Arm, Basis, ConfigError, Direction, Hypothesis, LabError, Method, Run, Severity, view_of
 from uptrend.records.metrics import first_step, is_gain
-from uptrend.stats.formatting import number, plural
 
 # Short, and nothing that would be a path.
 ARM_NAME = re.compile(r"[^\s./\\-][^/\\\x00-\x1f]{0,39}")

@@ -19,12 +19,12 @@ from uptrend.config.tables import flatten
 from uptrend.lab import lab_error
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import Launcher, Resolved, digest, fingerprint, planned_runs, resolve, version, what_matters
+from uptrend.present.formatting import setting
 from uptrend.records import Direction, Hypothesis
 from uptrend.records.directory import write_whole
 from uptrend.records.files import read_file
 from uptrend.records.metrics import first_step
 from uptrend.records.renamed import upgrade, upgrade_keys
-from uptrend.stats.formatting import setting
 
 SCHEMA = 1
 FILE = "specification.json"

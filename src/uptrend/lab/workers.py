@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from uptrend.lab.plan import Launcher, PlannedRun, is_finished
+from uptrend.present.formatting import plural
 from uptrend.records import Method, Run, UptrendError
 from uptrend.records.directory import is_being_written, read_lines, set_aside
-from uptrend.stats.formatting import plural
 
 Wanted = Callable[[PlannedRun], bool]
 

@@ -4,18 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from uptrend.bridge.environments import ENVIRONMENTS
 from uptrend.records import RecordError, Report, RunView
 from uptrend.runner.evaluation import evaluate
 from uptrend.runner.runs import replay, resume, train
-from uptrend.tasks.registry import register
 
 __all__ = ["diagnose", "evaluate", "replay", "reports_of", "resume", "train", "views_of"]
 
 FRAGMENT = 0.1  # share of the longest run's points up to which another run of its log is a fragment
-
-for _prefix, (_line, _resolve) in ENVIRONMENTS.items():
-    register(_prefix, _line, _resolve)
 
 
 def diagnose(path: str | Path) -> Report:

@@ -4,9 +4,9 @@ import time
 from collections import defaultdict
 from typing import Any
 
+from uptrend.present.formatting import duration, estimate, number, percent, plural, visible
 from uptrend.records import Run, RunDirectory
 from uptrend.records.directory import STARTS, parse_line
-from uptrend.stats.formatting import duration, estimate, number, percent, plural, visible
 from uptrend.training.observer import StepRecord
 
 # Figures of a step's line, where the step has them.

@@ -13,10 +13,10 @@ from uptrend.bridge.trackers import chosen
 from uptrend.config import Config, to_table
 from uptrend.config.schema import Parallel
 from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra, with_known_chat
+from uptrend.present.formatting import visible
 from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.directory import free_path, why_taken
 from uptrend.records.schema import VERSION
-from uptrend.stats.formatting import visible
 from uptrend.tasks.pool import HeldOut, Pool, check_machine, heldout, pool, resolve_options
 from uptrend.training.observer import Observer, Stop
 

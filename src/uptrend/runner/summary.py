@@ -15,11 +15,11 @@ from uptrend.config.load import nearest
 from uptrend.config.tables import flatten
 from uptrend.doctor.saved import latest_report
 from uptrend.policy.known import local_folder
+from uptrend.present.formatting import estimate
 from uptrend.records import RecordError, Role, Run
 from uptrend.records.directory import LOG
 from uptrend.records.files import read_file, reading_below
 from uptrend.records.rollout import places_said
-from uptrend.stats.formatting import estimate
 
 CURVES = (
     "reward/mean", "advantage/dead/share", "sampling/length/mean", "kl/reference/mean", "learner/entropy/mean",

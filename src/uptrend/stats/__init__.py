@@ -1,1 +1,1 @@
-"""Statistics of curves, fractions and comparisons over seeds (`scipy.special` inside), and formatting. No torch."""
+"""Statistics of curves, fractions and comparisons over seeds (`scipy.special` inside). No torch."""

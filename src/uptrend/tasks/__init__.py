@@ -1,1 +1,1 @@
-"""Tasksets: what makes tasks, plays them and scores them; and from a config to the tasks of a run."""
+"""Interface of tasksets, their registry, tasks and rewards of your own, and the tasks of a run. No torch."""

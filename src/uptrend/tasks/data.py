@@ -29,8 +29,8 @@ from uptrend.records.hub import hub_problem
 from uptrend.records.memory import check_cells
 from uptrend.records.rollout import task_id
 from uptrend.tasks import rewards
-from uptrend.tasks.arithmetic import NUMBER, Rule, is_right
 from uptrend.tasks.rewards import RewardOptions
+from uptrend.tasks.short_answers import NUMBER, Rule, is_right
 from uptrend.tasks.taskset import GivenTasks, Script, add_note, say
 
 EXAMPLE = '{"prompt": "2 + 2 = ", "answer": "4"}'

@@ -1,57 +1,85 @@
-"""The tasksets by name: built in, other packages' entry points, behind a prefix, or any class as `module:Class`."""
+"""Tasksets by name: the table of built-in ones, other packages' entry points, a prefix, or any class as `module:Class`.
+
+The table names classes as entry points do, so that naming one taskset loads no other, and so that tasksets are found
+where the package is used from a path, which has no entry points.
+"""
 
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import cast
 
 from uptrend.config.load import nearest
-from uptrend.records import TasksetError
-from uptrend.tasks.arithmetic import FAMILIES, Mixed
-from uptrend.tasks.data import Data, Jsonl
-from uptrend.tasks.mlgym.taskset import MlGym
-from uptrend.tasks.musique.taskset import Musique
+from uptrend.records import MissingExtra, TasksetError
 from uptrend.tasks.taskset import Taskset
 
-BUILT_IN: dict[str, type[Taskset]] = {
-    **FAMILIES, "mixed": Mixed, "data": Data, "jsonl": Jsonl, "musique": Musique, "mlgym": MlGym,
-}  # fmt: skip
 GROUP = "uptrend.tasksets"
-# Other libraries' tasksets, by prefix: `reasoning-gym:chain_sum`. `runner` fills it, as `bridge` stands above `tasks`.
-_PREFIXES: dict[str, tuple[str, Callable[[str], type[Taskset]]]] = {}
+BUILT_IN = {
+    "arithmetic": "uptrend.tasksets.arithmetic:Arithmetic",
+    "counting": "uptrend.tasksets.arithmetic:Counting",
+    "comparison": "uptrend.tasksets.arithmetic:ComparisonFamily",
+    "binary": "uptrend.tasksets.arithmetic:Binary",
+    "mixed": "uptrend.tasksets.arithmetic:Mixed",
+    "data": "uptrend.tasks.data:Data",
+    "jsonl": "uptrend.tasks.data:Jsonl",
+    "musique": "uptrend.tasksets.musique.taskset:Musique",
+    "mlgym": "uptrend.tasksets.mlgym.taskset:MlGym",
+}
+
+
+@dataclass(frozen=True)
+class EnvironmentLibrary:
+    """Another library's environments as tasksets: `PREFIX:NAME`."""
+
+    line: str
+    """Description for a list."""
+    extra: str
+    """Extra that installs it."""
+    package: str
+    """Module that is there where it is installed."""
+    taskset_of: str
+    """`module:function` from what follows the prefix to the taskset's class."""
+
+
+PREFIXES = {
+    "reasoning-gym": EnvironmentLibrary(
+        line="Generators of reasoning-gym: `reasoning-gym:chain_sum`.",
+        extra="reasoning-gym",
+        package="reasoning_gym",
+        taskset_of="uptrend.bridge.environments.reasoning_gym:taskset_of",
+    ),
+    "verifiers": EnvironmentLibrary(
+        line="Installed environments of verifiers: `verifiers:my-environment`.",
+        extra="verifiers",
+        package="verifiers.v1",
+        taskset_of="uptrend.bridge.environments.verifiers:taskset_of",
+    ),
+}
 NEEDED = ("name", "version", "Options", "train", "heldout", "open", "gold", "corrupted")
-
-
-def register(prefix: str, line: str, resolve: Callable[[str], type[Taskset]]) -> None:
-    """Let a prefix stand for a library: `resolve` gets what follows it; `line` describes it in a list."""
-    _PREFIXES[prefix] = line, resolve
-
-
-def prefixes() -> dict[str, str]:
-    """Return what each prefix stands for."""
-    return {prefix: line for prefix, (line, _) in _PREFIXES.items()}
 
 
 def find(name: str) -> type[Taskset]:
     """Return the taskset that a recipe names."""
     if name in BUILT_IN:
-        return BUILT_IN[name]
+        return _load(EntryPoint(name, BUILT_IN[name], GROUP))
     plugins = _plugins()
     if name in plugins:
         return _load(plugins[name])
     prefix, colon, rest = name.partition(":")
-    if colon and prefix in _PREFIXES:
-        return _PREFIXES[prefix][1](rest)
+    if colon and prefix in PREFIXES:
+        return _find_environment(PREFIXES[prefix], rest)
     if colon and not prefix.replace(".", "").isidentifier():
-        near = nearest(prefix, _PREFIXES) or f" There are {', '.join(_PREFIXES)}."
+        near = nearest(prefix, PREFIXES) or f" There are {', '.join(PREFIXES)}."
         raise TasksetError(f"{prefix!r} is neither a module nor a prefix.{near}")
     if colon:
         if str(Path.cwd()) not in sys.path:  # a module of one's own lies where the command is given
             sys.path.append(str(Path.cwd()))
         return _load(EntryPoint(name, name, GROUP))
-    known = [*BUILT_IN, *plugins, *(f"{prefix}:NAME" for prefix in _PREFIXES)]
+    known = [*BUILT_IN, *plugins, *(f"{prefix}:NAME" for prefix in PREFIXES)]
     near = nearest(name, known) or f" There are {', '.join(known)}; your own is written module:Class."
     raise TasksetError(f"There is no taskset {name!r}.{near}")
 
@@ -69,6 +97,15 @@ def names() -> dict[str, str]:
 
 def _plugins() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _find_environment(library: EnvironmentLibrary, name: str) -> type[Taskset]:
+    try:
+        import_module(library.package)
+    except ModuleNotFoundError:
+        raise MissingExtra(library.extra, library.extra) from None
+    taskset_of: Callable[[str], type[Taskset]] = EntryPoint(name, library.taskset_of, GROUP).load()
+    return taskset_of(name)
 
 
 def _load(point: EntryPoint) -> type[Taskset]:

@@ -30,8 +30,8 @@ from weakref import WeakValueDictionary
 from uptrend.config.load import nearest
 from uptrend.records import ConfigError, MissingExtra, Part, Reward, RewardOutOfBounds, Task, TasksetError
 from uptrend.records.worker_process import WorkerDied, WorkerProcess
-from uptrend.tasks.arithmetic import fold, grade
 from uptrend.tasks.event_loop import Threads, in_callers_turn
+from uptrend.tasks.short_answers import fold, grade
 
 UNKNOWN = (math.nan, math.nan)
 # Columns that TRL adds to those of the dataset, for functions that name them.

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from uptrend.records import Message, Reward, Task, Tool
-from uptrend.tasks.arithmetic import Arithmetic, ArithmeticOptions, is_right
+from uptrend.tasks.short_answers import is_right
 from uptrend.tasks.taskset import Script
+from uptrend.tasksets.arithmetic import Arithmetic, ArithmeticOptions
 
 COMMAND, PROMPT = "validate", "\n> "
 

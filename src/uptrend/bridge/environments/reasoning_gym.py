@@ -16,7 +16,7 @@ from reasoning_gym.utils import extract_answer
 from uptrend.bridge.environments.options import ForeignField, options_from
 from uptrend.config.load import nearest
 from uptrend.records import ConfigError, Message, Reward, Task, TasksetError
-from uptrend.tasks.arithmetic import NUMBER, OneTurn
+from uptrend.tasks.short_answers import NUMBER, OneTurn
 from uptrend.tasks.taskset import Script, Taskset, add_note, may_be_held_out, say, shortfall
 
 # Entries are generated in parts of this size: some generators draw all that they shall ever give at the beginning.

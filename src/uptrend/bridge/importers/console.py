@@ -16,8 +16,8 @@ from itertools import islice
 from uptrend.bridge.importers.readers import Log, LogFile, Row, number, stride
 from uptrend.bridge.importers.runs import is_evaluation
 from uptrend.bridge.importers.settings import printed_settings
+from uptrend.present.formatting import plural
 from uptrend.records.dialects import is_bookkeeping, matches, names_for, translate
-from uptrend.stats.formatting import plural
 
 _LARGE = 2_000_000  # characters
 _MOST_ENTRIES = 200_000  # lines of metrics that are held at a time, about 1 kB each

@@ -8,8 +8,8 @@ from typing import Any
 
 from uptrend.bridge.importers.readers import Log, Row, columns_in, number
 from uptrend.bridge.importers.steps import starts, step_column, without_repeats
+from uptrend.present.formatting import plural
 from uptrend.records.dialects import LOGGERS, is_bookkeeping, matches, metric_names, names_for, plain_name
-from uptrend.stats.formatting import plural
 
 
 @dataclass

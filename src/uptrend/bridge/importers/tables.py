@@ -13,10 +13,10 @@ from itertools import islice
 from typing import Any
 
 from uptrend.bridge.importers.readers import Log, LogFile, Row, RowBuffer, number, stride
+from uptrend.present.formatting import plural
 from uptrend.records.dialects import names_for
 from uptrend.records.directory import parse_object, to_number
 from uptrend.records.memory import VALUE_SIZE, check_values, size_in_memory
-from uptrend.stats.formatting import plural
 
 _STATE = "log_history"
 # Characters of a line of a table: ten thousand columns take a fifth.

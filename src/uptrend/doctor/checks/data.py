@@ -11,8 +11,8 @@ from uptrend.doctor.curves import LEVEL, Curve, trend_until
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.doctor.rows import Rows, group_sum, seen_in
 from uptrend.doctor.trend import HeldOutChange
+from uptrend.present.formatting import number
 from uptrend.records import Evidence, RecordError, Role, TrendKind
-from uptrend.stats.formatting import number
 from uptrend.stats.intervals import normal_reach, wilson
 from uptrend.stats.trend import start
 

@@ -13,10 +13,10 @@ from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check
 from uptrend.doctor.curves import LEVEL, REWARD
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, WARNING
 from uptrend.doctor.trend import FEWEST_POINTS, SHORTEST, SMALLEST
+from uptrend.present.formatting import plural
 from uptrend.records import Basis, Evidence, RunView, Severity, Trend, TrendKind
 from uptrend.records.metrics import must_be_finite
 from uptrend.records.view import Floats
-from uptrend.stats.formatting import plural
 from uptrend.stats.trend import measure_trend, points_for, robust_spread, shift_at
 
 # Metrics that drive the update, and counts of the tokens that others are averages over.

@@ -16,10 +16,10 @@ from uptrend.lab.journal import figures, stored
 from uptrend.lab.journal.stored import ArmRun, Curves, Entry
 from uptrend.lab.journal.verdicts import HELPERS, decisive, differences
 from uptrend.lab.notebook import PROBLEM, README, Notebook, phases, roadmap, status_table
+from uptrend.present.formatting import assignments
+from uptrend.present.pages import render
 from uptrend.records import Comparison, Direction, Hypothesis, LabError, Verdict
 from uptrend.records.files import read_text
-from uptrend.stats.formatting import assignments
-from uptrend.stats.pages import render
 
 # A comment on a line of its own.
 COMMENT = re.compile(r"^<!--.*?-->[ \t]*$\n?", re.MULTILINE | re.DOTALL)

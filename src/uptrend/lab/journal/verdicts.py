@@ -6,10 +6,10 @@ from typing import Any
 
 from uptrend.lab.journal.stored import ArmRun, Entry
 from uptrend.lab.measure import amount, change, interval_text, is_share, titled
+from uptrend.present import formatting
+from uptrend.present.formatting import NONE, assignments, duration, markdown_table, p_value, percent, plural
 from uptrend.records import Comparison, Direction, Hypothesis, Interval, Verdict
 from uptrend.records.metrics import label_of, name_of
-from uptrend.stats import formatting
-from uptrend.stats.formatting import NONE, assignments, duration, markdown_table, p_value, percent, plural
 
 # Head and rows of texts.
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]

@@ -1,0 +1,1 @@
+"""Numbers, durations and lists as people read them; plots (matplotlib) and pages (Jinja). No torch."""

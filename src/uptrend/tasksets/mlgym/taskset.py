@@ -1,0 +1,194 @@
+"""The taskset `mlgym`: problems in MLGym's format, those that come with Uptrend or a checkout's, and their examples."""
+
+import asyncio
+import hashlib
+import os
+import random
+from collections.abc import Callable, Collection, Iterable
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge
+
+from uptrend.records import ConfigError, Message, Task, TasksetError
+from uptrend.sandbox import Bounds, find_sandbox
+from uptrend.tasks.taskset import Script, add_note
+from uptrend.tasksets.mlgym.play import COMMAND, Arena, ResearchPlay
+from uptrend.tasksets.mlgym.players import Player, read_players
+from uptrend.tasksets.mlgym.problem import Problem, load_problem, names
+from uptrend.tasksets.mlgym.rewards import DenseParts, Scheme
+from uptrend.tasksets.mlgym.scoring import SubmissionScorer
+
+# Number of the first held-out seed: those to train on lie below it.
+HELD_OUT = 1_000_000
+
+SYSTEM = """You solve a machine-learning task in a shell. Each turn you give one command and read its output.
+open <path> [<line>], goto <line>, scroll_down, scroll_up, create <path>: show and make files
+search_dir <term> [<folder>], search_file <term> [<file>], find_file <name> [<folder>]: search
+edit <first>:<last>, new lines, end_of_edit: replace these lines of the open file
+insert <line>, new lines, end_of_insert: add lines after that one
+validate: score the submission so far; submit: end with it
+Anything else is bash. A command takes at most {seconds:g} seconds; there is no network."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlGymOptions:
+    """The options of `mlgym`."""
+
+    problems: tuple[str, ...] = ()
+    """MLGym tasks by name (the YAML file's, without its ending); empty for all."""
+    folder: str = ""
+    """A MLGym checkout; empty for the four tasks that come with Uptrend."""
+    examples: Annotated[int, Ge(0)] = 0
+    """Examples per task to train on; 0 for as many as tasks.train asks for."""
+    scheme: Scheme = "final"
+    """What the reward pays for: final, validation-change, validate-required, code-quality or graded."""
+    dense: DenseParts = field(default_factory=DenseParts)
+    """Weights of parts beside the scheme's own reward."""
+    keep: Literal["best", "last"] = "best"
+    """The submission that counts: the last, or the one that validated best."""
+    sandbox: Literal["auto", "bubblewrap", "podman", "docker", "process"] = "auto"
+    """Back end: auto, bubblewrap, podman, docker, or process (which is no sandbox)."""
+    turns: Annotated[int, Ge(0)] = 0
+    """Turns that the agent is told it has, and after which its work is submitted; 0 for sampling.max_turns, untold."""
+    seconds: float = 30.0
+    """Seconds that one command may take, if the task's training_timeout is not shorter."""
+    memory: int = 1024
+    """Megabytes of memory of one workspace."""
+    output: Annotated[int, Ge(200)] = 2000
+    """Bytes of a command's output that the agent is shown."""
+    window: Annotated[int, Ge(10)] = 100
+    """Lines of a file that the editor shows."""
+    workers: Annotated[int, Ge(0)] = 0
+    """Commands that run at once; 0 for one per core."""
+    tool_calls: bool = False
+    """Let the model give commands as tool calls; otherwise they are text, in a ``` block or bare."""
+    trust: bool = False
+    """Score submissions that are models, which run beside the evaluator and could forge their score."""
+
+    def __post_init__(self) -> None:
+        if self.seconds <= 0 or self.memory < 64:
+            raise ConfigError("seconds should be above 0, and memory at least 64 megabytes.", is_of_field=True)
+
+
+class MlGym:
+    """Machine-learning tasks by one command per turn in a sandbox, scored from outside; MLGym's format."""
+
+    name: ClassVar[str] = "mlgym"
+    version: ClassVar[str] = "1"
+    Options: ClassVar[type[Any]] = MlGymOptions
+    FEW_PLAYS: ClassVar[int] = 2  # of a kind in a probe: each takes a second or more
+    # Tasks that `validate` plays: with all players, each takes 10 to 20 seconds on two cores.
+    VALIDATED: ClassVar[int] = 4
+    LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 256, "max_turns": 10, "context": 4096}
+    chat: bool | None = True
+
+    def __init__(self, options: MlGymOptions, seed: int) -> None:
+        self.options, self.seed = options, seed
+        self.notes: list[str] = []
+        chosen = options.problems or names(options.folder)
+        self.problems = {p.name: p for p in (load_problem(name, options.folder) for name in chosen)}
+        for problem in self.problems.values():
+            for note in problem.notes:
+                add_note(self.notes, note)
+            if problem.kind == "model" and not options.trust:
+                raise TasksetError(
+                    f"{problem.name} submits a model, which runs beside its evaluator and could forge its score. "
+                    "Set trust = true if you accept that, or leave the task out."
+                )
+        # Examples without a generator are one task; probes are told, and say so once.
+        self.repeated = frozenset(p.name for p in self.problems.values() if p.generator is None)
+        if self.repeated:
+            listed = ", ".join(sorted(self.repeated))
+            add_note(self.notes, f"examples of {listed} repeat one task, to train on and held out alike")
+        self._arenas: dict[str, Arena] = {}
+        self._slots = asyncio.Semaphore(options.workers or os.cpu_count() or 1)  # of all tasks together
+
+    def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
+        most = min(count, self.options.examples * len(self.problems)) if self.options.examples else count
+        found = [task for task in self._examples(most + len(exclude), heldout=False) if task.id not in exclude]
+        return found[:most]
+
+    def heldout(self, count: int) -> list[Task]:
+        return self._examples(count, heldout=True)
+
+    def _examples(self, count: int, heldout: bool) -> list[Task]:
+        """Return so many examples, the problems in turn and then shuffled; a seed is drawn once."""
+        chance = random.Random(f"{self.name}-{self.seed}-{heldout}")
+        seeds = chance.sample(range(HELD_OUT), -(-count // len(self.problems)))
+        made = [self._task(p, seed + heldout * HELD_OUT, heldout) for seed in seeds for p in self.problems.values()]
+        chance.shuffle(made := made[:count])
+        return made
+
+    def _task(self, problem: Problem, seed: int, heldout: bool) -> Task:
+        data = f"\n\nData set: {problem.name}-{seed}" if problem.generator else ""
+        seconds = min(self.options.seconds, problem.timeout)
+        messages = (
+            Message("system", SYSTEM.format(seconds=seconds)),
+            Message("user", f"{problem.title}\n{problem.description}{data}\nbash-$"),
+        )
+        # Without a generator the messages are the same: an example is then told apart by its number.
+        own = "" if problem.generator else hashlib.sha256(f"{problem.name}{seed}".encode()).hexdigest()[:16]
+        facts = {"task": problem.name, "seed": seed, "heldout": heldout}
+        return Task(messages, "", problem.name, data=facts, id=own)
+
+    def check_machine(self) -> None:
+        """Raise where the sandbox does not work here."""
+        find_sandbox(self.options.sandbox)
+
+    def open(self, task: Task, seed: int) -> ResearchPlay:  # noqa: ARG002 (nothing is left to chance)
+        """Begin a rollout; its sandbox is opened by its first command."""
+        o, arena = self.options, self._arena(task.family)
+        tools = (COMMAND,) if o.tool_calls else ()
+        return ResearchPlay(task, arena, o.scheme, o.dense, o.keep, o.window, o.turns, tools)
+
+    def _arena(self, name: str) -> Arena:
+        if name not in self._arenas:
+            o, problem = self.options, self.problems[name]
+            sandbox = find_sandbox(o.sandbox)
+            bounds = Bounds(seconds=o.seconds, memory=o.memory << 20, output=o.output)
+            scorer = SubmissionScorer(
+                problem, sandbox, replace(bounds, seconds=problem.timeout, output=1 << 16), o.trust
+            )
+            self._arenas[name] = Arena(problem, sandbox, scorer, bounds, self._slots)
+        return self._arenas[name]
+
+    def players(self, task: Task, kind: str) -> list[Player]:
+        """Return the scripted players of a kind."""
+        folder = self.problems[task.family].players
+        return [player for player in read_players(folder) if player.kind == kind] if folder else []
+
+    def gold(self, task: Task) -> Script:
+        """Return the expert, which reaches par."""
+        for player in self.players(task, "expert"):
+            return player.play(task.data["seed"])
+        raise TasksetError(f"{task.family} has no scripted expert.")
+
+    def corrupted(self, task: Task) -> Iterable[Script]:
+        """Yield weaker players."""
+        return (player.play(task.data["seed"]) for player in self.players(task, "weak"))
+
+    def cheaters(self, task: Task) -> Iterable[Script]:
+        """Yield players that go for the score and not for the task."""
+        return (player.play(task.data["seed"]) for player in self.players(task, "cheat"))
+
+    def demonstrations(self, task: Task, count: int) -> list[Callable[[], Script]]:
+        """Return scripts of mixed quality to imitate, drawn by the example: mostly weak, now and then the expert."""
+        weak, seed = self.players(task, "weak"), task.data["seed"]
+        pool = [*weak, *self.players(task, "expert")]
+        return [partial(p.play, seed + n) for n, p in enumerate(random.Random(seed).choices(pool, k=count))]
+
+    def proof(self) -> "MlGym":
+        """Return the same tasks under the reward that the expert reaches the maximum of."""
+        return self._with(scheme="final", dense=DenseParts())
+
+    def variants(self) -> "dict[str, Callable[[], MlGym]]":
+        """Return a maker of the tasks as they are: under `graded`, for one, weaker players reach the maximum too."""
+        return {self.options.scheme: self._with}
+
+    def _with(self, **changes: Any) -> "MlGym":
+        other = copy(self)
+        other.options, other._arenas = replace(self.options, **changes), {}
+        return other
