@@ -412,7 +412,12 @@ def test_nothing_of_the_host_can_be_read(backend: str, neighbor: Workspace, tmp_
     secret = tmp_path / "answers.csv"
     secret.write_text("17 is the answer")
     package = Path(uptrend.__file__).parent
-    places = [secret, package / "tasksets" / "arithmetic.py", package.parents[1] / "pyproject.toml", Path("/etc/shadow")]
+    places = [
+        secret,
+        package / "tasksets" / "arithmetic.py",
+        package.parents[1] / "pyproject.toml",
+        Path("/etc/shadow"),
+    ]
     places += [Path(folder, "uptrend", "tasksets", "arithmetic.py") for folder in sys.path]
 
     async def play() -> None:
