@@ -27,7 +27,7 @@ def sums(count: int) -> list[dict[str, Any]]:
 
 def test_list_and_show(uptrend: Uptrend) -> None:
     listed = uptrend("tasks", "list").out
-    for name in ("arithmetic", "counting", "comparison", "binary", "mixed", "jsonl"):
+    for name in ("arithmetic", "counting", "comparison", "binary", "mixed", "data"):
         assert name in listed
     shown = uptrend("tasks", "show", "binary", "--count", "3").flat
     assert "12 to train on, 4 held out" in shown
@@ -135,7 +135,7 @@ def test_a_stage_may_train_on_every_row(tmp_path: Path, uptrend: Uptrend) -> Non
         (["validate", "musique", "--set", "tasks.atlas.hops=[7]"], "tasks.atlas.hops = [7] should have"),
         (["show", "none.jsonl"], "can't be read"),
         (["show", "none.toml"], "There is no recipe at none.toml"),
-        (["show", "jsonl"], "tasks.file is missing"),
+        (["show", "jsonl"], "tasks.file: it is missing"),
         (["show", "no_such_module:Class"], "can't be loaded"),
     ],
 )

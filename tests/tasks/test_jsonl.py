@@ -1,12 +1,14 @@
-"""Tasks from a file."""
+"""Tasks from a file, through `jsonl`, an older name of `data` for short answers."""
 
 import asyncio
 import json
 
 import pytest
 
+from uptrend.config import load_config
 from uptrend.records import TasksetError
-from uptrend.tasks.data import Jsonl, JsonlOptions
+from uptrend.records.renamed import RenamedWarning
+from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.taskset import play_script, say, shortfall
 from uptrend.tasks.validate import validate
 
@@ -20,9 +22,15 @@ def make(tmp_path, monkeypatch):
     def made(rows, seed=0, **options):
         text = "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows)
         (tmp_path / "t.jsonl").write_text(text)
-        return Jsonl(JsonlOptions(file="t.jsonl", **options), seed)
+        return jsonl("t.jsonl", seed, **options)
 
     return made
+
+
+def jsonl(file, seed=0, **options):
+    with pytest.warns(RenamedWarning, match="jsonl is called data now"):
+        tasks = load_config({"tasks": {"name": "jsonl", "file": file, **options}}).tasks
+    return make_taskset(tasks.name, tasks.options, seed)
 
 
 def test_rows_become_tasks(make):
@@ -101,7 +109,7 @@ def test_files_that_cannot_be_read(tmp_path, name, content, said):
     if content:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(TasksetError, match=said):
-        Jsonl(JsonlOptions(file=str(tmp_path / name)), 0)
+        jsonl(str(tmp_path / name))
 
 
 def test_numbers_are_graded_by_distance_and_words_exactly(make):

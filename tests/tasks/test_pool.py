@@ -28,7 +28,7 @@ def configure(tasks=None, evaluation=None, groups=4, seed=0):
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """Write rows that both jsonl and musique read to t.jsonl in the current folder."""
+    """Write rows that both data and musique read to t.jsonl in the current folder."""
     paragraph = {"idx": 0, "title": "t", "paragraph_text": "text", "is_supporting": True}
     rows = [{"question": f"Who is {n}?", "prompt": f"{n} = ", "answer": n, "paragraphs": [paragraph]}
             for n in range(40)]  # fmt: skip
@@ -63,7 +63,7 @@ class Leaky(Arithmetic):
         ({"trian": 3}, {}, "tasks.trian is not a known key. Did you mean train?"),
         ({}, {"operatoins": ["+"]}, "eval.operatoins is not a known key. Did you mean operations?"),
         ({"high": "ten"}, {}, "tasks.high = 'ten' should be a whole number"),
-        ({"name": "jsonl"}, {"name": "arithmetic"}, "tasks.file is missing"),
+        ({"name": "data"}, {"name": "arithmetic"}, "tasks.file: it is missing"),
         ({"stages": [{"start": 1, "hig": 3}]}, {}, "tasks.stages[0].hig is not a known key. Did you mean high?"),
         ({"stages": [{"start": 1, "stages": []}]}, {}, "tasks.stages[0].stages"),
         ({}, {"name": "musique", "atlas": {"paragraphs": 2}}, "eval.atlas.paragraphs = 2 should be from 6"),
@@ -96,10 +96,10 @@ def test_the_held_out_set_does_not_depend_on_what_is_trained_on():
 @pytest.mark.parametrize(
     ("name", "tasks", "sizes", "split"),
     [
-        ("jsonl", {"train": 30}, (40, 30), False),  # a file that only evaluates is used whole
+        ("data", {"train": 30}, (40, 30), "all"),  # a file that only evaluates is used whole
         ("musique", {"train": 30}, (40, 30), "heldout"),
         *((name, {"name": name, "file": "t.jsonl", **stages}, (10, 30), split)
-          for name, split in (("jsonl", True), ("musique", "quarter"))
+          for name, split in (("data", "quarter"), ("musique", "quarter"))
           for stages in ({}, {"stages": [{"start": 1, "name": "arithmetic"}, {"start": 2}]})),
     ],
 )  # fmt: skip
@@ -109,7 +109,8 @@ def test_a_file_that_is_also_trained_on_is_split(file, name, tasks, sizes, split
     trained = pool(config, held_out).stages[-1].tasks
     assert (len(held_out.tasks), len(trained)) == sizes
     assert {task.id for task in trained}.isdisjoint(task.id for task in held_out.tasks)
-    assert resolve_options(config).eval.options["split"] == split
+    key = {"data": "hold_out", "musique": "split"}[name]
+    assert resolve_options(config).eval.options[key] == split
 
 
 def test_stages_lie_over_the_section():
@@ -136,15 +137,15 @@ def test_a_stage_changes_a_family_table_key_by_key_and_shares_as_a_whole():
     [
         ({}, {"name": "musique"}, {"chat": True, "split": "quarter"}),
         ({"chat": False}, {"name": "musique"}, {"chat": False}),
-        ({"name": "jsonl"}, {"name": "musique"}, {"chat": True, "split": "quarter", "file": "t.jsonl"}),
-        ({"name": "jsonl"}, {"name": "musique", "file": ""}, {"split": "quarter", "file": ""}),
+        ({"name": "data"}, {"name": "musique"}, {"chat": True, "split": "quarter", "file": "t.jsonl"}),
+        ({"name": "data"}, {"name": "musique", "file": ""}, {"split": "quarter", "file": ""}),
         ({"operations": ["+"], "high": 7, "reward": "rich"}, {"name": "comparison", "seed": 3},
          {"reward": "rich", "chat": False, "low": 0, "high": 7}),
     ],
 )  # fmt: skip
 def test_a_stage_inherits_what_was_written_and_not_what_was_filled_in(file, base, stage, options):
     """Also after the config was resolved, kept and read again."""
-    source = {"file": file.name} if base.get("name") == "jsonl" else {}
+    source = {"file": file.name} if base.get("name") == "data" else {}
     config = configure({**base, **source, "train": 20, "stages": [{"start": 1}, {"start": 5, **stage}]})
     resolved = resolve_options(config)
     again = load_config(json.loads(json.dumps(to_table(resolved))))

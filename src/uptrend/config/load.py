@@ -56,6 +56,7 @@ def load_config(
             _take_tasks(table, _from_above(Path(str(table["tasks"])), None if isinstance(source, Mapping) else source))
     if not isinstance(source, Mapping):
         _find_beside(table, Path(source).parent)
+    _rename_tasksets(table)
     _complete_eval(table)
     config = build(Config, table)
     if is_recipe and "learning.steps" in given and "learning.warmup" not in given:
@@ -85,14 +86,37 @@ def _take_tasks(table: dict[str, Any], recipe: Path) -> None:
 
 def _find_beside(table: dict[str, Any], folder: Path) -> None:
     """Let relative paths start at the recipe's folder where the file is there."""
-    sections = [s for s in (table.get("tasks"), table.get("eval")) if isinstance(s, dict)]
-    for section in [*sections, *(t for s in sections for key in ("stages", "sets") for t in s.get(key, ()))]:
+    for section in _task_sections(table):
         for key in _FILES:
             given = section.get(key)
             if isinstance(given, list):
                 section[key] = [_beside(each, folder) for each in given]
             elif given is not None:
                 section[key] = _beside(given, folder)
+
+
+def _task_sections(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield `[tasks]` and `[eval]`, each followed by its stages or sets."""
+    for section in (table.get("tasks"), table.get("eval")):
+        if isinstance(section, dict):
+            yield section
+            for key in ("stages", "sets"):
+                yield from (table for table in section.get(key, ()) if isinstance(table, dict))
+
+
+def _rename_tasksets(table: Mapping[str, Any]) -> None:
+    """Replace an older name of a taskset, and `jsonl`'s options by those of `data` that do the same, in place."""
+    for section in _task_sections(table):
+        name = section.get("name")
+        if not isinstance(name, str) or current(name) == name:
+            continue
+        section["name"] = current(name)
+        if "split" in section:
+            section["hold_out"] = "quarter" if section.pop("split") else "all"
+        # `jsonl` graded what stands at the start of an answer to a prompt of raw text.
+        rule = section.get("reward", "exact")
+        section["reward"] = "start" if rule == "exact" else rule
+        section.setdefault("chat", False)
 
 
 def _beside(given: Any, folder: Path) -> Any:

@@ -17,6 +17,7 @@ from uptrend.rollout.openai import KEY, PREFIX, TIMEOUT, ChatPlayer, Server
 from uptrend.runner.prepare import make_policy, refuse_ranks, refuse_warmstart, resolve
 from uptrend.tasks.pool import HeldOut, check_machine, eval_sections, heldout, resolve_options
 from uptrend.tasks.registry import find
+from uptrend.tasks.rewards import RULES
 from uptrend.tasks.taskset import ALL
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def eval_section(tasks: str) -> dict[str, Any]:
     if tasks.endswith(".toml"):
         return dict(to_table(load_recipe(tasks))["eval"])
     if tasks.endswith(".jsonl"):
-        return {"name": "jsonl", "file": tasks, "split": False, "tasks": ALL}
+        short_answers = {"reward": "start", "chat": False}
+        return {"name": "data", "file": tasks, "hold_out": "all", "tasks": ALL, **short_answers}
     return {"name": tasks}
 
 
@@ -148,6 +150,9 @@ def _limits(target: str, table: dict[str, Any], note: Callable[[str], None]) -> 
     """Return the limits that the taskset needs and nobody gave, as overrides, and note them."""
     name, own = table["eval"].get("name"), _run_config(target)
     if name is None or (own is not None and own["eval"]["name"] == name):
+        return []
+    # What grades the start of an answer needs no more tokens than [sampling]'s default.
+    if table["eval"].get("reward") in RULES:
         return []
     # A taskset says what it needs where [sampling]'s defaults (one turn of 8 tokens) would be useless; most don't.
     there, given = {} if own is None else own["sampling"], table.get("sampling", {})

@@ -30,7 +30,7 @@ from uptrend.records.memory import check_cells
 from uptrend.records.rollout import task_id
 from uptrend.tasks import rewards
 from uptrend.tasks.rewards import RewardOptions
-from uptrend.tasks.short_answers import NUMBER, Rule, is_right
+from uptrend.tasks.short_answers import NUMBER, is_right
 from uptrend.tasks.taskset import GivenTasks, Script, add_note, say
 
 EXAMPLE = '{"prompt": "2 + 2 = ", "answer": "4"}'
@@ -234,36 +234,6 @@ class Data:
             # By the columns alone: other words around them, or other instructions, do not make it another task.
             task_id([Message("user", content)]) if isinstance(content, str) else task_id(messages),
         )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class JsonlOptions:
-    """The options of `jsonl`."""
-
-    file: str
-    """The file; a relative path starts at the current folder."""
-    split: bool = True
-    """Hold out a quarter of the rows. Without, all of them may be held out and none trained on."""
-    duplicates: float = 0.1
-    """The share of rows that may repeat an earlier prompt before `uptrend tasks validate` objects."""
-    reward: Rule = "exact"
-    """Rule of grading: exact, partial (near misses earn some) or rich (by distance)."""
-    chat: bool = False
-    """Send prompts through the model's chat template; raw text otherwise."""
-
-
-class Jsonl(Data):
-    """An older name of `data`, for short answers at the start of what is said."""
-
-    name: ClassVar[str] = "jsonl"
-    Options: ClassVar[type[Any]] = JsonlOptions
-    WHOLE: ClassVar[dict[str, Any]] = {"split": False}
-    LIMITS: ClassVar[dict[str, int]] = {}
-
-    def __init__(self, options: JsonlOptions, seed: int) -> None:
-        rule, hold_out = {"exact": "start"}.get(options.reward, options.reward), "quarter" if options.split else "all"
-        same = {"file": options.file, "duplicates": options.duplicates, "chat": options.chat}
-        super().__init__(DataOptions(**same, reward=rule, hold_out=hold_out), seed)  # type: ignore[arg-type]
 
 
 def _column(named: str, row: Mapping[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from typing import cast
 
 from uptrend.config.load import nearest
 from uptrend.records import MissingExtra, TasksetError
+from uptrend.records.renamed import current
 from uptrend.tasks.taskset import Taskset
 
 GROUP = "uptrend.tasksets"
@@ -25,7 +26,6 @@ BUILT_IN = {
     "binary": "uptrend.tasksets.arithmetic:Binary",
     "mixed": "uptrend.tasksets.arithmetic:Mixed",
     "data": "uptrend.tasks.data:Data",
-    "jsonl": "uptrend.tasks.data:Jsonl",
     "musique": "uptrend.tasksets.musique.taskset:Musique",
     "mlgym": "uptrend.tasksets.mlgym.taskset:MlGym",
 }
@@ -64,6 +64,7 @@ NEEDED = ("name", "version", "Options", "train", "heldout", "open", "gold", "cor
 
 def find(name: str) -> type[Taskset]:
     """Return the taskset that a recipe names."""
+    name = current(name)
     if name in BUILT_IN:
         return _load(EntryPoint(name, BUILT_IN[name], GROUP))
     plugins = _plugins()
