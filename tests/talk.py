@@ -2,13 +2,25 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 
 Ask = tuple[int, Sequence[int], int]  # a stream, what it hears, and its seed
+
+
+class PrefillCounter(InProcessSampler):
+    """Counts the tokens that go through a prefill on a CPU: what sharing saves."""
+
+    prefilled = 0
+
+    def read_contexts(self, ids_q: Tensor, *about: Any) -> tuple[Tensor, ...]:
+        self.prefilled += len(ids_q)
+        return super().read_contexts(ids_q, *about)
 
 
 def speak(sampler: Sampler, asks: Sequence[Ask], limits: Limits) -> list[Extension]:

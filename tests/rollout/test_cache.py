@@ -7,7 +7,7 @@ import pytest
 from test_inprocess import same
 
 from models import encode, make_policy
-from talk import speak
+from talk import PrefillCounter, speak
 from uptrend.policy.policy import Policy
 from uptrend.records import ModelError
 from uptrend.rollout.cache import LOADS
@@ -22,12 +22,12 @@ def policy(llama_folder: Path) -> Policy:
     return make_policy(llama_folder)
 
 
-def with_pages(policy: Policy, count: int) -> InProcessSampler:
-    return InProcessSampler(policy, budget=(count + 1) * InProcessSampler(policy).cache.page_bytes)
+def with_pages(policy: Policy, count: int) -> PrefillCounter:
+    return PrefillCounter(policy, budget=(count + 1) * InProcessSampler(policy).cache.page_bytes)
 
 
 def test_a_long_prompt_is_shared_and_freed(policy: Policy) -> None:
-    sampler, prompt = InProcessSampler(policy), (encode(policy, "What is this? ") * 30)[: 9 * 32 + 5]
+    sampler, prompt = PrefillCounter(policy), (encode(policy, "What is this? ") * 30)[: 9 * 32 + 5]
     together = speak(sampler, [(i, prompt, i) for i in range(6)], LIMITS)
     assert sampler.cache.used == 9 + 6  # the pages that it fills once, the last one for each
     assert sampler.prefilled == len(prompt)
@@ -54,7 +54,7 @@ def test_many_turns_leave_nothing_behind(policy: Policy) -> None:
 @pytest.mark.parametrize("pages", [3, 7])
 def test_a_small_cache_says_the_same(policy: Policy, pages: int) -> None:
     """Six streams of two pages each: those that wait lose theirs, and turns wait for those that run."""
-    small, large = with_pages(policy, pages), InProcessSampler(policy)
+    small, large = with_pages(policy, pages), PrefillCounter(policy)
     prompts = [encode(policy, f"{i}. What is it that this is? ") for i in range(6)]
     for turn in range(3):
         asks = [(i, prompts[i] if turn == 0 else prompts[i][:5], i) for i in range(6)]

@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 
 from chats import FOLDER, SEARCH, SPECIAL, calling
 from models import character_tokenizer, full_logits, make_policy, write_model
-from talk import distribution
+from talk import PrefillCounter, distribution
 from uptrend.config import load_config
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.records import Ending, Message, Reward, Role, Rollout, Task
-from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import RolloutRequest, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits
@@ -71,7 +70,7 @@ def renderers(policy: Policy) -> dict[str, Renderer]:
     return made
 
 
-class Spy(InProcessSampler):
+class Spy(PrefillCounter):
     """Notes what every stream read and said, and who was sampled together."""
 
     def __init__(self, policy: Policy) -> None:

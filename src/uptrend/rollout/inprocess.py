@@ -87,7 +87,6 @@ class InProcessSampler:
         self._released: list[int] = []
         self._version = 0
         self._stale = True
-        self.prefilled = 0  # tokens that have gone through a prefill, for the record of what sharing saves
 
     async def extend(self, stream: int, ids: Sequence[int], limits: Limits, seed: int) -> Extension:
         loop = asyncio.get_running_loop()
@@ -306,7 +305,6 @@ class InProcessSampler:
                 size = 0
             parts[-1].append(stream)
             size += new
-            self.prefilled += new
         return torch.cat([self._compute(*self._pack(part))[0][: len(part)] for part in parts])
 
     def _pack(self, streams: list[_Stream]) -> tuple[Any, ...]:

@@ -36,16 +36,11 @@ class Play(Protocol):
         """Free what the play holds; called once, whatever happened."""
 
 
-class KeepsCommands(Protocol):
-    """A play that keeps the commands which it ran in a sandbox, for the rollout's record."""
-
-    @property
-    def commands(self) -> Sequence[Executed]:
-        """Commands so far, in order; complete after `score`."""
-
-
 def commands_of(play: Play) -> tuple[Executed, ...]:
-    """Return the commands that a play keeps; an attribute of that name with other content is somebody's own."""
+    """Return the commands that a play ran in a sandbox and keeps in `commands`, complete after `score`.
+
+    An attribute of that name with other content is somebody's own.
+    """
     kept = getattr(play, "commands", ())
     return tuple(kept) if isinstance(kept, Sequence) and all(isinstance(each, Executed) for each in kept) else ()
 

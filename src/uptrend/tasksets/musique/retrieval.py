@@ -130,8 +130,6 @@ class Embedder:
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: list[tuple[Sequence[str], asyncio.Future[Floats]]] = []
-        self.calls = 0  # calls of the model, for the record of what batching saves
-        self.embedded = 0  # texts that went through it
 
     @cached_property
     def _encode(self) -> Encode:
@@ -157,8 +155,6 @@ class Embedder:
             return
         distinct = list(dict.fromkeys(text for texts, _ in waiting for text in texts))
         place = {text: row for row, text in enumerate(distinct)}
-        self.calls += 1
-        self.embedded += len(distinct)
         try:
             vectors = self._encode(distinct)
         except Exception as error:  # every waiting search must hear of it
