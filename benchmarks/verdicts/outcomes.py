@@ -7,9 +7,7 @@ import numpy as np
 from benchmarks.verdicts.simulated import Setting, simulate
 from numpy.typing import NDArray
 
-from uptrend.lab import criteria
-from uptrend.lab.compare import foresee, least_seeds
-from uptrend.lab.criteria import alpha_of
+from uptrend.lab.compare import alpha_of, foresee, least_seeds
 from uptrend.lab.judge import judge
 from uptrend.records import Arm, Hypothesis, Measured, Status
 from uptrend.records.view import Floats
@@ -85,10 +83,9 @@ def decide(differences: Floats, h: Hypothesis, reach_of: Callable[[int, float], 
     if_equal = 0.0 if np.isfinite(reach) and 2.0 ** (1 - seeds) <= alpha else np.inf
     is_equal = deviation <= 1e-12
     half = np.where(is_equal, if_equal, reach * np.where(is_equal, 1.0, deviation))
-    values = {"effect": mean, "low": mean - half, "high": mean + half, "smallest": np.full_like(mean, h.smallest)}
-    against = criteria.parse(h.invalidated_if).meets(values)
-    for_it = criteria.parse(h.validated_if).meets(values)
-    decided = np.where(against, INVALIDATED, np.where(for_it, VALIDATED, NONE))
+    is_excluded = mean + half < h.smallest
+    is_there = mean - half > 0
+    decided = np.where(is_excluded, INVALIDATED, np.where(is_there, VALIDATED, NONE))
     return decided if seeds >= least_seeds(h) else np.full_like(decided, NONE)
 
 

@@ -5,10 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtri, stdtr
 
-from uptrend.lab import criteria
-from uptrend.lab.criteria import alpha_of, has_own_criteria, towards
 from uptrend.records import Comparison, Direction, Hypothesis, Interval, Measured, Status
 from uptrend.records.metrics import first_step
 from uptrend.records.view import Floats
@@ -17,8 +14,6 @@ from uptrend.stats.comparison import Chances, fewest_seeds
 
 # Chance of a verdict that is called enough.
 ENOUGH = 0.8
-# Means by which an own criterion is weighed, for each deviation.
-MEANS = 200
 # Most held-out tasks that are asked for, as a multiple of those that there are.
 MOST_TASKS = 10
 
@@ -85,6 +80,17 @@ def pair(h: Hypothesis, measured: Sequence[Measured], arm: str) -> Pairs:
     return Pairs(arm, -1.0 if h.direction is Direction.DOWN else 1.0, seeds, before, after, broken, waiting)
 
 
+def alpha_of(h: Hypothesis) -> float:
+    """Return each arm's share of alpha.
+
+    Shared among the arms (Bonferroni). A directional claim errs on one side only, so that the sequence and the final
+    interval, each two-sided at this level, err together as often as it says. A claim of either direction errs on both,
+    and where it may stop early each of the two gets half.
+    """
+    share = h.alpha / len(h.treated)
+    return share / 2 if h.direction is Direction.EITHER and h.stops_early else share
+
+
 def least_seeds(h: Hypothesis) -> int:
     """Return the fewest paired seeds that decide: those with which the exact test can reach alpha.
 
@@ -106,29 +112,11 @@ class Plan:
     seeds_for_80: int | None  # number that validates it with a chance of 80%; None beyond 1,000
 
 
-def foresee(h: Hypothesis, effect: float, deviation: float, seeds: int, control: float = math.nan) -> Chances:
+def foresee(h: Hypothesis, effect: float, deviation: float, seeds: int) -> Chances:
     """Return the chances of the two verdicts where the true effect is this."""
     if seeds < least_seeds(h):
         return Chances(0.0, 0.0)
-    if has_own_criteria(h) and deviation > 0 and seeds > 1:
-        return _by_criteria(h, effect, deviation, seeds, control)
     return comparison.chances(effect, deviation, seeds, h.smallest, alpha_of(h), h.direction is Direction.EITHER)
-
-
-def _by_criteria(h: Hypothesis, effect: float, deviation: float, seeds: int, control: float) -> Chances:
-    # Outcomes on a grid of means and deviations, each with its weight.
-    ratio, mass = comparison.deviation_ratios(seeds - 1)
-    error = deviation * ratio[None, :] / math.sqrt(seeds)
-    mean = effect + deviation / math.sqrt(seeds) * ndtri((np.arange(MEANS) + 0.5) / MEANS)[:, None]
-    side = np.where((mean < 0) & (h.direction is Direction.EITHER), -1.0, 1.0)
-    half = intervals.student_reach(seeds, alpha_of(h)) * deviation * ratio[None, :]
-    sign = -1.0 if h.direction is Direction.DOWN else 1.0
-    values = {"effect": side * mean + 0 * half, "low": side * mean - half, "high": side * mean + half}
-    values |= {"control": np.full_like(half, control), "arm": control + sign * mean + 0 * half}
-    values |= {"p": 2 * stdtr(seeds - 1, -np.abs(mean) / error), "smallest": np.full_like(half, h.smallest)}
-    against = criteria.parse(h.invalidated_if).meets(values)
-    for_it = criteria.parse(h.validated_if).meets(values) & ~against
-    return Chances(*(float(np.mean(met, axis=0) @ mass) for met in (for_it, against)))
 
 
 def plan(h: Hypothesis, deviation: float) -> Plan:
@@ -140,7 +128,7 @@ def plan(h: Hypothesis, deviation: float) -> Plan:
 
 def tasks_to_decide(h: Hypothesis, effect: float, deviation: float, seeds: int, tasks: int, rest: float) -> int | None:
     """Return the held-out tasks that decide with a chance of 80%, if `rest` is the variance that is a task's own."""
-    if has_own_criteria(h) or rest <= 0 or deviation == 0:
+    if rest <= 0 or deviation == 0:
         return None
     # Of the variance between seeds rest/tasks is chance on these tasks and falls with their number.
     own = max(0.0, deviation**2 - rest / tasks)
@@ -170,25 +158,34 @@ def interval_and_p(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> tuple[Inte
     return intervals.interval_of(spread, reach, alpha), comparison.paired_p(spread)
 
 
-def status_of(h: Hypothesis, pairs: Pairs, interval: Interval, p: float) -> Status:
+def towards(h: Hypothesis, interval: Interval) -> Interval:
+    """Return the interval as the criteria see it: a claim of either direction is read on the side it fell to.
+
+    There `low > 0` says that the interval excludes 0, and `high < smallest` that it lies within ± smallest.
+    """
+    if h.direction is Direction.EITHER and interval.effect < 0:
+        return Interval(-interval.effect, -interval.high, -interval.low)
+    return interval
+
+
+def status_of(h: Hypothesis, pairs: Pairs, interval: Interval) -> Status:
     """Apply the criteria, invalidated first: an effect may be there and smaller than matters.
 
-    Fewer seeds than `least_seeds` decide nothing, whatever the criterion.
+    Fewer seeds than `least_seeds` decide nothing.
     """
     if len(pairs.seeds) < least_seeds(h):
         return Status.INCONCLUSIVE
-    control, arm = (float(np.mean([run.value for run in side])) for side in (pairs.control, pairs.treated))
-    values = {**towards(h, interval), "smallest": h.smallest, "control": control, "arm": arm, "p": p}
-    if criteria.parse(h.invalidated_if).holds(values):
+    claimed = towards(h, interval)
+    if claimed.high < h.smallest:
         return Status.INVALIDATED
-    return Status.VALIDATED if criteria.parse(h.validated_if).holds(values) else Status.INCONCLUSIVE
+    return Status.VALIDATED if claimed.low > 0 else Status.INCONCLUSIVE
 
 
 def compare(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> Comparison:
     """Compare an arm with the control on their common seeds; `judge` adds the sentence."""
     spread, is_ranked = intervals.spread_of(pairs.differences), first_step(h.metric) is not None
     interval, p = interval_and_p(h, pairs, by_sequence)
-    status = status_of(h, pairs, interval, p)
+    status = status_of(h, pairs, interval)
     sides = [np.array([[run.value] for run in side]) for side in (pairs.control, pairs.treated)]
     control, arm = (math.nan if is_ranked else float(side.mean()) for side in sides)
     low, high = pairs.bounds
@@ -197,7 +194,7 @@ def compare(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> Comparison:
     deviation = intervals.likely_deviation(spread)
     needed = None
     if status is Status.INCONCLUSIVE and spread.seeds > 1 and not is_ranked:
-        needed = comparison.fewest(lambda n: foresee(h, spread.mean, deviation, n, control).decided >= ENOUGH)
+        needed = comparison.fewest(lambda n: foresee(h, spread.mean, deviation, n).decided >= ENOUGH)
     before, after = families or (pairs.sign * sides[0], pairs.sign * sides[1])
     return Comparison(
         arm=pairs.arm, seeds=pairs.seeds, differences=tuple(float(d) for d in pairs.differences),
@@ -207,7 +204,7 @@ def compare(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> Comparison:
         improvement=intervals.chance_of_improvement(after, before, h.alpha),
         tasks_too=intervals.crossed_interval(pairs.table, alpha_of(h)),
         iqm=intervals.iqm_difference(after, before, h.alpha) if families else None,
-        power=math.nan if is_ranked else foresee(h, h.smallest, deviation, spread.seeds, control).validated,
+        power=math.nan if is_ranked else foresee(h, h.smallest, deviation, spread.seeds).validated,
         seeds_needed=needed and max(needed, spread.seeds + 1),  # these should have been enough, and were not
         status=status, sentence="",
     )  # fmt: skip

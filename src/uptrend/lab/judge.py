@@ -10,6 +10,7 @@ from uptrend.lab import templates
 from uptrend.lab.compare import (
     Pairs,
     Plan,
+    alpha_of,
     compare,
     interval_and_p,
     least_seeds,
@@ -17,8 +18,8 @@ from uptrend.lab.compare import (
     plan,
     status_of,
     tasks_to_decide,
+    towards,
 )  # fmt: skip
-from uptrend.lab.criteria import alpha_of, has_own_criteria, towards
 from uptrend.lab.measure import amount, effect_text, interval_text, is_share, room
 from uptrend.present import formatting
 from uptrend.present.formatting import p_value
@@ -118,7 +119,7 @@ def _why_no_room(h: Hypothesis, pairs: Sequence[Pairs]) -> str:
 def is_decided(h: Hypothesis, measured: Sequence[Measured]) -> Status | None:
     """Return the confidence sequence's answer, if it has one already; it may be asked after every seed."""
     pairs = [pair(h, measured, arm.name) for arm in h.treated]
-    status = _overall(h, [status_of(h, one, *interval_and_p(h, one, True)) for one in pairs if len(one.seeds) > 1])
+    status = _overall(h, [status_of(h, one, interval_and_p(h, one, True)[0]) for one in pairs if len(one.seeds) > 1])
     return None if status is Status.INCONCLUSIVE else status
 
 
@@ -153,7 +154,7 @@ def _confidence_of_arm(h: Hypothesis, one: Comparison, blemishes: Sequence[str])
         lacking.append(f"the exact sign-flip test agrees one-sided only (p {p_value(p)})")
     if one.tasks_too is not None:
         seen = towards(h, one.tasks_too)
-        if not (seen["high"] < h.smallest if one.status is Status.INVALIDATED else seen["low"] > 0):
+        if not (seen.high < h.smallest if one.status is Status.INVALIDATED else seen.low > 0):
             lacking.append("it holds on these tasks; over tasks too the interval does not decide")
     if lacking or blemishes:
         return Confidence.MEDIUM, "; ".join([*lacking, *blemishes])
@@ -176,7 +177,7 @@ def _sentence(h: Hypothesis, pairs: Pairs, one: Comparison, by_sequence: bool, *
     return _say(
         "comparison", h=h, pairs=pairs, one=one, by_sequence=by_sequence, is_tested=is_tested,
         least_seeds=least_seeds(h),
-        is_ranked=first_step(h.metric) is not None, own_criteria=has_own_criteria(h), claimed=CLAIMED[h.direction],
+        is_ranked=first_step(h.metric) is not None, claimed=CLAIMED[h.direction],
         least=amount(h.metric, h.smallest), seen=towards(h, one.interval), fewest=fewest_seeds(1 - one.level),
         effect=effect_text(h.metric, pairs.sign * one.interval.effect),
         interval=interval_text(h.metric, one.interval, pairs.sign),

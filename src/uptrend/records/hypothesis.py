@@ -99,7 +99,7 @@ class Hypothesis:
     stops_early: bool = True
     """End when the confidence sequence over seeds is clear or hopeless."""
     validated_if: str = VALIDATED_IF
-    """In effect, low, high, smallest, control and arm; effects count in the claimed direction."""
+    """The same for every claim; low and high are those of the interval, in the claimed direction."""
     invalidated_if: str = INVALIDATED_IF
     """Likewise; where both are met, it is invalidated: an effect, but smaller than matters."""
     prerequisites: tuple[str, ...] = ()
