@@ -25,7 +25,7 @@ EXTRAS = {
 LIGHT = [
     "--help", "tasks list", "tasks show arithmetic", "tasks validate binary", "doctor demo --no-save", "runs list",
     "runs show demo", "runs compare demo demo", "plot demo --out demo.svg", "models list", "lab list --ready",
-    "track demo --to tensorboard", "rollouts export demo --to readable",
+    "track demo --to tensorboard", "rollouts write demo --to readable",
     "explain optimizer.lr-large",
 ]  # fmt: skip
 CALL = """

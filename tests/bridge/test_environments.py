@@ -286,7 +286,7 @@ def test_an_exported_taskset_gives_the_same_rewards(
     folder = tmp_path / "package"
     sets = [f"tasks.{key}={_toml(value)}" for key, value in options.items()]
     given = [arg for each in (*sets, "tasks.train=12", "eval.tasks=4") for arg in ("--set", each)]
-    done = CliRunner().invoke(app, ["export", name, "--to", str(folder), "--json", *given], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["package", name, "--to", str(folder), "--json", *given], catch_exceptions=False)
     assert json.loads(done.stdout) == {"package": f"uptrend-{name}", "folder": str(folder)}
     monkeypatch.syspath_prepend(str(folder))
     ours = make_taskset(name, options, 0)
@@ -307,7 +307,7 @@ def test_an_exported_taskset_gives_the_same_rewards(
     assert [a for a, _ in compared] == pytest.approx([b for _, b in compared])
     assert len({a for a, _ in compared}) > 1
     with pytest.raises(ConfigError, match="is not empty"):
-        CliRunner().invoke(app, ["export", name, "--to", str(folder)], catch_exceptions=False)
+        CliRunner().invoke(app, ["package", name, "--to", str(folder)], catch_exceptions=False)
 
 
 def _nth(taskset: Taskset, task: Task, n: int) -> Script:
@@ -371,7 +371,7 @@ def test_verifiers_itself_plays_an_exported_taskset(tmp_path: Path, monkeypatch:
     folder, options = tmp_path / "package", {"retriever": "golden", "atlas": {"hops": [2], "paragraphs": 5}}
     given = [f"tasks.{key}={_toml(value)}" for key, value in options.items()]
     arguments = [arg for each in (*given, "tasks.train=2", "eval.tasks=2") for arg in ("--set", each)]
-    CliRunner().invoke(app, ["export", "musique", "--to", str(folder), *arguments], catch_exceptions=False)
+    CliRunner().invoke(app, ["package", "musique", "--to", str(folder), *arguments], catch_exceptions=False)
     (folder / "uptrend_musique").rename(folder / "uptrend_questions")  # a package of another name than others test
     for file in (folder / "uptrend_questions").glob("*.py"):
         file.write_text(file.read_text().replace("uptrend_musique", "uptrend_questions"))

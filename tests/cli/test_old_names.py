@@ -81,6 +81,20 @@ def test_old_causes_and_probes_are_accepted_with_one_note(uptrend: Uptrend, tmp_
     assert "note: synchronise is called synchronize now" in error
 
 
+def test_old_names_of_commands_run_with_a_note(old: Run, uptrend: Uptrend, tmp_path: Path) -> None:
+    repeated = uptrend("rollouts", "replay", old.path, "--step", 1)
+    assert repeated.err == "note: rollouts replay is called rollouts verify now; the old name still works.\n"
+    assert "came out the same" in repeated.out
+    written = uptrend("rollouts", "export", old.path, "--to", tmp_path / "readable", "--step", 1)
+    assert written.err == "note: rollouts export is called rollouts write now; the old name still works.\n"
+    assert (tmp_path / "readable" / "index.md").exists()
+    packed = uptrend("tasks", "export", "arithmetic", "--to", tmp_path / "sums")
+    assert packed.err == "note: tasks export is called tasks package now; the old name still works.\n"
+    listed = uptrend("rollouts", "--help").out
+    assert "verify" in listed
+    assert "replay" not in listed
+
+
 def test_an_old_hypothesis_file_is_read(uptrend: Uptrend, tmp_path: Path) -> None:
     lab = tmp_path / "lab"
     uptrend("lab", "init", lab)

@@ -35,9 +35,9 @@ def test_rollouts_come_out_the_same(run: Run, uptrend: Uptrend) -> None:
     assert {row["error"] for row in rows} == {None, "respond: KeyError('no file')"}
     assert any(part["name"] == "overlong" and part["value"] < 0 for row in rows for part in row["parts"])
     for step in (1, 2):
-        assert uptrend("rollouts", "replay", run.path, "--step", step).out == "8 of 8 rollouts came out the same.\n"
-    assert uptrend("rollouts", "replay", run.path, "--rollout", "2/1").out == "2 of 2 rollouts came out the same.\n"
-    replayed = uptrend("rollouts", "replay", run.path, "--step", 2, "--heldout", "--json").json
+        assert uptrend("rollouts", "verify", run.path, "--step", step).out == "8 of 8 rollouts came out the same.\n"
+    assert uptrend("rollouts", "verify", run.path, "--rollout", "2/1").out == "2 of 2 rollouts came out the same.\n"
+    replayed = uptrend("rollouts", "verify", run.path, "--step", 2, "--heldout", "--json").json
     assert (replayed["same"], len(replayed["rollouts"])) == (True, 3 + 2 * 3)
     assert {one["turns"] for one in replayed["rollouts"]} == {3}
 
@@ -60,10 +60,10 @@ def test_what_differs_is_named(
     else:
         monkeypatch.setattr("uptrend.runner.rollouts.derive_open_seed", lambda *_: 5)
     name = next(f"1/{r['group']}/{r['index']}" for r in run.rollouts(1).to_pylist() if r["reward"] is not None)
-    shown = uptrend("rollouts", "replay", run.path, "--rollout", name, code=1)
+    shown = uptrend("rollouts", "verify", run.path, "--rollout", name, code=1)
     assert said in shown.out
     assert shown.out.endswith("0 of 1 rollout came out the same.\n")
-    (one,) = uptrend("rollouts", "replay", run.path, "--rollout", name, "--json", code=1).json["rollouts"]
+    (one,) = uptrend("rollouts", "verify", run.path, "--rollout", name, "--json", code=1).json["rollouts"]
     assert one["differences"][0]["where"] == where
 
 
@@ -79,14 +79,14 @@ def test_what_differs_is_named(
 def test_what_can_not_be_played_again(
     run: Run, arguments: tuple[object, ...], message: str, uptrend: Uptrend, make_run: Callable[..., Path]
 ) -> None:
-    assert message in uptrend("rollouts", "replay", run.path, *arguments, code=2).err
+    assert message in uptrend("rollouts", "verify", run.path, *arguments, code=2).err
     other = make_run("other", steps=1)  # its tasks are not those of its recipe
-    assert "gives other tasks now" in uptrend("rollouts", "replay", other, "--step", 1, code=2).err
+    assert "gives other tasks now" in uptrend("rollouts", "verify", other, "--step", 1, code=2).err
 
 
 def test_an_export_can_be_read(run: Run, tmp_path: Path, uptrend: Uptrend) -> None:
     folder = tmp_path / "out"
-    said = uptrend("rollouts", "export", run.path, "--to", folder, "--step", 2).out
+    said = uptrend("rollouts", "write", run.path, "--to", folder, "--step", 2).out
     assert said == f"Wrote 8 rollouts, index.md and index.json to {folder}\n"
     index = json.loads((folder / "index.json").read_text())
     assert [one["file"] for one in index[:3]] == ["000002-0000-00.md", "000002-0000-01.md", "000002-0001-00.md"]
@@ -103,13 +103,13 @@ def test_an_export_can_be_read(run: Run, tmp_path: Path, uptrend: Uptrend) -> No
     assert "stopped by time, score 0." in text
     listed = (folder / "index.md").read_text()
     assert f"| [{whole['rollout']}]({whole['file']}) | {row['family']} {row['task']} | " in listed
-    assert "not an empty folder" in uptrend("rollouts", "export", run.path, "--to", folder, code=2).err
+    assert "not an empty folder" in uptrend("rollouts", "write", run.path, "--to", folder, code=2).err
     assert (
         "no rollouts of step 9"
-        in uptrend("rollouts", "export", run.path, "--to", tmp_path / "a", "--step", 9, code=2).err
+        in uptrend("rollouts", "write", run.path, "--to", tmp_path / "a", "--step", 9, code=2).err
     )
     assert not (tmp_path / "a").exists()
-    uptrend("rollouts", "export", run.path, "--to", tmp_path / "held", "--heldout")
+    uptrend("rollouts", "write", run.path, "--to", tmp_path / "held", "--heldout")
     assert len(list((tmp_path / "held").glob("eval-*.md"))) == 3 * 9
 
 

@@ -12,11 +12,13 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
+from typer.core import TyperGroup
 
 from uptrend.config.load import dotted_keys
 from uptrend.present.formatting import NONE, percent, visible
 from uptrend.records.directory import write_whole
 from uptrend.records.metrics import find_metric
+from uptrend.records.renamed import current
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 LEAST_SPAN = 0.1
@@ -57,10 +59,17 @@ LabFolder = Annotated[Path, typer.Option("--dir", help="Folder of the lab.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the outcome.")]
 
 
+class Commands(TyperGroup):
+    """Commands under a verb; one that is called by its older name is noted, and runs."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, current(f"{ctx.info_name} {cmd_name}").rpartition(" ")[2])
+
+
 def make_app(help: str) -> typer.Typer:
     """Make a verb with commands under it."""
     # Help texts hold [sections] and code: no markup.
-    return typer.Typer(help=help, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+    return typer.Typer(cls=Commands, help=help, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 def terminal(**options: Any) -> Console:

@@ -25,7 +25,7 @@ VERBS = {
     "lab": ("uptrend.cli.lab", "app", "Test hypotheses by experiment; keep a journal."),
     "replay": ("uptrend.cli.replay", "command", "Repeat a run's updates with one setting changed."),
     "runs": ("uptrend.cli.runs", "app", "List, show and compare run directories."),
-    "rollouts": ("uptrend.cli.rollouts", "app", "Play recorded rollouts again; export them."),
+    "rollouts": ("uptrend.cli.rollouts", "app", "Play recorded rollouts again; write them as Markdown."),
     "plot": ("uptrend.cli.plot", "command", "Draw the curves of runs as PNG or SVG."),
     "serve": ("uptrend.cli.serve", "command", "Open the dashboard in a browser."),
     "export": ("uptrend.cli.serve", "export", "Write a run as one page that needs no server."),

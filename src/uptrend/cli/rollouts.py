@@ -1,4 +1,4 @@
-"""`uptrend rollouts`: play recorded rollouts again, export them; and one rollout as a person reads it."""
+"""`uptrend rollouts`: play recorded rollouts again, write them as Markdown; and one rollout as a person reads it."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from uptrend.records.directory import plain_disk_errors
 from uptrend.records.schema import TOKEN_COLUMNS
 from uptrend.runner.summary import find_rollouts, open_run, part_turns, tokenizer_of
 
-app = make_app("Play recorded rollouts again, export them.")
+app = make_app("Play recorded rollouts again; write them as Markdown.")
 Decode = Callable[[Sequence[int]], str]
 Row = dict[str, Any]
 ROLE_COLORS = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
@@ -32,8 +32,8 @@ LINES, CHARACTERS = 12, 1000
 Heldout = Annotated[bool, typer.Option("--heldout", help="Rollouts of the evaluation after a step.")]
 
 
-@app.command("replay")
-def replay_rollouts(
+@app.command("verify")
+def verify_rollouts(
     run: RunArgument,
     rollout: Annotated[str, typer.Option(help="Rollout, group or step to play again: STEP/GROUP/INDEX.")] = "",
     step: Annotated[int | None, typer.Option(min=0, help="Play all rollouts of this step again.")] = None,
@@ -43,9 +43,9 @@ def replay_rollouts(
     """Play recorded rollouts again, without a model.
 
     \b
-    uptrend rollouts replay quickstart --rollout 12/3/5
-    uptrend rollouts replay quickstart --step 12 --json
-    uptrend rollouts replay quickstart --step 20 --heldout
+    uptrend rollouts verify quickstart --rollout 12/3/5
+    uptrend rollouts verify quickstart --step 12 --json
+    uptrend rollouts verify quickstart --step 20 --heldout
 
     Tasks are opened as the run did, with its options and seeds, and hear what its model said. Their answers and rewards
     are compared with the record; exit code 1 if something differs.
@@ -84,8 +84,8 @@ def replay_rollouts(
     raise typer.Exit(1 if differing else 0)
 
 
-@app.command("export")
-def export_rollouts(
+@app.command("write")
+def write_rollouts(
     run: RunArgument,
     to: Annotated[Path, typer.Option(help="Folder to make.")],
     step: Annotated[int | None, typer.Option(min=0, help="Only this step. Default: all.")] = None,
@@ -95,8 +95,8 @@ def export_rollouts(
     """Write rollouts as readable Markdown files.
 
     \b
-    uptrend rollouts export quickstart --to readable
-    uptrend rollouts export quickstart --to heldout --step 20 --heldout
+    uptrend rollouts write quickstart --to readable
+    uptrend rollouts write quickstart --to heldout --step 20 --heldout
 
     Each rollout becomes STEP-GROUP-INDEX.md; index.md and index.json list them all.
     """

@@ -155,8 +155,8 @@ def validate_tasksets(
         raise typer.Exit(1)
 
 
-@app.command("export")
-def export_taskset(
+@app.command("package")
+def package_taskset(
     name: Name,
     to: Annotated[Path, typer.Option("--to", help="Folder of the package; it must not exist yet.")],
     overrides: Sets = None,
@@ -165,8 +165,8 @@ def export_taskset(
     """Write a taskset as a package for verifiers.
 
     \b
-    uptrend tasks export arithmetic --to sums
-    uptrend tasks export recipes/musique/atlas.toml --to questions
+    uptrend tasks package arithmetic --to sums
+    uptrend tasks package recipes/musique/atlas.toml --to questions
     pip install ./sums
 
     The package has the taskset's tasks, tools and rewards, and needs Uptrend to run.

@@ -31,8 +31,8 @@ def names(*sections: str) -> Mapping[str, str]:
 
 
 def current(name: str) -> str:
-    """Return today's name of a metric, cause, probe, taskset or config key; an old one is noted once."""
-    new = names("metrics", "causes", "probes", "tasksets", "config").get(name, name)
+    """Return today's name of a metric, cause, probe, taskset, command or config key; an old one is noted once."""
+    new = names("metrics", "causes", "probes", "tasksets", "commands", "config").get(name, name)
     if new != name:
         _note(name, new)
     return new
