@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from uptrend.lab.hypothesis_file import get_block
 from uptrend.lab.importing import import_journals, reading
-from uptrend.lab.importing.reading import Journal, JournalItem, read_journal, repair, reported
+from uptrend.lab.importing.reading import Journal, JournalItem, read_journal, reported
 from uptrend.lab.notebook import Notebook
 from uptrend.records import LabError, Priority, Status
 
@@ -95,24 +95,10 @@ def test_hypotheses_by_number_and_those_that_a_line_states(read: list[Journal]) 
     assert last.title == "Thirty attempts for each sum will calm the curve"
 
 
-def test_torn_characters_are_made_whole(read: list[Journal]) -> None:
-    assert [journal.repaired for journal in read] == [0, 0, 0, 6, 1]
-    text = "\n".join(line.text for line in read[3].lines)
-    for said in ("FAILING ❌", "[0] Add: 31 + 4 =  → 35", "52.5% Final Accuracy! 🎉", "48 ÷ 6 = 8"):
-        assert said in text
-    assert not set("âðÃ") & set(text)
-    for whole in ("→ ✅ 🎉 × ÷ é ä €", "naïve café", "Ã", "à€€", "plain"):
-        assert repair(whole) == (whole, 0)
-    for whole in ("→", "✅", "🎉", "×", "é", "a – b", "❌", "“so”"):
-        torn = "".join(bytes([byte]).decode("cp1252", "ignore") or chr(byte) for byte in whole.encode())
-        assert repair(torn)[0] == whole
-    assert repair("âŒ")[0] == "❌"  # as editors leave it
-
-
 def test_the_lab_that_comes_of_the_five(lab: Notebook) -> None:
     imported = import_journals(JOURNALS, lab)
     assert (len(imported.ids), imported.entries, imported.already) == (8, 18, 0)
-    lines = counted("\n".join(repair(path.read_text(encoding="utf-8"))[0] for path in JOURNALS))
+    lines = counted("\n".join(path.read_text(encoding="utf-8") for path in JOURNALS))
     assert lines.total() > 200
     assert not lines - counted(everything(lab.folder))  # nothing is lost
     hypotheses = lab.hypotheses
@@ -188,7 +174,7 @@ def test_no_line_of_any_journal_is_lost(tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("any")
     lab, source = Notebook.init(folder / "lab"), write(folder, "\n".join(lines))
     import_journals([source], lab)
-    wanted = counted(repair("\n".join(lines).removeprefix("\ufeff"))[0])
+    wanted = counted("\n".join(lines).removeprefix("\ufeff"))
     assert not wanted - counted(everything(lab.folder))
     assert all(h.title for h in lab.hypotheses)
     before = files(lab.folder)

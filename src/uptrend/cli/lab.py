@@ -267,7 +267,6 @@ def _counts(journal: Journal) -> dict[str, int]:
         "runs": len({run for one in experiments for run in one.runs}),
         "figures": sum(len(one.figures) for one in experiments),
         "commands": sum(len(one.commands) for one in experiments),
-        "repaired": journal.repaired,
     }
 
 

@@ -21,13 +21,6 @@ FORMS = {
     name: re.compile(form.replace("MEASURED", WORDS["forms"]["measured"])) for name, form in WORDS["forms"].items()
 }
 
-# Byte of each character of Windows-1252; the five that it leaves open come through as control characters.
-BYTES = {ord(bytes([byte]).decode("cp1252", "ignore") or chr(byte)): byte for byte in range(0x80, 0x100)}
-# Bytes of one UTF-8 character, each as a character.
-TORN = re.compile("[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
-# Characters of which editors dropped one of the five; only what can't be anything else.
-LOST = {"âŒ": "❌"}
-
 
 class OutlineLine(NamedTuple):
     """One line of a source."""
@@ -86,8 +79,7 @@ class Journal:
     name: str  # of the file
     title: str  # first heading
     is_problem: bool  # a problem statement
-    lines: tuple[OutlineLine, ...]  # all of it, repaired
-    repaired: int  # characters that were made whole
+    lines: tuple[OutlineLine, ...]  # all of it
     experiments: tuple[JournalItem, ...]
     hypotheses: tuple[JournalItem, ...]
     elsewhere: dict[int, str]  # title or id of the entry or hypothesis that a line goes to; the rest stays
@@ -109,7 +101,7 @@ class Journal:
 def read_journal(path: Path) -> Journal:
     """Read a file and recognize what has a known form."""
     try:
-        text, repaired = repair(path.read_bytes().decode("utf-8").removeprefix("\ufeff"))
+        text = path.read_bytes().decode("utf-8").removeprefix("\ufeff")
     except FileNotFoundError:
         raise LabError(f"There is no file {path}.") from None
     except UnicodeDecodeError as error:
@@ -128,22 +120,7 @@ def read_journal(path: Path) -> Journal:
     hypotheses = sorted(_joined([*numbered, *_listed(lines)]), key=lambda one: int(one.key[1:]))
     hypotheses += _claimed(experiments)
     is_problem = "problem statement" in title.lower()
-    return Journal(path.name, title, is_problem, lines, repaired, tuple(experiments), tuple(hypotheses), where)
-
-
-def repair(text: str) -> tuple[str, int]:
-    """Undo UTF-8 that was read as Windows-1252 and written again (â†’ back to →), and count the characters."""
-    parts, at = list[str](), 0
-    for match in TORN.finditer(text.translate(BYTES)):  # as long as the text, so that places agree
-        try:
-            parts += [text[at : match.start()], match[0].encode("latin-1").decode()]
-            at = match.end()
-        except UnicodeDecodeError:
-            continue
-    text, count = "".join([*parts, text[at:]]), len(parts) // 2
-    for torn, whole in LOST.items():
-        text, count = text.replace(torn, whole), count + text.count(torn)
-    return text, count
+    return Journal(path.name, title, is_problem, lines, tuple(experiments), tuple(hypotheses), where)
 
 
 def sections_of(text: str) -> list[Section]:
