@@ -11,8 +11,6 @@ import contextlib
 import json
 import os
 import select
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -26,70 +24,24 @@ from uptrend.doctor.rank import alarms, at_least
 from uptrend.doctor.report import finding_table
 from uptrend.doctor.saved import save_report
 from uptrend.records import Basis, Finding, RecordError, Report, Run, Severity, view_of
+from uptrend.records.worker_process import SideProcess
 
 # Seconds between two diagnoses: at least so many, and so many times what the last one took, which leaves the doctor at
 # most a tenth of one core.
 PAUSE, REST = 1.0, 9.0
 # Seconds that the last report may take after the run has ended.
-PATIENCE = 60.0
-
-
-class SideProcess:
-    """A module of ours that runs beside a run, and the JSON lines that it prints, without waiting for them."""
-
-    def __init__(self, module: str, *arguments: str) -> None:
-        self._rest = b""
-        self._process: subprocess.Popen[bytes] | None = None
-        # -P: a file of the current folder must not take the place of a module.
-        command = [sys.executable, "-P", "-m", module, *arguments]
-        with contextlib.suppress(OSError):  # no process to be had: the run needs no doctor to go on
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C is for the run; in a session of its own `nice` would have no effect
-            )  # fmt: skip
-            assert self._process.stdout is not None
-            os.set_blocking(self._process.stdout.fileno(), False)
-
-    def heard(self) -> list[dict[str, Any]]:
-        """Return what it has told since the last call."""
-        if self._process is None or self._process.stdout is None:
-            return []
-        *lines, self._rest = (self._rest + (self._process.stdout.read() or b"")).split(b"\n")
-        return [json.loads(line) for line in lines if line.startswith(b"{")]
-
-    def ask(self) -> None:
-        """Ask it to say its last words and end."""
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):  # it has ended already
-                self._process.stdin.write(b"\n")
-                self._process.stdin.flush()
-
-    def end(self, patience: float) -> list[dict[str, Any]] | None:
-        """Ask, wait so many seconds for it to end, and return the rest of its lines; None where it had to be killed."""
-        self.ask()
-        process, self._process = self._process, None
-        if process is None or process.stdout is None:
-            return None
-        os.set_blocking(process.stdout.fileno(), True)
-        try:
-            out, _ = process.communicate(timeout=patience)
-        except (subprocess.TimeoutExpired, OSError):
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
-            process.communicate()
-            return None
-        return [json.loads(line) for line in (self._rest + out).splitlines() if line.startswith(b"{")]
+REPORT_TIMEOUT_S = 60.0
 
 
 class DoctorProcess(SideProcess):
-    """A doctor that runs beside a run; it tells findings."""
+    """The doctor's process; its lines are findings, withdrawals and the last report."""
 
     def __init__(self, path: Path) -> None:
         super().__init__("uptrend.doctor.live", str(path))
 
-    def last(self) -> list[dict[str, Any]]:
+    def last_lines(self) -> list[dict[str, Any]]:
         """Ask for the report of the whole run and end the process; return its last lines, empty where it fails."""
-        return self.end(PATIENCE) or []
+        return self.end(REPORT_TIMEOUT_S) or []
 
 
 class Announced:

@@ -1,7 +1,8 @@
-"""A process of ours that answers requests, one at a time and within a time limit. No torch.
+"""Processes of ours beside this one, for what nothing else can interrupt or must not share an interpreter. No torch.
 
-It is for work that nothing else can interrupt, or that must not share an interpreter: `WorkerProcess` is the caller's
-side, `answer_requests` the worker's. It ends with its stdin: when the caller is gone, so is the worker.
+`WorkerProcess` answers requests, one at a time and within a time limit; `answer_requests` is the worker's side.
+`SideProcess` goes beside a run and tells what it has to tell, unasked. Both end with their stdin: when the caller is
+gone, so are they.
 """
 
 import contextlib
@@ -31,6 +32,62 @@ ONE_THREAD = {
     "MALLOC_ARENA_MAX": "2",
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
+
+
+def start_module(module: str, *arguments: str, **options: Any) -> "subprocess.Popen[bytes]":
+    """Start a module of ours in a process that Ctrl-C does not reach; `options` are those of Popen."""
+    # By its name, so that a user's script is not read again; -P: nor does a file of the current folder take the
+    # place of a module. In a session of its own, not just a process group, `nice` would have no effect.
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    return subprocess.Popen(command, process_group=0, **options)
+
+
+class SideProcess:
+    """A module of ours that runs beside a run, and the JSON lines that it prints, without waiting for them.
+
+    A line on its stdin asks for its last lines. The run goes on without it: where it can't be started, or has died,
+    there are no lines.
+    """
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._rest = b""
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):
+            self._process = start_module(
+                module, *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            assert self._process.stdout is not None
+            os.set_blocking(self._process.stdout.fileno(), False)
+
+    def read_lines(self) -> list[dict[str, Any]]:
+        """Return what it has printed since the last call."""
+        if self._process is None or self._process.stdout is None:
+            return []
+        *lines, self._rest = (self._rest + (self._process.stdout.read() or b"")).split(b"\n")
+        return [json.loads(line) for line in lines if line.startswith(b"{")]
+
+    def ask(self) -> None:
+        """Ask it to print its last lines and end."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):  # it has ended already
+                self._process.stdin.write(b"\n")
+                self._process.stdin.flush()
+
+    def end(self, seconds: float) -> list[dict[str, Any]] | None:
+        """Ask, wait so many seconds for it to end, and return the rest of its lines; None where it had to be killed."""
+        self.ask()
+        process, self._process = self._process, None
+        if process is None or process.stdout is None:
+            return None
+        os.set_blocking(process.stdout.fileno(), True)
+        try:
+            out, _ = process.communicate(timeout=seconds)
+        except (subprocess.TimeoutExpired, OSError):
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
+            process.communicate()
+            return None
+        return [json.loads(line) for line in (self._rest + out).splitlines() if line.startswith(b"{")]
 
 
 class WorkerDied(Exception):  # noqa: N818 (what happened)
@@ -99,12 +156,13 @@ class WorkerProcess:
     def _start(self) -> "subprocess.Popen[bytes]":
         if self._end_with_handle is not None:
             self._end_with_handle()  # closes what is left of the one before
-        # -P: a file of the current folder must not take the place of a module.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", self._module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, process_group=0,  # Ctrl-C is for the caller
+        self._process = start_module(
+            self._module,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             env=os.environ | ONE_THREAD,
-        )  # fmt: skip
+        )
         self._end_with_handle = weakref.finalize(self, _end, self._process, self._owner)
         return self._process
 

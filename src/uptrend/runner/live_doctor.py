@@ -30,7 +30,7 @@ class LiveDoctor:
     def step(self, record: StepRecord) -> Stop | None:
         """Pass on new findings, without waiting for any."""
         del record
-        lines = self._doctor.heard() if self._doctor else []
+        lines = self._doctor.read_lines() if self._doctor else []
         stops = [self._pass_on(line) for line in lines]
         return next((stop for stop in stops if stop is not None), None)
 
@@ -39,7 +39,7 @@ class LiveDoctor:
         doctor, self._doctor = self._doctor, None
         if doctor is None:
             return
-        lines = doctor.last()
+        lines = doctor.last_lines()
         for line in lines:
             self._pass_on(line)
         report = next((line["report"] for line in lines if "report" in line), None)

@@ -4,8 +4,8 @@ import sys
 import time
 from typing import Any
 
-from uptrend.doctor.live import SideProcess
 from uptrend.records import Run, RunDirectory
+from uptrend.records.worker_process import SideProcess
 from uptrend.training.observer import StepRecord
 
 # Seconds that all trackers together may take to send the rest after the run has ended.
@@ -32,7 +32,7 @@ class Tracking:
         """Pass on what they have said."""
         del record
         for name, process in self._processes.items():
-            self._pass_on(name, process.heard())
+            self._pass_on(name, process.read_lines())
 
     def after(self, run: Run) -> None:
         """Give them a while to send the rest, side by side."""

@@ -38,12 +38,12 @@ class FindingsLog:
 
     def hear(self) -> None:
         """Report what the doctor has found in the records."""
-        for line in self._doctor.heard():
+        for line in self._doctor.read_lines():
             self._pass_on(line)
 
     def end(self) -> None:
         """Let the doctor write findings.json, and report what is new in it."""
-        for line in self._doctor.last():
+        for line in self._doctor.last_lines():
             self._pass_on(line)
             report = line.get("report", {"findings": ()})
             for told in report["findings"]:

@@ -27,12 +27,12 @@ from uptrend.bridge.trl.weights import Move, WatchedWeights, judge_update
 from uptrend.records import Run, RunDirectory, RunView
 from uptrend.records.directory import free_path, place_in_words
 from uptrend.records.schema import VERSION
+from uptrend.records.worker_process import ONE_THREAD, start_module
 from uptrend.training.metrics import peak_memory_gib, weight_metrics
 
 WAITING = 8  # steps that may wait before the trainer waits
 PATIENCE = 20.0  # seconds that the trainer waits for a process that takes nothing, before steps are left out
 DEADLINE = 60.0  # seconds that the rest may take once the training is over
-THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 Make = Callable[[], tuple[Any, ...]]
 
@@ -55,15 +55,17 @@ class SubprocessRecorder:
         self._gone = threading.Event()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
         self._socket, theirs = multiprocessing.Pipe()
-        # By its module's name, so that a user's script is not read again and needs no `if __name__ == "__main__"`.
-        command = [sys.executable, "-P", "-m", "uptrend.bridge.trl.writer", str(theirs.fileno())]
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors,
-                env=os.environ | THREADS, pass_fds=[theirs.fileno()],
-                process_group=0,  # Ctrl-C is for the trainer; in a session of its own, its niceness would mean nothing
-            )  # fmt: skip
+            self._process = start_module(
+                "uptrend.bridge.trl.writer",
+                str(theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                env=os.environ | ONE_THREAD,
+                pass_fds=[theirs.fileno()],
+            )
         except OSError as error:
             self._gone.set()
             self._trouble(f"no process to record with could be started ({error}); nothing is recorded")
