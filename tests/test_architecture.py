@@ -64,7 +64,7 @@ def test_the_public_surface() -> None:
         "Observer", "Report", "Reward", "Run", "Task", "Taskset", "diagnose", "evaluate", "load_config", "replay",
         "resume", "train",
     }  # fmt: skip
-    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")} | {"api"}
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert set(uptrend.__all__) == names | {"__version__"}
     assert {name for name in vars(uptrend) if not name.startswith("_")} - packages == names
     assert uptrend.Run is Run

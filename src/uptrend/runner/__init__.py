@@ -6,9 +6,9 @@ from pathlib import Path
 
 from uptrend.records import RecordError, Report, RunView
 from uptrend.runner.evaluation import evaluate
-from uptrend.runner.runs import replay, resume, train
+from uptrend.runner.runs import replay
 
-__all__ = ["diagnose", "evaluate", "replay", "reports_of", "resume", "train", "views_of"]
+__all__ = ["diagnose", "evaluate", "replay", "reports_of", "views_of"]
 
 FRAGMENT = 0.1  # share of the longest run's points up to which another run of its log is a fragment
 
