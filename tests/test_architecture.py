@@ -59,6 +59,19 @@ def test_commands_that_only_look_need_no_extra(arguments: str, make_run: Callabl
     assert not loaded_after(code, folder) & EXTRAS
 
 
+@pytest.mark.parametrize(
+    ("code", "others"),
+    [
+        ("import uptrend; uptrend.diagnose('runs/demo')", "uptrend.bridge.importers"),
+        ("import uptrend.cli.train", "uptrend.lab"),
+    ],
+    ids=["own runs without importers", "training without the lab"],
+)
+def test_what_is_not_needed_is_not_loaded(code: str, others: str, make_run: Callable[..., Path]) -> None:
+    folder = make_run("demo", steps=2).parents[1]
+    loaded_after(f"{code}\nimport sys\nassert not [m for m in sys.modules if m.startswith('{others}')]", folder)
+
+
 def test_the_public_surface() -> None:
     names = {
         "Observer", "Report", "Reward", "Run", "Task", "Taskset", "diagnose", "evaluate", "load_config", "replay",
