@@ -20,7 +20,7 @@ import torch
 
 from uptrend.config import load_config
 from uptrend.records import Run
-from uptrend.runner.runs import train
+from uptrend.runner.runs import train_recipe
 
 BASE = {
     "model": {"name": "smollm2-135m"},
@@ -73,7 +73,7 @@ def main() -> None:
                 torch.cuda.reset_peak_memory_stats()
             try:
                 with tempfile.TemporaryDirectory() as folder:
-                    run = train(load_config(BASE, overrides), runs=folder, name="run")
+                    run = train_recipe(load_config(BASE, overrides), runs=folder, name="run")
                     found.setdefault(name, []).append(figures(run))
             except Exception as error:  # one option that fails must not hide the others
                 print(f"| {name} | {type(error).__name__}: {error}", flush=True)

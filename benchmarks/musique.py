@@ -128,10 +128,10 @@ def real(
     """Evaluate models on real examples with each retriever."""
     from uptrend.rollout.inprocess import InProcessSampler
     from uptrend.runner.evaluation import load_for_eval
-    from uptrend.tasks.pool import heldout
+    from uptrend.tasks.pool import make_heldout
     from uptrend.tasksets.musique.taskset import RETRIEVERS
     from uptrend.training.gather import RolloutPlayer as Players
-    from uptrend.training.gather import evaluate
+    from uptrend.training.gather import play_heldout
 
     found = []
     limits = ["sampling.max_tokens=72", "sampling.max_turns=8", "sampling.context=4096", "sampling.rows=64"]
@@ -142,7 +142,8 @@ def real(
         players = Players(policy, InProcessSampler(policy), config)
         for name in RETRIEVERS:
             options = {**config.eval.options, "retriever": name}
-            held, _ = evaluate(players, heldout(replace(config, eval=replace(config.eval, options=options))), 0, config)
+            heldout = make_heldout(replace(config, eval=replace(config.eval, options=options)))
+            held, _ = play_heldout(players, heldout, 0, config)
             entry = {"model": model, "retriever": name, "tasks": held.tasks, "reward": held.reward, **held.parts}
             found.append({**entry, "seconds": held.seconds})
             print(json.dumps(found[-1]), flush=True)

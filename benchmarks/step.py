@@ -52,10 +52,10 @@ from step_work import (
 from uptrend.config import Config, load_config
 from uptrend.policy.known import find_model
 from uptrend.policy.policy import DTYPES
-from uptrend.runner.live_doctor import LiveDoctor
+from uptrend.runner.observers import LiveDoctor
 from uptrend.runner.prepare import prepare
 from uptrend.runner.runs import start
-from uptrend.tasks.pool import heldout, pool
+from uptrend.tasks.pool import make_heldout, make_pool
 from uptrend.tasks.short_answers import is_right
 from uptrend.training import loop
 from uptrend.training.gather import gather
@@ -198,7 +198,7 @@ def make_trl(config: Config, args: argparse.Namespace, folder: Path, baton: Bato
 
     source = find_model(config.model.name)
     tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
-    tasks = pool(config, heldout(config)).stages[0].tasks
+    tasks = make_pool(config, make_heldout(config)).stages[0].tasks
     answers = {t.messages[0].content: t.answer for t in tasks}
     lengths = {prompt: len(tokenizer(prompt).input_ids) for prompt in answers}
     said: list[tuple[str, int, int, int]] = []
@@ -355,7 +355,7 @@ def main() -> None:
             args.model = str(make_shape(args.shape, args.tokenizer, Path(folder) / args.shape))
         if args.stop_rate:
             before = recipe(args)
-            prompts = [t.messages[0].content for t in pool(before, heldout(before)).stages[0].tasks]
+            prompts = [t.messages[0].content for t in make_pool(before, make_heldout(before)).stages[0].tasks]
             ended, share = with_ends(
                 find_model(args.model), prompts, args.tokens, args.stop_rate, Path(folder) / "ended"
             )

@@ -30,7 +30,7 @@ from uptrend.config import Config, load_config, to_table
 from uptrend.policy.known import need_extra
 from uptrend.records import ConfigError, RecordError
 from uptrend.runner.prepare import need_extras
-from uptrend.tasks.pool import heldout, pool, resolve_options
+from uptrend.tasks.pool import make_heldout, make_pool, resolve_options
 from uptrend.tasksets.musique import retrieval
 from uptrend.tasksets.musique.retrieval import RetrieverName as Retriever
 
@@ -308,19 +308,18 @@ def _counted(config: Config, *, one_pass: bool) -> Config:
         tasks=replace(config.tasks, options=config.tasks.options | {"retriever": "golden"}),
         eval=replace(config.eval, options=config.eval.options | {"retriever": "golden"}),
     )
-    (stage,) = pool(looked_at, heldout(looked_at)).stages
+    (stage,) = make_pool(looked_at, make_heldout(looked_at)).stages
     count = len(stage.tasks)
     steps = max(1, count // config.sampling.groups) if one_pass else config.learning.steps
     return replace(config, tasks=replace(config.tasks, train=count), learning=replace(config.learning, steps=steps))
 
 
 def _train(config: Config, runs: Path, name: str | None) -> None:
-    from uptrend.cli.view import choose_view, stop_on_interrupt
-    from uptrend.runner import runs as launch
+    from uptrend.runner.observers import terminal_observers
+    from uptrend.runner.runs import train_recipe
 
-    with stop_on_interrupt() as patience:
-        observers = [choose_view(quiet=False, is_terminal=sys.stdout.isatty()), patience]
-        run = launch.train(config, runs=runs, name=name, observers=observers)
+    with terminal_observers(doctor=False) as observers:
+        run = train_recipe(config, runs=runs, name=name, observers=observers)
     if run.status == "stopped" and run.checkpoints:
         typer.echo(f"Stopped after step {run.last_step}. Go on with: uptrend train --resume {run.path}")
 

@@ -40,7 +40,7 @@ def train(cases: list[dict[str, Any]]) -> None:
     for case in cases:
         path = Path(case["path"])
         if case.get("resumes"):
-            runs.resume(path, case["sets"])
+            runs.resume_run(path, case["sets"])
             continue
         prepared = prepare(load_config(case["table"], case["sets"]))
         if case.get("strays"):

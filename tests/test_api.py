@@ -20,6 +20,7 @@ from uptrend.records import (
     Role,
     RunRefused,
     Severity,
+    Stop,
     TasksetError,
     Trend,
     TrendKind,
@@ -52,6 +53,31 @@ def test_rows_and_a_function_train_and_resume(tmp_path, capsys):
     assert "advantage/dead_low/share" not in run.metric_lines[-1]
     again = uptrend.resume(run.path, ["learning.steps=3"], progress=False)
     assert (again.last_step, capsys.readouterr().out) == (3, "")
+
+
+class StopAfterOneStep:
+    def __init__(self, by):
+        self.by = by
+
+    def before(self, run): ...
+
+    def step(self, record):
+        return Stop("Rewards are gone.", by=self.by) if record.step == 1 else None
+
+    def after(self, run): ...
+
+
+@pytest.mark.parametrize(
+    ("by", "sentence"),
+    [
+        ("user", "Stopped after step 1. Resume with: uptrend.resume('{path}', reward=…)"),
+        ("doctor", "The doctor stopped it after step 1: Rewards are gone. Its last checkpoint has the fault too."),
+    ],
+)
+def test_a_run_that_was_stopped_says_why_and_how_to_resume(tmp_path, capsys, by, sentence):
+    run = train(tmp_path, observers=[StopAfterOneStep(by)])
+    assert run.status == "stopped"
+    assert sentence.format(path=run.path) in capsys.readouterr().err
 
 
 def test_a_function_that_is_nowhere_is_asked_for_again(tmp_path):

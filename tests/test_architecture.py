@@ -59,12 +59,25 @@ def test_commands_that_only_look_need_no_extra(arguments: str, make_run: Callabl
     assert not loaded_after(code, folder) & EXTRAS
 
 
+@pytest.mark.parametrize(
+    ("code", "others"),
+    [
+        ("import uptrend; uptrend.diagnose('runs/demo')", "uptrend.bridge.importers"),
+        ("import uptrend.cli.train", "uptrend.lab"),
+    ],
+    ids=["own runs without importers", "training without the lab"],
+)
+def test_what_is_not_needed_is_not_loaded(code: str, others: str, make_run: Callable[..., Path]) -> None:
+    folder = make_run("demo", steps=2).parents[1]
+    loaded_after(f"{code}\nimport sys\nassert not [m for m in sys.modules if m.startswith('{others}')]", folder)
+
+
 def test_the_public_surface() -> None:
     names = {
         "Observer", "Report", "Reward", "Run", "Task", "Taskset", "diagnose", "evaluate", "load_config", "replay",
         "resume", "train",
     }  # fmt: skip
-    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")} | {"api"}
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert set(uptrend.__all__) == names | {"__version__"}
     assert {name for name in vars(uptrend) if not name.startswith("_")} - packages == names
     assert uptrend.Run is Run

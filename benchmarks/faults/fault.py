@@ -15,21 +15,21 @@ from uptrend.algo import objective
 from uptrend.policy.optimizer import learning_rate
 from uptrend.policy.policy import Policy
 from uptrend.records import Message, Reward, Rollout, Task
-from uptrend.runner.prepare import Prepared
 from uptrend.tasks.pool import Pool
 from uptrend.tasks.taskset import Play, Taskset
+from uptrend.training.components import RunContext
 from uptrend.training.observer import Observer
 from uptrend.training.packing import pack
 
-Alter = Callable[[Prepared], Prepared]
+Alter = Callable[[RunContext], RunContext]
 Settings = Mapping[str, Any]
 """Config values by dotted key."""
 LEARNER_PARTS = {"objective": objective, "pack": pack, "schedule": learning_rate}
 
 
-def unaltered(prepared: Prepared) -> Prepared:
+def unaltered(context: RunContext) -> RunContext:
     """Return the run as it is: for faults of the config alone."""
-    return prepared
+    return context
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Strength:
     """Replaces the faulty parts. Called once per run, so that what a part counts begins anew."""
     settings: Settings = field(default_factory=dict)
     """Config values that are wrong, or without which the fault can't show."""
-    observers: Callable[[Prepared], Sequence[Observer]] = lambda _: ()
+    observers: Callable[[RunContext], Sequence[Observer]] = lambda _: ()
     """Makes observers that belong to the fault."""
     probe: str = ""
     """Probe that names the fault before the first step; empty where no test asks it."""
@@ -97,16 +97,16 @@ def _words(table: Settings) -> str:
 
 def together(*alters: Alter) -> Alter:
     """Apply several alterations in order."""
-    return lambda prepared: reduce(lambda before, alter: alter(before), alters, prepared)
+    return lambda context: reduce(lambda before, alter: alter(before), alters, context)
 
 
 def wrapped(**wrappers: Callable[[Any], Any]) -> Alter:
     """Replace components: each wrapper receives the component of its name and returns the faulty one."""
 
-    def alter(prepared: Prepared) -> Prepared:
-        before = prepared.components
+    def alter(context: RunContext) -> RunContext:
+        before = context.components
         parts = {name: wrap(getattr(before, name)) for name, wrap in wrappers.items()}
-        return replace(prepared, components=replace(before, **parts))
+        return replace(context, components=replace(before, **parts))
 
     return alter
 
@@ -135,23 +135,23 @@ def gathered(change: Callable[[list[Rollout]], list[Rollout]]) -> Alter:
 
 def policy(faulty: type[Policy]) -> Alter:
     """Use a subclass of Policy over the same model."""
-    return lambda prepared: replace(prepared, policy=faulty(**vars(prepared.policy)))
+    return lambda context: replace(context, policy=faulty(**vars(context.policy)))
 
 
 def pool(faulty: type[Pool]) -> Alter:
     """Use a subclass of Pool over the same tasks."""
-    return lambda prepared: replace(prepared, pool=faulty(**vars(prepared.pool)))
+    return lambda context: replace(context, pool=faulty(**vars(context.pool)))
 
 
-def train_tasks(change: Callable[[Prepared, Taskset, list[Task]], Sequence[Task]]) -> Alter:
+def train_tasks(change: Callable[[RunContext, Taskset, list[Task]], Sequence[Task]]) -> Alter:
     """Change the tasks that are trained on; at most as many are kept as there were."""
 
-    def alter(prepared: Prepared) -> Prepared:
+    def alter(context: RunContext) -> RunContext:
         stages = [
-            replace(s, tasks=tuple(change(prepared, s.taskset, list(s.tasks)))[: len(s.tasks)])
-            for s in prepared.pool.stages
+            replace(s, tasks=tuple(change(context, s.taskset, list(s.tasks)))[: len(s.tasks)])
+            for s in context.pool.stages
         ]
-        return replace(prepared, pool=replace(prepared.pool, stages=tuple(stages)))
+        return replace(context, pool=replace(context.pool, stages=tuple(stages)))
 
     return alter
 
@@ -159,10 +159,10 @@ def train_tasks(change: Callable[[Prepared, Taskset, list[Task]], Sequence[Task]
 def tasksets(make: Callable[[Taskset], Taskset]) -> Alter:
     """Replace the tasksets that play and score, in training and in evaluation alike."""
 
-    def alter(prepared: Prepared) -> Prepared:
-        stages = tuple(replace(stage, taskset=make(stage.taskset)) for stage in prepared.pool.stages)
-        held_out = replace(prepared.held_out, taskset=make(prepared.held_out.taskset))
-        return replace(prepared, pool=replace(prepared.pool, stages=stages), held_out=held_out)
+    def alter(context: RunContext) -> RunContext:
+        stages = tuple(replace(stage, taskset=make(stage.taskset)) for stage in context.pool.stages)
+        heldout = replace(context.heldout, taskset=make(context.heldout.taskset))
+        return replace(context, pool=replace(context.pool, stages=stages), heldout=heldout)
 
     return alter
 

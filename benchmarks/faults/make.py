@@ -18,8 +18,9 @@ from uptrend.doctor.probes import PROBES, differential
 from uptrend.records import Run
 from uptrend.records.directory import set_aside
 from uptrend.runner.preflight import Preflight, ask_probes
-from uptrend.runner.prepare import Prepared, prepare
-from uptrend.runner.runs import resume, start
+from uptrend.runner.prepare import prepare
+from uptrend.runner.runs import resume_run, start
+from uptrend.training.components import RunContext
 from uptrend.training.observer import StepRecord, Stop
 
 LEFT_OUT = ("control",)
@@ -65,18 +66,18 @@ def make_run(case: Case, to: Path) -> Path:
     return folder
 
 
-def _preflight(prepared: Prepared) -> dict[str, Any]:
+def _preflight(context: RunContext) -> dict[str, Any]:
     names = [name for name, probe in PROBES.items() if not probe.full and name not in LEFT_OUT]
     began = time.perf_counter()
-    results = list(ask_probes(prepared, names, GROUPS))
-    return Preflight(prepared.config.name, results, differential(results), time.perf_counter() - began).to_table()
+    results = list(ask_probes(context, names, GROUPS))
+    return Preflight(context.config.name, results, differential(results), time.perf_counter() - began).to_table()
 
 
 def _train(case: Case, config: Config, folder: Path) -> None:
     at = case.fault.resumed_at if case.fault else None
     config = replace(config, checkpoints=replace(config.checkpoints, keep=1))
-    prepared = case.strength.alter(prepare(config))
-    start(prepared, folder / "run", [*case.strength.observers(prepared), Enough(at or case.steps)])
+    context = case.strength.alter(prepare(config))
+    start(context, folder / "run", [*case.strength.observers(context), Enough(at or case.steps)])
     if at is not None:
-        resume(folder / "run", observers=[Enough(case.steps)], alter=case.strength.alter)
+        resume_run(folder / "run", observers=[Enough(case.steps)], alter=case.strength.alter)
     shutil.rmtree(folder / "run" / "checkpoints", ignore_errors=True)

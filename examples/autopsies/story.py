@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.cli.main import main
-from uptrend.cli.preflight import tell_preflight
-from uptrend.cli.view import choose_view
 from uptrend.config import load_config
 from uptrend.records import RunRefused
-from uptrend.runner.prepare import Prepared, prepare
+from uptrend.runner.prepare import prepare
 from uptrend.runner.runs import start
+from uptrend.runner.view import choose_view, print_preflight
+from uptrend.training.components import RunContext
 
-Alter = Callable[[Prepared], Prepared]
+Alter = Callable[[RunContext], RunContext]
 sys.path.append(str(Path(__file__).parents[2]))  # recipes name tasksets as examples.autopsies.MODULE:CLASS
 
 COMPUTE = """
@@ -83,9 +83,9 @@ def _train(recipe: Path, name: str, sets: Sequence[str], alter: Alter | None, *,
         words = ("train", recipe, "--runs", out, *(word for value in sets for word in ("--set", value)))
         return uptrend(*words, "--name", name, "--keep-refused" if preflight else "--no-preflight") == 0
     view = choose_view(quiet=False, is_terminal=sys.stdout.isatty())
-    prepared = alter(prepare(load_config(recipe, sets)))
+    context = alter(prepare(load_config(recipe, sets)))
     try:
-        run = start(prepared, out / name, [view], preflight=preflight, on_preflight=tell_preflight, keeps_refused=True)
+        run = start(context, out / name, [view], preflight=preflight, on_preflight=print_preflight, keeps_refused=True)
     except RunRefused as refusal:
         print(refusal, file=sys.stderr)
         return False

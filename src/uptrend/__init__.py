@@ -12,10 +12,10 @@
 Importing this loads no torch; training does.
 """
 
-from uptrend.api import resume, train
 from uptrend.config import load_config
 from uptrend.records import Report, Reward, Run, Task
 from uptrend.runner import diagnose, evaluate, replay
+from uptrend.runner.api import resume, train
 from uptrend.tasks.taskset import Taskset
 from uptrend.training.observer import Observer
 

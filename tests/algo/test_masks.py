@@ -2,7 +2,7 @@
 
 import torch
 
-from uptrend.algo import attention_mask, loss_mask
+from uptrend.algo import attended_mask, loss_mask
 from uptrend.algo.masks import number_rollouts, rollout_sum, within
 from uptrend.records import Role
 
@@ -12,7 +12,7 @@ REAL = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]])
 
 
 def test_every_real_token_is_seen_and_only_the_models_are_trained() -> None:
-    assert attention_mask(REAL).equal(REAL.bool())
+    assert attended_mask(REAL).equal(REAL.bool())
     trained = torch.tensor([[0, 1, 0, 1, 0], [0, 1, 1, 0, 0]]).bool()
     assert loss_mask(ROLES, REAL, torch.tensor([False, False])).equal(trained)
     assert not loss_mask(ROLES, REAL, torch.tensor([False, True]))[1].any()  # left out, and still seen

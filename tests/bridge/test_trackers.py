@@ -30,9 +30,9 @@ from uptrend.doctor.saved import save_report
 from uptrend.lab.plan import what_matters
 from uptrend.records import ConfigError, MissingExtra, Run, RunDirectory, rollouts_table
 from uptrend.records.errors import install_command
-from uptrend.runner import diagnose, tracking
+from uptrend.runner import diagnose, observers
+from uptrend.runner.observers import Tracking
 from uptrend.runner.prepare import need_extras
-from uptrend.runner.tracking import Tracking
 
 STEPS = 4
 EVALUATED = (0, 2, 4)
@@ -359,7 +359,7 @@ def test_trackers_that_fail_or_hang_change_nothing(
         host = f"127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("WANDB_BASE_URL", f"http://{host}")
         (at_home / ".netrc").write_text(f"machine {host} login user password {'0' * 40}")
-        monkeypatch.setattr(tracking, "PATIENCE", 12.0)
+        monkeypatch.setattr(observers, "TRACKERS_TIMEOUT_S", 12.0)
         alone = uptrend.train(RECIPE, runs=at_home, name="alone")
 
         class Finds:

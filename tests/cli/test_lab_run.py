@@ -22,7 +22,7 @@ from quick_runs import main as make_quick_run
 from synthetic import write_run
 from uptrend.cli import experiments
 from uptrend.cli.experiments import take_runs
-from uptrend.cli.view import Board, LabView
+from uptrend.cli.lab_view import Board, LabView
 from uptrend.lab.experiment import ExperimentRuns, together
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import PlannedRun

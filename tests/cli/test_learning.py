@@ -18,7 +18,7 @@ from small_musique import write_questions, write_small
 from uptrend.config import load_config
 from uptrend.records import Role, Run
 from uptrend.runner.prepare import prepare
-from uptrend.runner.runs import start, train, warmstart
+from uptrend.runner.runs import start, train_recipe, warmstart
 from uptrend.stats.comparison import mcnemar
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ HELD_OUT = 200
 
 def test_the_tiny_recipe_learns(tmp_path: Path) -> None:
     steps = 60  # fewer than the recipe's; measured over four seeds: from 51% to 65, 67, 69 and 69%
-    run = train(load_config(RECIPE, [f"learning.steps={steps}"]), runs=tmp_path)
+    run = train_recipe(load_config(RECIPE, [f"learning.steps={steps}"]), runs=tmp_path)
     before, after = ({row["task"]: row["correct"] for row in run.eval_rollouts(at).to_pylist()} for at in (0, steps))
     assert before.keys() == after.keys()
     trained: set[str] = set(run.rollouts()["task"].to_pylist())

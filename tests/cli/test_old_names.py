@@ -13,7 +13,7 @@ from uptrend.records import CheckpointError, Run
 from uptrend.records.directory import read_lines, to_line
 from uptrend.records.renamed import names
 from uptrend.runner.evaluation import load_for_eval
-from uptrend.runner.runs import replay, resume, train
+from uptrend.runner.runs import replay, resume_run, train_recipe
 
 SCHEMA1 = Path(__file__).parents[1] / "data" / "schema1"
 Uptrend = Callable[..., Any]
@@ -23,7 +23,7 @@ Uptrend = Callable[..., Any]
 def old(letters: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Run with a checkpoint, as 0.1 would have written it."""
     table = {**letters, "checkpoints": {"every": 2}}
-    run = train(load_config(table), runs=tmp_path_factory.mktemp("runs"))
+    run = train_recipe(load_config(table), runs=tmp_path_factory.mktemp("runs"))
     info = json.loads((run.path / "run.json").read_text())
     (run.path / "run.json").write_text(json.dumps({**info, "schema": 1, "uptrend": "0.1.0"}))
     before = {new: name for name, new in names("metrics", "files").items()}
@@ -53,7 +53,7 @@ def test_a_run_of_schema_1_is_shown_compared_drawn_and_diagnosed(uptrend: Uptren
 
 def test_a_schema_1_checkpoint_is_not_resumed_and_its_weights_can_be_evaluated(old: Run) -> None:
     with pytest.raises(CheckpointError, match=r"written by Uptrend 0\.1\.0, whose checkpoints .* `uptrend eval`"):
-        resume(old.path, ["learning.steps=4"])
+        resume_run(old.path, ["learning.steps=4"])
     config, policy, held_out = load_for_eval(str(old.path), None, ())
     assert len(held_out.tasks) == config.eval.tasks == 4
     assert policy.parameters > 0

@@ -13,7 +13,7 @@ import pytest
 from uptrend.config import load_config
 from uptrend.present.formatting import number
 from uptrend.records import Run
-from uptrend.runner.runs import train
+from uptrend.runner.runs import train_recipe
 
 STEPS = 4
 
@@ -22,7 +22,7 @@ STEPS = 4
 def run(letters: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
     learning = {"steps": STEPS, "lr": 3e-3, "kl": {"beta": 0.01}}
     table = {**letters, "name": "base", "learning": learning, "checkpoints": {"every": 2, "keep": 2}}
-    return train(load_config(table), runs=tmp_path_factory.mktemp("runs"))
+    return train_recipe(load_config(table), runs=tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture

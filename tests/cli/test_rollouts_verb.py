@@ -12,7 +12,7 @@ import pytest
 from shells import Shells
 from synthetic import info_of, rollout_of
 from uptrend.records import Ending, Executed, Message, Reward, Run, RunDirectory, rollouts_table
-from uptrend.runner.runs import train
+from uptrend.runner.runs import train_recipe
 
 Uptrend = Callable[..., Any]
 TABLE = {"name": "shells:Shells", "train": 12, "raises": 2, "sandbox_fails": 1}
@@ -27,7 +27,7 @@ def run(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         "sampling": {"groups": 4, "size": 2, "max_tokens": 6, "max_turns": 4, "overlong": 20},
         "learning": {"steps": 2}, "compute": {"threads": 1},
     }  # fmt: skip
-    return train(recipe, runs=tmp_path_factory.mktemp("runs"))
+    return train_recipe(recipe, runs=tmp_path_factory.mktemp("runs"))
 
 
 def test_rollouts_come_out_the_same(run: Run, uptrend: Uptrend) -> None:

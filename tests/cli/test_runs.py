@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from synthetic import info_of, rollout_of
-from uptrend.cli.console import BLOCKS, bucket_means, phase_shares, sparkline
+from uptrend.present.terminal import BLOCKS, bucket_means, phase_shares, sparkline
 from uptrend.records import Message, Role, Run, RunDirectory, Sequence, ToolCall, rollouts_table
 
 MakeRun = Callable[..., Path]

@@ -14,7 +14,7 @@ import pytest
 from uptrend.config import load_config
 from uptrend.config.tables import to_recipe
 from uptrend.records import Run
-from uptrend.runner.runs import train
+from uptrend.runner.runs import train_recipe
 
 ErrorOf = Callable[..., str]
 TINY = Path(__file__).parents[2] / "recipes" / "tiny.toml"
@@ -118,7 +118,7 @@ def test_a_shortened_warmup_is_noted_in_the_run(recipe: Path, tmp_path: Path, up
 @pytest.fixture(scope="module")
 def trained(letters: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two steps with a checkpoint after each."""
-    return train(load_config(letters), runs=tmp_path_factory.mktemp("trained")).path
+    return train_recipe(load_config(letters), runs=tmp_path_factory.mktemp("trained")).path
 
 
 @pytest.fixture

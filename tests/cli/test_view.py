@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.live import Live
 
 from synthetic import evaluation_of, info_of, metrics_of, write_run
-from uptrend.cli.view import LineView, LiveView, QuietView, choose_view, stop_on_interrupt
 from uptrend.records import Run, RunDirectory
+from uptrend.runner.observers import stop_on_interrupt
+from uptrend.runner.view import LineView, LiveView, QuietView, choose_view
 from uptrend.training.observer import StepRecord
 
 STEPS = 20

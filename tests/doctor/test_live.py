@@ -12,7 +12,7 @@ import pytest
 
 from uptrend.doctor.live import Announced, announced_before
 from uptrend.records import Basis, Finding, Report, Run, RunDirectory, Severity, Trend, TrendKind
-from uptrend.runner.live_doctor import LiveDoctor
+from uptrend.runner.observers import LiveDoctor
 from uptrend.training.observer import StepRecord, Stop
 
 

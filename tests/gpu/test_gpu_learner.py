@@ -17,7 +17,7 @@ from uptrend.policy.attention import Packed, attend_on_gpu, attend_one_by_one
 from uptrend.policy.graphed import Graphed
 from uptrend.policy.logprobs import _Plain, by_device
 from uptrend.policy.policy import Policy, load_policy
-from uptrend.training.learner import WORTH, Learner, lay_out
+from uptrend.training.learner import MIN_SHARED_PROMPT_SHARE, Learner, lay_out
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -111,7 +111,7 @@ WAYS = {
 def test_graphs_have_the_gradient_of_the_cpu(folder: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice: the first step captures, the second replays; rollouts of several turns and lengths."""
     wish, learning = (dict(x) for x in WAYS[way])
-    monkeypatch.setitem(WORTH, "cuda", 0.0 if learning.pop("share", False) else 1.1)
+    monkeypatch.setitem(MIN_SHARED_PROMPT_SHARE, "cuda", 0.0 if learning.pop("share", False) else 1.1)
     config = config_of(kl={"beta": 0.1}, scale="none", **learning)
     on_cpu = make_policy(folder, lora=wish.get("lora", False), reference=True)
     policy = policy_of(folder, **wish)

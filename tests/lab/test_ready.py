@@ -17,7 +17,7 @@ from uptrend.lab.measure import titled
 from uptrend.lab.notebook import Notebook
 from uptrend.records import Basis, Evidence, Finding, LabError, Priority, Severity
 from uptrend.records.metrics import LEVELS, outcome_of
-from uptrend.tasks.pool import heldout, pool
+from uptrend.tasks.pool import make_heldout, make_pool
 
 ROOT = Path(__file__).parents[2]
 BY_ARMS = [id for id, cause in CATALOGUE.items() if cause.experiment.arms]
@@ -145,7 +145,7 @@ def test_a_ready_one_can_be_decided_on_its_recipe(lab: Path, id: str) -> None:
     for arm in h.arms:  # options of a taskset are only checked where tasks are made
         sets = [f"{key}={to_toml(value)}" for key, value in arm.overrides.items()]
         config = load_config(lab / h.recipe, [*sets, "tasks.train=32", "eval.tasks=8"])
-        assert pool(config, heldout(config)).describe()["count"] == 32
+        assert make_pool(config, make_heldout(config)).describe()["count"] == 32
 
 
 # Words by which sentences told what nobody had measured.

@@ -16,7 +16,7 @@ from models import character_tokenizer
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.runner.evaluation import load_for_eval
 from uptrend.tasks.pool import make_taskset
-from uptrend.training.gather import RolloutPlayer, evaluate
+from uptrend.training.gather import RolloutPlayer, play_heldout
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +56,7 @@ def test_held_out_tasks_were_never_taught() -> None:
 def test_it_answers_about_four_in_ten() -> None:
     config, policy, held_out = load_for_eval("tiny", None, ["eval.tasks=330", "compute.threads=1"])
     assert 0.8e6 < policy.parameters < 1.3e6
-    held, rollouts = evaluate(RolloutPlayer(policy, InProcessSampler(policy), config), held_out, 0, config)
+    held, rollouts = play_heldout(RolloutPlayer(policy, InProcessSampler(policy), config), held_out, 0, config)
     assert held.tasks > 300
     assert 0.35 <= held.accuracy <= 0.50  # 41.8%; a CPU that adds in another order changes an answer or two
     assert sum(r.ended == "stop-token" for r in rollouts) > 0.98 * len(rollouts)

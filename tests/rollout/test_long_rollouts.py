@@ -16,7 +16,7 @@ from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import RolloutRequest, Timeouts, play_all
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits
-from uptrend.runner.runs import train
+from uptrend.runner.runs import train_recipe
 from uptrend.tasks import event_loop
 
 
@@ -109,7 +109,7 @@ def test_a_step_in_which_nothing_was_said_in_time_is_no_error(llama_folder: Path
         "model": {"name": str(llama_folder)}, "tasks": shells, "eval": {**shells, "tasks": 2},
         "sampling": {"groups": 2, "size": 2, "max_turns": 3, "rollout_timeout": 1e-5}, "learning": {"steps": 1},
     }  # fmt: skip
-    (line,) = train(recipe, runs=tmp_path).metric_lines
+    (line,) = train_recipe(recipe, runs=tmp_path).metric_lines
     assert (line["sampling/ended/time-limit/share"], line["tokens/model/count"], line["sampling/failed/count"]) == (
         1,
         0,

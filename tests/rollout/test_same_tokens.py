@@ -171,7 +171,7 @@ def check(policy: Policy, renderer: Renderer, case: Case, chat: bool) -> tuple[l
     exp = lay_out(rollouts, config)
     learner = Learner(policy, Optimizer(policy.flat, config.learning), config)
     learner_bs = learner.logprobs(exp, reference=False)
-    for b, (rollout, line) in enumerate(zip(rollouts, exp.lines, strict=True)):
+    for b, (rollout, line) in enumerate(zip(rollouts, exp.sequences, strict=True)):
         read, said = spy.read.get(b, []), spy.said.get(b, [])
         (s,) = rollout.sequences
         rows = [
@@ -183,7 +183,7 @@ def check(policy: Policy, renderer: Renderer, case: Case, chat: bool) -> tuple[l
         assert list(zip(s.ids.tolist(), s.turns.tolist(), s.roles.tolist(), strict=True)) == rows
         assert line.ids.tolist() == [token for token, _, _ in rows]
         assert line.sampled.tolist() == [i for i, (_, _, role) in enumerate(rows) if role == Role.MODEL]
-        assert line.visible.all()
+        assert line.attended.all()
         assert exp.real_bs[b].sum() == len(line.sampled)
         check_messages(rollout, renderer, case, read, said)
         if said:

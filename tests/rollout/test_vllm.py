@@ -33,7 +33,7 @@ from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.rollout.vllm import VllmSampler
 from uptrend.runner.prepare import prepare
-from uptrend.runner.runs import train
+from uptrend.runner.runs import train_recipe
 from uptrend.tasks import event_loop
 from uptrend.training.components import choose_components
 from uptrend.training.ranks import OneRank
@@ -274,9 +274,7 @@ def test_the_doctor_probes_servers(
     }
     p = prepare(load_config(recipe))
     components = replace(p.components, sampler=lambda policy: kind(policy, p.config.sampling))
-    results = list(
-        run_probes(Bench(p.config, p.policy, p.pool, p.held_out, 4, components), ["agreement", "synchronize"])
-    )
+    results = list(run_probes(Bench(replace(p, components=components), 4), ["agreement", "synchronize"]))
     print(*(f"\n{r.name}: {r.figure}" for r in results))
     assert not any(r.error for r in results)
     assert [f.id for r in results for f in r.findings] == ([found] if found else [])
@@ -289,7 +287,7 @@ def test_a_recipe_trains_on_a_server(vllm: Any, tmp_path: Path, lora: bool) -> N
     sets |= {"sampling.groups": 8, "sampling.size": 8, "eval.tasks": 20, "learning.warmup": 0}
     sets |= {"model.lora": {"r": 8, "alpha": 16}, "learning.lr": 2e-3} if lora else {}
     config = load_config(ROOT / "recipes" / "tiny.toml", sets)
-    run = train(config, runs=tmp_path, name="served", preflight=True)
+    run = train_recipe(config, runs=tmp_path, name="served", preflight=True)
     assert run.status == "finished"
     assert max(line["sampler/gap/max"] for line in run.metric_lines) < 1e-3
     for step in (1, 2, 3):

@@ -22,7 +22,7 @@ from uptrend.records import ConfigError, TasksetError, task_id
 from uptrend.records.rollout import Message
 from uptrend.tasks import rewards
 from uptrend.tasks.data import file_of
-from uptrend.tasks.pool import heldout, make_taskset, pool
+from uptrend.tasks.pool import make_heldout, make_pool, make_taskset
 from uptrend.tasks.rewards import functions_at_hand
 from uptrend.tasks.taskset import known_gold, play_script, say
 from uptrend.tasks.validate import validate
@@ -72,9 +72,9 @@ def test_a_hub_dataset_is_read_by_its_split(tmp_path):
             "eval": {"split": "test"},
         }
     )
-    held = heldout(config)
+    held = make_heldout(config)
     assert {t.messages[0].content for t in held.tasks} == {row["question"] for row in ROWS[30:]}
-    assert len(pool(config, held).stages[0].tasks) == 30
+    assert len(make_pool(config, held).stages[0].tasks) == 30
 
 
 def test_templates_system_and_conversations(make):
@@ -303,7 +303,7 @@ def test_a_module_in_the_current_folder_and_a_file_beside_the_recipe(make, tmp_p
     assert config.tasks.options["file"] == str(tmp_path / "rows.jsonl")
     assert config.tasks.options["reward"] == [f"{tmp_path / 'my_rewards.py'}:f"]
     assert config.eval.name == "data"
-    assert len(heldout(config).tasks) == 10  # taken over from [tasks]
+    assert len(make_heldout(config).tasks) == 10  # taken over from [tasks]
 
 
 def test_a_broken_module_says_so(make, tmp_path):

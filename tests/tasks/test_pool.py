@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from uptrend.config import load_config, to_table
 from uptrend.records import ConfigError, TasksetError, tasks_hash
-from uptrend.tasks.pool import Cursor, heldout, pool, resolve_options
+from uptrend.tasks.pool import Cursor, make_heldout, make_pool, resolve_options
 from uptrend.tasksets.arithmetic import Arithmetic
 
 CURRICULUM = [
@@ -38,7 +38,7 @@ def file(tmp_path, monkeypatch):
 
 
 def fill(config):
-    return pool(config, heldout(config))
+    return make_pool(config, make_heldout(config))
 
 
 def draw_ids(filled, steps, count, cursor=None, first=1):
@@ -85,10 +85,10 @@ def test_sections_that_can_not_work(tasks, evaluation, said, monkeypatch):
 
 def test_the_held_out_set_does_not_depend_on_what_is_trained_on():
     first, second = (
-        heldout(configure({"high": 10, "seed": 3}, seed=9)),
-        heldout(configure({"name": "mixed"}, {"name": "arithmetic"})),
+        make_heldout(configure({"high": 10, "seed": 3}, seed=9)),
+        make_heldout(configure({"name": "mixed"}, {"name": "arithmetic"})),
     )
-    assert first.hash == second.hash == tasks_hash(first.tasks) != heldout(configure(evaluation={"seed": 1})).hash
+    assert first.hash == second.hash == tasks_hash(first.tasks) != make_heldout(configure(evaluation={"seed": 1})).hash
     described = {"name": "arithmetic", "version": "1", "seed": 0, "count": 200, "hash": first.hash}
     assert first.describe() == described
 
@@ -105,8 +105,8 @@ def test_the_held_out_set_does_not_depend_on_what_is_trained_on():
 )  # fmt: skip
 def test_a_file_that_is_also_trained_on_is_split(file, name, tasks, sizes, split):
     config = configure(tasks, {"name": name, "file": str(file)})
-    held_out = heldout(config)
-    trained = pool(config, held_out).stages[-1].tasks
+    held_out = make_heldout(config)
+    trained = make_pool(config, held_out).stages[-1].tasks
     assert (len(held_out.tasks), len(trained)) == sizes
     assert {task.id for task in trained}.isdisjoint(task.id for task in held_out.tasks)
     key = {"data": "hold_out", "musique": "split"}[name]

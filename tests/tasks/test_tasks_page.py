@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from uptrend.config import load_config
-from uptrend.tasks.pool import heldout, make_taskset, pool
+from uptrend.tasks.pool import make_heldout, make_pool, make_taskset
 from uptrend.tasks.validate import validate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "tasks.md").read_text(encoding="utf-8")
@@ -22,7 +22,7 @@ def test_the_example_taskset_passes(monkeypatch):
     exec(code, module.__dict__)
     assert validate(lambda: make_taskset("doubling:Doubling", {"largest": 300}, 0), 150, 50).passed
     config = load_config({"tasks": {"name": "doubling:Doubling"}})
-    assert pool(config, heldout(config)).stages[0].taskset.name == "doubling"
+    assert make_pool(config, make_heldout(config)).stages[0].taskset.name == "doubling"
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -30,4 +30,4 @@ def test_the_recipes_load(recipe, tmp_path, monkeypatch):
     (tmp_path / "recipe.toml").write_text(recipe)
     monkeypatch.chdir(tmp_path)
     config = load_config(tmp_path / "recipe.toml")
-    assert pool(config, heldout(config)).stages
+    assert make_pool(config, make_heldout(config)).stages

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from uptrend.config import load_config
-from uptrend.tasks.pool import heldout, pool, resolve_options
+from uptrend.tasks.pool import make_heldout, make_pool, resolve_options
 from uptrend.tasksets.musique.rows import read_sources
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "arithmetic"
@@ -34,10 +34,10 @@ def test_every_run_is_there():
 @pytest.mark.parametrize("name", EPOCHS)
 def test_recipes_fill_their_pools(name):
     config = load_config(FOLDER / f"{name}.toml")
-    held_out = heldout(config)
+    held_out = make_heldout(config)
     assert len(held_out.tasks) == 200
     assert config.eval == load_config(FOLDER / "baseline.toml").eval
-    assert all(len(stage.tasks) >= config.sampling.groups for stage in pool(config, held_out).stages)
+    assert all(len(stage.tasks) >= config.sampling.groups for stage in make_pool(config, held_out).stages)
     assert config.learning.warmup == -(-config.learning.steps // 10)
     assert config.learning.steps == -(-EPOCHS[name] * config.tasks.train // config.sampling.groups)
     assert config.name == name.replace("_", "-")

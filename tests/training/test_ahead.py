@@ -19,8 +19,8 @@ from uptrend.records import ConfigError, ModelError, Run
 from uptrend.rollout.inprocess import CopySampler
 from uptrend.rollout.sampler import Extension, Limits
 from uptrend.runner.prepare import prepare
-from uptrend.runner.runs import resume, start
-from uptrend.training.ahead import read_queue
+from uptrend.runner.runs import resume_run, start
+from uptrend.training.gather import read_queue
 from uptrend.training.observer import StepRecord, Stop
 
 Start = Callable[..., Run]
@@ -133,7 +133,7 @@ def test_a_checkpoint_keeps_what_is_sampled_and_a_resumed_run_learns_from_it(run
     assert 1 <= len(queue) <= 3  # the last of them may not be whole
     kept = [r.sequences[0].ids.tolist() for r in queue[3].rollouts]
     assert all(r.step == step and r.sequences[0].sampled.any() for step in queue for r in queue[step].rollouts)
-    run = resume(run.path)
+    run = resume_run(run.path)
     assert (run.status, run.last_step) == ("finished", 5)
     assert [row["ids"] for row in run.rollouts(3).to_pylist()] == kept
     tasks = [row["task"] for step in range(1, 6) for row in run.rollouts(step).to_pylist()[::4]]

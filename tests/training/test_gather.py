@@ -15,7 +15,6 @@ import pytest
 from letters import Letter, Letters
 from models import make_policy
 from uptrend.cli.plot import command as plot
-from uptrend.cli.view import LineView
 from uptrend.config import Config, load_config
 from uptrend.config.schema import Sampling
 from uptrend.policy.policy import Policy
@@ -24,9 +23,10 @@ from uptrend.records import Sequence as Tokens
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import RolloutRequest
 from uptrend.runner.evaluation import evaluate
-from uptrend.runner.runs import resume, train
+from uptrend.runner.runs import resume_run, train_recipe
 from uptrend.runner.summary import describe
-from uptrend.tasks.pool import Cursor, heldout, pool
+from uptrend.runner.view import LineView
+from uptrend.tasks.pool import Cursor, make_heldout, make_pool
 from uptrend.training.gather import RolloutPlayer, gather, penalize_length
 
 
@@ -78,7 +78,7 @@ class Connection(Letter):
 
 def test_what_a_taskset_keeps_works_in_every_step_and_evaluation(llama_folder: Path, tmp_path: Path) -> None:
     config = config_of(llama_folder, "test_gather:Connected")
-    run = train(config, runs=tmp_path, name="run")
+    run = train_recipe(config, runs=tmp_path, name="run")
     rows = [*run.rollouts().to_pylist(), *(row for step in (0, 2) for row in run.eval_rollouts(step).to_pylist())]
     assert {row["error"] for row in rows} == {None}
     assert len(rows) == 2 * 16 + 2 * 6
@@ -204,7 +204,7 @@ def test_seeds_of_groups_and_of_held_out_tasks(llama_folder: Path, tmp_path: Pat
         Noting.opened.clear()
         wishes = {"seed": run_seed, "eval.seed": eval_seed, "eval.attempts": 2}
         config = config_of(llama_folder, "test_gather:Noting", **wishes)
-        run = train(config, runs=tmp_path, name=f"{run_seed}-{eval_seed}")
+        run = train_recipe(config, runs=tmp_path, name=f"{run_seed}-{eval_seed}")
         opened: dict[str, set[int]] = {}
         for task, seed in Noting.opened:
             opened.setdefault(task, set()).add(seed)
@@ -234,7 +234,7 @@ def test_seeds_of_groups_and_of_held_out_tasks(llama_folder: Path, tmp_path: Pat
 def test_no_task_comes_twice_in_a_step(policy: Policy, llama_folder: Path, tasks: int, replaced: int) -> None:
     changes = {"tasks.train": tasks, "tasks.dead": 1, "eval.dead": 1, "sampling.resample": 2}
     config = config_of(llama_folder, **changes)
-    player, drawn = RolloutPlayer(policy, InProcessSampler(policy), config), pool(config, heldout(config))
+    player, drawn = RolloutPlayer(policy, InProcessSampler(policy), config), make_pool(config, make_heldout(config))
     cursor = Cursor()
     for step in range(1, 6):
         gathered, again = (gather(player, drawn, cursor, step, config) for _ in range(2))
@@ -263,8 +263,8 @@ def test_further_held_out_sets_with_limits_of_their_own(
 ) -> None:
     config = config_of(llama_folder, **{"eval.sets": SETS, "eval.max_tokens": 3, "sampling.max_turns": 1})
     alone = config_of(llama_folder, **{"eval.max_tokens": 3, "sampling.max_turns": 1, "learning.steps": 1})
-    steps = [line.copy() for line in train(alone, runs=tmp_path, name="alone").eval_lines]
-    run = train(config, runs=tmp_path, name="run", observers=[LineView()])
+    steps = [line.copy() for line in train_recipe(alone, runs=tmp_path, name="alone").eval_lines]
+    run = train_recipe(config, runs=tmp_path, name="run", observers=[LineView()])
     assert "odd after step 2: " in capsys.readouterr().out
     assert [list(line["sets"]) for line in run.eval_lines] == [["odd", "more-turns"]] * 2
     first = run.eval_lines[0]
@@ -291,13 +291,13 @@ def test_further_held_out_sets_with_limits_of_their_own(
     scored = evaluate(run.path)
     assert scored.sets["odd"].held.correct == run.eval_lines[-1]["sets"]["odd"]["correct"]
     assert scored.held.correct == run.eval_lines[-1]["correct"]
-    again = resume(run.path, ["learning.steps=3"])
+    again = resume_run(run.path, ["learning.steps=3"])
     assert [line["step"] for line in again.eval_lines] == [0, 2, 3]
     info = json.loads((run.path / "run.json").read_text())
     info["eval"]["sets"]["odd"]["hash"] = "another"
     (run.path / "run.json").write_text(json.dumps(info))
     with pytest.raises(RecordError, match=r"\[eval\.sets\.odd\] gives other tasks now"):
-        resume(run.path, ["learning.steps=4"])
+        resume_run(run.path, ["learning.steps=4"])
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_further_held_out_sets_with_limits_of_their_own(
 )
 def test_wrong_sets(llama_folder: Path, sets: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        heldout(config_of(llama_folder, **{"eval.sets": sets}))
+        make_heldout(config_of(llama_folder, **{"eval.sets": sets}))
 
 
 @pytest.mark.parametrize("length", range(1, 9))

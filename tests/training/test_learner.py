@@ -19,13 +19,12 @@ from models import make_policy, own_attention, write_model
 from steps import SHAPES, Kept, Shapes, advantages_of, config_of, rollouts_of, update
 from uptrend.algo import Batch, Sums, objective, prepare
 from uptrend.config import Config, Learning, Lora, Model
-from uptrend.policy.memory import free_bytes
+from uptrend.policy.memory import MAX_TOKENS, USED_SHARE, bytes_of, free_bytes
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy, load_policy
 from uptrend.records import Ending, ModelError, Reward, Role, Rollout
 from uptrend.training import packing
-from uptrend.training.learner import MASKED, Learner, lay_out
-from uptrend.training.memory import MOST, SHARE, bytes_of
+from uptrend.training.learner import MAX_MASKED_TOKENS, Learner, lay_out
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +128,7 @@ def test_masks_are_never_large(tmp_path: Path) -> None:
     rollouts = rollouts_of([(90, [[8]] * 4)] * 24)
     learner: Any = Learner(policy, Kept(policy.flat), config)  # type: ignore[arg-type]
     sizes = [len(micro.ids_t) for micro in learner._micros(lay_out(rollouts, config), range(len(rollouts)))]
-    assert max(sizes) <= MASKED < sum(sizes)
+    assert max(sizes) <= MAX_MASKED_TOKENS < sum(sizes)
 
 
 @pytest.mark.parametrize(
@@ -150,14 +149,14 @@ def test_what_attention_may_not_see_changes_the_result(policy: Policy) -> None:
     """Hiding a prompt's tokens is not what the loop does; if it were, this is what would be seen of it."""
     config, rollouts = config_of(), rollouts_of(SHAPES)
     learner, exp = Learner(policy, Kept(policy.flat), config), lay_out(rollouts, config)  # type: ignore[arg-type]
-    assert all(line.visible.all() for line in exp.lines)
+    assert all(line.attended.all() for line in exp.sequences)
     seen = learner.logprobs(exp, reference=False)
     hidden = []
-    for line in exp.lines:
-        visible = line.visible.copy()
-        visible[: line.prompt] = False
-        hidden.append(replace(line, visible=visible))
-    blind = learner.logprobs(replace(exp, lines=hidden), reference=False)
+    for line in exp.sequences:
+        attended = line.attended.copy()
+        attended[: line.prompt] = False
+        hidden.append(replace(line, attended=attended))
+    blind = learner.logprobs(replace(exp, sequences=hidden), reference=False)
     changed = (seen - blind).abs()[exp.real_bs]
     assert float(changed.mean()) > 0.1
 
@@ -296,7 +295,7 @@ def test_tokens_of_tools_are_not_trained() -> None:
     (rollout,) = rollouts_of([(5, [[2, 6, 3]])])
     exp = lay_out([rollout], config_of())
     assert int(exp.mask_bs.sum()) == 5
-    assert exp.lines[0].sampled.tolist() == [5, 6, 13, 14, 15]
+    assert exp.sequences[0].sampled.tolist() == [5, 6, 13, 14, 15]
 
 
 def load(folder: Path, lora: Lora | None, keep_reference: bool) -> Policy:
@@ -352,18 +351,18 @@ def fitted(folder: str, free: float, *overrides: str) -> tuple[Learner, Tensor]:
 def test_a_micro_batch_is_as_large_as_memory_allows(tiny_folder: str) -> None:
     plenty, gradient = fitted(tiny_folder, 64 * 2**30)
     assert plenty.fitted is not None
-    assert plenty.fitted.tokens == MOST["cpu"]
+    assert plenty.fitted.tokens == MAX_TOKENS["cpu"]
     assert not plenty.fitted.gradient_checkpointing
     some, same = fitted(tiny_folder, 60 * 2**20)
     assert some.fitted is not None
-    assert 128 <= some.fitted.tokens < MOST["cpu"] / 4
+    assert 128 <= some.fitted.tokens < MAX_TOKENS["cpu"] / 4
     assert not some.fitted.gradient_checkpointing
     close(same, gradient)
     # A pass of that size keeps what was predicted, to a tenth.
     exp = lay_out(rollouts_of([(40, [[8]])]), config_of())
-    exp.lines[0].ids[:] %= 20
+    exp.sequences[0].ids[:] %= 20
     ran, kept = bytes_of(partial(some._try, exp), some.fitted.tokens, torch.device("cpu"))
-    assert kept == pytest.approx(SHARE * 60 * 2**20 * ran / some.fitted.tokens, rel=0.1)
+    assert kept == pytest.approx(USED_SHARE * 60 * 2**20 * ran / some.fitted.tokens, rel=0.1)
 
 
 def test_activations_are_recomputed_where_a_rollout_does_not_fit_otherwise(tiny_folder: str) -> None:

@@ -27,7 +27,7 @@ from uptrend.records import (
 )
 from uptrend.runner.evaluation import evaluate
 from uptrend.runner.prepare import RunEnding
-from uptrend.runner.runs import replay, resume, train
+from uptrend.runner.runs import replay, resume_run, train_recipe
 from uptrend.training.observer import StepRecord, Stop
 
 Start = Callable[..., Run]
@@ -46,7 +46,7 @@ def start(llama_folder: Path, tmp_path: Path) -> Start:
             "learning": {"steps": 3, "lr": 1e-3},
             "compute": {"threads": 1},
         }
-        return train(load_config(table, overrides), runs=tmp_path / "runs", name=name, observers=observers)
+        return train_recipe(load_config(table, overrides), runs=tmp_path / "runs", name=name, observers=observers)
 
     return go
 
@@ -145,7 +145,7 @@ def test_an_observer_can_stop_the_run(start: Start) -> None:
     assert ("b", 2, 16, True) in calls
     assert calls[-1] == ("b", "after", 2)
     assert any(e.get("reason") == "enough" for e in run.events)
-    again = resume(run.path, ["learning.steps=3"])
+    again = resume_run(run.path, ["learning.steps=3"])
     assert (again.status, again.last_step) == ("finished", 3)
 
 
@@ -183,7 +183,7 @@ def test_a_run_whose_folder_is_renamed_ends_with_a_sentence(start: Start, tmp_pa
         start("learning.steps=6", "checkpoints.every=1", observers=[Mock(step=rename)])
     assert not path.exists()
     assert Run(elsewhere).last_step == 2
-    again = resume(elsewhere)
+    again = resume_run(elsewhere)
     assert (again.status, again.last_step, again.rollout_steps) == ("finished", 6, [1, 2, 3, 4, 5, 6])
 
 
@@ -309,7 +309,7 @@ def test_a_run_that_goes_on_takes_the_room_that_was_measured(start: Start, more:
     state.write_text(json.dumps(changed))
     for checkpoint in whole.checkpoints[1:]:
         shutil.rmtree(checkpoint)
-    again = resume(whole.path)
+    again = resume_run(whole.path)
     told = [event for event in again.events if event["event"] == "fitted"][-1]
     assert (told["step"], told["tokens"]) == (2, 300)
 
@@ -352,7 +352,7 @@ def test_a_run_does_not_go_on_with_another_model(start: Start, tmp_path: Path, l
     before = files(run)
     said = r"is not the model any more.*have the digest [0-9a-f]{32}, and had [0-9a-f]{32}"
     with pytest.raises(ModelError, match=said) as told:
-        resume(run.path)
+        resume_run(run.path)
     assert run.info["model"]["base_digest" if lora else "digest"] in str(told.value)
     assert files(run) == before
     if lora:
@@ -360,7 +360,7 @@ def test_a_run_does_not_go_on_with_another_model(start: Start, tmp_path: Path, l
             replay(run, 2, runs=tmp_path, name="again")
         assert not (tmp_path / "again").exists()
     write_model(folder)
-    assert resume(run.path).status == "finished"
+    assert resume_run(run.path).status == "finished"
 
 
 def test_adapters_may_have_been_made_elsewhere(start: Start) -> None:
@@ -370,7 +370,7 @@ def test_adapters_may_have_been_made_elsewhere(start: Start) -> None:
     del info["model"]["base_digest"], info["config"]["learning"]["kl"]["reset_every"]  # as in 0.2
     info["model"]["digest"] = "0" * 32  # on another device
     (run.path / "run.json").write_text(json.dumps(info))
-    assert resume(run.path).status == "finished"
+    assert resume_run(run.path).status == "finished"
 
 
 def test_a_checkpoint_with_pickles_is_evaluated_and_not_resumed(start: Start, tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_a_checkpoint_with_pickles_is_evaluated_and_not_resumed(start: Start, tm
     state |= {"step": 2, "random": {"python": pickled, "numpy": pickled, "torch": pickled}}
     (place / "state.json").write_text(json.dumps(state))
     before = files(run)
-    for go_on in (lambda: resume(run.path), lambda: replay(run, 2, runs=tmp_path, name="again")):
+    for go_on in (lambda: resume_run(run.path), lambda: replay(run, 2, runs=tmp_path, name="again")):
         with pytest.raises(CheckpointError, match="random states as pickles"):
             go_on()
     assert files(run) == before
@@ -421,10 +421,10 @@ def test_a_best_checkpoint_from_after_the_resumed_step_is_removed(start: Start) 
         if int(place.name[-6:]) >= before["step"]:
             shutil.rmtree(place)
     assert run.checkpoints, "the best must not be the first"
-    again = resume(run.path, observers=[Mock(before=lambda _: found.append(best.exists()), step=lambda _: None)])
+    again = resume_run(run.path, observers=[Mock(before=lambda _: found.append(best.exists()), step=lambda _: None)])
     assert found == [False]
     assert read_state(best)["files"] == before["files"]
-    assert resume(again.path, ["learning.steps=4"]).status == "finished"
+    assert resume_run(again.path, ["learning.steps=4"]).status == "finished"
     assert read_state(best)["step"] == before["step"]  # of an earlier step, so it stays
 
 
@@ -465,7 +465,7 @@ def test_a_run_with_resets_goes_on_exactly(start: Start, tmp_path: Path, resets:
         resets = (*resets, "model.lora.dropout=0.1")  # random numbers too
     whole = start(*resets, name="whole")
     stopped = start(*resets, observers=[Watcher("a", [], stop_at=step)])
-    assert essence(resume(stopped.path)) == essence(whole)
+    assert essence(resume_run(stopped.path)) == essence(whole)
     rest = replay(whole, step, overrides=["checkpoints.every=1"], runs=tmp_path, name="rest")
     assert essence(rest)[0] == essence(whole)[0][step:]
     assert essence(rest)[1:] == essence(whole)[1:]

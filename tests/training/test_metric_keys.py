@@ -10,7 +10,7 @@ from uptrend.config import load_config
 from uptrend.doctor.diagnose import diagnose
 from uptrend.records import Run, view_of
 from uptrend.records.metrics import find_metric, sections, step_metrics
-from uptrend.runner.runs import train, warmstart
+from uptrend.runner.runs import train_recipe, warmstart
 
 
 def table(llama_folder: Path) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def table(llama_folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def run(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(table(llama_folder), runs=tmp_path_factory.mktemp("runs"))
+    return train_recipe(table(llama_folder), runs=tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def train_one_group(llama_folder: Path, folder: Path, steps: int = 4, **tasks: i
         "sampling": {"groups": 1, "size": 4, "max_tokens": 6},
         "learning": {"steps": steps, "skip_dead": True},
     }
-    return train(wanted, runs=folder)
+    return train_recipe(wanted, runs=folder)
 
 
 def nulls(run: Run) -> set[str]:

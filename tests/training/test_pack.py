@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from uptrend.training.packing import Line, Micro, Shapes, Size, pack
+from uptrend.training.packing import MicroBatch, Shapes, Size, TrainSequence, pack
 
 ALWAYS, NEVER = 0.0, 1.1
 
 
-def lines_of(shapes: list[tuple[int, list[int]]]) -> list[Line]:
+def lines_of(shapes: list[tuple[int, list[int]]]) -> list[TrainSequence]:
     """Groups of (prompt length, tail lengths) with random tokens; all of a tail is sampled."""
     chance = np.random.default_rng(0)
     lines = []
@@ -18,11 +18,11 @@ def lines_of(shapes: list[tuple[int, list[int]]]) -> list[Line]:
         for tail in tails:
             ids = np.concatenate([head, chance.integers(1, 90, tail)])
             places = np.arange(prompt, prompt + tail)
-            lines.append(Line(ids, places, np.ones(len(ids), bool), prompt, group, len(lines)))
+            lines.append(TrainSequence(ids, places, np.ones(len(ids), bool), prompt, group, len(lines)))
     return lines
 
 
-def contexts(micro: Micro) -> list[list[tuple[int, int]]]:
+def contexts(micro: MicroBatch) -> list[list[tuple[int, int]]]:
     """What each token sees, as (position, id) in order, from the definition of segments."""
     starts, key_starts = micro.starts_n.tolist(), micro.key_starts_n.tolist()
     keys = np.arange(len(micro.ids_t)) if micro.keys_k is None else micro.keys_k.numpy()
@@ -48,7 +48,7 @@ def test_a_group_shares_its_prompt_where_that_saves_enough() -> None:
 
 def test_different_prompts_are_never_shared() -> None:
     lines = lines_of([(20, [3, 4]), (20, [3, 4])])
-    mixed = [Line(x.ids, x.sampled, x.visible, x.prompt, 0, x.rollout) for x in lines]
+    mixed = [TrainSequence(x.ids, x.sampled, x.attended, x.prompt, 0, x.rollout) for x in lines]
     (micro,) = pack(mixed, range(4), 1000, ALWAYS, Shapes(), 4)
     assert micro.keys_k is None
 
@@ -73,20 +73,20 @@ def test_a_micro_batch_keeps_to_its_budget(worth: float, budget: int) -> None:
 def test_every_token_is_predicted_from_its_own_context(worth: float, is_free: bool) -> None:
     lines = lines_of(SHAPES)
     for line in lines[4:11]:
-        line.visible[10:17] = False  # one hidden place predicts, the others are left out
-    lines[5].visible[18] = lines[12].visible[1] = False
+        line.attended[10:17] = False  # one hidden place predicts, the others are left out
+    lines[5].attended[18] = lines[12].attended[1] = False
     for micro in pack(lines, range(len(lines)), 150, worth, Shapes(is_free), 60):
         seen = contexts(micro)
         assert len(seen) == len(micro.ids_t)
         real = micro.places_m < 60
         assert is_free <= bool(real.all())
-        columns = (x[real].tolist() for x in (micro.lines_m, micro.places_m, micro.predictors_m, micro.targets_m))
+        columns = (x[real].tolist() for x in (micro.sequences_m, micro.places_m, micro.predictors_m, micro.targets_m))
         found = set()
         for row, place, predictor, target in zip(*columns, strict=True):
             line = lines[micro.numbers[row]]
             at = int(line.sampled[place])
             assert target == line.ids[at]
-            sees = [i for i in range(at) if line.visible[i] or i == at - 1]
+            sees = [i for i in range(at) if line.attended[i] or i == at - 1]
             assert seen[predictor] == [(i, int(line.ids[i])) for i in sees]
             found.add((row, at))
         assert len(found) == sum(len(lines[i].sampled) for i in micro.numbers)

@@ -22,7 +22,7 @@ from uptrend.config.tables import to_recipe
 from uptrend.doctor.diagnose import diagnose
 from uptrend.records import Run, view_of
 from uptrend.records.errors import install_command
-from uptrend.runner.runs import resume, train
+from uptrend.runner.runs import resume_run, train_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ def alone(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     folder = tmp_path_factory.mktemp("alone")
     kinds = KINDS | {"long": {"learning.steps": 3}}
     return {
-        kind: train(load_config(table(llama_folder), sets_of(**changes)), runs=folder, name=kind)
+        kind: train_recipe(load_config(table(llama_folder), sets_of(**changes)), runs=folder, name=kind)
         for kind, changes in kinds.items()
     }
 
@@ -170,7 +170,7 @@ def test_a_gradient_that_is_not_finite_is_left_out_by_all(together: Path) -> Non
 def test_a_run_moves_between_one_process_and_two(alone: dict[str, Run], together: Path) -> None:
     moved = {layout: together / f"moved-{layout}" for layout in ("ddp", "fsdp2")}
     for path in moved.values():
-        resume(path, ["learning.steps=2"])
+        resume_run(path, ["learning.steps=2"])
     exchanged = zip(moved.values(), reversed(moved), strict=True)
     work("train", together, [
         {"path": str(path), "resumes": True, "sets": ["learning.steps=3", f"compute.parallel={layout}"]}
@@ -186,7 +186,7 @@ def test_a_run_moves_between_one_process_and_two(alone: dict[str, Run], together
 @pytest.mark.needs_package("g++")
 def test_a_run_moves_to_deepspeed_and_back(alone: dict[str, Run], by_deepspeed: Path) -> None:
     path = by_deepspeed / "moved-zero3"
-    resume(path, ["learning.steps=3"])
+    resume_run(path, ["learning.steps=3"])
     assert tokens_of(path) == tokens_of(alone["long"].path)
     assert difference(alone["long"].path, path, 3) < 1e-5
 
@@ -245,8 +245,8 @@ def test_all_end_where_one_is_killed_and_the_run_goes_on(
 
     # What follows the checkpoint is what would have followed.
     step = int(Run(path).checkpoints[-1].name.removeprefix("step-"))
-    resume(path, [f"learning.steps={step + 1}"])
-    whole = train(load_config(table(llama_folder), [f"learning.steps={step + 1}"]), runs=tmp_path, name="whole")
+    resume_run(path, [f"learning.steps={step + 1}"])
+    whole = train_recipe(load_config(table(llama_folder), [f"learning.steps={step + 1}"]), runs=tmp_path, name="whole")
     assert tokens_of(path) == tokens_of(whole.path)
     assert difference(whole.path, path, step + 1) < 1e-6 * (step + 1)
 

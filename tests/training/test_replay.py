@@ -12,7 +12,7 @@ import uptrend
 from uptrend.config import load_config
 from uptrend.doctor.diagnose import diagnose
 from uptrend.records import CheckpointError, ConfigError, ModelError, RecordError, Run, view_of
-from uptrend.runner.runs import replay, resume, train
+from uptrend.runner.runs import replay, resume_run, train_recipe
 from uptrend.training.observer import Stop
 
 Start = Callable[..., Run]
@@ -29,7 +29,7 @@ def start(model: Path, runs: Path, *overrides: str, name: str = "run") -> Run:
         "learning": {"steps": STEPS, "lr": 3e-3},
         "compute": {"threads": 1},
     }
-    return train(load_config(table, [*EACH, *overrides]), runs=runs, name=name)
+    return train_recipe(load_config(table, [*EACH, *overrides]), runs=runs, name=name)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_a_replay_is_neither_replayed_nor_resumed(again: Start, tmp_path: Path) 
     with pytest.raises(RecordError, match="is a replay; only a run of uptrend train"):
         replay(done, 0, runs=tmp_path)
     with pytest.raises(RecordError, match="is a replay, which is short: make it again"):
-        resume(done.path)
+        resume_run(done.path)
     with pytest.raises(RecordError, match="already holds a run"):
         again(steps=1)
 

@@ -8,7 +8,7 @@ import pytest
 from uptrend.config import load_config
 from uptrend.records import ConfigError, Run, SandboxFailed, rollouts_of
 from uptrend.runner.rollouts import repeat_rollouts
-from uptrend.runner.runs import train, warmstart
+from uptrend.runner.runs import train_recipe, warmstart
 
 RECIPE: dict[str, Any] = {
     "name": "research",
@@ -25,7 +25,7 @@ RECIPE: dict[str, Any] = {
 
 @pytest.mark.slow
 def test_a_run_records_what_was_done_and_can_be_played_again(tmp_path: Path) -> None:
-    run = train(load_config(RECIPE), runs=tmp_path)
+    run = train_recipe(load_config(RECIPE), runs=tmp_path)
     (line,) = run.metric_lines
     assert line["commands/rollout/mean"] == 4  # three turns and the automatic submission
     assert line["commands/sandbox_failures/count"] == 0
@@ -55,9 +55,9 @@ def test_a_run_without_a_sandbox_is_refused_before_it_begins(tmp_path: Path, mon
     monkeypatch.setenv("PATH", str(tmp_path))
     recipe = load_config(RECIPE | {"tasks": RECIPE["tasks"] | {"sandbox": "bubblewrap"}})
     with pytest.raises(SandboxFailed, match="install the system package bubblewrap"):
-        train(recipe, runs=tmp_path / "runs")
+        train_recipe(recipe, runs=tmp_path / "runs")
     with pytest.raises(SandboxFailed):
         warmstart(recipe, tmp_path / "taught", runs=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
     with pytest.raises(ConfigError, match="not one of auto, bubblewrap"):
-        train(load_config(RECIPE | {"tasks": RECIPE["tasks"] | {"sandbox": "bubble"}}), runs=tmp_path / "runs")
+        train_recipe(load_config(RECIPE | {"tasks": RECIPE["tasks"] | {"sandbox": "bubble"}}), runs=tmp_path / "runs")

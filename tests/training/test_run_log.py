@@ -9,8 +9,8 @@ import pytest
 from synthetic import info_of
 from uptrend.cli.main import main
 from uptrend.records import Run, RunDirectory, TasksetError
-from uptrend.runner.log import count_epochs
-from uptrend.runner.runs import resume, train
+from uptrend.runner.runs import resume_run, train_recipe
+from uptrend.runner.view import count_epochs
 from uptrend.training.observer import StepRecord
 
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d ")
@@ -53,7 +53,7 @@ def test_everything_is_logged_at_once(
 ) -> None:
     wanted = recipe(llama_folder, raises=7, sandbox_fails=1)
     reader = Reader(tmp_path / "run")
-    path = train(wanted, runs=tmp_path, name="run", observers=[reader]).path
+    path = train_recipe(wanted, runs=tmp_path, name="run", observers=[reader]).path
     lines = lines_of(path)
     kinds = [line.partition(":")[0].split(" ")[0] for line in lines]
     assert kinds[:4] == ["started", "run", "12", "held-out"]
@@ -71,7 +71,7 @@ def test_everything_is_logged_at_once(
     assert sum(line.endswith("played again, 1 sandbox failure") for line in lines) >= len(played)
     assert "step 1/3" in reader.seen[2]  # before the run ends
     assert re.search(r"held-out after step 2: .* of 4 tasks", "\n".join(lines))
-    resume(path, ["learning.steps=4"])
+    resume_run(path, ["learning.steps=4"])
     again = lines_of(path)
     assert again[: len(lines)] == lines
     assert again[len(lines)].startswith("resumed: pid ")
@@ -84,7 +84,7 @@ def test_everything_is_logged_at_once(
 
 def test_a_run_that_fails_says_why_in_its_last_line(llama_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(TasksetError):
-        train(recipe(llama_folder), runs=tmp_path, name="run", observers=[Reader(tmp_path / "run", 1)])
+        train_recipe(recipe(llama_folder), runs=tmp_path, name="run", observers=[Reader(tmp_path / "run", 1)])
     assert lines_of(tmp_path / "run")[-1] == r"failed: TasksetError: The disk of \x1b[31mtasks is gone."
 
 

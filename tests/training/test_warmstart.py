@@ -18,8 +18,8 @@ from uptrend.config import load_config
 from uptrend.policy.optimizer import Optimizer
 from uptrend.records import ModelError, RecordError, Reward, Role, Task, TasksetError
 from uptrend.runner.evaluation import load_for_eval
-from uptrend.runner.runs import resume, warmstart
-from uptrend.tasks.pool import heldout, pool
+from uptrend.runner.runs import resume_run, warmstart
+from uptrend.tasks.pool import make_heldout, make_pool
 from uptrend.training.learner import Learner, lay_out
 from uptrend.training.observer import Stop
 from uptrend.training.warmstart import demonstrate, supervised
@@ -40,9 +40,9 @@ def table(folder: Path, **warm: Any) -> dict[str, Any]:
 def test_the_update_is_the_gradient_of_the_mean_negative_log_probability(llama_folder: Path) -> None:
     """By hand: transformers' own forward, summed over what the expert said, at temperature 1."""
     config = load_config(table(llama_folder))
-    held_out = heldout(config)
+    held_out = make_heldout(config)
     policy = make_policy(llama_folder)
-    rollouts, notes = demonstrate(policy, pool(config, held_out), config)
+    rollouts, notes = demonstrate(policy, make_pool(config, held_out), config)
     assert (len(rollouts), notes) == (16, [])
     config = supervised(config, len(rollouts))
     optimizer = Optimizer(policy.flat, config.learning)
@@ -139,7 +139,9 @@ class Demanding(Letters):
 def note_on_left_out(given: dict[str, Any]) -> str:
     config = load_config(given)
     try:
-        _, notes = demonstrate(make_policy(Path(given["model"]["name"])), pool(config, heldout(config)), config)
+        _, notes = demonstrate(
+            make_policy(Path(given["model"]["name"])), make_pool(config, make_heldout(config)), config
+        )
     except TasksetError as none_left:
         return str(none_left)
     return "".join(notes)
@@ -162,12 +164,12 @@ def test_a_name_or_a_folder_that_is_taken_is_refused_before_anything_is_loaded(
 def test_a_warm_start_is_neither_resumed_nor_evaluated(llama_folder: Path, tmp_path: Path) -> None:
     run = warmstart(load_config(table(llama_folder)), tmp_path / "model", runs=tmp_path / "runs")
     with pytest.raises(RecordError, match=f"uptrend train RECIPE --set model.name={tmp_path / 'model'}$"):
-        resume(run.path)
+        resume_run(run.path)
     with pytest.raises(RecordError, match=f"uptrend eval {tmp_path / 'model'}$"):
         load_for_eval(str(run.path), None, ())
     (run.path / "events.jsonl").write_text("")
     with pytest.raises(RecordError, match="made no model folder; start it again"):
-        resume(run.path)
+        resume_run(run.path)
 
 
 def test_the_first_stages_own_count_does_not_count(llama_folder: Path, tmp_path: Path) -> None:

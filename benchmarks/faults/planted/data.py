@@ -6,9 +6,9 @@ from dataclasses import replace
 from benchmarks.faults.fault import Fault, Strength, of_settings, pool, train_tasks
 
 from uptrend.records import Task, tasks_hash
-from uptrend.runner.prepare import Prepared
 from uptrend.tasks.pool import Cursor, Pool
 from uptrend.tasks.taskset import Taskset
+from uptrend.training.components import RunContext
 
 
 class SortedPool(Pool):
@@ -42,24 +42,24 @@ def _respelled(task: Task) -> Task:
     return replace(task, messages=(replace(first, content=first.content.replace(" ", "  ", 1)),), id="")
 
 
-def _leaking(_: Prepared, taskset: Taskset, tasks: list[Task]) -> list[Task]:
+def _leaking(_: RunContext, taskset: Taskset, tasks: list[Task]) -> list[Task]:
     return [*tasks, *map(_respelled, taskset.heldout(len(tasks)))][-len(tasks) :]
 
 
-def _with_held_out(prepared: Prepared, _: Taskset, tasks: list[Task]) -> list[Task]:
-    return [*prepared.held_out.tasks, *tasks]
+def _with_held_out(context: RunContext, _: Taskset, tasks: list[Task]) -> list[Task]:
+    return [*context.heldout.tasks, *tasks]
 
 
-def _repeating(_: Prepared, __: Taskset, tasks: list[Task]) -> list[Task]:
+def _repeating(_: RunContext, __: Taskset, tasks: list[Task]) -> list[Task]:
     half = len(tasks) // 2
     return [*tasks[:half], *map(_respelled, tasks[: len(tasks) - half])]
 
 
-def _few_repeated(_: Prepared, __: Taskset, tasks: list[Task]) -> list[Task]:
+def _few_repeated(_: RunContext, __: Taskset, tasks: list[Task]) -> list[Task]:
     return [tasks[i % 16] for i in range(len(tasks))]
 
 
-def _contradicting(_: Prepared, __: Taskset, tasks: list[Task]) -> list[Task]:
+def _contradicting(_: RunContext, __: Taskset, tasks: list[Task]) -> list[Task]:
     """Add every third task once more with another gold answer."""
     return [*map(_other_answer, tasks[: len(tasks) // 3]), *tasks]
 
@@ -68,14 +68,14 @@ def _other_answer(task: Task) -> Task:
     return replace(task, answer=str(int(task.answer) + 3))
 
 
-def _mislabeled(prepared: Prepared) -> Prepared:
+def _mislabeled(context: RunContext) -> RunContext:
     """Give every third task, held-out ones included, a wrong gold answer."""
 
     def mislabel(tasks: Sequence[Task]) -> list[Task]:
         return [_other_answer(t) if sum(map(ord, t.id)) % 3 == 0 else t for t in tasks]
 
-    held = tuple(mislabel(prepared.held_out.tasks))
-    spoiled = replace(prepared, held_out=replace(prepared.held_out, tasks=held, hash=tasks_hash(held)))
+    held = tuple(mislabel(context.heldout.tasks))
+    spoiled = replace(context, heldout=replace(context.heldout, tasks=held, hash=tasks_hash(held)))
     return train_tasks(lambda _, __, tasks: mislabel(tasks))(spoiled)
 
 

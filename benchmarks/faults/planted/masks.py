@@ -24,8 +24,8 @@ def attending(sees: Callable[[Roles], NDArray[np.bool_]]) -> Alter:
         def run(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = False) -> Any:
             exp = layout(rollouts, config, recorded=recorded)
             roles = [s.roles for r in rollouts for s in r.sequences]
-            lines = [replace(x, visible=x.visible & sees(by)) for x, by in zip(exp.lines, roles, strict=True)]
-            return replace(exp, lines=lines)
+            sequences = [replace(x, attended=x.attended & sees(by)) for x, by in zip(exp.sequences, roles, strict=True)]
+            return replace(exp, sequences=sequences)
 
         return run
 

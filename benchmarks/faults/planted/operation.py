@@ -9,15 +9,15 @@ from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import digest
 from uptrend.records import Run, RunDirectory
-from uptrend.runner.prepare import Prepared
+from uptrend.training.components import RunContext
 from uptrend.training.observer import StepRecord
 
 
 class TwoProcesses:
     """Observer that writes digests of two processes, the second of which missed a broadcast."""
 
-    def __init__(self, prepared: Prepared) -> None:
-        self._flat = prepared.policy.flat
+    def __init__(self, context: RunContext) -> None:
+        self._flat = context.policy.flat
 
     def before(self, run: Run) -> None:
         """Open the run's event log."""
@@ -54,7 +54,7 @@ def _forgetful(restore: Any) -> Any:
 
 
 FAULTS = (
-    Fault("run.ranks-diverge", (Strength("planted", observers=lambda prepared: [TwoProcesses(prepared)]),)),
+    Fault("run.ranks-diverge", (Strength("planted", observers=lambda context: [TwoProcesses(context)]),)),
     Fault("run.collapsed", (Strength("rate × 100 at step 20", learner(schedule=_jumping)),), steps=40, seeds=2,
           also=("optimizer.lr-large",)),
     of_parts("run.resume-jump", wrapped(restore=_forgetful), {"learning.lr": 5e-4, "checkpoints.every": 25}, steps=45,

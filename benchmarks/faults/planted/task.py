@@ -7,7 +7,7 @@ from benchmarks.faults.fault import Fault, PlayWrapper, Strength, of_parts, play
 from benchmarks.faults.two_turns import Run
 
 from uptrend.records import Message, Reward, Task
-from uptrend.runner.prepare import Prepared
+from uptrend.training.components import RunContext
 
 
 class Breaking(PlayWrapper):
@@ -54,9 +54,9 @@ class OpenBook(PlayWrapper):
         return await super().score()
 
 
-def _state_leaks(prepared: Prepared) -> Prepared:
+def _state_leaks(context: RunContext) -> RunContext:
     board: list[str] = []
-    return plays(lambda play, task: SharedBoard(play, task, board))(prepared)
+    return plays(lambda play, task: SharedBoard(play, task, board))(context)
 
 
 FAULTS = (

@@ -13,10 +13,10 @@ Log-probabilities stand at the token that they score. What lies outside the loss
 
 from uptrend.algo.advantages import advantages
 from uptrend.algo.losses import ESTIMATORS, LOSSES, Loss, Terms, kl_penalty
-from uptrend.algo.masks import attention_mask, loss_mask
+from uptrend.algo.masks import attended_mask, loss_mask
 from uptrend.algo.objective import Batch, Sums, correction_weights, objective, prepare
 
 __all__ = [
-    "ESTIMATORS", "LOSSES", "Batch", "Loss", "Sums", "Terms", "advantages", "attention_mask", "correction_weights",
+    "ESTIMATORS", "LOSSES", "Batch", "Loss", "Sums", "Terms", "advantages", "attended_mask", "correction_weights",
     "kl_penalty", "loss_mask", "objective", "prepare",
 ]  # fmt: skip

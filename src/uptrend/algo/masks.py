@@ -1,7 +1,7 @@
 """Three masks with three names, because one that serves as another is a bug that no curve shows.
 
     role        who wrote a token: prompt, model or tool     a column of the record, not decided here
-    attention   what the model may look at                   `attention_mask`
+    attention   what the model may look at                   `attended_mask`
     loss        what is trained                              `loss_mask`
 
 b = row (one sequence of a rollout), t = token.
@@ -13,7 +13,7 @@ from torch import Tensor
 from uptrend.records import Role
 
 
-def attention_mask(real_bt: Tensor) -> Tensor:
+def attended_mask(real_bt: Tensor) -> Tensor:
     """Return the tokens that the model may look at: every real one, whoever wrote it, trained or not."""
     # The one place where attention is decided. It takes neither roles nor a loss mask, so that neither can hide a token
     # from the model. verifiers 0.1.2 to 0.1.6 used the loss mask here: the learner saw neither the question nor the

@@ -89,13 +89,16 @@ class Converted:
 
 def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any] = ()) -> Config:
     """Load a recipe as `load_config` does, or prime-rl's rl.toml, with a note on what of it was read."""
-    table = {} if isinstance(source, Mapping) else read_toml(Path(source))
-    if not table and not isinstance(source, Mapping) and not overrides:
-        raise ConfigError(f"{source} is empty: name at least tasks and model.")
-    if isinstance(source, Mapping) or not PRIME_RL & table.keys():
+    if isinstance(source, Mapping):
         return load_config(source, overrides)
+    path = Path(source)
+    table = read_toml(path)
+    if not table and not overrides:
+        raise ConfigError(f"{source} is empty: name at least tasks and model.")
+    if not PRIME_RL & table.keys():
+        return load_config(table, overrides, path=path)
     given = flatten(table)
-    found = from_prime_rl(dict(given), Path(source).stem)
+    found = from_prime_rl(dict(given), path.stem)
     unused = [name for name in given if name in found.lost or name in found.machinery]
     unused += [name for name in found.lost if ": " in name]  # environments, and arguments of theirs
     used = ", ".join(name for name in given if name not in unused)
@@ -134,7 +137,7 @@ def read_any(path: Path, flags: Mapping[str, Any], processes: int = 1) -> Conver
     if PRIME_RL & keys:
         return from_prime_rl(flatten(table), path.stem)
     if path.suffix == ".toml":
-        return load_config(path)
+        return load_config(table, path=path)
     raise ConfigError(f"{path} is none of these: {CONVERTED}.")
 
 

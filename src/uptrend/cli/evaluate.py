@@ -14,13 +14,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from uptrend.cli.console import AsJson, Sets, columns, print_json, terminal
+from uptrend.cli.console import AsJson, Sets, print_json
 from uptrend.present.formatting import NONE, duration, estimate, percent, plural
+from uptrend.present.terminal import columns, terminal
 from uptrend.records import ConfigError, RecordError, Rollout, Task, rollouts_table
 from uptrend.rollout.openai import KEY, TIMEOUT
 from uptrend.runner.evaluation import Scored, evaluate
 from uptrend.stats.intervals import bootstrap_mean, wilson
-from uptrend.tasks.pool import HeldOut
+from uptrend.tasks.pool import HeldoutTasks
 from uptrend.tasks.taskset import Taskset
 
 Mean = dict[str, float]
@@ -224,11 +225,11 @@ class _Counted:
 
 
 @contextmanager
-def show_progress(held_out: HeldOut, rollouts: int) -> Iterator[HeldOut]:
+def show_progress(heldout: HeldoutTasks, rollouts: int) -> Iterator[HeldoutTasks]:
     """Yield the same tasks, counted on stderr as their rollouts end, where that is a terminal."""
     bar = (TextColumn("playing"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     is_off = not sys.stderr.isatty()
     with Progress(*bar, console=Console(stderr=True), transient=True, disable=is_off) as progress:
         task = progress.add_task("", total=rollouts)
-        taskset = _Counted(held_out.taskset, lambda: progress.advance(task))
-        yield replace(held_out, taskset=cast(Taskset, taskset))
+        taskset = _Counted(heldout.taskset, lambda: progress.advance(task))
+        yield replace(heldout, taskset=cast(Taskset, taskset))

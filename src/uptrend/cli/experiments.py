@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from uptrend.cli.console import AsFormat, Format, LabFolder, columns, print_json, terminal
-from uptrend.cli.view import Board, LabView
+from uptrend.cli.console import AsFormat, Format, LabFolder, print_json
+from uptrend.cli.lab_view import Board, LabView
 from uptrend.config import difference
 from uptrend.doctor.report import plain
 from uptrend.lab import journal, plan, refuse, specification
@@ -39,6 +39,7 @@ from uptrend.lab.sweep import rows as sweep_rows
 from uptrend.lab.workers import Outcome, Workers, outcome
 from uptrend.policy.known import need_train_extra
 from uptrend.present.formatting import NONE, p_value, percent, plural
+from uptrend.present.terminal import columns, terminal
 from uptrend.records import Hypothesis, LabError, Run, Status, Verdict
 from uptrend.records.directory import write_whole
 from uptrend.runner.runs import TrainLauncher

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import typer
 from rich.markdown import Markdown
 
-from uptrend.cli.console import AsJson, columns, print_json, terminal
+from uptrend.cli.console import AsJson, print_json
 from uptrend.config.keys import field_docs, keys
 from uptrend.config.load import config_hint
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
+from uptrend.present.terminal import columns, terminal
 from uptrend.records import UptrendError
 from uptrend.records.metrics import find_metric, sections
 from uptrend.records.renamed import current

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from uptrend.cli import experiments
-from uptrend.cli.console import AsFormat, LabFolder, columns, make_app, print_json, terminal, write_text
+from uptrend.cli.console import AsFormat, LabFolder, make_app, print_json, write_text
 from uptrend.config.tables import to_recipe
 from uptrend.doctor.catalogue import CATALOGUE, resolve_experiment
 from uptrend.lab.draft import Draft, all_ready, by_hand, find_cause, of_cause, of_ready, retitled
@@ -22,6 +22,7 @@ from uptrend.lab.measure import titled
 from uptrend.lab.notebook import MARKS, Notebook, is_lab
 from uptrend.lab.refuse import check
 from uptrend.present.formatting import NONE
+from uptrend.present.terminal import columns, terminal
 from uptrend.records import Hypothesis, LabError, Run
 from uptrend.records.directory import write_whole
 from uptrend.records.renamed import current

@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from uptrend.bridge.convert import load_recipe
-from uptrend.cli.console import AsJson, Sets, columns, complete_recipes, make_app, print_json, terminal
+from uptrend.cli.console import AsJson, Sets, complete_recipes, make_app, print_json
 from uptrend.policy.known import KNOWN, find_model, home, local_folder, need_train_extra
 from uptrend.policy.known import pull as pull_known
 from uptrend.present.formatting import size
+from uptrend.present.terminal import columns, terminal
 from uptrend.records import ModelError
 from uptrend.rollout.vllm_supervisor import plan_server
 from uptrend.rollout.vllm_supervisor import serve as keep_serving

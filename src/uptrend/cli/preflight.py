@@ -10,21 +10,21 @@ from rich.console import Console
 from rich.text import Text
 
 from uptrend.bridge.convert import load_recipe
-from uptrend.cli.console import FailOn, Format, Sets, print_json, terminal
-from uptrend.config.tables import to_toml
+from uptrend.cli.console import FailOn, Format, Sets, print_json
 from uptrend.doctor.rank import at_least
 from uptrend.policy.known import need_train_extra
 from uptrend.present.formatting import duration, plural
-from uptrend.records import ConfigError, Finding, Role, Severity
+from uptrend.present.terminal import terminal
+from uptrend.records import ConfigError, Role, Severity
 from uptrend.records.renamed import current
-from uptrend.runner.preflight import Preflight, ask_probes, settle_chat
-from uptrend.runner.prepare import prepare, refuse_ranks
+from uptrend.runner.preflight import Preflight, ask_probes
+from uptrend.runner.prepare import prepare, refuse_ranks, settle_chat
+from uptrend.runner.view import failures, finding_lines, result_line
 
 if TYPE_CHECKING:
     from uptrend.doctor.probes.probe import Result
 
 GROUPS = 16  # groups that the probes play
-COLORS = {"critical": "bold red", "warning": "yellow", "note": "cyan"}
 STYLES = {Role.PROMPT: "dim", Role.MODEL: "green", Role.TOOL: "blue"}
 WRONG = "bold white on red"  # trained or untrained by mistake, or hidden from attention
 
@@ -69,12 +69,12 @@ def command(
         for result in ask_probes(prepared, names, GROUPS, lambda name: status.update(f"{name}: {PROBES[name].about}")):
             results.append(result)
             if is_text:
-                console.print(_result_line(result), soft_wrap=True)
+                console.print(result_line(result), soft_wrap=True)
     report = Preflight(str(recipe), results, differential(results), time.perf_counter() - began)
     if is_text:
-        for line in (*_rollout_lines(results), *_finding_lines(report.findings)):
+        for line in (*_rollout_lines(results), *finding_lines(report.findings)):
             console.print(line, soft_wrap=True)
-        others = f"{len(results) - report.asked - len(report.failed)} do not apply{_failures(report)}"
+        others = f"{len(results) - report.asked - len(report.failed)} do not apply{failures(report)}"
         console.print(f"{report.count} by {plural(report.asked, 'probe')} ({others}), {duration(report.seconds)}.")
     else:
         print_json(report.to_table())
@@ -82,32 +82,6 @@ def command(
         raise typer.Exit(1)
     if report.failed:
         raise typer.Exit(2)
-
-
-def tell_preflight(report: Preflight | None) -> None:
-    """Print on stderr that the cheap probes begin (None), or what they found."""
-    if report is None:
-        typer.echo("preflight: probing model, tasks and reward before the first step…", err=True)
-        return
-    asked = f"{plural(report.asked, 'probe')}{_failures(report)}"
-    typer.echo(f"preflight: {report.count} by {asked}, {duration(report.seconds)}", err=True)
-    for result in report.failed:
-        typer.echo(_result_line(result).plain, err=True)
-    for line in _finding_lines([f for f in report.findings if f.severity != Severity.NOTE]):
-        typer.echo(line.plain, err=True)
-
-
-def _failures(report: Preflight) -> str:
-    return f", {len(report.failed)} failed" if report.failed else ""
-
-
-def _result_line(result: "Result") -> Text:
-    if result.error:
-        return Text(f"! {result.name:14}failed: {result.error}", "bold red")
-    if result.skipped:
-        return Text(f"– {result.name:14}not asked: {result.skipped}", "dim")
-    mark = ("✓ ", "green") if result.ok else ("✗ ", "bold red")
-    return Text.assemble(mark, f"{result.name:14}", result.figure, (f"  {duration(result.seconds)}", "dim"))
 
 
 def _rollout_lines(results: Sequence["Result"]) -> Iterator[Text]:
@@ -127,18 +101,3 @@ def _rollout_lines(results: Sequence["Result"]) -> Iterator[Text]:
             is_right = piece.trained == (piece.role is Role.MODEL) and piece.attended
             line.append(text, STYLES[piece.role] if is_right else WRONG)
         yield line
-
-
-def _finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
-    for finding in findings:
-        yield Text.assemble("\n", (f"{finding.severity.value}  {finding.id}", COLORS[finding.severity.value]))
-        yield Text(f"  {finding.summary}")
-        for evidence in finding.evidence:
-            yield Text(f"  · {evidence.text}" + (f" (rollout {evidence.rollout})" if evidence.rollout else ""))
-        if finding.explains:
-            yield Text(f"  also explains: {', '.join(f.id for f in finding.explains)}")
-        if finding.fix is not None and finding.fix.sentence:
-            yield Text(f"  fix: {finding.fix.sentence}")
-        for key, value in (finding.fix.changes.get("uptrend", {}) if finding.fix else {}).items():
-            yield Text(f"       --set {key}={to_toml(value) if isinstance(value, bool) else value}")
-        yield Text(f"  {finding.page}")

@@ -1,6 +1,5 @@
 """`uptrend replay`: learn from a run's rollouts again, with one setting of the update changed."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,13 +8,13 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from uptrend.cli.console import AsFormat, Quiet, RunArgument, RunsFolder, Sets, columns, print_json, terminal
-from uptrend.cli.view import choose_view, stop_on_interrupt
+from uptrend.cli.console import AsFormat, Quiet, RunArgument, RunsFolder, Sets, print_json
 from uptrend.present.formatting import number, percent, setting
+from uptrend.present.terminal import columns, terminal
 from uptrend.records import Run
+from uptrend.runner.observers import terminal_observers
 from uptrend.runner.runs import replay
 from uptrend.runner.summary import held_out, open_run
-from uptrend.training.observer import Observer
 
 # Columns of the table, and the metrics that they show.
 FIGURES = {
@@ -52,10 +51,7 @@ def command(
 
     Nothing is sampled except held-out evaluations. Only the first step is on-policy.
     """
-    with stop_on_interrupt() as interrupt:
-        observers: list[Observer] = [interrupt]
-        if format == "text":
-            observers.insert(0, choose_view(quiet=quiet, is_terminal=sys.stdout.isatty()))
+    with terminal_observers(quiet=quiet, shows=format == "text", doctor=False) as observers:
         done = replay(open_run(run), step, steps=steps, overrides=sets or (), runs=runs, name=name, observers=observers)
     compared = compare_with_source(done)
     if format == "json":

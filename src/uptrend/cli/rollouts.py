@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from uptrend.cli.console import AsJson, RunArgument, columns, make_app, print_json, terminal
+from uptrend.cli.console import AsJson, RunArgument, make_app, print_json
 from uptrend.present.formatting import NONE, duration, markdown_table, number, plural, visible
+from uptrend.present.terminal import columns, terminal
 from uptrend.records import RecordError, Role, Run, rollouts_of
 from uptrend.records.directory import plain_disk_errors
 from uptrend.records.schema import TOKEN_COLUMNS

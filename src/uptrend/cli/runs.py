@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.text import Text
 
 from uptrend.bridge.importers.detect import is_log_name
-from uptrend.cli.console import AsJson, RunArgument, columns, make_app, phase_shares, print_json, sparkline, terminal
+from uptrend.cli.console import AsJson, RunArgument, make_app, print_json
 from uptrend.cli.rollouts import decoder_of, print_rollout
 from uptrend.config.tables import flatten
 from uptrend.present.formatting import NONE, duration, number, p_value, percent, plural, setting, size, visible
+from uptrend.present.terminal import columns, phase_shares, sparkline, terminal
 from uptrend.records import RecordError, Run
 from uptrend.records.finding import dated
 from uptrend.records.schema import TOKEN_COLUMNS

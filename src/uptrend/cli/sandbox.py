@@ -5,7 +5,8 @@ from dataclasses import asdict
 import typer
 from rich.text import Text
 
-from uptrend.cli.console import AsJson, columns, make_app, print_json, terminal
+from uptrend.cli.console import AsJson, make_app, print_json
+from uptrend.present.terminal import columns, terminal
 from uptrend.sandbox import survey
 from uptrend.sandbox.backends import CONTAINERFILE
 

@@ -11,12 +11,21 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from uptrend.cli.console import AsJson, Sets, columns, make_app, print_json, terminal
+from uptrend.cli.console import AsJson, Sets, make_app, print_json
 from uptrend.config import Config, load_config
 from uptrend.present.formatting import assignments
+from uptrend.present.terminal import columns, terminal
 from uptrend.records import ConfigError
 from uptrend.runner.evaluation import count_musique
-from uptrend.tasks.pool import eval_options, eval_sections, heldout, make_taskset, pool, resolved, stage_sections
+from uptrend.tasks.pool import (
+    eval_options,
+    eval_sections,
+    make_heldout,
+    make_pool,
+    make_taskset,
+    resolved,
+    stage_sections,
+)
 from uptrend.tasks.registry import PREFIXES, names
 from uptrend.tasks.validate import validate
 
@@ -132,7 +141,7 @@ def validate_tasksets(
         held_out = max(1, section.train // 4) if is_recipe else config.eval.tasks
         reports[where] = validate(make, section.train, held_out, limit, only_trains=is_recipe, progress=lines)
     if is_recipe:
-        pool(config, heldout(config))  # sections that do not go together are an error, not a failed check
+        make_pool(config, make_heldout(config))  # sections that do not go together are an error, not a failed check
         for label, held in eval_sections(config).items():
             where = f"eval.sets.{label}" if label else "eval"
             lines.begin(where, held.name)

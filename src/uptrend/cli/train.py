@@ -1,6 +1,5 @@
 """`uptrend train` and `uptrend warmstart`: run a recipe, resume a run, or teach a model an expert's rollouts."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -8,15 +7,13 @@ import typer
 
 from uptrend.bridge.convert import load_recipe
 from uptrend.cli.console import Quiet, RunsFolder, Sets, complete_recipes
-from uptrend.cli.preflight import tell_preflight
-from uptrend.cli.view import choose_view, stop_on_interrupt
 from uptrend.config.load import nearest
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.records import ConfigError, RunRefused
 from uptrend.records.renamed import current
-from uptrend.runner.live_doctor import LiveDoctor
-from uptrend.runner.runs import resume, train, warmstart
-from uptrend.training.observer import Observer
+from uptrend.runner.observers import stop_sentence, terminal_observers
+from uptrend.runner.runs import resume_run, train_recipe, warmstart
+from uptrend.runner.view import print_preflight
 
 
 def command(
@@ -57,40 +54,29 @@ def command(
             raise ConfigError(
                 f"--allow {id} is not in the catalogue.{nearest(id, CATALOGUE)} All of them: uptrend explain"
             )
-    with stop_on_interrupt() as interrupt:
-        view = choose_view(quiet=quiet, is_terminal=sys.stdout.isatty())
-        observers: list[Observer] = [view, LiveDoctor(view.say), interrupt]
+    with terminal_observers(quiet=quiet) as observers:
         if resumes is not None:
-            run = resume(resumes, sets or (), observers)
+            run = resume_run(resumes, sets or (), observers)
         else:
             assert recipe is not None
             try:
-                run = train(
+                run = train_recipe(
                     load_recipe(recipe, sets or ()),
                     runs=runs,
                     name=name,
                     observers=observers,
                     preflight=not no_preflight,
                     allows=allowed,
-                    on_preflight=tell_preflight,
+                    on_preflight=print_preflight,
                     keeps_refused=keep_refused,
                 )
             except RunRefused as refusal:
                 way_on = f"To train anyway: --allow {refusal.finding.id}, or --no-preflight"
                 typer.echo(f"{refusal} {way_on}", err=True)
                 raise typer.Exit(1) from None
-    stop = run.stopped
-    if stop is None:
-        return
-    if stop.by == "doctor":
-        typer.echo(
-            f"The doctor stopped it after step {run.last_step}: {stop.sentence} Its last checkpoint has the fault too. "
-            f"Fix the recipe and start again, or resume anyway: uptrend train --resume {run.path}"
-        )
-    elif run.checkpoints:
-        typer.echo(f"Stopped after step {run.last_step}. Resume with: uptrend train --resume {run.path}")
-    else:
-        typer.echo("Stopped before the first step: there is no checkpoint to resume from.")
+    sentence = stop_sentence(run, f"uptrend train --resume {run.path}")
+    if sentence:
+        typer.echo(sentence)
 
 
 def teach(
@@ -115,8 +101,7 @@ def teach(
     """
     config = load_recipe(recipe, sets or ())
     folder = out or Path("models") / config.name
-    with stop_on_interrupt() as interrupt:
-        observers: list[Observer] = [choose_view(quiet=quiet, is_terminal=sys.stdout.isatty()), interrupt]
+    with terminal_observers(quiet=quiet, doctor=False) as observers:
         run = warmstart(config, folder, runs=runs, name=name, observers=observers)
     stopped = f"Stopped after step {run.last_step}; no model folder was made."
     typer.echo(stopped if run.status == "stopped" else f"Model: {folder}")

@@ -36,30 +36,37 @@ BOUNDS: dict[type, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def load_config(
-    source: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any] = (), *, checked: bool = True
+    source: str | Path | Mapping[str, Any],
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    *,
+    path: Path | None = None,
+    checked: bool = True,
 ) -> Config:
     """Load a config from a recipe's path or a plain table; overrides are `key=value` texts or values by dotted key.
 
-    `tasks` itself can be set to the path of another recipe, whose `[tasks]` and `[eval]` are then taken.
-    Without `checked`, bounds and rules across keys are not applied; keys and types always are.
+    `path` is the recipe that a table was read from. `tasks` itself can be set to the path of another recipe, whose
+    `[tasks]` and `[eval]` are then taken. Without `checked`, bounds and rules across keys are not applied; keys and
+    types always are.
     """
-    is_recipe = not isinstance(source, Mapping)
-    table = upgrade_keys(source if isinstance(source, Mapping) else read_toml(Path(source)))
-    given = set[str]()
+    if not isinstance(source, Mapping):
+        path = Path(source)
+        source = read_toml(path)
+    table = upgrade_keys(source)
+    changed = set[str]()
     for override in overrides:
         if isinstance(overrides, Mapping):
             set_value(table, override, overrides[override], override)
-            given.add(current(override))
+            changed.add(current(override))
         else:
-            given.add(apply_override(table, override))
+            changed.add(apply_override(table, override))
         if str(table.get("tasks")).endswith(".toml"):
-            _take_tasks(table, _from_above(Path(str(table["tasks"])), None if isinstance(source, Mapping) else source))
-    if not isinstance(source, Mapping):
-        _find_beside(table, Path(source).parent)
+            _take_tasks(table, _from_above(Path(str(table["tasks"])), path))
+    if path is not None:
+        _find_beside(table, path.parent)
     _rename_tasksets(table)
     _complete_eval(table)
     config = build(Config, table)
-    if is_recipe and "learning.steps" in given and "learning.warmup" not in given:
+    if path is not None and "learning.steps" in changed and "learning.warmup" not in changed:
         config = shorten_warmup(config)
     if checked:
         check(config)
@@ -71,9 +78,9 @@ _FILES = ("file", "schema", "reward")
 _SOURCES = ("file", "dataset", "config", "split")
 
 
-def _from_above(recipe: Path, source: str | Path | None) -> Path:
+def _from_above(recipe: Path, other: Path | None) -> Path:
     """Return a recipe that is not here from a folder above the other one: recipes name each other from the top."""
-    folders = () if source is None or recipe.exists() else Path(source).resolve().parents
+    folders = () if other is None or recipe.exists() else other.resolve().parents
     return next((folder / recipe for folder in folders if (folder / recipe).is_file()), recipe)
 
 

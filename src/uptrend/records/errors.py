@@ -22,6 +22,8 @@ import importlib.metadata
 import json
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -116,6 +118,15 @@ class MissingExtra(UptrendError):  # noqa: N818 (what is missing)
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed. Install it with: {install_command(extra)}")
+
+
+@contextmanager
+def damage_as_error(path: Path) -> Iterator[None]:
+    """Raise RecordError for whatever a damaged file leads to: it holds anything, anywhere, and nobody foresees it."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise RecordError(f"{path} is damaged and could not be read: {type(error).__name__}: {error}") from error
 
 
 def install_command(extra: str) -> str:

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from uptrend.records import RecordError, Report, RunView
+from uptrend.records import RecordError, Report, Run, RunView, view_of
+from uptrend.records.errors import damage_as_error
 from uptrend.runner.evaluation import evaluate
-from uptrend.runner.runs import replay, resume, train
+from uptrend.runner.runs import replay
 
-__all__ = ["diagnose", "evaluate", "replay", "reports_of", "resume", "train", "views_of"]
+__all__ = ["diagnose", "evaluate", "replay", "reports_of", "views_of"]
 
 FRAGMENT = 0.1  # share of the longest run's points up to which another run of its log is a fragment
 
@@ -44,26 +45,37 @@ def views_of(path: Path, named: Mapping[str, str] | None = None) -> list[RunView
     `named` gives columns of another trainer's log with the metric that each is. Fragments of a log, as a damaged one
     or one of many restarts has them, are left out and named in the longest run's notes.
     """
-    from uptrend.bridge.importers import read_views
-    from uptrend.bridge.importers.views import with_names
-
     if not path.exists() and (Path("runs") / path / "run.json").exists():
         path = Path("runs") / path
-    views = [with_names(view, named) if named else view for view in read_views(path)]
+    if (path / "run.json").exists():
+        with damage_as_error(path):
+            views = [view_of(Run(path))]
+    else:
+        from uptrend.bridge.importers import read_views
+
+        views = read_views(path)
+    if named:
+        from uptrend.bridge.importers.views import with_names
+
+        views = [with_names(view, named) for view in views]
     if all(view.trainer == "uptrend" for view in views):
         return views
-    views.sort(key=lambda view: -len(view.steps))
-    kept: dict[str, list[RunView]] = {}
+    return _without_fragments(views)
+
+
+def _without_fragments(views: list[RunView]) -> list[RunView]:
+    longest_first = sorted(views, key=lambda view: -len(view.steps))
+    by_source: dict[str, list[RunView]] = {}
     fragments: dict[str, list[int]] = {}
-    for view in views:
-        runs = kept.setdefault(view.source, [])
+    for view in longest_first:
+        runs = by_source.setdefault(view.source, [])
         if runs and view.runs_in_log > 1 and len(view.steps) < max(5.0, FRAGMENT * len(runs[0].steps)):
             fragments.setdefault(view.source, []).append(len(view.steps))
         else:
             runs.append(view)
     for source, sizes in fragments.items():
-        longest, points = kept[source][0], sum(sizes)
-        count = f"{len(sizes)} more fragments with {points} points in all"
+        longest = by_source[source][0]
+        count = f"{len(sizes)} more fragments with {sum(sizes)} points in all"
         note = f"{count} were left out: each is far shorter than this run."
-        kept[source][0] = replace(longest, notes=(*longest.notes, note))
-    return sorted((view for runs in kept.values() for view in runs), key=lambda view: -len(view.steps))
+        by_source[source][0] = replace(longest, notes=(*longest.notes, note))
+    return sorted((view for runs in by_source.values() for view in runs), key=lambda view: -len(view.steps))

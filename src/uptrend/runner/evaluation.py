@@ -15,7 +15,7 @@ from uptrend.policy.known import need_train_extra, with_known_chat
 from uptrend.records import CheckpointError, Evaluation, Rollout, Run
 from uptrend.rollout.openai import KEY, PREFIX, TIMEOUT, ChatPlayer, Server
 from uptrend.runner.prepare import make_policy, refuse_ranks, refuse_warmstart, resolve
-from uptrend.tasks.pool import HeldOut, check_machine, eval_sections, heldout, resolve_options
+from uptrend.tasks.pool import HeldoutTasks, check_machine, eval_sections, make_heldout, resolve_options
 from uptrend.tasks.registry import find
 from uptrend.tasks.rewards import RULES
 from uptrend.tasks.taskset import ALL
@@ -23,7 +23,7 @@ from uptrend.tasks.taskset import ALL
 if TYPE_CHECKING:
     from uptrend.policy.policy import Policy
 
-Watch = Callable[[HeldOut, int], AbstractContextManager[HeldOut]]
+Watch = Callable[[HeldoutTasks, int], AbstractContextManager[HeldoutTasks]]
 """Wraps held-out tasks so that progress on this many rollouts can be shown."""
 
 
@@ -50,7 +50,7 @@ def evaluate(
     key: str = KEY,
     timeout: float = TIMEOUT,
     note: Callable[[str], None] = lambda _: None,
-    watch: Watch = lambda held_out, _: nullcontext(held_out),
+    watch: Watch = lambda heldout, _: nullcontext(heldout),
 ) -> Scored:
     """Score a model or a run's checkpoint on held-out tasks, greedily, and with `attempts` for pass@k.
 
@@ -59,8 +59,7 @@ def evaluate(
     run too, and a recipe's or run's limits hold; `key` names the environment variable with the server's key, `timeout`
     is in seconds for one reply.
     """
-    from uptrend.training.gather import RolloutPlayer
-    from uptrend.training.gather import evaluate as play
+    from uptrend.training.gather import RolloutPlayer, play_heldout
 
     refuse_ranks("eval")
     server: Server | None = None
@@ -69,25 +68,25 @@ def evaluate(
         if checkpoint is not None:
             raise CheckpointError(f"--checkpoint {checkpoint}: {target} is a model, not a run.")
         config = _config_for_server(str(target), tasks, overrides, note)
-        check_machine(held_out := heldout(config))
+        check_machine(heldout := make_heldout(config))
         server = Server(str(target), key, timeout, note)
         player = ChatPlayer(server, config.sampling)
-        if held_out.taskset.chat is False:
+        if heldout.taskset.chat is False:
             note("The tasks are asked as raw text (chat = false); a server gets them as a chat.")
     else:
         chosen, given = find_tasks(str(target), tasks, overrides, note)
-        config, policy, held_out = load_for_eval(str(target), chosen, given, checkpoint, note)
+        config, policy, heldout = load_for_eval(str(target), chosen, given, checkpoint, note)
         from uptrend.rollout.inprocess import InProcessSampler
 
         player = RolloutPlayer(policy, InProcessSampler(policy), config)
-    for text in held_out.notes:
+    for text in heldout.notes:
         note(text)
     sections, scored = eval_sections(config), {}
-    for label, one in held_out.by_label.items():
+    for label, one in heldout.by_label.items():
         section = replace(sections[label], attempts=attempts or sections[label].attempts)
         began = time.perf_counter()
         with watch(one, len(one.tasks) * (1 + section.attempts)) as playing:
-            held, rollouts = play(player, playing, 0, replace(config, eval=section))
+            held, rollouts = play_heldout(player, playing, 0, replace(config, eval=section))
         greedy, sampled, seconds = rollouts[: held.tasks], rollouts[held.tasks :], time.perf_counter() - began
         scored[label] = Scored(
             f"{target} on {label}" if label else str(target), held, greedy, sampled, one.hash, seconds
@@ -183,7 +182,7 @@ def load_for_eval(
     overrides: Iterable[str],
     checkpoint: str | int | None = None,
     note: Callable[[str], None] = lambda _: None,
-) -> tuple[Config, "Policy", HeldOut]:
+) -> tuple[Config, "Policy", HeldoutTasks]:
     """Prepare `uptrend eval`: a model or a run's checkpoint, and the held-out tasks to play."""
     need_train_extra()
     from uptrend.policy.checkpoint import find_checkpoint, load_weights
@@ -200,13 +199,13 @@ def load_for_eval(
     if run is None:  # a run is asked as it was trained
         config = with_known_chat(config)
     config = resolve(config)
-    check_machine(held_out := heldout(config))
+    check_machine(heldout := make_heldout(config))
     place = None if run is None else find_checkpoint(run, checkpoint)
     policy = make_policy(config, samples_here=True)
-    if config.model.chat == "auto" and held_out.taskset.chat is None and policy.tokenizer.chat_template:
+    if config.model.chat == "auto" and heldout.taskset.chat is None and policy.tokenizer.chat_template:
         note("Tasks are asked through the model's chat template; as raw text: --set model.chat=false")
     if place is not None:
         state = load_weights(place, policy)
         if checkpoint is not None:
             note(f"Checkpoint of step {state['step']}.")
-    return config, policy, held_out
+    return config, policy, heldout

@@ -2,8 +2,7 @@
 
 import os
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -12,102 +11,24 @@ from typing import TYPE_CHECKING, Any, Self
 from uptrend.bridge.trackers import chosen
 from uptrend.config import Config, to_table
 from uptrend.config.schema import Parallel
+from uptrend.config.tables import to_toml
 from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra, with_known_chat
 from uptrend.present.formatting import visible
 from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.directory import free_path, why_taken
 from uptrend.records.schema import VERSION
-from uptrend.tasks.pool import HeldOut, Pool, check_machine, heldout, pool, resolve_options
-from uptrend.training.observer import Observer, Stop
+from uptrend.tasks.pool import HeldoutTasks, Pool, check_machine, make_heldout, make_pool, resolve_options
+from uptrend.training.observer import Stop
 
 if TYPE_CHECKING:
     from uptrend.policy.policy import Policy
-    from uptrend.training.components import Components, Parts
-    from uptrend.training.ranks import Ranks
+    from uptrend.training.components import RunContext
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A recipe with everything that it names."""
-
-    config: Config  # with every value filled in
-    policy: "Policy"
-    pool: Pool
-    held_out: HeldOut
-    components: "Components"
-    ranks: "Ranks"  # processes that train together
-    notes: tuple[str, ...] = ()  # notes for a person on what was decided for this run
-    has_compared_chat: bool = False  # true where model.chat was decided by asking both ways
-
-    def parts(
-        self, directory: RunDirectory, observers: Sequence[Observer], ended: Callable[[Stop | None], None]
-    ) -> "Parts":
-        """Return the ingredients of a loop that records into a directory."""
-        from uptrend.runner.log import RunLog
-        from uptrend.runner.tracking import Tracking
-        from uptrend.training.components import Parts
-
-        # Trackers come last: the doctor's report, which its observer writes after a run, is theirs too.
-        names = chosen(self.config.track)
-        watched = [] if self.ranks.rank else [*observers, RunLog(), *([Tracking(names)] if names else [])]
-        return Parts(
-            self.config, self.policy, self.pool, self.held_out, directory, watched, self.components, self.ranks, ended
-        )
-
-    def info(self, path: Path) -> dict[str, Any]:
-        """Return the content of run.json."""
-        import torch
-
-        from uptrend.policy.checkpoint import digests
-        from uptrend.policy.weights import movable_share
-        from uptrend.training.ranks import layout_of
-
-        config, policy = self.config, self.policy
-        notes = list(
-            dict.fromkeys([*self.notes, *config.notes, *self.pool.notes, *self.held_out.notes])
-        )  # one family may be short of both
-        if config.model.weights == "bf16":
-            share = movable_share(policy.flat, config.learning.lr)
-            notes.append(
-                f"bf16 weights: an update of learning.lr = {config.learning.lr:g} can change {share:.1%} of them; "
-                'the others round back to where they were. weights = "fp32" moves them all.'
-            )
-        versions = {}
-        for package in ("uptrend", "torch", "transformers", "peft", "pyarrow"):
-            try:
-                versions[package] = metadata.version(package)
-            except metadata.PackageNotFoundError:
-                continue
-        return {
-            "schema": VERSION,
-            "name": path.name,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "uptrend": versions.pop("uptrend", "unknown"),
-            "python": platform.python_version(),
-            "packages": versions,
-            "machine": {
-                "device": str(policy.device),
-                "threads": config.compute.threads,
-                "processes": self.ranks.count,
-                "parallel": layout_of(config, self.ranks),
-                "cpu": platform.processor() or platform.machine(),
-                "gpu": torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else None,
-            },
-            "config": to_table(config),
-            "tasks": self.pool.describe(),
-            "eval": self.held_out.describe(),
-            "model": {
-                "name": config.model.name,
-                "parameters": policy.parameters,
-                "trainable": policy.flat.total,
-                "special": sorted(id for id, token in policy.tokenizer.added_tokens_decoder.items() if token.special),
-                **digests(policy),
-            },
-            "notes": notes,
-        }
+FEW_GROUPS = 4  # groups that the cheap probes play before a run, where seconds count
 
 
-def prepare(config: Config, run: Run | None = None, *, samples_here: bool = False) -> Prepared:
+def prepare(config: Config, run: Run | None = None, *, samples_here: bool = False) -> "RunContext":
     """Resolve a recipe, make its tasks and load its model; where `run` is given, its tasks must be the same.
 
     `samples_here` says that this process samples, whatever the recipe's engine is.
@@ -115,38 +36,131 @@ def prepare(config: Config, run: Run | None = None, *, samples_here: bool = Fals
     # All that can be refused without torch comes first: loading it takes seconds.
     need_extras(config)
     config = resolve_options(config)
-    held_out = heldout(config)
-    tasks = pool(config, held_out)
-    check_machine(held_out, tasks)
+    heldout = make_heldout(config)
+    tasks = make_pool(config, heldout)
+    check_machine(heldout, tasks)
     notes: tuple[str, ...] = ()
     if run is not None:  # compared before the model is loaded, which takes longer
-        check_tasks(run, tasks, held_out)
+        check_tasks(run, tasks, heldout)
     elif config.model.chat == "auto":  # a run goes on as it began
         config = with_known_chat(config)
-        if config.model.chat is False and leaves_chat_open(tasks, held_out):
+        if config.model.chat is False and leaves_chat_open(tasks, heldout):
             notes = (f"model.chat = false: {config.model.name} was not taught to chat, so it reads raw text.",)
     if config.model.name not in KNOWN:
         find_model(config.model.name)
-    from uptrend.training.components import choose_components
+    from uptrend.training.components import RunContext, choose_components
     from uptrend.training.ranks import join_ranks, layout_of
 
     config = resolve_compute(config)
     ranks = join_ranks(own_device(config))
-    components, layout = choose_components(config, ranks), layout_of(config, ranks)
-    policy = make_policy(config, layout, samples_here=samples_here)
-    return Prepared(config, policy, tasks, held_out, components, ranks, notes)
+    components = choose_components(config, ranks)
+    policy = make_policy(config, layout_of(config, ranks), samples_here=samples_here)
+    return RunContext(config, policy, tasks, heldout, components, ranks, notes)
 
 
-def leaves_chat_open(tasks: Pool, held_out: HeldOut) -> bool:
+def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
+    """Return the content of run.json."""
+    import torch
+
+    from uptrend.policy.checkpoint import digests
+    from uptrend.policy.weights import movable_share
+    from uptrend.training.ranks import layout_of
+
+    config, policy = context.config, context.policy
+    # One family may be short of both kinds of tasks, and says so twice.
+    notes = list(dict.fromkeys([*context.notes, *config.notes, *context.pool.notes, *context.heldout.notes]))
+    if config.model.weights == "bf16":
+        share = movable_share(policy.flat, config.learning.lr)
+        notes.append(
+            f"bf16 weights: an update of learning.lr = {config.learning.lr:g} can change {share:.1%} of them; "
+            'the others round back to where they were. weights = "fp32" moves them all.'
+        )
+    versions = {}
+    for package in ("uptrend", "torch", "transformers", "peft", "pyarrow"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "schema": VERSION,
+        "name": path.name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "uptrend": versions.pop("uptrend", "unknown"),
+        "python": platform.python_version(),
+        "packages": versions,
+        "machine": {
+            "device": str(policy.device),
+            "threads": config.compute.threads,
+            "processes": context.ranks.count,
+            "parallel": layout_of(config, context.ranks),
+            "cpu": platform.processor() or platform.machine(),
+            "gpu": torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else None,
+        },
+        "config": to_table(config),
+        "tasks": context.pool.describe(),
+        "eval": context.heldout.describe(),
+        "model": {
+            "name": config.model.name,
+            "parameters": policy.parameters,
+            "trainable": policy.flat.total,
+            "special": sorted(id for id, token in policy.tokenizer.added_tokens_decoder.items() if token.special),
+            **digests(policy),
+        },
+        "notes": notes,
+    }
+
+
+def settle_chat(context: "RunContext") -> "RunContext":
+    """Decide `model.chat = "auto"` of a new run: where neither model nor tasks say how to ask, both ways are compared.
+
+    All ranks call this.
+    """
+    if context.config.model.chat != "auto":
+        return context
+    has_template = bool(context.policy.tokenizer.chat_template)
+    chat = has_template
+    note = ""
+    has_compared = False
+    if has_template and leaves_chat_open(context.pool, context.heldout):
+        if context.policy.is_sharded:
+            note = "model.chat = true: the two ways of asking can't be compared on sharded weights."
+        else:
+            decision = _compare_chat(context) if context.ranks.rank == 0 else (True, "", False)
+            chat, note, has_compared = context.ranks.broadcast(decision)
+    model = replace(context.config.model, chat=chat)
+    notes = (*context.notes, note) if note else context.notes
+    return replace(context, config=replace(context.config, model=model), notes=notes, has_compared_chat=has_compared)
+
+
+def _compare_chat(context: "RunContext") -> tuple[bool, str, bool]:
+    """Return the better way to ask, the sentence that says why, and True where both were tried."""
+    from uptrend.doctor.probes.bench import Bench, random_state_kept
+    from uptrend.doctor.probes.rollouts import compare_renderings
+
+    bench = Bench(context, FEW_GROUPS)
+    if bench.stage.taskset.chat is not None:
+        return True, "model.chat = true: the model has a chat template.", False
+    if bench.tools:
+        return True, "model.chat = true: the tasks have tools, which the model's chat template shows.", False
+    with random_state_kept(context.policy):
+        renderings = compare_renderings(bench)
+    note = (
+        f"model.chat = {to_toml(renderings.chat_is_better)}: {renderings.as_chat:.0%} of {renderings.rollouts} "
+        f"answers are right through the chat template, {renderings.as_text:.0%} to raw text."
+    )
+    return renderings.chat_is_better, note, True
+
+
+def leaves_chat_open(tasks: Pool, heldout: HeldoutTasks) -> bool:
     """Return True where a taskset leaves it to `model.chat` how it is asked."""
-    asked = [stage.taskset for stage in tasks.stages] + [held.taskset for held in held_out.by_label.values()]
+    asked = [stage.taskset for stage in tasks.stages] + [held.taskset for held in heldout.by_label.values()]
     return any(taskset.chat is None for taskset in asked)
 
 
-def check_tasks(run: Run, tasks: Pool, held_out: HeldOut) -> None:
+def check_tasks(run: Run, tasks: Pool, heldout: HeldoutTasks) -> None:
     """Raise RecordError where a run's recipe gives other tasks now than those that it was played with."""
-    described = [("tasks", run.info["tasks"], tasks.describe()), ("eval", run.info["eval"], held_out.describe())]
-    for label, held in held_out.sets.items():
+    described = [("tasks", run.info["tasks"], tasks.describe()), ("eval", run.info["eval"], heldout.describe())]
+    for label, held in heldout.sets.items():
         described.append((f"eval.sets.{label}", run.info["eval"]["sets"][label], held.describe()))
     for section, then, now in described:
         if then["hash"] != now["hash"]:
@@ -236,10 +250,10 @@ def resolve_compute(config: Config) -> Config:
     """Fill in the device and the threads."""
     from uptrend.policy.policy import choose_device
 
-    told = os.environ.get("OMP_NUM_THREADS", "")
+    asked = os.environ.get("OMP_NUM_THREADS", "")
     device = choose_device(config.compute.device)
-    if told.isdecimal() and int(told) > 0:
-        cores = int(told)
+    if asked.isdecimal() and int(asked) > 0:
+        cores = int(asked)
     elif device.type == "cuda":
         cores = 1  # the host has little to compute, and threads that wait for work slow the others down
     else:  # a container may allow fewer cores than the machine has
@@ -248,7 +262,7 @@ def resolve_compute(config: Config) -> Config:
     return replace(config, compute=compute)
 
 
-def free_place(runs: Path, name: str | None, recipe: str, otherwise: str) -> Path:
+def new_run_path(runs: Path, name: str | None, recipe: str, otherwise: str) -> Path:
     """Return runs/NAME; a recipe's own name gets a number where it is taken, a name that was asked for must be free."""
     if name is None:
         return free_path(runs / recipe)
@@ -283,9 +297,9 @@ class RunEnding:
         if isinstance(error, KeyboardInterrupt) and self._known is not None:
             self._write()  # it may have come before the line was written
         elif error is not None:
-            told = "ended at once by the user" if isinstance(error, KeyboardInterrupt) else str(error)
-            self._directory.event("failed", error=f"{type(error).__name__}: {told}")
-            self._directory.log(visible(f"failed: {type(error).__name__}: {told}"))  # observers no longer hear of it
+            reason = "ended at once by the user" if isinstance(error, KeyboardInterrupt) else str(error)
+            self._directory.event("failed", error=f"{type(error).__name__}: {reason}")
+            self._directory.log(visible(f"failed: {type(error).__name__}: {reason}"))  # observers no longer hear of it
 
     def _write(self) -> None:
         if self._known is not None and not self._is_written:

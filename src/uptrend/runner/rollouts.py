@@ -14,7 +14,7 @@ from uptrend.rollout.play import RolloutRequest, Timeouts, derive, derive_open_s
 from uptrend.rollout.sampler import Limits
 from uptrend.runner.prepare import check_tasks
 from uptrend.tasks import event_loop
-from uptrend.tasks.pool import heldout, pool
+from uptrend.tasks.pool import make_heldout, make_pool
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ def repeat_rollouts(run: Run, recorded: Sequence[Rollout], of_heldout: bool = Fa
     if "hash" not in (run.info.get("tasks") or {}):
         raise RecordError(f"{run.path} can't be played again: it does not say which tasks it played.")
     config = load_config(run.config)
-    held_out, requests, s = heldout(config), list[RolloutRequest](), config.sampling
-    tasks = pool(config, held_out)
-    check_tasks(run, tasks, held_out)
+    heldout, requests, s = make_heldout(config), list[RolloutRequest](), config.sampling
+    tasks = make_pool(config, heldout)
+    check_tasks(run, tasks, heldout)
     is_taught = run.info.get("kind") == "warmstart"  # whose demonstrations are opened with seed 0
     for r in recorded:
         stage = tasks.stages[tasks.stage_at(max(1, r.step))]
-        taskset, among = (held_out.taskset, held_out.tasks) if of_heldout else (stage.taskset, stage.tasks)
+        taskset, among = (heldout.taskset, heldout.tasks) if of_heldout else (stage.taskset, stage.tasks)
         task = next((task for task in among if task.id == r.task), None)
         if task is None:
             raise RecordError(f"{run.path} has a rollout of task {r.task}, which is not among its tasks.")
-        seed = derive(held_out.seed, "open", task.id) if of_heldout else derive_open_seed(config.seed, r.group)
+        seed = derive(heldout.seed, "open", task.id) if of_heldout else derive_open_seed(config.seed, r.group)
         requests.append(RolloutRequest(task, taskset, r.step, r.group, r.index, r.seed, 0 if is_taught else seed))
     places = [_places(r) for r in recorded]
     said = [[r.messages[place] for place in at] for r, at in zip(recorded, places, strict=True)]

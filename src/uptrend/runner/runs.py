@@ -26,24 +26,26 @@ from uptrend.records import (
     view_of,
 )
 from uptrend.records.directory import PartDirectory, write_whole
-from uptrend.runner.preflight import Preflight, ask_cheap_probes, settle_chat
+from uptrend.runner.preflight import Preflight, ask_cheap_probes
 from uptrend.runner.prepare import (
-    Prepared,
     RunEnding,
-    free_place,
     leaves_chat_open,
     make_policy,
     need_extras,
+    new_run_path,
     prepare,
     refuse_ranks,
     refuse_warmstart,
     resolve,
-)  # fmt: skip
-from uptrend.tasks.pool import check_machine, heldout, pool
+    run_info,
+    settle_chat,
+)
+from uptrend.tasks.pool import check_machine, make_heldout, make_pool
 from uptrend.training.observer import Observer, Stop
 
 if TYPE_CHECKING:
     from uptrend.lab.plan import PlannedRun, Resolved
+    from uptrend.training.components import RunContext
 
 # Settings that a resumed run may change: nothing that would make it another run.
 MAY_CHANGE = (
@@ -56,7 +58,7 @@ BY_CONSTRUCTION = ("precision.mismatch", "sync.stale-weights", "sync.off-policy"
 NOT_REPLAYED = ("name", "seed", "checkpoints", "doctor", "track", "compute")
 
 
-def train(
+def train_recipe(
     config: Config | str | Path | Mapping[str, Any],
     *,
     runs: str | Path = "runs",
@@ -77,7 +79,7 @@ def train(
     config = config if isinstance(config, Config) else load_recipe(config)
 
     def choose_path() -> Path:
-        return free_place(Path(runs), name, config.name, "Choose another --name, or continue it with --resume.")
+        return new_run_path(Path(runs), name, config.name, "Choose another --name, or continue it with --resume.")
 
     choose_path()  # a name that is taken is refused before anything is loaded
     return start(
@@ -92,7 +94,7 @@ def train(
 
 
 def start(
-    prepared: Prepared,
+    context: "RunContext",
     path: Path | Callable[[], Path],
     observers: Sequence[Observer] = (),
     *,
@@ -101,27 +103,29 @@ def start(
     on_preflight: Callable[[Preflight | None], None] = lambda _: None,
     keeps_refused: bool = False,
 ) -> Run:
-    """Train a prepared recipe into a new run directory; see `train`.
+    """Train a prepared recipe into a new run directory; see `train_recipe`.
 
     A function as `path` is called when the probes are through: by then another run may have taken a name.
     """
     from uptrend.doctor.diagnose import diagnose
-    from uptrend.training.loop import train as loop
+    from uptrend.runner.observers import run_observers
+    from uptrend.training.components import LoopPlan
+    from uptrend.training.loop import run_loop
 
-    ranks = prepared.ranks
+    ranks = context.ranks
     is_first = ranks.rank == 0
-    if preflight and prepared.policy.is_sharded:
+    if preflight and context.policy.is_sharded:
         note = "The cheap probes were not asked: they need whole weights in one process."
-        prepared = replace(prepared, notes=(*prepared.notes, note))
+        context = replace(context, notes=(*context.notes, note))
         preflight = False
 
     if preflight and is_first:
         on_preflight(None)  # about to begin: on a slow machine it takes a while
-    prepared = settle_chat(prepared)
+    context = settle_chat(context)
     report: Preflight | None = None
     refusal: Finding | None = None
     if preflight and is_first:
-        report = ask_cheap_probes(prepared)
+        report = ask_cheap_probes(context)
         on_preflight(report)
         refusal = report.refusal(allows)
     refusal = ranks.broadcast(refusal)
@@ -130,14 +134,21 @@ def start(
 
     if callable(path):
         path = ranks.broadcast(path() if is_first else Path())  # rank 0 may have made it before another one looks
-    info = prepared.info(path)  # all ranks: of sharded weights each hashes its own
+    info = run_info(context, path)  # all ranks: of sharded weights each hashes its own
     directory = RunDirectory.create(path, info) if is_first else PartDirectory(path)
     with directory, RunEnding(directory, resume=False) as ending:
         ranks.barrier()
         if report is not None:
             directory.event("preflight", **report.to_table())
         if refusal is None:
-            loop(prepared.parts(directory, observers, ending.record))
+            plan = LoopPlan(
+                directory,
+                context.config.learning.steps,
+                ahead=context.config.sampling.ahead,
+                observers=run_observers(context, observers),
+                on_end=ending.record,
+            )
+            run_loop(context, plan)
         else:
             ending.record(Stop(refusal.summary, by="preflight", finding=refusal.id))
     if refusal is not None:
@@ -147,11 +158,11 @@ def start(
     return Run(path)
 
 
-def resume(
+def resume_run(
     path: str | Path,
     overrides: Iterable[str] = (),
     observers: Sequence[Observer] = (),
-    alter: Callable[[Prepared], Prepared] = lambda prepared: prepared,
+    alter: Callable[["RunContext"], "RunContext"] = lambda context: context,
 ) -> Run:
     """Continue a run from its last checkpoint; what was recorded after it is set aside. `alter` may replace parts."""
     need_train_extra()
@@ -160,7 +171,9 @@ def resume(
     if run.info.get("kind") == "replay":
         raise RecordError(f"{path} is a replay, which is short: make it again with uptrend replay.")
     from uptrend.policy.checkpoint import check_model, check_resumable, later_checkpoints, read_resumable
-    from uptrend.training.loop import train as loop
+    from uptrend.runner.observers import run_observers
+    from uptrend.training.components import LoopPlan
+    from uptrend.training.loop import run_loop
 
     check_resumable(run)
     config = load_config(run.config, overrides)
@@ -184,16 +197,25 @@ def resume(
                 f"{path} is finished: {step} steps are done. To go on, add --set learning.steps={step * 2}."
             )
         directory.check_lines(step)
-        prepared = prepare(config, run)
+        context = prepare(config, run)
         # A checkpoint brings the weights that train, adapters included, but not the base under them.
-        check_model(prepared.policy, run, from_start=not prepared.policy.has_adapters)
-        prepared = alter(prepared)
-        prepared.ranks.barrier()
+        check_model(context.policy, run, from_start=not context.policy.has_adapters)
+        context = alter(context)
+        context.ranks.barrier()
         directory.rewind(step, also=later_checkpoints(run.path, step))
-        prepared.ranks.barrier()
-        directory.write_info({**run.info, "config": to_table(prepared.config)})
+        context.ranks.barrier()
+        directory.write_info({**run.info, "config": to_table(context.config)})
         with RunEnding(directory, resume=True) as ending:
-            loop(prepared.parts(directory, observers, ending.record), resume=True)
+            plan = LoopPlan(
+                directory,
+                context.config.learning.steps,
+                checkpoint=Run(run.path).checkpoints[-1],
+                is_new=False,
+                ahead=context.config.sampling.ahead,
+                observers=run_observers(context, observers),
+                on_end=ending.record,
+            )
+            run_loop(context, plan)
     return Run(run.path)
 
 
@@ -203,29 +225,30 @@ def warmstart(
     """Teach the recipe's model the expert's rollouts, and put it into the folder `out`; its run is recorded too."""
     need_extras(config)
     refuse_ranks("warmstart")
-    path = free_place(runs, name, f"{config.name}-warmstart", "Choose another --name for this warm start.")
+    path = new_run_path(runs, name, f"{config.name}-warmstart", "Choose another --name for this warm start.")
     if out.exists():
         raise ModelError(f"{out} exists already. Choose another --out, or remove it.")
     out.parent.mkdir(parents=True, exist_ok=True)
     config = resolve(with_known_chat(replace(config, model=replace(config.model, lora=None))))
-    held_out = heldout(config)
+    heldout = make_heldout(config)
     # Of the first stage, as many tasks as the expert demonstrates.
     count = config.warmstart.tasks
     stages = tuple({**stage, "train": count} for stage in config.tasks.stages[:1])
     shown = replace(config, tasks=replace(config.tasks, train=count, stages=stages))
-    tasks = pool(replace(shown, sampling=replace(config.sampling, groups=1)), held_out)
-    check_machine(held_out, tasks)
+    tasks = make_pool(replace(shown, sampling=replace(config.sampling, groups=1)), heldout)
+    check_machine(heldout, tasks)
     policy = make_policy(config, samples_here=True)
 
     from uptrend.policy.checkpoint import export
-    from uptrend.training.components import Components
-    from uptrend.training.ranks import OneRank
-    from uptrend.training.warmstart import demonstrate, supervised
-    from uptrend.training.warmstart import warmstart as learn
+    from uptrend.runner.observers import run_observers
+    from uptrend.training.components import LoopPlan, RunContext
+    from uptrend.training.loop import run_loop
+    from uptrend.training.warmstart import demonstrate, supervised, with_demonstrations
 
     demonstrations, notes = demonstrate(policy, tasks, config)
-    taught = Prepared(supervised(config, len(demonstrations)), policy, tasks, held_out, Components(), OneRank())
-    info = taught.info(path)
+    config = supervised(config, len(demonstrations))
+    context = with_demonstrations(RunContext(config, policy, tasks, heldout), demonstrations)
+    info = run_info(context, path)
     info |= {"kind": "warmstart", "notes": [*info["notes"], *notes]}
     with RunDirectory.create(path, info) as directory, RunEnding(directory, resume=False) as ending:
 
@@ -242,7 +265,14 @@ def warmstart(
                 directory.event("exported", folder=str(out))
             ending.record(stop)
 
-        learn(taught.parts(directory, observers, export_and_end), demonstrations)
+        plan = LoopPlan(
+            directory,
+            config.learning.steps,
+            saves=False,
+            observers=run_observers(context, observers),
+            on_end=export_and_end,
+        )
+        run_loop(context, plan)
     return Run(path)
 
 
@@ -260,28 +290,30 @@ def replay(
     need_train_extra()
     refuse_ranks("replay")
     from uptrend.policy.checkpoint import later_checkpoints
-    from uptrend.training.components import Components
-    from uptrend.training.replay import check_start, plan
-    from uptrend.training.replay import replay as learn_again
+    from uptrend.runner.observers import run_observers
+    from uptrend.training.components import Components, LoopPlan
+    from uptrend.training.loop import run_loop
+    from uptrend.training.replay import check_start, plan_replay, with_recorded_rollouts
 
     run, runs = run if isinstance(run, Run) else Run(run), Path(runs)
-    asked = plan(run, step, steps, overrides)
-    changed = {key: list(pair) for key, pair in asked.changed.items()}
-    about = {"source": str(run.path.resolve()), "step": step, "last": asked.last, "changed": changed}
+    replayed = plan_replay(run, step, steps, overrides)
+    changed = {key: list(pair) for key, pair in replayed.changed.items()}
+    about = {"source": str(run.path.resolve()), "step": step, "last": replayed.last_step, "changed": changed}
     # The same replay, begun and not finished, is made again in its place: it gives the same numbers.
     is_begun = name is not None and (runs / name / "run.json").exists()
     if is_begun:
-        there = Run(runs / str(name))
-        is_begun = there.info.get("replay") == about and there.status != "finished"
-    path = runs / str(name) if is_begun else free_place(runs, name, f"{run.name}-replay", "Choose another --name.")
+        begun = Run(runs / str(name))
+        is_begun = begun.info.get("replay") == about and begun.status != "finished"
+    path = runs / str(name) if is_begun else new_run_path(runs, name, f"{run.name}-replay", "Choose another --name.")
     # The model is checked as the run had it, then made as it shall be.
-    prepared = prepare(replace(asked.config, model=load_config(run.config).model), run, samples_here=True)
-    prepared = replace(prepared, components=Components())  # only evaluations sample, and those do it here
-    check_start(prepared.policy, asked)
-    config = replace(prepared.config, model=asked.config.model)
-    if config != prepared.config:
-        prepared = replace(prepared, config=config, policy=make_policy(config, samples_here=True))
-    info = prepared.info(path)
+    context = prepare(replace(replayed.config, model=load_config(run.config).model), run, samples_here=True)
+    check_start(context.policy, replayed)
+    config = replace(context.config, model=replayed.config.model)
+    if config != context.config:
+        context = replace(context, config=config, policy=make_policy(config, samples_here=True))
+    context = replace(context, components=Components())  # only evaluations sample, and those do it here
+    context = with_recorded_rollouts(context, replayed)
+    info = run_info(context, path)
     notes = list(info["notes"])
     if len(changed) > 1:
         notes.append(f"{len(changed)} keys were changed at once; what each of them does can't be told apart.")
@@ -297,7 +329,14 @@ def replay(
         directory.event("acquitted", id="run.too-short", reason=reason)
         for id in BY_CONSTRUCTION if changed else ():
             directory.event("acquitted", id=id, reason="a replay learns from another policy's rollouts")
-        learn_again(prepared.parts(directory, observers, ending.record), asked)
+        plan = LoopPlan(
+            directory,
+            replayed.last_step,
+            checkpoint=replayed.checkpoint,
+            observers=run_observers(context, observers),
+            on_end=ending.record,
+        )
+        run_loop(context, plan)
     return Run(path)
 
 
@@ -313,14 +352,14 @@ class TrainLauncher:
         compute = replace(config.compute, threads=config.compute.threads or 1)
         # Nobody looks on: the lab has the doctor judge the records of finished runs.
         config = resolve(replace(config, compute=compute, doctor=replace(config.doctor, live=False, stop_on="never")))
-        held_out = heldout(config)
-        tasks = pool(config, held_out)
-        if config.model.chat == "auto" and leaves_chat_open(tasks, held_out):
+        heldout = make_heldout(config)
+        tasks = make_pool(config, heldout)
+        if config.model.chat == "auto" and leaves_chat_open(tasks, heldout):
             raise ConfigError(
                 f'model.chat = "auto" would let each run of an experiment decide how {config.model.name} is asked. '
                 "Set model.chat = true or false in the recipe."
             )
-        return Resolved(to_table(config), tasks.describe()["hash"], held_out.hash)
+        return Resolved(to_table(config), tasks.describe()["hash"], heldout.hash)
 
     def command(self, planned: "PlannedRun") -> list[str]:
         """Return the command line that makes a planned run in a process of its own, or goes on with it."""

@@ -126,7 +126,7 @@ def _source(options: Mapping[str, Any]) -> tuple[Path | None, str]:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldoutTasks:
     """The fixed set that a run evaluates on."""
 
     taskset: Taskset
@@ -134,10 +134,10 @@ class HeldOut:
     seed: int
     hash: str  # equal for runs whose numbers can be compared
     notes: tuple[str, ...]  # notes for a person
-    sets: Mapping[str, "HeldOut"] = field(default_factory=dict)  # further sets, by label
+    sets: Mapping[str, "HeldoutTasks"] = field(default_factory=dict)  # further sets, by label
 
     @property
-    def by_label(self) -> dict[str, "HeldOut"]:
+    def by_label(self) -> dict[str, "HeldoutTasks"]:
         """This set, which has no label, and the further ones."""
         return {"": self, **self.sets}
 
@@ -218,22 +218,22 @@ class Pool:
         return {**whole, "stages": stages, "notes": list(self.notes)}
 
 
-def heldout(config: Config) -> HeldOut:
+def make_heldout(config: Config) -> HeldoutTasks:
     """Return the set that `[eval]` names, with the further ones."""
-    sets: dict[str, HeldOut] = {}
+    sets: dict[str, HeldoutTasks] = {}
     for label, section in eval_sections(config).items():
         taskset = make_taskset(section.name, eval_options(config, section), section.seed, _where(label))
         tasks = tuple(taskset.heldout(section.tasks))
         if not tasks:
             raise TasksetError(f"{_where(label)}: {section.name} has no held-out tasks with these options; widen them.")
-        sets[label] = HeldOut(taskset, tasks, section.seed, tasks_hash(tasks), tuple(taskset.notes))
+        sets[label] = HeldoutTasks(taskset, tasks, section.seed, tasks_hash(tasks), tuple(taskset.notes))
     notes = tuple(dict.fromkeys(note for held in sets.values() for note in held.notes))
     return replace(sets.pop(""), notes=notes, sets=sets)
 
 
-def pool(config: Config, held_out: HeldOut) -> Pool:
+def make_pool(config: Config, heldout: HeldoutTasks) -> Pool:
     """Return the tasks of `[tasks]`, without any that is held out."""
-    ids = frozenset(task.id for held in held_out.by_label.values() for task in held.tasks)
+    ids = frozenset(task.id for held in heldout.by_label.values() for task in held.tasks)
     groups, stages = config.sampling.groups, list[Stage]()
     for start, where, section in stage_sections(config):
         taskset = make_taskset(section.name, section.options, section.seed, where)
@@ -260,9 +260,9 @@ class ChecksMachine(Protocol):
         """Raise where this machine lacks what a play needs, such as a sandbox."""
 
 
-def check_machine(held_out: HeldOut, tasks: Pool | None = None) -> None:
+def check_machine(heldout: HeldoutTasks, tasks: Pool | None = None) -> None:
     """Raise before a run where this machine can't play its tasks: each of its rollouts would fail."""
-    tasksets = [held.taskset for held in held_out.by_label.values()]
+    tasksets = [held.taskset for held in heldout.by_label.values()]
     for taskset in [*(stage.taskset for stage in (tasks.stages if tasks else ())), *tasksets]:
         if isinstance(taskset, ChecksMachine):
             taskset.check_machine()

@@ -22,10 +22,10 @@ from uptrend.records import ConfigError, RunDirectory
 from uptrend.rollout.inprocess import CopySampler, InProcessSampler
 from uptrend.rollout.sampler import NoSampler, Sampler
 from uptrend.rollout.vllm import VllmSampler
-from uptrend.tasks.pool import Cursor, HeldOut, Pool
+from uptrend.tasks.pool import Cursor, HeldoutTasks, Pool
 from uptrend.training.gather import Gathered, RolloutPlayer, gather
 from uptrend.training.learner import Layout, Learner, lay_out
-from uptrend.training.metrics import Learned, step_metrics
+from uptrend.training.metrics import StepResult, step_metrics
 from uptrend.training.observer import Observer, Stop
 from uptrend.training.ranks import OneRank, Ranks, layout_of
 
@@ -42,60 +42,65 @@ class Components:
     # Makes the learner: log-probabilities, loss and gradient.
     learner: Callable[[Policy, Optimizer, Config], Learner] = Learner
     optimizer: Callable[[FlatWeights, Learning], Optimizer] = Optimizer  # makes the optimizer
-    metrics: Callable[[Learned], dict[str, Any]] = step_metrics  # computes a step's metrics line
+    metrics: Callable[[StepResult], dict[str, Any]] = step_metrics  # computes a step's metrics line
     # Loads a checkpoint into policy and optimizer; returns the loop's state.
     restore: Callable[[Path, Policy, Optimizer], dict[str, Any]] = load_checkpoint
 
 
 def choose_components(config: Config, ranks: Ranks) -> Components:
     """Return the parts that a recipe asks for."""
-    sampling, layout, parts = config.sampling, layout_of(config, ranks), Components()
+    sampling = config.sampling
+    layout = layout_of(config, ranks)
+    components = Components()
     if layout == "fsdp2":
         from uptrend.policy.sharded import ShardedOptimizer
 
-        parts = Components(optimizer=ShardedOptimizer)
+        components = Components(optimizer=ShardedOptimizer)
     elif layout == "zero3":
         from uptrend.policy.zero import ZeroOptimizer
 
-        parts = Components(optimizer=ZeroOptimizer)
+        components = Components(optimizer=ZeroOptimizer)
     if sampling.engine == "vllm":
+        if ranks.rank:
+            return replace(components, sampler=lambda _: NoSampler())
         served = replace(sampling, context=config.longest)  # servers must take evaluations too
-        return replace(parts, sampler=(lambda _: NoSampler()) if ranks.rank else partial(VllmSampler, sampling=served))
+        return replace(components, sampler=partial(VllmSampler, sampling=served))
     if sampling.ahead and ranks.count > 1:
         raise ConfigError(
             f"sampling.ahead = {sampling.ahead} in {ranks.count} processes needs sampling.engine = 'vllm': each "
             "process would sample and learn on the same device."
         )
-    return replace(parts, sampler=CopySampler) if sampling.ahead or layout != "ddp" else parts
+    return replace(components, sampler=CopySampler) if sampling.ahead or layout != "ddp" else components
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Ingredients of a run; `runner` joins them."""
+class RunContext:
+    """Recipe with everything that it names: what a run trains, plays and learns with. Probes use the same."""
 
-    config: Config
+    config: Config  # with every value filled in
     policy: Policy
     pool: Pool
-    held_out: HeldOut
-    directory: RunDirectory
-    observers: Sequence[Observer] = ()
+    heldout: HeldoutTasks
     components: Components = field(default_factory=Components)
     ranks: Ranks = field(default_factory=OneRank)  # processes that train together
-    # Called at the loop's end, before observers are told of it, with the wish that stopped it.
-    ended: Callable[[Stop | None], None] = lambda _: None
+    notes: tuple[str, ...] = ()  # notes for a person on what was decided for this run
+    has_compared_chat: bool = False  # true where model.chat was decided by asking both ways
 
 
 @dataclass(frozen=True)
-class Course:
-    """Beginning and end of a run, and the source of its rollouts."""
+class LoopPlan:
+    """Steps to run, the checkpoint to start from, and where all of it is recorded."""
 
-    gather: Callable[[RolloutPlayer, Cursor, int], Gathered]  # provides a step's rollouts
-    last: int  # last step
+    directory: RunDirectory
+    last_step: int
     checkpoint: Path | None = None  # checkpoint to begin with; None for the model as it was loaded
     is_new: bool = True  # true where the run has not begun yet, so that the model is evaluated first
     saves: bool = True  # true where checkpoints are written
     ahead: int = 0  # steps that may be sampled ahead of the weights that learn from them
+    observers: Sequence[Observer] = ()
+    # Called at the loop's end, before observers are told of it, with the Stop that ended it early.
+    on_end: Callable[[Stop | None], None] = lambda _: None
 
     def is_due(self, step: int, every: int) -> bool:
         """Return True for every `every`-th step and for the last one; 0 is the last one alone."""
-        return step == self.last or (every > 0 and step % every == 0)
+        return step == self.last_step or (every > 0 and step % every == 0)

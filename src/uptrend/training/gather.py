@@ -1,28 +1,37 @@
-"""Playing tasks: the groups of a training step, and the fixed held-out set.
+"""Playing tasks: the groups of a training step, also ahead of the learner, and the fixed held-out set.
 
 Where the recipe asks for it, dead groups of a step are replaced by newly drawn ones. The held-out set is played
 greedily for accuracy, and on request several times at the sampling temperature for pass@k.
+
+Step s learns from weights of version s - 1 on. With `sampling.ahead` = N its sampling begins as soon as the sampler has
+version s - 1 - N, so that no token is more than N updates old. Rollouts that are older all the same (a sampler that did
+not take its weights) are recorded and left out, and others sampled in their place. Steps are sampled one after the
+other with the seeds that they would have anyway.
 """
 
 import asyncio
+import contextlib
 import copy
 import threading
 import time
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from uptrend.config import Config, Sampling
-from uptrend.records import Evaluation, Part, Rollout
+from uptrend.records import Evaluation, ModelError, Part, Rollout, rollouts_of, rollouts_table
 from uptrend.records.rollout import OVERLONG
 from uptrend.rollout.play import RolloutRequest, demonstrate, derive, derive_open_seed, patience, play_all
 from uptrend.rollout.render import Renderer, make_renderer
 from uptrend.rollout.sampler import Limits, Sampler
 from uptrend.stats.intervals import pass_at_k
 from uptrend.tasks import event_loop
-from uptrend.tasks.pool import Cursor, HeldOut, Pool
+from uptrend.tasks.pool import Cursor, HeldoutTasks, Pool
 from uptrend.training.metrics import evaluation_of, is_correct, is_dead
 
 if TYPE_CHECKING:
@@ -30,7 +39,10 @@ if TYPE_CHECKING:
 
     from uptrend.policy.policy import Policy
     from uptrend.rollout.openai import ChatPlayer
+    from uptrend.training.components import RunContext
     from uptrend.training.ranks import Ranks
+
+QUEUE = "queue"  # folder of a checkpoint with what has been sampled and not yet learned from
 
 
 @dataclass(frozen=True)
@@ -172,8 +184,151 @@ def penalize_length(rollout: Rollout, sampling: Sampling) -> Rollout:
     return replace(rollout, reward=shaped)
 
 
-def evaluate(
-    player: "RolloutPlayer | ChatPlayer", held_out: HeldOut, step: int, config: Config
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where a run stands: its last step, the tasks drawn, and rollouts that were sampled for the steps after it."""
+
+    step: int = 0
+    cursor: Cursor = field(default_factory=Cursor)
+    queue: Mapping[int, Gathered] = field(default_factory=dict)  # by step
+
+
+class StepQueue:
+    """Gives the loop a step's rollouts; with `ahead`, a thread samples further steps meanwhile."""
+
+    def __init__(
+        self, context: "RunContext", player: RolloutPlayer, start: ResumePoint, *, last_step: int, ahead: int
+    ) -> None:
+        self._context = context
+        self._ranks = context.ranks
+        self._player = player
+        self._last_step = last_step
+        self._ahead = ahead
+        self._version = start.step  # of the sampler's weights
+        self._ready = {step: gathered for step, gathered in start.queue.items() if step > start.step}
+        self._next = max(self._ready, default=start.step) + 1  # step that is sampled next
+        self._cursor = self._ready[self._next - 1].cursor if self._ready else start.cursor
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._work, name="ahead", daemon=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread, whatever it samples."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        while self._thread.is_alive():
+            self._player.cancel()
+            self._thread.join(0.1)
+
+    def take(self, step: int) -> Gathered:
+        """Return the rollouts of the next step; where servers sample for several ranks, rank 0 has them."""
+        if not self._ahead:
+            gathered = self._gather(self._player, self._cursor, step)
+            self._cursor = gathered.cursor
+            return gathered
+        return self._ranks.broadcast(None if self._ranks.rank else self._wait(step))  # type: ignore[return-value]
+
+    def weights_changed(self, version: int) -> None:
+        """Take note that the sampler has new weights: further steps may be sampled."""
+        with self._changed:
+            self._version = version
+            self._changed.notify_all()
+
+    def save(self, folder: Path) -> None:
+        """Write what is sampled and not taken into a checkpoint's folder."""
+        with self._changed:
+            ready = sorted(self._ready.items())
+        for step, gathered in ready:
+            table = rollouts_table(folder.name, [*gathered.rollouts, *gathered.dropped])
+            cursor = {f"cursor.{name}": str(value) for name, value in asdict(gathered.cursor).items()}
+            metadata = {**cursor, "seconds": str(gathered.seconds)}
+            (folder / QUEUE).mkdir(exist_ok=True)
+            pq.write_table(table.replace_schema_metadata(metadata), folder / QUEUE / f"{step:06d}.parquet")
+
+    def _gather(self, player: RolloutPlayer, cursor: Cursor, step: int) -> Gathered:
+        return self._context.components.gather(player, self._context.pool, cursor, step, self._context.config)
+
+    def _wait(self, step: int) -> Gathered:
+        if not self._thread.ident:
+            self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: step in self._ready or self._error is not None)
+            if step not in self._ready:
+                assert self._error is not None
+                raise self._error
+            gathered = self._ready.pop(step)
+        return self._fresh(gathered, step)
+
+    def _fresh(self, gathered: Gathered, step: int) -> Gathered:
+        """Leave rollouts out that are too old, and sample the step again, now."""
+        if self._lag(gathered, step) <= self._ahead:
+            return gathered
+        # From where its own tasks ended: later steps may have drawn the same ones.
+        again = self._gather(self._player.alone(), gathered.cursor, step)
+        if (lag := self._lag(again, step)) > self._ahead:
+            raise ModelError(
+                f"The sampler has weights of version {step - 1 - lag}, although version {step - 1} was loaded: it does "
+                "not take new ones. Nothing was learned from what it sampled."
+            )
+        too_old = [replace(r, kept=False, group=f"{r.group}-old") for r in (*gathered.rollouts, *gathered.dropped)]
+        return replace(again, dropped=[*too_old, *again.dropped], old=len({r.group for r in too_old}))
+
+    def _lag(self, gathered: Gathered, step: int) -> int:
+        """Return how many updates the oldest sampled token is behind."""
+        tokens = (s.versions[s.sampled] for r in gathered.rollouts for s in r.sequences)
+        return step - 1 - min((int(versions.min()) for versions in tokens if len(versions)), default=step - 1)
+
+    def _work(self) -> None:
+        import torch  # not at the top: a model behind a server is evaluated without it
+
+        player = self._player.alone()
+        # On a GPU in a stream of its own, beside the learner's.
+        device = self._player.device
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        try:
+            with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+                for step in range(self._next, self._last_step + 1):
+                    with self._changed:
+                        self._changed.wait_for(partial(self._may_begin, step))
+                    if self._is_closing:
+                        return
+                    gathered = self._gather(player, self._cursor, step)
+                    with self._changed:
+                        self._cursor, self._ready[step] = gathered.cursor, gathered
+                        self._changed.notify_all()
+        except BaseException as error:  # raised where the loop waits for it
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _may_begin(self, step: int) -> bool:
+        return self._is_closing or step - 1 - self._version <= self._ahead
+
+
+def read_queue(place: Path) -> dict[int, Gathered]:
+    """Return the rollouts that a checkpoint keeps for the steps after it."""
+    queue = {}
+    for path in sorted((place / QUEUE).glob("*.parquet")):
+        table = pq.read_table(path)
+        metadata: dict[str, str] = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+        cursor = Cursor(**{key[7:]: int(value) for key, value in metadata.items() if key.startswith("cursor.")})
+        learned, dropped = split_by_use(rollouts_of(table))
+        queue[int(path.stem)] = Gathered(learned, dropped, cursor, seconds=float(metadata["seconds"]))
+    return queue
+
+
+def split_by_use(rollouts: Sequence[Rollout]) -> tuple[list[Rollout], list[Rollout]]:
+    """Split recorded rollouts into those that were learned from and those that were dropped."""
+    return [r for r in rollouts if r.kept], [r for r in rollouts if not r.kept]
+
+
+def play_heldout(
+    player: "RolloutPlayer | ChatPlayer", heldout: HeldoutTasks, step: int, config: Config
 ) -> tuple[Evaluation, list[Rollout]]:
     """Play a held-out set as `[eval]` says; return the result with the rollouts behind it, greedy ones first."""
     began, e, s = time.perf_counter(), config.eval, config.sampling
@@ -183,9 +338,9 @@ def evaluate(
     def requests(attempts: int) -> list[RolloutRequest]:
         return [
             # Seeds of the set and the task alone: at every step, and in every run, the same random numbers.
-            RolloutRequest(task, held_out.taskset, step, f"eval-{step:06d}-{n:04d}", i,
-                           derive(held_out.seed, "eval", task.id, i), derive(held_out.seed, "open", task.id))
-            for n, task in enumerate(held_out.tasks)
+            RolloutRequest(task, heldout.taskset, step, f"eval-{step:06d}-{n:04d}", i,
+                           derive(heldout.seed, "eval", task.id, i), derive(heldout.seed, "open", task.id))
+            for n, task in enumerate(heldout.tasks)
             for i in range(attempts)
         ]  # fmt: skip
 

@@ -15,17 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from uptrend.algo import Batch, Sums, attention_mask, loss_mask, objective, prepare
+from uptrend.algo import Batch, Sums, attended_mask, loss_mask, objective, prepare
 from uptrend.config import Config, Learning
 from uptrend.policy.attention import Packed
 from uptrend.policy.graphed import Graphed
 from uptrend.policy.logprobs import Shaping
+from uptrend.policy.memory import Fitted, learner_memory, max_tokens_that_fit
 from uptrend.policy.optimizer import Applied, Optimizer, learning_rate
 from uptrend.policy.policy import Policy
 from uptrend.records import ConfigError, ModelError, Role, Rollout
 from uptrend.records.rollout import AT_A_LIMIT
-from uptrend.training.memory import Fitted, room, room_for
-from uptrend.training.packing import INPUTS, Line, Micro, Shapes, pack
+from uptrend.training.packing import INPUTS, MicroBatch, Shapes, TrainSequence, pack
 from uptrend.training.ranks import OneRank, Ranks
 
 MODEL = int(Role.MODEL)
@@ -34,9 +34,9 @@ Objective = Callable[[Tensor, Tensor, Batch, Learning], tuple[Tensor, Sums]]
 # Parts of a micro-batch's share of the update, in order.
 BATCH = [f.name for f in fields(Batch)]
 # The most tokens of a micro-batch where attention needs a mask: it grows with their square.
-MASKED = 2048
+MAX_MASKED_TOKENS = 2048
 # Share of a group's tokens from which on sharing their prompt pays: on a GPU it takes two more passes over the keys.
-WORTH = {"cuda": 0.1, "cpu": 0.0}
+MIN_SHARED_PROMPT_SHARE = {"cuda": 0.1, "cpu": 0.0}
 # Seconds that compiling took on an H200 (15 to 18), and the share of an update's time that it saved (0.46), both on the
 # safe side: whether it pays is computed from these and the time that updates take.
 COMPILE_SECONDS, COMPILE_SAVES = 18.0, 0.4
@@ -46,7 +46,7 @@ COMPILE_SECONDS, COMPILE_SAVES = 18.0, 0.4
 class Experience:
     """A step's rollouts as tensors over the tokens that the model wrote."""
 
-    lines: list[Line]  # tokens of each sequence
+    sequences: list[TrainSequence]  # tokens of each sequence
     rollouts_b: Tensor  # rollout that each sequence belongs to
     groups_b: Tensor  # group that each sequence belongs to
     mask_bs: Tensor  # true for tokens that are trained
@@ -85,32 +85,41 @@ def lay_out(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = Fal
     numbers = {group: i for i, group in enumerate(dict.fromkeys(r.group for r in rollouts))}
     flat = [(n, r, s) for n, r in enumerate(rollouts) for s in r.sequences]
     lengths = [len(s.ids) for _, _, s in flat]
-    seen_bt = attention_mask(torch.arange(max(lengths, default=0)) < torch.tensor(lengths)[:, None]).numpy()
-    lines = []
-    for seen, (n, r, s) in zip(seen_bt, flat, strict=True):
+    attended_bt = attended_mask(torch.arange(max(lengths, default=0)) < torch.tensor(lengths)[:, None]).numpy()
+    sequences = []
+    for attended_t, (n, r, s) in zip(attended_bt, flat, strict=True):
         sampled = (s.roles == MODEL).nonzero()[0]
         prompt = int(sampled[0]) if len(sampled) else len(s.ids)
-        lines.append(Line(s.ids.astype(np.int64), sampled, seen[: len(s.ids)], prompt, numbers[r.group], n))
-    longest = max(1, *(len(line.sampled) for line in lines))
+        sequences.append(
+            TrainSequence(
+                ids=s.ids.astype(np.int64),
+                sampled=sampled,
+                attended=attended_t[: len(s.ids)],
+                prompt=prompt,
+                group=numbers[r.group],
+                rollout=n,
+            )
+        )
+    longest = max(1, *(len(sequence.sampled) for sequence in sequences))
     sampler, behavior = np.zeros((2, len(flat), longest), np.float32)
     real, turns = np.zeros((len(flat), longest), bool), np.zeros((len(flat), longest), np.int64)
     supports: list[tuple[NDArray[np.int32], NDArray[np.int32]] | None] = []
-    for b, (line, (_, _, s)) in enumerate(zip(lines, flat, strict=True)):
-        places = slice(len(line.sampled))
-        real[b, places], turns[b, places] = True, s.turns[line.sampled]
-        supports.append(None if s.support is None else (s.support[0][line.sampled], s.support[1]))
-        sampler[b, places] = behavior[b, places] = s.sampler[line.sampled]
+    for b, (sequence, (_, _, s)) in enumerate(zip(sequences, flat, strict=True)):
+        places = slice(len(sequence.sampled))
+        real[b, places], turns[b, places] = True, s.turns[sequence.sampled]
+        supports.append(None if s.support is None else (s.support[0][sequence.sampled], s.support[1]))
+        sampler[b, places] = behavior[b, places] = s.sampler[sequence.sampled]
         if recorded and s.learner is not None:
             # The recorded learner's log-probabilities before its update; the sampler's where it computed none.
-            learner = s.learner[line.sampled]
+            learner = s.learner[sequence.sampled]
             behavior[b, places] = np.where(np.isnan(learner), sampler[b, places], learner)
     cut = AT_A_LIMIT if config.learning.mask_truncated else ()
     out = [r.reward is None or not r.kept or r.ended in cut for _, r, _ in flat]
     real_bs = torch.from_numpy(real)
     return Experience(
-        lines=lines,
-        rollouts_b=torch.tensor([line.rollout for line in lines]),
-        groups_b=torch.tensor([line.group for line in lines]),
+        sequences=sequences,
+        rollouts_b=torch.tensor([sequence.rollout for sequence in sequences]),
+        groups_b=torch.tensor([sequence.group for sequence in sequences]),
         mask_bs=loss_mask(torch.full(real.shape, MODEL), real_bs, torch.tensor(out)),
         real_bs=real_bs,
         sampler_bs=torch.from_numpy(sampler),
@@ -134,9 +143,9 @@ class Learner:
         config: Config,
         *,
         objective: Objective = objective,
-        pack: Callable[..., list[Micro]] = pack,
+        pack: Callable[..., list[MicroBatch]] = pack,
         schedule: Callable[[Learning, int], float] = learning_rate,
-        free: Callable[[torch.device], float] = room,
+        free: Callable[[torch.device], float] = learner_memory,
     ) -> None:
         self._ranks: Ranks = OneRank()
         self._policy, self._optimizer, self._config = policy, optimizer, config
@@ -145,8 +154,8 @@ class Learner:
         self._recomputes = config.model.gradient_checkpointing
         self.fitted: Fitted | None = None  # result of the measurement where `learning.tokens` is 0
         device = policy.device
-        self._worth, self._shapes = WORTH[device.type], Shapes(is_free=device.type == "cpu")
-        self._packed: tuple[Experience | None, dict[tuple[int, ...], list[Micro]]] = (None, {})
+        self._worth, self._shapes = MIN_SHARED_PROMPT_SHARE[device.type], Shapes(is_free=device.type == "cpu")
+        self._packed: tuple[Experience | None, dict[tuple[int, ...], list[MicroBatch]]] = (None, {})
         self._by_policy = Graphed(self._look, device)
         self._by_reference = Graphed(partial(self._look, reference=True), device)
         self._by_gradient = Graphed(self._gradient, device, harmless=_weightless)
@@ -172,7 +181,7 @@ class Learner:
                 for micro, is_own in self._passes(exp, self._teaching(rows, advantages_bs)):
                     (logprobs_m,) = forward(*micro.inputs)
                     if is_own:
-                        out_bs[_lines_of(micro), micro.places_m] = logprobs_m
+                        out_bs[_sequences_of(micro), micro.places_m] = logprobs_m
         return self._collect(out_bs)
 
     def update(
@@ -201,12 +210,12 @@ class Learner:
                 reference_bt=None if reference_bs is None else reference_bs[on],
             )  # fmt: skip
             weights_bs[on] = whole.weights_bt
-            place = torch.zeros(len(exp.lines), dtype=torch.long, device=device)
+            place = torch.zeros(len(exp.sequences), dtype=torch.long, device=device)
             place[on] = torch.arange(len(on), device=device)
             for micro, is_own in self._passes(exp, self._teaching(rows, advantages_bs)):
-                is_real_m, lines_m = micro.places_m < weights_bs.shape[1], _lines_of(micro)
+                is_real_m, sequences_m = micro.places_m < weights_bs.shape[1], _sequences_of(micro)
                 # Of a filler nothing is in the mask: its old log-probabilities may be NaN.
-                part = whole.tokens(place[lines_m], micro.places_m * is_real_m, is_real_m & is_own)
+                part = whole.tokens(place[sequences_m], micro.places_m * is_real_m, is_real_m & is_own)
                 gradient = self._by_gradient if self._has_graphs else self._gradient
                 inputs = *micro.inputs, *(getattr(part, name) for name in BATCH)
                 logprobs_m, sums = gradient(*(inputs if is_own else _weightless(inputs)))
@@ -214,7 +223,7 @@ class Learner:
                     continue
                 if number > len(minibatches) * (learning.updates - 1):  # the last pass
                     total = total + sums
-                logprobs_bs[lines_m, micro.places_m] = logprobs_m
+                logprobs_bs[sequences_m, micro.places_m] = logprobs_m
                 padding += torch.tensor([micro.padding, 1.0])
             if not self._policy.is_sharded:
                 self._ranks.all_reduce(self._policy.flat.gradient)
@@ -297,7 +306,7 @@ class Learner:
             rows = rows[(advantages_bs[rows] != 0).any(1)]
         return rows.tolist()
 
-    def _passes(self, exp: Experience, numbers: list[int]) -> Iterator[tuple[Micro, bool]]:
+    def _passes(self, exp: Experience, numbers: list[int]) -> Iterator[tuple[MicroBatch, bool]]:
         """Yield the micro-batches of this rank, and whether they are its own.
 
         Where weights are sharded every rank makes as many passes: what others have more is filled up with one sequence.
@@ -305,15 +314,16 @@ class Learner:
         if self._ranks.count > 1:  # the largest groups first, so that shares are about even
             tokens = Counter[int]()
             for b in numbers:
-                tokens[int(exp.groups_b[b])] += exp.lines[b].width
+                tokens[int(exp.groups_b[b])] += exp.sequences[b].width
             mine = set(self._ranks.shard(sorted(tokens, key=lambda group: (-tokens[group], group))))
             numbers = [b for b in numbers if int(exp.groups_b[b]) in mine]
         micros = self._micros(exp, numbers)
         # One at least: without a pass there would be no gradient, not even one of 0.
         most = max(1, *self._ranks.exchange(len(micros))) if self._policy.is_sharded else len(micros)
         yield from ((micro, True) for micro in micros)
-        if most > len(micros) and any(line.width for line in exp.lines):
-            shortest = min((b for b, line in enumerate(exp.lines) if line.width), key=lambda b: exp.lines[b].width)
+        widths = {b: sequence.width for b, sequence in enumerate(exp.sequences) if sequence.width}
+        if most > len(micros) and widths:
+            shortest = min(widths, key=lambda b: widths[b])
             (filler,) = self._micros(exp, [shortest])
             yield from [(filler, False)] * (most - len(micros))
 
@@ -327,16 +337,16 @@ class Learner:
             is_known_bs = shared_bs > 0
         return found_bs.where(is_known_bs, torch.nan)
 
-    def _micros(self, exp: Experience, numbers: Sequence[int]) -> list[Micro]:
+    def _micros(self, exp: Experience, numbers: Sequence[int]) -> list[MicroBatch]:
         """Pack sequences into micro-batches, once for all passes over the same sequences."""
-        wanted = tuple(b for b in numbers if len(exp.lines[b].sampled))
+        wanted = tuple(b for b in numbers if len(exp.sequences[b].sampled))
         if self._packed[0] is not exp:
             self._packed = (exp, {})
         if wanted not in self._packed[1]:
             tokens = self._config.learning.tokens if self.fitted is None else self.fitted.tokens
-            tokens = tokens if self._policy.packs else min(tokens, MASKED)
+            tokens = tokens if self._policy.packs else min(tokens, MAX_MASKED_TOKENS)
             longest = exp.sampler_bs.shape[1]
-            micros = self._pack(exp.lines, wanted, tokens, self._worth, self._shapes, longest) if wanted else []
+            micros = self._pack(exp.sequences, wanted, tokens, self._worth, self._shapes, longest) if wanted else []
             self._packed[1][wanted] = [self._shaped(micro, exp).to(self._policy.device) for micro in micros]
         return self._packed[1][wanted]
 
@@ -357,7 +367,7 @@ class Learner:
         if self._policy.is_sharded:
             raise ConfigError("learning.tokens = 0 measures what fits into one process. Sharded weights need a number.")
         asked, device = self._config.model.gradient_checkpointing, self._policy.device
-        free, longest, fits = self._free(device), max(len(line.ids) for line in exp.lines), 0
+        free, longest, fits = self._free(device), max(len(sequence.ids) for sequence in exp.sequences), 0
         if device.type == "cpu":  # which ranks on one machine share
             free /= int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
         if not self._optimizer.has_memory:  # it makes two numbers per weight at its first step
@@ -369,7 +379,7 @@ class Learner:
                 self._recompute(recompute)
                 # A graph keeps the memory of a pass for itself, beside that of passes without one.
                 has_graphs = device.type == "cuda" and self._has_graphs
-                fits, each = room_for(partial(self._try, exp), device, free / 2 if has_graphs else free)
+                fits, each = max_tokens_that_fit(partial(self._try, exp), device, free / 2 if has_graphs else free)
                 fits = min(self._ranks.exchange(fits))
                 self.fitted = Fitted(fits, recompute, each, free / 2**30)
                 if fits >= self._config.sampling.context:
@@ -383,20 +393,21 @@ class Learner:
 
     def _try(self, exp: Experience, tokens: int) -> int:
         """Make a pass over so many tokens at least, of the longest answer again and again; return how many they are."""
-        line, device = max(exp.lines, key=lambda line: len(line.sampled)), self._policy.device
-        count, said = -(-tokens // line.width), len(line.sampled)
-        lines = [replace(line, group=i, rollout=i) for i in range(count)]
-        (micro,) = pack(lines, range(count), 1 << 60, self._worth, Shapes(), said)
-        ones_bs = torch.ones(count, said, device=device)
+        sequence, device = max(exp.sequences, key=lambda sequence: len(sequence.sampled)), self._policy.device
+        count = -(-tokens // sequence.width)
+        sampled = len(sequence.sampled)
+        sequences = [replace(sequence, group=i, rollout=i) for i in range(count)]
+        (micro,) = pack(sequences, range(count), 1 << 60, self._worth, Shapes(), sampled)
+        ones_bs = torch.ones(count, sampled, device=device)
         given = dict.fromkeys(("old_bt", "sampler_bt", "reference_bt"), ones_bs)
         rollouts_b = torch.arange(count, device=device)
-        batch = prepare(ones_bs > 0, rollouts_b, 0 * ones_bs, self._config.learning, said, **given)
+        batch = prepare(ones_bs > 0, rollouts_b, 0 * ones_bs, self._config.learning, sampled, **given)
         micro = micro.to(device)
-        part = batch.tokens(micro.lines_m, micro.places_m, micro.places_m < said)
+        part = batch.tokens(micro.sequences_m, micro.places_m, micro.places_m < sampled)
         self._gradient(*micro.inputs, *(getattr(part, name) for name in BATCH))
         return len(micro.ids_t)
 
-    def _shaped(self, micro: Micro, exp: Experience) -> Micro:
+    def _shaped(self, micro: MicroBatch, exp: Experience) -> MicroBatch:
         """Add what the sampler did to the distributions of a micro-batch's tokens."""
         is_real_m = micro.places_m.numpy() < exp.sampler_bs.shape[1]  # the others only fill up
         supports = [support for b in micro.numbers if (support := exp.supports[b]) is not None]
@@ -410,12 +421,12 @@ class Learner:
             support_mk[holes] = np.concatenate([support[1] for support in supports])
             micro = replace(micro, support_mk=torch.from_numpy(support_mk))
         if self._config.sampling.repetition_penalty != 1:
-            lines = [exp.lines[b] for b in micro.numbers]
-            contexts_st = np.zeros((len(lines), max(len(line.ids) for line in lines)), np.int64)
-            for context_t, line in zip(contexts_st, lines, strict=True):
-                context_t[: len(line.ids)] = line.ids
+            sequences = [exp.sequences[b] for b in micro.numbers]
+            contexts_st = np.zeros((len(sequences), max(len(sequence.ids) for sequence in sequences)), np.int64)
+            for context_t, sequence in zip(contexts_st, sequences, strict=True):
+                context_t[: len(sequence.ids)] = sequence.ids
             ends_m = np.ones(len(is_real_m), np.int64)
-            ends_m[is_real_m] = np.concatenate([line.sampled for line in lines])
+            ends_m[is_real_m] = np.concatenate([sequence.sampled for sequence in sequences])
             micro = replace(micro, contexts_st=torch.from_numpy(contexts_st), ends_m=torch.from_numpy(ends_m))
         return micro
 
@@ -423,7 +434,11 @@ class Learner:
         given = dict(zip(INPUTS, inputs, strict=True))
         sampling = self._config.sampling
         shaping = Shaping(
-            given["support_mk"], sampling.repetition_penalty, given["contexts_st"], given["lines_m"], given["ends_m"]
+            given["support_mk"],
+            sampling.repetition_penalty,
+            given["contexts_st"],
+            given["sequences_m"],
+            given["ends_m"],
         )
         packed = Packed(*(given[x] for x in ("starts_n", "key_starts_n", "longest", "longest", "keys_k")))
         row = given["ids_t"], given["positions_t"], packed, given["predictors_m"], given["targets_m"]
@@ -436,10 +451,10 @@ def _weightless(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(x * 0 if "weights" in name else x for name, x in zip(names, inputs, strict=True))
 
 
-def _lines_of(micro: Micro) -> Tensor:
-    return torch.tensor(micro.numbers, device=micro.lines_m.device)[micro.lines_m]
+def _sequences_of(micro: MicroBatch) -> Tensor:
+    return torch.tensor(micro.numbers, device=micro.sequences_m.device)[micro.sequences_m]
 
 
 def _padded_shape(exp: Experience) -> tuple[int, int]:
-    # One place more than the longest line needs: tokens that only fill up a shape are written there.
+    # One place more than the longest sequence needs: tokens that only fill up a shape are written there.
     return exp.sampler_bs.shape[0], exp.sampler_bs.shape[1] + 1

@@ -27,62 +27,46 @@ from uptrend.policy.weights import WeightMeter
 from uptrend.records import Evaluation, Rollout, Run
 from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, eval_sections
-from uptrend.training.ahead import Place, StepQueue, read_queue
-from uptrend.training.components import Components, Course, Parts
-from uptrend.training.gather import Gathered, RolloutPlayer, evaluate
+from uptrend.training.components import Components, LoopPlan, RunContext
+from uptrend.training.gather import ResumePoint, RolloutPlayer, StepQueue, play_heldout, read_queue
 from uptrend.training.learner import Experience, Learner, Update
-from uptrend.training.metrics import Clock, Learned, evaluation_line, peak_memory_gib
+from uptrend.training.metrics import Clock, StepResult, evaluation_line, peak_memory_gib
 from uptrend.training.observer import StepRecord, Stop
-from uptrend.training.ranks import losses
-from uptrend.training.recorder import Annotated, Recorder
+from uptrend.training.ranks import rank_loss_as_error
+from uptrend.training.recorder import RecordedRollouts, Recorder
 
 
-def train(parts: Parts, resume: bool = False) -> Stop | None:
-    """Train a recipe to its end, or until an observer stops it; everything is in the run directory."""
-    config, gather = parts.config, parts.components.gather
-
-    def sample(player: RolloutPlayer, cursor: Cursor, step: int) -> Gathered:
-        return gather(player, parts.pool, cursor, step, config)
-
-    checkpoint = Run(parts.directory.path).checkpoints[-1] if resume else None
-    ahead = config.sampling.ahead
-    with losses():
-        return run_course(parts, Course(sample, config.learning.steps, checkpoint, is_new=not resume, ahead=ahead))
-
-
-def run_course(parts: Parts, course: Course) -> Stop | None:
-    """Run the loop; return the wish that stopped it before its last step, None where it reached the end."""
-    config, policy, components, ranks = parts.config, parts.policy, parts.components, parts.ranks
+@rank_loss_as_error()
+def run_loop(context: RunContext, plan: LoopPlan) -> Stop | None:
+    """Run the training loop; return the Stop that ended it early, None if it reached its last step."""
+    config, policy, components = context.config, context.policy, context.components
     optimizer = components.optimizer(policy.flat, config.learning)
     learner = components.learner(policy, optimizer, config)
-    learner.join(ranks)
+    learner.join(context.ranks)
     sampler = components.sampler(policy)
-    player = RolloutPlayer(policy, sampler, config, ranks)
+    player = RolloutPlayer(policy, sampler, config, context.ranks)
     meter = WeightMeter(policy.flat)
-    at, told = Place(), False
-    stop: Stop | None = None
-    held: Evaluation | None
-    others: dict[str, Evaluation]
-    known = [line["accuracy"] for line in Run(parts.directory.path).eval_lines]
-    best = max((float(accuracy) for accuracy in known if accuracy is not None), default=-1.0)
+    best = best_accuracy(Run(plan.directory.path))
     # Rollouts have generators of their own; dropout and whatever a component draws depend on this one.
-    torch.manual_seed(config.seed + ranks.rank)
+    torch.manual_seed(config.seed + context.ranks.rank)
 
-    if course.checkpoint is not None:
-        state = components.restore(course.checkpoint, policy, optimizer)
-        at = Place(state["step"], Cursor(**state["cursor"]), read_queue(course.checkpoint) if course.ahead else {})
-        if "fitted" in state:
-            learner.adopt(state["fitted"])
+    resume_point = restore_checkpoint(context, plan, optimizer, learner)
     # A server may hold anything; all ranks take part, since each may have a part of the weights.
-    event_loop.run(sampler.load(policy.named(), at.step))
-    step, queue = at.step, StepQueue(course.gather, player, ranks, at, last=course.last, ahead=course.ahead)
-    with queue, recording(parts) as recorder:
+    event_loop.run(sampler.load(policy.named(), resume_point.step))
+    queue = StepQueue(context, player, resume_point, last_step=plan.last_step, ahead=plan.ahead)
+    step = resume_point.step
+    stop: Stop | None = None
+    evaluations: dict[str, Evaluation]  # by label of the held-out set
+    is_fit_recorded = False
+
+    with queue, recording(context, plan) as recorder:
         # The accuracy before training is what every later one is compared with.
-        if course.is_new:
-            held, others = evaluate_held_out(parts, player, recorder, step)
-            best = max(best, held.accuracy)
-            stop = tell_observers(parts, StepRecord(step, {}, (), held, others))
-        while step < course.last and stop is None:
+        if plan.is_new:
+            evaluations = evaluate_heldout(context, player, recorder, step)
+            best = max(best, evaluations[""].accuracy)
+            stop = notify_observers(context, plan, step, {}, (), evaluations)
+
+        while step < plan.last_step and stop is None:
             step += 1
             clock = Clock(policy.device)
 
@@ -94,45 +78,66 @@ def run_course(parts: Parts, course: Course) -> Stop | None:
             exp = components.layout(gathered.rollouts, config, recorded=gathered.recorded)
             meter.before()
             update, advantages_n = learn(components, learner, exp, gathered.rollouts, step, config)
-            learner.consider_compiling(clock.lap("update"), course.last - step)
+            learner.consider_compiling(clock.lap("update"), plan.last_step - step)
             event_loop.run(sampler.load(policy.named(), step))
-            queue.loaded(step)
+            queue.weights_changed(step)
             clock.lap("load")
-            fitted = {} if learner.fitted is None else {"fitted": asdict(learner.fitted)}
-            if fitted and not told:
-                parts.directory.event("fitted", step=step, **fitted["fitted"])
-                told = True
 
             # Record. Rows and files are made on the recorder's thread, while the next step samples.
-            rollouts = Annotated(gathered.rollouts, exp, update, gathered.dropped)
-            learned = Learned(gathered, exp, update, advantages_n.numpy(), meter.after())
-            line = {"step": step, "time": time.time(), **components.metrics(learned)}
-            line |= compare_ranks(parts, meter, step)
+            if learner.fitted is not None and not is_fit_recorded:
+                plan.directory.event("fitted", step=step, **asdict(learner.fitted))
+                is_fit_recorded = True
+            rollouts = RecordedRollouts(gathered.rollouts, exp, update, gathered.dropped)
+            result = StepResult(gathered, exp, update, advantages_n.numpy(), meter.after())
+            line = {"step": step, "time": time.time(), **components.metrics(result)}
+            line |= compare_ranks(context, plan, meter, step)
             clock.lap("record")
             line |= clock.metrics() | {"memory/peak/gib": peak_memory_gib(policy.device)}
             recorder.step(line, rollouts)
 
             if config.learning.kl.reset_every and step % config.learning.kl.reset_every == 0:
                 policy.reset_reference()
-                parts.directory.event("reference-reset", step=step)
+                plan.directory.event("reference-reset", step=step)
 
             # Evaluate, let observers see it all, and save where it is due or one of them stops the run here.
-            is_due = course.is_due(step, config.eval.every)
-            held, others = evaluate_held_out(parts, player, recorder, step) if is_due else (None, {})
-            stop = tell_observers(parts, StepRecord(step, line, rollouts, held, others))
+            evaluations = {}
+            if plan.is_due(step, config.eval.every):
+                evaluations = evaluate_heldout(context, player, recorder, step)
+            stop = notify_observers(context, plan, step, line, rollouts, evaluations)
             # The cursor remembers the place among the tasks, so that a resumed run draws on.
-            saved, state = config.checkpoints, {"step": step, "cursor": asdict(gathered.cursor), **fitted}
-            if course.saves and (course.is_due(step, saved.every) or stop is not None):
-                save(parts, recorder, optimizer, queue, state)
-                parts.directory.event("checkpoint", step=step)
-            if held is not None and held.accuracy > best:
-                best = held.accuracy
-                if course.saves and saved.best:
-                    save(parts, recorder, optimizer, queue, state | {"accuracy": best}, BEST)
-        stop = stop if step < course.last else None  # a wish after the last step stops nothing
+            state: dict[str, Any] = {"step": step, "cursor": asdict(gathered.cursor)}
+            if learner.fitted is not None:
+                state["fitted"] = asdict(learner.fitted)
+            if plan.saves and (plan.is_due(step, config.checkpoints.every) or stop is not None):
+                save(context, plan, recorder, optimizer, queue, state)
+                plan.directory.event("checkpoint", step=step)
+            if evaluations and evaluations[""].accuracy > best:
+                best = evaluations[""].accuracy
+                if plan.saves and config.checkpoints.best:
+                    save(context, plan, recorder, optimizer, queue, state | {"accuracy": best}, BEST)
+
+        if step >= plan.last_step:
+            stop = None  # a Stop after the last step stopped nothing
         recorder.drain()
-        parts.ended(stop)
+        plan.on_end(stop)
     return stop
+
+
+def best_accuracy(run: Run) -> float:
+    """Return the best recorded held-out accuracy of a run; -1 where there is none."""
+    accuracies = [line["accuracy"] for line in run.eval_lines]
+    return max((float(accuracy) for accuracy in accuracies if accuracy is not None), default=-1.0)
+
+
+def restore_checkpoint(context: RunContext, plan: LoopPlan, optimizer: Optimizer, learner: Learner) -> ResumePoint:
+    """Load the plan's checkpoint, if it has one; return where the run stands."""
+    if plan.checkpoint is None:
+        return ResumePoint()
+    state = context.components.restore(plan.checkpoint, context.policy, optimizer)
+    if "fitted" in state:
+        learner.adopt(state["fitted"])
+    queue = read_queue(plan.checkpoint) if plan.ahead else {}
+    return ResumePoint(state["step"], Cursor(**state["cursor"]), queue)
 
 
 def learn(
@@ -186,64 +191,81 @@ def returns_of(exp: Experience, rollouts: Sequence[Rollout], credit: Credit) -> 
 
 
 @contextmanager
-def recording(parts: Parts) -> Iterator[Recorder]:
+def recording(context: RunContext, plan: LoopPlan) -> Iterator[Recorder]:
     """Open a recorder for the length of a run; tell observers of its beginning, and of its end however it ends."""
-    recorder = Recorder(parts.directory, parts.ranks)
-    for observer in parts.observers:
-        observer.before(Run(parts.directory.path))
+    recorder = Recorder(plan.directory, context.ranks)
+    for observer in plan.observers:
+        observer.before(Run(plan.directory.path))
     try:
         yield recorder
     finally:
         try:
             recorder.close()
         finally:
-            for observer in parts.observers:
-                observer.after(Run(parts.directory.path))
+            for observer in plan.observers:
+                observer.after(Run(plan.directory.path))
 
 
-def evaluate_held_out(
-    parts: Parts, player: RolloutPlayer, recorder: Recorder, step: int
-) -> tuple[Evaluation, dict[str, Evaluation]]:
-    """Evaluate on the held-out tasks and record the results; return those of the first set, and of others by label."""
-    sections, sets = eval_sections(parts.config), parts.held_out.by_label
-    played = {
-        label: evaluate(player, held_out, step, replace(parts.config, eval=sections[label]))
-        for label, held_out in sets.items()
-    }
-    lines = {label: evaluation_line(held) | {"hash": sets[label].hash} for label, (held, _) in played.items()}
-    rollouts = {label: found for label, (_, found) in played.items()}
+def evaluate_heldout(
+    context: RunContext, player: RolloutPlayer, recorder: Recorder, step: int
+) -> dict[str, Evaluation]:
+    """Evaluate on the held-out tasks and record the results; return them by label, which is "" for the first set."""
+    sections = eval_sections(context.config)
+    evaluations: dict[str, Evaluation] = {}
+    lines: dict[str, dict[str, Any]] = {}
+    rollouts: dict[str, list[Rollout]] = {}
+    for label, tasks in context.heldout.by_label.items():
+        config = replace(context.config, eval=sections[label])
+        evaluations[label], rollouts[label] = play_heldout(player, tasks, step, config)
+        lines[label] = evaluation_line(evaluations[label]) | {"hash": tasks.hash}
     line = lines.pop("")
-    recorder.evaluation(line | ({"sets": lines} if lines else {}), rollouts.pop(""), rollouts)
-    results = {label: held for label, (held, _) in played.items()}
-    return results.pop(""), results
+    if lines:
+        line["sets"] = lines
+    recorder.evaluation(line, rollouts.pop(""), rollouts)
+    return evaluations
 
 
-def tell_observers(parts: Parts, record: StepRecord) -> Stop | None:
-    """Show the step to every observer; return the first wish to stop, which is all ranks'."""
-    wishes = [observer.step(record) for observer in parts.observers]
-    return parts.ranks.broadcast(next((wish for wish in wishes if wish is not None), None))
+def notify_observers(
+    context: RunContext,
+    plan: LoopPlan,
+    step: int,
+    line: dict[str, Any],
+    rollouts: Sequence[Rollout],
+    evaluations: dict[str, Evaluation],
+) -> Stop | None:
+    """Show the step to every observer; return the first Stop, which is all ranks'."""
+    sets = {label: evaluation for label, evaluation in evaluations.items() if label}
+    record = StepRecord(step, line, rollouts, evaluations.get(""), sets)
+    stops = [observer.step(record) for observer in plan.observers]
+    return context.ranks.broadcast(next((stop for stop in stops if stop is not None), None))
 
 
 def save(
-    parts: Parts, recorder: Recorder, optimizer: Optimizer, queue: StepQueue, state: dict[str, Any], name: str = ""
+    context: RunContext,
+    plan: LoopPlan,
+    recorder: Recorder,
+    optimizer: Optimizer,
+    queue: StepQueue,
+    state: dict[str, Any],
+    name: str = "",
 ) -> None:
     """Write a checkpoint: one rank does, or all where each holds a part of the weights."""
     recorder.drain()  # records first: a checkpoint is never ahead of them
-    parts.directory.sync()
-    if others := parts.ranks.exchange(random_states())[1:]:
+    plan.directory.sync()
+    if others := context.ranks.exchange(random_states())[1:]:
         state = {**state, "others": others}
-    if parts.policy.is_sharded or parts.ranks.rank == 0:
-        keep = parts.config.checkpoints.keep
-        save_checkpoint(parts.directory.path, parts.policy, optimizer, state, keep, name, also=queue.save)
-    parts.ranks.barrier()
+    if context.policy.is_sharded or context.ranks.rank == 0:
+        keep = context.config.checkpoints.keep
+        save_checkpoint(plan.directory.path, context.policy, optimizer, state, keep, name, also=queue.save)
+    context.ranks.barrier()
 
 
-def compare_ranks(parts: Parts, meter: WeightMeter, step: int) -> dict[str, int]:
+def compare_ranks(context: RunContext, plan: LoopPlan, meter: WeightMeter, step: int) -> dict[str, int]:
     """Count the different sets of weights that ranks hold, and write them down where there is more than one."""
-    if parts.ranks.count == 1:
+    if context.ranks.count == 1:
         return {}
-    digests = parts.ranks.exchange(meter.digest())
+    digests = context.ranks.exchange(meter.digest())
     if len(set(digests)) > 1:
         for process, digest in enumerate(digests):
-            parts.directory.event("digest", step=step, process=process, digest=digest)
+            plan.directory.event("digest", step=step, process=process, digest=digest)
     return {"ranks/weights/count": len(set(digests))}

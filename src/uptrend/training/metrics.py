@@ -33,7 +33,7 @@ FAMILIES = 20  # kinds of tasks up to which each has its reward in the line
 
 
 @dataclass(frozen=True)
-class Learned:
+class StepResult:
     """Everything that a step of our own loop produced, for its metrics line."""
 
     gathered: "Gathered"  # rollouts that were sampled
@@ -43,18 +43,18 @@ class Learned:
     moved: "Movement"  # movement of the weights
 
 
-def step_metrics(learned: Learned) -> Line:
+def step_metrics(result: StepResult) -> Line:
     """Compute the metrics of a training step."""
-    rollouts = learned.gathered.rollouts
+    rollouts = result.gathered.rollouts
     return {
         **reward_metrics(rollouts),
-        **sampling_metrics(rollouts, learned.gathered.dropped, learned.gathered.old),
+        **sampling_metrics(rollouts, result.gathered.dropped, result.gathered.old),
         **lag_metrics(rollouts),
-        **advantage_metrics(rollouts, learned.advantages_n),
-        **learner_metrics(learned.exp, learned.update),
-        **token_metrics(rollouts, learned.exp, learned.update),
-        **speed_metrics(learned.gathered),
-        **weight_metrics(learned.moved),
+        **advantage_metrics(rollouts, result.advantages_n),
+        **learner_metrics(result.exp, result.update),
+        **token_metrics(rollouts, result.exp, result.update),
+        **speed_metrics(result.gathered),
+        **weight_metrics(result.moved),
     }
 
 
@@ -303,11 +303,11 @@ def _unasked(update: "Update") -> list[str]:
 
 def token_metrics(rollouts: Sequence[Rollout], exp: "Experience", update: "Update") -> Line:
     """Tokens by role of our own rollouts, whose weights are not yet written to their sequences."""
-    starts = np.cumsum([0, *(len(line.ids) for line in exp.lines)])
+    starts = np.cumsum([0, *(len(sequence.ids) for sequence in exp.sequences)])
     trained = np.zeros(starts[-1], bool)
-    if exp.lines:
-        places = np.concatenate([line.sampled + start for line, start in zip(exp.lines, starts, strict=False)])
-        trained[places] = update.weights_bs[exp.real_bs].numpy() != 0
+    if exp.sequences:
+        sampled = [sequence.sampled + start for sequence, start in zip(exp.sequences, starts, strict=False)]
+        trained[np.concatenate(sampled)] = update.weights_bs[exp.real_bs].numpy() != 0
     return role_metrics(rollouts, trained)
 
 

@@ -32,12 +32,12 @@ Unit = list[int]
 
 
 @dataclass(frozen=True)
-class Line:
+class TrainSequence:
     """One sequence, as the learner needs it."""
 
     ids: Ints  # all its tokens
     sampled: Ints  # places of those that the model wrote
-    visible: NDArray[np.bool_]  # true for tokens that attention may see
+    attended: NDArray[np.bool_]  # true for tokens that attention may see
     prompt: int  # number of its first tokens that are the task's prompt
     group: int  # its group
     rollout: int  # its rollout
@@ -89,8 +89,8 @@ def _round(number: int, steps: int) -> int:
 
 
 @dataclass(frozen=True)
-class Micro:
-    """Micro-batch: what goes through the model at once."""
+class MicroBatch:
+    """MicroBatch-batch: what goes through the model at once."""
 
     numbers: tuple[int, ...]  # its sequences
     ids_t: Tensor  # token ids
@@ -103,7 +103,7 @@ class Micro:
     targets_m: Tensor  # the sampled tokens
     # Each sampled token's number among `numbers` and its place among that sequence's sampled tokens; filler goes behind
     # them.
-    lines_m: Tensor
+    sequences_m: Tensor
     places_m: Tensor
     padding: float  # share of `ids_t` that only fills up
     support_mk: Tensor | None = None  # tokens that each sampled one was drawn from; None for all
@@ -115,28 +115,28 @@ class Micro:
         """Inputs of a forward pass, in order."""
         return tuple(getattr(self, name) for name in INPUTS)
 
-    def to(self, device: torch.device) -> "Micro":
+    def to(self, device: torch.device) -> "MicroBatch":
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
         return replace(self, **{name: x.to(device, non_blocking=True) for name, x in tensors.items()})
 
 
 INPUTS = (
     "ids_t", "positions_t", "starts_n", "key_starts_n", "longest", "keys_k", "predictors_m", "targets_m", "support_mk",
-    "contexts_st", "lines_m", "ends_m",
+    "contexts_st", "sequences_m", "ends_m",
 )  # fmt: skip
 
 
 def pack(
-    lines: Sequence[Line], numbers: Sequence[int], budget: int, worth: float, shapes: Shapes, longest: int
-) -> list[Micro]:
+    sequences: Sequence[TrainSequence], numbers: Sequence[int], budget: int, worth: float, shapes: Shapes, longest: int
+) -> list[MicroBatch]:
     """Make micro-batches of at most `budget` tokens, as even as may be; a rollout longer than that goes alone.
 
     Prompts are shared where that saves at least the share `worth` of a group's tokens. `longest` is the number of
     places that a sequence has for sampled tokens.
     """
     units: list[tuple[Unit, int]] = []
-    for group in _group_by(numbers, [lines[i].group for i in numbers]):
-        units += _units(lines, group, budget, worth)
+    for group in _group_by(numbers, [sequences[i].group for i in numbers]):
+        units += _units(sequences, group, budget, worth)
     units.sort(key=lambda unit: -unit[1])
     count = -(-sum(size for _, size in units) // budget)
     while True:
@@ -144,7 +144,7 @@ def pack(
         if all(size <= budget or len(unit) == 1 for unit, size in bins):
             break
         count += 1
-    return [_lay_out(lines, [u for u, _ in unit], shapes, longest) for unit, _ in bins]
+    return [_lay_out(sequences, [u for u, _ in unit], shapes, longest) for unit, _ in bins]
 
 
 def _spread(units: list[tuple[Unit, int]], count: int) -> list[tuple[list[tuple[Unit, int]], int]]:
@@ -156,16 +156,16 @@ def _spread(units: list[tuple[Unit, int]], count: int) -> list[tuple[list[tuple[
     return [filled for filled in bins if filled[0]]
 
 
-def _units(lines: Sequence[Line], group: list[int], budget: int, worth: float) -> list[tuple[Unit, int]]:
+def _units(sequences: Sequence[TrainSequence], group: list[int], budget: int, worth: float) -> list[tuple[Unit, int]]:
     """Return a group's units with their tokens: rollouts alone, or as many with the prompt that they share as fit."""
-    rollouts = _group_by(group, [lines[i].rollout for i in group])
-    alone = [(rollout, sum(lines[i].width for i in rollout)) for rollout in rollouts]
-    first = lines[group[0]]
-    prompt, same = first.prompt, (first.ids[: first.prompt], first.visible[: first.prompt])
+    rollouts = _group_by(group, [sequences[i].rollout for i in group])
+    alone = [(rollout, sum(sequences[i].width for i in rollout)) for rollout in rollouts]
+    first = sequences[group[0]]
+    prompt, same = first.prompt, (first.ids[: first.prompt], first.attended[: first.prompt])
     tails = [tokens - prompt for _, tokens in alone]
     is_shared = prompt and all(
-        len(r) == 1 and lines[r[0]].prompt == prompt
-        and all(map(np.array_equal, same, (lines[r[0]].ids[:prompt], lines[r[0]].visible[:prompt])))
+        len(r) == 1 and sequences[r[0]].prompt == prompt
+        and all(map(np.array_equal, same, (sequences[r[0]].ids[:prompt], sequences[r[0]].attended[:prompt])))
         for r in rollouts
     )  # fmt: skip
     if not is_shared or (len(rollouts) - 1) * prompt < worth * sum(tokens for _, tokens in alone):
@@ -200,40 +200,41 @@ class _Row:
         return places
 
 
-NOWHERE = np.zeros(0, np.int64)
+EMPTY = np.zeros(0, np.int64)
 
 
-def _add_line(row: _Row, line: Line, start: int, stop: int, prompt: Ints) -> Ints:
+def _add_sequence(row: _Row, sequence: TrainSequence, start: int, stop: int, prompt: Ints) -> Ints:
     """Add a sequence's tokens from `start` to `stop` behind the places of its prompt; return the place of each.
 
     A token that attention may not see is a segment by itself if it predicts something, and left out otherwise.
     """
-    if line.visible[start:stop].all():
-        return row.add(line.ids[start:stop], np.arange(start, stop), prompt)
-    places, seen = np.full(stop - start, -1), prompt
-    edges = [start, *(np.flatnonzero(np.diff(line.visible[start:stop])) + start + 1), stop]
-    predicts = np.isin(np.arange(stop), line.sampled - 1)
+    if sequence.attended[start:stop].all():
+        return row.add(sequence.ids[start:stop], np.arange(start, stop), prompt)
+    places = np.full(stop - start, -1)
+    before = prompt
+    edges = [start, *(np.flatnonzero(np.diff(sequence.attended[start:stop])) + start + 1), stop]
+    predicts = np.isin(np.arange(stop), sequence.sampled - 1)
     for begin, end in pairwise(edges):
-        if line.visible[begin]:
-            places[begin - start : end - start] = row.add(line.ids[begin:end], np.arange(begin, end), seen)
-            seen = np.concatenate([seen, places[begin - start : end - start]])
+        if sequence.attended[begin]:
+            places[begin - start : end - start] = row.add(sequence.ids[begin:end], np.arange(begin, end), before)
+            before = np.concatenate([before, places[begin - start : end - start]])
         else:
             for i in np.flatnonzero(predicts[begin:end]) + begin:
-                places[i - start] = row.add(line.ids[i : i + 1], np.array([i]), seen)[0]
+                places[i - start] = row.add(sequence.ids[i : i + 1], np.array([i]), before)[0]
     return places
 
 
-def _lay_out(lines: Sequence[Line], units: list[Unit], shapes: Shapes, longest: int) -> Micro:
+def _lay_out(sequences: Sequence[TrainSequence], units: list[Unit], shapes: Shapes, longest: int) -> MicroBatch:
     row, order, predictors = _Row(), list[int](), list[Ints]()
     for unit in units:
-        first, shared = lines[unit[0]], NOWHERE
-        start = first.prompt if len({lines[i].rollout for i in unit}) > 1 else 0
-        heads = _add_line(row, first, 0, start, NOWHERE) if start else NOWHERE
-        shared = heads[first.visible[:start]]
+        first, shared = sequences[unit[0]], EMPTY
+        start = first.prompt if len({sequences[i].rollout for i in unit}) > 1 else 0
+        heads = _add_sequence(row, first, 0, start, EMPTY) if start else EMPTY
+        shared = heads[first.attended[:start]]
         for i in unit:
-            line = lines[i]
-            tail = _add_line(row, line, start, line.width, shared) if line.width > start else NOWHERE
-            predictors.append(np.concatenate([heads, tail])[line.sampled - 1])
+            sequence = sequences[i]
+            tail = _add_sequence(row, sequence, start, sequence.width, shared) if sequence.width > start else EMPTY
+            predictors.append(np.concatenate([heads, tail])[sequence.sampled - 1])
             order.append(i)
     counts = [len(places) for places in predictors]
     sampled = sum(counts)
@@ -248,7 +249,7 @@ def _lay_out(lines: Sequence[Line], units: list[Unit], shapes: Shapes, longest: 
         torch.from_numpy(np.concatenate([x, tail + x[-1]]).astype(np.int32)) for x in (edges, key_edges)
     )
     tensor = torch.from_numpy
-    return Micro(
+    return MicroBatch(
         numbers=tuple(order),
         ids_t=tensor(np.concatenate(row.ids)),
         positions_t=tensor(np.concatenate(row.positions)),
@@ -257,8 +258,8 @@ def _lay_out(lines: Sequence[Line], units: list[Unit], shapes: Shapes, longest: 
         longest=size.longest,
         keys_k=tensor(np.concatenate(row.keys)) if row.is_shared else None,
         predictors_m=tensor(np.concatenate([*predictors, extra])),
-        targets_m=tensor(np.concatenate([*(lines[i].ids[lines[i].sampled] for i in order), extra])),
-        lines_m=tensor(np.concatenate([np.repeat(np.arange(len(order)), counts), extra])),
+        targets_m=tensor(np.concatenate([*(sequences[i].ids[sequences[i].sampled] for i in order), extra])),
+        sequences_m=tensor(np.concatenate([np.repeat(np.arange(len(order)), counts), extra])),
         places_m=tensor(np.concatenate([*(np.arange(count) for count in counts), extra + longest])),
         padding=1 - used / size.tokens,
     )

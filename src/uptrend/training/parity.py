@@ -34,7 +34,7 @@ from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Limits
 from uptrend.tasks import event_loop
 from uptrend.training.learner import Experience, Learner
-from uptrend.training.packing import Line
+from uptrend.training.packing import TrainSequence
 
 # Largest difference that passes. Rounding in fp32 is 1e-5 or less; the least that was missing, a cap of 50 on the
 # products of queries and keys, cost 0.02.
@@ -200,35 +200,42 @@ def _random_ids(model: Any, count: int, seed: int) -> list[int]:
 def _score(policy: Policy) -> list[TailLogprobs]:
     """Score sequences as the learner does, several in a row: each alone, then with a prompt that two share."""
     prompt = _random_ids(policy.core, 13, 0)
-    shared = [_line(prompt, _random_ids(policy.core, count, count), 0, count) for count in (9, 14)]
-    others = [_line(_random_ids(policy.core, 5, n), _random_ids(policy.core, 21 - n, 30 + n), n, n) for n in (1, 2)]
+    shared = [_sequence(prompt, _random_ids(policy.core, count, count), 0, count) for count in (9, 14)]
+    others = [_sequence(_random_ids(policy.core, 5, n), _random_ids(policy.core, 21 - n, 30 + n), n, n) for n in (1, 2)]
     learner = Learner(policy, Optimizer(policy.flat, Learning()), Config())
     scored = list[TailLogprobs]()
-    for lines in (others, [*shared, *others]):
-        logprobs_bs = learner.logprobs(_experience(lines), reference=False)
-        for line, logprobs_s in zip(lines, logprobs_bs, strict=True):
-            scored.append(TailLogprobs(line.ids.tolist(), line.prompt, logprobs_s[: len(line.sampled)]))
+    for sequences in (others, [*shared, *others]):
+        logprobs_bs = learner.logprobs(_experience(sequences), reference=False)
+        for sequence, logprobs_s in zip(sequences, logprobs_bs, strict=True):
+            scored.append(TailLogprobs(sequence.ids.tolist(), sequence.prompt, logprobs_s[: len(sequence.sampled)]))
     return scored
 
 
-def _line(prompt: list[int], answer: list[int], group: int, rollout: int) -> Line:
+def _sequence(prompt: list[int], answer: list[int], group: int, rollout: int) -> TrainSequence:
     ids = np.array([*prompt, *answer])
-    return Line(ids, np.arange(len(prompt), len(ids)), np.ones(len(ids), np.bool_), len(prompt), group, rollout)
+    return TrainSequence(
+        ids=ids,
+        sampled=np.arange(len(prompt), len(ids)),
+        attended=np.ones(len(ids), np.bool_),
+        prompt=len(prompt),
+        group=group,
+        rollout=rollout,
+    )
 
 
-def _experience(lines: list[Line]) -> Experience:
-    """Lay lines out as the learner gets rollouts; what only an update looks at is empty."""
-    counts_b = torch.tensor([len(line.sampled) for line in lines])
+def _experience(sequences: list[TrainSequence]) -> Experience:
+    """Lay sequences out as the learner gets rollouts; what only an update looks at is empty."""
+    counts_b = torch.tensor([len(sequence.sampled) for sequence in sequences])
     real_bs = torch.arange(int(counts_b.max())) < counts_b[:, None]
     return Experience(
-        lines=lines,
-        rollouts_b=torch.tensor([line.rollout for line in lines]),
-        groups_b=torch.tensor([line.group for line in lines]),
+        sequences=sequences,
+        rollouts_b=torch.tensor([sequence.rollout for sequence in sequences]),
+        groups_b=torch.tensor([sequence.group for sequence in sequences]),
         mask_bs=real_bs,
         real_bs=real_bs,
         sampler_bs=torch.zeros(real_bs.shape),
         turns_bs=torch.zeros(real_bs.shape, dtype=torch.long),
-        supports=[None] * len(lines),
+        supports=[None] * len(sequences),
     )
 
 

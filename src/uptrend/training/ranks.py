@@ -28,9 +28,9 @@ from uptrend.records import RankLost
 
 T = TypeVar("T")
 # Errors of gloo and NCCL come as RuntimeErrors, from inside a pass too where weights are sharded.
-LOSS = re.compile(r"gloo|nccl(?!.*invalid usage)|connection (closed|reset|refused)|broken pipe", re.I | re.S)
+LOST_RANK = re.compile(r"gloo|nccl(?!.*invalid usage)|connection (closed|reset|refused)|broken pipe", re.I | re.S)
 # A rank waits so long for the others, which may be evaluating or playing: gloo hears at once of one that died.
-PATIENCE = timedelta(hours=12)
+RANK_TIMEOUT = timedelta(hours=12)
 
 
 class Ranks(Protocol):
@@ -81,22 +81,22 @@ class ManyRanks:
 
     def __init__(self) -> None:
         self.rank, self.count = distributed.get_rank(), distributed.get_world_size()
-        self._objects = distributed.new_group(backend="gloo", timeout=PATIENCE)
+        self._objects = distributed.new_group(backend="gloo", timeout=RANK_TIMEOUT)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        with losses():
+        with rank_loss_as_error():
             distributed.all_reduce(tensor)
         return tensor
 
     def broadcast(self, value: T) -> T:
         held = [value]
-        with losses():
+        with rank_loss_as_error():
             distributed.broadcast_object_list(held, 0, self._objects, device=torch.device("cpu"))
         return held[0]
 
     def exchange(self, value: T) -> list[T]:
         held: list[Any] = [None] * self.count
-        with losses():
+        with rank_loss_as_error():
             distributed.all_gather_object(held, value, self._objects)
         return held
 
@@ -108,12 +108,12 @@ class ManyRanks:
 
 
 @contextmanager
-def losses() -> Iterator[None]:
+def rank_loss_as_error() -> Iterator[None]:
     """Raise RankLost where a connection to another rank breaks."""
     try:
         yield
     except RuntimeError as error:
-        is_loss = isinstance(error, distributed.DistError) or LOSS.search(str(error))
+        is_loss = isinstance(error, distributed.DistError) or LOST_RANK.search(str(error))
         if not (is_loss and distributed.is_initialized()):
             raise
         _hear_launcher(signal.SIG_IGN)  # it is about to say the same
@@ -148,7 +148,9 @@ def join_ranks(device: str = "cpu") -> Ranks:
     if not distributed.is_initialized():
         if device.startswith("cuda"):
             torch.cuda.set_device(device)
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=PATIENCE)
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=RANK_TIMEOUT
+        )
         atexit.register(_leave)
     _hear_launcher(_end)  # so that the run directory says why
     if sys.platform == "linux":  # a launcher that is killed takes its processes along
@@ -159,27 +161,28 @@ def join_ranks(device: str = "cpu") -> Ranks:
 
 def is_first_to_tell() -> bool:
     """Return True in the first rank that asks: one sentence is enough for what all of them hear."""
-    told = os.environ
-    is_first = told.get("RANK", "0") == "0"
-    if told.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    env = os.environ
+    is_first = env.get("RANK", "0") == "0"
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return is_first
     try:  # the launcher's store, which is there even where rank 0 is not
-        wait, port = timedelta(seconds=5), int(told["MASTER_PORT"])
-        store = distributed.TCPStore(told["MASTER_ADDR"], port, is_master=False, timeout=wait)  # type: ignore[attr-defined]
-        return bool(store.add(f"uptrend/told/{told.get('TORCHELASTIC_RESTART_COUNT', '0')}", 1) == 1)
+        wait, port = timedelta(seconds=5), int(env["MASTER_PORT"])
+        store = distributed.TCPStore(env["MASTER_ADDR"], port, is_master=False, timeout=wait)  # type: ignore[attr-defined]
+        return bool(store.add(f"uptrend/told/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", 1) == 1)
     except (RuntimeError, KeyError, ValueError):
         return is_first
 
 
 def layout_of(config: Config, ranks: Ranks) -> Parallel:
     """Return how ranks hold the weights: as the recipe asks for, or as accelerate was asked for."""
-    asked, told = config.compute.parallel, os.environ
+    asked = config.compute.parallel
+    env = os.environ
     if ranks.count == 1:
         return "ddp"
     if asked != "auto":
         return asked
-    if told.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+    if env.get("ACCELERATE_USE_FSDP", "").lower() == "true":
         return "fsdp2"
-    if told.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+    if env.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
         return "zero3"
     return "ddp"

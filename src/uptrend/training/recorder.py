@@ -94,7 +94,7 @@ class Recorder:
         self._jobs.task_done()
 
 
-class Annotated(UserList[Rollout]):
+class RecordedRollouts(UserList[Rollout]):
     """Rollouts of a step: those learned from, with the learner's token columns, and then the dropped ones.
 
     The columns are made when the list is first read. Usually the recorder does, on its own thread: the loop itself
@@ -108,21 +108,28 @@ class Annotated(UserList[Rollout]):
 
     @cached_property
     def data(self) -> list[Rollout]:  # type: ignore[override]
-        update, learner = self._update, self._update.learner_bs.numpy()
+        update = self._update
+        learner = update.learner_bs.numpy()
         reference = np.full_like(learner, np.nan) if update.reference_bs is None else update.reference_bs.numpy()
         advantages = update.advantages_bs.numpy()
         computed = np.stack([update.weights_bs.numpy(), advantages, learner, reference])
-        lines = iter(enumerate(self._exp.lines))
-        made = []
+        numbered = iter(enumerate(self._exp.sequences))
+        recorded = []
         for rollout in self._rollouts:
             sequences = []
-            for sequence, (b, line) in zip(rollout.sequences, lines, strict=False):
-                columns = np.zeros((4, len(line.ids)), np.float32)
+            for sequence, (b, trained) in zip(rollout.sequences, numbered, strict=False):
+                columns = np.zeros((4, len(trained.ids)), np.float32)
                 columns[2:] = np.nan  # not sampled, so there is no log-probability; weight and advantage are 0
-                columns[:, line.sampled] = computed[:, b, : len(line.sampled)]
+                columns[:, trained.sampled] = computed[:, b, : len(trained.sampled)]
                 sequences.append(
-                    replace(sequence, weights=columns[0], attended=line.visible, advantages=columns[1],
-                            learner=columns[2], reference=None if update.reference_bs is None else columns[3])
-                )  # fmt: skip
-            made.append(replace(rollout, sequences=tuple(sequences)))
-        return [*made, *self._dropped]
+                    replace(
+                        sequence,
+                        weights=columns[0],
+                        attended=trained.attended,
+                        advantages=columns[1],
+                        learner=columns[2],
+                        reference=None if update.reference_bs is None else columns[3],
+                    )
+                )
+            recorded.append(replace(rollout, sequences=tuple(sequences)))
+        return [*recorded, *self._dropped]

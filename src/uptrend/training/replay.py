@@ -14,11 +14,9 @@ from uptrend.policy.checkpoint import check_model, check_resumable, read_resumab
 from uptrend.policy.policy import Policy
 from uptrend.records import CheckpointError, ConfigError, RecordError, Run, rollouts_of
 from uptrend.records.run import step_folders
-from uptrend.tasks.pool import Cursor
-from uptrend.training.components import Course, Parts
-from uptrend.training.gather import Gathered, RolloutPlayer
-from uptrend.training.loop import run_course
-from uptrend.training.observer import Stop
+from uptrend.tasks.pool import Cursor, Pool
+from uptrend.training.components import RunContext
+from uptrend.training.gather import Gathered, RolloutPlayer, split_by_use
 
 # Settings that make the update.
 FACTORS = ("learning.", "model.weights", "model.lora")
@@ -36,12 +34,12 @@ class Replay:
     run: Run  # source of the rollouts
     step: int  # step whose weights it begins with; 0 is the model that the run began with
     checkpoint: Path | None  # folder of these weights; None for the model that the run began with
-    last: int  # last step whose rollouts are learned from
+    last_step: int  # last step whose rollouts are learned from
     config: Config  # the run's recipe, with the changes
     changed: dict[str, tuple[Any, Any]]  # changed settings that make the update, each with its old and new value
 
 
-def plan(run: Run, step: int, steps: int | None, overrides: Iterable[str]) -> Replay:
+def plan_replay(run: Run, step: int, steps: int | None, overrides: Iterable[str]) -> Replay:
     """Check that a run can be replayed so, before anything is loaded."""
     if "trainer" in run.info or "kind" in run.info:
         kind = run.info.get("kind") or f"run of {run.info['trainer']}"
@@ -68,13 +66,13 @@ def plan(run: Run, step: int, steps: int | None, overrides: Iterable[str]) -> Re
     return Replay(run, step, found.get(step), step + (steps or recorded), config, changed)
 
 
-def check_start(policy: Policy, asked: Replay) -> None:
+def check_start(policy: Policy, replay: Replay) -> None:
     """Check that the model is the one that the run began with, as far as the replay depends on it."""
-    check_model(policy, asked.run, from_start=asked.step == 0 or policy.reference is not None)
+    check_model(policy, replay.run, from_start=replay.step == 0 or policy.reference is not None)
 
 
-def replay(parts: Parts, asked: Replay) -> Stop | None:
-    """Make the updates again, evaluate before and after, and record it all as a run of its own."""
+def with_recorded_rollouts(context: RunContext, replay: Replay) -> RunContext:
+    """Return a run's context so that each step learns from the rollouts that the run recorded at that step."""
 
     # The probability that the loss divides by. Its ratio is π / π_old, where π_old is the policy that sampled, as the
     # learner computed it before the update. The records have that number (the column `learner`; the sampler's own,
@@ -88,13 +86,14 @@ def replay(parts: Parts, asked: Replay) -> Stop | None:
     # `clip/…` shows how many. And `learning.correction`, learner over sampler, corrects the sampler's rounding as it
     # did in the run, not the drift, which is in the ratio already. KL penalties are about the policy that learns, and
     # are computed from its own log-probabilities.
-    def gather(player: RolloutPlayer, cursor: Cursor, step: int) -> Gathered:  # noqa: ARG001 (nothing is played)
+    def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config: Config) -> Gathered:
+        del player, pool, config  # nothing is played
         # In the order that they were sampled in: several processes record one part each.
-        rollouts = sorted(rollouts_of(asked.run.rollouts(step)), key=lambda r: (r.group, r.index))
-        kept, dropped = ([r for r in rollouts if r.kept is wanted] for wanted in (True, False))
-        return Gathered(kept, dropped, cursor, recorded=True)
+        rollouts = sorted(rollouts_of(replay.run.rollouts(step)), key=lambda r: (r.group, r.index))
+        learned, dropped = split_by_use(rollouts)
+        return Gathered(learned, dropped, cursor, recorded=True)
 
-    return run_course(parts, Course(gather, asked.last, asked.checkpoint))
+    return replace(context, components=replace(context.components, gather=gather))
 
 
 def _changed(before: Config, config: Config, step: int) -> dict[str, tuple[Any, Any]]:

@@ -24,10 +24,8 @@ from uptrend.rollout.play import RolloutRequest
 from uptrend.tasks.pool import Cursor, Pool
 from uptrend.tasks.taskset import HasDemonstrations
 from uptrend.training import metrics as measure
-from uptrend.training.components import Course, Parts
+from uptrend.training.components import RunContext
 from uptrend.training.gather import Gathered, RolloutPlayer
-from uptrend.training.loop import run_course
-from uptrend.training.observer import Stop
 
 # Metrics of a step that a warm start has as well.
 KEPT = ("learner/entropy/", "gradient/", "optimizer/", "tokens/", "weights/")
@@ -112,28 +110,29 @@ def why_left_out(rollouts: Sequence[Rollout], limits: Sampling, is_mixed: bool =
     return causes
 
 
-def warmstart(parts: Parts, demonstrations: Sequence[Rollout]) -> Stop | None:
-    """Learn the demonstrations, and evaluate before and after; `parts.config` comes from `supervised`."""
-    config, warm = parts.config, parts.config.warmstart
+def with_demonstrations(context: RunContext, demonstrations: Sequence[Rollout]) -> RunContext:
+    """Return a run's context so that its steps learn the demonstrations; its config comes from `supervised`."""
+    config, warm = context.config, context.config.warmstart
     batches: list[list[Rollout]] = []
     for epoch in range(warm.epochs):  # every demonstration once per epoch, each epoch in another order
         order = list(demonstrations)
         random.Random(f"warmstart-{config.seed}-{epoch}").shuffle(order)
         batches += [order[start : start + warm.batch] for start in range(0, len(order), warm.batch)]
 
-    def demonstrated(player: RolloutPlayer, cursor: Cursor, step: int) -> Gathered:  # noqa: ARG001 (nothing is played)
+    def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config: Config) -> Gathered:
+        del player, pool, config  # nothing is played
         return Gathered(batches[step - 1], [], cursor)
 
     def ones(rewards_n: Tensor, groups_n: Tensor, **_: str) -> Tensor:  # noqa: ARG001 (every demonstration counts)
         return torch.ones_like(rewards_n)
 
-    taught = replace(parts.components, advantages=ones, metrics=_metrics)
-    return run_course(replace(parts, components=taught), Course(demonstrated, config.learning.steps, saves=False))
+    components = replace(context.components, gather=gather, advantages=ones, metrics=_metrics)
+    return replace(context, components=components)
 
 
-def _metrics(learned: measure.Learned) -> dict[str, Any]:
+def _metrics(result: measure.StepResult) -> dict[str, Any]:
     """Compute the loss, and those metrics of a step that mean something where nothing was sampled or rewarded."""
-    logprobs_bs = learned.update.learner_bs
-    loss = -logprobs_bs[learned.exp.mask_bs & ~logprobs_bs.isnan()].mean()
-    kept = {key: value for key, value in measure.step_metrics(learned).items() if key.startswith(KEPT)}
-    return {"warmstart/loss/mean": float(loss), **kept}
+    logprobs_bs = result.update.learner_bs
+    loss = -logprobs_bs[result.exp.mask_bs & ~logprobs_bs.isnan()].mean()
+    metrics = {key: value for key, value in measure.step_metrics(result).items() if key.startswith(KEPT)}
+    return {"warmstart/loss/mean": float(loss), **metrics}

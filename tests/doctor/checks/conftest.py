@@ -11,7 +11,7 @@ from uptrend.records import Run, RunView, view_of
 def tiny_run(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four steps of 8 × 8 rollouts on arithmetic."""
     from uptrend.config import load_config
-    from uptrend.runner.runs import train
+    from uptrend.runner.runs import train_recipe
 
     recipe = {
         "model": {"name": tiny_folder},
@@ -21,7 +21,7 @@ def tiny_run(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path
         "learning": {"steps": 4, "lr": 1e-4},
         "compute": {"device": "cpu", "threads": 1, "compile": "never"},
     }
-    return train(load_config(recipe), runs=tmp_path_factory.mktemp("runs"), name="tiny").path
+    return train_recipe(load_config(recipe), runs=tmp_path_factory.mktemp("runs"), name="tiny").path
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,7 @@ def musique_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two steps of 8 × 8 rollouts with tools, after a short warm start."""
     from small_musique import write_questions, write_small
     from uptrend.config import load_config
-    from uptrend.runner.runs import train, warmstart
+    from uptrend.runner.runs import train_recipe, warmstart
 
     folder = tmp_path_factory.mktemp("musique")
     options = {"file": str(write_questions(folder / "questions.jsonl", 600)), "retriever": "lexical", "returned": 1}
@@ -44,7 +44,7 @@ def musique_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     warmstart(load_config(recipe), folder / "warm", runs=folder / "runs")
     warm = load_config({**recipe, "model": {"name": str(folder / "warm")}})
-    return train(warm, runs=folder / "runs", name="rl").path
+    return train_recipe(warm, runs=folder / "runs", name="rl").path
 
 
 @pytest.fixture

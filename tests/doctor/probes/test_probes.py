@@ -71,7 +71,7 @@ def bench_of(
     model = [f"model.name={find_model('tiny')}"] if recipe == TINY else []
     given = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
     p = alter(prepare(load_config(recipe, [*SMALL, *model, *overrides, *given])))
-    return Bench(p.config, p.policy, p.pool, p.held_out, groups, p.components)
+    return Bench(p, groups)
 
 
 def ask(bench: Bench, names: Sequence[str] = ALL) -> list[Result]:
@@ -167,9 +167,9 @@ class Shared(PlayWrapper):
 
 def respell(prepared: Any) -> Any:
     """Ask a training task's question in other spelling among the held-out tasks."""
-    task, held = prepared.pool.stages[0].tasks[0], prepared.held_out
+    task, held = prepared.pool.stages[0].tasks[0], prepared.heldout
     other = replace(task, messages=tuple(replace(m, content=m.content.upper() + " ?") for m in task.messages))
-    return replace(prepared, held_out=replace(held, tasks=[other, *held.tasks[1:]]))
+    return replace(prepared, heldout=replace(held, tasks=[other, *held.tasks[1:]]))
 
 
 def first_strength(id: str) -> tuple[Alter, dict[str, Any]]:

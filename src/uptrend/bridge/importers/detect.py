@@ -5,8 +5,7 @@ of another format, and an empty list for a file of its format that holds no rows
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from uptrend.bridge.importers.views import view_of_settings, views_of_log
 from uptrend.config.tables import flatten, nest
 from uptrend.records.dialects import is_bookkeeping, recognize
 from uptrend.records.directory import SET_ASIDE
-from uptrend.records.errors import RecordError
+from uptrend.records.errors import RecordError, damage_as_error
 from uptrend.records.memory import read_json as read_json_file
 from uptrend.records.run import Run
 from uptrend.records.view import Floats, RunView, view_of
@@ -63,17 +62,8 @@ def is_log_name(path: Path) -> bool:
 
 
 def _read_file(path: Path) -> list[RunView]:
-    with _damage_named(path):
+    with damage_as_error(path):
         return _read_known(path)
-
-
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    """Raise RecordError for whatever a damaged file leads to: it holds anything, anywhere, and nobody foresees it."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise RecordError(f"{path} is damaged and could not be read: {type(error).__name__}: {error}") from error
 
 
 def _read_known(path: Path) -> list[RunView]:
@@ -156,7 +146,7 @@ class FolderReading:
     def _add(self, format: str, path: Path, read: Callable[[Path], list[RunView]]) -> None:
         """Read a log; one that can't be read hides no other."""
         try:
-            with _damage_named(path):
+            with damage_as_error(path):
                 self._runs += [(format, view) for view in read(path)]
         except RecordError as error:
             self._broken.append(str(error))
@@ -202,7 +192,7 @@ class FolderReading:
         for path in files:
             try:
                 if path.stat().st_size:
-                    with _damage_named(path):
+                    with damage_as_error(path):
                         logs += _read_logs(open_log(path))
             except (RecordError, OSError) as error:
                 self._broken.append(str(error))
@@ -219,7 +209,7 @@ class FolderReading:
         if self._tried > MOST_FILES:
             return None
         try:
-            with _damage_named(path):
+            with damage_as_error(path):
                 logs = _read_logs(open_log(path))
             if len(logs) == 1 and recognize([key for row in logs[0].rows[:20] for key in row]) == "prime-rl":
                 return path, logs[0]

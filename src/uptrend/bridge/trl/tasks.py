@@ -8,7 +8,7 @@ from uptrend.config import load_config
 from uptrend.policy.known import with_known_chat
 from uptrend.records import Task
 from uptrend.tasks.event_loop import run
-from uptrend.tasks.pool import heldout, pool
+from uptrend.tasks.pool import make_heldout, make_pool
 from uptrend.tasks.rewards import Undecided
 from uptrend.tasks.taskset import play_script, say
 
@@ -18,8 +18,8 @@ Rows = list[dict[str, Any]]
 def tasks_of(recipe: str | Path) -> tuple[Rows, Rows, Any]:
     """Return the rows to train on, the rows held out, and a reward function; a task is played with one answer."""
     config = with_known_chat(load_config(recipe))
-    held = heldout(config)
-    stage = pool(config, held).stages[0]
+    held = make_heldout(config)
+    stage = make_pool(config, held).stages[0]
     known = {task.id: (task, stage.taskset) for task in stage.tasks} | {t.id: (t, held.taskset) for t in held.tasks}
 
     def rows(tasks: Sequence[Task]) -> Rows:

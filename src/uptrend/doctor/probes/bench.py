@@ -30,9 +30,9 @@ from uptrend.rollout.play import RolloutRequest, derive, derive_open_seed
 from uptrend.rollout.render import Renderer, make_renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.tasks import event_loop
-from uptrend.tasks.pool import Cursor, HeldOut, Pool
+from uptrend.tasks.pool import Cursor
 from uptrend.tasks.taskset import Script, Taskset, known_gold, play_script
-from uptrend.training.components import Components
+from uptrend.training.components import RunContext
 from uptrend.training.gather import Gathered, RolloutPlayer
 from uptrend.training.learner import Experience, Learner, Update
 from uptrend.training.loop import learn
@@ -109,30 +109,29 @@ class GradientCatcher:
 class Bench:
     """One recipe's parts, ready to be probed."""
 
-    def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        pool: Pool,
-        held_out: HeldOut,
-        groups: int,
-        components: Components,
-        *,
-        has_compared_chat: bool = False,
-    ) -> None:
-        """`has_compared_chat` says that model.chat was decided by asking both ways."""
-        self.config, self.policy, self.pool, self.held_out = config, policy, pool, held_out
-        self.has_compared_chat = has_compared_chat
-        self.components, self.stage = components, pool.stages[0]
+    def __init__(self, context: RunContext, groups: int) -> None:
+        """Take a recipe's parts; the probes play `groups` groups, or as many as there are tasks."""
+        self.config = context.config
+        self.policy = context.policy
+        self.pool = context.pool
+        self.heldout = context.heldout
+        self.components = context.components
+        self.has_compared_chat = context.has_compared_chat
+        self.stage = context.pool.stages[0]
         self.groups = min(groups, len(self.stage.tasks))
-        self.original = policy.flat.values.data.clone()
-        self.sampler = RecordingSampler(components.sampler(policy))
-        self._player = RolloutPlayer(policy, self.sampler, config)
+        self.original = self.policy.flat.values.data.clone()
+        self.sampler = RecordingSampler(self.components.sampler(self.policy))
+        self._player = RolloutPlayer(self.policy, self.sampler, self.config)
         self._made: dict[object, Any] = {}
         self._view = RunView(
-            source=config.name, trainer="uptrend", name=config.name, steps=np.zeros(0, np.int64), metrics={},
-            config=to_table(config), rollout_steps=(0,),
-        )  # fmt: skip
+            source=self.config.name,
+            trainer="uptrend",
+            name=self.config.name,
+            steps=np.zeros(0, np.int64),
+            metrics={},
+            config=to_table(self.config),
+            rollout_steps=(0,),
+        )
 
     def found(
         self,

@@ -43,7 +43,7 @@ class GoldPlay:
 
 def play_golds(bench: Bench) -> list[GoldPlay]:
     """Play gold and corrupted answers of 50 tasks, of every class of answers."""
-    stage, held, generator, played = bench.stage, bench.held_out, random.Random(0), list[GoldPlay]()
+    stage, held, generator, played = bench.stage, bench.heldout, random.Random(0), list[GoldPlay]()
     evaluated = min(bench.few(25), len(held.tasks))
     trained = min(bench.few(50) - evaluated, len(stage.tasks))
     for tasks, count, given in ((stage.tasks, trained, stage.taskset), (held.tasks, evaluated, held.taskset)):
@@ -343,8 +343,8 @@ def repeats(bench: Bench) -> Answer:
 @probe("leak", finds=["data.leak"])
 def leak(bench: Bench) -> Answer:
     """Compare held-out tasks with all training tasks, by id and by wording."""
-    declared = repeated_families(bench.held_out.taskset)
-    held = [task for task in bench.held_out.tasks if task.family not in declared]
+    declared = repeated_families(bench.heldout.taskset)
+    held = [task for task in bench.heldout.tasks if task.family not in declared]
     require(held, "all examples repeat one task by declaration")
     asked = {question(task) for stage in bench.pool.stages for task in stage.tasks}
     leaked = [task for task in held if task.id in bench.tasks or question(task) in asked]

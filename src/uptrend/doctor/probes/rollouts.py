@@ -378,13 +378,13 @@ def endings(bench: Bench) -> Answer:
 @probe("evaluation", finds=["eval.unlike-training"], cheap=False)
 def evaluation(bench: Bench) -> Answer:
     """Play 8 held-out tasks greedily by both tasksets, and score up to 64 rollouts by both."""
-    ours, theirs, tasks = bench.stage.taskset, bench.held_out.taskset, bench.held_out.tasks[:8]
+    ours, theirs, tasks = bench.stage.taskset, bench.heldout.taskset, bench.heldout.tasks[:8]
     is_alike = type(ours) is type(theirs)
     require(is_alike, f"[eval] is another taskset ({theirs.name}) than [tasks] ({ours.name})")
     by_eval, by_train = (bench.play([(t, ts) for t in tasks], 1, "eval", temperature=0.0) for ts in (theirs, ours))
     pairs = [(a.sequences[0], b.sequences[0]) for a, b in zip(by_eval, by_train, strict=True)]
     asked = sum(not np.array_equal(a.ids[a.roles == Role.PROMPT], b.ids[b.roles == Role.PROMPT]) for a, b in pairs)
-    known = {t.id: t for t in bench.held_out.tasks} | {id: task for id, (task, _) in bench.tasks.items()}
+    known = {t.id: t for t in bench.heldout.tasks} | {id: task for id, (task, _) in bench.tasks.items()}
     rollouts = [r for r in [*by_eval, *bench.rollouts][:64] if r.reward is not None and r.task in known]
     again = [bench.replay(rollouts, [(known[r.task], ts) for r in rollouts]) for ts in (theirs, ours)]
     right = [[p.reward is not None and p.reward.correct for p in scored] for scored in again]

@@ -67,9 +67,9 @@ def _distributions(bench: Bench) -> tuple[str, str]:
         candidates[f"temperature {temperature:g}{cut}"] = Limits(1, 1, temperature, **shaping)  # type: ignore[arg-type]
     sides = (bench.logprobs_bs, bench.exp.sampler_bs)
     apart = [{name: list[Tensor]() for name in candidates} for _ in sides]
-    for b in [b for b, line in enumerate(bench.exp.lines) if len(line.sampled)][:8]:
+    for b in [b for b, line in enumerate(bench.exp.sequences) if len(line.sampled)][:8]:
         # By neither side: each sequence whole and alone, with all logits.
-        line = bench.exp.lines[b]
+        line = bench.exp.sequences[b]
         ids, places_m = (torch.from_numpy(x).to(policy.device) for x in (line.ids, line.sampled))
         with torch.no_grad(), policy.arithmetic():
             hidden = policy.hidden(ids)[places_m - 1]

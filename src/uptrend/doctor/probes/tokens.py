@@ -47,7 +47,7 @@ def identity(bench: Bench) -> Answer:
     unread = _missing([_ids(r, said=False) for r in rollouts], [read for read, _ in streams])
     unsaid = _missing([_ids(r, said=True) for r in rollouts], [said for _, said in streams])
     rows = [(r, s) for r in bench.rollouts for s in r.sequences]
-    laid_out = enumerate(zip(bench.exp.lines, rows, strict=True))
+    laid_out = enumerate(zip(bench.exp.sequences, rows, strict=True))
     other = [n for n, (line, (_, s)) in laid_out if not np.array_equal(line.ids, s.ids)]
     tokens = sum(len(s.ids) for _, s in rows)
     yield f"{len(unsaid) + len(other)} of {len(rows)} sequences ({tokens:,} tokens) changed after sampling, "
@@ -65,7 +65,7 @@ def identity(bench: Bench) -> Answer:
         yield changed("tokens.template", summary, rollouts[unread[0]])
     if other and not unsaid and not unread:
         rollout, s = rows[other[0]]
-        places = np.flatnonzero(bench.exp.lines[other[0]].ids[: len(s.ids)] != s.ids)
+        places = np.flatnonzero(bench.exp.sequences[other[0]].ids[: len(s.ids)] != s.ids)
         if len(places) and not s.sampled[places].any():
             summary = f"The learner reads another prompt than the sampler did in {len(other)} of {len(rows)} rows."
             yield changed("tokens.template", summary, rollout)
@@ -124,8 +124,8 @@ def _swap(bench: Bench, pairs: Sequence[tuple[Rollout, Rollout]], role: Role, wh
     require((before_bs[exp.real_bs].abs() > STILL).any(), "sampling leaves no choice: all log-probabilities are 0")
     moved_bs = (before_bs - after_bs).abs()
     counted_bs = torch.zeros_like(exp.real_bs)
-    for b, line in enumerate(exp.lines):
-        differ = np.flatnonzero(line.ids != swapped.lines[b].ids)
+    for b, line in enumerate(exp.sequences):
+        differ = np.flatnonzero(line.ids != swapped.sequences[b].ids)
         if len(differ) and (before[line.rollout].sequences[0].roles[differ] == int(role)).all():
             counted_bs[b, : len(line.sampled)] = torch.from_numpy(line.sampled > differ[0])
     values = moved_bs[counted_bs & ~moved_bs.isnan()]

@@ -22,7 +22,7 @@ from uptrend.policy.weights import movable_share
 from uptrend.records import Reward, Role, Rollout, Sequence
 from uptrend.records.rollout import AT_A_LIMIT
 from uptrend.training.loop import learn
-from uptrend.training.recorder import Annotated
+from uptrend.training.recorder import RecordedRollouts
 
 Floats = NDArray[np.float64]
 LARGE = 0.4  # KL of a single update: a run has a few tenths of a nat in all
@@ -33,7 +33,7 @@ TIGHT = 0.5  # nats by which a token can move against the KL penalty: from 10% t
 def masks(bench: Bench) -> Answer:
     """Count trained tokens by author in the update that was tried."""
     done = bench.updated
-    rollouts = list(Annotated(done.rollouts, done.exp, done.update, ()))
+    rollouts = list(RecordedRollouts(done.rollouts, done.exp, done.update, ()))
     rows = [(r, s) for r in rollouts for s in r.sequences]
     roles, trained = (np.concatenate(parts) for parts in ([s.roles for _, s in rows], [_trained(s) for _, s in rows]))
     counts = {role: (trained[roles == int(role)].sum(), (roles == int(role)).sum()) for role in Role}
@@ -242,11 +242,11 @@ def _rehearse(bench: Bench) -> tuple[dict[str, float], float, float, int]:
     chosen = sorted([*said[:4], *said[-4:]] if len(said) > 8 else said, key=lambda r: (r.group, r.index))
     exp, catcher, learned = bench.experience(chosen), GradientCatcher(bench.policy), list[Tensor]()
     # Any that are not 0 will do.
-    advantages_bs = torch.where(torch.arange(len(exp.lines)) % 3 == 0, 1.0, -0.5)[:, None].expand_as(exp.sampler_bs)
+    advantages_bs = torch.where(torch.arange(len(exp.sequences)) % 3 == 0, 1.0, -0.5)[:, None].expand_as(exp.sampler_bs)
     with bench.scratch():
         # Twice the same layout, where only dropout can differ; then one row per micro-batch, where a fault of packing
         # shows too: rows that share a prompt might all fit into a larger one.
-        for tokens in (1 << 30, 1 << 30, max(len(line.ids) for line in exp.lines)):
+        for tokens in (1 << 30, 1 << 30, max(len(line.ids) for line in exp.sequences)):
             learning = replace(bench.config.learning, tokens=tokens, updates=1, minibatches=1, kl=Kl(), skip_dead=False)
             config = replace(bench.config, learning=learning)
             learner = bench.components.learner(bench.policy, cast(Optimizer, catcher), config)
@@ -261,7 +261,7 @@ def _rehearse(bench: Bench) -> tuple[dict[str, float], float, float, int]:
     whole, _, parts = catcher.gradients
     length = max(float(torch.linalg.vector_norm(whole)), 1e-12)
     gradients, ratio = (float(torch.linalg.vector_norm(x)) / length for x in (parts - whole, parts))
-    return forward, gradients, ratio, len(exp.lines)
+    return forward, gradients, ratio, len(exp.sequences)
 
 
 @probe("dropout", finds=["policy.dropout-on"], cheap=False)

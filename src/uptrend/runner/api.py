@@ -5,9 +5,8 @@ import hashlib
 import inspect
 import json
 import sys
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -17,9 +16,7 @@ from uptrend.config import Config
 from uptrend.config.load import config_hint
 from uptrend.records import ConfigError, Run, RunRefused, TasksetError
 from uptrend.records.directory import write_whole
-from uptrend.runner.preflight import Preflight
-from uptrend.runner.runs import resume as continue_run
-from uptrend.runner.runs import train as train_recipe
+from uptrend.runner.runs import resume_run, train_recipe
 from uptrend.tasks.data import file_of
 from uptrend.tasks.rewards import Function, functions_at_hand, name_of
 from uptrend.tasks.taskset import ALL
@@ -101,34 +98,41 @@ def train(
                 raise ConfigError("A loaded config is trained as it is: give load_config the changes.")
         else:
             table = _table_of(data, names, weights, Path(runs)) if config is None else config
-            told = {"tasks.prompt": prompt, "tasks.answer": answer, "tasks.system": system, "model.name": model,
-                    "tasks.bounds": list(bounds) or None if isinstance(bounds, Sequence) else bounds,
-                    "learning.steps": steps}  # fmt: skip
-            changes = [f"{key}={json.dumps(value)}" for key, value in told.items() if value is not None]
+            arguments = {
+                "tasks.prompt": prompt,
+                "tasks.answer": answer,
+                "tasks.system": system,
+                "model.name": model,
+                "tasks.bounds": list(bounds) or None if isinstance(bounds, Sequence) else bounds,
+                "learning.steps": steps,
+            }
+            changes = [f"{key}={json.dumps(value)}" for key, value in arguments.items() if value is not None]
             recipe = load_recipe(table, [*changes, *_overrides(overrides)])
             if config is None and recipe.name == Config.name:  # rows in memory have no name
                 recipe = replace(recipe, name=_folder_name(Path(recipe.model.name).name))
 
-        def start(watching: Sequence[Observer]) -> Run:
-            return train_recipe(
-                recipe,
-                runs=runs,
-                name=name,
-                observers=[*watching, *observers],
-                preflight=preflight,
-                allows=allows,
-                on_preflight=_tell if progress else lambda _: None,
-                keeps_refused=keep_refused,
-            )
+        from uptrend.runner.observers import stop_sentence
+        from uptrend.runner.view import print_preflight
 
         try:
-            run = _watched(start, progress)
+            with _terminal(progress) as watching:
+                run = train_recipe(
+                    recipe,
+                    runs=runs,
+                    name=name,
+                    observers=[*watching, *observers],
+                    preflight=preflight,
+                    allows=allows,
+                    on_preflight=print_preflight if progress else lambda _: None,
+                    keeps_refused=keep_refused,
+                )
         except RunRefused as refusal:
             refusal.add_note(f"To train anyway: allows=[{refusal.finding.id!r}], or preflight=False")
             raise
-    if run.stopped is not None and run.checkpoints:
-        again = f"uptrend.resume({str(run.path)!r}" + (", reward=…)" if config is None else ")")
-        print(f"Stopped after step {run.last_step}. Resume with: {again}", file=sys.stderr)
+    arguments_to_resume = f"{str(run.path)!r}, reward=…" if config is None else repr(str(run.path))
+    sentence = stop_sentence(run, f"uptrend.resume({arguments_to_resume})")
+    if sentence:
+        print(sentence, file=sys.stderr)
     return run
 
 
@@ -141,8 +145,14 @@ def resume(
 
     A run whose reward was a function of a script needs that function again: `reward`.
     """
-    with _functions(reward):
-        return _watched(lambda watching: continue_run(path, overrides, [*watching, *observers]), progress)
+    with _functions(reward), _terminal(progress) as watching:
+        return resume_run(path, overrides, [*watching, *observers])
+
+
+def _terminal(progress: bool) -> AbstractContextManager[Sequence[Observer]]:
+    from uptrend.runner.observers import terminal_observers
+
+    return terminal_observers() if progress else nullcontext(())
 
 
 def _overrides(given: Iterable[str] | Mapping[str, Any]) -> list[str]:
@@ -173,7 +183,7 @@ def _functions(reward: Any) -> Iterator[tuple[list[str], list[float]]]:
 def _table_of(data: Any, names: list[str], weights: list[float], runs: Path) -> dict[str, Any]:
     """Return a recipe for data and rewards; rows in memory are kept in a file under `runs`, for resuming."""
     tasks: dict[str, Any] = {"name": "data", "reward": names, "train": ALL}
-    held_out = 100
+    heldout = 100
     tasks |= {"weights": weights} if weights else {}
     if isinstance(data, str | Path):
         is_file = Path(data).suffix in (".jsonl", ".json", ".csv", ".parquet") or Path(data).is_file()
@@ -190,30 +200,10 @@ def _table_of(data: Any, names: list[str], weights: list[float], runs: Path) -> 
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, content)
         tasks |= {"file": str(file)}
-        held_out = max(1, min(held_out, len(rows) // 4))
+        heldout = max(1, min(heldout, len(rows) // 4))
         named = {}
-    return {**named, "tasks": tasks, "eval": {"tasks": held_out}, **DEFAULTS}
+    return {**named, "tasks": tasks, "eval": {"tasks": heldout}, **DEFAULTS}
 
 
 def _folder_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in name) or Config.name
-
-
-def _watched(start: Callable[[Sequence[Observer]], Run], progress: bool) -> Run:
-    """Run with the terminal's view and the live doctor, as the command line does."""
-    if not progress:
-        return start(())
-    from uptrend.cli.view import choose_view, stop_on_interrupt
-    from uptrend.runner.live_doctor import LiveDoctor
-
-    view = choose_view(quiet=False, is_terminal=sys.stdout.isatty())
-    if threading.current_thread() is not threading.main_thread():  # which alone gets Ctrl-C
-        return start([view, LiveDoctor(view.say)])
-    with stop_on_interrupt() as interrupt:
-        return start([view, LiveDoctor(view.say), interrupt])
-
-
-def _tell(report: Preflight | None) -> None:
-    from uptrend.cli.preflight import tell_preflight
-
-    tell_preflight(report)

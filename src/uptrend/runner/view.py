@@ -1,15 +1,12 @@
-"""Views of a run (live panel, lines, or only the outcome) and of an experiment (lines, and a live table)."""
+"""Views of a run in a terminal: a live panel, lines, or only the outcome; and what the cheap probes found."""
 
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from statistics import fmean, median
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -18,17 +15,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from uptrend.cli.console import columns, phase_shares, sparkline
-from uptrend.lab.journal.verdicts import level
-from uptrend.lab.measure import measure
-from uptrend.lab.plan import PlannedRun
-from uptrend.lab.workers import Outcome, Progress
+from uptrend.config.tables import to_toml
 from uptrend.present.formatting import duration, number, percent, plural
-from uptrend.records import Evaluation, Run, UptrendError
+from uptrend.present.terminal import columns, phase_shares, sparkline
+from uptrend.records import Evaluation, Finding, Run, Severity
 from uptrend.records.directory import place_in_words
-from uptrend.runner.log import count_epochs
 from uptrend.runner.summary import HeldOutSummary, further_sets, held_out, phases
-from uptrend.training.observer import Observer, StepRecord, Stop
+from uptrend.training.observer import StepRecord
+
+if TYPE_CHECKING:
+    from uptrend.doctor.probes.probe import Result
+    from uptrend.runner.preflight import Preflight
 
 FIGURES = {
     "loss": "warmstart/loss/mean",
@@ -40,12 +37,28 @@ FIGURES = {
     "gradient": "gradient/norm/before",
 }
 Curve = tuple[str, str, list[float | None], str]
-NAME, VALUE = 11, 25
-"""Widths of the panel's first two columns; the curves have the rest."""
-RECENT = 20
-"""Steps over which the time by phase is averaged, and which a slow step is compared with."""
-SLOW, SLOW_STEPS, SLOW_SECONDS, ENOUGH = 3.0, 2, 1.0, 5
-"""Slow steps: times the usual, how many in a row, their least seconds, and earlier steps that show what is usual."""
+# Widths of the panel's first two columns; the curves have the rest.
+NAME_WIDTH, VALUE_WIDTH = 11, 25
+# Steps over which the time by phase is averaged, and which a slow step is compared with.
+RECENT_STEPS = 20
+# Slow steps: times the usual, how many in a row, their least seconds, and earlier steps that show what is usual.
+SLOW_RATIO, SLOW_STEPS, SLOW_SECONDS, MIN_STEPS = 3.0, 2, 1.0, 5
+COLORS = {"critical": "bold red", "warning": "yellow", "note": "cyan"}
+
+
+def count_epochs(run: Run) -> str:
+    """Say how often a run comes to each of its tasks: 40 examples, 4 per step, 10 steps per epoch, 20 epochs."""
+    stages = [] if run.info.get("kind") else (run.info.get("tasks") or {}).get("stages", [])
+    groups = run.config.get("sampling", {}).get("groups", 1)
+    sentences: list[str] = []
+    ends = [*(stage["start"] for stage in stages[1:]), (run.steps or 0) + 1]
+    for stage, end in zip(stages, ends, strict=True) if stages else ():
+        steps = max(1, stage["count"] // groups)  # what is left of an epoch is not drawn: no step repeats a task
+        epochs = number(max(0, end - stage["start"]) / steps)
+        counted = f"{plural(stage['count'], 'example')}, {groups} per step, {plural(steps, 'step')} per epoch"
+        begins = f"from step {stage['start']} on " if sentences else ""
+        sentences.append(f"{begins}{counted}, {epochs} epoch{'' if epochs == '1' else 's'}")
+    return "; ".join(sentences)
 
 
 def choose_view(quiet: bool, is_terminal: bool) -> "QuietView":
@@ -53,39 +66,6 @@ def choose_view(quiet: bool, is_terminal: bool) -> "QuietView":
     if quiet:
         return QuietView()
     return LiveView() if is_terminal else LineView()
-
-
-class InterruptObserver(Observer):
-    """Observer that stops the run after the step during which the user pressed Ctrl-C."""
-
-    is_asked = False
-
-    def interrupt(self, *_: object) -> None:
-        """Handle SIGINT: the first waits for the step, the second does not."""
-        if self.is_asked:
-            raise KeyboardInterrupt
-        self.is_asked = True
-        with suppress(RuntimeError):  # the signal came while this very stream was being written
-            print("Stopping after this step; Ctrl-C again ends at once.", file=sys.stderr, flush=True)
-
-    def before(self, run: Run) -> None: ...
-
-    def after(self, run: Run) -> None: ...
-
-    def step(self, record: StepRecord | None) -> Stop | None:  # noqa: ARG002 (an observer's signature)
-        """Stop if asked to."""
-        return Stop("interrupted by the user", by="user") if self.is_asked else None
-
-
-@contextmanager
-def stop_on_interrupt() -> Iterator[InterruptObserver]:
-    """Treat Ctrl-C as a request to stop after the step."""
-    observer = InterruptObserver()
-    before = signal.signal(signal.SIGINT, observer.interrupt)
-    try:
-        yield observer
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class View:
@@ -145,12 +125,12 @@ class QuietView(View):
     def note_slow_steps(self) -> None:
         """Print one line per slow period: steps that take much longer, and not because they sampled more tokens."""
         timed = [line for line in self.metrics[self.known :] if line.get("seconds/step") is not None]
-        last, before = timed[-SLOW_STEPS:], timed[-SLOW_STEPS - RECENT : -SLOW_STEPS]
-        if len(before) < ENOUGH:
+        last, before = timed[-SLOW_STEPS:], timed[-SLOW_STEPS - RECENT_STEPS : -SLOW_STEPS]
+        if len(before) < MIN_STEPS:
             return
         seconds, tokens = median(line["seconds/step"] for line in before), median(map(self._sampled, before)) or 1.0
         times = [line["seconds/step"] / seconds / max(1.0, self._sampled(line) / tokens) for line in last]
-        is_slow = min(times) > SLOW and last[-1]["seconds/step"] > SLOW_SECONDS
+        is_slow = min(times) > SLOW_RATIO and last[-1]["seconds/step"] > SLOW_SECONDS
         if is_slow and not self.is_slow:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
@@ -279,123 +259,52 @@ class LiveView(QuietView):
         rows = []
         for name, value, values, metric in curves:
             if any(each is not None for each in values):
-                line = sparkline(values, max(1, width - NAME - VALUE - 4), metric=metric)
-                rows.append((f"{name:{NAME}}", Text(f"{value:<{VALUE}} ").append(line, "cyan")))
-        if seconds := phases(self.metrics[-RECENT:]):
+                line = sparkline(values, max(1, width - NAME_WIDTH - VALUE_WIDTH - 4), metric=metric)
+                rows.append((f"{name:{NAME_WIDTH}}", Text(f"{value:<{VALUE_WIDTH}} ").append(line, "cyan")))
+        if seconds := phases(self.metrics[-RECENT_STEPS:]):
             rows.append(("step time", Text(phase_shares(seconds), overflow="ellipsis", no_wrap=True)))
         return columns(rows=rows)
 
 
-@dataclass(frozen=True)
-class Board:
-    """Runs that are shown together: those of a hypothesis, or of a sweep."""
-
-    title: str
-    metric: str
-    planned_runs: Sequence[PlannedRun]
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Refused arms with the reason; grows during the experiment."""
-
-
-class LabView(View, Progress):
-    """One line for every run that starts or ends; in a terminal, a live table under them."""
-
-    def __init__(self, boards: Sequence[Board], console: Console) -> None:
-        super().__init__(console)
-        self.boards = boards
-        self.running: set[str] = set()
-        self.outcomes: dict[str, Outcome] = {}
-        self.values: dict[tuple[str, str], float] = {}
-        self.seconds: list[float] = []
-        self.most_at_once = 0
-        self._live = Live(get_renderable=self.draw, console=console, refresh_per_second=2)
-
-    def __enter__(self) -> "LabView":
-        if self.console.is_terminal:
-            self._live.start(refresh=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def began(self, planned: PlannedRun, note: str = "") -> None:
-        self.running.add(planned.hash)
-        self.most_at_once = max(self.most_at_once, len(self.running))
-        self.say(f"{self._name(planned)}: begun{f' ({note})' if note else ''}")
-
-    def tick(self) -> None: ...
-
-    def ended(self, outcome: Outcome) -> None:
-        """Print how a run ended, its value, and what is left."""
-        planned = outcome.planned
-        self.running.discard(planned.hash)
-        self.outcomes[planned.hash] = outcome
-        if outcome.seconds is not None and outcome.status == "finished":
-            self.seconds.append(outcome.seconds)
-        line = f"{self._name(planned)}: {'there already' if outcome.was_there else outcome.status}"
-        for board in [board for board in self.boards if any(own.hash == planned.hash for own in board.planned_runs)]:
-            if outcome.status == "finished":
-                self.values[board.title, planned.hash] = _measured(planned, board.metric)
-            line += f", {board.metric} {level(board.metric, self.values.get((board.title, planned.hash)))}"
-        line += "" if outcome.seconds is None else f", {duration(outcome.seconds)}"
-        line += f": {outcome.reason}" if outcome.reason else ""
-        self.say(f"{line}  [{self.progress()}]")
-
-    def progress(self) -> str:
-        """Format the number of finished runs and the time left at the present pace."""
-        runs = {e.hash: e for board in self.boards for e in board.planned_runs if e.arm not in board.refused}
-        left = [planned for hash, planned in runs.items() if hash not in self.outcomes]
-        text = f"{len(runs) - len(left)} of {len(runs)} runs"
-        if self.seconds and left:
-            work = sum(1 - _share_done(planned) if planned.hash in self.running else 1.0 for planned in left)
-            # Runs side by side share the work; towards the end there are fewer than could run.
-            at_once = max(1, min(self.most_at_once, len(left)))
-            text += f", about {duration(work * fmean(self.seconds) / at_once)} left"
-        return text
-
-    def draw(self) -> Group:
-        """Draw one table per board: arms with the value of every seed and their mean."""
-        # A terminal cuts off what is too high for it: tables that are done make room for the others.
-        going = [b for b in self.boards if any(e.hash not in self.outcomes for e in b.planned_runs)]
-        return Group(*(self._table(board) for board in going or self.boards), Text(self.progress(), "dim"))
-
-    def _table(self, board: Board) -> Table:
-        rows = []
-        for arm in dict.fromkeys(planned.arm for planned in board.planned_runs):
-            runs = [planned for planned in board.planned_runs if planned.arm == arm]
-            known = [self.values[board.title, e.hash] for e in runs if (board.title, e.hash) in self.values]
-            cells = Text("  ").join(self._cell(board, planned) for planned in runs)  # wraps where it is too long
-            rows.append((arm, cells, Text(level(board.metric, fmean(known)) if known else "", "bold")))
-        table = columns("arm", "by seed", "mean", rows=rows, right=["mean"])
-        table.title, table.title_justify, table.title_style = board.title, "left", "bold"
-        return table
-
-    def _cell(self, board: Board, planned: PlannedRun) -> Text:
-        if (board.title, planned.hash) in self.values:
-            return Text(level(board.metric, self.values[board.title, planned.hash]), "green")
-        if planned.hash in self.running:
-            return Text(percent(_share_done(planned), 0), "cyan")
-        if planned.arm in board.refused:
-            return Text("refused", "red")
-        outcome = self.outcomes.get(planned.hash)
-        return Text("·", "dim") if outcome is None else Text(outcome.status, "red")
-
-    def _name(self, planned: PlannedRun) -> str:
-        own = [(board, e) for board in self.boards for e in board.planned_runs if e.hash == planned.hash]
-        titles = ", ".join(f"{board.title.partition(' ')[0]} {e.arm}" for board, e in own)
-        return f"{titles}, seed {planned.seed}"
+def print_preflight(report: "Preflight | None") -> None:
+    """Print on stderr that the cheap probes begin (None), or what they found."""
+    if report is None:
+        print("preflight: probing model, tasks and reward before the first step…", file=sys.stderr)
+        return
+    asked = f"{plural(report.asked, 'probe')}{failures(report)}"
+    print(f"preflight: {report.count} by {asked}, {duration(report.seconds)}", file=sys.stderr)
+    for result in report.failed:
+        print(result_line(result).plain, file=sys.stderr)
+    for line in finding_lines([f for f in report.findings if f.severity != Severity.NOTE]):
+        print(line.plain, file=sys.stderr)
 
 
-def _share_done(planned: PlannedRun) -> float:
-    try:
-        lines = (planned.folder / "metrics.jsonl").read_bytes().count(b"\n")
-    except OSError:
-        return 0.0
-    return lines / max(1, int(planned.config["learning"]["steps"]))
+def failures(report: "Preflight") -> str:
+    """Format the number of probes that failed, to follow the number that were asked."""
+    return f", {len(report.failed)} failed" if report.failed else ""
 
 
-def _measured(planned: PlannedRun, metric: str) -> float:
-    try:
-        return measure(Run(planned.folder), metric, planned.arm, planned.seed, planned.folder).value
-    except UptrendError:
-        return float("nan")  # the verdict says what is wrong with it
+def result_line(result: "Result") -> Text:
+    """Format what a probe found, in one line."""
+    if result.error:
+        return Text(f"! {result.name:14}failed: {result.error}", "bold red")
+    if result.skipped:
+        return Text(f"– {result.name:14}not asked: {result.skipped}", "dim")
+    mark = ("✓ ", "green") if result.ok else ("✗ ", "bold red")
+    return Text.assemble(mark, f"{result.name:14}", result.figure, (f"  {duration(result.seconds)}", "dim"))
+
+
+def finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
+    """Format findings with their evidence and fix."""
+    for finding in findings:
+        yield Text.assemble("\n", (f"{finding.severity.value}  {finding.id}", COLORS[finding.severity.value]))
+        yield Text(f"  {finding.summary}")
+        for evidence in finding.evidence:
+            yield Text(f"  · {evidence.text}" + (f" (rollout {evidence.rollout})" if evidence.rollout else ""))
+        if finding.explains:
+            yield Text(f"  also explains: {', '.join(f.id for f in finding.explains)}")
+        if finding.fix is not None and finding.fix.sentence:
+            yield Text(f"  fix: {finding.fix.sentence}")
+        for key, value in (finding.fix.changes.get("uptrend", {}) if finding.fix else {}).items():
+            yield Text(f"       --set {key}={to_toml(value) if isinstance(value, bool) else value}")
+        yield Text(f"  {finding.page}")
