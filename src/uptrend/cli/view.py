@@ -26,6 +26,7 @@ from uptrend.lab.workers import Outcome, Progress
 from uptrend.present.formatting import duration, number, percent, plural
 from uptrend.records import Evaluation, Run, UptrendError
 from uptrend.records.directory import place_in_words
+from uptrend.records.machine import count_cores
 from uptrend.runner.log import count_epochs
 from uptrend.runner.summary import HeldOutSummary, further_sets, held_out, phases
 from uptrend.training.observer import Observer, StepRecord, Stop
@@ -152,7 +153,7 @@ class QuietView(View):
         times = [line["seconds/step"] / seconds / max(1.0, self._sampled(line) / tokens) for line in last]
         is_slow = min(times) > SLOW and last[-1]["seconds/step"] > SLOW_SECONDS
         if is_slow and not self.is_slow:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            cores = count_cores()
             load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
             why = f" {load:.0f} processes compete for {plural(cores, 'core')}." if load > cores + 1 else ""
             if (
