@@ -16,8 +16,8 @@ from uptrend.dashboard.curves import POINTS, STEP, TIME, thin
 from uptrend.dashboard.filters import COLUMNS, BadRequest, choose, known_key, value_of
 from uptrend.dashboard.library import Library, LibraryEntry
 from uptrend.dashboard.rollouts import RolloutPlace
-from uptrend.doctor.report import plain
 from uptrend.records import RecordError
+from uptrend.records.directory import plain
 from uptrend.records.metrics import find_metric, label_of, sections
 from uptrend.records.run import step_folders
 

@@ -19,9 +19,8 @@ from uptrend.dashboard.findings import found_in
 from uptrend.dashboard.index import ReadIndex
 from uptrend.dashboard.sources import FoundSource, Stamp, find_sources
 from uptrend.dashboard.worker import ReaderProcess
-from uptrend.doctor.report import plain
 from uptrend.records import RecordError
-from uptrend.records.directory import is_being_written
+from uptrend.records.directory import is_being_written, plain
 from uptrend.runner.summary import SETTINGS
 
 # Seconds between two looks at all files: at least so many, and so many times what a look takes.

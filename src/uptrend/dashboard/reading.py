@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 from uptrend.config.tables import flatten
 from uptrend.dashboard.curves import TIME, Columns, sparkline, values_of
 from uptrend.dashboard.findings import found_in, markers
-from uptrend.doctor.report import plain
 from uptrend.doctor.saved import saved_report
 from uptrend.records import RecordError, Role, Run, RunView
+from uptrend.records.directory import plain
 from uptrend.records.run import read_parquet
 from uptrend.records.schema import ROLLOUTS, TOKEN_COLUMNS
 from uptrend.runner import views_of

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.text import Text
 
@@ -26,6 +25,7 @@ from uptrend.records import (
     TrendKind,
     dialects,
 )
+from uptrend.records.directory import plain
 from uptrend.records.finding import dated
 
 SCHEMA = 2
@@ -108,19 +108,6 @@ def from_finding_table(table: Mapping[str, Any]) -> Finding:
         fix=fix and Fix(fix["sentence"], fix["changes"], in_force=fix.get("in_force", {})),
         page=table["page"],
     )
-
-
-def plain(value: Any) -> Any:
-    """Return a value as JSON has it: no numpy, no tuples, null for what is not finite, text for other objects."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 def print_report(report: Report, console: Console, verbose: bool = False) -> None:

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.doctor.curves import REWARD, thinned
-from uptrend.doctor.report import plain
 from uptrend.lab.measure import curve_of, in_line
 from uptrend.records import Interval, LabError, RecordError, Run, Verdict
-from uptrend.records.directory import write_whole
+from uptrend.records.directory import plain, write_whole
 from uptrend.records.files import read_file
 from uptrend.records.view import view_of
 
