@@ -7,15 +7,9 @@ from typing import Any
 from uptrend.present.formatting import duration, estimate, number, percent, plural, visible
 from uptrend.records import Run, RunDirectory
 from uptrend.records.directory import STARTS, parse_line
+from uptrend.records.metrics import figures
 from uptrend.training.observer import StepRecord
 
-# Figures of a step's line, where the step has them.
-FIGURES = {
-    "loss": "warmstart/loss/mean", "reward": "reward/mean", "dead groups": "advantage/dead/share",
-    "length": "sampling/length/mean", "commands": "commands/rollout/mean", "command errors": "commands/error/share",
-    "ended by time": "sampling/ended/time-limit/share", "KL": "kl/reference/mean", "entropy": "learner/entropy/mean",
-    "gradient": "gradient/norm/before", "tokens/s": "time/tokens/per_second",
-}  # fmt: skip
 NAMED = 5  # rollouts with the same error that are named
 
 
@@ -55,14 +49,14 @@ class RunLog:
         self._pass_on()
         line = record.metrics
         if line:
-            shown = [f"{name} {number(line[key])}" for name, key in FIGURES.items() if line.get(key) is not None]
+            words = [f"{name} {number(line[key])}" for key, name in figures("log").items() if line.get(key) is not None]
             done = record.step - self._first
             left = (time.monotonic() - self._began) / max(1, done) * (self._steps - record.step)
-            shown += [
+            words += [
                 f"{duration(line.get('seconds/step'))} per step",
                 *([f"{duration(left)} left"] if left > 0 else []),
             ]
-            self._directory.log(f"step {record.step}/{self._steps}  {'  '.join(shown)}")
+            self._directory.log(f"step {record.step}/{self._steps}  {'  '.join(words)}")
         else:
             self._began = time.monotonic()  # the evaluation before the first step says nothing about the pace
         # The columns of rollouts are made when they are first read: not here, unless there is something to say.
