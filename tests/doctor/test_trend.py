@@ -107,7 +107,7 @@ def test_of_several_attempts_the_greedy_answer_is_paired() -> None:
         return pa.table({"task": [*tasks, *tasks], "correct": [step > 0] * 20 + [step == 0] * 20})
 
     evals = tuple({"step": step, "accuracy": float(step > 0), "tasks": 20} for step in (0, 10))
-    view = replace(healthy(), evals=evals, held_out=held_out)
+    view = replace(healthy(), evals=evals, read_heldout=held_out)
     change = Case(view).held_out
     assert change is not None
     assert change.interval == (pytest.approx(0.76, abs=0.01), 1.0)

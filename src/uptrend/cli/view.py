@@ -23,23 +23,15 @@ from uptrend.lab.journal.verdicts import level
 from uptrend.lab.measure import measure
 from uptrend.lab.plan import PlannedRun
 from uptrend.lab.workers import Outcome, Progress
-from uptrend.present.formatting import duration, number, percent, plural
+from uptrend.present.formatting import duration, estimate, number, percent, plural
 from uptrend.records import Evaluation, Run, UptrendError
 from uptrend.records.directory import place_in_words
 from uptrend.records.machine import count_cores
+from uptrend.records.metrics import figures
+from uptrend.records.summary import HeldoutSummary, before_and_after, heldout, heldout_sets, phases
 from uptrend.runner.log import count_epochs
-from uptrend.runner.summary import HeldOutSummary, further_sets, held_out, phases
 from uptrend.training.observer import Observer, StepRecord, Stop
 
-FIGURES = {
-    "loss": "warmstart/loss/mean",
-    "reward": "reward/mean",
-    "dead groups": "advantage/dead/share",
-    "length": "sampling/length/mean",
-    "KL": "kl/reference/mean",
-    "entropy": "learner/entropy/mean",
-    "gradient": "gradient/norm/before",
-}
 Curve = tuple[str, str, list[float | None], str]
 NAME, VALUE = 11, 25
 """Widths of the panel's first two columns; the curves have the rest."""
@@ -112,8 +104,8 @@ class QuietView(View):
         super().__init__(console or Console(highlight=False))
         self.clock = clock
         self.metrics: list[dict[str, Any]] = []
-        self.evaluations: list[HeldOutSummary] = []
-        self.sets: dict[str, list[HeldOutSummary]] = {}
+        self.evaluations: list[HeldoutSummary] = []
+        self.sets: dict[str, list[HeldoutSummary]] = {}
         """Evaluations on further held-out sets, by label."""
         self.times: list[tuple[float, int]] = []
         """Clock and step after every step that this process made."""
@@ -123,7 +115,7 @@ class QuietView(View):
         self.title = f"{run.name} · {run.config['model']['name']} · {run.config['tasks']['name']}"
         self.start, self.steps = run.start, run.steps or 0
         self.size, self.known = run.config.get("sampling", {}).get("size", 0), len(run.metric_lines)
-        self.metrics, self.evaluations, self.sets = list(run.metric_lines), held_out(run), further_sets(run)
+        self.metrics, self.evaluations, self.sets = list(run.metric_lines), heldout(run), heldout_sets(run)
         if not self.is_quiet and not self.known:  # who resumes a run has named it
             # A warm start and a replay are named after what they are of.
             name = re.sub(r"-\d+$", "", run.name) if run.info.get("kind") else run.config["name"]
@@ -175,8 +167,8 @@ class QuietView(View):
             held = "not evaluated"
             if evaluations:
                 before, after = self.accuracies(evaluations)
-                start = f"{before} before" if before else "not evaluated before"
-                end = f"{after} after step {after.step}" if after else "not evaluated after"
+                start = f"{_accuracy(before)} before" if before else "not evaluated before"
+                end = f"{_accuracy(after)} after step {after.step}" if after else "not evaluated after"
                 held = f"{start}, {end}; {evaluations[-1].tasks} tasks, 95% intervals"
             self.say(f"{name}: {held}.")
         self.say(f"Run: {run.path}")
@@ -186,10 +178,9 @@ class QuietView(View):
         """Last step done."""
         return int(self.metrics[-1]["step"]) if self.metrics else self.start
 
-    def accuracies(self, evaluations: Sequence[HeldOutSummary]) -> tuple[HeldOutSummary | None, HeldOutSummary | None]:
+    def accuracies(self, evaluations: Sequence[HeldoutSummary]) -> tuple[HeldoutSummary | None, HeldoutSummary | None]:
         """Evaluation before the first step, and the last one of a trained model."""
-        before = next((e for e in evaluations if e.step == self.start), None)
-        return before, next((e for e in reversed(evaluations) if e.step > self.start), None)
+        return before_and_after(evaluations, self.start)
 
     @property
     def time_left(self) -> str:
@@ -210,8 +201,12 @@ class QuietView(View):
         return f"{share} ({low} low, {high} high)"
 
 
-def _summary(e: Evaluation) -> HeldOutSummary:
-    return HeldOutSummary(e.step, e.accuracy, e.low, e.high, e.correct, e.tasks)
+def _accuracy(held: HeldoutSummary) -> str:
+    return estimate(held.accuracy, held.low, held.high)
+
+
+def _summary(e: Evaluation) -> HeldoutSummary:
+    return HeldoutSummary(e.step, e.accuracy, e.low, e.high, e.correct, e.tasks)
 
 
 class LineView(QuietView):
@@ -229,12 +224,12 @@ class LineView(QuietView):
         if record.metrics and (is_due or record.step >= self.steps or record.evaluation is not None):
             self.printed = self.clock()
             line = f"step {self.last_step}/{self.steps}"
-            for name, key in FIGURES.items():
+            for key, name in figures("terminal").items():
                 line += f"  {name} {self.figure(key)}" if record.metrics.get(key) is not None else ""
             self.say(f"{line}  {duration(record.metrics.get('seconds/step'))} per step  {self.time_left}".rstrip())
         if record.evaluation is not None:
             for name, (*_, held) in {"held-out": self.evaluations, **self.sets}.items():
-                self.say(f"{name} after step {held.step}: {held} of {held.tasks} tasks, 95% interval")
+                self.say(f"{name} after step {held.step}: {_accuracy(held)} of {held.tasks} tasks, 95% interval")
 
 
 class LiveView(QuietView):
@@ -269,13 +264,16 @@ class LiveView(QuietView):
 
     def _figures(self, width: int) -> Table:
         curves: list[Curve] = [
-            (name, self.figure(key), [line.get(key) for line in self.metrics], key) for name, key in FIGURES.items()
+            (name, self.figure(key), [line.get(key) for line in self.metrics], key)
+            for key, name in figures("terminal").items()
         ]
         held = list[Curve]()
         for name, evaluations in {"held-out": self.evaluations, **self.sets}.items():
             before, after = self.accuracies(evaluations)
             start = f"{percent(before.accuracy)} → " if before and after else ""
-            held.append((name, f"{start}{after or before}", [e.accuracy for e in evaluations], "eval/accuracy"))
+            last = after or before
+            value = f"{start}{_accuracy(last)}" if last else ""
+            held.append((name, value, [e.accuracy for e in evaluations], "eval/accuracy"))
         curves[2:2] = held  # after the reward
         rows = []
         for name, value, values, metric in curves:

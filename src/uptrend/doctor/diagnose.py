@@ -8,11 +8,12 @@ from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.checks import examine
 from uptrend.doctor.checks.rewards import TOP
-from uptrend.doctor.curves import REWARD, thinned
+from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import PROOF, alarms, rank
 from uptrend.doctor.report import from_finding_table
 from uptrend.records import CannotTell, Finding, Report, RunView
 from uptrend.records.directory import ENDS, STARTS
+from uptrend.stats.smoothing import thin_curve
 
 # Alarms beside which a rising reward does not show that the task is learned.
 DOUBTS = "kl.runaway data.memorized data.leak task.evaluator-exposed reward.hackable reward.misaligned"
@@ -54,7 +55,7 @@ def diagnose(view: RunView) -> Report:
         missing=tuple(_missing(case)),
         notes=(*view.notes, *damage),
         unknown=tuple(sorted(view.unknown)),
-        curve=thinned(*view.curve(REWARD)),
+        curve=thin_curve(*view.curve(REWARD)),
     )
 
 

@@ -11,8 +11,9 @@ from scipy.special import ndtr
 from uptrend.doctor.curves import LEVEL, REWARD, RunCurves
 from uptrend.present.formatting import change, interval, plural
 from uptrend.records import RecordError, RunView, Trend, TrendKind
+from uptrend.records.summary import correct_by_task
 from uptrend.records.view import Floats
-from uptrend.stats.comparison import mcnemar, paired_interval
+from uptrend.stats.comparison import pair_answers
 from uptrend.stats.intervals import normal_interval, normal_reach
 from uptrend.stats.trend import TrendTest, measure_trend, neighbor_noise
 
@@ -22,6 +23,8 @@ FEWEST_POINTS = 20
 SMALLEST = 0.2
 # From this share of dead groups on, over the whole run, a drift of the reward is the mix of prompts.
 ALL_DEAD = 0.97
+# Tasks asked at both evaluations below which pairs say less than the counts of all tasks.
+FEWEST_PAIRS = 10
 CONSTANT = "Constant"
 # All updates / the weights' length that teach nothing, KL of a policy that did move, and p-value of a sure rise.
 UNMOVED, MOVED_KL, BEYOND_CHANCE = 1e-5, 1e-3, 1e-3
@@ -205,20 +208,13 @@ def _artifact(curves: RunCurves, values: Floats, p: float) -> str:
 
 def _paired_change(view: RunView, first: int, last: int) -> tuple[tuple[float, float], float] | None:
     """Return interval and p-value from the tasks that changed sides; None where an evaluation's were not kept."""
-    right: list[dict[str, bool]] = []
-    for step in (first, last):
-        try:
-            table = view.held_out(step)
-            pairs = zip(table.column("task").to_pylist(), table.column("correct").to_pylist(), strict=True)
-        except (OSError, KeyError, RecordError):  # one torn file must not cost the whole report
-            return None
-        # A task's greedy answer comes first in the file, and sampled attempts follow: the first counts.
-        right.append({task: bool(is_right) for task, is_right in reversed(list(pairs))})
-    shared = sorted(right[0].keys() & right[1].keys())
-    if len(shared) < 10:
+    try:
+        before = correct_by_task(view.read_heldout(first))
+        after = correct_by_task(view.read_heldout(last))
+    except (OSError, KeyError, RecordError):  # one torn file must not cost the whole report
         return None
-    gained, lost = (sum(right[k][task] > right[1 - k][task] for task in shared) for k in (1, 0))
-    return paired_interval(gained, lost, len(shared)), mcnemar(lost, gained)
+    pairs = pair_answers(before, after)
+    return (pairs.interval, pairs.p) if pairs.tasks >= FEWEST_PAIRS else None
 
 
 def _interval_of_counts(first: Mapping[str, Any], last: Mapping[str, Any], effect: float) -> tuple[float, float] | None:

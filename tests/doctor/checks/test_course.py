@@ -72,7 +72,7 @@ def paired(before: list[bool], after: list[bool]) -> RunView:
     tables = {0: before, 30: after}
     evals = tuple({"step": s, "accuracy": float(np.mean(t)), "tasks": len(tasks)} for s, t in tables.items())
     return replace(
-        healthy(**STILL), evals=evals, held_out=lambda step: pa.table({"task": tasks, "correct": tables[step]})
+        healthy(**STILL), evals=evals, read_heldout=lambda step: pa.table({"task": tasks, "correct": tables[step]})
     )
 
 

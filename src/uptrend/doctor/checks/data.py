@@ -122,7 +122,7 @@ def leak(case: Case) -> Answer:
     held = set[str]()
     for line in (*case.view.evals[:1], *case.view.evals[-1:]):
         try:
-            held.update(task for task in case.view.held_out(int(line["step"])).column("task").to_pylist() if task)
+            held.update(task for task in case.view.read_heldout(int(line["step"])).column("task").to_pylist() if task)
         except (RecordError, KeyError):
             continue
     if not held:
