@@ -191,17 +191,17 @@ def _compare(a: Run, b: Run) -> dict[str, Any]:
 
 def _heldout(run: dict[str, Any], has_intervals: bool) -> str:
     texts = []
-    for held in (run["before"], run["after"]):
-        if held is None:
+    for evaluation in (run["before"], run["after"]):
+        if evaluation is None:
             texts.append(NONE)
         else:
-            texts.append(_accuracy(held) if has_intervals else percent(held["accuracy"]))
+            texts.append(_accuracy(evaluation) if has_intervals else percent(evaluation["accuracy"]))
     before, after = texts
     return before if after == NONE else f"{before} → {after}"
 
 
-def _accuracy(held: Mapping[str, Any]) -> str:
-    return estimate(held["accuracy"], held["low"], held["high"])
+def _accuracy(evaluation: Mapping[str, Any]) -> str:
+    return estimate(evaluation["accuracy"], evaluation["low"], evaluation["high"])
 
 
 def _headline(run: dict[str, Any]) -> Text:
@@ -265,9 +265,9 @@ def _draw_curves(curves: Mapping[str, Any], width: int) -> list[tuple[str, Text]
 def _results(run: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for name, evaluations in {"held-out": run["evaluations"], **run["sets"]}.items():
-        for held in evaluations:
-            counts = f"{held['correct']} of {held['tasks']}"
-            rows.append((f"{name} after step {held['step']}", f"{_accuracy(held)}  {counts}"))
+        for evaluation in evaluations:
+            counts = f"{evaluation['correct']} of {evaluation['tasks']}"
+            rows.append((f"{name} after step {evaluation['step']}", f"{_accuracy(evaluation)}  {counts}"))
     if run["phases"]:
         rows.append(("step time", phase_shares(run["phases"])))
     rows += [("log", run["log"])] if run["log"] else []

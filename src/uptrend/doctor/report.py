@@ -116,7 +116,7 @@ def print_report(report: Report, console: Console, verbose: bool = False) -> Non
     kind, headline = report.trend.kind, report.trend.headline or str(report.trend.kind)
     _print(console, headline.upper(), STYLES[kind if headline == kind else TrendKind.TOO_SHORT], 0)
     _print(console, report.trend.sentence)
-    _print(console, _held_out(report))
+    _print(console, _heldout_text(report))
     summaries = {finding.summary for finding in report.findings}
     for note in report.notes:
         _print(console, "" if note in summaries else f"read: {note}", "dim")
@@ -187,7 +187,7 @@ def _section(report: Report) -> dict[str, Any]:
     return {
         "report": report,
         "title": _title(report),
-        "held_out": _held_out(report),
+        "held_out": _heldout_text(report),
         "lacks": formatting.markdown_table(("cause", "needs"), rows),
         "findings": [
             {
@@ -220,7 +220,7 @@ def _title(report: Report) -> str:
     return ", ".join(filter(None, [report.source, name, trainer, points]))
 
 
-def _held_out(report: Report) -> str:
+def _heldout_text(report: Report) -> str:
     if not (change := report.trend.held_out):
         return ""
     ends = f", 95% interval {formatting.interval(*change['interval'])}" if change["interval"] else ""

@@ -47,7 +47,7 @@ class Collapse:
 
 
 @dataclass(frozen=True)
-class HeldOutChange:
+class HeldoutChange:
     """Change of the held-out score from the first evaluation to the last."""
 
     first: float
@@ -93,7 +93,7 @@ def find_collapse(curves: RunCurves) -> Collapse | None:
     return Collapse(best, last, int(np.flatnonzero(levels > middle)[-1]) + width // 2 + 1, float(noise))
 
 
-def held_out_change(view: RunView) -> HeldOutChange | None:
+def heldout_change(view: RunView) -> HeldoutChange | None:
     """Return the change of the accuracy, else of the reward; None with fewer than two evaluations."""
     scored: list[tuple[Mapping[str, Any], float]] = []
     for entry in view.evals:
@@ -111,10 +111,10 @@ def held_out_change(view: RunView) -> HeldOutChange | None:
     error = (found[1] - found[0]) / (2 * normal_reach()) if found else math.inf
     chance = 2 * float(ndtr(-abs(effect) / max(error, 1e-12))) if chance is None else chance
     tasks = int(entries[-1].get("tasks") or 0)
-    return HeldOutChange(scores[0], scores[-1], scores, at, found, tasks, paired is not None, chance)
+    return HeldoutChange(scores[0], scores[-1], scores, at, found, tasks, paired is not None, chance)
 
 
-def judge_trend(curves: RunCurves, collapse: Collapse | None, held_out: HeldOutChange | None) -> Trend:
+def judge_trend(curves: RunCurves, collapse: Collapse | None, heldout: HeldoutChange | None) -> Trend:
     """Return the trend of a run by its training reward alone."""
     is_replay = curves.view.info.get("kind") == "replay"
     steps, values = curves.curve(REWARD)
@@ -138,7 +138,7 @@ def judge_trend(curves: RunCurves, collapse: Collapse | None, held_out: HeldOutC
         effect=None if figures is None else figures.effect,
         interval=None if figures is None else figures.interval,
         power=None if line is None else line.power(SMALLEST * curves.rollout_spread),
-        held_out={} if held_out is None else {key: getattr(held_out, key) for key in told},
+        held_out={} if heldout is None else {key: getattr(heldout, key) for key in told},
     )
 
 

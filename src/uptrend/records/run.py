@@ -43,10 +43,11 @@ class Run:
 
         row = summarize(self)
         rows = [("run", row["path"]), ("status", f"{row['status']}, {row['step']} of {row['steps']} steps")]
-        for held in (row["before"], row["after"]):
-            if held is not None and held["accuracy"] is not None:
-                accuracy = f"{held['accuracy']:.1%} ({held['low']:.1%} to {held['high']:.1%})"
-                rows.append((f"held-out after step {held['step']}", accuracy))
+        for evaluation in (row["before"], row["after"]):
+            if evaluation is not None and evaluation["accuracy"] is not None:
+                ends = f"{evaluation['low']:.1%} to {evaluation['high']:.1%}"
+                accuracy = f"{evaluation['accuracy']:.1%} ({ends})"
+                rows.append((f"held-out after step {evaluation['step']}", accuracy))
         last = self.metric_lines[-1] if self.metric_lines else {}
         for key in ("reward/mean", "advantage/dead/share"):
             if last.get(key) is not None:

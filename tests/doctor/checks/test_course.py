@@ -85,7 +85,7 @@ def test_tasks_that_changed_sides_are_counted(gained: int, lost: int, count: int
     rest = count - gained - lost
     change = Case(
         paired([False] * gained + [True] * (lost + rest), [True] * gained + [False] * lost + [True] * rest)
-    ).held_out
+    ).heldout
     assert change is not None
     assert change.interval is not None
     assert change.chance == pytest.approx(chance, abs=1e-3)
