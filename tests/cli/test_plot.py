@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uptrend.present.drawing import moving_mean, plotting, show_shares
+from uptrend.present.drawing import plotting, show_shares
 
 MakeRun = Callable[..., Path]
 Uptrend = Callable[..., Any]
@@ -84,12 +84,6 @@ def test_what_cannot_be_drawn(
     monkeypatch.chdir(make_run("demo").parents[1])
     Path("file").write_text("")
     assert message in uptrend("plot", *arguments, code=2).err
-
-
-def test_moving_mean() -> None:
-    assert moving_mean([1, 2, 3, 4], 1) == [1, 2, 3, 4]
-    assert moving_mean([0, 3, 6, 0], 3) == [1.5, 3, 3, 3]
-    assert moving_mean([], 3) == []
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from synthetic import info_of, rollout_of
-from uptrend.present.terminal import BLOCKS, bucket_means, phase_shares, sparkline
+from uptrend.present.terminal import BLOCKS, phase_shares, sparkline
 from uptrend.records import Message, Role, Run, RunDirectory, Sequence, ToolCall, rollouts_table
 
 MakeRun = Callable[..., Path]
@@ -305,7 +305,6 @@ def test_a_curve_that_hardly_moves_is_drawn_flat() -> None:
 
 def test_sparklines() -> None:
     assert sparkline(list(range(8)), 8) == BLOCKS
-    assert bucket_means([1, 3, 5, 7], 2) == [2, 6]
     assert sparkline([0, 0, 1, 1], 2) == "▁█"  # neighbors are averaged
     assert sparkline([0, 1], 10) == "▁█"  # never stretched
     assert sparkline([0, None, math.nan, math.inf, 1], 5) == "▁   █"

@@ -24,8 +24,7 @@ from uptrend.dashboard.api import endpoints
 from uptrend.records import Ending, Message, Role, Run, RunDirectory, ToolCall, rollouts_table
 from uptrend.records.directory import append_line
 from uptrend.runner import reports_of
-from uptrend.runner.summary import pair_up
-from uptrend.stats.comparison import paired_interval
+from uptrend.stats.comparison import pair_runs, paired_interval
 
 ROOT = Path(__file__).parents[2]
 FORMATS = ROOT / "tests" / "data" / "formats"
@@ -361,7 +360,7 @@ def test_runs_are_compared_task_by_task_and_seeds_are_folded(url: str, world: Pa
     assert told["differences"]["learning.lr"] == [lr, lr, lr, 3e-4]
     assert not {"name", "seed"} & set(told["differences"])
     pair = next(pair for pair in told["paired"] if pair["b"] == "runs/b")
-    expected = pair_up(Run(world / "a"), Run(world / "b"))
+    expected = pair_runs(Run(world / "a"), Run(world / "b"))
     assert expected is not None
     assert pair == {"a": "runs/a", "b": "runs/b", **expected, "interval": list(expected["interval"])}
     assert (pair["only_a"], pair["only_b"], pair["tasks"]) == (0, 10, 40)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from uptrend.dashboard.worker import ReaderProcess
 from uptrend.records import RecordError, Run, RunDirectory
 from uptrend.records.directory import set_aside
 from uptrend.records.schema import VERSION
-from uptrend.runner.summary import find_runs
+from uptrend.records.summary import find_runs
 
 DATA = Path(__file__).parents[1] / "data"
 LOG = DATA / "formats" / "trl-bars" / "raw" / "out.log"
@@ -157,6 +158,22 @@ def test_runs_that_can_not_be_read_say_why_and_old_ones_have_todays_names(tmp_pa
     assert set(table.column_names) <= set(old.metrics.column_names)
     assert rows["old"]["config"]["model.weights"] == old.config["model"]["weights"]
     assert find(RolloutPlace(library.entry("runs/old"), library), step=2)["total"] == old.rollouts(2).num_rows
+
+
+def test_a_row_has_the_columns_and_values_of_the_terminals_list(tmp_path: Path, open_library: Any) -> None:
+    folder = tmp_path / "runs"
+    path = write_run(folder / "a", steps=6, rights=(10, 20))
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    del last["reward/mean"]  # nothing of the last step could be scored
+    (path / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
+    shutil.copy(LOG, folder / "out.log")
+    rows = {row["name"]: row for row in open_library(folder).rows()}
+    (listed,), _ = find_runs(folder)
+    created = datetime.fromisoformat(listed["created"]).timestamp()
+    assert {key: rows["a"][key] for key in listed} == {**listed, "created": created}
+    assert listed["reward"] == json.loads(lines[-2])["reward/mean"]
+    assert set(listed) <= set(rows["runs/out.log"])
 
 
 def test_a_name_with_an_at_sign_is_found_before_its_turn(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_held_out_stands_beside_and_does_not_enter() -> None:
 
 def test_held_out_without_counts_scatters_about_its_line() -> None:
     scores = ({"step": step, "reward": score} for step, score in enumerate((0.1, 0.2, 0.3, 0.4, 0.5, 0.6)))
-    change = Case(healthy(evals=tuple(scores))).held_out
+    change = Case(healthy(evals=tuple(scores))).heldout
     assert change is not None
     assert change.interval == pytest.approx((0.304, 0.696), abs=1e-3)
     assert not change.paired
@@ -107,8 +107,8 @@ def test_of_several_attempts_the_greedy_answer_is_paired() -> None:
         return pa.table({"task": [*tasks, *tasks], "correct": [step > 0] * 20 + [step == 0] * 20})
 
     evals = tuple({"step": step, "accuracy": float(step > 0), "tasks": 20} for step in (0, 10))
-    view = replace(healthy(), evals=evals, held_out=held_out)
-    change = Case(view).held_out
+    view = replace(healthy(), evals=evals, read_heldout=held_out)
+    change = Case(view).heldout
     assert change is not None
     assert change.interval == (pytest.approx(0.76, abs=0.01), 1.0)
     assert Case(view).is_learned

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from uptrend.present import formatting as say
-from uptrend.present.drawing import COLORS, moving_mean, plotting, save, to_svg
+from uptrend.present.drawing import COLORS, plotting, save, to_svg
 from uptrend.records import Times
 
 
@@ -51,7 +51,6 @@ def test_settings_are_toml() -> None:
 def test_a_table_keeps_its_columns_whatever_its_cells_hold() -> None:
     table = say.markdown_table(("a", "b"), [("x | y", "two\nlines"), ("", "z")])
     assert table.splitlines() == ["| a | b |", "|---|---|", r"| x \| y | two lines |", "|  | z |"]
-    assert moving_mean([0.0, 3.0, 6.0], 3) == [1.5, 3.0, 4.5]
 
 
 def test_an_svg_for_a_page_takes_its_colors_and_keeps_texts_whole(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from synthetic import evaluation_of, line_of, metrics_of
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.records.metrics import compared_metrics, find_metric, label_of, must_be_finite, sections
+from uptrend.records.metrics import compared_metrics, figures, find_metric, label_of, must_be_finite, panels, sections
 
 ROWS = [metric for section in sections() for metric in section.metrics]
 
@@ -16,6 +16,14 @@ def test_every_key_is_defined_once_and_every_cause_exists() -> None:
     keys = Counter((section.file, metric.key) for section in sections() for metric in section.metrics)
     assert [key for key, count in keys.items() if count > 1] == []
     assert {cause for metric in ROWS for sign in metric.warns for cause in sign.causes} <= set(CATALOGUE)
+
+
+def test_every_figure_to_show_is_a_metric_and_the_short_names_of_a_place_differ() -> None:
+    for place in ("log", "terminal", "curves", "replay", "plot-large", "plot-small"):
+        assert [key for key in figures(place) if find_metric(key) is None] == []
+        assert len(set(figures(place).values())) == len(figures(place))
+    keys = [key for panel in panels() for key in (*panel["keys"], *panel.get("instead", ()), panel.get("total", ""))]
+    assert [key for key in keys if key and "*" not in key and find_metric(key) is None] == []
 
 
 def test_runs_of_the_tests_have_no_key_of_their_own() -> None:

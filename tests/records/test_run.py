@@ -18,7 +18,7 @@ from uptrend.doctor.probes import PROBES
 from uptrend.records import RecordError, Run, RunDirectory, Stop, from_lines, to_pandas, to_polars, view_of
 from uptrend.records.directory import append_line, read_lines
 from uptrend.records.renamed import RenamedWarning, current, names, upgrade_keys, upgrade_metrics
-from uptrend.runner.summary import find_runs
+from uptrend.records.summary import find_runs
 
 MakeRun = Callable[..., Path]
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "run.md").read_text(encoding="utf-8")

@@ -17,14 +17,15 @@ from models import make_policy
 from uptrend.cli.plot import command as plot
 from uptrend.config import Config, load_config
 from uptrend.config.schema import Sampling
+from uptrend.doctor.saved import latest_report
 from uptrend.policy.policy import Policy
 from uptrend.records import ConfigError, Ending, Message, RecordError, Reward, Rollout, Task
 from uptrend.records import Sequence as Tokens
+from uptrend.records.summary import describe
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import RolloutRequest
 from uptrend.runner.evaluation import evaluate
 from uptrend.runner.runs import resume_run, train_recipe
-from uptrend.runner.summary import describe
 from uptrend.runner.view import LineView
 from uptrend.tasks.pool import Cursor, make_heldout, make_pool
 from uptrend.training.gather import RolloutPlayer, gather, penalize_length
@@ -283,7 +284,7 @@ def test_further_held_out_sets_with_limits_of_their_own(
     assert {label: entry["hash"] for label, entry in described.items()} == {
         label: entry["hash"] for label, entry in first["sets"].items()
     }
-    shown = describe(run)
+    shown = describe(run, latest_report(run))
     assert [e["step"] for e in shown["sets"]["odd"]] == [0, 2]
     assert len(shown["curves"]["eval/set/odd/accuracy"]) == 2
     plot([run.path], out=tmp_path / "drawn.svg")

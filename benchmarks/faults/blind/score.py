@@ -177,7 +177,7 @@ def _first_step(place: Path, kind: str) -> list[Any]:
         run = Run(place / "run")
         if kind == "held out":
             step = int(run.eval_lines[0]["step"]) if run.eval_lines else None
-            return [] if step is None else view_of(run).held_out(step).column("task").to_pylist()
+            return [] if step is None else view_of(run).read_heldout(step).column("task").to_pylist()
         steps = sorted(view_of(run).rollout_steps)[:3]
         if kind == "tasks":
             return [task for step in steps for task in run.rollouts(step).column("task").to_pylist()]
@@ -213,7 +213,7 @@ def falls(view: RunView) -> bool:
     sides = []
     for step in (steps[0], steps[-1]):
         try:
-            table = view.held_out(step)
+            table = view.read_heldout(step)
         except (OSError, KeyError, RecordError):
             return False
         pairs = zip(table.column("task").to_pylist(), table.column("correct").to_pylist(), strict=True)

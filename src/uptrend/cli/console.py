@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from uptrend.config.load import dotted_keys
+from uptrend.config.load import dotted_keys, nearest
+from uptrend.records import RecordError, Run
 from uptrend.records.directory import write_whole
 from uptrend.records.renamed import current
 
@@ -45,6 +46,20 @@ RunArgument = Annotated[
 RunsFolder = Annotated[Path, typer.Option(help="Folder for run directories.")]
 LabFolder = Annotated[Path, typer.Option("--dir", help="Folder of the lab.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the outcome.")]
+
+
+def open_run(named: str | Path, folder: Path = Path("runs")) -> Run:
+    """Open a run by its path, or by its name under ./runs."""
+    for path in (Path(named), folder / named):
+        if (path / "run.json").exists():
+            return Run(path)
+    if Path(named).exists():
+        raise RecordError(
+            f"{named} is no run of Uptrend: it has no run.json. Other trainers' logs: uptrend doctor {named}"
+        )
+    names = sorted(path.parent.name for path in folder.glob("*/run.json"))
+    here = f" {folder}/ holds {', '.join(names)}." if names else ""
+    raise RecordError(f"There is no run at {named} or {folder / named}.{nearest(str(named), names) or here}")
 
 
 class Commands(TyperGroup):

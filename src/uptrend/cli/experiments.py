@@ -20,7 +20,6 @@ from rich.text import Text
 from uptrend.cli.console import AsFormat, Format, LabFolder, print_json
 from uptrend.cli.lab_view import Board, LabView
 from uptrend.config import difference
-from uptrend.doctor.report import plain
 from uptrend.lab import journal, plan, refuse, specification
 from uptrend.lab import judge as judging
 from uptrend.lab.cure import warn_of_length
@@ -41,7 +40,7 @@ from uptrend.policy.known import need_train_extra
 from uptrend.present.formatting import NONE, p_value, percent, plural
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import Hypothesis, LabError, Run, Status, Verdict
-from uptrend.records.directory import write_whole
+from uptrend.records.directory import plain, write_whole
 from uptrend.runner.runs import TrainLauncher
 
 # Deviation of differences by which power is announced before any run: 4 to 7 points were seen with 200 tasks.

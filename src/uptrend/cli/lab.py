@@ -152,7 +152,7 @@ def list_hypotheses(
         causes = {id: resolve_experiment(cause) for id, cause in CATALOGUE.items() if cause.experiment.arms}
         if format == "json":
             listed = [{"id": id, "claim": one.claim, "arms": list(one.arms)} for id, one in causes.items()]
-            print_json({"ready": [_plain(h) for h in hypotheses], "causes": listed})
+            print_json({"ready": [_hypothesis_row(h) for h in hypotheses], "causes": listed})
             return
         console.print("Ready, as uptrend lab new h01:")
         console.print(_table(hypotheses, lambda h: str(h.status)))
@@ -163,7 +163,8 @@ def list_hypotheses(
     hypotheses, broken = notebook.readable
     if format == "json":
         listed = [
-            {**_plain(h), "outcome": notebook.outcome_of(h), "path": str(notebook.path_of(h.id))} for h in hypotheses
+            {**_hypothesis_row(h), "outcome": notebook.outcome_of(h), "path": str(notebook.path_of(h.id))}
+            for h in hypotheses
         ]
         print_json({"hypotheses": listed, "broken": broken})
         return
@@ -184,7 +185,7 @@ def _table(hypotheses: list[Hypothesis], outcome_of: Callable[[Hypothesis], str]
     return columns("id", "priority", "status", "confidence", "hypothesis", "arms", rows=rows)
 
 
-def _plain(h: Hypothesis) -> dict[str, Any]:
+def _hypothesis_row(h: Hypothesis) -> dict[str, Any]:
     keys = (
         "id", "title", "priority", "status", "confidence", "cause", "explains", "recipe", "metric", "direction",
         "smallest", "seeds", "prerequisites",

@@ -7,18 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from uptrend.cli.console import complete_runs
+from uptrend.cli.console import complete_runs, open_run
 from uptrend.config.load import nearest
-from uptrend.present.drawing import COLORS, INK, moving_mean, plotting, save, show_shares
+from uptrend.present.drawing import COLORS, INK, plotting, save, show_shares
 from uptrend.records import RecordError, Run, UptrendError
-from uptrend.records.metrics import find_metric, label_of
+from uptrend.records.metrics import figures, find_metric, label_of
 from uptrend.records.renamed import current
-from uptrend.runner.summary import further_sets, held_out, open_run
+from uptrend.records.summary import heldout, heldout_sets
+from uptrend.stats.smoothing import smooth
 
 DASHES = ("-", (0, (4, 2)))
-HELD_OUT, DEAD = "eval/accuracy", "advantage/dead/share"
-LARGE = ("reward/mean", HELD_OUT)
-SMALL = (DEAD, "learner/entropy/mean", "sampling/length/mean", "kl/reference/mean")
+HELDOUT, DEAD = "eval/accuracy", "advantage/dead/share"
 Colored = list[tuple[Run, str]]
 
 
@@ -45,7 +44,7 @@ def command(
     for key in metrics:
         if key not in known:
             raise RecordError(f"No run has a metric {key}.{nearest(key, known)} All of them: uptrend explain")
-    asked = metrics or [*LARGE, *SMALL]
+    asked = metrics or [*figures("plot-large"), *figures("plot-small")]
     drawn = [key for key in asked if _has_values(colored, key)]
     names = ", ".join(run.name for run, _ in colored)
     if not drawn:
@@ -73,7 +72,7 @@ def command(
 
 def _has_values(runs: Colored, key: str) -> bool:
     """Return True where a run has a finite value of a metric, or an evaluation."""
-    if key == HELD_OUT:
+    if key == HELDOUT:
         return any(run.eval_lines for run, _ in runs)
     values = (line.get(key) for run, _ in runs for line in run.metric_lines)
     return any(isinstance(value, int | float) and math.isfinite(value) for value in values)
@@ -81,7 +80,7 @@ def _has_values(runs: Colored, key: str) -> bool:
 
 def _overview(plt: Any, runs: Colored, keys: list[str]) -> Any:
     """Draw reward and held-out accuracy large, the metrics that explain them small; only those with values."""
-    rows = [[key for key in row if key in keys] for row in (LARGE, SMALL)]
+    rows = [[key for key in row if key in keys] for row in (figures("plot-large"), figures("plot-small"))]
     heights = [height for row, height in zip(rows, (3.9, 2.5), strict=True) if row]
     figure = plt.figure(figsize=(11, sum(heights)), layout="constrained")
     grid = figure.add_gridspec(len(heights), 12, height_ratios=heights)
@@ -89,7 +88,7 @@ def _overview(plt: Any, runs: Colored, keys: list[str]) -> Any:
         wide = 12 // len(row)
         for i, key in enumerate(row):
             axes = figure.add_subplot(grid[place, i * wide : (i + 1) * wide])
-            {HELD_OUT: _draw_held_out, DEAD: _draw_dead_groups}.get(key, partial(_draw_metric, keys=(key,)))(axes, runs)
+            {HELDOUT: _draw_heldout, DEAD: _draw_dead_groups}.get(key, partial(_draw_metric, keys=(key,)))(axes, runs)
     return figure
 
 
@@ -114,10 +113,8 @@ def _draw_metric(axes: Any, runs: Colored, keys: tuple[str, ...]) -> None:
         for key, dashes in zip(keys, DASHES, strict=False):
             lines = [line for line in run.metric_lines if isinstance(line.get(key), int | float)]
             steps, values = [line["step"] for line in lines], [line[key] for line in lines]
-            # A fifteenth of the run: wide enough to see a trend in noise, narrow enough to see a collapse.
-            smooth = moving_mean(values, window=max(1, len(values) // 15))
             axes.plot(steps, values, color=color, alpha=0.25, linewidth=1)
-            axes.plot(steps, smooth, color=color, linestyle=dashes, linewidth=2)
+            axes.plot(steps, smooth(values), color=color, linestyle=dashes, linewidth=2)
     _finish_axes(axes)
 
 
@@ -130,13 +127,13 @@ def _draw_dead_groups(axes: Any, runs: Colored) -> None:
     axes.legend(keys, ["low", "high"], fontsize=8, handlelength=1.6)
 
 
-def _draw_held_out(axes: Any, runs: Colored) -> None:
-    axes.set_title(f"{label_of(HELD_OUT)}, 95% intervals")
+def _draw_heldout(axes: Any, runs: Colored) -> None:
+    axes.set_title(f"{label_of(HELDOUT)}, 95% intervals")
     longest = max((run.eval_lines[-1]["step"] for run, _ in runs if run.eval_lines), default=1)
     for i, (run, color) in enumerate(runs):
         # Runs stand a little apart, so that bars at the same step do not hide each other.
         apart = (i - (len(runs) - 1) / 2) * 0.012 * max(1, longest)
-        evaluations = held_out(run)
+        evaluations = heldout(run)
         steps, heights = [e.step + apart for e in evaluations], [e.accuracy for e in evaluations]
         # At 0 and 1 an end of the interval may lie a rounding error inside.
         below, above = [
@@ -148,7 +145,7 @@ def _draw_held_out(axes: Any, runs: Colored) -> None:
         if evaluations and len(runs) <= 2:  # more labels would lie over each other
             place = {"xytext": (7, 7 - 14 * i), "textcoords": "offset points", "va": "center"}
             axes.annotate(f"{heights[-1]:.1%}", (steps[-1], heights[-1]), color=color, fontweight="bold", **place)
-        for label, found in further_sets(run).items():
+        for label, found in heldout_sets(run).items():
             steps, heights = [e.step + apart for e in found], [e.accuracy for e in found]
             axes.plot(steps, heights, color=color, linestyle=DASHES[1], linewidth=1.5)
             axes.annotate(

@@ -8,23 +8,15 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from uptrend.cli.console import AsFormat, Quiet, RunArgument, RunsFolder, Sets, print_json
+from uptrend.cli.console import AsFormat, Quiet, RunArgument, RunsFolder, Sets, open_run, print_json
 from uptrend.present.formatting import number, percent, setting
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import Run
+from uptrend.records.metrics import figures
+from uptrend.records.summary import heldout
 from uptrend.runner.observers import terminal_observers
 from uptrend.runner.runs import replay
-from uptrend.runner.summary import held_out, open_run
 
-# Columns of the table, and the metrics that they show.
-FIGURES = {
-    "loss": "loss/total",
-    "gradient": "gradient/norm/before",
-    "KL": "kl/reference/mean",
-    "update": "weights/update/norm",
-    "ESS": "sampler/ess/share",
-    "|log ratio|": "sampler/gap/mean",
-}
 MACHINE_KEYS = ("time", "seconds/", "memory/")  # prefixes of metrics that differ between two equal runs
 LOW_ESS = 0.5  # effective share of tokens below which a step says little about the policy that learns from it
 ROWS = 16  # steps that the table shows; the JSON has all
@@ -91,7 +83,7 @@ def compare_with_source(run: Run) -> dict[str, Any]:
             for a, b in pairs
         ],
         "held_out": {
-            side: {str(e.step): e.accuracy for e in held_out(one) if run.start <= e.step <= run.last_step}
+            side: {str(e.step): e.accuracy for e in heldout(one) if run.start <= e.step <= run.last_step}
             for side, one in (("source", source), ("replay", run))
         },
     }
@@ -99,7 +91,7 @@ def compare_with_source(run: Run) -> dict[str, Any]:
 
 def _figures(line: dict[str, Any]) -> dict[str, float | None]:
     clipped = [line[key] for key in ("clip/low/share", "clip/high/share") if line.get(key) is not None]
-    return {key: line.get(key) for key in FIGURES.values()} | {"clip/share": sum(clipped) if clipped else None}
+    return {key: line.get(key) for key in figures("replay")} | {"clip/share": sum(clipped) if clipped else None}
 
 
 def print_replay(compared: dict[str, Any], console: Console) -> None:
@@ -111,16 +103,16 @@ def print_replay(compared: dict[str, Any], console: Console) -> None:
     console.print(f"{source} from step {compared['step']}: {', '.join(changed) or 'nothing changed'}", soft_wrap=True)
     if not steps:
         return
-    shown = sorted({int(i) for i in np.linspace(0, len(steps) - 1, min(ROWS, len(steps))).round()})
+    chosen = sorted({int(i) for i in np.linspace(0, len(steps) - 1, min(ROWS, len(steps))).round()})
     rows = []
-    for line in [steps[i] for i in shown]:
+    for line in [steps[i] for i in chosen]:
         for name, side in {"run": "source", "replay": "replay"}.items():
             head = [str(line["step"]), number(line["reward"])] if name == "run" else ["", ""]
             accuracy = percent(compared["held_out"][side].get(str(line["step"])))
-            figures = [number(line[side][key]) for key in FIGURES.values()]
-            rows.append([*head, name, *figures, percent(line[side]["clip/share"]), accuracy])
-    numbers = ("step", "reward", *FIGURES, "clipped", "held-out")
-    console.print(columns("step", "reward", "", *numbers[2:], rows=rows, right=numbers))
+            numbers = [number(line[side][key]) for key in figures("replay")]
+            rows.append([*head, name, *numbers, percent(line[side]["clip/share"]), accuracy])
+    right = ("step", "reward", *figures("replay").values(), "clipped", "held-out")
+    console.print(columns("step", "reward", "", *right[2:], rows=rows, right=right))
     console.print("\n".join(_sentences(compared)), soft_wrap=True)
 
 

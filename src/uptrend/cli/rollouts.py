@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from uptrend.cli.console import AsJson, RunArgument, make_app, print_json
+from uptrend.cli.console import AsJson, RunArgument, make_app, open_run, print_json
 from uptrend.present.formatting import NONE, duration, markdown_table, number, plural, visible
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import RecordError, Role, Run, rollouts_of
 from uptrend.records.directory import plain_disk_errors
 from uptrend.records.schema import TOKEN_COLUMNS
-from uptrend.runner.summary import find_rollouts, open_run, part_turns, tokenizer_of
+from uptrend.runner.summary import find_rollouts, part_turns, tokenizer_of
 
 app = make_app("Play recorded rollouts again; write them as Markdown.")
 Decode = Callable[[Sequence[int]], str]

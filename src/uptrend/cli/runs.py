@@ -12,25 +12,28 @@ from rich.console import Console
 from rich.text import Text
 
 from uptrend.bridge.importers.detect import is_log_name
-from uptrend.cli.console import AsJson, RunArgument, make_app, print_json
+from uptrend.cli.console import AsJson, RunArgument, make_app, open_run, print_json
 from uptrend.cli.rollouts import decoder_of, print_rollout
-from uptrend.config.tables import flatten
-from uptrend.present.formatting import NONE, duration, number, p_value, percent, plural, setting, size, visible
+from uptrend.config.tables import difference, flatten
+from uptrend.doctor.saved import latest_report
+from uptrend.present.formatting import (
+    NONE,
+    duration,
+    estimate,
+    number,
+    p_value,
+    percent,
+    plural,
+    setting,
+    size,
+    visible,
+)
 from uptrend.present.terminal import columns, phase_shares, sparkline, terminal
 from uptrend.records import RecordError, Run
 from uptrend.records.finding import dated
 from uptrend.records.schema import TOKEN_COLUMNS
-from uptrend.runner.summary import (
-    HELD_OUT,
-    HeldOutSummary,
-    compare,
-    describe,
-    find_rollouts,
-    find_runs,
-    groups_of,
-    open_run,
-    summarize_rollout,
-)  # fmt: skip
+from uptrend.records.summary import HELDOUT, curves, describe, find_runs, summarize
+from uptrend.runner.summary import find_rollouts, groups_of, summarize_rollout
 
 app = make_app("List runs, show one, compare two.")
 STATUS_COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "killed": "red"}
@@ -75,15 +78,15 @@ def list_runs(
     is_wide, rows = console.width >= WIDE_FROM, []
     for run in runs:
         status = Text(run["status"], STATUS_COLORS.get(run["status"], ""))
-        row = [run["name"], status, f"{run['step']}/{run['steps'] or NONE}", _held_out(run, is_wide)]
+        row = [run["name"], status, f"{run['step']}/{run['steps'] or NONE}", _heldout(run, is_wide)]
         row.append(number(run["reward"]))
         if is_wide:
-            started = str(run["started"] or NONE)[:16].replace("T", " ")
-            row += [*(str(run[key]) for key in WIDE[:3]), started, duration(run["seconds_per_step"])]
+            created = str(run["created"] or NONE)[:16].replace("T", " ")
+            row += [*(str(run[key]) for key in WIDE[:3]), created, duration(run["per_step"])]
         rows.append(row)
     if rows:
-        held_out = "held-out (95% interval)" if is_wide else "held-out"
-        headings = ("run", "status", "step", held_out, "reward", *(WIDE if is_wide else ()))
+        heldout = "held-out (95% interval)" if is_wide else "held-out"
+        headings = ("run", "status", "step", heldout, "reward", *(WIDE if is_wide else ()))
         console.print(columns(*headings, rows=rows, wraps="run"))
     for path, why in broken.items():
         console.print(Text.assemble((path.name, "bold"), (" can't be read: ", "red"), why))
@@ -116,12 +119,12 @@ def show_run(
     elif rollout:
         _show_rollouts(console, opened, rollout, as_json, full)
     elif as_json:
-        print_json(describe(opened))
+        print_json(describe(opened, latest_report(opened)))
     else:
-        described = describe(opened)
+        described = describe(opened, latest_report(opened))
         console.print(_headline(described))
-        curves = _curves(described["curves"], console.width)
-        for section in (_diagnosis(described), _facts(described), curves, _results(described)):
+        drawn = _draw_curves(described["curves"], console.width)
+        for section in (_diagnosis(described), _facts(described), drawn, _results(described)):
             if section:
                 console.print()
                 console.print(columns(rows=section))
@@ -136,7 +139,7 @@ def compare_runs(a: RunArgument, b: RunArgument, as_json: AsJson = False) -> Non
 
     It shows settings that differ, curves side by side, and the held-out tasks pair by pair.
     """
-    compared = compare(open_run(a), open_run(b))
+    compared = _compare(open_run(a), open_run(b))
     if as_json:
         print_json(compared)
         return
@@ -147,10 +150,10 @@ def compare_runs(a: RunArgument, b: RunArgument, as_json: AsJson = False) -> Non
     console.print()
     console.print(columns("config", "A", "B", rows=rows) if rows else "The configs are the same.")
     console.print()
-    console.print(columns(rows=_curves(compared["curves"], console.width)))
+    console.print(columns(rows=_draw_curves(compared["curves"], console.width)))
     console.print()
     for side in ("a", "b"):
-        console.print(Text(side.upper(), "bold").append(f"  held-out {_held_out(compared[side], True)}", "not bold"))
+        console.print(Text(side.upper(), "bold").append(f"  held-out {_heldout(compared[side], True)}", "not bold"))
     if paired is None:
         console.print("They share no held-out task, so their accuracies can't be paired.")
         return
@@ -161,14 +164,39 @@ def compare_runs(a: RunArgument, b: RunArgument, as_json: AsJson = False) -> Non
     )
 
 
-def _held_out(run: dict[str, Any], has_intervals: bool) -> str:
-    held = [None if one is None else HeldOutSummary(**one) for one in (run["before"], run["after"])]
-    before, after = [NONE if h is None else str(h) if has_intervals else percent(h.accuracy) for h in held]
+def _compare(a: Run, b: Run) -> dict[str, Any]:
+    # scipy only where two runs are compared: `runs list` stays fast
+    from uptrend.stats.comparison import pair_runs
+
+    curves_a = curves(a)
+    curves_b = curves(b)
+    keys = dict.fromkeys([*curves_a, *curves_b])
+    return {
+        "a": summarize(a),
+        "b": summarize(b),
+        "difference": {key: list(pair) for key, pair in difference(a.config, b.config).items()},
+        "curves": {key: {"a": curves_a.get(key, []), "b": curves_b.get(key, [])} for key in keys},
+        "paired": pair_runs(a, b),
+    }
+
+
+def _heldout(run: dict[str, Any], has_intervals: bool) -> str:
+    texts = []
+    for evaluation in (run["before"], run["after"]):
+        if evaluation is None:
+            texts.append(NONE)
+        else:
+            texts.append(_accuracy(evaluation) if has_intervals else percent(evaluation["accuracy"]))
+    before, after = texts
     return before if after == NONE else f"{before} → {after}"
 
 
+def _accuracy(evaluation: Mapping[str, Any]) -> str:
+    return estimate(evaluation["accuracy"], evaluation["low"], evaluation["high"])
+
+
 def _headline(run: dict[str, Any]) -> Text:
-    pace = "" if run["seconds_per_step"] is None else f", {duration(run['seconds_per_step'])} per step"
+    pace = "" if run["per_step"] is None else f", {duration(run['per_step'])} per step"
     status = (run["status"], STATUS_COLORS.get(run["status"], ""))
     where = f"  {run['step']} of {run['steps']} steps{pace}  {run['path']}"
     return Text.assemble((run["name"], "bold"), "  ", status, where)
@@ -205,7 +233,7 @@ def _facts(run: dict[str, Any]) -> list[tuple[str, str]]:
     return rows + [("note", str(note)) for note in run["notes"] or []]
 
 
-def _curves(curves: Mapping[str, Any], width: int) -> list[tuple[str, Text]]:
+def _draw_curves(curves: Mapping[str, Any], width: int) -> list[tuple[str, Text]]:
     """Draw curves as blocks with their first and last value; of two runs, under each other on one scale."""
     pairs = {key: found if isinstance(found, dict) else {"": found} for key, found in curves.items()}
     longest = max((len(values) for pair in pairs.values() for values in pair.values()), default=1)
@@ -215,8 +243,8 @@ def _curves(curves: Mapping[str, Any], width: int) -> list[tuple[str, Text]]:
         finite = [v for values in pair.values() for v in values if v is not None and math.isfinite(v)]
         for place, (side, values) in enumerate(pair.items()):
             # A shorter run gets a shorter line, so that equal places are equal steps.
-            share = space if key == HELD_OUT or key.startswith("eval/") else max(1, space * len(values) // longest)
-            metric = "eval/accuracy" if key == HELD_OUT else key
+            share = space if key == HELDOUT or key.startswith("eval/") else max(1, space * len(values) // longest)
+            metric = "eval/accuracy" if key == HELDOUT else key
             line = sparkline(values, share, min(finite, default=0), max(finite, default=0), metric)
             known = [value for value in values if value is not None]
             ends = f"{number(known[0])} → {number(known[-1])}" if known else NONE
@@ -226,10 +254,11 @@ def _curves(curves: Mapping[str, Any], width: int) -> list[tuple[str, Text]]:
 
 
 def _results(run: dict[str, Any]) -> list[tuple[str, str]]:
-    held_out = [HeldOutSummary(**line) for line in run["evaluations"]]
-    named = [("held-out", held) for held in held_out]
-    named += [(label, HeldOutSummary(**line)) for label, lines in run["sets"].items() for line in lines]
-    rows = [(f"{name} after step {held.step}", f"{held}  {held.correct} of {held.tasks}") for name, held in named]
+    rows = []
+    for name, evaluations in {"held-out": run["evaluations"], **run["sets"]}.items():
+        for evaluation in evaluations:
+            counts = f"{evaluation['correct']} of {evaluation['tasks']}"
+            rows.append((f"{name} after step {evaluation['step']}", f"{_accuracy(evaluation)}  {counts}"))
     if run["phases"]:
         rows.append(("step time", phase_shares(run["phases"])))
     rows += [("log", run["log"])] if run["log"] else []

@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
-from uptrend.cli.console import RunArgument
+from uptrend.cli.console import RunArgument, open_run
 from uptrend.policy.known import home, need_extra
 from uptrend.present.formatting import size
 from uptrend.records import UptrendError
-from uptrend.runner.summary import open_run
 
 DEFAULT = Path("runs")
 

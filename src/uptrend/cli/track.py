@@ -11,11 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from uptrend.bridge.trackers import chosen, make_tracker
 from uptrend.bridge.tracking import Sender
-from uptrend.cli.console import AsJson, RunArgument, print_json
+from uptrend.cli.console import AsJson, RunArgument, open_run, print_json
 from uptrend.config import Track, build
 from uptrend.doctor.saved import latest_report
 from uptrend.records import RecordError
-from uptrend.runner.summary import open_run
 
 
 def command(

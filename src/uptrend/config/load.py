@@ -20,9 +20,10 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 from annotated_types import Ge, Gt, Le, Lt, Predicate
 
 from uptrend.config.schema import Config, Otherwise, Tasks
-from uptrend.config.tables import flatten, plain, to_toml
+from uptrend.config.tables import flatten, to_toml
 from uptrend.records import ConfigError
 from uptrend.records.dialects import meanings
+from uptrend.records.directory import plain
 from uptrend.records.memory import MAX_RECIPE, read_whole
 from uptrend.records.renamed import current, upgrade_keys
 

@@ -6,15 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON would give it back: tuples become lists."""
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
-
-
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the dotted keys whose values differ between two plain configs, with both values (None where absent)."""
     flat_a, flat_b = flatten(a), flatten(b)
@@ -30,8 +21,17 @@ def flatten(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, name)
         else:
-            flat[name] = plain(value)
+            flat[name] = _with_lists(value)
     return flat
+
+
+def _with_lists(value: Any) -> Any:
+    # Only the kind of sequence changes: an infinite number or a date is what the reader of a config complains about.
+    if isinstance(value, Mapping):
+        return {key: _with_lists(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_lists(item) for item in value]
+    return value
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:

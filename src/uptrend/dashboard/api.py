@@ -16,9 +16,9 @@ from uptrend.dashboard.curves import POINTS, STEP, TIME, thin
 from uptrend.dashboard.filters import COLUMNS, BadRequest, choose, known_key, value_of
 from uptrend.dashboard.library import Library, LibraryEntry
 from uptrend.dashboard.rollouts import RolloutPlace
-from uptrend.doctor.report import plain
 from uptrend.records import RecordError
-from uptrend.records.metrics import find_metric, label_of, sections
+from uptrend.records.directory import plain
+from uptrend.records.metrics import find_metric, label_of, panels, sections
 from uptrend.records.run import step_folders
 
 Answer = dict[str, Any]
@@ -102,16 +102,10 @@ def _config_keys(library: Library) -> list[str]:
     return sorted({key for row in library.rows() for key in row.get("config", ())})
 
 
-@cache
-def _panels() -> list[dict[str, Any]]:
-    panels: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("panels.toml").read_text("utf-8"))["panel"]
-    return panels
-
-
 def _filled(names: list[str], has_evals: bool) -> list[dict[str, Any]]:
     """Return the panels that have something to show, with the metrics of each."""
     shown = []
-    for panel in _panels():
+    for panel in panels():
         found: list[str] = []
         for keys in (panel["keys"], panel.get("instead", [])):
             wanted = [
@@ -187,8 +181,8 @@ def get_curves(library: Library, run: str, keys: str, points: int, first: int | 
     table = library.table(entry)
     wanted = _split(keys, table.column_names)
     if not wanted:
-        panels = _filled(table.column_names, False)
-        wanted = [key for panel in panels for key in (*panel["keys"], panel["total"]) if key]
+        filled = _filled(table.column_names, False)
+        wanted = [key for panel in filled for key in (*panel["keys"], panel["total"]) if key]
     return thin(table, dict.fromkeys(wanted), points or POINTS, first, last)
 
 

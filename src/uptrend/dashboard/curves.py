@@ -21,6 +21,7 @@ from uptrend.records.files import open_file
 from uptrend.records.memory import MAX_CELLS, MAX_LOG, check_cells, check_size
 from uptrend.records.renamed import upgrade_metrics
 from uptrend.records.view import Floats
+from uptrend.stats.smoothing import stretch_means, stretches
 
 # From this size on, the columns of a metrics.jsonl are kept in the index.
 LARGE = 8_000_000
@@ -210,16 +211,15 @@ def thin(
     begin = 0 if first is None else int(np.searchsorted(steps, first))
     end = len(steps) if last is None else int(np.searchsorted(steps, last, "right"))
     steps = steps[begin:end]
-    pieces = min(len(steps), max(2, points))
-    firsts = np.linspace(0, len(steps), pieces, endpoint=False).astype(int) if pieces else np.zeros(0, int)
-    is_whole = pieces == len(steps)
+    firsts = stretches(len(steps), max(2, points))
+    is_whole = len(firsts) == len(steps)
     curves = {}
     for key in keys:
         values = values_of(table, key)[begin:end]
         if not np.isfinite(values).any():
             continue
         curves[key] = {"mean": short(values)} if is_whole else _pieces(values, firsts)
-    ends = np.append(firsts[1:], len(steps)) - 1 if pieces else firsts
+    ends = np.append(firsts[1:], len(steps)) - 1 if len(firsts) else firsts
     axes = {"rollouts": np.cumsum(np.nan_to_num(values_of(table, ROLLOUTS)))[begin:end]}
     moments = values_of(table, TIME)
     axes["time"] = (moments - moments[0])[begin:end] if len(moments) else moments
@@ -229,9 +229,7 @@ def thin(
 
 def _pieces(values: Floats, firsts: Any) -> dict[str, list[float | None]]:
     finite = np.isfinite(values)
-    counts = np.add.reduceat(finite.astype(float), firsts)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        means = np.add.reduceat(np.where(finite, values, 0.0), firsts) / counts
+    means = stretch_means(values, firsts)
     lows = np.minimum.reduceat(np.where(finite, values, np.inf), firsts)
     highs = np.maximum.reduceat(np.where(finite, values, -np.inf), firsts)
     return {"mean": short(means), "low": short(lows), "high": short(highs)}
@@ -245,8 +243,4 @@ def short(values: Floats) -> list[float | None]:
 def sparkline(values: Floats, pieces: int = 40) -> list[float | None]:
     """Return a curve in a few means, for a table's cell."""
     finite = values[np.isfinite(values)]
-    count = min(len(finite), pieces)
-    if not count:
-        return []
-    firsts = np.linspace(0, len(finite), count, endpoint=False).astype(int)
-    return [float(f"{v:.4g}") for v in np.add.reduceat(finite, firsts) / np.diff([*firsts, len(finite)])]
+    return [float(f"{mean:.4g}") for mean in stretch_means(finite, stretches(len(finite), pieces))]

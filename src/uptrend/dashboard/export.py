@@ -16,11 +16,10 @@ from uptrend.dashboard import api, rollouts
 from uptrend.dashboard.library import Library
 from uptrend.dashboard.rollouts import RolloutPlace
 from uptrend.dashboard.server import EMPTY_STYLE, PAGE, SCRIPTS, STATIC, plotly_script, plotly_styles
-from uptrend.doctor.report import plain
 from uptrend.present.formatting import visible
 from uptrend.present.pages import render
 from uptrend.records import RecordError
-from uptrend.records.directory import write_whole
+from uptrend.records.directory import plain, write_whole
 
 POINTS = 2000
 # An absolute path within a text: of two names at least, and no part of a relative path, an address or a fraction.

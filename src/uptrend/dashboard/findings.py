@@ -12,9 +12,10 @@ from uptrend.dashboard.curves import from_columns, sparkline, write_columns
 from uptrend.dashboard.prose import tree
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
-from uptrend.doctor.report import TRAINERS, of_trainer, plain, to_table
+from uptrend.doctor.report import TRAINERS, of_trainer, to_table
 from uptrend.present.formatting import assignments
 from uptrend.records import RecordError, Run, view_of
+from uptrend.records.directory import plain
 from uptrend.runner import views_of
 
 Report = dict[str, Any]

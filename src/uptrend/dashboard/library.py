@@ -19,10 +19,9 @@ from uptrend.dashboard.findings import found_in
 from uptrend.dashboard.index import ReadIndex
 from uptrend.dashboard.sources import FoundSource, Stamp, find_sources
 from uptrend.dashboard.worker import ReaderProcess
-from uptrend.doctor.report import plain
 from uptrend.records import RecordError
-from uptrend.records.directory import is_being_written
-from uptrend.runner.summary import SETTINGS
+from uptrend.records.directory import is_being_written, plain
+from uptrend.records.summary import run_row
 
 # Seconds between two looks at all files: at least so many, and so many times what a look takes.
 PAUSE, REST = 1.0, 20.0
@@ -337,11 +336,18 @@ def _log_row(source: FoundSource, told: Row) -> Row:
     config, evals = flatten(told["config"]), told["evals"]
     scores = [e for e in evals if isinstance(e.get("accuracy", e.get("reward")), int | float)]
     ends = [{"accuracy": e.get("accuracy"), "reward": e.get("reward"), "step": e.get("step", 0)} for e in scores]
+    row = run_row(
+        name=told["name"] or _log_name(source.path),
+        path=str(source.path),
+        status="log",
+        step=told["last_step"],
+        steps=config.get("learning.steps"),
+        config=told["config"],
+        before=ends[0] if len(ends) > 1 else None,
+        after=ends[-1] if ends else None,
+        reward=told["reward"],
+    )
     return {
-        "kind": "log", "name": told["name"] or _log_name(source.path), "path": str(source.path), "status": "log",
-        "trainer": told["trainer"], "step": told["last_step"], "steps": config.get("learning.steps"),
-        **{name: config.get(key) for name, key in SETTINGS.items()},
-        "before": ends[0] if len(ends) > 1 else None, "after": ends[-1] if ends else None,
-        "reward": told["reward"], "sparkline": told["sparkline"], **found_in(told["report"]), "created": None,
-        "updated": source.stamp()[0][0] / 1e9, "seconds": None, "per_step": None, "config": config,
+        **row, "kind": "log", "trainer": told["trainer"], "sparkline": told["sparkline"], **found_in(told["report"]),
+        "updated": source.stamp()[0][0] / 1e9, "seconds": None, "config": config,
     }  # fmt: skip

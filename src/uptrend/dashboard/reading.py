@@ -9,9 +9,8 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,14 @@ import pyarrow.compute as pc
 from uptrend.config.tables import flatten
 from uptrend.dashboard.curves import TIME, Columns, sparkline, values_of
 from uptrend.dashboard.findings import found_in, markers
-from uptrend.doctor.report import plain
 from uptrend.doctor.saved import saved_report
 from uptrend.records import RecordError, Role, Run, RunView
+from uptrend.records.directory import plain
 from uptrend.records.run import read_parquet
 from uptrend.records.schema import ROLLOUTS, TOKEN_COLUMNS
+from uptrend.records.summary import summarize
 from uptrend.runner import views_of
-from uptrend.runner.summary import SETTINGS, held_out, pair_up, part_turns, tokenizer_of
+from uptrend.runner.summary import part_turns, tokenizer_of
 
 Row = dict[str, Any]
 Place = Mapping[str, Any]
@@ -50,11 +50,8 @@ def _columns() -> Columns:
 def read_run(path: str, file: str, large: int) -> Row:
     """Return the row of a run for the table, and what its page needs besides: settings, evaluations, notes, report."""
     run = Run(path)
-    config = flatten(run.config)
     table, _ = _columns().of_run(run, Path(file), large)
-    evaluations = [asdict(one) for one in held_out(run)]
-    rewards, times, steps = (values_of(table, key) for key in ("reward/mean", "time", "seconds/step"))
-    known = rewards[np.isfinite(rewards)]
+    times = values_of(table, TIME)
     saved = live = None
     with contextlib.suppress(RecordError, AttributeError, LookupError, OSError, TypeError):
         saved = saved_report(run, len(table))
@@ -66,16 +63,11 @@ def read_run(path: str, file: str, large: int) -> Row:
     created, last = _seconds(run.info.get("created")), float(times[-1]) if len(times) else None
     moments = (created, last, *(event.get("time") for event in events[-1:]))
     row = {
-        "kind": "run", "name": run.name, "path": path, "trainer": run.info.get("trainer", "uptrend"),
-        "status": status, "step": int(table["step"][-1].as_py()) if len(table) else 0, "steps": run.steps,
-        **{name: config.get(key) for name, key in SETTINGS.items()},
-        "before": next((e for e in evaluations if e["step"] == run.start), None),
-        "after": next((e for e in reversed(evaluations) if e["step"] > run.start), None),
-        "reward": float(known[-1]) if len(known) else None, "sparkline": sparkline(rewards),
+        **summarize(run, partial(values_of, table)), "path": path, "kind": "run",
+        "trainer": run.info.get("trainer", "uptrend"), "sparkline": sparkline(values_of(table, "reward/mean")),
         **found_in(report), "created": created,
         "updated": max([t for t in moments if isinstance(t, int | float)], default=None),
-        "seconds": last - created if last and created and last > created else None,
-        "per_step": float(np.nanmedian(steps)) if np.isfinite(steps).any() else None, "config": config,
+        "seconds": last - created if last and created and last > created else None, "config": flatten(run.config),
     }  # fmt: skip
     stopped = run.stopped
     numbers = table["step"].to_numpy() if len(table) else np.zeros(0)
@@ -101,7 +93,9 @@ def run_table(path: str, file: str, large: int) -> Row:
 
 def pair_runs(path: str, other: str) -> Row | None:
     """Return the comparison of two runs on the held-out tasks that both were asked; None where they share none."""
-    return pair_up(Run(path), Run(other))
+    from uptrend.stats import comparison  # scipy only where runs are compared
+
+    return comparison.pair_runs(Run(path), Run(other))
 
 
 @lru_cache(4)

@@ -35,9 +35,9 @@ from uptrend.dashboard.curves import thin
 from uptrend.dashboard.filters import BadRequest
 from uptrend.dashboard.library import Library
 from uptrend.dashboard.protocol import MAX_HEAD, TimedProtocol
-from uptrend.doctor.report import plain
 from uptrend.present.pages import render
 from uptrend.records import MissingExtra, RecordError
+from uptrend.records.directory import plain
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"

@@ -8,7 +8,7 @@ import numpy as np
 
 from uptrend.doctor.curves import LEVEL, RunCurves
 from uptrend.doctor.rows import Grouped, Rows, grouped
-from uptrend.doctor.trend import Collapse, HeldOutChange, find_collapse, held_out_change, judge_trend
+from uptrend.doctor.trend import Collapse, HeldoutChange, find_collapse, heldout_change, judge_trend
 from uptrend.records import RecordError, RunView, Trend, TrendKind
 from uptrend.records.errors import RecordTooLarge
 from uptrend.records.memory import MAX_TABLE, check_size
@@ -72,7 +72,7 @@ class Case(RunCurves):
 
     @cached_property
     def trend(self) -> Trend:
-        return judge_trend(self, self.collapse, self.held_out)
+        return judge_trend(self, self.collapse, self.heldout)
 
     @property
     def is_learning(self) -> bool:
@@ -96,20 +96,20 @@ class Case(RunCurves):
         return find_collapse(self)
 
     @cached_property
-    def held_out(self) -> HeldOutChange | None:
+    def heldout(self) -> HeldoutChange | None:
         """Change of the held-out score from the first evaluation to the last; None where it was not measured twice."""
-        return held_out_change(self.view)
+        return heldout_change(self.view)
 
     @property
     def is_learned(self) -> bool:
         """True where held-out tasks show beyond doubt that the model got better, whatever its noisy rewards say."""
-        change = self.held_out
+        change = self.heldout
         return change is not None and change.interval is not None and change.interval[0] > LEARNED
 
     @property
     def has_gained(self) -> bool:
         """True where held-out scores surely rose, however little: only another policy answers fixed tasks better."""
-        change = self.held_out
+        change = self.heldout
         return change is not None and change.effect > 0 and change.chance < LEVEL
 
     def why_no_rollouts(self, columns: Sequence[str] = ()) -> str:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from uptrend.records import Evidence, RunView
 from uptrend.records.view import Floats
@@ -141,16 +140,6 @@ class RunCurves:
         slope = float(x @ y / (x @ x))
         # A line through the origin may leave a tenth of the loss, in squares, unexplained.
         return slope if float(np.sum((y - slope * x) ** 2)) < 0.1 * float(y @ y) else 0.0
-
-
-def thinned(steps: NDArray[np.int64], values: Floats, pieces: int = 200) -> tuple[tuple[int, float], ...]:
-    """Return a curve as means over at most so many stretches of equal length, each at its first step."""
-    pieces = min(len(steps), pieces)
-    if pieces == 0:
-        return ()
-    firsts = np.linspace(0, len(steps), pieces, endpoint=False).astype(int)
-    means = np.add.reduceat(values, firsts) / np.diff([*firsts, len(steps)])
-    return tuple((int(step), float(mean)) for step, mean in zip(steps[firsts], means, strict=True))
 
 
 def trend_until(view: RunView, metric: str, step: int, after: int = -1) -> TrendTest | None:

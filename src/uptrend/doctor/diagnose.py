@@ -8,11 +8,12 @@ from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.checks import examine
 from uptrend.doctor.checks.rewards import TOP
-from uptrend.doctor.curves import REWARD, thinned
+from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import PROOF, alarms, rank
 from uptrend.doctor.report import from_finding_table
 from uptrend.records import CannotTell, Finding, Report, RunView
 from uptrend.records.directory import ENDS, STARTS
+from uptrend.stats.smoothing import thin_curve
 
 # Alarms beside which a rising reward does not show that the task is learned.
 DOUBTS = "kl.runaway data.memorized data.leak task.evaluator-exposed reward.hackable reward.misaligned"
@@ -54,7 +55,7 @@ def diagnose(view: RunView) -> Report:
         missing=tuple(_missing(case)),
         notes=(*view.notes, *damage),
         unknown=tuple(sorted(view.unknown)),
-        curve=thinned(*view.curve(REWARD)),
+        curve=thin_curve(*view.curve(REWARD)),
     )
 
 
@@ -68,7 +69,7 @@ def _refusal(view: RunView) -> str:
 
 def _headline(case: Case, findings: Iterable[Finding]) -> str:
     """Return the trend in words, qualified by what else is seen."""
-    kind, change, found = case.trend.kind, case.held_out, {finding.id for finding in alarms(findings)}
+    kind, change, found = case.trend.kind, case.heldout, {finding.id for finding in alarms(findings)}
     if "run.nonfinite" in found:
         return f"{kind}, then NaN"
     is_left = change is not None and (change.fell or (change.effect <= 0 and change.interval and change.last < TOP))
@@ -84,7 +85,7 @@ def _missing(case: Case) -> list[str]:
     ours, is_trl = case.view.trainer == "uptrend", case.view.trainer == "trl"
     moved = case.curve("kl/reference/mean")[1].any() or case.has("weights/update/norm")
     kinds = [
-        (case.held_out, "held-out tasks", "eval.tasks = 100" if ours else "an evaluation set",
+        (case.heldout, "held-out tasks", "eval.tasks = 100" if ours else "an evaluation set",
          "whether it learns the task"),
         (case.view.rollout_steps, "rollouts", "uptrend.bridge.trl.watch(trainer)" if is_trl else "a run directory",
          "tokens, masks, advantages and texts"),

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.text import Text
 
@@ -26,6 +25,7 @@ from uptrend.records import (
     TrendKind,
     dialects,
 )
+from uptrend.records.directory import plain
 from uptrend.records.finding import dated
 
 SCHEMA = 2
@@ -110,26 +110,13 @@ def from_finding_table(table: Mapping[str, Any]) -> Finding:
     )
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON has it: no numpy, no tuples, null for what is not finite, text for other objects."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
-
-
 def print_report(report: Report, console: Console, verbose: bool = False) -> None:
     """Print the trend, the causes in order, and what could not be told; shortened unless `verbose`."""
     _print(console, _title(report), "dim", 0)
     kind, headline = report.trend.kind, report.trend.headline or str(report.trend.kind)
     _print(console, headline.upper(), STYLES[kind if headline == kind else TrendKind.TOO_SHORT], 0)
     _print(console, report.trend.sentence)
-    _print(console, _held_out(report))
+    _print(console, _heldout_text(report))
     summaries = {finding.summary for finding in report.findings}
     for note in report.notes:
         _print(console, "" if note in summaries else f"read: {note}", "dim")
@@ -200,7 +187,7 @@ def _section(report: Report) -> dict[str, Any]:
     return {
         "report": report,
         "title": _title(report),
-        "held_out": _held_out(report),
+        "held_out": _heldout_text(report),
         "lacks": formatting.markdown_table(("cause", "needs"), rows),
         "findings": [
             {
@@ -233,7 +220,7 @@ def _title(report: Report) -> str:
     return ", ".join(filter(None, [report.source, name, trainer, points]))
 
 
-def _held_out(report: Report) -> str:
+def _heldout_text(report: Report) -> str:
     if not (change := report.trend.held_out):
         return ""
     ends = f", 95% interval {formatting.interval(*change['interval'])}" if change["interval"] else ""

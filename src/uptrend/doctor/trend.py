@@ -11,8 +11,9 @@ from scipy.special import ndtr
 from uptrend.doctor.curves import LEVEL, REWARD, RunCurves
 from uptrend.present.formatting import change, interval, plural
 from uptrend.records import RecordError, RunView, Trend, TrendKind
+from uptrend.records.summary import correct_by_task
 from uptrend.records.view import Floats
-from uptrend.stats.comparison import mcnemar, paired_interval
+from uptrend.stats.comparison import pair_answers
 from uptrend.stats.intervals import normal_interval, normal_reach
 from uptrend.stats.trend import TrendTest, measure_trend, neighbor_noise
 
@@ -22,6 +23,8 @@ FEWEST_POINTS = 20
 SMALLEST = 0.2
 # From this share of dead groups on, over the whole run, a drift of the reward is the mix of prompts.
 ALL_DEAD = 0.97
+# Tasks asked at both evaluations below which pairs say less than the counts of all tasks.
+FEWEST_PAIRS = 10
 CONSTANT = "Constant"
 # All updates / the weights' length that teach nothing, KL of a policy that did move, and p-value of a sure rise.
 UNMOVED, MOVED_KL, BEYOND_CHANCE = 1e-5, 1e-3, 1e-3
@@ -44,7 +47,7 @@ class Collapse:
 
 
 @dataclass(frozen=True)
-class HeldOutChange:
+class HeldoutChange:
     """Change of the held-out score from the first evaluation to the last."""
 
     first: float
@@ -90,7 +93,7 @@ def find_collapse(curves: RunCurves) -> Collapse | None:
     return Collapse(best, last, int(np.flatnonzero(levels > middle)[-1]) + width // 2 + 1, float(noise))
 
 
-def held_out_change(view: RunView) -> HeldOutChange | None:
+def heldout_change(view: RunView) -> HeldoutChange | None:
     """Return the change of the accuracy, else of the reward; None with fewer than two evaluations."""
     scored: list[tuple[Mapping[str, Any], float]] = []
     for entry in view.evals:
@@ -108,10 +111,10 @@ def held_out_change(view: RunView) -> HeldOutChange | None:
     error = (found[1] - found[0]) / (2 * normal_reach()) if found else math.inf
     chance = 2 * float(ndtr(-abs(effect) / max(error, 1e-12))) if chance is None else chance
     tasks = int(entries[-1].get("tasks") or 0)
-    return HeldOutChange(scores[0], scores[-1], scores, at, found, tasks, paired is not None, chance)
+    return HeldoutChange(scores[0], scores[-1], scores, at, found, tasks, paired is not None, chance)
 
 
-def judge_trend(curves: RunCurves, collapse: Collapse | None, held_out: HeldOutChange | None) -> Trend:
+def judge_trend(curves: RunCurves, collapse: Collapse | None, heldout: HeldoutChange | None) -> Trend:
     """Return the trend of a run by its training reward alone."""
     is_replay = curves.view.info.get("kind") == "replay"
     steps, values = curves.curve(REWARD)
@@ -135,7 +138,7 @@ def judge_trend(curves: RunCurves, collapse: Collapse | None, held_out: HeldOutC
         effect=None if figures is None else figures.effect,
         interval=None if figures is None else figures.interval,
         power=None if line is None else line.power(SMALLEST * curves.rollout_spread),
-        held_out={} if held_out is None else {key: getattr(held_out, key) for key in told},
+        held_out={} if heldout is None else {key: getattr(heldout, key) for key in told},
     )
 
 
@@ -205,20 +208,13 @@ def _artifact(curves: RunCurves, values: Floats, p: float) -> str:
 
 def _paired_change(view: RunView, first: int, last: int) -> tuple[tuple[float, float], float] | None:
     """Return interval and p-value from the tasks that changed sides; None where an evaluation's were not kept."""
-    right: list[dict[str, bool]] = []
-    for step in (first, last):
-        try:
-            table = view.held_out(step)
-            pairs = zip(table.column("task").to_pylist(), table.column("correct").to_pylist(), strict=True)
-        except (OSError, KeyError, RecordError):  # one torn file must not cost the whole report
-            return None
-        # A task's greedy answer comes first in the file, and sampled attempts follow: the first counts.
-        right.append({task: bool(is_right) for task, is_right in reversed(list(pairs))})
-    shared = sorted(right[0].keys() & right[1].keys())
-    if len(shared) < 10:
+    try:
+        before = correct_by_task(view.read_heldout(first))
+        after = correct_by_task(view.read_heldout(last))
+    except (OSError, KeyError, RecordError):  # one torn file must not cost the whole report
         return None
-    gained, lost = (sum(right[k][task] > right[1 - k][task] for task in shared) for k in (1, 0))
-    return paired_interval(gained, lost, len(shared)), mcnemar(lost, gained)
+    pairs = pair_answers(before, after)
+    return (pairs.interval, pairs.p) if pairs.tasks >= FEWEST_PAIRS else None
 
 
 def _interval_of_counts(first: Mapping[str, Any], last: Mapping[str, Any], effect: float) -> tuple[float, float] | None:

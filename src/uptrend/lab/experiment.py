@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from uptrend.doctor.report import plain
 from uptrend.lab import judge, measure, plan, refuse, specification
 from uptrend.lab.cure import Health, Signs, health_of_control, signs_of
 from uptrend.lab.journal.stored import RUNS, SCHEMA, VERDICT, read_verdict
@@ -16,7 +15,7 @@ from uptrend.lab.plan import Launcher, PlannedRun
 from uptrend.lab.refuse import allowed, faults
 from uptrend.lab.workers import Outcome, Progress, Workers
 from uptrend.records import Confidence, Hypothesis, Measured, Run, Status, Verdict
-from uptrend.records.directory import write_whole
+from uptrend.records.directory import plain, write_whole
 from uptrend.records.files import read_file
 
 Faults = Callable[[Run, set[str]], list[str]]

@@ -32,6 +32,7 @@ from uptrend.records.metrics import (
     name_of,
     outcome_of,
 )  # fmt: skip
+from uptrend.records.summary import greedy_rows
 from uptrend.stats.intervals import pass_at_k
 
 # The last 1/LAST of the steps count as the end of a run.
@@ -50,8 +51,8 @@ def is_known(metric: str) -> bool:
 def unknown_metric(metric: str) -> LabError:
     """Return an error that names the nearest metric and those of the held-out tasks."""
     known = compared_metrics()
-    held_out = ", ".join(name for name in known if name.startswith("eval/"))
-    return lab_error("unknown-metric", metric=metric, hint=nearest(metric, known), known=held_out)
+    heldout = ", ".join(name for name in known if name.startswith("eval/"))
+    return lab_error("unknown-metric", metric=metric, hint=nearest(metric, known), known=heldout)
 
 
 def bounds(metric: str) -> tuple[float, float] | None:
@@ -128,13 +129,12 @@ def _value(run: Run, line: Row, metric: str) -> float:
 
 
 def _by_task(run: Run, step: int, metric: str) -> tuple[dict[str, float], dict[str, str]]:
-    columns = ["group", "sequence", "task", "family", "correct", "reward", "parts"]
+    columns = ["sequence", "task", "family", "correct", "reward", "parts"]
     rows = [row for row in run.eval_rollouts(step).select(columns).to_pylist() if row["sequence"] == 0]
-    # The greedy answer of each task comes first in the file; sampled attempts follow.
-    greedy: dict[str, Row] = {}
+    greedy = greedy_rows(rows)
     attempts: dict[str, list[bool]] = {}
     for row in rows:
-        if greedy.setdefault(row["group"], row) is not row:
+        if greedy[row["task"]] is not row:
             attempts.setdefault(row["task"], []).append(bool(row["correct"]))
     if metric.startswith("eval/pass@"):
         k = int(metric.removeprefix("eval/pass@"))

@@ -6,9 +6,7 @@ passes it on once, so that each child ends its step and writes a checkpoint. If 
 on; they hold their locks, and the next call waits for them. `ray_workers` makes the same runs on a Ray cluster.
 """
 
-import math
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -24,6 +22,7 @@ from uptrend.lab.plan import Launcher, PlannedRun, is_finished
 from uptrend.present.formatting import plural
 from uptrend.records import Method, Run, UptrendError
 from uptrend.records.directory import is_being_written, read_lines, set_aside
+from uptrend.records.machine import count_cores, free_memory
 
 Wanted = Callable[[PlannedRun], bool]
 
@@ -155,11 +154,6 @@ def _events(planned: PlannedRun) -> Sequence[dict[str, Any]]:
     return Run(planned.folder).events if (planned.folder / "run.json").exists() else ()
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def need_gib(planned: PlannedRun) -> float | None:
     """Return the memory that a run takes, from its first step's record with a margin; None before that."""
     peak = next(read_lines(planned.folder / "metrics.jsonl"), {}).get("memory/peak/gib")
@@ -171,7 +165,7 @@ def need_gib(planned: PlannedRun) -> float | None:
 def free_gib(on_gpu: bool) -> dict[str, float]:
     """Return free memory in GiB by place: every GPU that may be used, or the machine's own under the name ''."""
     if not on_gpu:
-        return {"": _memory() / 2**30}
+        return {"": free_memory() / 2**30}
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
@@ -184,19 +178,6 @@ def free_gib(on_gpu: bool) -> dict[str, float]:
     return {name: float(mib) / 1024 for *names, mib in gpus for name in names if name in wanted}
 
 
-def _memory() -> float:
-    # The bytes that the system could still give, within the limit of a container.
-    try:
-        available = 1024 * float(re.findall(r"MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text())[0])
-    except (OSError, IndexError):  # a system that does not say
-        available = math.inf
-    try:
-        limit, used = (float(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
-    except (OSError, ValueError):  # no container, or "max"
-        return available
-    return min(available, limit - used)
-
-
 class Workers:
     """Maker of runs from a queue, as processes of this machine; a subclass may start, watch and stop them otherwise."""
 
@@ -207,7 +188,7 @@ class Workers:
         at_once: int | None = None,
         keep_checkpoints: bool = False,
         *,
-        cores: Callable[[], int] = cores,
+        cores: Callable[[], int] = count_cores,
         free_gib: Callable[[bool], dict[str, float]] = free_gib,
         look: float = 1.0,
     ) -> None:

@@ -4,13 +4,13 @@ For a micro-batch, a forward and a backward pass are run on two small ones. What
 and what is left of the free memory is divided by it.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from uptrend.records.machine import free_memory
 
 # Tokens of the first measurement, and the most that a micro-batch gets. More are no faster: on a CPU from far fewer on.
 FIRST_TOKENS = 1024
@@ -33,20 +33,10 @@ class Fitted:
 
 def free_bytes(device: torch.device) -> float:
     """Return the memory that is free: of the device on a GPU, of this machine or container on a CPU."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return float(torch.cuda.mem_get_info(device)[0] + unused)
-    free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):  # memory in use by the disk cache alone counts as free
-                free = 1024.0 * int(line.split()[1])
-        group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        free = min(free, limit - used)
-    except (OSError, ValueError):  # another system, or no limit
-        pass
-    return free
+    if device.type != "cuda":
+        return free_memory()
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return float(torch.cuda.mem_get_info(device)[0] + unused)
 
 
 def learner_memory(device: torch.device) -> float:

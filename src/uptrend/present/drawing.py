@@ -84,10 +84,3 @@ def _digits(ticks: Sequence[float]) -> int:
     step = min((abs(b - a) for a, b in itertools.pairwise(ticks)), default=0.0)
     decimals = range(MAX_DECIMALS)
     return next((n for n in decimals if all(abs(round(t, n) - t) <= step / 100 for t in ticks)), MAX_DECIMALS)
-
-
-def moving_mean(values: Sequence[float], window: int) -> list[float]:
-    """Return the mean of each value with its neighbors, `window` values in all; fewer at the ends."""
-    half = window // 2
-    near = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
-    return [sum(part) / len(part) for part in near]

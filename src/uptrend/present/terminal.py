@@ -1,17 +1,18 @@
 """What is shown in a terminal: a console, tables without lines, and curves as blocks."""
 
-import itertools
 import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import numpy as np
 from rich.console import Console, RenderableType
 from rich.table import Table
 
 from uptrend.present.formatting import NONE, percent, visible
 from uptrend.records.metrics import find_metric
+from uptrend.stats.smoothing import stretch_means, stretches
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 # Least height of a curve's scale, as a share of the metric's bounds, or of its largest value where it has none.
@@ -54,8 +55,9 @@ def sparkline(
     The scale runs from the least to the largest mean, and is never finer than `LEAST_SPAN` of the metric's bounds or of
     the values' size: what hardly moves is drawn flat. Give `low` and `high` to compare two lines.
     """
-    means = bucket_means(values, width)
-    finite = [mean for mean in means if mean is not None]
+    floats = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+    means = stretch_means(floats, stretches(len(floats), width)).tolist()
+    finite = [mean for mean in means if not math.isnan(mean)]
     bottom = min(finite, default=0.0) if low is None else low
     top = max(finite, default=0.0) if high is None else high
     known = find_metric(metric) if metric else None
@@ -67,21 +69,12 @@ def sparkline(
         bottom, span = (bottom + top) / 2 - LEAST_SPAN * full * 3.5 / 8, LEAST_SPAN * full
     line = ""
     for mean in means:
-        if mean is None:
+        if math.isnan(mean):
             line += " "
         else:
             place = int((mean - bottom) / span * 8) if span > 0 else 3
             line += BLOCKS[max(0, min(7, place))]
     return line
-
-
-def bucket_means(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Return the means of `width` neighboring shares of the values; the values themselves if there are fewer."""
-    count = min(len(values), max(width, 0))
-    edges = [len(values) * i // count for i in range(count + 1)] if count else [0]
-    # A metric that is absent or not finite in some steps still has a mean over the others of its share.
-    shares = [[v for v in values[a:b] if v is not None and math.isfinite(v)] for a, b in itertools.pairwise(edges)]
-    return [sum(share) / len(share) if share else None for share in shares]
 
 
 def phase_shares(seconds: dict[str, float]) -> str:

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import filelock
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -345,19 +344,20 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
 
 def to_line(value: dict[str, Any]) -> bytes:
     """Return an object as one line of JSON. Numbers that are not finite become null: NaN is not JSON."""
-    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: no arrays, no tuples, null for what is not finite, text for other objects."""
+    if hasattr(value, "tolist"):  # numpy's and torch's numbers and arrays
+        value = value.tolist()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,13 +1,14 @@
 """The table of metrics: unit, bounds, meaning, healthy range and the causes that each points to.
 
-metrics.toml holds the rows; its head says what each field means. `uptrend explain`, plots, the lab and checks read them
-here. In a key, a word in capitals stands for a name: `reward/part/NAME/mean`.
+metrics.toml holds the rows, and the figures that tables and plots have; its head says what each field means.
+`uptrend explain`, plots, the lab and checks read them here. In a key, a word in capitals stands for a name:
+`reward/part/NAME/mean`.
 """
 
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -61,9 +62,27 @@ class MetricSection:
 
 
 @cache
+def _file() -> Mapping[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def figures(place: str) -> Mapping[str, str]:
+    """Return the metrics to show in a place, such as `log`, in order; each with its short name."""
+    table = _file()
+    return {key: table["labels"].get(key, key) for key in table["figures"][place]}
+
+
+def panels() -> Sequence[Mapping[str, Any]]:
+    """Return the plots of a run's page, in order."""
+    found: Sequence[Mapping[str, Any]] = _file()["panel"]
+    return found
+
+
+@cache
 def sections() -> tuple[MetricSection, ...]:
     """The whole table."""
-    table = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8"))
+    table = _file()
     found = []
     for row in table["section"]:
         rest = {"own": row.get("own", True), "compared": row.get("compared", True)}

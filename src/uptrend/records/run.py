@@ -39,13 +39,19 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: where it is, held-out accuracy, last metrics, findings."""
+        from uptrend.records.summary import summarize  # it reads runs itself
+
+        row = summarize(self)
+        rows = [("run", row["path"]), ("status", f"{row['status']}, {row['step']} of {row['steps']} steps")]
+        for evaluation in (row["before"], row["after"]):
+            if evaluation is not None and evaluation["accuracy"] is not None:
+                ends = f"{evaluation['low']:.1%} to {evaluation['high']:.1%}"
+                accuracy = f"{evaluation['accuracy']:.1%} ({ends})"
+                rows.append((f"held-out after step {evaluation['step']}", accuracy))
         last = self.metric_lines[-1] if self.metric_lines else {}
-        rows = [("run", str(self.path)), ("status", f"{self.status}, {self.last_step} of {self.steps} steps")]
-        known = [line for line in self.eval_lines if line["accuracy"] is not None]
-        for e in [*known[:1], *known[1:][-1:]]:
-            accuracy = f"{e['accuracy']:.1%} ({e['low']:.1%} to {e['high']:.1%})"
-            rows.append((f"held-out after step {e['step']}", accuracy))
-        rows += [(key, f"{last[key]:.4g}") for key in ("reward/mean", "advantage/dead/share") if key in last]
+        for key in ("reward/mean", "advantage/dead/share"):
+            if last.get(key) is not None:
+                rows.append((key, f"{last[key]:.4g}"))
         if (report := self.report) is not None:
             rows.append(("doctor", f"{dated(report['step'])}: {report.get('headline') or report['trend']}"))
             if report["step"] == self.last_step or self.status == "running":

@@ -4,7 +4,7 @@ Whoever trained it, a run becomes a view: our own directory through `view_of`, a
 importer. Metrics have the names of records/metrics.toml; other names are translated on the way in.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +49,8 @@ class RunView:
     """The steps whose rollouts were kept."""
     read_rollouts: Callable[[int], pa.Table] = _no_rollouts
     """The rollouts of a step with the columns of `records.schema`; null where the trainer did not keep one."""
-    held_out: Callable[[int], pa.Table] = _no_rollouts
+    read_heldout: Callable[[int], pa.Table] = _no_rollouts
+    """The rollouts of the evaluation after a step."""
     unknown: Mapping[str, Floats] = field(default_factory=dict)
     columns: Mapping[str, Floats] = field(default_factory=dict)
     """Every numeric column of another trainer's log under its own name, known or not."""
@@ -72,17 +73,27 @@ class RunView:
 
     def value(self, key: str, default: Any = None) -> Any:
         """A config value by its dotted key, if it is known."""
-        table: Any = self.config
-        for part in key.split("."):
-            if not isinstance(table, Mapping) or part not in table:
-                return default
-            table = table[part]
-        return table
+        return value_at(self.config, key, default)
 
     def parts(self) -> list[str]:
         """The names of the reward's components whose means were logged."""
         head, tail = "reward/part/", "/mean"
         return [name[len(head) : -len(tail)] for name in self.metrics if name.startswith(head) and name.endswith(tail)]
+
+
+def value_at(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """Return a value of a nested table by its dotted key; the default where it has none."""
+    table: Any = config
+    for part in key.split("."):
+        if not isinstance(table, Mapping) or part not in table:
+            return default
+        table = table[part]
+    return table
+
+
+def values_of(lines: Sequence[Mapping[str, Any]], key: str) -> Floats:
+    """Return a metric by line, NaN where a line has no number of this name."""
+    return np.array([_number(line.get(key)) for line in lines], dtype=np.float64)
 
 
 def view_of(run: Run) -> RunView:
@@ -98,7 +109,7 @@ def view_of(run: Run) -> RunView:
         events=tuple(run.events),
         rollout_steps=tuple(run.rollout_steps),
         read_rollouts=run.rollouts,
-        held_out=run.eval_rollouts,
+        read_heldout=run.eval_rollouts,
         notes=tuple(run.notes),
     )
 
@@ -107,7 +118,7 @@ def from_lines(lines: list[dict[str, Any]], trainer: str = "uptrend", **rest: An
     """Make a view from metrics lines with Uptrend's names: one dictionary per step, null or NaN where not finite."""
     keys = list(dict.fromkeys(key for line in lines for key in line if key != "step"))
     check_cells(str(rest.get("source", "The run")), len(lines), len(keys))
-    metrics = {key: np.array([_number(line.get(key)) for line in lines]) for key in keys}
+    metrics = {key: values_of(lines, key) for key in keys}
     nonfinite = {
         key: tuple(int(line["step"]) for line in lines if key in line and not np.isfinite(_number(line[key])))
         for key in keys

@@ -15,6 +15,7 @@ from uptrend.present.formatting import duration, estimate, number, percent, plur
 from uptrend.records import Run, RunDirectory
 from uptrend.records.directory import STARTS, parse_line
 from uptrend.records.finding import dated
+from uptrend.records.metrics import figures
 from uptrend.records.worker_process import SideProcess
 from uptrend.runner.view import choose_view, count_epochs
 from uptrend.training.observer import Observer, StepRecord, Stop
@@ -25,13 +26,6 @@ if TYPE_CHECKING:
 # Parts of a finding that its event has.
 EVENT_FIELDS = ("id", "severity", "confidence", "summary", "fix", "step")
 STOP_SEVERITIES = {"never": (), "critical": ("critical",), "warning": ("critical", "warning")}
-# Figures of a step's line, where the step has them.
-FIGURES = {
-    "loss": "warmstart/loss/mean", "reward": "reward/mean", "dead groups": "advantage/dead/share",
-    "length": "sampling/length/mean", "commands": "commands/rollout/mean", "command errors": "commands/error/share",
-    "ended by time": "sampling/ended/time-limit/share", "KL": "kl/reference/mean", "entropy": "learner/entropy/mean",
-    "gradient": "gradient/norm/before", "tokens/s": "time/tokens/per_second",
-}  # fmt: skip
 MAX_NAMED = 5  # rollouts with the same error that are named
 # Seconds that all trackers together may take to send the rest after the run has ended.
 TRACKERS_TIMEOUT_S = 30.0
@@ -186,14 +180,14 @@ class RunLog:
         self._pass_on()
         line = record.metrics
         if line:
-            shown = [f"{name} {number(line[key])}" for name, key in FIGURES.items() if line.get(key) is not None]
+            words = [f"{name} {number(line[key])}" for key, name in figures("log").items() if line.get(key) is not None]
             done = record.step - self._first
             left = (time.monotonic() - self._began) / max(1, done) * (self._steps - record.step)
-            shown += [
+            words += [
                 f"{duration(line.get('seconds/step'))} per step",
                 *([f"{duration(left)} left"] if left > 0 else []),
             ]
-            self._directory.log(f"step {record.step}/{self._steps}  {'  '.join(shown)}")
+            self._directory.log(f"step {record.step}/{self._steps}  {'  '.join(words)}")
         else:
             self._began = time.monotonic()  # the evaluation before the first step says nothing about the pace
         # The columns of rollouts are made when they are first read: not here, unless there is something to say.

@@ -16,6 +16,7 @@ from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra
 from uptrend.present.formatting import visible
 from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.directory import free_path, why_taken
+from uptrend.records.machine import count_cores
 from uptrend.records.schema import VERSION
 from uptrend.tasks.pool import HeldoutTasks, Pool, check_machine, make_heldout, make_pool, resolve_options
 from uptrend.training.observer import Stop
@@ -256,8 +257,8 @@ def resolve_compute(config: Config) -> Config:
         cores = int(asked)
     elif device.type == "cuda":
         cores = 1  # the host has little to compute, and threads that wait for work slow the others down
-    else:  # a container may allow fewer cores than the machine has
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    else:
+        cores = count_cores()
     compute = replace(config.compute, device=str(device), threads=config.compute.threads or cores)
     return replace(config, compute=compute)
 

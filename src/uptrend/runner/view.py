@@ -16,26 +16,19 @@ from rich.table import Table
 from rich.text import Text
 
 from uptrend.config.tables import to_toml
-from uptrend.present.formatting import duration, number, percent, plural
+from uptrend.present.formatting import duration, estimate, number, percent, plural
 from uptrend.present.terminal import columns, phase_shares, sparkline
 from uptrend.records import Evaluation, Finding, Run, Severity
 from uptrend.records.directory import place_in_words
-from uptrend.runner.summary import HeldOutSummary, further_sets, held_out, phases
+from uptrend.records.machine import count_cores
+from uptrend.records.metrics import figures
+from uptrend.records.summary import HeldoutSummary, before_and_after, heldout, heldout_sets, phases
 from uptrend.training.observer import StepRecord
 
 if TYPE_CHECKING:
     from uptrend.doctor.probes.probe import Result
     from uptrend.runner.preflight import Preflight
 
-FIGURES = {
-    "loss": "warmstart/loss/mean",
-    "reward": "reward/mean",
-    "dead groups": "advantage/dead/share",
-    "length": "sampling/length/mean",
-    "KL": "kl/reference/mean",
-    "entropy": "learner/entropy/mean",
-    "gradient": "gradient/norm/before",
-}
 Curve = tuple[str, str, list[float | None], str]
 # Widths of the panel's first two columns; the curves have the rest.
 NAME_WIDTH, VALUE_WIDTH = 11, 25
@@ -91,8 +84,8 @@ class QuietView(View):
         super().__init__(console or Console(highlight=False))
         self.clock = clock
         self.metrics: list[dict[str, Any]] = []
-        self.evaluations: list[HeldOutSummary] = []
-        self.sets: dict[str, list[HeldOutSummary]] = {}
+        self.evaluations: list[HeldoutSummary] = []
+        self.sets: dict[str, list[HeldoutSummary]] = {}
         """Evaluations on further held-out sets, by label."""
         self.times: list[tuple[float, int]] = []
         """Clock and step after every step that this process made."""
@@ -102,7 +95,7 @@ class QuietView(View):
         self.title = f"{run.name} · {run.config['model']['name']} · {run.config['tasks']['name']}"
         self.start, self.steps = run.start, run.steps or 0
         self.size, self.known = run.config.get("sampling", {}).get("size", 0), len(run.metric_lines)
-        self.metrics, self.evaluations, self.sets = list(run.metric_lines), held_out(run), further_sets(run)
+        self.metrics, self.evaluations, self.sets = list(run.metric_lines), heldout(run), heldout_sets(run)
         if not self.is_quiet and not self.known:  # who resumes a run has named it
             # A warm start and a replay are named after what they are of.
             name = re.sub(r"-\d+$", "", run.name) if run.info.get("kind") else run.config["name"]
@@ -132,7 +125,7 @@ class QuietView(View):
         times = [line["seconds/step"] / seconds / max(1.0, self._sampled(line) / tokens) for line in last]
         is_slow = min(times) > SLOW_RATIO and last[-1]["seconds/step"] > SLOW_SECONDS
         if is_slow and not self.is_slow:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            cores = count_cores()
             load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
             why = f" {load:.0f} processes compete for {plural(cores, 'core')}." if load > cores + 1 else ""
             if (
@@ -154,8 +147,8 @@ class QuietView(View):
             held = "not evaluated"
             if evaluations:
                 before, after = self.accuracies(evaluations)
-                start = f"{before} before" if before else "not evaluated before"
-                end = f"{after} after step {after.step}" if after else "not evaluated after"
+                start = f"{_accuracy(before)} before" if before else "not evaluated before"
+                end = f"{_accuracy(after)} after step {after.step}" if after else "not evaluated after"
                 held = f"{start}, {end}; {evaluations[-1].tasks} tasks, 95% intervals"
             self.say(f"{name}: {held}.")
         self.say(f"Run: {run.path}")
@@ -165,10 +158,9 @@ class QuietView(View):
         """Last step done."""
         return int(self.metrics[-1]["step"]) if self.metrics else self.start
 
-    def accuracies(self, evaluations: Sequence[HeldOutSummary]) -> tuple[HeldOutSummary | None, HeldOutSummary | None]:
+    def accuracies(self, evaluations: Sequence[HeldoutSummary]) -> tuple[HeldoutSummary | None, HeldoutSummary | None]:
         """Evaluation before the first step, and the last one of a trained model."""
-        before = next((e for e in evaluations if e.step == self.start), None)
-        return before, next((e for e in reversed(evaluations) if e.step > self.start), None)
+        return before_and_after(evaluations, self.start)
 
     @property
     def time_left(self) -> str:
@@ -189,8 +181,12 @@ class QuietView(View):
         return f"{share} ({low} low, {high} high)"
 
 
-def _summary(e: Evaluation) -> HeldOutSummary:
-    return HeldOutSummary(e.step, e.accuracy, e.low, e.high, e.correct, e.tasks)
+def _accuracy(held: HeldoutSummary) -> str:
+    return estimate(held.accuracy, held.low, held.high)
+
+
+def _summary(e: Evaluation) -> HeldoutSummary:
+    return HeldoutSummary(e.step, e.accuracy, e.low, e.high, e.correct, e.tasks)
 
 
 class LineView(QuietView):
@@ -208,12 +204,12 @@ class LineView(QuietView):
         if record.metrics and (is_due or record.step >= self.steps or record.evaluation is not None):
             self.printed = self.clock()
             line = f"step {self.last_step}/{self.steps}"
-            for name, key in FIGURES.items():
+            for key, name in figures("terminal").items():
                 line += f"  {name} {self.figure(key)}" if record.metrics.get(key) is not None else ""
             self.say(f"{line}  {duration(record.metrics.get('seconds/step'))} per step  {self.time_left}".rstrip())
         if record.evaluation is not None:
             for name, (*_, held) in {"held-out": self.evaluations, **self.sets}.items():
-                self.say(f"{name} after step {held.step}: {held} of {held.tasks} tasks, 95% interval")
+                self.say(f"{name} after step {held.step}: {_accuracy(held)} of {held.tasks} tasks, 95% interval")
 
 
 class LiveView(QuietView):
@@ -248,13 +244,16 @@ class LiveView(QuietView):
 
     def _figures(self, width: int) -> Table:
         curves: list[Curve] = [
-            (name, self.figure(key), [line.get(key) for line in self.metrics], key) for name, key in FIGURES.items()
+            (name, self.figure(key), [line.get(key) for line in self.metrics], key)
+            for key, name in figures("terminal").items()
         ]
         held = list[Curve]()
         for name, evaluations in {"held-out": self.evaluations, **self.sets}.items():
             before, after = self.accuracies(evaluations)
             start = f"{percent(before.accuracy)} → " if before and after else ""
-            held.append((name, f"{start}{after or before}", [e.accuracy for e in evaluations], "eval/accuracy"))
+            last = after or before
+            value = f"{start}{_accuracy(last)}" if last else ""
+            held.append((name, value, [e.accuracy for e in evaluations], "eval/accuracy"))
         curves[2:2] = held  # after the reward
         rows = []
         for name, value, values, metric in curves:

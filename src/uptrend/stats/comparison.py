@@ -1,13 +1,17 @@
 """Tests of one arm against another, corrections for several of them, and what a number of seeds can show."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from scipy.special import bdtr, ndtr, stdtr, stdtrit
 
+from uptrend.records import Run
+from uptrend.records.summary import correct_by_task
 from uptrend.records.view import Floats
 from uptrend.stats.intervals import Spread, bayes_factor, normal_interval, spread_of, student_reach
 
@@ -46,6 +50,66 @@ def paired_interval(gained: int, lost: int, tasks: int) -> tuple[float, float]:
     more, less, count = gained + 0.5, lost + 0.5, tasks + 2
     low, high = normal_interval((more - less) / count, math.sqrt(more + less - (more - less) ** 2 / count) / count)
     return max(-1.0, low), min(1.0, high)
+
+
+@dataclass(frozen=True)
+class PairedAnswers:
+    """Counts of the tasks that two models, or one model twice, were asked, by which of the two answered correctly."""
+
+    both: int
+    only_a: int
+    only_b: int
+    neither: int
+
+    @property
+    def tasks(self) -> int:
+        return self.both + self.only_a + self.only_b + self.neither
+
+    @property
+    def effect(self) -> float:
+        """Accuracy of B less that of A."""
+        return (self.only_b - self.only_a) / self.tasks
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return paired_interval(self.only_b, self.only_a, self.tasks)
+
+    @property
+    def p(self) -> float:
+        return mcnemar(self.only_a, self.only_b)
+
+
+def pair_answers(correct_a: Mapping[str, bool], correct_b: Mapping[str, bool]) -> PairedAnswers:
+    """Compare correct answers by task, over the tasks that both sides have."""
+    counts = Counter((correct_a[task], correct_b[task]) for task in correct_a if task in correct_b)
+    return PairedAnswers(counts[True, True], counts[True, False], counts[False, True], counts[False, False])
+
+
+CAVEAT = (
+    "This compares these two models on these tasks. It does not say that one config is better than the "
+    "other: another seed of the same config is another model."
+)
+
+
+def pair_runs(a: Run, b: Run) -> dict[str, Any] | None:
+    """Compare the last evaluations of two runs task by task, `effect` is B less A; None where they share no task."""
+    if not a.eval_lines or not b.eval_lines:
+        return None
+    step_a = a.eval_lines[-1]["step"]
+    step_b = b.eval_lines[-1]["step"]
+    pairs = pair_answers(correct_by_task(a.eval_rollouts(step_a)), correct_by_task(b.eval_rollouts(step_b)))
+    if not pairs.tasks:
+        return None
+    return {
+        "step_a": step_a,
+        "step_b": step_b,
+        "tasks": pairs.tasks,
+        **asdict(pairs),
+        "effect": pairs.effect,
+        "interval": pairs.interval,
+        "p": pairs.p,
+        "caveat": CAVEAT,
+    }
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def test_attempts_are_an_evaluation_and_with_steps_a_curve(tmp_path: Path) -> No
     result = only(write(tmp_path / "results.jsonl", lines(attempts)))
     assert (result.trainer, len(result.steps)) == ("verifiers", 0)
     assert result.evals == ({"step": 0, "reward": 0.5, "tasks": 5},)
-    assert len(set(result.held_out(0)["group"].to_pylist())) == 5
+    assert len(set(result.read_heldout(0)["group"].to_pylist())) == 5
     curve = only(write(tmp_path / "steps.jsonl", lines([row | {"step": i // 8} for i, row in enumerate(attempts)])))
     assert curve.steps.tolist() == list(curve.rollout_steps) == [0, 1, 2]
     assert curve.metrics["reward/mean"].tolist() == [0.5] * 3

@@ -72,7 +72,7 @@ def paired(before: list[bool], after: list[bool]) -> RunView:
     tables = {0: before, 30: after}
     evals = tuple({"step": s, "accuracy": float(np.mean(t)), "tasks": len(tasks)} for s, t in tables.items())
     return replace(
-        healthy(**STILL), evals=evals, held_out=lambda step: pa.table({"task": tasks, "correct": tables[step]})
+        healthy(**STILL), evals=evals, read_heldout=lambda step: pa.table({"task": tasks, "correct": tables[step]})
     )
 
 
@@ -85,7 +85,7 @@ def test_tasks_that_changed_sides_are_counted(gained: int, lost: int, count: int
     rest = count - gained - lost
     change = Case(
         paired([False] * gained + [True] * (lost + rest), [True] * gained + [False] * lost + [True] * rest)
-    ).held_out
+    ).heldout
     assert change is not None
     assert change.interval is not None
     assert change.chance == pytest.approx(chance, abs=1e-3)

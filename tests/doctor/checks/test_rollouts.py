@@ -525,7 +525,7 @@ def test_a_learner_that_does_not_react_to_the_question_is_blind_without_a_record
 
 
 def test_held_out_tasks_that_are_trained_on(tiny: RunView) -> None:
-    held = tiny.held_out(0).column("task")[3].as_py()
+    held = tiny.read_heldout(0).column("task")[3].as_py()
     found = findings(tampered(tiny, rename(lambda n, rows: held if 8 <= n < 16 else rows[n]["task"])), LEAK)[LEAK]
     assert (found.severity, found.evidence[0].value, found.evidence[0].rollout) == (CRITICAL, 1 / 16, "1/000001-0001/0")
     assert LEAK in lacks(replace(tiny, evals=()), "data.")

@@ -58,7 +58,7 @@ def view_of_rollouts(log: Log, source: str) -> RunView:
     note = "The rows are attempts without a step: they are read as one evaluation, not as a curve."
     trainer = "verifiers" if "example_id" in log.rows[0] else "unknown"
     view = _curve(source, trainer, log.name, [], lambda _: table, (*notes, note))
-    return replace(view, evals=(result,), rollout_steps=(0,), held_out=lambda _: table)
+    return replace(view, evals=(result,), rollout_steps=(0,), read_heldout=lambda _: table)
 
 
 def completion_files(folder: Path) -> dict[int, Path]:

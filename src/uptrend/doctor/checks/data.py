@@ -10,7 +10,7 @@ from uptrend.doctor.checks.rewards import EVALUATIONS, stands_still
 from uptrend.doctor.curves import LEVEL, Curve, trend_until
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.doctor.rows import Rows, group_sum, seen_in
-from uptrend.doctor.trend import HeldOutChange
+from uptrend.doctor.trend import HeldoutChange
 from uptrend.present.formatting import number
 from uptrend.records import Evidence, RecordError, Role, TrendKind
 from uptrend.stats.intervals import normal_reach, wilson
@@ -122,7 +122,7 @@ def leak(case: Case) -> Answer:
     held = set[str]()
     for line in (*case.view.evals[:1], *case.view.evals[-1:]):
         try:
-            held.update(task for task in case.view.held_out(int(line["step"])).column("task").to_pylist() if task)
+            held.update(task for task in case.view.read_heldout(int(line["step"])).column("task").to_pylist() if task)
         except (RecordError, KeyError):
             continue
     if not held:
@@ -153,23 +153,23 @@ def times_met(case: Case) -> float:
 
 
 @check("data.memorized", "optimizer.lr-large", "reward.hackable")
-def held_out_falls(case: Case) -> Answer:
+def heldout_falls(case: Case) -> Answer:
     """Report right answers in training that leave those held out behind, and held-out scores that fall."""
-    right, change = case.course(RIGHT), case.held_out
+    right, change = case.course(RIGHT), case.heldout
     if change is None:
         return Lacking("it takes two held-out evaluations", "data.memorized")
     left, rounds = _left_behind(case, right, change), times_met(case)
-    held_out = f"{number(change.first)} to {number(change.last)}"
+    levels = f"{number(change.first)} to {number(change.last)}"
     shown = [Evidence(f"Held out {change.effect:+.3g} by step {change.at[-1]}.", change.effect, "eval", change.at[-1])]
     if right is not None and left and not 0 < rounds < MET:
         trained = f"Right answers in training went from {right.first:.0%} to {right.last:.0%}"
         met = f" Each task was met about {rounds:.0f} times." if rounds else ""
         shown.insert(0, case.evidence(right.metric, f"Right in training {right.first:.3g} → {right.last:.3g}."))
-        summary = f"{trained}, and held out from {held_out}: the run learned its tasks by heart.{met}"
+        summary = f"{trained}, and held out from {levels}: the run learned its tasks by heart.{met}"
         return Found(WARNING, SIGNAL, summary, shown, "data.memorized")
     if not change.fell or case.collapse is not None:
         return None
-    fell = f"The held-out score fell from {held_out} (p = {max(change.chance, 1e-4):.2g})"
+    fell = f"The held-out score fell from {levels} (p = {max(change.chance, 1e-4):.2g})"
     is_alone = case.trend.kind is not TrendKind.FALLING and right is None and len(change.scores) >= EVALUATIONS
     if is_alone or (case.is_learning and not (right and right.rises)):
         text = f"{fell}, and the training reward did not: what is learned holds for its tasks or its reward alone."
@@ -182,7 +182,7 @@ def held_out_falls(case: Case) -> Answer:
     return Found(warn_if(bool(is_sure)), SIGNAL if large else SUSPICION, text, shown + large, "optimizer.lr-large")
 
 
-def _left_behind(case: Case, right: Curve | None, change: HeldOutChange) -> bool:
+def _left_behind(case: Case, right: Curve | None, change: HeldoutChange) -> bool:
     """Tell whether training tasks are solved more often than those held out, which fell or did not follow."""
     rise = trend_until(case.view, RIGHT, change.at[-1])
     if right is None or rise is None or rise.effect - change.effect < GAP:
@@ -263,7 +263,7 @@ def _won(case: Case, until: int) -> tuple[int, int]:
 @check("eval.noise")
 def eval_noise(case: Case) -> Answer:
     """Report a held-out change that lies inside its own interval."""
-    change = case.held_out
+    change = case.heldout
     if change is None:
         return Lacking("fewer than two held-out evaluations")
     if change.interval is None:

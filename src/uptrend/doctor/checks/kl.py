@@ -67,7 +67,7 @@ def runaway(case: Case, kl: Curve) -> Found | None:
     is_far = kl.last > FAR and kl.last > 5 * max(begin, 0)
     if len(kl.values) < FEWEST or not (is_far or most > SPIKE):
         return None
-    effect, change = case.trend.effect or 0.0, case.held_out
+    effect, change = case.trend.effect or 0.0, case.heldout
     is_gain = case.is_learning and effect / max(case.rollout_spread, 1e-12) > 0.5
     pays = is_gain and not (change and change.effect <= 0)
     went = f"KL to the reference went from {begin:.3g} to {kl.last:.3g} nats per token (at most {most:.3g})"

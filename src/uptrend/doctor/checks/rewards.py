@@ -12,7 +12,7 @@ from uptrend.doctor.check import Answer, Found, Lacking, by_share, check, warn_i
 from uptrend.doctor.curves import LEVEL, REWARD, Curve, trend_until
 from uptrend.doctor.rank import NOTE, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.doctor.rows import Floats, group_sum
-from uptrend.doctor.trend import HeldOutChange
+from uptrend.doctor.trend import HeldoutChange
 from uptrend.records import Evidence, TrendKind
 from uptrend.records.rollout import OVERLONG
 from uptrend.stats.trend import rank_correlation
@@ -184,12 +184,12 @@ STILL = 0.25
 @check("reward.hackable")
 def hackable(case: Case) -> Answer:
     """Report a reward that rises while what it stands for does not."""
-    change, parts, right = case.held_out, case.once(parts_of), case.course(CORRECT)
+    change, parts, right = case.heldout, case.once(parts_of), case.course(CORRECT)
     if not case.is_learning:
         return None
     if change is None and len(parts) < 2 and right is None:
         return Lacking("neither held-out evaluations nor components of the reward were logged")
-    found = (_beside_held_out(case, change) if change and right is None else None) or _only_format(case, parts)
+    found = (_beside_heldout(case, change) if change and right is None else None) or _only_format(case, parts)
     if found or right is None or not right.falls:
         return found
     text = f"The reward rose while the share of right answers fell from {right.first:.0%} to {right.last:.0%}."
@@ -197,7 +197,7 @@ def hackable(case: Case) -> Answer:
     return Found(WARNING, PROOF, text, [shown])
 
 
-def _beside_held_out(case: Case, change: HeldOutChange) -> Found | None:
+def _beside_heldout(case: Case, change: HeldoutChange) -> Found | None:
     """Judge a held-out score that did not follow: not at all, or not beyond its first evaluations."""
     first, last = change.at[0], change.at[-1]
     line = trend_until(case.view, REWARD, last)
@@ -232,7 +232,7 @@ def _only_format(case: Case, parts: list[PartCurve]) -> Found | None:
     return Found(WARNING, SIGNAL, text, _courses(case, [carrier, *still]))
 
 
-def stands_still(case: Case, metric: str, unit: float, change: HeldOutChange) -> bool:
+def stands_still(case: Case, metric: str, unit: float, change: HeldoutChange) -> bool:
     """Tell whether the held-out score surely rose much less than a training score did over the same steps."""
     # The two may have different scales, so that each is measured in its own deviation between rollouts.
     rise = _sure_rise(case, metric, unit, change, 0)
@@ -253,7 +253,7 @@ def stands_still(case: Case, metric: str, unit: float, change: HeldOutChange) ->
     return float(np.ptp(later)) / own < HALF * _sure_rise(case, metric, unit, change, skipped)
 
 
-def _sure_rise(case: Case, metric: str, unit: float, change: HeldOutChange, skipped: int) -> float:
+def _sure_rise(case: Case, metric: str, unit: float, change: HeldoutChange, skipped: int) -> float:
     """Return the least that a training score rose since an evaluation, in deviations; 0 where it may not have."""
     line = trend_until(case.view, metric, change.at[-1], change.at[skipped] if skipped else -1)
     if line is None or line.p > LEVEL or line.effect <= 0 or unit <= 0:
@@ -261,7 +261,7 @@ def _sure_rise(case: Case, metric: str, unit: float, change: HeldOutChange, skip
     return line.interval()[0] / unit
 
 
-def _deviation(change: HeldOutChange, unit: float) -> float:
+def _deviation(change: HeldoutChange, unit: float) -> float:
     """Return the deviation of the held-out score between rollouts: a share has its own, anything else training's."""
     return math.sqrt(max(0.01, change.last * (1 - change.last))) if 0 <= change.last <= 1 else unit
 
@@ -279,7 +279,7 @@ STEP_BY_STEP = 0.3
 @check("reward.length-hacking", needs=[LENGTH, REWARD])
 def length_hacking(case: Case) -> Found | None:
     """Report answers that grow, with a reward that grows with them and nothing else."""
-    length, change = case.course(LENGTH), case.held_out
+    length, change = case.course(LENGTH), case.heldout
     assert length is not None
     growth = length.last / length.begin if length.begin > 0 else 1.0
     if growth < NOTED or not (length.rises or growth >= GROWTH):

@@ -9,10 +9,11 @@ from typing import Any
 from uptrend.lab.journal.stored import ACCURACY, Curves, Point
 from uptrend.lab.journal.verdicts import WAYS, sign_of, title_of
 from uptrend.lab.measure import curve_of, is_share
-from uptrend.present.drawing import COLORS, INK, moving_mean, plotting, save, show_shares, to_svg
+from uptrend.present.drawing import COLORS, INK, plotting, save, show_shares, to_svg
 from uptrend.present.formatting import percent, plural
 from uptrend.records import Direction, Hypothesis, Verdict
 from uptrend.records.metrics import name_of
+from uptrend.stats.smoothing import smooth
 
 # Inches of one picture on the page.
 PANEL = (4.2, 2.9)
@@ -49,7 +50,7 @@ def draw_curves(axes: Any, h: Hypothesis, curves: Sequence[Curves], kind: str) -
         steps = sorted(set.intersection(*(set(table) for table in tables)))  # those that all seeds have
         values = [scale * (sum(table[step] for table in tables) / len(tables)) for step in steps]
         if kind != "accuracy":  # of held-out accuracy there are few points, and each is a mean over tasks already
-            values = moving_mean(values, max(1, len(values) // 15))
+            values = smooth(values)
         axes.plot(steps, values, color=color, linewidth=2.4, label=f"{arm} ({plural(len(lines), 'seed')})")
     axes.set_xlabel("step")
     if is_share(metric):

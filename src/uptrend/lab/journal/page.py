@@ -9,7 +9,6 @@ from typing import Any
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from uptrend.doctor.report import plain
 from uptrend.lab import hypothesis_file
 from uptrend.lab.hypothesis_file import BLOCK, read_page
 from uptrend.lab.journal import figures, stored
@@ -19,6 +18,7 @@ from uptrend.lab.notebook import PROBLEM, README, Notebook, phases, roadmap, sta
 from uptrend.present.formatting import assignments
 from uptrend.present.pages import render
 from uptrend.records import Comparison, Direction, Hypothesis, LabError, Verdict
+from uptrend.records.directory import plain
 from uptrend.records.files import read_text
 
 # A comment on a line of its own.

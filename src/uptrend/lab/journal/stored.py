@@ -14,13 +14,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from uptrend.doctor.curves import REWARD, thinned
-from uptrend.doctor.report import plain
+from uptrend.doctor.curves import REWARD
 from uptrend.lab.measure import curve_of, in_line
 from uptrend.records import Interval, LabError, RecordError, Run, Verdict
-from uptrend.records.directory import write_whole
+from uptrend.records.directory import plain, write_whole
 from uptrend.records.files import read_file
 from uptrend.records.view import view_of
+from uptrend.stats.smoothing import thin_curve
 
 T = typing.TypeVar("T")
 Point = tuple[float, float]
@@ -113,7 +113,7 @@ def _curves_of(folder: Path, metric: str) -> Curves | None:
             lines = [(line["step"], in_line(line, name)) for line in run.eval_lines]
             found = tuple((step, value) for step, value in lines if value is not None and math.isfinite(value))
         else:
-            found = thinned(*view.curve(name), POINTS)
+            found = thin_curve(*view.curve(name), POINTS)
         return tuple((step, float(f"{value:.4g}")) for step, value in found)
 
     shown = curve_of(metric)

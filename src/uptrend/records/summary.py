@@ -1,0 +1,207 @@
+"""What tables, pages and sentences say of a run: one row, its evaluations, and its curves to show."""
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from uptrend.records.directory import LOG
+from uptrend.records.errors import RecordError
+from uptrend.records.metrics import figures
+from uptrend.records.run import Run
+from uptrend.records.view import Floats, value_at, values_of
+
+Row = dict[str, Any]
+HELDOUT = "held-out accuracy"
+"""Name of the accuracy's curve, and of the evaluations of a run."""
+SETTINGS = {"model": "model.name", "taskset": "tasks.name", "loss": "learning.loss", "seed": "seed"}
+"""Settings in the row of a run, by column."""
+
+
+@dataclass(frozen=True)
+class HeldoutSummary:
+    """Accuracy of one evaluation, with its 95% interval."""
+
+    step: int
+    accuracy: float
+    low: float
+    high: float
+    correct: int
+    tasks: int
+
+
+def heldout(run: Run, label: str = "") -> list[HeldoutSummary]:
+    """Return a run's evaluations in order; those on a further set by its label."""
+    names = [field.name for field in fields(HeldoutSummary)]
+    lines = [line.get("sets", {}).get(label) if label else line for line in run.eval_lines]
+    return [HeldoutSummary(**{name: line[name] for name in names}) for line in lines if line is not None]
+
+
+def heldout_sets(run: Run) -> dict[str, list[HeldoutSummary]]:
+    """Return a run's evaluations on further held-out sets, by label."""
+    return {label: heldout(run, label) for line in run.eval_lines for label in line.get("sets", ())}
+
+
+def before_and_after(
+    evaluations: Sequence[HeldoutSummary], start: int
+) -> tuple[HeldoutSummary | None, HeldoutSummary | None]:
+    """Return the evaluation of the weights that a run began with, and the last one of a trained model."""
+    before = next((e for e in evaluations if e.step == start), None)
+    after = next((e for e in reversed(evaluations) if e.step > start), None)
+    return before, after
+
+
+def greedy_rows(rows: Iterable[Row]) -> dict[str, Row]:
+    """Return the row of each task's greedy answer, by task, from the rows of an evaluation."""
+    greedy: dict[str, Row] = {}
+    # A task's first row is its greedy answer; sampled attempts for pass@k come after it.
+    for row in rows:
+        greedy.setdefault(row["task"], row)
+    return greedy
+
+
+def correct_by_task(table: Any) -> dict[str, bool]:
+    """Return by task if the greedy answer of an evaluation was correct; one that could not be scored was not."""
+    rows = greedy_rows(table.select(["task", "correct"]).to_pylist())
+    return {task: bool(row["correct"]) for task, row in rows.items()}
+
+
+def run_row(
+    *,
+    name: str,
+    path: str,
+    status: str,
+    step: int,
+    steps: int | None,
+    config: Mapping[str, Any],
+    before: Row | None,
+    after: Row | None,
+    reward: float | None,
+    created: str | None = None,
+    per_step: float | None = None,
+) -> Row:
+    """Return a run as a row of a table, with the same columns whoever trained it.
+
+    `before` and `after` are its evaluations before the first step and after the last, `created` is the time as run.json
+    has it, `per_step` the usual seconds of a step.
+    """
+    settings = {column: value_at(config, key) for column, key in SETTINGS.items()}
+    return {
+        "name": name,
+        "path": path,
+        "status": status,
+        "step": step,
+        "steps": steps,
+        **{column: None if isinstance(value, Mapping) else value for column, value in settings.items()},
+        "before": before,
+        "after": after,
+        "reward": reward,
+        "created": created,
+        "per_step": per_step,
+    }
+
+
+def summarize(run: Run, read: Callable[[str], Floats] | None = None) -> Row:
+    """Summarize a run for one line of a list.
+
+    `read` gives a metric by step, NaN where a step lacks it, for those who have the columns already.
+    """
+    if read is None:
+        read = partial(values_of, run.metric_lines)
+    steps = read("step")
+    rewards = read("reward/mean")
+    seconds = read("seconds/step")
+    scored = rewards[np.isfinite(rewards)]
+    timed = seconds[np.isfinite(seconds)]
+    before, after = before_and_after(heldout(run), run.start)
+    return run_row(
+        name=run.name,
+        path=str(run.path),
+        status=run.status,
+        step=int(steps[-1]) if len(steps) else 0,
+        steps=run.steps,
+        config=run.config,
+        before=None if before is None else asdict(before),
+        after=None if after is None else asdict(after),
+        reward=float(scored[-1]) if len(scored) else None,
+        created=run.info.get("created"),
+        per_step=float(np.median(timed)) if len(timed) else None,
+    )
+
+
+def find_runs(folder: Path) -> tuple[list[Row], dict[Path, str]]:
+    """Summarize the runs of a folder, newest first; return unreadable ones with the reason."""
+    runs: list[Row] = []
+    broken: dict[Path, str] = {}
+    for path in sorted(folder.glob("*/run.json")):
+        try:
+            runs.append(summarize(Run(path.parent)))
+        except RecordError as error:
+            broken[path.parent] = str(error)
+        except Exception as error:  # a damaged record may hold anything anywhere, and the next one is not to blame
+            broken[path.parent] = f"{path.parent} does not read as a run: {type(error).__name__} {error}."
+    return sorted(runs, key=lambda run: str(run["created"] or ""), reverse=True), broken
+
+
+def curves(run: Run) -> dict[str, list[float | None]]:
+    """Return the curves to show, by metric: one value per step, or per evaluation."""
+    found: dict[str, list[float | None]] = {HELDOUT: [e.accuracy for e in heldout(run)]}
+    for label, evaluations in heldout_sets(run).items():
+        found[f"eval/set/{label}/accuracy"] = [e.accuracy for e in evaluations]
+    for key in figures("curves"):
+        found[key] = [line.get(key) for line in run.metric_lines]
+    return {key: values for key, values in found.items() if any(value is not None for value in values)}
+
+
+def phases(lines: list[Row]) -> dict[str, float]:
+    """Return the mean seconds of each phase of a step."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for key, value in itertools.chain.from_iterable(line.items() for line in lines):
+        if key.startswith("seconds/") and key != "seconds/step" and value is not None:
+            sums[key.removeprefix("seconds/")] += value
+    return {phase: total / len(lines) for phase, total in sums.items()}
+
+
+def describe(run: Run, report: Mapping[str, Any]) -> Row:
+    """Describe a run in full, with a report of the doctor as findings.json has it."""
+    files = Counter[str]()
+    for path in sorted(run.path.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            top = path.relative_to(run.path).parts[0]
+            files[f"{top}/" if path.parent != run.path else top] += path.stat().st_size
+    return {
+        **summarize(run),
+        "stopped": None if run.stopped is None else {"by": run.stopped.by, "why": run.stopped.sentence},
+        "doctor": _diagnosis(run, report),
+        "config": run.config,
+        **{key: run.info.get(key) for key in ("uptrend", "tasks", "eval", "machine")},
+        "notes": [*(run.info.get("notes") or ()), *run.notes],
+        "weights": run.info.get("model"),
+        "evaluations": [asdict(e) for e in heldout(run)],
+        "sets": {label: [asdict(e) for e in evaluations] for label, evaluations in heldout_sets(run).items()},
+        "curves": curves(run),
+        "phases": phases(run.metric_lines),
+        "checkpoints": [path.name for path in run.checkpoints],
+        "files": files,
+        "log": str(run.path / LOG) if (run.path / LOG).exists() else None,
+    }
+
+
+def _diagnosis(run: Run, report: Mapping[str, Any]) -> Row:
+    causes = [finding for finding in report["findings"] if finding["symptom_of"] is None]
+    findings = []
+    for cause in causes:
+        finding = {key: cause[key] for key in ("id", "severity", "confidence", "summary")}
+        findings.append({**finding, "fix": cause["fix"] and cause["fix"]["sentence"]})
+    return {
+        "step": report["step"],
+        "trend": report["trend"],
+        "sentence": report["sentence"],
+        "findings": findings,
+        "more": f"uptrend doctor {run.path}",
+    }
