@@ -19,7 +19,7 @@ from uptrend.present.formatting import estimate
 from uptrend.records import RecordError, Role, Run
 from uptrend.records.directory import LOG
 from uptrend.records.files import read_file, reading_below
-from uptrend.records.rollout import places_said
+from uptrend.records.rollout import find_model_messages
 
 CURVES = (
     "reward/mean", "advantage/dead/share", "sampling/length/mean", "kl/reference/mean", "learner/entropy/mean",
@@ -218,7 +218,7 @@ def part_turns(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], li
     messages, commands = rows[0]["messages"] or [], rows[0].get("commands") or []
     sampled = [(row["turns"], row["roles"]) for row in rows if row["ids"] is not None]
     turns = {turn for pair in sampled for turn, role in zip(*pair, strict=True) if role == Role.MODEL}
-    places = places_said([message["role"] for message in messages], len(turns) if sampled else None)
+    places = find_model_messages([message["role"] for message in messages], len(turns) if sampled else None)
     ends = [*places, len(messages)]
     return messages[: ends[0]], [
         {
