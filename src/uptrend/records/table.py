@@ -9,6 +9,7 @@ n = rollout, r = row (a sequence of a rollout), t = token of all rows one after 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class Messages:
     """Messages as flat columns."""
 
     rollout_m: Ints
-    role_m: NDArray[np.str_]
+    role_m: NDArray[np.object_]
     content_m: pa.Array
     calls_m: pa.Array
     """Tools that it asks for, as JSON; null for none."""
@@ -189,10 +190,10 @@ class RolloutTable:
     @cached_property
     def greedy_n(self) -> Flags:
         """True for the greedy answers of an evaluation: the first of each group, whom sampled attempts follow."""
-        groups = np.array([str(group) for group in self.values("group")], np.str_)
-        is_first = np.zeros(len(self), np.bool_)
-        is_first[np.unique(groups, return_index=True)[1]] = True
-        return is_first
+        first: dict[str, int] = {}
+        for n, group in enumerate(self.values("group")):
+            first.setdefault(group, n)
+        return self.flag(np.fromiter(first.values(), np.int64))
 
     @cached_property
     def kept_n(self) -> Flags:
@@ -224,7 +225,8 @@ class RolloutTable:
         """All messages of all rollouts, one after another."""
         column = self._column_n("messages")
         flat = column.flatten()
-        role = np.asarray(pc.fill_null(flat.field("role"), "").to_numpy(zero_copy_only=False), dtype=np.str_)
+        # As objects: numpy's own strings all take as much memory as the longest, and a log's roles may be anything.
+        role = pc.fill_null(flat.field("role"), "").to_numpy(zero_copy_only=False)
         rollout = np.repeat(np.arange(len(self)), count_items(column))
         return Messages(rollout, role, flat.field("content"), flat.field("calls"), flat.field("problem"))
 
@@ -359,7 +361,7 @@ class RolloutTable:
 
 def _split_turns(messages: list[Row], places: list[int], commands: list[Row]) -> list[Turn]:
     turns = []
-    for turn, (start, end) in enumerate(zip(places, [*places[1:], len(messages)], strict=True)):
+    for turn, (start, end) in enumerate(pairwise([*places, len(messages)])):
         # A submission at the end was given by no message, and counts as a turn more.
         own = [command for command in commands if min(command["turn"], len(places) - 1) == turn]
         turns.append(Turn(messages[start], messages[start + 1 : end], own))
