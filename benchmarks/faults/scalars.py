@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from uptrend.doctor.checks.sampler import gaps_of
-from uptrend.doctor.rows import Rows
 from uptrend.records import Run
 from uptrend.records.dialects import metric_name
+from uptrend.records.table import RolloutTable
 
 LOGGED = (
     "reward/mean", "advantage/dead/share", "sampling/length/mean", "sampling/length/max", "kl/reference/mean",
@@ -58,7 +58,7 @@ def _logged(run: Run, line: dict[str, Any], step: int) -> dict[str, Any]:
 
 def _differences(run: Run, step: int) -> dict[str, float]:
     """Return TRL's columns on the gap between sampler and learner, which it logs where vLLM samples."""
-    gap = gaps_of(Rows(step, run.rollouts(step))).gap_t
+    gap = gaps_of(RolloutTable(step, run.rollouts(step))).gap_t
     if len(gap) == 0:
         return {}
     ratio = np.minimum(np.exp(np.minimum(gap, 50)), CAP)

@@ -359,7 +359,7 @@ def test_no_page_breaks_its_own_policy(serve: Serve, visit: Any, tmp_path: Path,
     rollouts = visitor.open(f"{url}/", "runs").evaluate(
         "fetch('/api/rollouts?run=runs/blind').then((r) => r.json()).then((told) => told.rollouts)"
     )
-    one = f"{blind}&step={rollouts[0]['step']}&group={quote(rollouts[0]['grp'])}&index=0"
+    one = f"{blind}&step={rollouts[0]['step']}&group={quote(rollouts[0]['group'])}&index=0"
     pages = [
         f"{closed}/", f"{closed}/?token=secret", *(f"{url}/{path}" for path in (
             "", "#/compare?runs=runs/blind,runs/healthy", f"#/run?{blind}", f"#/findings?{blind}", f"#/config?{blind}",
@@ -452,10 +452,10 @@ def test_hostile_rollouts_stay_text(serve: Serve, visit: Any, tmp_path: Path) ->
         "(id) => fetch('/api/rollouts?run=' + encodeURIComponent(id)).then((r) => r.json())", id
     )
     for row in answer["rollouts"]:
-        named = f"run={id}&step={row['step']}&index={row['idx']}&group="
+        named = f"run={id}&step={row['step']}&index={row['index']}&group="
         for view in ("talk", "tokens"):
             link = visitor.page.evaluate(
-                "([n, g, v]) => '#/rollout?' + n + encodeURIComponent(g) + '&view=' + v", [named, row["grp"], view]
+                "([n, g, v]) => '#/rollout?' + n + encodeURIComponent(g) + '&view=' + v", [named, row["group"], view]
             )
             routes.append(link)
     shown = ""

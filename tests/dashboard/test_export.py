@@ -110,7 +110,7 @@ def test_no_more_rollouts_than_asked_for_are_taken_along(tmp_path: Path) -> None
         assert page is not None
         kept = [key for key in page.data if key.startswith("rollout?")]
         assert len(kept) == len(page.data["rollouts"]) == min(most, 24)
-        assert {line["grp"] for line in page.data["rollouts"]} == groups
+        assert {line["group"] for line in page.data["rollouts"]} == groups
 
 
 def test_a_hostile_run_stays_data(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def everything(url: str, *labs: str) -> str:
         get("compare", runs=f"{ids[0]},{id}")
         for query in ({}, {"held": 1}, {"held": 1, "set": "other-set"}, {"text": "5"}):
             for line in get("rollouts", run=id, **query).get("rollouts", [])[::7]:
-                name = {"step": line["step"], "group": line["grp"], "index": line["idx"], "nth": line["nth"]}
+                name = {"step": line["step"], "group": line["group"], "index": line["index"], "nth": line["nth"]}
                 get("rollout", run=id, **name, **{key: value for key, value in query.items() if key != "text"})
         for step in range(3):
             get("rollouts", run=id, step=step, held=1)
@@ -314,7 +314,7 @@ def test_a_hostile_run_is_answered_as_json_and_nothing_of_it_is_a_page(tmp_path:
     assert SCRIPT not in send(url, "/").read().decode()
     id = next(row["id"] for row in rows if row["status"] == "failed")
     first = ask(url, "rollouts", run=id, step=1)["rollouts"][0]
-    query = {"run": id, "step": 1, "group": first["grp"], "index": 0}
+    query = {"run": id, "step": 1, "group": first["group"], "index": 0}
     message = ask(url, "rollout", **query)["rollout"]["turns"][0]["message"]
     assert (message["length"], len(message["content"])) == (LONG, 20_000)
     assert len(ask(url, "rollout", **query, characters=LONG)["rollout"]["turns"][0]["message"]["content"]) == LONG

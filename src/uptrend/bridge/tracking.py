@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-import pyarrow as pa
-import pyarrow.compute as pc
+import numpy as np
 
 from uptrend.bridge.trackers import Alert, Start, Tracker, make_tracker
 from uptrend.config import Track, build
 from uptrend.config.tables import flatten
 from uptrend.doctor.catalogue import CATALOGUE, complete_fix
-from uptrend.records import Role, Run
+from uptrend.records import Run
 from uptrend.records.directory import ENDS, STARTS, eval_path, parse_line
+from uptrend.records.table import RolloutTable
 
 # Seconds between two looks at the records, five times as many after each failure in a row, of which so many end it.
 PAUSE, FAILURES = 1.0, 4
@@ -142,12 +142,10 @@ class Sender:
         self._send_metrics(line, {k: v for label, held in sets.items() for k, v in eval_numbers(held, label).items()})
         for label, held in sets.items():
             if eval_path(self.path, step, label).exists():
+                table = RolloutTable(step, Run(self.path).eval_rollouts(step, label))
                 # Greedy answers come first, sampled attempts for pass@k after them.
-                found = _heads(Run(self.path).eval_rollouts(step, label), "task", "messages", "answer", "correct")
-                rows = [
-                    [r["task"], *_prompt_and_answer(r["messages"] or ()), r["answer"], r["correct"]]
-                    for r in found.slice(0, min(ROWS, int(held.get("tasks", ROWS)))).to_pylist()
-                ]
+                places = np.flatnonzero(table.kept_n)[: min(ROWS, int(held.get("tasks", ROWS)))]
+                rows = [_heldout_row(table, place) for place in places.tolist()]
                 columns = ("task", "prompt", "model's answer", "answer", "correct")
                 self._table(f"held-out-{label}" if label else "held-out", columns, rows, step)
         self._samples(step)
@@ -156,11 +154,11 @@ class Sender:
         run, count = Run(self.path), self._track.rollouts
         if not count or step not in run.rollout_steps:
             return
-        found = _heads(run.rollouts(step), "task", "messages", "reward", "advantages", "roles")
+        table = RolloutTable(step, run.rollouts(step))
+        places = np.flatnonzero(table.kept_n)
         # From all of the step, so that they are of several groups.
-        count = min(count, len(found))
-        chosen = found.take([i * len(found) // count for i in range(count)]).to_pylist() if count else []
-        rows = [[step, r["task"], _text(r["messages"] or ()), r["reward"], _advantage(r)] for r in chosen]
+        count = min(count, len(places))
+        rows = [_sample_row(table, int(places[i * len(places) // count])) for i in range(count)]
         self._table("rollouts", ("step", "task", "text", "reward", "advantage"), rows, step)
 
     def _table(self, name: str, columns: tuple[str, ...], rows: list[list[Any]], step: int) -> None:
@@ -204,30 +202,20 @@ def eval_numbers(line: Mapping[str, Any], label: str = "") -> dict[str, float]:
     return {f"eval/set/{label}/{key}" if label else f"eval/{key}": value for key, value in own.items()}
 
 
-def _heads(table: pa.Table, *columns: str) -> pa.Table:
-    """Return the first row of each rollout that was learned from."""
-    is_head = pc.and_(pc.equal(pc.fill_null(table["sequence"], 0), 0), pc.fill_null(table["kept"], True))
-    return table.filter(is_head).select(list(columns))
+def _heldout_row(table: RolloutTable, place: int) -> list[Any]:
+    """Return a rollout of an evaluation as a row: its prompt, and what the model wrote last."""
+    prompt = "\n".join(table.messages.content_m[at].as_py() or "" for at in table.prompt_places_n[place])
+    response = table.response_n[place] or ""
+    task, answer, correct = (table.value(key, place) for key in ("task", "answer", "correct"))
+    return [task, prompt[:CHARACTERS], response[:CHARACTERS], answer, correct]
 
 
-def _text(messages: Any) -> str:
-    said = [f"{m['role']}: {m['content'] or ''}{' ' + m['calls'] if m['calls'] else ''}" for m in messages]
-    return "\n".join(said)[:CHARACTERS]
-
-
-def _prompt_and_answer(messages: Any) -> tuple[str, str]:
-    """Return what the model read first, and what it said last."""
-    first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
-    said = [m["content"] or "" for m in messages if m["role"] == "assistant"]
-    prompt = "\n".join(m["content"] or "" for m in messages[:first])
-    return prompt[:CHARACTERS], said[-1][:CHARACTERS] if said else ""
-
-
-def _advantage(row: Mapping[str, Any]) -> float | None:
-    """Return the mean advantage of the tokens that the model said."""
-    pairs = zip(row["advantages"] or (), row["roles"] or (), strict=False)
-    own = [value for value, role in pairs if role == Role.MODEL and value is not None]
-    return sum(own) / len(own) if own else None
+def _sample_row(table: RolloutTable, place: int) -> list[Any]:
+    """Return a rollout of a step as a row: all of its messages in one text."""
+    messages = table.messages
+    text = "\n".join(f"{messages.role_m[at]}: {messages.text_m[at]}" for at in table.places_n[place])
+    task, reward = (table.value(key, place) for key in ("task", "reward"))
+    return [table.step, task, text[:CHARACTERS], reward, table.advantage(place)]
 
 
 def _fix(finding: Mapping[str, Any]) -> str:

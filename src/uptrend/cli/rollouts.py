@@ -2,11 +2,12 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,16 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from uptrend.cli.console import AsJson, RunArgument, make_app, open_run, print_json
+from uptrend.config.load import nearest
+from uptrend.policy.known import tokenizer_of
 from uptrend.present.formatting import NONE, duration, markdown_table, number, plural, visible
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import RecordError, Role, Run, rollouts_of
 from uptrend.records.directory import plain_disk_errors
 from uptrend.records.schema import TOKEN_COLUMNS
-from uptrend.runner.summary import find_rollouts, part_turns, tokenizer_of
+from uptrend.records.table import RecordedRollout, RolloutGroup, RolloutTable, Row
 
 app = make_app("Play recorded rollouts again; write them as Markdown.")
 Decode = Callable[[Sequence[int]], str]
-Row = dict[str, Any]
 ROLE_COLORS = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 TOKEN_COLORS = {Role.PROMPT: "cyan", Role.MODEL: "green", Role.TOOL: "yellow"}
 IDS = 12
@@ -61,10 +63,10 @@ def verify_rollouts(
     if heldout:
         recorded = rollouts_of(opened.eval_rollouts(step or 0))
     else:
-        groups, rows = find_rollouts(opened, rollout or str(step))
-        wanted = {(group["group"], index) for group in groups for index in group["rollouts"]}
-        wanted = wanted if rows is None else {(rows[0]["group"], rows[0]["index"])}
-        recorded = [r for r in rollouts_of(opened.rollouts(groups[0]["step"])) if (r.group, r.index) in wanted]
+        table, groups, place = find_rollouts(opened, rollout or str(step))
+        chosen = [n for group in groups for n in group.places.values()] if place is None else [place]
+        every = rollouts_of(table.table)
+        recorded = [every[n] for n in sorted(chosen)]
     repeated = repeat_rollouts(opened, recorded, heldout)
     differing = [one for one in repeated if one.differences]
     if as_json:
@@ -77,7 +79,7 @@ def verify_rollouts(
     else:
         console = terminal()
         for one in differing:
-            console.print(Text(f"{one.recorded.step}/{one.recorded.group}/{one.recorded.index} differs", "bold red"))
+            console.print(Text(f"{one.recorded.name} differs", "bold red"))
             for difference in one.differences[:1]:  # what follows the first one may follow from it
                 for label, text in (("recorded", difference.recorded), ("now", difference.now)):
                     console.print(Text.assemble((f"{difference.where}, {label}: ", "bold"), _cut(str(text), "--json")))
@@ -107,19 +109,16 @@ def write_rollouts(
     steps = [line["step"] for line in opened.eval_lines] if heldout else opened.rollout_steps
     if not steps:
         raise RecordError(f"{opened.path} has no rollouts{' of evaluations' if heldout else ''}.")
-    index, names = list[Row](), dict[str, int]()
+    index = list[Row]()
+    stems = Counter[str]()
     with plain_disk_errors(to):
         for one in steps if step is None else [step]:
-            table = opened.eval_rollouts(one) if heldout else opened.rollouts(one)
+            table = RolloutTable(one, opened.eval_rollouts(one) if heldout else opened.rollouts(one))
             to.mkdir(parents=True, exist_ok=True)
-            rollouts: list[list[Row]] = []
-            for row in table.to_pylist():
-                if not row["sequence"]:
-                    rollouts.append([])
-                rollouts[-1].append(row)
-            for rows in rollouts:
-                index.append(_facts(rows, names))
-                (to / index[-1]["file"]).write_text("".join(_markdown(rows)), encoding="utf-8")
+            for place in range(len(table)):
+                rollout = table.rollout(place)
+                index.append(_index_line(rollout, stems))
+                (to / index[-1]["file"]).write_text("".join(_markdown(rollout)), encoding="utf-8")
         headings = ("task", "reward", "ended", "turns", "commands", "seconds")
         cells = [
             (f"[{facts['rollout']}]({facts['file']})", *(_cell(facts, key) for key in headings)) for facts in index
@@ -133,19 +132,42 @@ def write_rollouts(
         typer.echo(f"Wrote {plural(len(index), 'rollout')}, index.md and index.json to {to}")
 
 
-def _facts(rows: Sequence[Row], names: dict[str, int]) -> Row:
-    """Return a rollout's line of the index; `names` counts file names, as an evaluation may play a task often."""
-    first = rows[0]
-    group, step = str(first["group"]), f"{first['step']:06d}"
-    stem = f"{group if step in group else f'{step}-{group}'}-{first['index'] or 0:02d}"
+def find_rollouts(run: Run, named: str) -> tuple[RolloutTable, list[RolloutGroup], int | None]:
+    """Return a step's rollouts, and the groups that STEP or STEP/GROUP names; for STEP/GROUP/INDEX also its place."""
+    step, _, rest = named.partition("/")
+    if not step.isdigit():
+        raise RecordError(f"--rollout {named}: it should be STEP, STEP/GROUP or STEP/GROUP/INDEX, such as 12/3/5.")
+    table = RolloutTable(int(step), run.rollouts(int(step)))
+    by_name = {str(group.number): group for group in table.groups} | {group.name: group for group in table.groups}
+    # Imported runs name groups freely, also with slashes.
+    match = None if rest in by_name else re.fullmatch(r"(.+)/(\d+)", rest)
+    name, index = match.groups() if match else (rest, None)
+    if rest and name not in by_name:
+        numbers = [group.number for group in table.groups] or [0]
+        there = nearest(name, by_name) or f" It has {len(table.groups)}: {min(numbers)} to {max(numbers)}."
+        raise RecordError(f"Step {step} of {run.path} has no group {name}.{there}")
+    if index is None:
+        return table, [by_name[name]] if rest else table.groups, None
+    places = by_name[name].places
+    if int(index) not in places:
+        its = f"Its rollouts are {min(places)} to {max(places)}."
+        raise RecordError(f"Step {step} of {run.path} has no rollout {index} in group {name}. {its}")
+    return table, [by_name[name]], places[int(index)]
+
+
+def _index_line(rollout: RecordedRollout, stems: Counter[str]) -> Row:
+    """Return a rollout's line of the index; `stems` counts file names, as an evaluation may play a task often."""
+    facts = rollout.facts
+    group, step = str(facts["group"]), f"{facts['step']:06d}"
+    stem = f"{group if step in group else f'{step}-{group}'}-{facts['index'] or 0:02d}"
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem)  # imported runs name groups freely
-    names[stem] = names.get(stem, 0) + 1
+    stems[stem] += 1
     return {
-        "rollout": f"{first['step']}/{group}/{first['index']}",
-        "file": f"{stem}{f'-{names[stem]}' if names[stem] > 1 else ''}.md",
-        **{key: first[key] for key in ("task", "family", "reward", "correct", "ended", "error", "seconds")},
-        "turns": len(part_turns(rows)[1]),
-        "commands": len(first.get("commands") or ()),
+        "rollout": rollout.name,
+        "file": f"{stem}{f'-{stems[stem]}' if stems[stem] > 1 else ''}.md",
+        **{key: facts[key] for key in ("task", "family", "reward", "correct", "ended", "error", "seconds")},
+        "turns": len(rollout.turns),
+        "commands": len(facts.get("commands") or ()),
     }
 
 
@@ -155,20 +177,20 @@ def _cell(facts: Row, key: str) -> str:
     return str(facts[key]) if key == "ended" else number(facts[key])
 
 
-def _markdown(rows: Sequence[Row]) -> Iterator[str]:
-    first, (prompt, turns) = rows[0], part_turns(rows)
-    name, *about = _headline(first)
-    failed = [f"error: {first['error']}"] if first["error"] else []
-    yield f"# {name}\n\n{_bullets([*about, *failed])}"
-    for message in prompt:
+def _markdown(rollout: RecordedRollout) -> Iterator[str]:
+    error = rollout.facts["error"]
+    failed = [f"error: {error}"] if error else []
+    yield f"# {rollout.name}\n\n{_bullets([*_headline(rollout.facts), *failed])}"
+    for message in rollout.prompt:
         yield f"\n## {message['role']}\n{_fenced(_whole(message))}"
-    for at, turn in enumerate(turns):
-        yield f"\n## Turn {at}\n{_fenced(_whole(turn['message']))}"
-        for reply in turn["replies"]:
+    for at, turn in enumerate(rollout.turns):
+        yield f"\n## Turn {at}\n{_fenced(_whole(turn.message))}"
+        for reply in turn.replies:
             yield f"\n{reply['role']}:\n{_fenced(_whole(reply))}"
-        for command in turn["commands"]:
-            yield f"{_fenced(unseen) if (unseen := _unseen(command, turn['message'])) else ''}\n{_ran(command)}\n"
-    yield f"\n## Reward\n\n{_bullets(_reward(first))}"
+        for command in turn.commands:
+            unseen = _unseen(command, turn.message)
+            yield f"{_fenced(unseen) if unseen else ''}\n{_ran(command)}\n"
+    yield f"\n## Reward\n\n{_bullets(_reward(rollout.facts))}"
 
 
 def _bullets(facts: Sequence[str]) -> str:
@@ -181,32 +203,31 @@ def _fenced(text: str) -> str:
     return f"\n{fence}text\n{visible(text)}\n{fence}\n"
 
 
-def print_rollout(console: Console, rows: list[Row], decode: Decode | None, full: bool) -> None:
+def print_rollout(console: Console, rollout: RecordedRollout, decode: Decode | None, full: bool) -> None:
     """Print a rollout: prompt, turns with their commands, reward, tokens; what the model read is cut unless `full`."""
-    first, (prompt, turns) = rows[0], part_turns(rows)
-    name, *facts = _headline(first)
-    console.print(Text.assemble((name, "bold"), "  ", "  ".join(facts)))
-    if first["error"]:
-        console.print(Text(f"error: {visible(first['error'])}", "red"))
-    if not first.get("commands"):
-        console.print("  ".join(_reward(first)))
-    for message in prompt:
+    facts = rollout.facts
+    console.print(Text.assemble((rollout.name, "bold"), "  ", "  ".join(_headline(facts))))
+    if facts["error"]:
+        console.print(Text(f"error: {visible(facts['error'])}", "red"))
+    if not facts.get("commands"):
+        console.print("  ".join(_reward(facts)))
+    for message in rollout.prompt:
         _print_message(console, message, full)
-    for at, turn in enumerate(turns):
-        _print_message(console, turn["message"], full=True, who=f"turn {at}, " if len(turns) > 1 else "")
-        for reply in turn["replies"]:
+    for at, turn in enumerate(rollout.turns):
+        _print_message(console, turn.message, full=True, who=f"turn {at}, " if len(rollout.turns) > 1 else "")
+        for reply in turn.replies:
             _print_message(console, reply, full)
-        for command in turn["commands"]:
-            if unseen := _unseen(command, turn["message"]):
+        for command in turn.commands:
+            if unseen := _unseen(command, turn.message):
                 console.print(Text(visible(unseen)) if full else _cut(unseen), style="dim")
             console.print(Text(_ran(command), "dim"))
-    if first.get("commands"):
-        console.print(Text("\n" + "  ".join(_reward(first)), "bold"))
+    if facts.get("commands"):
+        console.print(Text("\n" + "  ".join(_reward(facts)), "bold"))
         if not full:
             return
-    for row in rows:
+    for sequence in rollout.sequences:
         console.print()
-        console.print(_spans_table(row, decode))
+        console.print(_spans_table(sequence, decode))
     if decode is None:
         console.print("Tokens are ids: neither the run's checkpoints nor its model here have a tokenizer.", style="dim")
 
@@ -226,32 +247,31 @@ def _cut(text: str, option: str = "--full") -> Text:
     return Text(visible(kept)).append(more, "dim")
 
 
-def _headline(first: Row) -> list[str]:
-    """Return the name of a rollout, and facts about it."""
-    facts = [f"{first['step']}/{first['group']}/{first['index']}", f"task {first['task']}", f"family {first['family']}"]
-    facts.append(f"ended {first['ended']}")
-    if first["seconds"] is not None:
-        facts.append(duration(first["seconds"]))
-    if first.get("commands"):
-        facts.append(plural(len(first["commands"]), "command"))
-    if first.get("sandbox_failures"):
-        facts.append(plural(first["sandbox_failures"], "sandbox failure"))
-    if first["kept"] is False:
-        facts.append("not learned from: its group was dead and another was sampled")
-    return facts
+def _headline(facts: Row) -> list[str]:
+    """Return facts about a rollout in words."""
+    words = [f"task {facts['task']}", f"family {facts['family']}", f"ended {facts['ended']}"]
+    if facts["seconds"] is not None:
+        words.append(duration(facts["seconds"]))
+    if facts.get("commands"):
+        words.append(plural(len(facts["commands"]), "command"))
+    if facts.get("sandbox_failures"):
+        words.append(plural(facts["sandbox_failures"], "sandbox failure"))
+    if facts["kept"] is False:
+        words.append("not learned from: its group was dead and another was sampled")
+    return words
 
 
-def _reward(first: Row) -> list[str]:
+def _reward(facts: Row) -> list[str]:
     """Return the reward with its parts, and the gold answer."""
     reward = ["no reward"]
-    if first["reward"] is not None:
-        mark = {True: " correct", False: " wrong", None: ""}[first["correct"]]
-        bounds = f"{number(first['reward_low'])} to {number(first['reward_high'])}"
-        reward = [f"reward {number(first['reward'])}{mark} of {bounds}"]
-        for part in first["parts"] or ():
+    if facts["reward"] is not None:
+        mark = {True: " correct", False: " wrong", None: ""}[facts["correct"]]
+        bounds = f"{number(facts['reward_low'])} to {number(facts['reward_high'])}"
+        reward = [f"reward {number(facts['reward'])}{mark} of {bounds}"]
+        for part in facts["parts"] or ():
             weight = f" × {number(part['weight'])}" if part["weight"] != 1 else ""
             reward.append(f"{part['name']} {number(part['value'])}{weight}")
-    return [*reward, *([f"gold answer {first['answer']!r}"] if first["answer"] else [])]
+    return [*reward, *([f"gold answer {facts['answer']!r}"] if facts["answer"] else [])]
 
 
 def _unseen(command: Row, message: Row) -> str:
@@ -279,15 +299,15 @@ def decoder_of(run: Run) -> Decode | None:
     return tokenizer and (lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)))
 
 
-def _spans_table(row: dict[str, Any], decode: Decode | None) -> Table:
-    """Make one line per span of tokens with the same turn, role, trained or not, visibility and advantage."""
-    tokens = {name: row[name] or [None] * len(row["ids"] or ()) for name in TOKEN_COLUMNS}
+def _spans_table(sequence: Row, decode: Decode | None) -> Table:
+    """Make one line per span of tokens with the same turn, role, trained or not, attended or not, and advantage."""
+    tokens = {name: sequence[name] or [None] * len(sequence["ids"] or ()) for name in TOKEN_COLUMNS}
     trained = [None if weight is None else weight != 0 for weight in tokens["weights"]]
     kinds = zip(tokens["turns"], tokens["roles"], trained, tokens["attended"], tokens["advantages"], strict=True)
     marks: dict[bool | None, str | Text] = {None: NONE, True: "yes", False: Text("no", "dim")}
     sights = {**marks, False: Text("hidden", "red")}
     rows: list[list[str | Text]] = []
-    for (turn, role, is_trained, is_seen, advantage), span in groupby(enumerate(kinds), key=lambda pair: pair[1]):
+    for (turn, role, is_trained, attended, advantage), span in groupby(enumerate(kinds), key=lambda pair: pair[1]):
         places = [place for place, _ in span]
         ids = [tokens["ids"][place] for place in places]
         means = []
@@ -297,7 +317,7 @@ def _spans_table(row: dict[str, Any], decode: Decode | None) -> Table:
         text = decode(ids) if decode else " ".join(map(str, ids[:IDS])) + (" …" if len(ids) > IDS else "")
         color = TOKEN_COLORS.get(role, "")
         who = Text(NONE if role is None else Role(role).name.lower(), color)
-        figures = (marks[is_trained], sights[is_seen], number(advantage), *means)
+        figures = (marks[is_trained], sights[attended], number(advantage), *means)
         rows.append([number(turn), who, str(len(places)), *figures, Text(visible(text), color)])
     headings = ("turn", "role", "tokens", "trained", "attended", "advantage", "sampler", "learner", "text")
     return columns(*headings, rows=rows, wraps="text")

@@ -2,6 +2,7 @@
 
 import heapq
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from uptrend.bridge.importers.detect import is_log_name
 from uptrend.cli.console import AsJson, RunArgument, make_app, open_run, print_json
-from uptrend.cli.rollouts import decoder_of, print_rollout
+from uptrend.cli.rollouts import decoder_of, find_rollouts, print_rollout
 from uptrend.config.tables import difference, flatten
 from uptrend.doctor.saved import latest_report
 from uptrend.present.formatting import (
@@ -31,9 +32,8 @@ from uptrend.present.formatting import (
 from uptrend.present.terminal import columns, phase_shares, sparkline, terminal
 from uptrend.records import RecordError, Run
 from uptrend.records.finding import dated
-from uptrend.records.schema import TOKEN_COLUMNS
 from uptrend.records.summary import HELDOUT, curves, describe, find_runs, summarize
-from uptrend.runner.summary import find_rollouts, groups_of, summarize_rollout
+from uptrend.records.table import RolloutGroup, RolloutTable
 
 app = make_app("List runs, show one, compare two.")
 STATUS_COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "killed": "red"}
@@ -267,24 +267,55 @@ def _results(run: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _show_rollouts(console: Console, run: Run, named: str, as_json: bool, full: bool) -> None:
     """Show what is named: a step's groups, a group's rollouts, or one rollout with its tokens."""
-    shown, rows = find_rollouts(run, named)
-    if rows is not None:
+    table, groups, place = find_rollouts(run, named)
+    if place is not None:
+        rollout = table.rollout(place)
         if as_json:
-            facts = {key: value for key, value in rows[0].items() if key not in (*TOKEN_COLUMNS, "sequence")}
-            print_json({**facts, "sequences": [{name: row[name] for name in TOKEN_COLUMNS} for row in rows]})
+            print_json({**rollout.facts, "sequences": rollout.sequences})
         else:
-            print_rollout(console, rows, decoder_of(run), full)
+            print_rollout(console, rollout, decoder_of(run), full)
         return
+    described = [_describe_group(table, group) for group in groups]
     is_group = "/" in named
-    listed = [summarize_rollout(rows, shown[0]["number"]) for rows in shown[0]["rollouts"].values()] if is_group else []
+    listed = [_describe_rollout(table, groups[0], place) for place in groups[0].places.values()] if is_group else []
     if as_json:
-        tables = [{key: value for key, value in group.items() if key != "rollouts"} for group in shown]
-        print_json({**tables[0], "rollouts": listed} if is_group else {"step": shown[0]["step"], "groups": tables})
+        print_json({**described[0], "rollouts": listed} if is_group else {"step": table.step, "groups": described})
         return
-    _print_groups(console, shown)
+    _print_groups(console, described)
     if is_group:
         console.print()
         _print_listed(console, listed)
+
+
+def _describe_group(table: RolloutTable, group: RolloutGroup) -> dict[str, Any]:
+    """Return a group's figures and its question."""
+    first = next(iter(group.places.values()))
+    values = [table.value("reward", place) for place in group.places.values()]
+    rewards = [reward for reward in values if reward is not None]
+    return {
+        "step": table.step,
+        "number": group.number,
+        "group": group.name,
+        "task": table.value("task", first),
+        "question": " ".join(table.question_n[first].split()),
+        "rewards": rewards,
+        "mean": statistics.fmean(rewards) if rewards else None,
+        "dead": len(set(rewards)) == 1,
+        "kept": bool(table.kept_n[first]),
+    }
+
+
+def _describe_rollout(table: RolloutTable, group: RolloutGroup, place: int) -> dict[str, Any]:
+    """Return a rollout's figures and the text that the model wrote."""
+    texts = [table.messages.text_m[at] for at in table.model_places_n[place]]
+    keys = ("group", "index", "task", "reward", "correct", "ended", "error")
+    return {
+        "rollout": f"{table.step}/{group.number}/{table.value('index', place)}",
+        **{key: table.value(key, place) for key in keys},
+        "advantage": table.advantage(place),
+        "tokens": int(table.lengths_n[place]),
+        "text": " ".join(" ".join(texts).split()),
+    }
 
 
 def _show_extremes(console: Console, run: Run, step: str, counts: Mapping[str, int], as_json: bool) -> None:
@@ -295,15 +326,19 @@ def _show_extremes(console: Console, run: Run, step: str, counts: Mapping[str, i
     for which, count in counts.items():
         # One step at a time and without its tokens, so that a long run fits into memory; of equal rewards, the earlier.
         rewards = (
-            (row["reward"], one, row["group"], row["index"])
+            (reward, one, place)
             for one in ([int(step)] if step else run.rollout_steps)
-            for row in run.rollouts(one).select(["reward", "group", "index", "sequence"]).to_pylist()
-            if row["reward"] is not None and not row["sequence"]
+            for place, reward in enumerate(
+                RolloutTable(one, run.rollouts(one).select(["reward", "sequence"])).values("reward")
+            )
+            if reward is not None
         )
-        choose, listed = heapq.nlargest if which == "best" else heapq.nsmallest, []
-        for _, one, name, index in choose(count, rewards, key=lambda row: row[0]):
-            group = next(group for group in groups_of(run, one) if group["group"] == name)
-            listed.append(summarize_rollout(group["rollouts"][index], group["number"]))
+        choose = heapq.nlargest if which == "best" else heapq.nsmallest
+        listed = []
+        for _, one, place in choose(count, rewards, key=lambda row: row[0]):
+            table = RolloutTable(one, run.rollouts(one))
+            group = next(group for group in table.groups if place in group.places.values())
+            listed.append(_describe_rollout(table, group, place))
         found |= {which: listed} if count else {}
     if as_json:
         print_json(found)

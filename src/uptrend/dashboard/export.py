@@ -45,7 +45,7 @@ def export_run(path: Path, target: Path, most: int) -> int:
             answers = _answers(library, id)
             kept = _chosen(RolloutPlace(entry, library), answers, most)
             for row in kept:
-                place, name = RolloutPlace(entry, library, bool(row["held"])), (row["grp"], row["idx"], row["nth"])
+                place, name = RolloutPlace(entry, library, bool(row["held"])), (row["group"], row["index"], row["nth"])
                 asked = {"run": id, "held": "true"} if place.held else {"run": id}
                 asked |= {"step": row["step"], "group": name[0], "index": name[1], "nth": name[2]}
                 told = {"row": {**entry.row, "config": {}}, "rollout": rollouts.show(place, row["step"], *name)}
@@ -116,7 +116,7 @@ def _chosen(place: RolloutPlace, answers: Mapping[str, Any], most: int) -> list[
     taken = dict[tuple[Any, ...], dict[str, Any]]()
 
     def take(row: dict[str, Any]) -> None:
-        taken[row["held"], row["step"], row["grp"], row["idx"], row["nth"]] = row
+        taken[row["held"], row["step"], row["group"], row["index"], row["nth"]] = row
 
     named = [
         one["rollout"] for f in (run["report"] or {}).get("findings", ()) for one in f["evidence"] if one["rollout"]
@@ -134,7 +134,7 @@ def _chosen(place: RolloutPlace, answers: Mapping[str, Any], most: int) -> list[
     for at, (where, step) in enumerate(spread):
         left = (most - len(taken)) // (len(spread) - at)
         for row in rollouts.find(where, step, limit=1000)["rollouts"]:
-            is_first = where.held or row["idx"] == 0
+            is_first = where.held or row["index"] == 0
             if (left <= 0 and is_first) or len(taken) >= most:  # a group is taken whole
                 break
             take(row)

@@ -17,13 +17,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 2
+SCHEMA = 3
 UNUSED = 30 * 86400.0
 """Seconds after which the columns of a run that nobody looked at are removed."""
 ROLLOUT_COLUMNS = (
-    "step", "held", "grp", "idx", "nth", "task", "family", "reward", "correct", "ended", "error", "tokens", "turns",
+    "step", "held", "group", "index", "nth", "task", "family", "reward", "correct", "ended", "error", "tokens", "turns",
     "advantage", "tools", "kept", "seconds", "question", "text",
 )  # fmt: skip
+# In quotes, because `group` and `index` are words of SQL.
+QUOTED_COLUMNS = ", ".join(f'"{name}"' for name in ROLLOUT_COLUMNS)
 
 
 class ReadIndex:
@@ -53,8 +55,8 @@ class ReadIndex:
         database.execute("pragma synchronous=off")  # a cache
         database.execute("create table if not exists entries (path, name, stamp, value, primary key (path, name))")
         database.execute(
-            f"create table if not exists rollouts (path, {', '.join(ROLLOUT_COLUMNS)}, "
-            "primary key (path, held, step, grp, idx, nth)) without rowid"
+            f"create table if not exists rollouts (path, {QUOTED_COLUMNS}, "
+            'primary key (path, held, step, "group", "index", nth)) without rowid'
         )
         database.execute("create index if not exists by_task on rollouts (path, task, step)")
         return database
@@ -105,7 +107,7 @@ class ReadIndex:
 
     def rollouts(self, key: str, where: str, values: Sequence[Any], rest: str = "") -> list[dict[str, Any]]:
         """Return lines of rollouts that meet a condition on their columns."""
-        query = f"select {', '.join(ROLLOUT_COLUMNS)} from rollouts where path=? and {where} {rest}"
+        query = f"select {QUOTED_COLUMNS} from rollouts where path=? and {where} {rest}"
         found = self._execute(query, os.fsencode(key), *values)
         return [dict(zip(ROLLOUT_COLUMNS, row, strict=True)) for row in found]
 

@@ -22,21 +22,22 @@ from uptrend.config.tables import flatten
 from uptrend.dashboard.curves import TIME, Columns, sparkline, values_of
 from uptrend.dashboard.findings import found_in, markers
 from uptrend.doctor.saved import saved_report
+from uptrend.policy.known import tokenizer_of
 from uptrend.records import RecordError, Role, Run, RunView
 from uptrend.records.directory import plain
 from uptrend.records.run import read_parquet
-from uptrend.records.schema import ROLLOUTS, TOKEN_COLUMNS
+from uptrend.records.schema import ROLLOUTS
 from uptrend.records.summary import summarize
+from uptrend.records.table import RolloutTable, Row
 from uptrend.runner import views_of
-from uptrend.runner.summary import part_turns, tokenizer_of
 
-Row = dict[str, Any]
 Place = Mapping[str, Any]
 """A step's rollouts: `files`, or `log` with the `part` of it that is the run; and the `step`."""
 LINE_COLUMNS = [
     "step", "group", "index", "sequence", "task", "family", "reward", "correct", "ended", "error", "seconds", "kept",
-    "messages", "roles", "advantages",
+    "messages", "turns", "roles", "advantages",
 ]  # fmt: skip
+LINE_FACTS = ("task", "family", "reward", "correct", "ended", "error", "kept", "seconds")
 QUESTION, TEXT = 160, 240
 SHOWN = ("ids", "turns", "roles", "versions", "sampler", "weights", "attended", "advantages", "learner", "reference")
 INFO = ("created", "uptrend", "python", "machine", "tasks", "eval", "model", "packages", "kind")
@@ -126,70 +127,59 @@ def reward_bounds(path: str, place: Place) -> list[float] | None:
 
 def rollout_lines(path: str, place: Place, held: bool) -> list[Row]:
     """Return one line per rollout of a step."""
-    return list(lines_of(_read_step(path, place, LINE_COLUMNS), place["step"], held))
+    return list(lines_of(RolloutTable(place["step"], _read_step(path, place, LINE_COLUMNS)), held))
 
 
-def _ranges(column: pa.ChunkedArray) -> tuple[Any, Any]:
-    """Return the values of a list column in one row, and where each list begins; null lists are empty."""
-    lists = column.combine_chunks()
-    sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    return lists.flatten().to_numpy(zero_copy_only=False), np.concatenate([[0], np.cumsum(sizes)])
+def _places(table: RolloutTable) -> Iterator[tuple[str, int, int]]:
+    """Yield each rollout's group, its index, and which of several by this name it is."""
+    counts: Counter[tuple[str, int]] = Counter()
+    for group, index in zip(table.values("group"), table.values("index"), strict=True):
+        name = str(group or ""), int(index or 0)
+        yield *name, counts[name]
+        counts[name] += 1
 
 
-def lines_of(table: pa.Table, step: int, held: bool) -> Iterator[dict[str, Any]]:
+def lines_of(table: RolloutTable, held: bool) -> Iterator[Row]:
     """Yield one line per rollout of a table that has LINE_COLUMNS."""
-    roles, starts = _ranges(table["roles"])
-    advantages, offsets = _ranges(table["advantages"])
-    rows = table.drop_columns(["roles", "advantages"]).to_pylist()
-    firsts = [at for at, row in enumerate(rows) if not row["sequence"]]
-    seen: Counter[tuple[str, int]] = Counter()
-    for first, end in zip(firsts, [*firsts[1:], len(rows)], strict=True):
-        row, messages = rows[first], rows[first]["messages"] or []
-        is_model = roles[starts[first] : starts[end]] == Role.MODEL
-        known = advantages[offsets[first] : offsets[end]].astype(float)
-        mean = float(np.nanmean(known[is_model])) if len(known) == len(is_model) and is_model.any() else None
-        said = [message for message in messages if message["role"] == "assistant"]
-        name = str(row["group"] or ""), int(row["index"] or 0)
-        seen[name] += 1
+    facts = {key: table.values(key) for key in LINE_FACTS}
+    texts, calls = table.messages.text_m, table.messages.calls_m.to_pylist()
+    for n, (group, index, nth) in enumerate(_places(table)):
+        own = table.model_places_n[n]
         yield {
-            "step": step, "held": held, "grp": name[0], "idx": name[1], "nth": seen[name] - 1,
-            **{key: row[key] for key in ("task", "family", "reward", "correct", "ended", "error", "kept", "seconds")},
-            "tokens": int(is_model.sum()), "turns": len(said), "advantage": None if mean != mean else mean,
-            "tools": ",".join(sorted({call for message in said for call in _tools(message)})),
-            "question": _first(messages, "user", QUESTION), "text": _first(said[::-1], "assistant", TEXT),
+            "step": table.step, "held": held, "group": group, "index": index, "nth": nth,
+            **{key: column[n] for key, column in facts.items()},
+            "tokens": int(table.lengths_n[n]), "turns": len(own), "advantage": table.advantage(n),
+            "tools": ",".join(sorted({name for at in own if calls[at] for name in _tool_names(calls[at])})),
+            "question": _cut(table.question_n[n], QUESTION),
+            "text": next((text for at in reversed(own) if (text := _cut(texts[at], TEXT))), ""),
         }  # fmt: skip
 
 
-def _tools(message: Mapping[str, Any]) -> list[str]:
+def _tool_names(calls: str) -> list[str]:
     try:
-        names = [str(call.get("name")) for call in json.loads(message["calls"] or "[]")]
+        names = [str(call.get("name")) for call in json.loads(calls)]
     except (ValueError, AttributeError, TypeError, RecursionError):
         return []
     return [name.encode("utf-8", "replace").decode() for name in names]  # SQLite keeps no half of a surrogate pair
 
 
-def _first(messages: Sequence[Mapping[str, Any]], role: str, most: int) -> str:
-    for message in messages:
-        text = f"{message['content'] or ''} {message['calls'] or ''}".strip()
-        if message["role"] == role and text:
-            return " ".join(text[: 4 * most].split())[:most]
-    return ""
+def _cut(text: str, most: int) -> str:
+    """Return the beginning of a text in one line."""
+    return " ".join(text.strip()[: 4 * most].split())[:most]
 
 
 def search_step(path: str, place: Place, text: str) -> list[list[Any]]:
-    """Return group, index, number and surroundings of each rollout of a step in which a text in lower case was said."""
-    seen: Counter[tuple[str, int]] = Counter()
+    """Return group, index, number and surroundings of each rollout of a step that has a text in lower case."""
+    columns = ["group", "index", "sequence", "messages"]
+    table = RolloutTable(place["step"], _read_step(path, place, columns))
+    texts = table.messages.text_m
     found = list[list[Any]]()
-    for row in _read_step(path, place, ["group", "index", "sequence", "messages"]).to_pylist():
-        if row["sequence"]:
-            continue
-        name = str(row["group"] or ""), int(row["index"] or 0)
-        whole = "\n".join(f"{m['content'] or ''} {m['calls'] or ''}" for m in row["messages"] or ())
+    for name, places in zip(_places(table), table.places_n, strict=True):
+        whole = "\n".join(texts[places.start : places.stop])
         at = whole.lower().find(text)
         if at >= 0:
             begin = max(0, at - 60)
-            found.append([*name, seen[name], "…" * (begin > 0) + " ".join(whole[begin : begin + TEXT].split())])
-        seen[name] += 1
+            found.append([*name, "…" * (begin > 0) + " ".join(whole[begin : begin + TEXT].split())])
     return found
 
 
@@ -206,12 +196,10 @@ def show_rollout(
     rows = table.filter(chosen)
     if not len(rows):
         raise RecordError(f"Step {step} of {Path(path).name} has no rollout {index} in group {group}.")
-    starts = [at for at, number in enumerate(rows["sequence"].to_pylist()) if not number]
-    if not 0 <= nth < len(starts):
+    several = RolloutTable(step, rows)
+    if not 0 <= nth < len(several):
         raise RecordError(f"Step {step} of {Path(path).name} has no rollout {group}/{index} number {nth}.")
-    rows = rows.slice(starts[nth], (starts[nth + 1] if nth + 1 < len(starts) else len(rows)) - starts[nth])
-    made = rows.to_pylist()
-    first, (prompt, turns) = made[0], part_turns(made)
+    rollout = several.rollout(nth)
 
     def cut(message: Mapping[str, Any]) -> dict[str, Any]:
         content = message["content"] or ""
@@ -222,21 +210,20 @@ def show_rollout(
 
     tokenizer = None if root is None else _tokenizer(Path(path), Path(root), tuple(Run(path).checkpoints))
     pieces = None if tokenizer is None else lambda ids: pieces_by(tokenizer, ids)
-    facts = [name for name in ROLLOUTS.names if name not in TOKEN_COLUMNS and name not in ("messages", "commands")]
     shown: Row = plain({
-        **{name: first[name] for name in facts},
-        "prompt": [cut(message) for message in prompt],
+        **{key: value for key, value in rollout.facts.items() if key not in ("messages", "commands")},
+        "prompt": [cut(message) for message in rollout.prompt],
         "turns": [
             {
-                "message": cut(turn["message"]), "replies": [cut(reply) for reply in turn["replies"]],
+                "message": cut(turn.message), "replies": [cut(reply) for reply in turn.replies],
                 "commands": [
                     {**c, "command": c["command"][:characters], "said": (c["said"] or "")[:characters]}
-                    for c in turn["commands"]
+                    for c in turn.commands
                 ],
             }
-            for turn in turns
+            for turn in rollout.turns
         ],
-        "sequences": [_sequence(row, pieces, tokens) for row in made if row["ids"] is not None],
+        "sequences": [_sequence(row, pieces, tokens) for row in rollout.sequences if row["ids"] is not None],
         "has_text": pieces is not None,
     })  # fmt: skip
     return shown
@@ -249,14 +236,14 @@ def _calls(told: str | None) -> Any:
         return []
 
 
-def _sequence(row: Mapping[str, Any], pieces: Callable[[Sequence[int]], list[str]] | None, most: int) -> dict[str, Any]:
+def _sequence(row: Row, pieces: Callable[[Sequence[int]], list[str]] | None, most: int) -> Row:
     """Return a sequence's tokens, and counts by role of those that were trained and that attention could not see."""
-    roles, weights, seen = row["roles"] or [], row["weights"] or [], row["attended"] or []
+    roles, weights, attended = row["roles"] or [], row["weights"] or [], row["attended"] or []
     counts = [
         {
             "role": role.name.lower(), "tokens": roles.count(role),
             "trained": sum(w != 0 for w, r in zip(weights, roles, strict=False) if r == role) if weights else None,
-            "hidden": sum(not s for s, r in zip(seen, roles, strict=False) if r == role) if seen else None,
+            "hidden": sum(not a for a, r in zip(attended, roles, strict=False) if r == role) if attended else None,
         }
         for role in Role
         if role in roles

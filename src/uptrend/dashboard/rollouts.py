@@ -112,7 +112,7 @@ def _bring_up_to_date(place: RolloutPlace, only: int | None = None, budget: floa
 
 
 ORDERS = {
-    "step": "step, grp, idx",
+    "step": 'step, "group", "index"',
     "reward": "reward",
     "advantage": "advantage",
     "tokens": "tokens",
@@ -148,7 +148,7 @@ def find(
     done, steps = _bring_up_to_date(place, step)
     where, values = ["held=?"], list[Any]([place.held])
     for condition, value in (
-        ("step=?", step), ("grp=?", group or None), ("task=?", task or None), ("ended=?", ended or None),
+        ("step=?", step), ('"group"=?', group or None), ("task=?", task or None), ("ended=?", ended or None),
         ("correct=?", correct), ("reward>=?", low), ("reward<=?", high),
         ("instr(',' || tools || ',', ?)", f",{tool}," if tool else None),
     ):  # fmt: skip
@@ -182,7 +182,7 @@ def _search(
         rows = place.library.index.rollouts(place.key, where, values, f"{order} limit 500 offset {at}")
         for row in rows:
             at += 1
-            said = places(row["step"]).get((row["grp"], row["idx"], row["nth"]))
+            said = places(row["step"]).get((row["group"], row["index"], row["nth"]))
             if said is not None:
                 row["text"] = said
                 found.append(row)

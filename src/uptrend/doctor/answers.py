@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.rows import Chosen, Flags, Floats, Ints
+from uptrend.doctor.groups import Chosen
 from uptrend.records import Ending
+from uptrend.records.table import Flags, Floats, Ints
 
 # Rollouts below which their endings are chance, and rollouts that must show a wrong score.
 ENOUGH = 32
@@ -140,7 +141,7 @@ def read_answers(case: Case) -> list[Answers]:
     """Return the answers of each step that has texts, gold answers, tasks and rewards."""
     found = []
     for r in case.rows_with("messages", "answer", "reward"):
-        said, gold = r.said_n, r.texts("answer")
+        said, gold = r.response_n, r.texts("answer")
         scored = np.isfinite(r.reward_n) & np.array([e is None for e in r.texts("error")], np.bool_)
         place = np.array([n for n in np.flatnonzero(scored) if said[n] is not None and gold[n]], np.int64)
         if r.task_n is None or not len(place):

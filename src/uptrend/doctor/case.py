@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from uptrend.doctor.curves import LEVEL, RunCurves
-from uptrend.doctor.rows import Grouped, Rows, grouped
+from uptrend.doctor.groups import Grouped, grouped
 from uptrend.doctor.trend import Collapse, HeldoutChange, find_collapse, heldout_change, judge_trend
 from uptrend.records import RecordError, RunView, Trend, TrendKind
 from uptrend.records.errors import RecordTooLarge
 from uptrend.records.memory import MAX_TABLE, check_size
+from uptrend.records.table import RolloutTable
 
 # At most so many steps are read. The first of them follow each other: an epoch's repeats show only there.
 MOST, FIRST = 8, 3
@@ -51,11 +52,13 @@ class Case(RunCurves):
         return (*steps[:FIRST], *(steps[i] for i in rest))
 
     @cached_property
-    def rows(self) -> list[Rows]:
+    def rows(self) -> list[RolloutTable]:
         """Rollouts of the steps that are read; empty where none were kept."""
-        return [Rows(step, table) for step, table in self._tables.items() if table is not None and table.num_rows]
+        return [
+            RolloutTable(step, table) for step, table in self._tables.items() if table is not None and table.num_rows
+        ]
 
-    def rows_with(self, *columns: str) -> list[Rows]:
+    def rows_with(self, *columns: str) -> list[RolloutTable]:
         """Return the rollouts of the steps that have all of these columns."""
         return [r for r in self.rows if r.has(*columns)]
 

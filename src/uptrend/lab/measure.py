@@ -32,7 +32,7 @@ from uptrend.records.metrics import (
     name_of,
     outcome_of,
 )  # fmt: skip
-from uptrend.records.summary import greedy_rows
+from uptrend.records.table import RolloutTable
 from uptrend.stats.intervals import pass_at_k
 
 # The last 1/LAST of the steps count as the end of a run.
@@ -129,25 +129,30 @@ def _value(run: Run, line: Row, metric: str) -> float:
 
 
 def _by_task(run: Run, step: int, metric: str) -> tuple[dict[str, float], dict[str, str]]:
-    columns = ["sequence", "task", "family", "correct", "reward", "parts"]
-    rows = [row for row in run.eval_rollouts(step).select(columns).to_pylist() if row["sequence"] == 0]
-    greedy = greedy_rows(rows)
-    attempts: dict[str, list[bool]] = {}
-    for row in rows:
-        if greedy[row["task"]] is not row:
-            attempts.setdefault(row["task"], []).append(bool(row["correct"]))
+    columns = ["group", "sequence", "task", "family", "correct", "reward", "parts"]
+    table = RolloutTable(step, run.eval_rollouts(step).select(columns))
+    tasks = table.values("task")
+    correct = [bool(value) for value in table.values("correct")]
+    values: dict[str, float] = {}
     if metric.startswith("eval/pass@"):
         k = int(metric.removeprefix("eval/pass@"))
+        attempts: dict[str, list[bool]] = {}
+        for place in np.flatnonzero(~table.greedy_n).tolist():
+            attempts.setdefault(tasks[place], []).append(correct[place])
         values = {task: pass_at_k(sum(right), len(right), k) for task, right in attempts.items()}
     else:
-        values, part = dict[str, float](), metric.removeprefix("eval/part/")
-        for row in greedy.values():
-            scores = {each["name"]: each["value"] for each in row["parts"]}
-            score = row["reward"] if metric == "eval/reward" else scores.get(part)
-            score = bool(row["correct"]) if metric == "eval/accuracy" else score
-            if score is not None:  # an answer that was not scored counts in the accuracy only
-                values[row["task"]] = float(score)
-    return values, {row["task"]: row["family"] for row in greedy.values() if row["task"] in values}
+        scores: list[Any] = correct
+        if metric == "eval/reward":
+            scores = table.values("reward")
+        elif metric != "eval/accuracy":
+            name = metric.removeprefix("eval/part/")
+            parts_by_name = [{part["name"]: part["value"] for part in parts or ()} for parts in table.values("parts")]
+            scores = [parts.get(name) for parts in parts_by_name]
+        for place in np.flatnonzero(table.greedy_n).tolist():
+            if scores[place] is not None:  # an answer that was not scored counts in the accuracy only
+                values[tasks[place]] = float(scores[place])
+    families = dict(zip(tasks, table.values("family"), strict=True))
+    return values, {task: family for task, family in families.items() if task in values}
 
 
 def is_share(metric: str) -> bool:

@@ -3,6 +3,7 @@
 torch is imported only where a file is converted, so that `models list` is quick.
 """
 
+import contextlib
 import hashlib
 import importlib.util
 import logging
@@ -21,7 +22,9 @@ from typing import Any
 import filelock
 
 from uptrend.config import Config
-from uptrend.records import MissingExtra, ModelError
+from uptrend.config.tables import flatten
+from uptrend.records import MissingExtra, ModelError, Run
+from uptrend.records.files import read_file, reading_below
 from uptrend.records.hub import hub_problem
 
 # PEFT imports bitsandbytes where it is installed, which warns of an unused 4-bit kernel where there is no GPU.
@@ -261,3 +264,26 @@ def find_model(name: str) -> str:
         except (OSError, ValueError):  # not in the cache
             raise ModelError(f"The model {name!r} is not on this machine, and {problem}.") from None
     return name
+
+
+def tokenizer_of(run: Run, below: Path | None = None) -> Any | None:
+    """Return the tokenizer of the run's last checkpoint that has one, else of its model on this machine; or None.
+
+    `below` is the folder outside which a model that the config names by its path is not read.
+    """
+    name = str(flatten(run.config).get("model.name") or "")
+    # A known model's folder is outside `below`, and a name that climbs out of the known ones is none of theirs.
+    is_plain = not Path(name).is_absolute() and ".." not in Path(name).parts
+    known = local_folder(name) if is_plain else None
+    places = [*(path / "model" for path in reversed(run.checkpoints)), known]
+    if below is None or (Path(name) / "tokenizer.json").resolve().is_relative_to(below):
+        places.append(Path(name))
+    found = next((place for place in places if place and (place / "tokenizer.json").is_file()), None)
+    if found is None:
+        return None
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return None
+    with reading_below(None) if found == known else contextlib.nullcontext():
+        return Tokenizer.from_buffer(read_file(found / "tokenizer.json"))

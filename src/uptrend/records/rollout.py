@@ -42,13 +42,13 @@ class Message:
     """The fault of a call that the model tried to make and that could not be read."""
 
 
-def places_said(roles: Several[str], turns: int | None) -> list[int]:
-    """Return the places of the model's messages, as many as its turns: a prompt may hold others as examples.
+def find_model_messages(roles: Several[str], turns: int | None) -> list[int]:
+    """Return the places of the model's own messages, as many as its turns: a prompt may hold others as examples.
 
     None for a number of turns that is not known: then every message of an assistant counts.
     """
-    said = [place for place, role in enumerate(roles) if role == "assistant"]
-    return said if turns is None else said[max(0, len(said) - turns) :]
+    places = [place for place, role in enumerate(roles) if role == "assistant"]
+    return places if turns is None else places[max(0, len(places) - turns) :]
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,30 @@ class Rollout:
     """Times that its sandbox failed; after each but the last it was played again, and this is the last attempt."""
 
     @property
+    def name(self) -> str:
+        """Name by which a person opens it."""
+        return f"{self.step}/{self.group}/{self.index}"
+
+    @property
     def sampled_tokens(self) -> int:
         return int(sum(s.sampled.sum() for s in self.sequences))
+
+    @property
+    def model_places(self) -> list[int]:
+        """Places among its messages of those that the model wrote."""
+        turns = {int(turn) for s in self.sequences for turn in s.turns[s.sampled]}
+        return find_model_messages([message.role for message in self.messages], len(turns))
+
+    @property
+    def model_messages(self) -> list[Message]:
+        """Messages that the model wrote, turn by turn."""
+        return [self.messages[place] for place in self.model_places]
+
+    @property
+    def response(self) -> str:
+        """Content of the model's last message; empty where it wrote none."""
+        own = self.model_messages
+        return own[-1].content if own else ""
 
     @property
     def is_truncated(self) -> bool:

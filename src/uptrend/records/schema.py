@@ -163,8 +163,16 @@ def rollouts_of(table: pa.Table) -> list[Rollout]:
     table = pa.concat_tables([ROLLOUTS.empty_table(), table], promote_options="default").combine_chunks()
     rows = table.drop_columns(list(TOKEN_COLUMNS)).to_pylist()
     columns = {name: _arrays(table[name], name) for name in TOKEN_COLUMNS}
-    starts = [*(at for at, row in enumerate(rows) if not row["sequence"]), len(rows)]
+    starts = [*find_first_rows(table).tolist(), len(rows)]
     return [_rollout_of(rows[a], _sequences(columns, range(a, b))) for a, b in pairwise(starts)]
+
+
+def find_first_rows(table: pa.Table) -> NDArray[np.int64]:
+    """Return the first row of each rollout: one whose sequence is 0, or is not known; and the first of all."""
+    sequence = pc.fill_null(table["sequence"].combine_chunks(), 0).to_numpy(zero_copy_only=False)
+    begins = ~(sequence > 0)
+    begins[:1] = True
+    return np.flatnonzero(begins)
 
 
 def _rollout_of(row: dict[str, Any], sequences: tuple[Sequence, ...]) -> Rollout:
@@ -208,17 +216,17 @@ def _arrays(column: pa.ChunkedArray, name: str) -> list[Any]:
     lists, kind = column.combine_chunks(), TOKEN_COLUMNS[name]
     flat, absent = lists.flatten(), lists.is_null().to_pylist()
     if pa.types.is_list(kind):
-        sizes = _split(_sizes(flat), _sizes(lists))
+        sizes = _split(count_items(flat), count_items(lists))
         values = _split(flat.flatten().to_numpy(zero_copy_only=False), np.array([each.sum() for each in sizes], int))
         return [None if gone else (n, v) for gone, n, v in zip(absent, sizes, values, strict=True)]
     plain = (pc.fill_null(flat, -1) if name == "versions" else flat).to_numpy(zero_copy_only=False)
-    parts = _split(plain.astype(kind.to_pandas_dtype(), copy=False), _sizes(lists))
+    parts = _split(plain.astype(kind.to_pandas_dtype(), copy=False), count_items(lists))
     return [None if gone else part for gone, part in zip(absent, parts, strict=True)]
 
 
-def _sizes(lists: pa.ListArray) -> NDArray[np.int32]:
-    sizes: NDArray[np.int32] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    return sizes
+def count_items(lists: pa.ListArray) -> NDArray[np.int64]:
+    """Return the length of each list; 0 where it is null."""
+    return np.asarray(pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False), np.int64)
 
 
 def _split(values: NDArray[Any], sizes: NDArray[Any]) -> list[NDArray[Any]]:

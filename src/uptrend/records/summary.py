@@ -2,21 +2,22 @@
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from uptrend.records.directory import LOG
 from uptrend.records.errors import RecordError
 from uptrend.records.metrics import figures
 from uptrend.records.run import Run
+from uptrend.records.table import RolloutTable, Row
 from uptrend.records.view import Floats, value_at, values_of
 
-Row = dict[str, Any]
 HELDOUT = "held-out accuracy"
 """Name of the accuracy's curve, and of the evaluations of a run."""
 SETTINGS = {"model": "model.name", "taskset": "tasks.name", "loss": "learning.loss", "seed": "seed"}
@@ -56,19 +57,12 @@ def before_and_after(
     return before, after
 
 
-def greedy_rows(rows: Iterable[Row]) -> dict[str, Row]:
-    """Return the row of each task's greedy answer, by task, from the rows of an evaluation."""
-    greedy: dict[str, Row] = {}
-    # A task's first row is its greedy answer; sampled attempts for pass@k come after it.
-    for row in rows:
-        greedy.setdefault(row["task"], row)
-    return greedy
-
-
-def correct_by_task(table: Any) -> dict[str, bool]:
+def correct_by_task(table: pa.Table) -> dict[str, bool]:
     """Return by task if the greedy answer of an evaluation was correct; one that could not be scored was not."""
-    rows = greedy_rows(table.select(["task", "correct"]).to_pylist())
-    return {task: bool(row["correct"]) for task, row in rows.items()}
+    rollouts = RolloutTable(0, table.select(["group", "sequence", "task", "correct"]))
+    tasks = rollouts.values("task")
+    correct = rollouts.values("correct")
+    return {tasks[n]: bool(correct[n]) for n in np.flatnonzero(rollouts.greedy_n).tolist()}
 
 
 def run_row(

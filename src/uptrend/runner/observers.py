@@ -211,11 +211,10 @@ class RunLog:
     def _tell_failures(self, record: StepRecord) -> None:
         failed = defaultdict[str, list[str]](list)
         for r in record.rollouts:
-            name = f"{r.step}/{r.group}/{r.index}"
             if r.error is not None:
-                failed[r.error].append(name)
+                failed[r.error].append(r.name)
             if r.sandbox_failures and r.reward is not None:
-                self._directory.log(f"rollout {name}: played again, {plural(r.sandbox_failures, 'sandbox failure')}")
+                self._directory.log(f"rollout {r.name}: played again, {plural(r.sandbox_failures, 'sandbox failure')}")
         for error, names in failed.items():
             more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
             self._directory.log(f"failed: {', '.join(names[:MAX_NAMED])}{more}: {visible(error)}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from uptrend.config import load_config
 from uptrend.records import Ending, Message, RecordError, Reward, Rollout, Run, boundary_of
-from uptrend.records.rollout import OVERLONG, places_said
+from uptrend.records.rollout import OVERLONG
 from uptrend.rollout.play import RolloutRequest, Timeouts, derive, derive_open_seed, echo, speak_all
 from uptrend.rollout.sampler import Limits
 from uptrend.runner.prepare import check_tasks
@@ -71,9 +71,7 @@ def repeat_rollouts(run: Run, recorded: Sequence[Rollout], of_heldout: bool = Fa
 
 def _places(r: Rollout) -> list[int]:
     """Return the places of what is said again: all of the model's messages, but one that the time limit cut short."""
-    turns = {int(turn) for s in r.sequences for turn in s.turns[s.sampled]}
-    places = places_said([m.role for m in r.messages], len(turns))
-    return places[:-1] if _is_cut(r) else places
+    return r.model_places[:-1] if _is_cut(r) else r.model_places
 
 
 def _is_cut(r: Rollout) -> bool:

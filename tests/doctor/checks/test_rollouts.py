@@ -17,7 +17,7 @@ from uptrend.doctor.answers import answer_of, says, says_somehow
 from uptrend.doctor.case import Case
 from uptrend.doctor.checks.sampling import dead_share, fit_beta
 from uptrend.doctor.diagnose import diagnose
-from uptrend.doctor.rows import recomputed
+from uptrend.doctor.groups import recomputed
 from uptrend.records import Basis, Reward, Role, RunView, Sequence, Severity, rollouts_table
 from uptrend.records.schema import TOKEN_COLUMNS
 from uptrend.tasks.short_answers import is_right

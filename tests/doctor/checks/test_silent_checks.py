@@ -92,7 +92,7 @@ def test_rows_are_what_the_table_says(musique: RunView) -> None:
     rows = Case(musique).rows[0]
     table = musique.read_rollouts(1).to_pylist()
     assert len(rows) == len(table) == 64
-    assert rows.said_n == [
+    assert rows.response_n == [
         next(m["content"] for m in reversed(r["messages"]) if m["role"] == "assistant") for r in table
     ]
     sampler = rows.read_tokens("sampler")

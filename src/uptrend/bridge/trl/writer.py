@@ -162,8 +162,7 @@ class Writer:
         lost = [r for r in rollouts if len(r.sequences[0].ids) and not (r.sequences[0].roles == MODEL).any()]
         if batch.calls and lost:
             text = f"{len(lost)} of {len(rollouts)} completions of step {batch.step} are none that the sampler wrote."
-            name = f"{batch.step}/{lost[0].group}/{lost[0].index}"
-            shown = Evidence(text, float(len(lost)), step=batch.step, rollout=name)
+            shown = Evidence(text, float(len(lost)), step=batch.step, rollout=lost[0].name)
             summary = "Tokens that are trained are not those that were sampled."
             self._send("say", "tokens.retokenized", Severity.CRITICAL, summary, [shown])
 

@@ -170,7 +170,7 @@ U.offline = (path, query) => {
   }
   if (path === "rollouts") {
     const rows = U.answers.rollouts.filter((row) => Boolean(row.held) === (query.held === "true") && (!query.step || row.step === +query.step) &&
-        (!query.task || row.task === query.task) && (!query.group || row.grp === query.group) && (!query.ended || row.ended === query.ended) &&
+        (!query.task || row.task === query.task) && (!query.group || row.group === query.group) && (!query.ended || row.ended === query.ended) &&
         (!query.correct || Boolean(row.correct) === (query.correct === "true")) && (!query.low || row.reward >= +query.low) &&
         (!query.high || row.reward <= +query.high) && (!query.tool || row.tools.split(",").includes(query.tool)) &&
         (!query.text || `${row.question} ${row.text}`.toLowerCase().includes(query.text.toLowerCase())));

@@ -1,6 +1,7 @@
 "use strict";
 // Rollouts: a step's groups, lists by task and text, a group side by side, and one rollout as talk or as tokens.
-const where = (row, run) => ({run, step: row.step, group: row.grp, index: row.idx, nth: row.nth || "", held: row.held ? "true" : "", set: row.set});
+const where = (row, run) =>
+  ({run, step: row.step, group: row.group, index: row.index, nth: row.nth || "", held: row.held ? "true" : "", set: row.set});
 const rewardChip = (row, run, here) => {
   const mark = row.correct === null ? "" : row.correct ? "yes" : "no", title = `${row.ended}, advantage ${U.number(row.advantage)}`;
   return h("a", {class: `chip ${mark} ${here ? "here" : ""}`, title, href: U.link("rollout", where(row, run))}, U.number(row.reward));
@@ -66,13 +67,13 @@ U.pages.rollouts = async (params, current) => {
     {run, held: held ? "true" : "", set: params.set, step, sort: params.sort, ...Object.fromEntries(filters.map((key) => [key, params[key]]))};
   const offset = +(params.offset || 0);
   const flat = (rows) => U.table(["rollout", "task", "reward", "advantage", "ended", "tokens", "turns", "said"],
-    rows.map((row) => [h("a.nowrap", {href: U.link("rollout", where(row, run))}, `${row.step} / ${row.grp.split("-").at(-1)} / ${row.idx}`),
+    rows.map((row) => [h("a.nowrap", {href: U.link("rollout", where(row, run))}, `${row.step} / ${row.group.split("-").at(-1)} / ${row.index}`),
                asked(row, run, "260px"), rewardChip(row, run), signed(row.advantage), row.ended, U.number(row.tokens), U.number(row.turns),
                h("div.question.small", {style: {"max-width": "420px"}}, ...U.say(row.error || row.text),
                  row.tools ? h("span.soft", ` [${row.tools}]`) : "")]),
     {csv: "rollouts"});
   const grouped = (rows) => {
-    const groups = rows.reduce((map, row) => map.set(row.grp, [...(map.get(row.grp) || []), row]), new Map());
+    const groups = rows.reduce((map, row) => map.set(row.group, [...(map.get(row.group) || []), row]), new Map());
     return U.table(["group", "task", "mean", "rewards", ""], [...groups].map(([name, members]) => {
       const rewards = members.map((row) => row.reward).filter((reward) => reward !== null), first = members[0];
       const mean = rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null;
@@ -175,7 +176,7 @@ const MODES = {
   },
   attention: {
     title: "attention",
-    make: () => (t) => t.seen === false ? "" : U.css("--panel"),
+    make: () => (t) => t.attended === false ? "" : U.css("--panel"),
     legend: () => [[U.css("--panel"), "seen"], ["blind", "hidden from attention"]]
   },
   sampler: {
@@ -193,7 +194,7 @@ const FIELDS = {
   turn: "turns",
   version: "versions",
   weight: "weights",
-  seen: "attended",
+  attended: "attended",
   advantage: "advantages",
   sampler: "sampler",
   learner: "learner",
@@ -208,22 +209,22 @@ const tokensOf = (s) => s.ids.map((id, i) => {
 const tokenTip = (t) => [`${t.text === null ? "" : JSON.stringify(t.text) + "  "}id ${t.id}`,
   `${ROLES[t.role] ?? "?"}, turn ${t.turn}${t.version === null ? "" : `, version ${t.version}`}`,
   `loss weight ${t.weight === null ? "–" : U.number(t.weight)}, ${
-    t.seen === null ? "attention –"
-      : t.seen      ? "seen"
-                    : "HIDDEN from attention"}`,
+    t.attended === null ? "attention –"
+      : t.attended      ? "seen"
+                        : "HIDDEN from attention"}`,
   `advantage ${signed(t.advantage)}`, `sampler ${U.number(t.sampler)}  learner ${U.number(t.learner)}${t.gap === null ? "" : `  (${signed(t.gap)})`}`,
   t.reference === null ? "" : `reference ${U.number(t.reference)}`]
                           .filter(Boolean)
                           .join("\n");
 // What no healthy run has: trained tokens that the model did not write, and tokens that attention can't see.
-const wrong = (t) => (t.weight && t.role !== 1) || t.seen === false;
+const wrong = (t) => (t.weight && t.role !== 1) || t.attended === false;
 const sequence = (s, mode, more) => {
   const list = tokensOf(s), color = MODES[mode].make(s);
   const spans = list.map((t, i) => {
     const shown = t.text === null ? `${t.id} ` : t.text === "" ? "·" : t.text;
     const back = color(t);
     return h("span", {
-      class: `t${t.weight ? " trained" : ""}${t.seen === false ? " blind" : ""}${wrong(t) ? " wrong" : ""}${
+      class: `t${t.weight ? " trained" : ""}${t.attended === false ? " blind" : ""}${wrong(t) ? " wrong" : ""}${
         i && t.turn !== list[i - 1].turn ? " turn" : ""}`,
       "data-role": ROLES[t.role],
       "data-at": i,
@@ -311,10 +312,10 @@ U.pages.rollout = async (params, current) => {
     const drawn = rollout.sequences.map((s, i) => [several ? h("h3", `Sequence ${i + 1}`) : null, sequence(s, mode, all)]);
     U.put(body, drawn.length ? [drawn, ids] : U.state("Its tokens were not kept."));
   };
-  const place = mates.rollouts.findIndex((one) => one.idx === +index && one.nth === +(params.nth || 0));
+  const place = mates.rollouts.findIndex((one) => one.index === +index && one.nth === +(params.nth || 0));
   const near = (way) => {
     const next = mates.rollouts[place + way];
-    if (next) U.go("rollout", {...U.route().params, index: next.idx, nth: next.nth || ""});
+    if (next) U.go("rollout", {...U.route().params, index: next.index, nth: next.nth || ""});
   };
   U.keys = {
     "[": () => near(-1),
@@ -354,7 +355,7 @@ U.pages.rollout = async (params, current) => {
 U.pages.group = async ({run, step, group, held, set}) => {
   const list = await U.api("rollouts", {run, step, group, held, set, limit: 64});
   const all = await Promise.all(
-    list.rollouts.map((one) => U.api("rollout", {run, held, set, step, group, index: one.idx, nth: one.nth || 0, characters: 4000, tokens: 0})));
+    list.rollouts.map((one) => U.api("rollout", {run, held, set, step, group, index: one.index, nth: one.nth || 0, characters: 4000, tokens: 0})));
   if (!all.length) throw new Error(`Step ${step} has no group ${group}.`);
   const shared = all[0].rollout.prompt;
   return {

@@ -8,11 +8,12 @@ from uptrend.doctor.case import FIRST, Case
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
 from uptrend.doctor.checks.rewards import EVALUATIONS, stands_still
 from uptrend.doctor.curves import LEVEL, Curve, trend_until
+from uptrend.doctor.groups import group_sum, seen_in
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
-from uptrend.doctor.rows import Rows, group_sum, seen_in
 from uptrend.doctor.trend import HeldoutChange
 from uptrend.present.formatting import number
 from uptrend.records import Evidence, RecordError, Role, TrendKind
+from uptrend.records.table import RolloutTable
 from uptrend.stats.intervals import normal_reach, wilson
 from uptrend.stats.trend import start
 
@@ -100,7 +101,7 @@ def repeats(case: Case) -> Answer:
     return None
 
 
-def _drawn(r: Rows) -> list[str]:
+def _drawn(r: RolloutTable) -> list[str]:
     """Return the task of each group of a step that was learned from."""
     assert r.group_n is not None
     heads = np.unique(r.group_n[r.kept_n], return_index=True)[1]

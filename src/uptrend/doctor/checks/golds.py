@@ -23,9 +23,10 @@ from uptrend.doctor.answers import (
 )
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import Answer, Found, Lacking, by_share, check, warn_if
+from uptrend.doctor.groups import count_flags, seen_among
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
-from uptrend.doctor.rows import Flags, count_flags, seen_among
 from uptrend.records import Evidence
+from uptrend.records.table import Flags
 from uptrend.stats.intervals import Spread, spread_of
 from uptrend.stats.trend import rank_correlation
 
@@ -38,7 +39,7 @@ def wrong_gold(case: Case) -> Answer:
     steps = case.once(read_answers)
     golds, bad, flags, given = dict[str, str](), set[str](), [], dict[str, tuple[str, str]]()
     for a in steps:
-        asked = a.rows.asked_n
+        asked = a.rows.question_n
         tasks = [plain_question(asked[n]) for n in a.place_n]
         pairs = zip(tasks, map(bare, a.gold_n), strict=True)
         flags.append(np.array([golds.setdefault(task, gold) != gold for task, gold in pairs], np.bool_))

@@ -4,10 +4,11 @@ import numpy as np
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import AS_PAGE, Found, Lacking, by_share, check
+from uptrend.doctor.groups import count_flags, group_sum, seen_in
 from uptrend.doctor.rank import CRITICAL, PROOF, WARNING
-from uptrend.doctor.rows import Flags, Floats, Ints, Rows, count_flags, group_sum, seen_in
 from uptrend.records import Ending, Evidence, Role
 from uptrend.records.rollout import AT_A_LIMIT
+from uptrend.records.table import Flags, Floats, Ints, RolloutTable
 
 # Share of the model's tokens outside the loss, and of prompt or tool tokens hidden, from which little can be learned.
 MOST_UNTRAINED, MUCH_HIDDEN = 0.5, 0.05
@@ -93,11 +94,11 @@ def retokenized(case: Case) -> list[Found]:
     return found
 
 
-def _seen(rows: list[Rows], flags: list[Flags], text: str, value: float) -> Evidence:
+def _seen(rows: list[RolloutTable], flags: list[Flags], text: str, value: float) -> Evidence:
     return seen_in(rows, [r.flag(r.rollout_t[f]) for r, f in zip(rows, flags, strict=True)], text, value)
 
 
-def _foreign(rows: list[Rows], flags: list[Flags]) -> list[tuple[str, int, float, list[Flags]]]:
+def _foreign(rows: list[RolloutTable], flags: list[Flags]) -> list[tuple[str, int, float, list[Flags]]]:
     """Return the role, count, share and flags of flagged tokens of prompts and of tools, where there are some."""
     found = []
     for role in (Role.PROMPT, Role.TOOL):
@@ -108,7 +109,7 @@ def _foreign(rows: list[Rows], flags: list[Flags]) -> list[tuple[str, int, float
     return found
 
 
-def _expected_t(case: Case, r: Rows, weight_t: Floats) -> Flags:
+def _expected_t(case: Case, r: RolloutTable, weight_t: Floats) -> Flags:
     """Flag tokens that should be trained: generated, in a rollout that was scored, kept and not left out by config."""
     # Tokens that the learner skips because their advantage is 0 keep their weight.
     taught_n = r.kept_n.copy()
@@ -119,16 +120,16 @@ def _expected_t(case: Case, r: Rows, weight_t: Floats) -> Flags:
     return np.asarray(r.model_t & ~np.isnan(weight_t) & taught_n[r.rollout_t])
 
 
-def _stop_t(r: Rows) -> Flags:
+def _stop_t(r: RolloutTable) -> Flags:
     """Flag the last token of each rollout that ended with a stop token, where the model wrote it."""
     stop = np.zeros(len(r.row_t), np.bool_)
-    last_r = np.append(r.heads_n[1:], len(r.length_r)) - 1
+    last_r = np.append(r.first_row_n[1:], len(r.length_r)) - 1
     last_r = last_r[r.length_r[last_r] > 0]
     stop[np.cumsum(r.length_r)[last_r] - 1] = True
     return np.asarray(stop & r.model_t & (r.ended_n == Ending.STOP_TOKEN.value)[r.rollout_t])
 
 
-def _unmoved(rows: list[Rows]) -> Evidence | None:
+def _unmoved(rows: list[RolloutTable]) -> Evidence | None:
     """Return evidence where the sampler's log-probabilities depend on the question and the learner's do not."""
     # Where two rollouts of different tasks begin with the same words, only the prompts can make a difference: a learner
     # that can't see them gives the same words the same log-probabilities. No record of attention is needed.
@@ -144,7 +145,7 @@ def _unmoved(rows: list[Rows]) -> Evidence | None:
     return Evidence(text, learner, step=rows[0].step, rollout=rows[0].name(0))
 
 
-def _movement(r: Rows) -> tuple[float, float, int]:
+def _movement(r: RolloutTable) -> tuple[float, float, int]:
     """Return the variance between tasks of sampler and learner, after equal words; and over how many tokens."""
     if r.task_n is None:
         return 0.0, 0.0, 0
@@ -164,7 +165,7 @@ def _movement(r: Rows) -> tuple[float, float, int]:
     return float(np.mean(within[0] ** 2)), float(np.mean(within[1] ** 2)), len(place)
 
 
-def _said_alike(r: Rows) -> tuple[Ints, Ints]:
+def _said_alike(r: RolloutTable) -> tuple[Ints, Ints]:
     """Return the first turn's tokens, and a number that is equal where all that the model said so far is equal."""
     ids, turns = r.read_tokens("ids"), r.tokens("turns")
     said = np.flatnonzero(r.model_t if turns is None else r.model_t & (turns == 0))

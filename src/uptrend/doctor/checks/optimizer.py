@@ -11,8 +11,8 @@ from uptrend.doctor.catalogue import settings_of, usual_rates
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
 from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import CRITICAL, PROOF, SIGNAL, SUSPICION, WARNING
-from uptrend.doctor.rows import Ints
 from uptrend.records import Evidence, TrendKind
+from uptrend.records.table import Ints
 from uptrend.records.view import Floats
 
 RATE, KL, ENTROPY = "optimizer/lr", "kl/reference/mean", "learner/entropy/mean"

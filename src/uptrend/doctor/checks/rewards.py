@@ -10,11 +10,12 @@ import numpy as np
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import Answer, Found, Lacking, by_share, check, warn_if
 from uptrend.doctor.curves import LEVEL, REWARD, Curve, trend_until
+from uptrend.doctor.groups import group_sum
 from uptrend.doctor.rank import NOTE, PROOF, SIGNAL, SUSPICION, WARNING
-from uptrend.doctor.rows import Floats, group_sum
 from uptrend.doctor.trend import HeldoutChange
 from uptrend.records import Evidence, TrendKind
 from uptrend.records.rollout import OVERLONG
+from uptrend.records.table import Floats
 from uptrend.stats.trend import rank_correlation
 
 CORRECT = "reward/correct/share"

@@ -22,9 +22,10 @@ import numpy as np
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
+from uptrend.doctor.groups import seen_in
 from uptrend.doctor.rank import CRITICAL, PROOF, SIGNAL, SUSPICION, WARNING
-from uptrend.doctor.rows import Flags, Floats, Ints, Rows, seen_in
 from uptrend.records import Evidence
+from uptrend.records.table import Flags, Floats, Ints, RolloutTable
 
 MISMATCH, STALE, OFF_POLICY = "precision.mismatch", "sync.stale-weights", "sync.off-policy"
 DISTRIBUTION, TEMPLATE, PADDING = "sampling.truncated-distribution", "tokens.template", "tokens.padding"
@@ -234,7 +235,7 @@ def _growing(case: Case) -> Found | None:
 class Gaps:
     """Tokens of one step that both gave a log-probability."""
 
-    rows: Rows
+    rows: RolloutTable
     place_t: Ints
     """Their places among all tokens."""
     sampler_t: Floats
@@ -265,7 +266,7 @@ class Gaps:
         return seen_in([self.rows], [size_n == size_n.max(initial=-1.0)], text, self.kl, KL)
 
 
-def gaps_of(r: Rows) -> Gaps:
+def gaps_of(r: RolloutTable) -> Gaps:
     """Return the gaps of a step."""
     sampler, learner = r.read_tokens("sampler"), r.read_tokens("learner")
     place = np.flatnonzero(r.model_t & np.isfinite(sampler) & np.isfinite(learner))

@@ -27,9 +27,10 @@ from uptrend.doctor.checks.advantages import ALL_DEAD, suspect_of_dead_run
 from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.checks.tools import too_many_failed
 from uptrend.doctor.curves import REWARD
+from uptrend.doctor.groups import count_flags, seen_among, seen_in
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
-from uptrend.doctor.rows import Flags, Rows, count_flags, seen_among, seen_in
 from uptrend.records import Ending, Evidence, RewardOutOfBounds, boundary_of
+from uptrend.records.table import Flags, RolloutTable
 
 # Places by which rewards are tried against the answers beside theirs.
 MOST_PLACES = 16
@@ -332,7 +333,7 @@ def strict_parser(case: Case) -> Answer:
     return Found(warn_if(share >= WARNED), SIGNAL, summary, [seen_among(steps, accepted, text, share)])
 
 
-def _raised(rows: list[Rows]) -> Evidence | None:
+def _raised(rows: list[RolloutTable]) -> Evidence | None:
     """Return what the scorer said most often where it failed, with its count."""
     errors = [[(e or "").partition("score: ")[2] for e in r.texts("error")] for r in rows]
     most = Counter(error for of in errors for error in of if error).most_common(1)
@@ -344,7 +345,7 @@ def _raised(rows: list[Rows]) -> Evidence | None:
     return seen_in(rows, flags, text + f", others in {kinds - 1} other ways" * (kinds > 1), float(most[0][1]))
 
 
-def _missing_scores(rows: list[Rows]) -> list[Flags]:
+def _missing_scores(rows: list[RolloutTable]) -> list[Flags]:
     """Flag rollouts without a reward, and without an error that says why; empty where there is none."""
     flags = [np.isnan(r.reward_n) & np.array([not e for e in r.texts("error")], np.bool_) for r in rows]
     return flags if count_flags(flags) else []
@@ -505,7 +506,7 @@ def pays_wrong_answers(case: Case) -> Answer:
     return Found(by_share(paid.lax, critical=0.5), PROOF, summary, [shown])
 
 
-def _conflicts(r: Rows, sign: int = 0) -> tuple[int, Flags]:
+def _conflicts(r: RolloutTable, sign: int = 0) -> tuple[int, Flags]:
     """Count rollouts with the tokens of an earlier one of their task, and flag those that earn something else.
 
     With a sign, only those that earn less (-1) or more (1).

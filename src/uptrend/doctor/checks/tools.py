@@ -6,9 +6,10 @@ import numpy as np
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
+from uptrend.doctor.groups import count_flags, seen_in
 from uptrend.doctor.rank import CRITICAL, PROOF, SIGNAL, WARNING
-from uptrend.doctor.rows import Rows, count_flags, seen_in
 from uptrend.records import Ending, Evidence
+from uptrend.records.table import RolloutTable
 
 TURNS = "sampling/turns/mean"
 # Steps, and rollouts or tool results, below which a share is chance.
@@ -49,14 +50,14 @@ def never_called(case: Case) -> Answer:
     if lacking := case.why_no_rollouts(["messages"]):
         return [Lacking(lacking), *answers]
     rows, total = case.rows_with("messages"), sum(map(len, case.rows_with("messages")))
-    if _results(rows) or any(r.talk.calls_m.null_count < len(r.talk.calls_m) for r in rows):
+    if _results(rows) or any(r.messages.calls_m.null_count < len(r.messages.calls_m) for r in rows):
         return answers
-    spoken_m = [np.isin(r.talk.role_m, ("system", "user")) & r.talk.matches(SPOKEN_OF) for r in rows]
-    spoken = [r.flag(r.talk.rollout_m[flags]) for r, flags in zip(rows, spoken_m, strict=True)]
+    spoken_m = [np.isin(r.messages.role_m, ("system", "user")) & r.messages.matches(SPOKEN_OF) for r in rows]
+    spoken = [r.flag(r.messages.rollout_m[flags]) for r, flags in zip(rows, spoken_m, strict=True)]
     has_turns = (case.value("sampling.max_turns") or 1) >= 2
     if not has_turns or total < ENOUGH or count_flags(spoken) < 0.9 * total:
         return answers
-    tried = sum(len(r.talk.problem_m) - r.talk.problem_m.null_count for r in rows)
+    tried = sum(len(r.messages.problem_m) - r.messages.problem_m.null_count for r in rows)
     text = f"0 of {total} rollouts call a tool, though prompts speak of tools; {tried} tried and could not be read"
     return [*answers, Found(WARNING, SIGNAL, AS_PAGE, [seen_in(rows, spoken, text, 0.0, TURNS)])]
 
@@ -87,21 +88,22 @@ def errors_swallowed(case: Case) -> Answer:
         return [*answers, Lacking(lacking)]
     rows = case.rows_with("messages")
     results = _results(rows)
-    if not results and not any(r.talk.calls_m.null_count < len(r.talk.calls_m) for r in rows):
+    if not results and not any(r.messages.calls_m.null_count < len(r.messages.calls_m) for r in rows):
         return answers
     if not any(r.has("reward") for r in rows):
         return [*answers, Lacking("no rewards")]
     flags, examples, count, has_ended = [], list[Evidence](), 0, False
     for r in rows:
-        broken_m = (r.talk.role_m == "tool") & r.talk.matches(BROKEN, SHORT)
+        broken_m = (r.messages.role_m == "tool") & r.messages.matches(BROKEN, SHORT)
         crashed = (r.ended_n == Ending.TOOL_ERROR.value) & np.isfinite(r.reward_n)
         wrong = np.isfinite(r.reward_n) & ~(r.by_rollout("correct") == 1)
-        flags.append((r.flag(r.talk.rollout_m[broken_m]) & wrong) | crashed)
+        flags.append((r.flag(r.messages.rollout_m[broken_m]) & wrong) | crashed)
         count, has_ended = count + int(broken_m.sum()), has_ended or bool(crashed.any())
         if broken_m.any():
             at = int(broken_m.argmax())
-            said, name = " ".join(str(r.talk.content_m[at].as_py()).split())[:80], r.name(int(r.talk.rollout_m[at]))
-            examples.append(Evidence(f"such as {said!r}", step=r.step, rollout=name))
+            result = " ".join(str(r.messages.content_m[at].as_py()).split())[:80]
+            name = r.name(int(r.messages.rollout_m[at]))
+            examples.append(Evidence(f"such as {result!r}", step=r.step, rollout=name))
     scored = count_flags(flags)
     if not has_ended and (results < ENOUGH or count < 0.1 * results or scored < 3):
         return answers
@@ -114,7 +116,7 @@ def errors_swallowed(case: Case) -> Answer:
 def state_leaks(case: Case) -> Answer:
     """Report rollouts of a task that did exactly the same and were shown different things, early or late."""
     rows = case.rows_with("messages", "task")
-    repeated, differing = 0, list[tuple[Rows, int, str]]()
+    repeated, differing = 0, list[tuple[RolloutTable, int, str]]()
     for r in dict.fromkeys((rows[0], rows[-1])):
         again, others = _compare(r)
         repeated, differing = repeated + again, differing + others
@@ -128,16 +130,16 @@ def state_leaks(case: Case) -> Answer:
     return Found(WARNING, SIGNAL, AS_PAGE, [first, Evidence(f"such as {said!r}")])
 
 
-def _results(rows: list[Rows]) -> int:
-    return count_flags(r.talk.role_m == "tool" for r in rows)
+def _results(rows: list[RolloutTable]) -> int:
+    return count_flags(r.messages.role_m == "tool" for r in rows)
 
 
-def _compare(r: Rows) -> tuple[int, list[tuple[Rows, int, str]]]:
+def _compare(r: RolloutTable) -> tuple[int, list[tuple[RolloutTable, int, str]]]:
     """Count the task's answers to a history that had one already, and return those that were other ones."""
     # Everything before an answer is the key: the same words and calls must bring the same answer.
     first: dict[int, str] = {}
-    repeated, differing = 0, list[tuple[Rows, int, str]]()
-    tasks, talk, speaker = r.texts("task"), r.talk, -1
+    repeated, differing = 0, list[tuple[RolloutTable, int, str]]()
+    tasks, talk, speaker = r.texts("task"), r.messages, -1
     messages = zip(talk.rollout_m, talk.role_m, talk.content_m.to_pylist(), talk.calls_m.to_pylist(), strict=True)
     for n, role, said, calls in messages:
         if n != speaker:

@@ -258,7 +258,7 @@ class Bench:
         The last `late` of them begin when the first ones have had two answers: what these have done is then there.
         """
         plays = [self.tasks[r.task] for r in rollouts] if plays is None else plays
-        turns = list(map(turns_of, rollouts)) if turns is None else turns
+        turns = [r.model_messages for r in rollouts] if turns is None else turns
         seeds = [derive_open_seed(self.config.seed, r.group) for r in rollouts]
 
         async def run() -> list[ScoredPlay]:
@@ -372,8 +372,7 @@ def random_state_kept(policy: Policy) -> Iterator[None]:
 
 def seen(text: str, value: float | None = None, rollout: Rollout | None = None, metric: str = "") -> Evidence:
     """Make evidence; a rollout is named as `uptrend runs show --rollout` takes it."""
-    name = "" if rollout is None else f"{rollout.step}/{rollout.group}/{rollout.index}"
-    return Evidence(text, value, metric, rollout=name)
+    return Evidence(text, value, metric, rollout="" if rollout is None else rollout.name)
 
 
 def by_group(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
@@ -382,18 +381,6 @@ def by_group(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
     for rollout in rollouts:
         groups.setdefault(rollout.group, []).append(rollout)
     return groups
-
-
-def turns_of(rollout: Rollout) -> list[Message]:
-    """Return what the model said, turn by turn; a task's first messages may quote an assistant."""
-    said = [m for m in rollout.messages if m.role == "assistant"]
-    spoken = len({int(t) for s in rollout.sequences for t in s.turns[s.sampled]})
-    return said[len(said) - spoken :]
-
-
-def last_words(rollout: Rollout) -> str:
-    """Return the last thing that the model said."""
-    return next((m.content for m in reversed(turns_of(rollout))), "")
 
 
 def distance(a_bs: Tensor, b_bs: Tensor, real_bs: Tensor) -> float:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from uptrend.doctor.probes.bench import DEMONSTRATED, Bench, last_words
+from uptrend.doctor.probes.bench import DEMONSTRATED, Bench
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, SIGNAL, SUSPICION, WARNING, Answer, probe, require
 from uptrend.doctor.probes.rollouts import pass_rates
 from uptrend.training.loop import learn
@@ -58,7 +58,7 @@ def control(bench: Bench) -> Answer:
         summary = "The learner knows 16 gold answers by heart; the sampler does not say them or is not paid for them."
     elif right <= wrong - FALL:
         # Who says gold's words and is not paid has a scorer at fault; who says others is not what the learner taught.
-        said = sum(last_words(r) == last_words(gold[i]) for i, r in enumerate(after)) / len(after)
+        said = sum(r.response == gold[i].response for i, r in enumerate(after)) / len(after)
         id, severity = "reward.gold-rejected" if said >= 0.5 else "sync.stale-weights", WARNING
         summary = f"Gold answers become likelier, and the model less often right: {wrong:.0%} → {right:.0%}; "
         summary += f"{said:.0%} of its answers are gold's words."

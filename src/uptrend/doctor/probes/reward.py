@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from uptrend.doctor.probes.bench import Bench, ScoredPlay, by_group, play_scripts, seen, turns_of
+from uptrend.doctor.probes.bench import Bench, ScoredPlay, by_group, play_scripts, seen
 from uptrend.doctor.probes.probe import CRITICAL, SIGNAL, WARNING, Answer, probe, require
 from uptrend.records import Basis, Ending, Reward, Task
 from uptrend.records.rollout import OVERLONG
@@ -169,7 +169,7 @@ def paid(bench: Bench) -> Answer:
     yield f"{len(out)} of {len(played)} rollouts run out unpaid, {len(expert)} of {len(shown)} of the expert's"
     if len(out) < 0.98 * len(played) or expert:
         return
-    unpaid = sum(not _is_paid(p.reward) for p in bench.replay(shown, turns=[turns_of(r)[:-1] for r in shown]))
+    unpaid = sum(not _is_paid(p.reward) for p in bench.replay(shown, turns=[r.model_messages[:-1] for r in shown]))
     yield f"; without its last turn {unpaid} are"
     if unpaid < 0.5 * len(shown):
         return
@@ -178,10 +178,10 @@ def paid(bench: Bench) -> Answer:
         seen(text, len(out) / len(played), out[0], "sampling/ended/turn-limit/share"),
         seen(f"{unpaid} of {len(shown)} rollouts of the expert's earn the least without their last turn"),
     ]
-    last = {repr((said[-1].content, said[-1].calls)): said[-1] for said in map(turns_of, shown) if said}
-    if len(last) == 1 and len({repr(turns_of(r)[:-1]) for r in shown}) > 1:  # the same words after different work
+    last = {repr((said[-1].content, said[-1].calls)): said[-1] for r in shown if (said := r.model_messages)}
+    if len(last) == 1 and len({repr(r.model_messages[:-1]) for r in shown}) > 1:  # the same words after different work
         words = next(iter(last.values()))
-        closed = bench.replay(out, turns=[[*turns_of(r)[:-1], words] for r in out])
+        closed = bench.replay(out, turns=[[*r.model_messages[:-1], words] for r in out])
         earning = [r for r, again in zip(out, closed, strict=True) if _is_paid(again.reward)]
         event = repr(words.content.strip()[-60:] or ", ".join(f"{call.name}({call.arguments})" for call in words.calls))
         text = f"{len(earning)} of {len(out)} rollouts would be paid as they are if they ended with {event}"

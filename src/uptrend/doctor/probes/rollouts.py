@@ -10,7 +10,7 @@ import numpy as np
 
 from uptrend.doctor.answers import says_somehow
 from uptrend.doctor.checks.golds import unfit_golds
-from uptrend.doctor.probes.bench import Bench, by_group, last_words, play_scripts, seen
+from uptrend.doctor.probes.bench import Bench, by_group, play_scripts, seen
 from uptrend.doctor.probes.data import question
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, SCORED, SIGNAL, SUSPICION, WARNING, Answer, probe, require
 from uptrend.records import Ending, Fix, Role, Rollout, Task
@@ -120,7 +120,7 @@ def none_right(bench: Bench) -> Answer:
     if (not right or len(set(totals)) == 1) and len(played) < NONE:
         played = [*played, *bench.play([(task, bench.stage.taskset) for task in bench.stage.tasks[:16]], 4, "more")]
         right, totals = count(played)
-    low, high, said = min(totals), max(totals), len({last_words(r) for r in played})
+    low, high, said = min(totals), max(totals), len({r.response for r in played})
     yield f"{right} of {len(totals)} rollouts are right; rewards from {low:.3g} to {high:.3g}"
     # At a bound that is known, it is a matter of how hard the tasks are.
     bounds = {bound for r in played if r.reward for bound in (r.reward.low, r.reward.high)}
@@ -278,12 +278,12 @@ def parser(bench: Bench) -> Answer:
     """Read leniently what was counted wrong: a strict parser loses right answers."""
     wrong = [r for r in bench.rollouts if r.reward is not None and not r.reward.correct]
     require(wrong, "no rollout was counted wrong")
-    lost = [r for r in wrong if says_somehow(last_words(r), r.answer) and not _earns_as_gold(bench, r)]
+    lost = [r for r in wrong if says_somehow(r.response, r.answer) and not _earns_as_gold(bench, r)]
     share = len(lost) / len(wrong)
     yield f"a lenient reader accepts {len(lost)} of {len(wrong)} rollouts that were counted wrong"
     if len(lost) > 2 and share > 0.02:
         summary = f"The parser rejects right answers: {share:.0%} of wrong rollouts hold the answer in another form."
-        different = list({last_words(r): r for r in lost}.items())[:3]
+        different = list({r.response: r for r in lost}.items())[:3]
         evidence = [seen(f"{words[-80:]!r} for {r.answer!r}", share, r) for words, r in different]
         yield bench.found("reward.strict-parser", WARNING, summary, evidence, basis=SIGNAL)
 
@@ -314,7 +314,7 @@ def wrong_gold(bench: Bench) -> Answer:
         yield bench.found("data.wrong-gold", CRITICAL if share >= 0.02 else WARNING, summary, text, share)
         return
     several = bench.play([(task, bench.stage.taskset) for task in bench.stage.tasks[:48]], 1, "golds")
-    heard = {question(bench.tasks[r.task][0]): (r.answer, last_words(r)) for r in several if r.task in bench.tasks}
+    heard = {question(bench.tasks[r.task][0]): (r.answer, r.response) for r in several if r.task in bench.tasks}
     everyone = {question(task): (task.answer, "") for task in tasks[:500]}
     if found := unfit_golds(everyone | heard):
         yield found.summary
@@ -327,7 +327,7 @@ def wrong_gold(bench: Bench) -> Answer:
     require(is_good, f"the model is right in {right:.0%}: what it agrees on says nothing about gold")
     against = []
     for group in groups:
-        said = [(" ".join(last_words(r).split()), r.reward is not None and r.reward.correct) for r in group]
+        said = [(" ".join(r.response.split()), r.reward is not None and r.reward.correct) for r in group]
         words, count = Counter(words for words, _ in said).most_common(1)[0]
         if count >= 0.9 * len(group) and (words, False) in said:
             against.append(group[0])
@@ -335,7 +335,7 @@ def wrong_gold(bench: Bench) -> Answer:
     yield f"{len(against)} of {len(groups)} groups agree on another answer than gold"
     if share >= 0.2:
         summary = f"In {len(against)} of {len(groups)} groups nearly all rollouts give one answer that is not gold."
-        text = f"{last_words(against[0])[-40:]!r} against {against[0].answer!r}"
+        text = f"{against[0].response[-40:]!r} against {against[0].answer!r}"
         yield bench.found("data.wrong-gold", NOTE, summary, text, share, against[0], SUSPICION)
 
 
