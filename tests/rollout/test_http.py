@@ -126,10 +126,15 @@ def test_no_server_no_reply_in_time_and_no_address(server: Server) -> None:
         event_loop.run(client.exchange("http://127.0.0.1:9/"))
     with pytest.raises(OSError, match="is no address of a server"):
         event_loop.run(client.exchange("http://127.0.0.1:x/"))
+    with pytest.raises(OSError, match="^localhost:8000/ is no address of a server"):
+        event_loop.run(client.exchange("localhost:8000/"))
+    with pytest.raises(OSError, match="SSL"):
+        event_loop.run(client.exchange(server.url.replace("http:", "https:"), {}))
     server.reply = b""
+    wait_until(lambda: server.closed == server.opened)
     with pytest.raises(TimeoutError):
         event_loop.run(client.exchange(server.url, {}, timeout_s=0.2))
-    wait_until(lambda: server.closed == 1)
+    wait_until(lambda: server.closed == server.opened)
 
 
 def test_an_idle_connection_that_the_server_ends_is_no_error(server: Server) -> None:
@@ -161,6 +166,8 @@ def test_a_proxy_is_for_other_machines(server: Server, monkeypatch: pytest.Monke
     assert proxy_of(there) == proxy
     assert event_loop.run(HttpClient("NO_KEY", proxy_of(there)).exchange(there)).status == 200
     assert server.heads[-1].startswith(b"GET http://models.example/v1 ")
+    monkeypatch.setenv("http_proxy", proxy.removeprefix("http://"))
+    assert proxy_of(there) == proxy
     monkeypatch.setenv("no_proxy", "models.example")
     assert proxy_of(there) is None
 

@@ -70,12 +70,17 @@ class HttpClient:
                 content = await response.read()
                 retry_after = response.headers.get("Retry-After", "")
                 return HttpReply(response.status, content, retry_after)
+        except aiohttp.ClientSSLError as error:
+            raise error.os_error from None
         except aiohttp.ClientConnectorError as error:
-            # Its own text names the address twice, and not the reason.
+            # Of a connection that fails, the text names the address in place of the reason. Errors
+            # of looking up a name have negative numbers, and say the reason.
             if error.errno is not None and error.errno > 0:
                 raise OSError(error.errno, os.strerror(error.errno)) from None
             raise error.os_error from None
-        except aiohttp.InvalidURL as error:
+        except aiohttp.ClientHttpProxyError as error:
+            raise OSError(f"the proxy refuses: {error.status} {error.message}") from None
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
             raise OSError(f"{error} is no address of a server") from None
         except aiohttp.ClientError as error:
             if isinstance(error, OSError):
@@ -123,7 +128,10 @@ def proxy_of(url: str) -> str | None:
     host = parts.hostname or ""
     if is_loopback(host) or urllib.request.proxy_bypass(host):
         return None
-    return urllib.request.getproxies().get(parts.scheme)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy and "://" not in proxy:
+        return f"http://{proxy}"
+    return proxy
 
 
 def sentence(data: bytes) -> str:
