@@ -152,17 +152,20 @@ class SmallVllm(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: SmallVllm
+    protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         self.do_POST()
 
     def do_POST(self) -> None:
-        body, stub = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}"), self.server
+        body, stub = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}"), self.server
         with stub.lock:
             stub.asked.append((self.path, body))
         if stub.fault == "dead" or (stub.fault == "hangs" and self.path == "/v1/completions"):
             time.sleep(6.0 if stub.fault == "hangs" else 0)
-            self.connection.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # the caller may have gone first
+                self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
             return
         has_key = not stub.key or self.headers["Authorization"] == f"Bearer {stub.key}"
         with stub.lock:

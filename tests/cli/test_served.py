@@ -58,6 +58,7 @@ class Stub(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: Stub
+    protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         self.answer(self.server.models)
@@ -78,6 +79,7 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, reply: Reply) -> None:
         if reply is None:
             self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
             return
         data = reply[1] if isinstance(reply[1], bytes) else json.dumps(reply[1]).encode()
         self.send_response(reply[0])

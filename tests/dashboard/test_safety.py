@@ -22,7 +22,7 @@ import pytest
 from hostile import LONG, NAME, SCRIPT, hostile_run
 from synthetic import info_of, rollout_of, write_run
 from uptrend.cli.main import main
-from uptrend.dashboard.api import endpoints
+from uptrend.dashboard.api import ENDPOINTS
 from uptrend.dashboard.server import HEADERS, SCRIPTS, STATIC, open_socket
 from uptrend.records import RunDirectory, rollouts_table
 from uptrend.records.errors import install_command
@@ -110,7 +110,12 @@ def test_another_address_needs_the_token(make_run: Callable[..., Path], serve: S
 
 
 def test_nothing_but_reading_is_allowed(url: str) -> None:
-    for path in ("/", "/static/core.js", "/api/openapi.json", *(f"/api/{path}" for path in endpoints())):
+    for path in (
+        "/",
+        "/static/core.js",
+        "/api/openapi.json",
+        *(f"/api/{path}" for path in (*ENDPOINTS, "live", "doctor")),
+    ):
         for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
             if (path, method) != ("/api/doctor", "POST"):
                 assert send(url, path, method).status == 405, (path, method)

@@ -28,7 +28,7 @@ from uptrend.doctor.probes.bench import Bench
 from uptrend.policy.policy import Policy
 from uptrend.records import ConfigError, Ending, ModelError, ServerWarning
 from uptrend.records.schema import rollouts_of
-from uptrend.rollout.http import exchange
+from uptrend.rollout.http import HttpClient
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.rollout.vllm import VllmSampler
@@ -360,7 +360,8 @@ def test_a_server_for_other_machines_asks_for_its_key_and_ends_with_its_supervis
             assert np.abs(gaps(policy, prompts, say(sampler, prompts), LIMITS.temperature)).max() < 1e-3
             if not lora:  # adapters need the weights that it began with
                 weights = {"path": f"{tiny_folder}/model.safetensors", "name": ""}
-                event_loop.run(exchange(f"{url}/collective_rpc", {"method": "uptrend_load", "kwargs": weights}))
+                asked = {"method": "uptrend_load", "kwargs": weights}
+                event_loop.run(HttpClient("VLLM_API_KEY").exchange(f"{url}/collective_rpc", asked))
         (server,) = servers(pid)
         group = group_of(server)
         assert len(group) > 1  # with its engine

@@ -1,4 +1,4 @@
-"""Questions that pages and programs ask, one function each. api.toml lists them, for the OpenAPI page too."""
+"""API endpoints, one function each. api.toml describes them in OpenAPI's form."""
 
 import fnmatch
 import re
@@ -21,50 +21,64 @@ from uptrend.records.directory import plain
 from uptrend.records.metrics import find_metric, label_of, panels, sections
 from uptrend.records.run import step_folders
 
-Answer = dict[str, Any]
+Json = dict[str, Any]
 NOT_COMPARED = ("name", "seed")
-
-
-KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "text": (str, "text"), "integer": (int, "a whole number"), "number": (float, "a number"),
-    "boolean": (lambda given: {"1": True, "true": True, "0": False, "false": False}[given.lower()], "true or false"),
-}  # fmt: skip
-# Names of parameters that Python has another use for.
-PYTHON = {"from": "first", "to": "last", "set": "label"}
+# Types of parameters, by OpenAPI's names: how a value is read, and what it should be.
+TYPES: dict[str, tuple[Callable[[str], Any], str]] = {
+    "string": (str, "text"),
+    "integer": (int, "a whole number"),
+    "number": (float, "a number"),
+    "boolean": ({"1": True, "true": True, "0": False, "false": False}.__getitem__, "true or false"),
+}
+MAX_EXACT = 2**53  # largest whole number up to which a browser knows each one
 
 
 @cache
-def endpoints() -> dict[str, Answer]:
-    """Return the table of questions by path."""
-    table = tomllib.loads(Path(__file__).with_name("api.toml").read_text("utf-8"))
-    return {row["path"]: {"params": [], "method": "get", **row} for row in table["endpoint"]}
+def openapi() -> Json:
+    """Return the description of the API for programs: api.toml, with what all endpoints share."""
+    about: Json = tomllib.loads(Path(__file__).with_name("api.toml").read_text("utf-8"))
+    about["info"]["version"] = version()
+    error = {"$ref": "#/components/responses/error"}
+    shared = {"200": {"$ref": "#/components/responses/answer"}, "400": error, "404": error}
+    for methods in about["paths"].values():
+        for operation in methods.values():
+            operation["responses"] = shared | operation.get("responses", {})
+            for parameter in operation.setdefault("parameters", []):
+                parameter["in"] = "query"
+    return about
 
 
-def ask(library: Library, path: str, query: Mapping[str, str]) -> Answer:
-    """Return the answer to a question; BadRequest where a parameter is wrong."""
-    params = endpoints()[path]["params"]
-    known = [param["name"] for param in params]
+def call(library: Library, path: str, query: Mapping[str, str]) -> Json:
+    """Return an endpoint's answer; BadRequest where a parameter is wrong."""
+    parameters = openapi()["paths"][f"/api/{path}"]["get"]["parameters"]
+    known = [parameter["name"] for parameter in parameters]
     if unknown := sorted(set(query) - set(known)):
         raise BadRequest(f"{path} has no parameter {unknown[0][:80]}; it has {', '.join(known) or 'none'}.")
-    given = {PYTHON.get(param["name"], param["name"]): _read(param, query.get(param["name"])) for param in params}
-    return QUESTIONS[path](library, **given)
+    arguments = {}
+    for parameter in parameters:
+        name = parameter["name"]
+        arguments[parameter.get("x-argument", name)] = _read(parameter, query.get(name))
+    return ENDPOINTS[path](library, **arguments)
 
 
-def _read(param: Answer, given: str | None) -> Any:
+def _read(parameter: Json, text: str | None) -> Any:
     """Return the value of a parameter from the address."""
-    name, (convert, kind) = param["name"], KINDS[param.get("kind", "text")]
-    if given is None or (given == "" and kind != "text"):
-        if param.get("required"):
-            raise BadRequest(f"The parameter {name} is missing: {param['meaning']}")
-        return param.get("default")
+    name = parameter["name"]
+    schema = parameter["schema"]
+    convert, kind = TYPES[schema["type"]]
+    if text is None or (text == "" and schema["type"] != "string"):
+        if parameter.get("required"):
+            raise BadRequest(f"The parameter {name} is missing: {parameter['description']}")
+        return schema.get("default")
     try:
-        value = convert(given)
+        value = convert(text.lower() if schema["type"] == "boolean" else text)
     except (KeyError, ValueError):
-        raise BadRequest(f"{name}={given[:80]} should be {kind}.") from None
-    if kind.endswith("number"):
-        least, most = (0, param.get("most", 2**53)) if kind == "a whole number" else (-(2**53), 2**53)
+        raise BadRequest(f"{name}={text[:80]} should be {kind}.") from None
+    if schema["type"] in ("integer", "number"):
+        least = schema.get("minimum", -MAX_EXACT)
+        most = schema.get("maximum", MAX_EXACT)
         if not least <= value <= most:  # NaN is not, either
-            raise BadRequest(f"{name}={given[:80]} should be from {least:,} to {most:,}.")
+            raise BadRequest(f"{name}={text[:80]} should be from {least:,} to {most:,}.")
     return value
 
 
@@ -73,14 +87,14 @@ def version() -> str:
     return str(sys.modules["uptrend"].__version__)  # an import would lead up to the packages above this one
 
 
-def get_status(library: Library) -> Answer:
+def get_status(library: Library) -> Json:
     progress = library.progress
     counts = {kind: len(library.entries(kind)) for kind in ("run", "log", "lab")}
     folders = [{"path": str(root), "exists": root.exists()} for root in library.roots]
     return {"uptrend": version(), **vars(progress), "counts": counts, "folders": folders}
 
 
-def list_runs(library: Library, filter: str, sort: str, group: str, columns: str, limit: int, offset: int) -> Answer:
+def list_runs(library: Library, filter: str, sort: str, group: str, columns: str, limit: int, offset: int) -> Json:
     rows, known = choose(library.rows(), filter, sort), _config_keys(library)
     for key in [key for key in (group, *columns.split(",")) if key and known]:
         known_key(key, {*COLUMNS, *known})
@@ -124,7 +138,7 @@ def _filled(names: list[str], has_evals: bool) -> list[dict[str, Any]]:
     return shown
 
 
-def show_run(library: Library, run: str) -> Answer:
+def show_run(library: Library, run: str) -> Json:
     entry = library.fresh(run)
     if entry.row.get("status") == "unreadable":
         return {"row": entry.row, "error": entry.row["error"]}
@@ -132,7 +146,7 @@ def show_run(library: Library, run: str) -> Answer:
     names = [name for name in table.column_names if table[name].null_count < len(table) and name not in (STEP, TIME)]
     trainer = str(entry.row["trainer"])
     report = library.report(entry)
-    answer: Answer = {"row": {**entry.row, "config": {}}, "metrics": _metric_sections(names)}
+    answer: Json = {"row": {**entry.row, "config": {}}, "metrics": _metric_sections(names)}
     if entry.source.kind == "log":
         told = library.log(entry)
         answer["report"] = findings.told(report, str(entry.source.path), trainer)
@@ -162,10 +176,10 @@ def _bounds(place: RolloutPlace) -> list[float] | None:
     return found
 
 
-def _metric_sections(names: list[str]) -> list[Answer]:
+def _metric_sections(names: list[str]) -> list[Json]:
     """Return the metrics that a run has, by section of the table of metrics; those that it does not know come last."""
     homes = {metric.key: section.title for section in sections() for metric in section.metrics}
-    found: dict[str, list[Answer]] = {section.title: [] for section in sections()}
+    found: dict[str, list[Json]] = {section.title: [] for section in sections()}
     for name in names:
         metric = find_metric(name)
         told = {"key": name, "unit": metric.unit if metric else "", "meaning": metric.meaning if metric else ""}
@@ -174,7 +188,7 @@ def _metric_sections(names: list[str]) -> list[Answer]:
     return [{"title": title, "metrics": metrics} for title, metrics in found.items() if metrics]
 
 
-def get_curves(library: Library, run: str, keys: str, points: int, first: int | None, last: int | None) -> Answer:
+def get_curves(library: Library, run: str, keys: str, points: int, first: int | None, last: int | None) -> Json:
     entry = library.entry(run, "run", "log")
     if entry.row.get("status") == "unreadable":
         raise RecordError(str(entry.row["error"]))
@@ -197,7 +211,7 @@ def _split(text: str, known: Collection[str]) -> list[str]:
     return [name for name in found if name]
 
 
-def compare_runs(library: Library, runs: str) -> Answer:
+def compare_runs(library: Library, runs: str) -> Json:
     ids = list(dict.fromkeys(_split(runs, {row["id"] for row in library.rows()})))
     if len(ids) > 40:
         raise BadRequest(f"{len(ids)} runs can't be told apart on one plot; choose 40 at most.")
@@ -217,7 +231,7 @@ def compare_runs(library: Library, runs: str) -> Answer:
     }))  # fmt: skip
 
 
-def _evals(library: Library, entry: LibraryEntry) -> list[Answer]:
+def _evals(library: Library, entry: LibraryEntry) -> list[Json]:
     lines = library.facts(entry)["evals"] if entry.source.kind == "run" else library.log(entry)["evals"]
     return [{k: e.get(k) for k in ("step", "accuracy", "low", "high")} for e in lines if e.get("accuracy") is not None]
 
@@ -235,7 +249,7 @@ def _seeds(entries: list[LibraryEntry]) -> list[list[str]]:
     return [ids for _, ids in groups]
 
 
-def _pairs(library: Library, entries: list[LibraryEntry]) -> list[Answer]:
+def _pairs(library: Library, entries: list[LibraryEntry]) -> list[Json]:
     """Return each run against the first, on the held-out tasks that both were asked."""
     own = [e for e in entries if e.source.kind == "run"]
     found = []
@@ -268,60 +282,27 @@ def _held_out_sets(library: Library, entry: LibraryEntry) -> list[str]:
     return [label for label in labels if re.fullmatch(r"[\w.-]+", label)]
 
 
-def list_steps(library: Library, run: str) -> Answer:
+def list_steps(library: Library, run: str) -> Json:
     place = _place(library, run, False, "")
     held = replace(place, held=True)
     return {"steps": list(place.steps()), "evals": list(held.steps()), "sets": _held_out_sets(library, place.entry)}
 
 
-def list_rollouts(library: Library, run: str, held: bool, label: str, **asked: Any) -> Answer:
+def list_rollouts(library: Library, run: str, held: bool, label: str, **asked: Any) -> Json:
     return dict(plain(rollouts.find(_place(library, run, held, label), **asked)))
 
 
-def show_rollout(library: Library, run: str, held: bool, label: str, **asked: Any) -> Answer:
+def show_rollout(library: Library, run: str, held: bool, label: str, **asked: Any) -> Json:
     place = _place(library, run, held, label)
     return dict(plain({"row": {**place.entry.row, "config": {}}, "rollout": rollouts.show(place, **asked)}))
 
 
-def list_labs(library: Library) -> Answer:
+def list_labs(library: Library) -> Json:
     return {"labs": [entry.row for entry in library.entries("lab")]}
 
 
-QUESTIONS: Mapping[str, Callable[..., Answer]] = {
+ENDPOINTS: Mapping[str, Callable[..., Json]] = {
     "status": get_status, "runs": list_runs, "run": show_run, "curves": get_curves, "compare": compare_runs,
     "steps": list_steps, "rollouts": list_rollouts, "rollout": show_rollout, "labs": list_labs,
     "cause": lambda _, id: findings.explain(id), "lab": journals.overview, "hypothesis": journals.hypothesis,
 }  # fmt: skip
-
-
-def openapi() -> Answer:
-    """Return the description of the API for programs."""
-
-    def content(kind: str, schema: Answer) -> Answer:
-        return {kind: {"schema": schema}}
-
-    error = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
-    failed = {"description": "What was wrong, in a sentence.", "content": content("application/json", error)}
-    told = {"description": "The answer.", "content": content("application/json", {"type": "object"})}
-    events = {"description": "Events.", "content": content("text/event-stream", {"type": "string"})}
-    paths: Answer = {}
-    for path, row in endpoints().items():
-        parameters = []
-        for param in row["params"]:
-            kind = param.get("kind", "string")
-            schema: Answer = {"type": kind} | ({"minimum": 0} if kind == "integer" else {})
-            schema |= {"maximum": param["most"]} if "most" in param else {}
-            schema |= {"default": param["default"]} if param.get("default", "") != "" else {}
-            described = {"description": param["meaning"], "required": param.get("required", False), "schema": schema}
-            parameters.append({"name": param["name"], "in": "query", **described})
-        answers = {"200": events if path == "live" else told, "400": failed, "404": failed}
-        question = {"summary": row["summary"], "parameters": parameters, "responses": answers}
-        if row["method"] == "post":
-            question["requestBody"] = {"content": content("application/octet-stream", {"type": "string"})}
-        paths[f"/api/{path}"] = {row["method"]: question}
-    about = {
-        "title": "Uptrend",
-        "version": version(),
-        "description": "Runs, rollouts, findings and journals; read-only.",
-    }
-    return {"openapi": "3.1.0", "info": about, "paths": paths}

@@ -168,7 +168,7 @@ def make_app(library: Library, names: Sequence[str] = LOOPBACK, token: str = "")
 
     async def answer(request: Request) -> Response:
         path = request.url.path.removeprefix("/api/")
-        return await _answer(api.ask, library, path, dict(request.query_params))
+        return await _answer(api.call, library, path, dict(request.query_params))
 
     async def page(_: Request) -> Response:
         plotly = f"/static/plotly.js?v={plotly_script().stat().st_size}"
@@ -229,7 +229,7 @@ def make_app(library: Library, names: Sequence[str] = LOOPBACK, token: str = "")
     routes = [
         Route("/", page), Route("/static/{name}", static), Route("/api/live", live), Route("/api/openapi.json", schema),
         Route("/api/doctor", doctor, methods=["POST"]),
-        *(Route(f"/api/{path}", answer) for path in api.QUESTIONS),
+        *(Route(f"/api/{path}", answer) for path in api.ENDPOINTS),
     ]  # fmt: skip
     missing = {404: _no_such_address, 405: _no_such_address}
     return RequestGuard(Starlette(routes=routes, lifespan=lifespan, exception_handlers=missing), names, token)

@@ -1,22 +1,117 @@
-"""Requests to a server, many at once and without threads.
+"""Requests to model servers: JSON over kept-alive connections, many at once and without threads.
 
 A request that is cancelled closes its connection, at which vLLM drops the turn.
 """
 
 import asyncio
+import concurrent.futures
+import contextlib
 import ipaddress
 import json
 import os
-from typing import Any
+import urllib.request
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-# Environment variable with the folder that a run and its servers share, where they are not on one machine.
-SHARED = "UPTREND_WEIGHTS"
-KEY = "VLLM_API_KEY"  # environment variable with a server's key, as vLLM itself reads it
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+# Seconds that an idle connection is kept: fewer than the 5 s after which uvicorn, vLLM's web
+# server, ends it. A request on a connection that is being ended looks like a server that died.
+KEEP_ALIVE_S = 2.0
+CLOSE_S = 1.0  # seconds to wait for connections to be closed
 
 
 class RequestRefused(Exception):  # noqa: N818 (what the server did)
     """A status with which a server refuses a request for good, and its sentence."""
+
+
+@dataclass(frozen=True)
+class HttpReply:
+    """A server's reply."""
+
+    status: int
+    content: bytes
+    retry_after: str = ""  # seconds, or a date, before which the server wants no other request
+
+
+class HttpClient:
+    """Client of model servers; `key` names the environment variable with their key.
+
+    Closes its connections when it is collected, and at the end of the process.
+    """
+
+    def __init__(self, key: str, proxy: str | None = None) -> None:
+        self._key = key
+        self._proxy = proxy
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._session: ClientSession | None = None
+
+    async def exchange(self, url: str, body: dict[str, Any] | None = None, timeout_s: float = 60.0) -> HttpReply:
+        """Get a page, or post a JSON object.
+
+        Raises TimeoutError, or another OSError where the connection fails.
+        """
+        import aiohttp  # here: commands that ask no server should not wait for it
+
+        method = "GET" if body is None else "POST"
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(self._key):
+            headers["Authorization"] = f"Bearer {key}"
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        request = self._open_session().request(
+            method, url, data=data, headers=headers, proxy=self._proxy, timeout=timeout
+        )
+        try:
+            async with request as response:
+                content = await response.read()
+                retry_after = response.headers.get("Retry-After", "")
+                return HttpReply(response.status, content, retry_after)
+        except aiohttp.ClientSSLError as error:
+            raise error.os_error from None
+        except aiohttp.ClientConnectorError as error:
+            # Of a connection that fails, the text names the address in place of the reason. Errors
+            # of looking up a name have negative numbers, and say the reason.
+            if error.errno is not None and error.errno > 0:
+                raise OSError(error.errno, os.strerror(error.errno)) from None
+            raise error.os_error from None
+        except aiohttp.ClientHttpProxyError as error:
+            raise OSError(f"the proxy refuses: {error.status} {error.message}") from None
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+            raise OSError(f"{error} is no address of a server") from None
+        except aiohttp.ClientError as error:
+            if isinstance(error, OSError):
+                raise
+            raise ConnectionError("the connection ended before the reply did") from None
+
+    def _open_session(self) -> "ClientSession":
+        """Return the session of the running event loop, to which its connections belong."""
+        import aiohttp
+
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._loop is not loop:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+            cookies = aiohttp.DummyCookieJar()
+            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=cookies)
+            self._loop = loop
+            weakref.finalize(self, _close, self._session, loop)
+        return self._session
+
+
+def _close(session: "ClientSession", loop: asyncio.AbstractEventLoop) -> None:
+    """Close a session in its event loop, from whichever thread."""
+    if loop.is_closed():
+        return
+    closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        # At the end of the process, the loop's thread would end before it.
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            closing.result(CLOSE_S)
 
 
 def is_loopback(host: str) -> bool:
@@ -27,29 +122,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-async def exchange(url: str, body: dict[str, Any] | None = None, timeout: float = 60.0) -> tuple[int, bytes]:
-    """Get a page, or post a JSON object; return status and content. Raises OSError where the connection fails."""
+def proxy_of(url: str) -> str | None:
+    """Return the proxy that the environment names for an address; None for this machine's own."""
     parts = urlsplit(url)
-    is_safe = parts.scheme == "https"
-    data = b"" if body is None else json.dumps(body).encode()
-    head = [f"{'GET' if body is None else 'POST'} {url.partition(parts.netloc)[2] or '/'} HTTP/1.0"]  # 1.0: one piece
-    head += [f"Host: {parts.netloc}", "Content-Type: application/json", f"Content-Length: {len(data)}"]
-    if key := os.environ.get(KEY):
-        head.append(f"Authorization: Bearer {key}")
-    async with asyncio.timeout(timeout):
-        to = parts.hostname, parts.port or (443 if is_safe else 80)
-        reader, writer = await asyncio.open_connection(*to, ssl=True if is_safe else None)
-        try:
-            writer.write("\r\n".join([*head, "", ""]).encode() + data)
-            await writer.drain()
-            told, _, content = (await reader.read()).partition(b"\r\n\r\n")
-        finally:
-            writer.close()
-    lines = told.decode("latin-1").lower().split("\r\n")
-    lengths = [int(line.partition(":")[2]) for line in lines if line.startswith("content-length:")]
-    if not lines[0].startswith("http/") or lengths not in ([], [len(content)]):
-        raise ConnectionError("the connection ended before the reply did")
-    return int(lines[0].split()[1]), content
+    host = parts.hostname or ""
+    if is_loopback(host) or urllib.request.proxy_bypass(host):
+        return None
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy and "://" not in proxy:
+        return f"http://{proxy}"
+    return proxy
 
 
 def sentence(data: bytes) -> str:

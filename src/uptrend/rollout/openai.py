@@ -10,13 +10,8 @@ import json
 import os
 import random
 import re
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
-from http.client import HTTPException
 from typing import Any
 
 import numpy as np
@@ -24,7 +19,7 @@ import numpy as np
 from uptrend.config import Sampling
 from uptrend.records import ConfigError, Ending, Message, ModelError, Rollout, Tool
 from uptrend.rollout.calls import FORMATS, read_served, read_turn, schemas
-from uptrend.rollout.http import RequestRefused, sentence
+from uptrend.rollout.http import HttpClient, RequestRefused, proxy_of, sentence
 from uptrend.rollout.play import NoTurn, RolloutRequest, Say, derive, patience, speak_all
 from uptrend.rollout.render import join_results, offer_tools
 from uptrend.rollout.sampler import Extension, Limits
@@ -52,6 +47,7 @@ class Server:
             example = f"{PREFIX}http://127.0.0.1:8000/v1#base"
             raise ConfigError(f"{target} should be {PREFIX}URL#MODEL, for example {example}.")
         self._url, self._key, self._timeout, self._note = url.rstrip("/"), key, timeout, note
+        self._client = HttpClient(key, proxy_of(url))
         self._reached = self._answered = self._is_down = self._in_words = False
         self.problems: list[str] = []  # failures that rollouts have
         self._offered: list[str] = []
@@ -109,40 +105,28 @@ class Server:
             await asyncio.sleep(wait)
             wait = min(LONGEST, 2.0**attempt) * random.uniform(0.5, 1.0)  # not all that failed together at once
             try:
-                async with asyncio.timeout(self._timeout):
-                    status, asked, data = await _in_thread(lambda: self._exchange(path, body))
+                reply = await self._client.exchange(self._url + path, body, self._timeout)
             except TimeoutError:
                 raise self._failure(0, f"no reply within {self._timeout:g} s") from None
-            except (OSError, HTTPException) as error:
-                problem = str(getattr(error, "reason", error)) or type(error).__name__
+            except OSError as error:
+                problem = str(error) or type(error).__name__
                 if not self._reached:  # nothing is there, and nobody wants to wait for that
                     break
                 continue
-            self._reached, self._is_down, text = True, False, sentence(data)
+            status, text = reply.status, sentence(reply.content)
+            self._reached, self._is_down = True, False
             if status == 200:
                 try:
-                    return json.loads(data)
+                    return json.loads(reply.content)
                 except ValueError:
                     raise self._failure(200, f"its reply is not JSON: {text}") from None
             if status != 429 and status < 500:
                 raise RequestRefused(status, text)
             problem = f"{status} {text}"
-            wait = min(LONGEST, float(asked)) if re.fullmatch(r"\d+(\.\d+)?", asked) else wait
+            if re.fullmatch(r"\d+(\.\d+)?", reply.retry_after):
+                wait = min(LONGEST, float(reply.retry_after))
         self._is_down = True  # one attempt of each rollout that follows shows whether it is back
         raise self._failure(0, problem)
-
-    def _exchange(self, path: str, body: dict[str, Any] | None) -> tuple[int, str, bytes]:
-        """Send a request; return the reply's status, Retry-After and content."""
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(self._key):
-            headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(self._url + path, json.dumps(body).encode() if body else None, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as reply:
-                return 200, "", reply.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.headers.get("Retry-After") or "", error.read()
 
     def _failure(self, status: int, text: str) -> Exception:
         """Return the error of a request: for a person before the first turn, of its rollout afterwards."""
@@ -215,18 +199,3 @@ def _wire(history: Sequence[Message], tools: Sequence[Tool], *, in_words: bool) 
             calls = [{"id": id, "type": "function", "function": f} for id, f in zip(waiting, said, strict=True)]
             messages[-1]["tool_calls"] = calls
     return {"messages": messages[:-1]} | ({"tools": schemas(tools)} if tools else {})
-
-
-async def _in_thread(job: Callable[[], Any]) -> Any:
-    """Do what blocks in a thread that does not keep an interrupted program from ending, as an executor's would."""
-    done: Future[Any] = Future()
-    done.set_running_or_notify_cancel()  # it then takes a result that nobody waits for any more
-
-    def work() -> None:
-        try:
-            done.set_result(job())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return await asyncio.wrap_future(done)

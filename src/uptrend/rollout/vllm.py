@@ -41,9 +41,10 @@ from uptrend.config import Sampling
 from uptrend.policy.policy import Policy
 from uptrend.records import Ending, ModelError, ServerWarning
 from uptrend.rollout.decoding import Endings
-from uptrend.rollout.http import KEY, SHARED, RequestRefused, exchange, sentence
+from uptrend.rollout.http import HttpClient, RequestRefused, sentence
 from uptrend.rollout.play import derive
 from uptrend.rollout.sampler import Extension, Limits
+from uptrend.rollout.vllm_supervisor import KEY, SHARED
 from uptrend.tasks.event_loop import in_caller, together
 
 ABANDONED = 60.0  # seconds that such a folder has not changed, before it may be taken for a killed process's
@@ -105,6 +106,7 @@ class VllmSampler:
 
     def __init__(self, policy: Policy, sampling: Sampling) -> None:
         self._policy, self._context = policy, sampling.context
+        self._client = HttpClient(KEY)
         self._servers = [_Server(url.rstrip("/").removesuffix("/v1")) for url in sampling.servers]
         self._endings = Endings(policy.tokenizer, policy.stop_ids, policy.core.config.vocab_size, policy.device)
         self._streams: dict[int, _ServedStream] = {}
@@ -427,25 +429,29 @@ class VllmSampler:
     ) -> dict[str, Any]:
         """Return a reply, read as JSON; empty where it is no table."""
         try:
-            status, data = await exchange(server.url + path, body, timeout)
+            reply = await self._client.exchange(server.url + path, body, timeout)
         except TimeoutError:
             raise _Out(f"no reply to {path} within {timeout:g} s") from None
         except OSError as error:
-            raise _Out(os.strerror(error.errno) if error.errno else str(error) or type(error).__name__) from None
-        if status in (401, 403):
-            state = "holds another key than the server's" if os.environ.get(KEY) else "is not set"
-            raise self._error(server, f"refuses {path}: the environment variable {KEY} {state}.")
-        # A worker that can't load something fails with 500 as well as an engine that has died.
-        is_refused = status == 500 and path in LOADS and "EngineCore" not in sentence(data)
-        if status >= 500 and not is_refused:
-            raise _Out(f"{status} {sentence(data)}")
-        if status >= 400:
-            raise RequestRefused(status, f"{path}: {status} {sentence(data)}")
+            raise _Out(error.strerror or str(error) or type(error).__name__) from None
+        if reply.status >= 400:
+            raise self._failure(server, path, reply.status, sentence(reply.content))
         try:
-            found = json.loads(data)
+            found = json.loads(reply.content)
         except ValueError:
             found = None
         return found if isinstance(found, dict) else {}
+
+    def _failure(self, server: _Server, path: str, status: int, text: str) -> Exception:
+        """Return the error of a request to which a server replied with an error's status."""
+        if status in (401, 403):
+            state = "holds another key than the server's" if os.environ.get(KEY) else "is not set"
+            return self._error(server, f"refuses {path}: the environment variable {KEY} {state}.")
+        # A worker that can't load something fails with 500 as well as an engine that has died.
+        is_refused = status == 500 and path in LOADS and "EngineCore" not in text
+        if status >= 500 and not is_refused:
+            return _Out(f"{status} {text}")
+        return RequestRefused(status, f"{path}: {status} {text}")
 
     def _error(self, server: _Server, text: str) -> ModelError:
         return ModelError(f"The vLLM server {server.url} {text}")

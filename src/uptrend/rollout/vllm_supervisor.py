@@ -1,5 +1,12 @@
-"""A vLLM server for a recipe: its command and environment, and a process that is watched and started again."""
+"""A vLLM server for a recipe: its command and environment, and a process that is watched and started again.
 
+    python -P -m uptrend.rollout.vllm_supervisor
+
+is the watcher: it ends a server whose supervisor is gone, since one that was killed can't do so itself. The supervisor
+names the server's process group in a request, and its own end is the end of stdin.
+"""
+
+import contextlib
 import json
 import os
 import shlex
@@ -14,22 +21,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 from uptrend.config import Config
 from uptrend.policy.known import find_model, home
 from uptrend.records import ConfigError, ModelError
-from uptrend.records.worker_process import WorkerDied, WorkerProcess
+from uptrend.records.worker_process import WorkerDied, WorkerProcess, answer_requests
 from uptrend.rollout import vllm_worker
-from uptrend.rollout.http import KEY, SHARED, is_loopback
-from uptrend.rollout.vllm_watch import end_group
+from uptrend.rollout.http import is_loopback
 
+# Environment variable with the folder that a run and its servers share, where they are not on one machine.
+SHARED = "UPTREND_WEIGHTS"
+KEY = "VLLM_API_KEY"  # environment variable with a server's key, as vLLM itself reads it
 IMAGE = "vllm/vllm-openai:v0.32.0"
 INSIDE = "/uptrend"  # folder of the worker extension in a container
 MODULE = "uptrend_worker"  # name under which vLLM imports it
 RESTARTS = 3  # times that a server is started again within `SOON` of its last start
 SOON = 600.0  # seconds
 OURS = ("--host", "--port", "--api-key")  # vLLM's options that decide who reaches a server
-WATCH_S = 5.0  # seconds for an answer of the process that watches this one
+WATCH_S = 5.0  # seconds for an answer of the watcher
+END_S = 20.0  # seconds that a server gets to end by itself, and to clean up
 # Not LoRA's: PEFT adapts every linear module but the output layer.
 NO_TARGETS = ("embed", "lm_head", "norm", "wte", "wpe")
 
@@ -188,7 +199,7 @@ def serve(served: Served, say: Callable[[str], None]) -> None:
         raise ModelError(f"Something answers at {served.url} already. End it, or choose another --port.")
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # ends the server too, as Ctrl-C does
     served.log.write_text("")
-    watcher = WorkerProcess("uptrend.rollout.vllm_watch")
+    watcher = WorkerProcess("uptrend.rollout.vllm_supervisor")
     deaths = 0
     try:
         while True:
@@ -263,3 +274,41 @@ def _status(url: str) -> int:
 def _last_lines(log: Path, count: int = 5) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return "\n".join(line.partition(") ")[2] or line for line in lines[-count:])
+
+
+# ---- The watcher.
+
+
+def end_group(leader: int, reap: Callable[[], object] = lambda: None) -> None:
+    """End a process and its whole group: it gets time to do so itself. `reap` collects a caller's own child."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(leader, signal.SIGTERM)
+    limit = time.monotonic() + END_S
+    try:
+        while time.monotonic() < limit:
+            reap()  # until then it is still of the group
+            os.killpg(leader, 0)
+            time.sleep(0.1)
+    except ProcessLookupError:  # nobody is left
+        return
+    finally:  # also where a second Ctrl-C ends the wait
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(leader, signal.SIGKILL)
+
+
+def watch() -> None:
+    """Wait for the end of the supervisor, then end the group that it named last."""
+    group = 0
+
+    def remember(request: Any) -> dict[str, Any]:
+        nonlocal group
+        group = int(request)
+        return {}
+
+    answer_requests(remember)
+    if group:
+        end_group(group)
+
+
+if __name__ == "__main__":
+    watch()
