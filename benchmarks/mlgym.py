@@ -13,6 +13,7 @@ observation and reward.
 
 import argparse
 import json
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,8 +26,23 @@ from uptrend.stats.intervals import bootstrap_mean
 from uptrend.tasks import event_loop
 from uptrend.tasks.taskset import Script, play_script
 from uptrend.tasksets.mlgym.play import AUTOMATIC, ResearchPlay
-from uptrend.tasksets.mlgym.players import Player, act_at_random, read_players
+from uptrend.tasksets.mlgym.players import Player, read_players
 from uptrend.tasksets.mlgym.taskset import MlGym, MlGymOptions
+
+# {n} is a number from 1 to 20.
+RANDOM_COMMANDS = (
+    "ls",
+    "cat baseline.py",
+    "open baseline.py",
+    "goto {n}",
+    "edit {n}:{n}\nx = {n}\nend_of_edit",
+    "python baseline.py",
+    "scroll_down",
+    "search_file import",
+    "insert {n}\n# {n}\nend_of_insert",
+    "head -n {n} train.csv",
+    "validate",
+)
 
 
 def players_of(taskset: MlGym, task: Task) -> dict[str, Script]:
@@ -35,8 +51,17 @@ def players_of(taskset: MlGym, task: Task) -> dict[str, Script]:
     own: tuple[Player, ...] = read_players(folder) if folder else ()
     baseline = taskset.problems[task.family].baseline
     first = [f"python {baseline}", "submit"] if baseline else ["submit"]
-    scripts: dict[str, Any] = {"baseline": _say(first), "random": act_at_random(seed)}
+    scripts: dict[str, Any] = {"baseline": _say(first), "random": _act_at_random(seed)}
     return scripts | {f"{p.kind} {p.name}": p.play(seed) for p in sorted(own, key=lambda p: "ewc".index(p.kind[0]))}
+
+
+def _act_at_random(seed: int, turns: int = 8) -> Iterator[Message]:
+    """Give commands at random, and submit at the end."""
+    generator = random.Random(f"random-{seed}")
+    for _ in range(turns - 1):
+        command = generator.choice(RANDOM_COMMANDS)
+        yield Message("assistant", command.replace("{n}", str(generator.randint(1, 20))))
+    yield Message("assistant", "submit")
 
 
 def _say(turns: list[str]) -> Iterator[Message]:

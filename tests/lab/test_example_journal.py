@@ -7,8 +7,10 @@ import pytest
 
 from uptrend.lab import specification
 from uptrend.lab.experiment import ExperimentRuns
+from uptrend.lab.journal.page import to_markdown
 from uptrend.lab.journal.stored import read_verdict
 from uptrend.lab.notebook import Notebook
+from uptrend.records import LabError
 from uptrend.runner.runs import TrainLauncher
 
 JOURNAL = Path(__file__).parents[2] / "examples" / "journal"
@@ -44,3 +46,18 @@ def test_another_version_may_judge_its_runs_and_make_none(journal: Notebook, mon
     recorded = {row["hash"] for row in judged.rows_before()}
     assert {planned.hash for planned in judged.planned_runs} == recorded
     assert ExperimentRuns(journal, h, TrainLauncher()).changes == [f"uptrend {then.uptrend} → 99"]
+
+
+def test_a_hypothesis_with_other_criteria_is_listed_and_refused_when_it_is_judged(journal: Notebook) -> None:
+    path = journal.path_of("h01")
+    text = path.read_text(encoding="utf-8")
+    assert 'validated_if = "low > 0"' in text
+    path.write_text(
+        text.replace('validated_if = "low > 0"', 'validated_if = "effect > 2 * smallest"'), encoding="utf-8"
+    )
+    changed = Notebook(journal.folder)
+    h = changed.hypothesis("h01")
+    assert h.validated_if == "effect > 2 * smallest"
+    assert "h01" in to_markdown(changed).lower()
+    with pytest.raises(LabError, match=r"h01: validated_if = 'effect > 2 \* smallest': every verdict uses 'low > 0'"):
+        ExperimentRuns(changed, h, TrainLauncher(), makes_runs=False)

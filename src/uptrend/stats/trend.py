@@ -35,8 +35,6 @@ class TrendTest:
     error: float
     """Its standard error, autocorrelation included."""
     df: int
-    rho: float
-    """Lag-1 autocorrelation that was allowed for."""
 
     @property
     def t(self) -> float:
@@ -93,7 +91,7 @@ def measure_trend(values: Floats) -> TrendTest | None:
     effect, error = (
         0.0 if abs(load) < rounding else load * span for load in (float(loads[1]), math.sqrt(noise * shares[1]))
     )
-    return TrendTest(effect, error, directions, rho)
+    return TrendTest(effect, error, directions)
 
 
 def _averaged(values: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Scripted players of a problem: text files with one command per turn, and an agent that acts at random.
+"""Scripted players of a problem: text files with one command per turn.
 
 A file is named KIND-NAME.txt, with KIND one of expert, weak and cheat; a line `%%` parts its turns. `{{a|b|c}}` stands
 for one of the choices, drawn by the example's seed: the same one wherever a file repeats the list.
@@ -6,7 +6,6 @@ for one of the choices, drawn by the example's seed: the same one wherever a fil
 
 import random
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,11 +14,6 @@ from uptrend.records import Message, TasksetError
 from uptrend.tasks.taskset import Script
 
 CHOICE = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
-RANDOM = (
-    "ls", "cat baseline.py", "open baseline.py", "goto {n}", "edit {n}:{n}\nx = {n}\nend_of_edit",
-    "python baseline.py", "scroll_down", "search_file import", "insert {n}\n# {n}\nend_of_insert",
-    "head -n {n} train.csv", "validate", "submit",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,11 +49,3 @@ def read_players(folder: Path) -> tuple[Player, ...]:
             raise TasksetError(f"{path}: a player's file is named expert-, weak- or cheat-NAME.txt.")
         found.append(Player(kind, name, path.read_text(encoding="utf-8").strip("\n")))
     return tuple(found)
-
-
-def act_at_random(seed: int, turns: int = 8) -> Iterator[Message]:
-    """Give commands at random, and submit at the end."""
-    chance = random.Random(f"random-{seed}")
-    for _ in range(turns - 1):
-        yield Message("assistant", chance.choice(RANDOM[:-1]).replace("{n}", str(chance.randint(1, 20))))
-    yield Message("assistant", "submit")
