@@ -18,7 +18,8 @@ from uptrend.policy.known import local_folder
 from uptrend.present.formatting import estimate
 from uptrend.records import RecordError, Role, Run
 from uptrend.records.directory import LOG
-from uptrend.records.files import read_file, reading_below
+from uptrend.records.files import reading_below
+from uptrend.records.memory import read_file
 from uptrend.records.rollout import places_said
 
 CURVES = (
