@@ -22,7 +22,7 @@ def environment() -> dict[str, str]:
     return told | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
 
 
-def work(function: str, folder: Path, value: Any, count: int = 2, seconds: int = 240) -> None:
+def work(function: str, folder: Path, value: Any, count: int = 2, seconds: int = 900) -> None:
     """Call a function of this file in several processes at once."""
     given = folder / f"{function}.json"
     given.write_text(json.dumps(value))

@@ -124,7 +124,7 @@ def test_a_process_that_takes_nothing_is_waited_for_but_not_forever() -> None:
     for step in range(1, steps + 1):
         recorder.send("take_step", lambda: (b"x" * (2 << 20),), step)
     assert recorder.close() == list(range(1, steps + 1))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60  # without a deadline it would never end
     assert len(troubles) == 1
     assert "has taken nothing for 0.1 s; steps are left out" in troubles[0]
 

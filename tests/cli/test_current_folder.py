@@ -1,10 +1,12 @@
 """Files that lie in the current folder are data: no command imports them in the place of a module."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -113,7 +115,12 @@ def test_the_dashboard_runs_nothing_of_the_folder_that_it_shows(folder: Path) ->
         while "http://" not in address:
             address = server.stdout.readline()
             assert address, "the server has ended"
-        time.sleep(3)  # it indexes the folder
+        place, _, token = address.split("http://")[1].strip().partition("/?token=")
+        status = urllib.request.Request(f"http://{place}/api/status", headers={"Authorization": f"Bearer {token}"})
+        until = time.monotonic() + 300
+        while json.loads(urllib.request.urlopen(status, timeout=60).read())["indexing"]:
+            assert time.monotonic() < until
+            time.sleep(0.1)
         server.send_signal(signal.SIGINT)
         server.communicate(timeout=60)
     assert imported(folder) == []

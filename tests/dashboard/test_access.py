@@ -119,7 +119,7 @@ def test_half_sent_requests_are_closed(serve: Serve, tmp_path: Path, monkeypatch
             with contextlib.suppress(OSError):
                 connections[name].sendall(b"x")
         time.sleep(0.5)
-    closed = {name: is_closed_within(connection, 5) for name, connection in connections.items()}
+    closed = {name: is_closed_within(connection, 30) for name, connection in connections.items()}
     assert closed == dict.fromkeys(halves, True)
     assert httpx.get(f"{url}/api/status").status_code == 200
 
@@ -131,7 +131,7 @@ def test_a_head_without_end_is_refused(serve: Serve, tmp_path: Path) -> None:
         with contextlib.suppress(ConnectionError):
             for number in range(4 * protocol.MAX_HEAD // 1000):
                 connection.sendall(f"X-{number}: {'x' * 1000}\r\n".encode())
-        assert is_closed_within(connection, 10)
+        assert is_closed_within(connection, 60)
 
 
 @pytest.mark.slow

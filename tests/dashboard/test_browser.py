@@ -20,6 +20,7 @@ from uptrend.records import RunDirectory, rollouts_table
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_package("chromium")]
 ROOT = Path(__file__).parents[2]
+expect.set_options(timeout=30_000)  # five seconds are too few where the cores are busy
 FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"

@@ -116,18 +116,18 @@ def test_runs_that_come_change_and_go_are_noticed(tmp_path: Path, serve: Serve, 
     def known() -> dict[str, str]:
         return {row["name"]: row["status"] for row in ask(url, "runs")["rows"]}
 
-    with httpx.stream("GET", f"{url}/api/live", timeout=10) as events:
+    with httpx.stream("GET", f"{url}/api/live", timeout=60) as events:
         lines = events.iter_lines()
         next(lines)
         timer = threading.Timer(0.8, lambda: write_run(runs / "killed", steps=2, end=None))
         timer.start()
         assert next(line for line in lines if line.startswith("data: ")) == 'data: {"run": null}'
         timer.join()
-    wait(lambda: known() == {"killed": "killed"}, 10)
+    wait(lambda: known() == {"killed": "killed"})
     with RunDirectory.reopen(runs / "killed") as directory:
-        wait(lambda: known() == {"killed": "running"}, 10)
+        wait(lambda: known() == {"killed": "running"})
         directory.event("finished", step=2)
-    wait(lambda: known() == {"killed": "finished"}, 10)
+    wait(lambda: known() == {"killed": "finished"})
     shutil.rmtree(runs / "killed")
     wait(lambda: known() == {}, 10)
 

@@ -201,7 +201,7 @@ def everything(url: str, *labs: str) -> str:
     for path in ("status", "runs", "labs", "openapi.json"):
         get(path)
     for id in ids:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while get("run", run=id).get("report", True) is None and time.monotonic() < until:
             time.sleep(0.1)
         for path in ("curves", "steps"):
@@ -387,7 +387,7 @@ def test_every_address_gets_a_token_of_its_own(make_run: Callable[..., Path], tm
             assert send(url, authorization=f"Bearer {token}").status == 200
             assert len(token) >= 32
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 0
+            assert process.wait(120) == 0
 
 
 def swap(path: Path, other: str, outside: Path) -> Callable[[], None]:

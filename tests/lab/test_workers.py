@@ -157,7 +157,7 @@ PARENT = """
 import sys
 from pathlib import Path
 from test_workers import Watching, make, planned_runs
-make(planned_runs(Path(sys.argv[1]), "slow", steps=12), Watching())
+make(planned_runs(Path(sys.argv[1]), "slow", steps=24), Watching())
 """
 
 
@@ -171,7 +171,7 @@ def orphans(tmp_path: Path) -> "tuple[subprocess.Popen[bytes], list[PlannedRun]]
         if len(list(folder.glob("runs/*/metrics.jsonl"))) == 2 or parent.poll() is not None:
             break
         threading.Event().wait(0.05)
-    return parent, planned_runs(folder, "slow", steps=12)
+    return parent, planned_runs(folder, "slow", steps=24)
 
 
 def test_children_of_a_killed_parent_go_on_and_are_waited_for(orphans: Any) -> None:
@@ -191,7 +191,7 @@ def test_ctrl_c_of_a_terminal_reaches_children_once(orphans: Any) -> None:
     parent, work = orphans
     assert os.getpgid(parent.pid) not in [os.getpgid(pid_of(planned)) for planned in work]
     os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: to everybody of the group
-    assert parent.wait(20) != 0
+    assert parent.wait(120) != 0
     assert [Run(e.folder).status for e in work] == ["stopped", "stopped"]
 
 
@@ -203,7 +203,7 @@ def test_a_second_ctrl_c_ends_children_at_once(orphans: Any) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         parent.wait(0.5)
     parent.send_signal(signal.SIGINT)
-    assert parent.wait(20) != 0
+    assert parent.wait(120) != 0
     assert [Run(e.folder).status for e in work] == ["killed", "killed"]
 
 

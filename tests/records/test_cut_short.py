@@ -82,7 +82,7 @@ def test_a_step_is_whole_or_not_there(tmp_path: Path, how: str, times: int) -> N
             else:
                 assert child.pid
                 os.kill(child.pid, signal.SIGINT)
-        child.join(30)
+        child.join(120)
         assert child.exitcode == (-signal.SIGKILL if how == "killed" else 0)
         before = steps_of(path)
         most = max(most, len(before["rollouts"]))

@@ -553,7 +553,7 @@ def test_all_servers_out_is_an_error_after_a_while(small: Any, llama_folder: Pat
     print(f"\nall out: {caught.value}")
     assert "No vLLM server has answered for 1.5 s." in str(caught.value)
     assert all(server.url in str(caught.value) for server in servers)
-    assert time.perf_counter() - began < 20
+    assert time.perf_counter() - began < 60
 
 
 def test_a_turn_that_is_cancelled_lets_weights_come(small: Any, llama_folder: Path) -> None:

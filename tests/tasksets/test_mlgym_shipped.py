@@ -59,7 +59,7 @@ def score(task: dict[str, Any], files: dict[str, bytes], submission: Path, folde
         return None
     (folder / submission.name).write_bytes(submission.read_bytes())
     argv = [sys.executable, task["evaluation_paths"][0], "--submission_file", submission.name]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode in (0, 1), done.stderr
     assert done.stdout or (done.stderr.count("\n") == 1 and "Traceback" not in done.stderr), done.stderr
     return json.loads(done.stdout)[task["uptrend"]["metric"]] if done.stdout else None
@@ -93,7 +93,7 @@ def play(task: dict[str, Any], example: dict[str, dict[str, bytes]], commands: l
             (place / edited).write_text("\n".join(lines))
         elif verb.split()[0] not in ("open", "create"):
             argv = ["bash", "-c", command]
-            done = subprocess.run(argv, cwd=place, env=python, capture_output=True, text=True, timeout=30, check=False)
+            done = subprocess.run(argv, cwd=place, env=python, capture_output=True, text=True, timeout=120, check=False)
             printed = done.stdout.count("\n")
             assert "python baseline.py" not in command or (done.returncode == 0 and 1 <= printed <= 2), done.stderr
     return final

@@ -87,7 +87,7 @@ def test_what_a_taskset_keeps_works_in_every_step_and_evaluation(llama_folder: P
 
 class Slow(InProcessSampler):
     def _begin(self, *given: Any) -> None:
-        time.sleep(0.4)
+        time.sleep(1.5)
         super()._begin(*given)
 
 
@@ -108,7 +108,7 @@ def test_timers_go_on_while_the_model_speaks(policy: Policy, llama_folder: Path)
     requests = [RolloutRequest(task, taskset, 1, task.answer, 0, 0) for task in taskset.heldout(2)]
     rollouts = RolloutPlayer(policy, Slow(policy), config_of(llama_folder)).play(requests, temperature=1.0)
     assert [r.error for r in rollouts] == [None, None]
-    assert max(Timed.late) < 0.2
+    assert max(Timed.late) < 1.0
 
 
 class Uneven(Letter):

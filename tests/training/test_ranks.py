@@ -222,7 +222,7 @@ def test_all_end_where_one_is_killed_and_the_run_goes_on(
     changes = sets_of(**{"learning.steps": 5000, "compute.parallel": layout, "checkpoints.keep": 1})
     recipe.write_text(to_recipe(to_table(load_config(table(llama_folder), changes))))
     process = uptrend("train", str(recipe), "--runs", str(tmp_path), "--name", "killed", "--no-preflight", "--quiet")
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600
     while not (path / "checkpoints/step-000002").exists() and not list(path.glob("checkpoints/step-00000[3-9]")):
         if process.poll() is not None:
             pytest.fail("\n".join(process.communicate()))  # whole, where an assertion would be cut
@@ -230,9 +230,8 @@ def test_all_end_where_one_is_killed_and_the_run_goes_on(
         time.sleep(0.02)
     ranks = dict(ranks_of(process.pid))
     os.kill(ranks[victim], by)
-    began = time.monotonic()
-    _, told = process.communicate(timeout=60)
-    assert time.monotonic() - began < 30
+    _, told = process.communicate(timeout=180)
+    assert "forcefully exiting" not in told  # the launcher kills after 30 s whoever does not end
     assert process.returncode != 0
     (error,) = [line for line in told.splitlines() if line.startswith("error: ")]
     assert "has ended" in error
@@ -254,7 +253,7 @@ def test_all_end_where_one_is_killed_and_the_run_goes_on(
 def test_an_error_of_all_is_told_once(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[model]\nname = "no-such-model"\n[tasks]\nname = "arithmetic"\n')
-    out, told = uptrend("train", str(recipe), "--runs", str(tmp_path)).communicate(timeout=120)
+    out, told = uptrend("train", str(recipe), "--runs", str(tmp_path)).communicate(timeout=600)
     assert len([line for line in told.splitlines() if line.startswith("error: ")]) == 1
     assert "no-such-model" in told
     assert not out

@@ -3,10 +3,8 @@
 What a conversion loses is found by converting back: a setting that the recipe does not give again is lost.
 """
 
-import json
 import math
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +17,7 @@ from uptrend.config.tables import flatten, nest, to_recipe, to_toml
 from uptrend.policy.known import local_folder
 from uptrend.records import ConfigError
 from uptrend.records.dialects import is_machinery, names_for, names_of, other_default, our_value, settings, to_theirs
-from uptrend.records.memory import MAX_RECIPE, read_whole
+from uptrend.records.memory import MAX_RECIPE, parse_json, parse_toml, read_whole
 
 # Settings that TRL counts in optimizer updates; ours count steps of `updates` × `minibatches` updates.
 COUNTED = tuple(key for key, entry in settings().items() if "trl" in entry and entry["trl"].counts_updates)
@@ -116,7 +114,7 @@ def read_any(path: Path, flags: Mapping[str, Any], processes: int = 1) -> Conver
         raise ConfigError(f"{path} is a folder: name one file, {CONVERTED}.")
     try:
         text = read_whole(path, MAX_RECIPE).decode("utf-8")
-        table = {".json": json.loads, ".toml": tomllib.loads}.get(path.suffix, lambda _: None)(text)
+        table = {".json": parse_json, ".toml": parse_toml}.get(path.suffix, lambda _: None)(text)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: name {CONVERTED}.") from None
     except UnicodeDecodeError:

@@ -24,7 +24,7 @@ from uptrend.config.tables import flatten, to_toml
 from uptrend.records import ConfigError
 from uptrend.records.dialects import meanings
 from uptrend.records.directory import plain
-from uptrend.records.memory import MAX_RECIPE, read_whole
+from uptrend.records.memory import MAX_RECIPE, parse_toml, read_whole
 from uptrend.records.renamed import current, upgrade_keys
 
 T = TypeVar("T")
@@ -159,7 +159,7 @@ def shorten_warmup(config: Config) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file as a table."""
     try:
-        return tomllib.loads(read_whole(path, MAX_RECIPE).decode("utf-8"))
+        return parse_toml(read_whole(path, MAX_RECIPE).decode("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"There is no recipe at {path}.") from None
     except IsADirectoryError:
@@ -200,7 +200,7 @@ def set_value(table: dict[str, Any], path: str, value: Any, given: str) -> None:
 def parse_value(text: str) -> Any:
     """Parse a value as TOML; what is not TOML is text."""
     try:
-        table = tomllib.loads(f"value = {text}")
+        table = parse_toml(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
     return table["value"] if len(table) == 1 else text

@@ -16,7 +16,7 @@ from uptrend.lab.refuse import allowed, faults
 from uptrend.lab.workers import Outcome, Progress, Workers
 from uptrend.records import Confidence, Hypothesis, Measured, Run, Status, Verdict
 from uptrend.records.directory import plain, write_whole
-from uptrend.records.files import read_file
+from uptrend.records.memory import parse_json, read_file
 
 Faults = Callable[[Run, set[str]], list[str]]
 
@@ -199,7 +199,7 @@ class ExperimentRuns:
     def rows_before(self) -> list[dict[str, Any]]:
         """Return the rows that were written last."""
         path = self.notebook.results(self.h.id) / RUNS
-        return list(json.loads(read_file(path))["runs"]) if path.exists() else []
+        return list(parse_json(read_file(path))["runs"]) if path.exists() else []
 
     def write_runs(self) -> None:
         """Write runs.json, whole."""

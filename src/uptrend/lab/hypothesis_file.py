@@ -18,7 +18,7 @@ from uptrend.config.load import convert, unknown
 from uptrend.config.tables import flatten, to_toml
 from uptrend.lab import lab_error, templates, texts
 from uptrend.records import Arm, Confidence, ConfigError, Hypothesis, LabError, RecordError
-from uptrend.records.files import read_file
+from uptrend.records.memory import parse_toml, read_file
 from uptrend.records.renamed import current
 
 FENCE = "+++"
@@ -49,7 +49,7 @@ class Page:
     def table(self) -> dict[str, Any]:
         """The front matter's values."""
         try:
-            return tomllib.loads(self.inner)
+            return parse_toml(self.inner)
         except tomllib.TOMLDecodeError as error:
             # The reader counts lines from the TOML's first; in the file the fence stands above it.
             said = re.sub(r"at line (\d+)", lambda match: f"at line {int(match[1]) + 1}", str(error))
@@ -76,7 +76,7 @@ def read_page(path: Path) -> Page:
         raise LabError(f"{path} is not UTF-8 at byte {error.start}: save it as UTF-8.") from None
     except OSError as error:
         raise LabError(f"{path} could not be read: {error.strerror}.") from None
-    except RecordError as error:  # a folder or a pipe
+    except RecordError as error:  # a folder or a pipe, or too large
         raise LabError(str(error)) from None
     lines = _lines(text)
     if not lines or lines[0].removeprefix("\ufeff").rstrip() != FENCE:

@@ -1,6 +1,5 @@
 """A lab's folder: its hypotheses, results, runs and pages, and the parts of them that the machine may change."""
 
-import json
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,8 @@ from uptrend.present.formatting import NONE, markdown_table
 from uptrend.present.pages import render
 from uptrend.records import Confidence, Hypothesis, LabError, Priority, Status
 from uptrend.records.directory import plain_disk_errors, write_whole
-from uptrend.records.files import read_file, read_text
 from uptrend.records.hypothesis import NOTHING_TO_CURE
+from uptrend.records.memory import parse_json, read_file, read_text
 
 README = "README.md"
 PROBLEM = "00-problem-statement.md"
@@ -161,7 +160,7 @@ class Notebook:
     def _verdict(self, h: Hypothesis) -> dict[str, Any]:
         path = self.folder / "experimental-results" / h.id / "verdict.json"
         try:
-            return dict(json.loads(read_file(path)))
+            return dict(parse_json(read_file(path)))
         except (OSError, ValueError, TypeError):
             return {}
 

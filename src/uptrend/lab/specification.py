@@ -22,7 +22,7 @@ from uptrend.lab.plan import Launcher, Resolved, digest, fingerprint, planned_ru
 from uptrend.present.formatting import setting
 from uptrend.records import Direction, Hypothesis
 from uptrend.records.directory import write_whole
-from uptrend.records.files import read_file
+from uptrend.records.memory import parse_json, read_file
 from uptrend.records.metrics import first_step
 from uptrend.records.renamed import upgrade, upgrade_keys
 
@@ -154,7 +154,7 @@ def restart(notebook: Notebook, id: str) -> Path | None:
 def seen_before(notebook: Notebook, id: str) -> set[str]:
     """Return the hashes of runs that earlier specifications of a hypothesis were judged by."""
     files = [folder / "runs.json" for folder in _aside(notebook, id)]
-    runs = [run for path in files if path.exists() for run in json.loads(read_file(path))["runs"]]
+    runs = [run for path in files if path.exists() for run in parse_json(read_file(path))["runs"]]
     return {run["hash"] for run in runs if run["status"] == "finished"}
 
 
@@ -168,7 +168,7 @@ def read(notebook: Notebook, id: str) -> Specification | None:
     if not path.exists():
         return None
     try:
-        table = json.loads(read_file(path))
+        table = parse_json(read_file(path))
         values = {field.name: table[field.name] for field in fields(Specification)}
         found = replace(Specification(**values), more=tuple(table["more"]))
     except (ValueError, KeyError, TypeError) as error:

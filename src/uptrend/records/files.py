@@ -5,7 +5,6 @@ place, so what was opened is judged, never what was there before.
 """
 
 import contextlib
-import io
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -60,18 +59,6 @@ def open_file(path: Path) -> BinaryIO:
             raise
         os.close(descriptor)
     raise RecordError(f"{path} could not be read: it is being replaced over and over.")
-
-
-def read_file(path: Path) -> bytes:
-    """Return what a file holds, opened by `open_file`."""
-    with open_file(path) as file:
-        return file.read()
-
-
-def read_text(path: Path, errors: str = "strict") -> str:
-    """Return the text of a file, opened by `open_file`."""
-    with io.TextIOWrapper(open_file(path), "utf-8", errors=errors) as file:
-        return file.read()
 
 
 def open_named(path: Path) -> BinaryIO:

@@ -5,8 +5,10 @@ here: the largest has a million lines and 250 MB, the largest run 100,000 steps 
 """
 
 import contextlib
+import io
 import json
 import os
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -23,6 +25,8 @@ MAX_LOG = 1 << 30
 MAX_WHOLE = 128 << 20
 # Bytes of a recipe, a script or settings: thousands of times what people write.
 MAX_RECIPE = 16 << 20
+# Reason of a refusal: the limit is that of Python's own stack.
+TOO_DEEP = "its values are nested too deeply"
 # Values in one piece of JSON. Python takes about 100 bytes for each, in a list or with its name.
 MAX_VALUES = 5_000_000
 VALUE_SIZE = 100
@@ -102,7 +106,39 @@ def read_json(path: Path) -> Any:
     with open_file(path) as file:
         text = _read_all(path, file, MAX_WHOLE).decode("utf-8")
     check_values(path, text)
-    return json.loads(text)
+    return parse_json(text)
+
+
+def read_file(path: Path, most: int = MAX_WHOLE) -> bytes:
+    """Return what a file of a folder holds; RecordError for a pipe or a device, and where there are too many bytes."""
+    with open_file(path) as file:
+        return _read_all(path, file, most)
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    """Return the text of a file, read by `read_file`."""
+    with io.StringIO(read_file(path).decode("utf-8", errors), newline=None) as text:  # with one kind of line end
+        return text.read()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what a text of JSON holds; ValueError where it is none, or nested more deeply than Python reads."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return what a text of TOML holds; TOMLDecodeError for all that can't be read, depth and digits included."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise tomllib.TOMLDecodeError(TOO_DEEP) from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise tomllib.TOMLDecodeError(str(error)) from None
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None, size_before: int = 0) -> "pa.Table":

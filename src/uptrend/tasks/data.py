@@ -26,7 +26,7 @@ from uptrend.records import (
     Tool,
 )
 from uptrend.records.hub import hub_problem
-from uptrend.records.memory import check_cells
+from uptrend.records.memory import check_cells, parse_json
 from uptrend.records.rollout import task_id
 from uptrend.tasks import rewards
 from uptrend.tasks.rewards import RewardOptions
@@ -292,7 +292,7 @@ def read_file(path: Path) -> Rows:
             rows = pq.read_table(path).to_pylist()
         else:
             with path.open(encoding="utf-8-sig", newline="") as file:
-                rows = list(csv.DictReader(file)) if path.suffix == ".csv" else json.load(file)
+                rows = list(csv.DictReader(file)) if path.suffix == ".csv" else parse_json(file.read())
     except RecordError as error:
         raise TasksetError(str(error)) from None
     except (OSError, ValueError) as error:
@@ -364,7 +364,7 @@ def read_json_lines(path: Path, example: str) -> Rows:
             continue
         where = f"{path}:{number}"
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:
             raise TasksetError(f"{where} is not JSON: {error}.") from None
         if not isinstance(row, dict):

@@ -29,6 +29,7 @@ from weakref import WeakValueDictionary
 
 from uptrend.config.load import nearest
 from uptrend.records import ConfigError, MissingExtra, Part, Reward, RewardOutOfBounds, Task, TasksetError
+from uptrend.records.memory import parse_json
 from uptrend.records.worker_process import WorkerDied, WorkerProcess
 from uptrend.tasks.event_loop import Threads, in_callers_turn
 from uptrend.tasks.short_answers import fold, grade
@@ -170,7 +171,7 @@ def json_schema(completion: str, task: Task, options: RewardOptions) -> float:  
     """Check JSON, bare or in a ``` block, against the schema."""
     fenced = re.search(r"```(?:json)?\s*(.*?)```", completion, re.DOTALL)
     try:
-        found = json.loads(fenced[1] if fenced else completion)
+        found = parse_json(fenced[1] if fenced else completion)
     except ValueError:
         return 0.0
     return float(_validator(options.schema).is_valid(found))

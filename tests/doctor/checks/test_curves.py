@@ -451,6 +451,11 @@ def test_a_collapse_says_what_went_first_and_noise_is_none() -> None:
         assert findings(healthy(**{REWARD: ramp(0.5, 0.5, noise=0.5, seed=seed)}), FALLEN) == {}
 
 
+def test_a_few_points_are_counted_and_have_no_power() -> None:
+    shown = findings(healthy(steps=3, **{REWARD: [0.2, 0.2, 0.2], SPREAD: 1e-17}), BRIEF)[BRIEF].evidence[0]
+    assert (shown.text, shown.value) == ("3 points of 20.", None)
+
+
 @pytest.mark.parametrize(("spread", "advice"), [(0.3, "It would take about"), (0.01, "sample more")])
 def test_a_short_run_says_how_many_points_would_do(spread: float, advice: str) -> None:
     short = findings(healthy(**NOISY, **{SPREAD: spread}), BRIEF)[BRIEF]

@@ -210,6 +210,13 @@ def test_a_probe_names_its_fault(name: str, id: str, severity: str, fault: tuple
     assert (finding.id, finding.severity, result.ok) == (id, severity, severity == "note")
 
 
+def test_equal_rewards_do_not_differ_by_their_rounding() -> None:
+    # The deviation of six times 0.1 is 1.5e-17.
+    bench = bench_of(TINY, "sampling.size=6", alter=graded(lambda r, *_: replace(r, total=0.1)))
+    _, finding = ask_one(bench, "advantages")
+    assert finding is None
+
+
 def test_every_probe_has_a_planted_fault() -> None:
     named = {fault.probe for _, fault in [*PROBED, *HERE]} | {name for name, *_ in ALONE}
     own = {

@@ -1,7 +1,6 @@
 """Settings of a run: in a file of their own, in what a trainer printed, or in a log; translated to a recipe's table."""
 
 import ast
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from typing import Any
 from uptrend.bridge.importers.readers import flatten, number
 from uptrend.config.tables import nest
 from uptrend.records.dialects import TRAINERS, logged_settings, names_for, names_of, read_setting
-from uptrend.records.files import read_file
+from uptrend.records.memory import parse_json, read_file
 
 # Bytes of a file and characters of a console that are searched for settings: configs are shorter.
 _LARGEST_FILE = 200_000
@@ -73,7 +72,7 @@ def settings_in(path: Path) -> dict[str, Any]:
     if path.suffix != ".json" or path.stat().st_size > _LARGEST_FILE:
         return {}
     try:
-        found = json.loads(read_file(path))
+        found = parse_json(read_file(path))
     except (OSError, ValueError, RecursionError):
         return {}
     # A list of more than a few values is a curve.

@@ -183,8 +183,10 @@ def too_short(case: Case) -> Answer:
     if trend.power is not None and smallest < NOTHING * float(np.ptp(values)):
         return Lacking("rollouts hardly differ, so that there is no scale for an effect")
     shows = f"a change of {smallest:.2g}, the smallest that matters, would show in {power:.0%} of such runs"
+    # Nothing was fitted to so few points, so that no power is known, and rollouts may not have differed at all.
+    measured = f"{plural(len(values), 'point')} of {FEWEST_POINTS}" if trend.power is None else shows
     basis = PROOF if trend.kind is TrendKind.TOO_SHORT else SIGNAL
-    shown = Evidence(f"{shows}.", power, REWARD, int(case.view.steps[-1]))
+    shown = Evidence(f"{measured}.", trend.power, REWARD, int(case.view.steps[-1]))
     # A note: the trend says it already, and a short run is no fault of the recipe.
     return Found(NOTE, basis, _advice(values, smallest, shows, trend), [shown])
 

@@ -19,6 +19,7 @@ from uptrend.doctor.probes.bench import Bench, GradientCatcher, by_group, distan
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, PENALTY, SUSPICION, WARNING, Answer, Piece, probe, require
 from uptrend.policy.optimizer import Optimizer, learning_rate
 from uptrend.policy.weights import movable_share
+from uptrend.present.formatting import plural
 from uptrend.records import Reward, Role, Rollout, Sequence
 from uptrend.records.rollout import AT_A_LIMIT
 from uptrend.training.loop import learn
@@ -130,13 +131,18 @@ def advantages(bench: Bench) -> Answer:
         return
     most, limit = float(np.abs(given).max()), (size - 1) ** 0.5
     rewards = [[r.reward.total for r in group if r.reward] for group in groups.values()]
-    deviations = [float(np.std(values, ddof=1)) for values in rewards if len(values) > 1]
-    tiny = [deviation for deviation in deviations if 0 < deviation < 1e-3]
+    # Equal rewards have a deviation too, of 1e-17 or so: their mean is rounded. Their advantages are 0.
+    differing = [values for values in rewards if len(values) > 1 and np.ptp(values) > 0]
+    deviations = [float(np.std(values, ddof=1)) for values in differing]
+    tiny = [deviation for deviation in deviations if deviation < 1e-3]
     if most > limit * 1.01:
         summary = f"An advantage of {most:.3g} exceeds the most that a group of {size} can give, {limit:.3g}."
         yield bench.found("advantage.blow-up", CRITICAL, summary, f"|A| = {most:.3g}", most)
     elif tiny:
-        summary = f"{len(tiny)} groups differ by next to nothing, and dividing by their deviation makes much of it."
+        summary = (
+            f"Rewards of {plural(len(tiny), 'group')} differ by next to nothing, and dividing by their deviation "
+            "makes much of it."
+        )
         text = f"the least deviation is {min(tiny):.1e}"
         yield bench.found("advantage.blow-up", NOTE, summary, text, min(tiny))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from uptrend.records import LabError
+from uptrend.records.memory import read_whole
 
 WORDS = tomllib.loads((Path(__file__).parent / "words.toml").read_text(encoding="utf-8"))
 FIELDS: dict[str, list[str]] = WORDS["fields"]
@@ -101,7 +102,7 @@ class Journal:
 def read_journal(path: Path) -> Journal:
     """Read a file and recognize what has a known form."""
     try:
-        text = path.read_bytes().decode("utf-8").removeprefix("\ufeff")
+        text = read_whole(path).decode("utf-8").removeprefix("\ufeff")
     except FileNotFoundError:
         raise LabError(f"There is no file {path}.") from None
     except UnicodeDecodeError as error:

@@ -19,7 +19,7 @@ from uptrend.present.formatting import assignments
 from uptrend.present.pages import render
 from uptrend.records import Comparison, Direction, Hypothesis, LabError, Verdict
 from uptrend.records.directory import plain
-from uptrend.records.files import read_text
+from uptrend.records.memory import read_text
 
 # A comment on a line of its own.
 COMMENT = re.compile(r"^<!--.*?-->[ \t]*$\n?", re.MULTILINE | re.DOTALL)

@@ -18,7 +18,7 @@ from uptrend.doctor.curves import REWARD
 from uptrend.lab.measure import curve_of, in_line
 from uptrend.records import Interval, LabError, RecordError, Run, Verdict
 from uptrend.records.directory import plain, write_whole
-from uptrend.records.files import read_file
+from uptrend.records.memory import parse_json, read_file
 from uptrend.records.view import view_of
 from uptrend.stats.smoothing import thin_curve
 
@@ -130,7 +130,7 @@ def write(path: Path, value: Mapping[str, Any], indent: int | None = None) -> Pa
 
 def _read(path: Path, make: Callable[[Any], T]) -> T | None:
     try:
-        return make(json.loads(read_file(path)))
+        return make(parse_json(read_file(path)))
     except FileNotFoundError:
         return None
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:

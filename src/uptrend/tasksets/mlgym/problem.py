@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from uptrend.records import TasksetError
+from uptrend.records.memory import MAX_RECIPE, TOO_DEEP, read_file
 
 SHIPPED = Path(__file__).with_name("shipped")
 # Where MLGym's containers have the workspace; its scripts say so, and run here in the folder itself.
@@ -243,9 +244,11 @@ def _read_yaml(root: Path, path: Path) -> TaskFile:
     if path.exists() and not path.is_file():  # to read a named pipe never ends
         raise TasksetError(f"{path} is not a file.")
     try:
-        table = yaml.safe_load(path.read_text(encoding="utf-8"))
+        table = yaml.safe_load(read_file(path, MAX_RECIPE).decode("utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise TasksetError(f"{path} can't be read: {error}.") from None
+    except RecursionError:
+        raise TasksetError(f"{path} can't be read: {TOO_DEEP}.") from None
     if not isinstance(table, dict):
         raise TasksetError(f"{path} is no table of keys and values.")
     return TaskFile(root, path, table)
