@@ -224,9 +224,10 @@ def _arrays(column: pa.ChunkedArray, name: str) -> list[Any]:
     return [None if gone else part for gone, part in zip(absent, parts, strict=True)]
 
 
-def count_items(lists: pa.ListArray) -> NDArray[np.int64]:
+def count_items(lists: pa.ListArray) -> NDArray[np.int32]:
     """Return the length of each list; 0 where it is null."""
-    return np.asarray(pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False), np.int64)
+    sizes: NDArray[np.int32] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return sizes
 
 
 def _split(values: NDArray[Any], sizes: NDArray[Any]) -> list[NDArray[Any]]:

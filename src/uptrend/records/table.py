@@ -289,7 +289,7 @@ class RolloutTable:
     @cached_property
     def length_r(self) -> Ints:
         """Tokens by row."""
-        return count_items(self._of_tokens)
+        return count_items(self._of_tokens).astype(np.int64)
 
     @cached_property
     def row_t(self) -> Ints:
