@@ -126,7 +126,7 @@ def test_no_server_no_reply_in_time_and_no_address(server: Server) -> None:
         event_loop.run(client.exchange("http://127.0.0.1:9/"))
     with pytest.raises(OSError, match="is no address of a server"):
         event_loop.run(client.exchange("http://127.0.0.1:x/"))
-    with pytest.raises(OSError, match="^localhost:8000/ is no address of a server"):
+    with pytest.raises(OSError, match=r"^localhost:8000/ is no address of a server"):
         event_loop.run(client.exchange("localhost:8000/"))
     with pytest.raises(OSError, match="SSL"):
         event_loop.run(client.exchange(server.url.replace("http:", "https:"), {}))
