@@ -2,19 +2,23 @@
 
     python scripts/same_values.py record /tmp/before     # with the code as it was
     python scripts/same_values.py compare /tmp/before    # with the code as it is: exit 1 where a value differs
+    python scripts/same_values.py compare /tmp/before --with /tmp/after    # two recordings
 
-Recipes of this repository, cut to five steps of `tiny` on one thread. Every recorded value counts: metrics, rollouts
-down to the token, evaluations, findings and final weights; all but durations, memory, and when and where it ran.
+Recipes of this repository, cut to five steps of `tiny` on one thread; one is resumed, one trains in two
+processes. Every recorded value counts: config, metrics, rollouts down to the token, evaluations, events,
+findings, checkpoints with the optimizer's state; all but durations, memory, and when and in which process it
+ran. Logs, which are text, are not read.
 """
 
 import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,55 +38,129 @@ SMALL = (
     'compute.device="cpu"',
     "doctor.live=false",
 )
-# What a run is called, its recipe, and what else is set. Between them: every loss, both references, minibatches,
-# corrections, rollouts of several turns, programs in a sandbox, rewards of the user's own, sampling ahead.
+# What a run is called, its recipe, and what else is set. Between them: every loss, every KL estimator, both references,
+# minibatches, corrections, rollouts of several turns, programs in a sandbox, rewards of the user's own, sampling ahead.
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "tiny": ("recipes/tiny.toml", ()),
+    "tiny": ("recipes/tiny.toml", ("eval.attempts=2", "sampling.resample=1")),
     "baseline": ("recipes/arithmetic/baseline.toml", ("sampling.max_tokens=6",)),
-    "stages": ("recipes/arithmetic/mixed_curriculum.toml", ("sampling.max_tokens=6",)),
+    "stages": (
+        "recipes/arithmetic/mixed_curriculum.toml",
+        ("sampling.max_tokens=6", 'learning.loss="bnpo"', 'learning.kl.estimator="k2"'),
+    ),
     "rich": (
         "recipes/arithmetic/rich_reward.toml",
-        ('learning.loss="cispo"', "learning.clip_high=5", "learning.minibatches=2"),
+        (
+            'learning.loss="cispo"',
+            "learning.clip_high=5",
+            "learning.minibatches=2",
+            "learning.entropy=0.01",
+        ),
     ),
     "lora": (
         "recipes/tiny.toml",
         (
             "model.lora={ r = 4, alpha = 8.0 }",
             "learning.kl.beta=0.1",
+            'learning.kl.estimator="k1"',
             "learning.skip_dead=false",
             'learning.loss="dapo"',
         ),
     ),
-    "gspo": ("recipes/tiny.toml", ('learning.loss="gspo"', "learning.updates=2", "sampling.top_k=20")),
-    "countdown": ("recipes/countdown/countdown.toml", ("sampling.max_tokens=8",)),
-    "gsm8k": ("recipes/gsm8k/gsm8k.toml", ("sampling.max_tokens=8", "sampling.overlong=4")),
+    "gspo": (
+        "recipes/tiny.toml",
+        (
+            'learning.loss="gspo"',
+            "learning.updates=2",
+            "sampling.top_k=20",
+            'learning.correction="sequence"',
+        ),
+    ),
+    "countdown": (
+        "recipes/countdown/countdown.toml",
+        (
+            "sampling.max_tokens=8",
+            'learning.baseline="leave_one_out"',
+            "learning.mask_truncated=true",
+        ),
+    ),
+    "gsm8k": (
+        "recipes/gsm8k/gsm8k.toml",
+        (
+            "sampling.max_tokens=8",
+            "sampling.overlong=4",
+            "sampling.ahead=1",
+            'learning.correction="token"',
+        ),
+    ),
     "turns": (
         "recipes/musique/atlas.toml",
-        ("sampling.max_turns=2", "sampling.max_tokens=24", "sampling.context=2048", "tasks.train=40"),
+        (
+            "sampling.max_turns=2",
+            "sampling.max_tokens=24",
+            "sampling.context=2048",
+            "tasks.train=40",
+            'learning.loss="dr_grpo"',
+            'learning.scale="none"',
+            'learning.credit="turn"',
+        ),
     ),
     "programs": (
         "recipes/mlgym/research.toml",
-        ("sampling.max_turns=2", "sampling.max_tokens=24", "sampling.groups=2", "eval.tasks=2", "tasks.train=8"),
+        (
+            "sampling.max_turns=2",
+            "sampling.max_tokens=24",
+            "sampling.groups=2",
+            "eval.tasks=2",
+            "tasks.train=8",
+        ),
     ),
 }
-# Parts of names of what differs between two runs of the same code.
-NOT_COMPARED = ("seconds", "memory/", "time", "created", "pid")
+RESUMED = {"tiny": 7}
+"""Runs that go on after their five steps, and to which step."""
+PARALLEL = {"baseline": 2}
+"""Runs of several processes, and how many."""
+
+# Places of values that differ between two runs of the same code: what a clock and the memory say.
+MEASURED = re.compile(
+    r"run\.json created"
+    r"|(metrics|evals|events)\.jsonl:\d+ (time|pid|seconds|(seconds|time|memory)/\S+)"
+    r"|(rollouts|evals)/\S+\.parquet:\d+ (commands \d+ )?seconds"
+)
+ABSENT = object()
+"""Stands for a value that one side does not have; equal to no recorded value."""
+SHOWN = 5
+"""Most differing values of a run that are listed."""
 
 
-def train(to: Path, names: list[str]) -> None:
-    """Make the runs, one after the other."""
+def record(folder: Path, names: Sequence[str]) -> None:
+    """Make the runs, one after the other, and diagnose each."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         recipe, more = RUNS[name]
-        sets = [word for setting in (*SMALL, *more) for word in ("--set", setting)]
-        command = [sys.executable, "-P", "-m", "uptrend", "train", str(ROOT / recipe), "--runs", str(to)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         print(f"{name}: {recipe}", file=sys.stderr, flush=True)
-        subprocess.run(
-            [*command, "--name", name, "--no-preflight", "--quiet", *sets],
-            check=True,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-        )
+        settings = [word for setting in (*SMALL, *more) for word in ("--set", setting)]
+        options = ["--runs", ".", "--name", name, "--no-preflight", "--quiet"]
+        processes = PARALLEL.get(name, 1)
+        _uptrend(folder, ["train", str(ROOT / recipe), *options, *settings], processes)
+        if name in RESUMED:
+            further = ["--set", f"learning.steps={RESUMED[name]}"]
+            _uptrend(folder, ["train", "--resume", name, "--quiet", *further])
+        _uptrend(folder, ["doctor", name])  # writes findings.json
+        if _has_only_failures(folder / name):
+            sys.exit(f"All rollouts of {name} failed, so its values prove little: {folder / name}")
+
+
+def _uptrend(folder: Path, words: list[str], processes: int = 1) -> None:
+    # From the folder, so that no recorded name of a run depends on where the folder lies.
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command = [sys.executable, "-P", *(launcher if processes > 1 else []), "-m", "uptrend", *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    subprocess.run(command, check=True, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+
+
+def _has_only_failures(run: Path) -> bool:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return all(line["sampling/failed/count"] == line["sampling/rollouts/count"] > 0 for line in lines)
 
 
 def values_of(folder: Path) -> dict[str, Any]:
@@ -91,17 +169,25 @@ def values_of(folder: Path) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     values: dict[str, Any] = {}
-    for path in sorted(folder.glob("*.json")):
-        values |= flatten(path.name, json.loads(path.read_text()))
-    for path in sorted(folder.glob("*.jsonl")):
-        for number, line in enumerate(path.read_text().splitlines()):
-            values |= flatten(f"{path.name}:{number}", json.loads(line))
-    for path in sorted(folder.rglob("*.parquet")):
-        for number, row in enumerate(pq.read_table(path).to_pylist()):
-            values |= flatten(f"{path.relative_to(folder)}:{number}", row)
-    for path in sorted(folder.glob("checkpoints/*/*/*.safetensors")):
-        values[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return values
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_dir():
+            continue
+        if name.startswith("logs/"):
+            values[name] = "a file"
+        elif path.suffix == ".json":
+            values |= flatten(name, json.loads(path.read_text()))
+        elif path.suffix == ".jsonl":
+            for number, line in enumerate(path.read_text().splitlines()):
+                values |= flatten(f"{name}:{number}", json.loads(line))
+        elif path.suffix == ".parquet":
+            table = pq.read_table(path)
+            values[f"{name} columns"] = str(table.schema)
+            for number, row in enumerate(table.to_pylist()):
+                values |= flatten(f"{name}:{number}", row)
+        else:
+            values[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return {name: value for name, value in values.items() if not MEASURED.fullmatch(name)}
 
 
 def flatten(name: str, value: Any) -> dict[str, Any]:
@@ -110,10 +196,9 @@ def flatten(name: str, value: Any) -> dict[str, Any]:
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
+    if isinstance(value, dict) and value:
         for key, item in value.items():
-            if not any(part in str(key) for part in NOT_COMPARED):
-                yield from _leaves(f"{name} {key}", item)
+            yield from _leaves(f"{name} {key}", item)
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         for number, item in enumerate(value):
             yield from _leaves(f"{name} {number}", item)
@@ -121,17 +206,26 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def differences(before: Path, after: Path, names: list[str]) -> list[str]:
+def differences(before: Path, after: Path, names: Sequence[str]) -> list[str]:
     """Return a line for each value that differs, a few for each run."""
     lines: list[str] = []
     for name in names:
         old = values_of(before / name)
         new = values_of(after / name)
-        # As text, in which NaN equals itself.
-        keys = [key for key in old | new if repr(old.get(key, "none")) != repr(new.get(key, "none"))]
+        keys = [key for key in old | new if not _are_same(old.get(key, ABSENT), new.get(key, ABSENT))]
         print(f"{name}: {len(old)} values before, {len(new)} after, {len(keys)} differ", flush=True)
-        lines += [f"{name} {key}: {old.get(key, 'none')!r:.80} → {new.get(key, 'none')!r:.80}" for key in keys[:5]]
+        for key in keys[:SHOWN]:
+            lines.append(f"{name} {key}: {_excerpt(old, key)} → {_excerpt(new, key)}")
     return lines
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    # As text, in which NaN equals itself, and 1 differs from 1.0 and from true.
+    return one is other or (ABSENT not in (one, other) and repr(one) == repr(other))
+
+
+def _excerpt(values: dict[str, Any], key: str) -> str:
+    return f"{values[key]!r:.80}" if key in values else "absent"
 
 
 def main() -> int:
@@ -140,14 +234,27 @@ def main() -> int:
     parser.add_argument("what", choices=("record", "compare"))
     parser.add_argument("folder", type=Path, help="Folder of the runs before the change.")
     parser.add_argument("--only", action="append", choices=list(RUNS), help="A run; repeatable.")
-    given = parser.parse_args()
-    names = given.only or list(RUNS)
-    if given.what == "record":
-        train(given.folder, names)
+    parser.add_argument(
+        "--with",
+        dest="after",
+        type=Path,
+        help="Folder of runs after the change, in place of new ones.",
+    )
+    options = parser.parse_args()
+    names = options.only or list(RUNS)
+    if options.what == "record":
+        record(options.folder, names)
         return 0
-    with tempfile.TemporaryDirectory(prefix="uptrend-same-") as folder:
-        train(Path(folder), names)
-        lines = differences(given.folder, Path(folder), names)
+    for folder in filter(None, (options.folder, options.after)):
+        missing = [name for name in names if not (folder / name / "run.json").is_file()]
+        if missing:
+            parser.error(f"{folder} has no run {', '.join(missing)}; record it, or compare others with --only.")
+    if options.after:
+        lines = differences(options.folder, options.after, names)
+    else:
+        with tempfile.TemporaryDirectory(prefix="uptrend-same-") as folder:
+            record(Path(folder), names)
+            lines = differences(options.folder, Path(folder), names)
     print("\n".join(lines) or "Nothing differs.")
     return 1 if lines else 0
 
