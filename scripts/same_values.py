@@ -38,6 +38,18 @@ SMALL = (
     'compute.device="cpu"',
     "doctor.live=false",
 )
+# `tiny` knows arithmetic and calls no tools: no rollout of several turns would earn anything, and no weight would
+# change. The models in this folder know how a call is written, and little else.
+TAUGHT = ROOT / "tests" / "data" / "runs02"
+MUSIQUE = (
+    f'model.name="{TAUGHT}/models/musique"',
+    'model.chat="auto"',
+    f'tasks.file="{TAUGHT}/musique.jsonl"',
+    f'eval.file="{TAUGHT}/musique.jsonl"',
+    "tasks.train=24",
+    "tasks.returned=1",
+    "eval.returned=1",
+)
 # What a run is called, its recipe, and what else is set. Between them: every loss, every KL estimator, both references,
 # minibatches, corrections, rollouts of several turns, programs in a sandbox, rewards of the user's own, sampling ahead.
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -45,7 +57,12 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "baseline": ("recipes/arithmetic/baseline.toml", ("sampling.max_tokens=6",)),
     "stages": (
         "recipes/arithmetic/mixed_curriculum.toml",
-        ("sampling.max_tokens=6", 'learning.loss="bnpo"', 'learning.kl.estimator="k2"'),
+        (
+            "sampling.max_tokens=6",
+            'learning.loss="bnpo"',
+            'learning.kl.estimator="k2"',
+            "learning.mask_truncated=true",
+        ),
     ),
     "rich": (
         "recipes/arithmetic/rich_reward.toml",
@@ -73,16 +90,10 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
             "learning.updates=2",
             "sampling.top_k=20",
             'learning.correction="sequence"',
-        ),
-    ),
-    "countdown": (
-        "recipes/countdown/countdown.toml",
-        (
-            "sampling.max_tokens=8",
             'learning.baseline="leave_one_out"',
-            "learning.mask_truncated=true",
         ),
     ),
+    "countdown": ("recipes/countdown/countdown.toml", ("sampling.max_tokens=8",)),
     "gsm8k": (
         "recipes/gsm8k/gsm8k.toml",
         (
@@ -95,10 +106,11 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "turns": (
         "recipes/musique/atlas.toml",
         (
-            "sampling.max_turns=2",
-            "sampling.max_tokens=24",
-            "sampling.context=2048",
-            "tasks.train=40",
+            *MUSIQUE,
+            "sampling.max_turns=4",
+            "sampling.max_tokens=16",
+            "sampling.context=200",
+            "sampling.temperature=0.5",
             'learning.loss="dr_grpo"',
             'learning.scale="none"',
             'learning.credit="turn"',
@@ -107,11 +119,14 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "programs": (
         "recipes/mlgym/research.toml",
         (
-            "sampling.max_turns=2",
-            "sampling.max_tokens=24",
+            f'model.name="{TAUGHT}/models/mlgym"',
+            'model.chat="auto"',
+            "tasks.train=8",
+            "tasks.dense={ clean = 0.5 }",
+            "sampling.max_turns=3",
+            "sampling.max_tokens=40",
             "sampling.groups=2",
             "eval.tasks=2",
-            "tasks.train=8",
         ),
     ),
 }
@@ -125,9 +140,13 @@ MEASURED = re.compile(
     r"run\.json created"
     r"|(metrics|evals|events)\.jsonl:\d+ (time|pid|seconds|(seconds|time|memory)/\S+)"
     r"|(rollouts|evals)/\S+\.parquet:\d+ (commands \d+ )?seconds"
+    # Sizes and checksums of files that name the model's folder, and of all of them: the files are compared themselves.
+    r"|checkpoints/\S+/state\.json (checksum|files adapter/(adapter_config\.json|README\.md))"
 )
 ABSENT = object()
 """Stands for a value that one side does not have; equal to no recorded value."""
+CHECKOUT = "checkout.txt"
+"""File beside the runs with the folder of the code that made them, which some of their values name."""
 SHOWN = 5
 """Most differing values of a run that are listed."""
 
@@ -135,6 +154,7 @@ SHOWN = 5
 def record(folder: Path, names: Sequence[str]) -> None:
     """Make the runs, one after the other, and diagnose each."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / CHECKOUT).write_text(str(ROOT))
     for name in names:
         recipe, more = RUNS[name]
         print(f"{name}: {recipe}", file=sys.stderr, flush=True)
@@ -169,6 +189,7 @@ def values_of(folder: Path) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     values: dict[str, Any] = {}
+    checkout = _checkout_of(folder)
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_dir():
@@ -176,9 +197,10 @@ def values_of(folder: Path) -> dict[str, Any]:
         if name.startswith("logs/"):
             values[name] = "a file"
         elif path.suffix == ".json":
-            values |= flatten(name, json.loads(path.read_text()))
+            values |= flatten(name, json.loads(path.read_text().replace(checkout, CHECKOUT)))
         elif path.suffix == ".jsonl":
-            for number, line in enumerate(path.read_text().splitlines()):
+            text = path.read_text().replace(checkout, CHECKOUT)
+            for number, line in enumerate(filter(None, text.split("\n"))):
                 values |= flatten(f"{name}:{number}", json.loads(line))
         elif path.suffix == ".parquet":
             table = pq.read_table(path)
@@ -186,8 +208,14 @@ def values_of(folder: Path) -> dict[str, Any]:
             for number, row in enumerate(table.to_pylist()):
                 values |= flatten(f"{name}:{number}", row)
         else:
-            values[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+            data = path.read_bytes().replace(checkout.encode(), CHECKOUT.encode())
+            values[name] = hashlib.sha256(data).hexdigest()
     return {name: value for name, value in values.items() if not MEASURED.fullmatch(name)}
+
+
+def _checkout_of(folder: Path) -> str:
+    path = folder.parent / CHECKOUT
+    return path.read_text() if path.exists() else str(ROOT)
 
 
 def flatten(name: str, value: Any) -> dict[str, Any]:

@@ -132,6 +132,17 @@ def test_an_empty_table_and_a_file_that_are_gone_are_seen(folders: tuple[Path, P
     ]
 
 
+def test_the_folder_of_the_code_may_be_another(folders: tuple[Path, Path]) -> None:
+    for folder, code in zip(folders, ("/one/checkout", "/other"), strict=True):
+        (folder / "checkout.txt").write_text(code)
+        path = folder / "tiny" / "run.json"
+        info = json.loads(path.read_text())
+        info["config"]["tasks"]["file"] = f"{code}/rows.jsonl"
+        path.write_text(json.dumps(info))
+        (folder / "tiny" / "README.md").write_text(f"model: {code}/tiny")
+    assert differences(*folders, ["tiny"]) == []
+
+
 def test_a_folder_without_the_run_is_refused_before_any_training(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "compare", str(tmp_path), "--only", "tiny"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
