@@ -7,14 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from uptrend.doctor.answers import (
-    ENOUGH,
-    FEWEST,
+    MIN_ROLLOUTS,
+    MIN_WRONG_SCORES,
     RAN_OUT,
     UNFINISHED,
     Answers,
-    answer_of,
-    fold,
-    name_class,
     payment,
     read_answers,
     why_no_answers,
@@ -30,6 +27,7 @@ from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.doctor.rows import Flags, Rows, count_flags, seen_among, seen_in
 from uptrend.records import Ending, Evidence, RewardOutOfBounds, boundary_of
+from uptrend.tasks.answers import answer_of, fold, name_class
 
 # Places by which rewards are tried against the answers beside theirs.
 MOST_PLACES = 16
@@ -125,7 +123,7 @@ def never_computed(case: Case) -> Answer:
     is_nothing = not any(np.any(r.reward_n) for r in rows)
     low = [f & (is_nothing | (r.reward_n <= r.by_rollout("reward_low") + 1e-6)) for r, f in zip(rows, out, strict=True)]
     count, bottom = count_flags(out), count_flags(low)
-    if total < ENOUGH or count < 0.9 * total or bottom < 0.95 * count:
+    if total < MIN_ROLLOUTS or count < 0.9 * total or bottom < 0.95 * count:
         return None
     text = f"{count} of {total} rollouts ran out of turns, time or tokens, and {bottom} of these earned the least"
     shown = seen_in(rows, low, text, count / total, "sampling/ended/turn-limit/share")
@@ -140,12 +138,12 @@ def misaligned(case: Case) -> Answer:
     steps, paid = case.once(read_answers), case.once(payment)
     if moved := _moved(steps):
         return moved
-    if paid is not None and (paid.is_inverted or paid.lax >= 0.5):  # it pays for other things than answers
+    if paid is not None and (paid.is_inverted or paid.paid_wrong_share >= 0.5):  # it pays for other things than answers
         return None
     rejected, strange = [a.right_n & ~a.rewarded_n for a in steps], [a.rewarded_n & ~a.right_n for a in steps]
     right, rewarded = count_flags(a.right_n for a in steps), count_flags(a.rewarded_n for a in steps)
     out, odd = count_flags(rejected), count_flags(strange)
-    if min(out, odd) < FEWEST or out < 0.3 * right or odd < 0.3 * rewarded:
+    if min(out, odd) < MIN_WRONG_SCORES or out < 0.3 * right or odd < 0.3 * rewarded:
         return None
     # Words that are refused where they are right and paid where they are wrong: the scorer reads them, for other tasks.
     refused = {answer_of(a.said_n[n]) for a, flags in zip(steps, rejected, strict=True) for n in np.flatnonzero(flags)}
@@ -167,7 +165,7 @@ def _moved(steps: list[Answers]) -> Found | None:
     """Find rewards that belong to the rollout some places before or after, in the order of a step."""
     right, paid = ([getattr(a, side) for a in steps] for side in ("right_n", "rewarded_n"))
     whole = np.concatenate(paid)
-    if len(whole) < ENOUGH or not 0.1 < whole.mean() < 0.9:
+    if len(whole) < MIN_ROLLOUTS or not 0.1 < whole.mean() < 0.9:
         return None
 
     def agreement(places: int) -> float:
@@ -228,7 +226,7 @@ def inverted_reward(case: Case) -> Answer:
 
 def _rescaled(case: Case) -> Found | None:
     """Find right answers that all earn the same within a step, and ever more or less from step to step."""
-    steps = [a for a in case.once(read_answers) if a.right_n.sum() >= FEWEST]
+    steps = [a for a in case.once(read_answers) if a.right_n.sum() >= MIN_WRONG_SCORES]
     earned = [a.rows.reward_n[a.place_n][a.right_n] for a in steps]
     levels = np.array([float(np.median(e)) for e in earned])
     is_level = all(np.ptp(e) <= 1e-3 * max(1e-9, float(np.abs(e).max())) for e in earned)
@@ -259,7 +257,7 @@ def _conflicting(case: Case) -> Found | None:
     rows = case.rows_with("ids", "reward", "task")
     counts = [_conflicts(r) for r in rows]
     repeated, bad = sum(again for again, _ in counts), count_flags(flags for _, flags in counts)
-    if bad < FEWEST or bad < 0.01 * repeated:
+    if bad < MIN_WRONG_SCORES or bad < 0.01 * repeated:
         return None
     text = f"{bad} of {repeated} rollouts that say exactly what another of their group says have another reward"
     shown = seen_in(rows, [flags for _, flags in counts], text, bad / repeated)
@@ -298,7 +296,7 @@ def cut_answers(case: Case) -> Answer:
         chance += int((np.array(by_chance, np.bool_) & is_cut).sum())
     count, total = count_flags(flags), sum(len(a.place_n) for a in steps)
     tasks = sum(len(np.unique(a.task_n[of])) for a, of in zip(steps, flags, strict=True))
-    if count < 10 or tasks < FEWEST or count - chance < NOTED * total or count < 2 * chance:
+    if count < 10 or tasks < MIN_WRONG_SCORES or count - chance < NOTED * total or count < 2 * chance:
         return None
     text = f"{count} of {total} rollouts are cut in the middle of their task's answer ({chance} by chance)"
     summary = "Answers are cut by the length limit before they are complete: sampling.max_tokens is too small for some."
@@ -376,7 +374,7 @@ def _broadcast(case: Case) -> Found | None:
                 flat, raised = flat + 1, raised + (not a.low_n[of_n].any())
                 same_n |= of_n
         flags.append(same_n)
-    if raised < FEWEST or flat < 0.9 * mixed:
+    if raised < MIN_WRONG_SCORES or flat < 0.9 * mixed:
         return None
     values = Counter(float(a.reward_n[n]) for a, same in zip(steps, flags, strict=True) for n in np.flatnonzero(same))
     if max(values.values()) > 0.8 * values.total():
@@ -392,14 +390,14 @@ def _rejected(case: Case) -> Found | None:
     rejected = [flags & ~a.rewarded_n for flags, a in zip(said, steps, strict=True)]
     right, out = count_flags(said), count_flags(rejected)
     tasks = sum(len(np.unique(a.task_n[flags])) for a, flags in zip(steps, rejected, strict=True))
-    if out < FEWEST or tasks < 2 or out < 0.5 * right:
+    if out < MIN_WRONG_SCORES or tasks < 2 or out < 0.5 * right:
         return None
     at_low, paid = count_flags(flags & a.low_n for a, flags in zip(steps, rejected, strict=True)), case.once(payment)
     is_bounded = any(np.isfinite(a.rows.by_rollout("reward_high")).any() for a in steps)
-    is_told = paid is not None and paid.top > paid.base
+    is_told = paid is not None and paid.earnings.top > paid.earnings.base
     if is_told and not is_bounded:  # nobody said what counts as right: to earn more than wrong answers is enough
         return None
-    if paid is not None and paid.wrong_n.sum() >= 2 * FEWEST and not is_told:
+    if paid is not None and paid.wrong_n.sum() >= 2 * MIN_WRONG_SCORES and not is_told:
         at_low = out
     text = f"{out} of {right} rollouts that say the gold answer are not counted as right; {at_low} earned the least"
     # A task may ask for more than its last answer, and pay for what there is of it; or for other words around it, which
@@ -424,11 +422,11 @@ def _inverted(case: Case) -> Found | None:
 def _rejected_class(case: Case) -> Found | None:
     """Find tasks whose right answers are paid as wrong ones, in words that are accepted on other tasks."""
     paid = case.once(payment)
-    if paid is None or not paid.top > paid.base:
+    if paid is None or not paid.earnings.top > paid.earnings.base:
         return None
-    rejected = paid.right_n & (paid.reward_n <= paid.base + 0.1 * (paid.top - paid.base))
-    accepted = paid.right_n & (paid.reward_n > (paid.base + paid.top) / 2)
-    common = {f for f, n in Counter(paid.form_n[accepted].tolist()).items() if n >= FEWEST}
+    rejected = paid.right_n & (paid.reward_n <= paid.earnings.base + 0.1 * (paid.earnings.top - paid.earnings.base))
+    accepted = paid.right_n & (paid.reward_n > (paid.earnings.base + paid.earnings.top) / 2)
+    common = {f for f, n in Counter(paid.form_n[accepted].tolist()).items() if n >= MIN_WRONG_SCORES}
     rejected &= np.isin(paid.form_n, list(common))
     tasks, fine = set(paid.task_n[rejected].tolist()), set(paid.task_n[accepted].tolist())
     torn = tasks & fine  # paid on one occasion and not on another: noise, not a class
@@ -438,7 +436,7 @@ def _rejected_class(case: Case) -> Found | None:
     named = name_class([golds[task] for task in sorted(tasks)], [golds[task] for task in sorted(fine)])
     # A task of several turns may ask for more than its last answer: there a class of answers must explain it.
     is_long = case.once(_has_turns)
-    enough = 2 if named and rejected.sum() >= 2 * FEWEST else FEWEST
+    enough = 2 if named and rejected.sum() >= 2 * MIN_WRONG_SCORES else MIN_WRONG_SCORES
     if len(tasks) < enough or len(torn) > 0.2 * len(tasks) or share < 0.03 or (is_long and not named):
         return None
     flags = rejected & np.isin(paid.task_n, list(tasks))
@@ -464,8 +462,13 @@ def drowned_answers(case: Case) -> Answer:
 def _drowned(case: Case) -> Found | Lacking | None:
     paid = case.once(payment)
     is_kept = all(r.has("parts") for r in case.rows)
-    if not paid or not is_kept or min(paid.right_n.sum(), paid.wrong_n.sum()) < ENOUGH / 2 or case.once(_has_turns):
-        return Lacking(f"fewer than {ENOUGH // 2} answers are surely right or wrong")
+    if (
+        not paid
+        or not is_kept
+        or min(paid.right_n.sum(), paid.wrong_n.sum()) < MIN_ROLLOUTS / 2
+        or case.once(_has_turns)
+    ):
+        return Lacking(f"fewer than {MIN_ROLLOUTS // 2} answers are surely right or wrong")
     given = [part for a in paid.steps for part in np.array(a.rows.parts_n, object)[a.place_n]]
     names = sorted({name for parts in given for name in parts})
     values = {name: np.array([parts.get(name, 0.0) for parts in given]) for name in names}
@@ -490,19 +493,20 @@ def pays_wrong_answers(case: Case) -> Answer:
     others = (misaligned.judge, _broadcast, _inverted, _conflicting, _drowned, _rescaled)
     if paid is None or any(isinstance(case.once(other), Found) for other in others):
         return None
-    flags = paid.wrong_n & (paid.reward_n >= paid.top - 1e-6)
+    flags = paid.wrong_n & (paid.reward_n >= paid.earnings.top - 1e-6)
     tasks, count = len(set(paid.task_n[flags].tolist())), int(paid.wrong_n.sum())
-    if tasks < FEWEST or paid.lax < 0.03 or _has_turns(case):
+    if tasks < MIN_WRONG_SCORES or paid.paid_wrong_share < 0.03 or _has_turns(case):
         return None
     said = [text for a, of in zip(paid.steps, paid.among(flags), strict=True) for text in np.array(a.said_n)[of]]
     golds = [gold for gold, is_paid in zip(paid.gold_n, flags, strict=True) if is_paid]
     examples = "; ".join(
         f"{text[-30:]!r} for {gold!r}" for text, gold in list(dict(zip(said, golds, strict=True)).items())[:3]
     )
-    text = f"{flags.sum()} of {count} wrong answers earn as much as right ones ({paid.top:.3g}): {examples}"
-    summary = f"{paid.lax:.0%} of wrong answers are paid as right ones: the reward can be had without the answer."
-    shown = seen_among(paid.steps, paid.among(flags), text, paid.lax)
-    return Found(by_share(paid.lax, critical=0.5), PROOF, summary, [shown])
+    text = f"{flags.sum()} of {count} wrong answers earn as much as right ones ({paid.earnings.top:.3g}): {examples}"
+    share = f"{paid.paid_wrong_share:.0%}"
+    summary = f"{share} of wrong answers are paid as right ones: the reward can be had without the answer."
+    shown = seen_among(paid.steps, paid.among(flags), text, paid.paid_wrong_share)
+    return Found(by_share(paid.paid_wrong_share, critical=0.5), PROOF, summary, [shown])
 
 
 def _conflicts(r: Rows, sign: int = 0) -> tuple[int, Flags]:
