@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import pytest
 
 from uptrend.records import Message, Part, Reward, Task
-from uptrend.tasks.answers import Form
 from uptrend.tasks.proof import (
     ScoredPlay,
     ScoredTask,
@@ -84,15 +83,12 @@ def test_who_goes_for_the_reward_is_paid_in_full_or_as_gold_is() -> None:
 
 
 def test_a_form_in_which_gold_is_told_from_wrong_answers() -> None:
-    form = Form("#### {}")
     tasks = [unbounded(1, 0), unbounded(1, 0), unbounded(1, 0), unbounded(0, 0)]
-    score = judge_form(form, tasks)
-    assert score is not None
-    assert (score.right, score.wrong) == (0.75, 0)
-    assert judge_form(form, [*tasks, unbounded(0, 0)]) is None
-    assert judge_form(form, tasks, sign=-1) is None
-    assert judge_form(form, [unbounded(-1, 0)], sign=-1) is not None
-    assert judge_form(form, []) is None
+    assert judge_form(tasks) == (0.75, 0)
+    assert judge_form([*tasks, unbounded(0, 0)]) is None
+    assert judge_form(tasks, sign=-1) is None
+    assert judge_form([unbounded(-1, 0)], sign=-1) == (-1, 0)
+    assert judge_form([]) is None
 
 
 @pytest.mark.parametrize(

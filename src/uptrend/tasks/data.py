@@ -29,6 +29,7 @@ from uptrend.records.hub import hub_problem
 from uptrend.records.memory import check_cells
 from uptrend.records.rollout import task_id
 from uptrend.tasks import answers, rewards
+from uptrend.tasks.proof import bounds_that_hold
 from uptrend.tasks.rewards import RewardOptions
 from uptrend.tasks.short_answers import NUMBER, Rule, is_right
 from uptrend.tasks.taskset import GivenTasks, Script, add_note, say
@@ -142,11 +143,8 @@ class Data:
 
     def bounds_that_hold(self, errors: Iterable[RewardOutOfBounds]) -> list[Any]:
         """Return `tasks.bounds` as they should be, so that rewards which left them stay inside."""
-        pairs = [list(pair) for pair in self.options.bounds]
-        places = {term.name: place for place, term in enumerate(self._terms)}
-        for error in errors:
-            low, high = pairs[places[error.name]]
-            pairs[places[error.name]] = [min(low, error.value), max(high, error.value)]
+        holding = bounds_that_hold(errors)
+        pairs = [holding.get(term.name, pair) for term, pair in zip(self._terms, self.options.bounds, strict=True)]
         right = [[int(bound) if bound.is_integer() else float(f"{bound:.9g}") for bound in pair] for pair in pairs]
         return right[0] if len(right) == 1 else right
 

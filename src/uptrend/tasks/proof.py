@@ -14,9 +14,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from uptrend.records import Reward, Task
+from uptrend.records import Reward, RewardOutOfBounds, Task
 from uptrend.tasks import event_loop
-from uptrend.tasks.answers import Form
+from uptrend.tasks.answers import name_class
 from uptrend.tasks.taskset import Script, Taskset, known_gold, play_script
 
 # Sums of parts may miss a bound by this much.
@@ -159,6 +159,15 @@ def split_golds(tasks: Sequence[ScoredTask]) -> tuple[list[ScoredTask], list[Sco
     return accepted, rejected
 
 
+def describe_rejections(subject: str, accepted: Sequence[ScoredTask], rejected: Sequence[ScoredTask]) -> str:
+    """Say which gold answers a reward rejects: a class of them, or how many."""
+    class_name = name_class([each.task.answer for each in rejected], [each.task.answer for each in accepted])
+    if class_name:
+        return f"{subject} rejects gold answers of one kind: {class_name}."
+    judged = len(accepted) + len(rejected)
+    return f"{subject} rejects {len(rejected)} of {judged} gold answers: what is right does not earn the most."
+
+
 def paid_wrong(tasks: Iterable[ScoredTask], *, by_maximum: bool) -> list[tuple[Task, ScoredPlay]]:
     """Return wrong answers that earn the maximum; else, where it is unknown or out of reach, as much as gold."""
     paid = []
@@ -178,23 +187,31 @@ def is_taken_in(play: ScoredPlay, most: float = math.inf) -> bool:
     return reward is not None and (reward.correct or reward.is_best or reward.total >= most - 1e-6)
 
 
-@dataclass(frozen=True)
-class FormScore:
-    """What answers earn when they are written in a form, on average."""
-
-    form: Form
-    right: float
-    wrong: float
+def furthest_outside(errors: Iterable[RewardOutOfBounds]) -> RewardOutOfBounds:
+    """Return the error whose reward is the furthest outside its bounds."""
+    return max(errors, key=lambda error: max(error.value - error.high, error.low - error.value))
 
 
-def judge_form(form: Form, tasks: Sequence[ScoredTask], sign: int = 1) -> FormScore | None:
-    """Return what answers in this form earn; None where gold does not earn more, with sign -1 less, than wrong ones."""
+def bounds_that_hold(errors: Iterable[RewardOutOfBounds]) -> dict[str, tuple[float, float]]:
+    """Return the bounds by reward function in which these rewards stay."""
+    bounds: dict[str, tuple[float, float]] = {}
+    for error in errors:
+        low, high = bounds.get(error.name, (error.low, error.high))
+        bounds[error.name] = (min(low, error.value), max(high, error.value))
+    return bounds
+
+
+def judge_form(tasks: Sequence[ScoredTask], sign: int = 1) -> tuple[float, float] | None:
+    """Return what right and wrong answers in one form earn on average.
+
+    None where gold does not earn more than wrong answers, with sign -1 less.
+    """
     told_apart = sum(sign * tried.earned > sign * tried.rival for tried in tasks)
     if not tasks or told_apart < MIN_TOLD_APART * len(tasks):
         return None
     right = np.nanmean([tried.earned for tried in tasks])
     wrong = np.nanmean([play.total for tried in tasks for play in tried.others])
-    return FormScore(form, float(right), float(wrong))
+    return float(right), float(wrong)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -34,16 +35,15 @@ from uptrend.tasks.answers import (
     final_answer,
     gold_column,
     gold_text,
-    name_class,
     near_miss,
     other_answers,
 )
 from uptrend.tasks.proof import (
     CRITICAL_REJECTED_SHARE,
     MIN_PAID_SHARE,
-    FormScore,
     ScoredPlay,
     ScoredTask,
+    describe_rejections,
     is_taken_in,
     judge_form,
     split_golds,
@@ -72,6 +72,8 @@ SMALL_EFFECT = 0.5
 EQUAL = 1e-5
 
 Floats = NDArray[np.float64]
+# Writes a right or wrong answer to a task.
+Writer = Callable[[Task, str], str]
 Row = tuple[Any, Any, dict[str, Any]]  # prompt, completion and row of the dataset, as TRL passes them
 # Answer column, and the reward functions that read it and accepted no gold answer: the run's own rewards decide.
 Suspects = tuple[str, list[str]]
@@ -83,7 +85,9 @@ class GoldJudge:
 
     function: int
     name: str
-    score: FormScore
+    form: Form
+    right: float
+    wrong: float
 
 
 # Tasks, made of the dataset's rows
@@ -111,12 +115,6 @@ def tasks_of(rows: Sequence[dict[str, Any]], column: str) -> list[Task]:
     return list(tasks.values())
 
 
-def spread_rows(dataset: Any, most: int) -> list[dict[str, Any]]:
-    """Return rows from the whole length of a dataset."""
-    places = np.linspace(0, len(dataset) - 1, min(most, len(dataset))).astype(int)
-    return [dataset[place] for place in sorted(set(places.tolist()))]
-
-
 # Calling reward functions again
 
 
@@ -130,19 +128,25 @@ class Scorer:
         self._seconds = 0.0
         self.failures: list[str] = []
         self.functions = [place for place, function in enumerate(trainer.reward_funcs) if _can_be_called(function)]
-        self.has_dataset = hasattr(trainer.train_dataset, "__getitem__")
 
     @property
     def is_spent(self) -> bool:
         """True once the extra calls have taken all the time that they may."""
         return self._seconds > CALLS_TIMEOUT_S
 
-    @property
+    @cached_property
+    def tasks(self) -> list[Task]:
+        """A few tasks of the generation."""
+        return tasks_of(self.batch.examples, self.column)[:FORM_TASKS]
+
+    @cached_property
     def dataset_tasks(self) -> list[Task]:
-        """Tasks from the whole dataset; none where it can only be iterated."""
-        return (
-            tasks_of(spread_rows(self._trainer.train_dataset, COMPARED_ROWS), self.column) if self.has_dataset else []
-        )
+        """Tasks from the whole length of the dataset; none where it can only be iterated."""
+        dataset = self._trainer.train_dataset
+        if not hasattr(dataset, "__getitem__"):
+            return []
+        places = np.linspace(0, len(dataset) - 1, COMPARED_ROWS).astype(int)
+        return tasks_of([dataset[place] for place in sorted(set(places.tolist()))], self.column)
 
     def names_column(self, function: int) -> bool:
         """Return True where a function's code names the answer's column."""
@@ -190,22 +194,19 @@ class Scorer:
             for (_, text), total in zip(answers, totals, strict=True)
         ]
 
-    def try_tasks(
-        self, function: int, tasks: Sequence[Task], forms: Sequence[Form], filler: Callable[[Task, str], str]
-    ) -> list[list[ScoredTask]]:
-        """Score gold and a wrong answer of each task, in each form and behind a filler; two calls for all of them."""
-        rights: list[tuple[Task, str]] = []
-        wrongs: list[tuple[Task, str]] = []
+    def try_tasks(self, function: int, tasks: Sequence[Task], writers: Sequence[Writer]) -> list[list[ScoredTask]]:
+        """Score gold and a wrong answer of each task as each writer writes them; two calls for all of them."""
         golds = [task.answer for task in tasks]
-        for form in forms:
-            for place, task in enumerate(tasks):
-                others = other_answers(task.answer, golds)
-                wrong = others[place % len(others)] if others else near_miss(task.answer)
-                for side, answer in ((rights, task.answer), (wrongs, wrong)):
-                    text = form.write(answer)
-                    side.append((task, filler(task, text) + text))
-        pairs = list(zip(rights, self.score(function, rights), self.score(function, wrongs), strict=True))
-        tried = [ScoredTask(task, [right], [wrong]) for (task, _), right, wrong in pairs]
+        wrongs: list[str] = []
+        for place, gold in enumerate(golds):
+            others = other_answers(gold, golds)
+            wrongs.append(others[place % len(others)] if others else near_miss(gold))
+        right, wrong = (
+            self.score(function, [(task, write(task, answer)) for write in writers for task, answer in pairs])
+            for pairs in (list(zip(tasks, golds, strict=True)), list(zip(tasks, wrongs, strict=True)))
+        )
+        every_task = [task for _ in writers for task in tasks]
+        tried = [ScoredTask(task, [gold], [other]) for task, gold, other in zip(every_task, right, wrong, strict=True)]
         return [tried[start : start + len(tasks)] for start in range(0, len(tried), len(tasks))]
 
 
@@ -221,22 +222,22 @@ def row_of(task: Task, text: str) -> Row:
     return prompt, text if isinstance(prompt, str) else [{"role": "assistant", "content": text}], row
 
 
-def no_filler(task: Task, text: str) -> str:  # noqa: ARG001 (one signature for all)
-    """Put nothing before an answer."""
-    return ""
+def in_form(form: Form) -> Writer:
+    """Return a writer of plain answers in a form."""
+    return lambda _, answer: form.write(answer)
 
 
 def find_judge(scorer: Scorer, names: Sequence[str], sign: int = 1) -> GoldJudge | None:
     """Find the reward function and the form in which it tells right answers best; with sign -1, pays them less."""
     forms = [Form(words) for words in RENDERINGS]
-    tasks = tasks_of(scorer.batch.examples, scorer.column)[:FORM_TASKS]
     judges: list[GoldJudge] = []
     for function in scorer.functions:
-        for form, tried in zip(forms, scorer.try_tasks(function, tasks, forms, no_filler), strict=True):
-            score = judge_form(form, tried, sign)
-            if score is not None:
-                judges.append(GoldJudge(function, names[function], score))
-    return max(judges, key=lambda judge: sign * judge.score.right, default=None)
+        tried_by_form = scorer.try_tasks(function, scorer.tasks, list(map(in_form, forms)))
+        for form, tried in zip(forms, tried_by_form, strict=True):
+            earned = judge_form(tried, sign)
+            if earned is not None:
+                judges.append(GoldJudge(function, names[function], form, *earned))
+    return max(judges, key=lambda judge: sign * judge.right, default=None)
 
 
 def find_prompt_cutter(scorer: Scorer) -> tuple[int, Form] | None:
@@ -245,22 +246,21 @@ def find_prompt_cutter(scorer: Scorer) -> tuple[int, Form] | None:
     Behind a filler of the prompt's length a right answer is told from a wrong one; behind one that is shorter by
     the answer's own length, and without any, it is not. The border moves with the prompt, so it is no least length.
     """
-
-    def as_long(task: Task, text: str) -> str:  # noqa: ARG001
-        return "x" * len(task.messages[0].content)
-
-    def shorter(task: Task, text: str) -> str:
-        return "x" * max(0, len(task.messages[0].content) - len(text))
-
-    forms = [Form(words) for words in RENDERINGS[:SHORT_FORMS]]
-    tasks = tasks_of(scorer.batch.examples, scorer.column)[:FORM_TASKS]
     for function in scorer.functions:
-        tried = [scorer.try_tasks(function, tasks, forms, filler) for filler in (as_long, shorter, no_filler)]
-        for form, *by_filler in zip(forms, *tried, strict=True):
-            told_apart = [all(each.earned > each.rival for each in behind) for behind in by_filler]
+        for form in map(Form, RENDERINGS[:SHORT_FORMS]):
+            writers = [partial(_behind_filler, form, kind) for kind in range(3)]
+            tried_by_filler = scorer.try_tasks(function, scorer.tasks, writers)
+            told_apart = [all(each.earned > each.rival for each in tried) for tried in tried_by_filler]
             if told_apart == [True, False, False]:
                 return function, form
     return None
+
+
+def _behind_filler(form: Form, kind: int, task: Task, answer: str) -> str:
+    """Write an answer behind a filler as long as the prompt, one that is shorter by the answer, or none."""
+    text = form.write(answer)
+    length = len(task.messages[0].content)
+    return "x" * (length, length - len(text), 0)[kind] + text
 
 
 # Findings
@@ -298,17 +298,15 @@ def probe_rewards(
         if judge is None:
             named = [scale.names[function] for function in scorer.functions if scorer.names_column(function)]
             return (column, named) if named and not scorer.is_spent else None
-        right = judge.score.right
-        wrong = judge.score.wrong
         if not _judge_classes(log, scorer, judge):
-            told_apart = f"written as {judge.score.form}, gold answers earn {right:g}, wrong ones {wrong:g}"
-            log.event("acquitted", id="reward.gold-rejected", reason=told_apart)
+            earned = f"gold answers earn {judge.right:g}, wrong ones {judge.wrong:g}"
+            log.event("acquitted", id="reward.gold-rejected", reason=f"written as {judge.form}, {earned}")
         scale.judge = judge.function
-        scale.right = right
+        scale.right = judge.right
         bounds = np.full((2, len(scale.names)), np.nan)
-        bounds[:, judge.function] = (right, wrong)
+        bounds[:, judge.function] = (judge.right, judge.wrong)
         scale.widen(bounds)
-        if not scorer.is_spent and scorer.has_dataset:
+        if not scorer.is_spent and scorer.dataset_tasks:
             _judge_alignment(trainer, log, scorer, judge.function)
     return None
 
@@ -337,11 +335,9 @@ def _judge_sign(log: FindingsLog, scorer: Scorer, judge: GoldJudge | None, scale
     weight = scale.weights[suspect.function]
     if flipped is None and weight > 0:
         return False
-    right = suspect.score.right
-    wrong = suspect.score.wrong
-    summary = f"Right answers earn less than wrong ones: {suspect.name}, of weight {weight:g}, gives them {right:g}, "
-    summary += f"wrong ones {wrong:g}."
-    text = f"Written as {suspect.score.form}, gold answers get {right:g} and wrong ones {wrong:g}."
+    summary = f"Right answers earn less than wrong ones: {suspect.name}, of weight {weight:g}, gives them "
+    summary += f"{suspect.right:g}, wrong ones {suspect.wrong:g}."
+    text = f"Written as {suspect.form}, gold answers get {suspect.right:g} and wrong ones {suspect.wrong:g}."
     id = "advantage.sign" if weight else "reward.component-dead"
     log.say(id, Severity.CRITICAL, summary, [Evidence(text, step=scorer.batch.step)])
     return True
@@ -349,20 +345,17 @@ def _judge_sign(log: FindingsLog, scorer: Scorer, judge: GoldJudge | None, scale
 
 def _judge_classes(log: FindingsLog, scorer: Scorer, judge: GoldJudge) -> bool:
     """Score gold of every class in the dataset, and texts without an answer; return True where gold is low."""
-    tasks = draw_every_class(scorer.dataset_tasks, lambda task: task.answer, PROBED_ROWS)
-    if scorer.is_spent or not tasks:
+    if scorer.is_spent or not scorer.dataset_tasks:
         return False
-    (tried,) = scorer.try_tasks(judge.function, tasks, [judge.score.form], no_filler)
+    tasks = draw_every_class(scorer.dataset_tasks, lambda task: task.answer, PROBED_ROWS)
+    (tried,) = scorer.try_tasks(judge.function, tasks, [in_form(judge.form)])
     accepted, rejected = split_golds(tried)
     if len(rejected) > max(MAX_ODD_ROWS, MAX_ODD_SHARE * len(tried)):
-        golds = [each.task.answer for each in rejected]
-        class_name = name_class(golds, [each.task.answer for each in accepted])
         share = len(rejected) / len(tried)
         severity = Severity.CRITICAL if share > CRITICAL_REJECTED_SHARE else Severity.WARNING
-        kind = class_name or f"{len(rejected)} of {len(tried)}"
-        summary = f"The reward function {judge.name} rejects gold answers of one kind: {kind}."
-        examples = ", ".join(map(repr, golds[:4]))
-        text = f"Gold answers such as {examples} earn no more than wrong ones; others {judge.score.right:g}."
+        summary = describe_rejections(f"The reward function {judge.name}", accepted, rejected)
+        examples = ", ".join(repr(each.task.answer) for each in rejected[:4])
+        text = f"Gold answers such as {examples} earn no more than wrong ones; others {judge.right:g}."
         log.say("reward.gold-rejected", severity, summary, [Evidence(text, share, step=scorer.batch.step)])
     _judge_texts(log, scorer, judge, tried)
     return bool(rejected)
@@ -374,10 +367,10 @@ def _judge_texts(log: FindingsLog, scorer: Scorer, judge: GoldJudge, tried: Sequ
     for text in (SILENCE, GARBAGE, " ".join(map(str, SMALL_NUMBERS)), LONG_TEXT):
         plays[text] = scorer.score(judge.function, [(each.task, text) for each in tried])
     for text, scored in plays.items():
-        paid = sum(is_taken_in(play, judge.score.right) for play in scored)
+        paid = sum(is_taken_in(play, judge.right) for play in scored)
         if paid >= MIN_PAID_SHARE * len(scored):
-            top = f"{judge.score.right:g}"
-            summary = f"The reward function {judge.name} pays {text[:40]!r} as much as the right answer: {top}."
+            summary = f"The reward function {judge.name} pays {text[:40]!r} as much as the right answer: "
+            summary += f"{judge.right:g}."
             evidence = Evidence(f"So it does on {paid} of {len(scored)} tasks.", step=scorer.batch.step)
             log.say("reward.hackable", Severity.WARNING, summary, [evidence])
 

@@ -2,12 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from uptrend.doctor.answers import (
     MIN_ROLLOUTS,
@@ -20,7 +18,7 @@ from uptrend.doctor.answers import (
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import Answer, Found, Lacking, by_share, check, warn_if
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
-from uptrend.doctor.rows import Flags, count_flags, seen_among
+from uptrend.doctor.rows import Flags, Floats, count_flags, seen_among
 from uptrend.records import Evidence
 from uptrend.stats.intervals import Spread, spread_of
 from uptrend.stats.trend import rank_correlation
@@ -102,50 +100,24 @@ def unfit_golds(case: Case) -> Answer:
     return judge_golds(answers) or _outvoted(steps)
 
 
-def judge_golds(answers: Mapping[str, tuple[str, str]]) -> Found | None:
-    """Judge gold answers, with what the model said, by prompt: some that contradict it, or all of other prompts."""
-    table = GoldTable(
-        list(answers), [gold for gold, _ in answers.values()], [answer_of(text) for _, text in answers.values()]
-    )
-    return _against_results(table) or _of_other_prompts(table)
-
-
 @dataclass(frozen=True)
 class GoldTable:
-    """Prompts with their gold answers and a model's answers."""
+    """Prompts with their gold answers and a model's answers, and what these are as numbers; NaN for what is none."""
 
     prompts: Sequence[str]
     golds: Sequence[str]
     answers: Sequence[str]
     """Empty where the model was not asked."""
-
-    @cached_property
-    def results(self) -> NDArray[np.float64]:
-        """Results of the operations that prompts ask for; NaN where they ask for something else."""
-        return np.array([computed_result(prompt) for prompt in self.prompts])
-
-    @cached_property
-    def is_checkable(self) -> Flags:
-        """True where gold can be compared with the prompt's result."""
-        values = np.array([value_of(gold) for gold in self.golds])
-        return np.isfinite(self.results) & np.isfinite(values)
-
-    @cached_property
-    def fits(self) -> Flags:
-        """True where gold is the prompt's result."""
-        values = np.array([value_of(gold) for gold in self.golds])
-        return np.asarray(self.results == values)
-
-    @cached_property
-    def says_result(self) -> Flags:
-        """True where the model's answer is the prompt's result."""
-        values = np.array([value_of(answer) for answer in self.answers])
-        return np.asarray(self.results == values)
+    results: Floats
+    """Results of the operations that prompts ask for."""
+    gold_values: Floats
+    answer_values: Floats
 
     @property
     def misfits(self) -> list[int]:
-        """Rows in which gold is not the prompt's result."""
-        return np.flatnonzero(self.is_checkable & ~self.fits).tolist()
+        """Rows in which gold is a number, and not the prompt's result."""
+        is_other = np.isfinite(self.results - self.gold_values) & (self.results != self.gold_values)
+        return np.flatnonzero(is_other).tolist()
 
     @property
     def examples(self) -> str:
@@ -153,23 +125,36 @@ class GoldTable:
         return "; ".join(f"{self.prompts[n][-40:]!r} has {self.golds[n]!r}" for n in self.misfits[:4])
 
 
+def judge_golds(gold_and_text: Mapping[str, tuple[str, str]]) -> Found | None:
+    """Judge gold answers, with what the model said, by prompt: some that contradict it, or all of other prompts."""
+    prompts = list(gold_and_text)
+    golds = [gold for gold, _ in gold_and_text.values()]
+    answers = [answer_of(text) for _, text in gold_and_text.values()]
+    results = np.array([computed_result(prompt) for prompt in prompts])
+    gold_values = np.array([value_of(gold) for gold in golds])
+    answer_values = np.array([value_of(answer) for answer in answers])
+    table = GoldTable(prompts, golds, answers, results, gold_values, answer_values)
+    return _against_results(table) or _of_other_prompts(table)
+
+
 def _against_results(table: GoldTable) -> Found | None:
     """Find gold answers that are not what their prompts ask to compute, where most are, or where the model says so."""
     misfits = table.misfits
-    checkable = int(table.is_checkable.sum())
-    fitting_share = int(table.fits.sum()) / max(1, checkable)
+    fitting = int((table.results == table.gold_values).sum())
+    checkable = fitting + len(misfits)
     text = f"{len(misfits)} of {checkable} gold answers are not what their prompt gives"
-    if len(misfits) < MIN_WRONG_SCORES:
+    if len(misfits) < MIN_WRONG_SCORES or fitting < MIN_MAYBE_FITTING_SHARE * checkable:
         return None
-    if checkable >= MIN_CHECKABLE and fitting_share >= MIN_FITTING_SHARE:
+    if checkable >= MIN_CHECKABLE and fitting >= MIN_FITTING_SHARE * checkable:
         share = len(misfits) / checkable
         summary = f"{len(misfits)} of {checkable} gold answers are wrong."
         evidence = Evidence(f"{text}: {table.examples}", share)
         return Found(by_share(share, critical=CRITICAL_WRONG_SHARE), PROOF, summary, [evidence])
-    # Where the operation fits many, the model decides: it says the result where gold says something else.
-    as_result = int(table.says_result[misfits].sum())
-    as_gold = sum(value_of(table.answers[n]) == value_of(table.golds[n]) for n in misfits)
-    if fitting_share < MIN_MAYBE_FITTING_SHARE or as_result < max(MIN_WRONG_SCORES, MIN_MODEL_ODDS * as_gold):
+    # Where the operation fits only many, the model decides: it says the result where gold says something else.
+    answers = table.answer_values[misfits]
+    as_result = int((answers == table.results[misfits]).sum())
+    as_gold = int((answers == table.gold_values[misfits]).sum())
+    if as_result < max(MIN_WRONG_SCORES, MIN_MODEL_ODDS * as_gold):
         return None
     text = f"{text}, and the model says the latter in {as_result}, gold in {as_gold}: {table.examples}"
     summary = f"{len(misfits)} of {checkable} gold answers seem to be wrong."
@@ -184,11 +169,15 @@ def _of_other_prompts(table: GoldTable) -> Found | None:
     answers = [table.answers[n] for n in answered]
     if len(answered) < MIN_CHECKABLE or len(set(golds)) < MIN_DIFFERENT_GOLDS:
         return None
-    bare_golds = np.array([bare(gold) for gold in golds])
-    bare_answers = np.array([bare(answer) for answer in answers])
+    bare_golds = np.array(list(map(bare, golds)))
+    bare_answers = np.array(list(map(bare, answers)))
     own = float((bare_golds == bare_answers).mean())
     others = float(np.mean([np.roll(bare_golds, shift) == bare_answers for shift in (1, 2, 3)]))
-    if not _are_no_results(table, answered):
+    # The model computes what prompts ask for, and gold answers are hardly ever that.
+    computed = table.results == table.answer_values
+    are_results = table.results[computed] == table.gold_values[computed]
+    is_proven = computed.sum() > MIN_MODEL_RESULTS * len(answered) and are_results.mean() <= MAX_GOLD_RESULTS
+    if not is_proven:
         if own > 2 * others + MIN_OWN_SHARE or texts_agree(prompts, golds) or texts_agree(golds, answers):
             return None
         if not texts_agree(prompts, answers):
@@ -198,17 +187,9 @@ def _of_other_prompts(table: GoldTable) -> Found | None:
     return Found(CRITICAL, SIGNAL, summary, [Evidence(text, own)])
 
 
-def _are_no_results(table: GoldTable, answered: list[int]) -> bool:
-    """Return True where the model computes what prompts ask for, and gold answers are hardly ever that."""
-    results = [n for n in answered if table.says_result[n]]
-    is_computing = len(results) > MIN_MODEL_RESULTS * len(answered)
-    return is_computing and float(table.fits[results].mean()) <= MAX_GOLD_RESULTS
-
-
 def texts_agree(prompts: Sequence[str], answers: Sequence[str]) -> bool:
     """Return True where answers have anything to do with their prompts: in length, in numbers or in words."""
-    lengths = np.array([[len(prompt), len(answer)] for prompt, answer in zip(prompts, answers, strict=True)], float)
-    if _correlate(lengths[:, 0], lengths[:, 1]):
+    if _correlate(np.array(list(map(len, prompts)), float), np.array(list(map(len, answers)), float)):
         return True
     asked: list[list[float]] = []
     values: list[float] = []
@@ -220,7 +201,7 @@ def texts_agree(prompts: Sequence[str], answers: Sequence[str]) -> bool:
             values.append(answer_numbers[-1])
     if len(values) >= MIN_PAIRS:
         for feature in PROMPT_FEATURES:
-            if _correlate(np.array([feature(numbers) for numbers in asked]), np.array(values)):
+            if _correlate(np.array(list(map(feature, asked)), float), np.array(values)):
                 return True
     own = np.array(_are_quoted(prompts, answers), float)
     others = np.array(_are_quoted(prompts, [*answers[-1:], *answers[:-1]]), float)
@@ -242,8 +223,8 @@ def _numbers(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", text)]
 
 
-def _correlate(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
-    return abs(rank_correlation(a.astype(float), b)) > MAX_CORRELATION_ERRORS / len(a) ** 0.5
+def _correlate(a: Floats, b: Floats) -> bool:
+    return bool(abs(rank_correlation(a, b)) > MAX_CORRELATION_ERRORS / len(a) ** 0.5)
 
 
 def _are_quoted(prompts: Sequence[str], answers: Sequence[str]) -> list[bool]:
@@ -255,17 +236,10 @@ def is_positive(gains: Spread | None) -> bool:
     return gains is not None and gains.mean > MAX_GAIN_ERRORS * gains.deviation / gains.seeds**0.5 + 1e-9
 
 
-def agreed_answer(texts: Iterable[str]) -> str:
-    """Return the answer that nearly all texts give; empty where they do not agree."""
-    answers = [answer_of(text) for text in texts]
-    answer, votes = Counter(answers).most_common(1)[0]
-    return answer if votes >= AGREEING_SHARE * len(answers) else ""
-
-
 def is_outvoted(texts: Sequence[str], gold: str) -> bool:
     """Return True where nearly all texts agree on an answer that is not gold."""
-    answer = agreed_answer(texts)
-    return bool(answer) and answer != fold(gold)
+    answer, votes = Counter(map(answer_of, texts)).most_common(1)[0]
+    return votes >= AGREEING_SHARE * len(texts) and answer not in ("", fold(gold))
 
 
 def _outvoted(steps: list[Answers]) -> Found | None:

@@ -10,7 +10,7 @@ import numpy as np
 from uptrend.doctor.probes.bench import Bench, seen
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, WARNING, Answer, probe, require
 from uptrend.records import Ending, Finding, Fix, RewardOutOfBounds, Task, boundary_of
-from uptrend.tasks.answers import Form, draw_every_class, forms_of, name_class, plain_question
+from uptrend.tasks.answers import Form, draw_every_class, forms_of, plain_question
 from uptrend.tasks.data import Data
 from uptrend.tasks.pool import Cursor
 from uptrend.tasks.proof import (
@@ -18,7 +18,9 @@ from uptrend.tasks.proof import (
     HasVariants,
     ScoredPlay,
     ScoredTask,
+    describe_rejections,
     earnings_of,
+    furthest_outside,
     judge_form,
     paid_wrong,
     play_scripts,
@@ -82,7 +84,7 @@ def gold(bench: Bench) -> Answer:
     require(judged or corrupted, "no answer is known that should earn the most, or should not")
     yield f"{right} of {judged} gold answers reach the maximum, {len(paid)} of {corrupted} corrupted ones do"
     yield from _failures(bench, tried)
-    yield from _rejections(bench, tried, rejected)
+    yield from _rejections(bench, accepted, rejected)
     if paid:
         limit = CRITICAL_PAID_SHARE if is_bounded else CRITICAL_PAID_SHARE_UNBOUNDED
         summary = f"{len(paid)} of {corrupted} corrupted answers earn the maximum: the reward can be had without one."
@@ -93,22 +95,19 @@ def gold(bench: Bench) -> Answer:
         yield from _gold_in_tokens(bench)
 
 
-def _rejections(bench: Bench, tried: Sequence[ScoredTask], rejected: Sequence[ScoredTask]) -> Answer:
+def _rejections(bench: Bench, others: Sequence[ScoredTask], rejected: Sequence[ScoredTask]) -> Answer:
     """Report gold answers that do not earn the most, and a reward that pays them less than wrong ones."""
     low = [each for each in rejected if each.golds[0].reward]
     if not low:
         return
-    judged = sum(bool(each.golds) for each in tried)
+    tried = [*others, *rejected]
+    accepted = [each for each in others if each.golds]
+    judged = len(accepted) + len(rejected)
     worse = sum(each.earned < each.rival for each in low)
-    low_ids = {each.task.id for each in low}
-    accepted = [each for each in tried if each.golds and each.task.id not in low_ids]
-    class_name = name_class([each.task.answer for each in low], [each.task.answer for each in accepted])
     is_inverted = earnings_of(tried).is_inverted
-    summary = f"The reward rejects {len(low)} of {judged} gold answers: what is right does not earn the most."
+    summary = describe_rejections("The reward", accepted, low)
     if is_inverted:
         summary = f"Right answers earn less than wrong ones on {worse} of {judged} tasks: is a sign flipped?"
-    elif class_name:
-        summary = f"The reward rejects gold answers of one kind: {class_name}."
     # Without bounds, and where no gold is accepted, it may want words that nobody knows here.
     is_known = all(each.is_bounded for each in tried) or accepted or worse
     severity = CRITICAL if is_known and len(low) > CRITICAL_REJECTED_SHARE * judged else WARNING
@@ -133,7 +132,7 @@ def _accepted_form(tried: Sequence[ScoredTask], taskset: Taskset) -> Form | None
     if len(plain) < MIN_FORM_TASKS:
         return None
     for form in forms_of([each.task.answer for each in plain])[1:]:  # the plain one was tried
-        if judge_form(form, [_try_in(form, each, taskset) for each in plain]):
+        if judge_form([_try_in(form, each, taskset) for each in plain]):
             return form
     return None
 
@@ -181,7 +180,7 @@ def bounds(bench: Bench) -> Answer:
     yield f"{len(errors)} of {len(plays)} answers earn more or less than the bounds"
     if not errors:
         return
-    furthest = max(errors, key=lambda error: max(error.value - error.high, error.low - error.value))
+    furthest = furthest_outside(errors)
     summary = f"{furthest.sentence}: {len(errors)} of {len(plays)} answers could not be scored."
     right = taskset.bounds_that_hold(errors)
     in_python = str(right).replace("[", "(").replace("]", ")")
