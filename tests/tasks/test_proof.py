@@ -89,6 +89,8 @@ def test_a_form_in_which_gold_is_told_from_wrong_answers() -> None:
     assert judge_form(tasks, sign=-1) is None
     assert judge_form([unbounded(-1, 0)], sign=-1) == (-1, 0)
     assert judge_form([]) is None
+    assert judge_form([unbounded(1)]) is None
+    assert judge_form([tried(play(1), play(None))]) is None
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ NEAR = 1e-9
 # a dataset may be odd.
 MIN_TOLD_APART = 0.75
 # Share of tasks from which a text without an answer is paid by rule, and not by luck.
-MIN_PAID_SHARE = 0.5
+MIN_TAKEN_IN_SHARE = 0.5
 # Share of rejected gold answers from which training must not go on.
 CRITICAL_REJECTED_SHARE = 0.05
 
@@ -206,7 +206,8 @@ def judge_form(tasks: Sequence[ScoredTask], sign: int = 1) -> tuple[float, float
 
     None where gold does not earn more than wrong answers, with sign -1 less.
     """
-    told_apart = sum(sign * tried.earned > sign * tried.rival for tried in tasks)
+    # A reward that gives wrong answers no number tells nothing apart.
+    told_apart = sum(sign * each.earned > sign * each.rival for each in tasks if math.isfinite(each.rival))
     if not tasks or told_apart < MIN_TOLD_APART * len(tasks):
         return None
     right = np.nanmean([tried.earned for tried in tasks])

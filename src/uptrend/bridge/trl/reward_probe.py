@@ -40,7 +40,7 @@ from uptrend.tasks.answers import (
 )
 from uptrend.tasks.proof import (
     CRITICAL_REJECTED_SHARE,
-    MIN_PAID_SHARE,
+    MIN_TAKEN_IN_SHARE,
     ScoredPlay,
     ScoredTask,
     describe_rejections,
@@ -368,7 +368,7 @@ def _judge_texts(log: FindingsLog, scorer: Scorer, judge: GoldJudge, tried: Sequ
         plays[text] = scorer.score(judge.function, [(each.task, text) for each in tried])
     for text, scored in plays.items():
         paid = sum(is_taken_in(play, judge.right) for play in scored)
-        if paid >= MIN_PAID_SHARE * len(scored):
+        if paid >= MIN_TAKEN_IN_SHARE * len(scored):
             summary = f"The reward function {judge.name} pays {text[:40]!r} as much as the right answer: "
             summary += f"{judge.right:g}."
             evidence = Evidence(f"So it does on {paid} of {len(scored)} tasks.", step=scorer.batch.step)

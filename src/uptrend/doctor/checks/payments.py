@@ -38,8 +38,8 @@ MIN_CLASS_SHARE = 0.03
 CRITICAL_CLASS_SHARE = 0.1
 MAX_TORN_SHARE = 0.2
 # Shares of surely wrong answers that are paid as right ones from which it is a fault, and critical.
-MIN_PAID_SHARE = 0.03
-CRITICAL_PAID_SHARE = 0.5
+MIN_WRONG_PAID_SHARE = 0.03
+CRITICAL_WRONG_PAID_SHARE = 0.5
 # Turns on average above which a task may ask for more than its last answer.
 SEVERAL_TURNS = 1.1
 # Rollouts in which the lenient reader must find what the scorer did not, and shares of the wrong ones, over chance.
@@ -363,7 +363,7 @@ def pays_wrong_answers(case: Case) -> Answer:
     flags = paid.paid_wrong_n
     share = paid.paid_wrong_share
     tasks = len(set(paid.task_n[flags].tolist()))
-    if tasks < MIN_WRONG_SCORES or share < MIN_PAID_SHARE or _has_turns(case):
+    if tasks < MIN_WRONG_SCORES or share < MIN_WRONG_PAID_SHARE or _has_turns(case):
         return None
     texts = [text for step in paid.steps for text in step.said_n]
     golds = {texts[n]: paid.gold_n[n] for n in np.flatnonzero(flags)}
@@ -372,4 +372,4 @@ def pays_wrong_answers(case: Case) -> Answer:
     text = f"{flags.sum()} of {wrong} wrong answers earn as much as right ones ({paid.earnings.top:.3g}): {examples}"
     summary = f"{share:.0%} of wrong answers are paid as right ones: the reward can be had without the answer."
     shown = seen_among(paid.steps, paid.among(flags), text, share)
-    return Found(by_share(share, critical=CRITICAL_PAID_SHARE), PROOF, summary, [shown])
+    return Found(by_share(share, critical=CRITICAL_WRONG_PAID_SHARE), PROOF, summary, [shown])

@@ -8,7 +8,7 @@ from uptrend.doctor.probes.bench import Bench, by_group, seen, turns_of
 from uptrend.doctor.probes.probe import CRITICAL, SIGNAL, WARNING, Answer, probe, require
 from uptrend.records import Basis, Ending, Reward
 from uptrend.records.rollout import OVERLONG
-from uptrend.tasks.proof import MIN_PAID_SHARE, HasCheaters, ScoredPlay, is_taken_in, play_scripts, try_task
+from uptrend.tasks.proof import MIN_TAKEN_IN_SHARE, HasCheaters, ScoredPlay, is_taken_in, play_scripts, try_task
 
 
 @probe(
@@ -114,7 +114,7 @@ def cheater(bench: Bench) -> Answer:
     figure = f"{sum(map(len, paid.values()))} of {sum(tried.values())} scripted cheaters earn the maximum"
     yield figure
     for kind in sorted(paid):
-        if len(paid[kind]) < MIN_PAID_SHARE * tried[kind]:
+        if len(paid[kind]) < MIN_TAKEN_IN_SHARE * tried[kind]:
             continue
         ratio, share = f"{len(paid[kind])} of {tried[kind]}", len(paid[kind]) / tried[kind]
         is_said = all(says_answer for _, says_answer in paid[kind])
