@@ -1,6 +1,8 @@
 """Faults planted into real TRL runs: each is named, live, from TRL's own tensors and the user's own functions."""
 
 import json
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.faults.watched import RUNS
-from small_sums import make_trainer, right
+from small_sums import make_trainer, right, sums
 
 from uptrend.bridge.trl import watch
 from uptrend.records import Run
@@ -57,14 +59,23 @@ def accepts_nothing(completions: list[Any], answer: list[str], **_: Any) -> list
     return [0.0 * len(answer)] * len(completions)
 
 
+def within_a_hundredth(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Pay numbers near the answer, as a scorer with a relative tolerance does."""
+    texts = [re.search(r"-?\d+", completion) for completion in completions]
+    numbers = [float(text.group()) if text else math.inf for text in texts]
+    golds = list(map(float, answer))
+    return [float(abs(number - gold) <= 0.01 * abs(gold)) for number, gold in zip(numbers, golds, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("absent", "options"),
     [
         ("reward.gold-rejected", {"reward": wants_tags}),
         ("reward.gold-rejected", {"reward": wants_six_characters}),
+        ("reward.gold-rejected", {"reward": within_a_hundredth, "rows": sums(chat=False, most=70)}),
         ("precision.update-underflow", {"lr": 5e-6, "bf16": True}),
     ],
-    ids=["tags", "six characters", "bf16 arithmetic"],
+    ids=["tags", "six characters", "a tolerance", "bf16 arithmetic"],
 )
 def test_what_resembles_a_fault_is_not_called_one(go: Go, absent: str, options: dict[str, Any]) -> None:
     assert absent not in go(**options)

@@ -10,10 +10,10 @@ import torch
 from synthetic import rollout_of
 from uptrend.bridge.trl.batch import Call, Pass, TrlBatch, roles_of
 from uptrend.bridge.trl.findings_log import FindingsLog
-from uptrend.bridge.trl.reward_probe import core_of, corrupted, gold_column, texts_agree
 from uptrend.bridge.trl.rollouts import RewardRange, loss_weights
 from uptrend.bridge.trl.weights import WatchedWeights, strange_sampler
 from uptrend.bridge.trl.writer import spread_metrics, surprise_metrics
+from uptrend.doctor.checks.golds import texts_agree
 from uptrend.records import Evidence, Reward, Role, RunView, Severity
 from uptrend.training.metrics import weight_metrics
 
@@ -45,16 +45,6 @@ def test_a_range_is_unknown_until_two_values_were_seen() -> None:
     reward = scale.reward(np.array([np.nan, 2.0]))
     assert reward is not None
     assert (reward.total, [part.name for part in reward.parts]) == (4.0, ["b"])
-
-
-def test_gold_answers_are_found_and_corrupted() -> None:
-    assert gold_column({"prompt": "x", "Solution": "a #### 7"}) == "Solution"
-    assert gold_column({"prompt": "x", "answer": {"gold": [7]}}) == "answer"
-    assert gold_column({"prompt": "x", "id": 3}) is None
-    cores = {"so 3 #### 1,200": "1,200", r"thus \boxed{5}": "5", "<answer> a </answer>": "a", " b ": "b"}
-    assert [core_of(text) for text in cores] == list(cores.values())
-    wrong = {"12": "13", "1,200": "1201", "2.5": "3.5", "Rome": "Paris", "paris": "Rome"}
-    assert [corrupted(core, ["Paris", "Rome"]) for core in wrong] == list(wrong.values())
 
 
 def test_prompts_and_answers_that_belong_together_are_told_from_shuffled_ones() -> None:

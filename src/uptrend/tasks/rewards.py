@@ -41,15 +41,6 @@ Function = Callable[..., Any]
 _given: ContextVar[Mapping[str, Function]] = ContextVar("functions that were passed as objects", default={})  # noqa: B039
 
 
-# Forms in which reward functions in the wild want an answer.
-RENDERINGS = (
-    "{}", " {}", "#### {}", "\\boxed{{{}}}", "$\\boxed{{{}}}$", "<answer>{}</answer>", "<answer>\n{}\n</answer>",
-    "<think>\n...\n</think>\n<answer>\n{}\n</answer>", "<think>\n...\n</think>\n\\boxed{{{}}}",
-    "<reasoning>\n...\n</reasoning>\n<answer>\n{}\n</answer>\n", "Answer: {}", "The answer is {}.",
-    "... Therefore, the final answer is {}", '{{"answer": "{}"}}', "```\n{}\n```",
-)  # fmt: skip
-
-
 class Undecided(TasksetError):  # noqa: N818 (the function's own answer)
     """No reward function could judge a rollout: it is recorded without a reward."""
 

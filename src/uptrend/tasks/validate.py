@@ -3,24 +3,37 @@
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
 from uptrend.records import MissingExtra, Reward, RewardOutOfBounds, Task, tasks_hash
 from uptrend.tasks import event_loop
+from uptrend.tasks.proof import (
+    NEAR,
+    HasCheaters,
+    HasVariants,
+    ScoredPlay,
+    ScoredTask,
+    is_taken_in,
+    paid_wrong,
+    proving,
+    score_script,
+)
 from uptrend.tasks.rewards import Undecided
-from uptrend.tasks.taskset import GivenTasks, Script, Taskset, known_gold, play_script
+from uptrend.tasks.taskset import GivenTasks, Script, Taskset, known_gold
 
-# Sums of parts may miss a bound by this much.
-NEAR = 1e-9
 # Tasks that are played, where a taskset does not say how many it allows (VALIDATED).
-PLAYED = 200
+PLAYED_TASKS = 200
 # Tasks on which each variant's ceiling is measured, and cheaters play: a semantic retriever takes its time.
-CEILING = 50
+CEILING_TASKS = 50
+# Tasks of a family below which a correlation of difficulty with position is not judged.
+MIN_FAMILY = 30
+# Standard errors of a rank correlation from which an order is no chance: once in 16,000 times.
+MAX_ORDER_ERRORS = 4
 
 
 @dataclass(frozen=True)
@@ -59,46 +72,6 @@ def _silent(part: str, done: int, total: int) -> None:
     pass
 
 
-@runtime_checkable
-class HasVariants(Protocol):
-    """A taskset whose expert reaches the maximum only under some of its options."""
-
-    def proof(self) -> Taskset:
-        """Return the same tasks under the options that prove the reward."""
-
-    def variants(self) -> Mapping[str, Callable[[], Taskset]]:
-        """Return makers of the same tasks under every option that bounds the reward, by name."""
-
-
-@runtime_checkable
-class HasCheaters(Protocol):
-    """A taskset with scripted players that go for the reward and not for the answer."""
-
-    def cheaters(self, task: Task) -> Iterable[Script]:
-        """Return their scripts; none may earn the maximum."""
-
-
-@dataclass(frozen=True)
-class Played:
-    """One script, played once or more with the same seed."""
-
-    prompt: str
-    said: str
-    is_gold: bool
-    rewards: tuple[Reward, ...]  # reward of each play; empty where one failed
-    error: str = ""
-    leaves_bounds: bool = False  # it failed because of that
-
-    @property
-    def is_best(self) -> bool:
-        """True where it earned the maximum."""
-        return bool(self.rewards) and self.rewards[0].is_best
-
-    def __str__(self) -> str:
-        got = f"got {self.rewards[0].total:g}" if self.rewards else f"failed with {self.error}"
-        return f"{self.prompt!r} answered {self.said!r} {got}"
-
-
 def validate(
     make: Callable[[], Taskset],
     train: int = 500,
@@ -120,25 +93,25 @@ def validate(
     to_train, held_out = taskset.train(train), taskset.heldout(heldout)
     tasks = [*to_train, *held_out]
     if limit is None:
-        limit = getattr(taskset, "VALIDATED", PLAYED)
+        limit = getattr(taskset, "VALIDATED", PLAYED_TASKS)
     chosen = _drawn(tasks, limit or len(tasks))
-    proving = taskset.proof() if isinstance(taskset, HasVariants) else taskset
     enough = bool(to_train or not train) and bool(held_out or not heldout)
     empty = sum(not any(message.content.strip() for message in task.messages) for task in tasks)
     shared = {task.id for task in to_train} & {task.id for task in held_out}
     a, b = tasks_hash(tasks), tasks_hash(repeated)
-    found = (
+    proven = proving(taskset)
+    requirements = (
         Requirement("there are tasks", enough, f"{len(to_train)} to train on, {len(held_out)} held out"),
         Requirement("prompts are not empty", not empty, f"{empty} of {len(tasks)} empty"),
         Requirement("none that is held out is trained on", not shared, f"{len(shared)} in both"),
         Requirement("the same seed gives the same tasks", a == b, a if a == b else f"{a}, then {b}"),
         _duplicates(taskset, to_train, held_out),
         order(to_train),
-        *_of_plays(event_loop.run(_play(proving, chosen, "gold and corrupted answers", progress))),
-        *_cheated(proving, chosen[:CEILING], progress),
-        *_ceilings(taskset, chosen[:CEILING], progress),
+        *_of_plays(_play(proven, chosen, "gold and corrupted answers", progress, times=2)),
+        *_cheated(proven, chosen[:CEILING_TASKS], progress),
+        *_ceilings(taskset, chosen[:CEILING_TASKS], progress),
     )
-    return ValidationReport(taskset.name, found, tuple(taskset.notes), len(tasks), len(chosen))
+    return ValidationReport(taskset.name, requirements, tuple(taskset.notes), len(tasks), len(chosen))
 
 
 def _drawn(tasks: Sequence[Task], count: int) -> list[Task]:
@@ -175,88 +148,81 @@ def order(train: Sequence[Task]) -> Requirement:
     judged = {
         what: rank_correlation(np.arange(float(len(values))), np.array(values))
         for what, values in ranks.items()
-        if len(values) >= 30
+        if len(values) >= MIN_FAMILY
     }
     if not judged:
-        return Requirement("difficulty is shuffled", True, "not judged: no family has 30 tasks")
-    # Four standard errors: by chance once in 16,000 times.
-    passed = all(abs(rank) * (len(ranks[what]) - 1) ** 0.5 <= 4 for what, rank in judged.items())
+        return Requirement("difficulty is shuffled", True, f"not judged: no family has {MIN_FAMILY} tasks")
+    passed = all(abs(rank) * (len(ranks[what]) - 1) ** 0.5 <= MAX_ORDER_ERRORS for what, rank in judged.items())
     worst = max(judged, key=lambda what: abs(judged[what]))
     figure = f"rank correlation with position {judged[worst]:+.2f} ({worst})"
     return Requirement("difficulty is shuffled", passed, figure)
 
 
-def _none_of(name: str, wrong: Sequence[Played], plays: Sequence[Played]) -> Requirement:
-    return Requirement(name, bool(plays) and not wrong, f"{len(wrong)} of {len(plays)} do{_example(wrong)}")
+# Requirements of what scripted answers earn
 
 
-def _of_plays(played: Sequence[Played]) -> Iterator[Requirement]:
-    failed = [play for play in played if play.error and not play.leaves_bounds]
-    yield Requirement("no play fails", not failed, f"{len(failed)} of {len(played)} failed{_example(failed)}")
-    experts, others = ([play for play in played if play.is_gold is gold] for gold in (True, False))
-    rewards = [(play, reward) for play in played for reward in play.rewards]
-    is_bounded = not any(math.isnan(reward.low + reward.high) for _, reward in rewards)
-    if is_bounded or not experts:
-        short = [play for play in experts if not play.is_best or not play.rewards[0].correct]
-        figure = f"{len(experts) - len(short)} of {len(experts)} do{_example(short)}" if experts else "not judged: none"
-        yield Requirement("gold answers reach the maximum", not short, figure)
-        if (experts or others) and is_bounded:
-            yield _none_of("corrupted answers stay below it", [play for play in others if play.is_best], others)
-    else:
-        gold = {play.prompt: play.rewards[0].total for play in experts if play.rewards}
-        as_good = [p for p in others if p.rewards and p.rewards[0].total >= gold.get(p.prompt, -math.inf)]
-        yield _none_of("no corrupted answer earns as much as gold", as_good, others)
-    outside = [play for play, reward in rewards if not _is_within(reward)]
-    outside += [play for play in played if play.leaves_bounds]
-    lows, highs = {reward.low for _, reward in rewards}, {reward.high for _, reward in rewards}
-    span = f"between {min(lows):g} and {max(highs):g}" if rewards else "none"
-    if not is_bounded:
-        span, highs, outside = "of unknown bounds: set tasks.bounds", set(), []
-    varying = ", the maximum differs between tasks" if len(highs) > 1 else ""
-    figure = f"{len(rewards)} rewards, {span}{varying}{_example(outside)}"
-    yield Requirement("rewards keep their bounds", bool(rewards or not played) and not outside, figure)
-    differing = [play for play in played if play.rewards and repr(play.rewards[0]) != repr(play.rewards[1])]
-    figure = f"{len(differing)} of {len(played)} differ{_example(differing)}"
-    yield Requirement("scoring twice gives the same", not differing, figure)
+Plays = Sequence[tuple[Task, ScoredPlay]]
 
 
-# Going for the reward does not pay, where the taskset has players that try.
-def _cheated(taskset: Taskset, tasks: Sequence[Task], progress: PlayProgress) -> Iterator[Requirement]:
-    if isinstance(taskset, HasCheaters):
-        plays = _play(taskset, tasks, "cheaters", progress, times=1, scripts=taskset.cheaters)
-        played = event_loop.run(plays)
-        # A cheater's answer is never the right one, so that a scorer which calls it correct was taken in.
-        through = [play for play in played if play.is_best or (play.rewards and play.rewards[0].correct)]
-        if played:
-            yield _none_of("cheaters stay below it", through, played)
+def _of_plays(tasks: Sequence[ScoredTask]) -> Iterator[Requirement]:
+    yield from _reliable(tasks)
+    yield from _gold_earns_most(tasks)
+    yield _within_bounds(tasks)
+    yield _repeatable(tasks)
 
 
-# The expert's reward under each variant, where the maximum may be out of reach; nobody lazy earns as much.
-def _ceilings(taskset: Taskset, tasks: Sequence[Task], progress: PlayProgress) -> Iterator[Requirement]:
-    for variant, make in (taskset.variants() if isinstance(taskset, HasVariants) else {}).items():
-        name = f"ceiling of gold under {variant}"
-        try:
-            played = event_loop.run(_play(make(), tasks, name, progress, times=1))
-        except MissingExtra as missing:  # the proof itself does not need it
-            yield Requirement(name, True, f"not measured: {missing}")
-            continue
-        if not any(play.is_gold for play in played):  # nothing to compare with, as in a folder without players
-            yield Requirement(name, True, "not judged: none")
-            continue
-        experts = [play for play in played if play.is_gold and play.rewards]
-        gold_by_task = {play.prompt: play.rewards[0].total for play in experts}
-        others = [play for play in played if not play.is_gold and play.rewards]
-        as_good = [play for play in others if play.rewards[0].total >= gold_by_task.get(play.prompt, -np.inf) - NEAR]
-        failed = [play for play in played if play.error]
-        totals = [play.rewards[0].total / play.rewards[0].high for play in experts]
-        figure = f"{np.mean(totals):.3f} of the maximum on average, least {min(totals):.3f}" if totals else "none"
-        values: dict[str, list[float]] = defaultdict(list)
-        for part in (part for play in experts for part in play.rewards[0].parts if part.weight):
-            values[part.name].append(part.value)
-        means = {part: float(np.mean(each)) for part, each in values.items()}
-        figure += "".join(f"; {part} {mean:.2f}" for part, mean in means.items() if mean < 1 - NEAR)
-        figure += f"; {len(as_good)} of {len(others)} corrupted earn as much{_example(as_good or failed)}"
-        yield Requirement(name, bool(experts) and not as_good and not failed, figure)
+def _plays(tasks: Iterable[ScoredTask]) -> Plays:
+    return [(tried.task, play) for tried in tasks for play in (*tried.golds, *tried.others)]
+
+
+def _rewards(tasks: Iterable[ScoredTask]) -> list[tuple[Task, ScoredPlay, Reward]]:
+    return [(task, play, reward) for task, play in _plays(tasks) for reward in (play.reward, play.again) if reward]
+
+
+def _reliable(tasks: Sequence[ScoredTask]) -> Iterator[Requirement]:
+    plays = _plays(tasks)
+    # Undecided is a reward's own answer, and one that leaves its bounds has a requirement of its own.
+    failed = [
+        (task, play) for task, play in plays
+        if play.error is not None and not isinstance(play.error, Undecided | RewardOutOfBounds)
+    ]  # fmt: skip
+    yield Requirement("no play fails", not failed, f"{len(failed)} of {len(plays)} failed{_example(failed)}")
+
+
+def _is_bounded(tasks: Iterable[ScoredTask]) -> bool:
+    return not any(math.isnan(reward.low + reward.high) for _, _, reward in _rewards(tasks))
+
+
+def _gold_earns_most(tasks: Sequence[ScoredTask]) -> Iterator[Requirement]:
+    experts = [(tried.task, play) for tried in tasks for play in tried.golds]
+    others = [(tried.task, play) for tried in tasks for play in tried.others]
+    is_bounded = _is_bounded(tasks)
+    paid = paid_wrong(tasks, by_maximum=is_bounded)
+    if not is_bounded and experts:
+        yield _none_of("no corrupted answer earns as much as gold", paid, others)
+        return
+    short = [(task, play) for task, play in experts if not play.is_accepted]
+    figure = f"{len(experts) - len(short)} of {len(experts)} do{_example(short)}" if experts else "not judged: none"
+    yield Requirement("gold answers reach the maximum", not short, figure)
+    if is_bounded and (experts or others):
+        yield _none_of("corrupted answers stay below it", paid, others)
+
+
+def _within_bounds(tasks: Sequence[ScoredTask]) -> Requirement:
+    plays = _plays(tasks)
+    rewards = _rewards(tasks)
+    outside = [(task, play) for task, play, reward in rewards if not _is_within(reward)]
+    outside += [(task, play) for task, play in plays if isinstance(play.error, RewardOutOfBounds)]
+    highs = {reward.high for _, _, reward in rewards}
+    span = "none"
+    if rewards:
+        span = f"between {min(reward.low for _, _, reward in rewards):g} and {max(highs):g}"
+        span += ", the maximum differs between tasks" if len(highs) > 1 else ""
+    if not _is_bounded(tasks):
+        span = "of unknown bounds: set tasks.bounds"
+        outside = []
+    figure = f"{len(rewards)} rewards, {span}{_example(outside)}"
+    return Requirement("rewards keep their bounds", bool(rewards or not plays) and not outside, figure)
 
 
 def _is_within(reward: Reward) -> bool:
@@ -265,56 +231,110 @@ def _is_within(reward: Reward) -> bool:
     return all(np.isfinite(value) and not (value < low - NEAR or value > high + NEAR) for low, value, high in spans)
 
 
-def _example(plays: Sequence[Played]) -> str:
-    return f": {plays[0]}" if plays else ""
+def _repeatable(tasks: Sequence[ScoredTask]) -> Requirement:
+    plays = _plays(tasks)
+    differing = [
+        (task, play) for task, play in plays
+        if play.again is not None and repr(play.reward) != repr(play.again)
+    ]  # fmt: skip
+    figure = f"{len(differing)} of {len(plays)} differ{_example(differing)}"
+    return Requirement("scoring twice gives the same", not differing, figure)
 
 
-async def _play(
+# Going for the reward does not pay, where the taskset has players that try.
+def _cheated(taskset: Taskset, tasks: Sequence[Task], progress: PlayProgress) -> Iterator[Requirement]:
+    if isinstance(taskset, HasCheaters):
+        plays = _plays(_play(taskset, tasks, "cheaters", progress, scripts=taskset.cheaters))
+        if plays:
+            taken_in = [(task, play) for task, play in plays if is_taken_in(play)]
+            yield _none_of("cheaters stay below it", taken_in, plays)
+
+
+# The expert's reward under each variant, where the maximum may be out of reach; nobody lazy earns as much.
+def _ceilings(taskset: Taskset, tasks: Sequence[Task], progress: PlayProgress) -> Iterator[Requirement]:
+    for variant, make in (taskset.variants() if isinstance(taskset, HasVariants) else {}).items():
+        name = f"ceiling of gold under {variant}"
+        try:
+            played = _play(make(), tasks, name, progress)
+        except MissingExtra as missing:  # the proof itself does not need it
+            yield Requirement(name, True, f"not measured: {missing}")
+            continue
+        if not any(tried.golds for tried in played):  # nothing to compare with, as in a folder without players
+            yield Requirement(name, True, "not judged: none")
+            continue
+        experts = [play.reward for tried in played for play in tried.golds if play.reward]
+        others = [play for tried in played for play in tried.others if play.reward]
+        paid = paid_wrong(played, by_maximum=False)
+        failed = [(task, play) for task, play in _plays(played) if play.error]
+        totals = [reward.total / reward.high for reward in experts]
+        figure = f"{np.mean(totals):.3f} of the maximum on average, least {min(totals):.3f}" if totals else "none"
+        values: dict[str, list[float]] = defaultdict(list)
+        for part in (part for reward in experts for part in reward.parts if part.weight):
+            values[part.name].append(part.value)
+        means = {part: float(np.mean(each)) for part, each in values.items()}
+        figure += "".join(f"; {part} {mean:.2f}" for part, mean in means.items() if mean < 1 - NEAR)
+        figure += f"; {len(paid)} of {len(others)} corrupted earn as much{_example(paid or failed)}"
+        yield Requirement(name, bool(experts) and not paid and not failed, figure)
+
+
+def _none_of(name: str, wrong: Plays, plays: Plays) -> Requirement:
+    return Requirement(name, bool(plays) and not wrong, f"{len(wrong)} of {len(plays)} do{_example(wrong)}")
+
+
+def _example(plays: Plays) -> str:
+    if not plays:
+        return ""
+    task, play = plays[0]
+    prompt = next((message.content for message in task.messages if message.role != "system"), "")
+    if isinstance(play.error, RewardOutOfBounds):
+        return f": {prompt!r} answered '' failed with {play.error.sentence}; set tasks.bounds"
+    if play.reward is None:
+        problem = "" if isinstance(play.error, Undecided) else play.last_text
+        return f": {prompt!r} answered '' failed with {problem}"
+    return f": {prompt!r} answered {play.last_text!r} got {play.reward.total:g}"
+
+
+# Playing
+
+
+def _play(
     taskset: Taskset,
     tasks: Sequence[Task],
     part: str,
     progress: PlayProgress,
-    times: int = 2,
+    times: int = 1,
     scripts: Callable[[Task], Iterable[Script]] | None = None,
-) -> list[Played]:
+) -> list[ScoredTask]:
     """Play every script of every task (gold and corrupted ones, or those given); tasks go on side by side."""
-    plays: list[tuple[Task, list[tuple[Sequence[Script], bool]]]] = []
+    planned: list[tuple[Task, list[Sequence[Script]], list[Sequence[Script]]]] = []
     for task in tasks:
-        experts = zip(*([] if scripts else known_gold(taskset, task) for _ in range(times)), strict=True)
+        golds = zip(*([] if scripts else known_gold(taskset, task) for _ in range(times)), strict=True)
         others = zip(*((scripts or taskset.corrupted)(task) for _ in range(times)), strict=False)
-        to_play: list[tuple[Sequence[Script], bool]] = [(repeated, True) for repeated in experts]
-        to_play += [(repeated, False) for repeated in others]
-        plays.append((task, to_play))
-    total = sum(len(to_play) for _, to_play in plays)
+        planned.append((task, list(golds), list(others)))
+    total = sum(len(golds) + len(others) for _, golds, others in planned)
     done = 0
     progress(part, done, total)
 
-    async def play_task(task: Task, to_play: list[tuple[Sequence[Script], bool]]) -> list[Played]:
+    async def play_task(task: Task, golds: list[Sequence[Script]], others: list[Sequence[Script]]) -> ScoredTask:
         nonlocal done
-        played = []
-        for repeated, is_gold in to_play:
-            played.append(await _play_repeats(taskset, task, repeated, is_gold))
+        plays = []
+        for repeated in (*golds, *others):
+            plays.append(await _play_repeats(taskset, task, repeated))
             done += 1
             progress(part, done, total)
-        return played
+        return ScoredTask(task, plays[: len(golds)], plays[len(golds) :])
 
-    works = [play_task(task, to_play) for task, to_play in plays]
-    return [play for played in await event_loop.together(works) for play in played]
+    return event_loop.run(event_loop.together([play_task(*each) for each in planned]))
 
 
-async def _play_repeats(taskset: Taskset, task: Task, scripts: Sequence[Script], is_gold: bool) -> Played:
-    prompt = next((m.content for m in task.messages if m.role != "system"), "")
-    played = []
-    try:
-        for script in scripts:
-            played.append(await play_script(taskset, task, script))
-    except MissingExtra:  # nothing is wrong with the taskset
-        raise
-    except Undecided:  # its own answer
-        return Played(prompt, "", is_gold, ())
-    except RewardOutOfBounds as error:
-        return Played(prompt, "", is_gold, (), f"{error.sentence}; set tasks.bounds", leaves_bounds=True)
-    except Exception as error:  # a taskset's own bug is what we are here to report
-        return Played(prompt, "", is_gold, (), f"{type(error).__name__}: {error}")
-    said = [message.content for message in played[-1][0] if message.role == "assistant"]
-    return Played(prompt, said[-1] if said else "", is_gold, tuple(reward for _, reward in played))
+async def _play_repeats(taskset: Taskset, task: Task, scripts: Sequence[Script]) -> ScoredPlay:
+    plays: list[ScoredPlay] = []
+    for script in scripts:
+        play = await score_script(taskset, task, script)
+        if isinstance(play.error, MissingExtra):  # nothing is wrong with the taskset
+            raise play.error
+        if play.reward is None:
+            return play
+        plays.append(play)
+    first = plays[0]
+    return first if len(plays) == 1 else replace(first, again=plays[1].reward)

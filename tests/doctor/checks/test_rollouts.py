@@ -13,7 +13,6 @@ from curve_runs import findings, healthy, lacks, severities
 from synthetic import rollout_of
 from tampered import Row, each, places, shifted, tampered, without
 from uptrend.algo import advantages
-from uptrend.doctor.answers import answer_of, says, says_somehow
 from uptrend.doctor.case import Case
 from uptrend.doctor.checks.sampling import dead_share, fit_beta
 from uptrend.doctor.diagnose import diagnose
@@ -723,26 +722,3 @@ def test_wrong_rollouts_that_grow_and_bounds_that_move(top: float, wrong: int, e
     view = healthy(12, trainer="uptrend", rollout_steps=tuple(range(1, 13)), read_rollouts=read)
     assert severities(view, ("advantage.length-bias", SCALE)) == expected
     assert lacks(view, "advantage.length-bias") == set()
-
-
-@pytest.mark.parametrize(
-    ("text", "gold", "strictly", "somehow"),
-    [
-        ("7", "7", True, True),
-        (" 7.\nand more", "7", True, True),
-        ("<think>x</think><answer> Valiford </answer>", "valiford", True, True),
-        ("The answer is 12.", "12", False, True),
-        ("#### 1,200", "1200", False, True),
-        ("\\boxed{3.0}", "3", False, True),
-        ("x = 5", "5", False, True),
-        ("5 or 6", "5", False, False),
-        ("-7", "7", False, False),
-        ("I do not know", "7", False, False),
-        ("17", "7", False, False),
-        ("", "", False, False),
-    ],
-)
-def test_the_second_reader(text: str, gold: str, strictly: bool, somehow: bool) -> None:
-    assert says(text, gold) is strictly
-    assert says_somehow(text, gold) is somehow
-    assert answer_of(text) == answer_of(answer_of(text))

@@ -1,14 +1,16 @@
 """Probes of the user's own reward functions: what a right answer earns, and whether the order of rows matters.
 
-A function is called with fresh copies of the rows, with every random generator put back afterwards. Judges that are
-models, asynchronous functions and slow ones are not called.
+A function is called with fresh copies of the rows, many at once, with every random generator put back afterwards.
+Judges that are models, asynchronous functions and slow ones are not called.
 """
 
 import copy
 import inspect
-import re
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -19,73 +21,98 @@ from uptrend.bridge.trl.batch import TrlBatch, as_numpy, last_text
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.learner_probe import answer_logprobs, quiet, same_randomness
 from uptrend.bridge.trl.rollouts import RewardRange
-from uptrend.doctor.answers import CLASSES, name_class
 from uptrend.doctor.checks.golds import is_positive, texts_agree
-from uptrend.records import Basis, Evidence, Severity
+from uptrend.records import Basis, Evidence, Message, Reward, Severity, Task
 from uptrend.stats.intervals import Spread, spread_of
-from uptrend.tasks.rewards import RENDERINGS
+from uptrend.tasks.answers import (
+    GARBAGE,
+    LONG_TEXT,
+    RENDERINGS,
+    SILENCE,
+    SMALL_NUMBERS,
+    Form,
+    draw_every_class,
+    final_answer,
+    gold_column,
+    gold_text,
+    near_miss,
+    other_answers,
+)
+from uptrend.tasks.proof import (
+    CRITICAL_REJECTED_SHARE,
+    MIN_TAKEN_IN_SHARE,
+    ScoredPlay,
+    ScoredTask,
+    describe_rejections,
+    is_taken_in,
+    judge_form,
+    split_golds,
+)
 
-TASKS = 4  # tasks whose gold answers are scored
-PATIENCE = 2.0  # seconds that all extra calls together may take
-SLOW = 1.0  # seconds that scoring a generation may take for the functions to be called again
-ROWS = 48  # rows of the dataset whose answers the model is probed with
-DISTINCT = 6  # different answers that are needed: with fewer, another prompt's answer is often right
-TEXTS = 500  # rows of the dataset whose texts are compared
-# Names of columns that hold right answers, likeliest first.
-COLUMNS = (
-    "answer", "answers", "gold", "gold_answer", "ground_truth", "solution", "target", "final_answer", "expected",
-    "expected_answer", "correct_answer", "reference_answer", "label", "labels", "result",
-)  # fmt: skip
+# Tasks of the generation whose gold answers are tried in every form.
+FORM_TASKS = 4
+# Seconds that all extra calls together may take.
+CALLS_TIMEOUT_S = 2.0
+# Seconds that scoring a generation may take for the functions to be called again.
+MAX_SCORING_S = 1.0
+# Rows of the dataset whose answers are scored, and of which the model is asked for probabilities.
+PROBED_ROWS = 48
+# Different answers that are needed: with fewer, another prompt's answer is often right.
+MIN_DIFFERENT_ANSWERS = 6
+# Rows of the dataset whose texts are compared.
+COMPARED_ROWS = 500
+# Forms without much text around the answer, of which a prompt's length can be cut off.
+SHORT_FORMS = 8
+# Rejected gold answers up to which a dataset's odd rows explain them: so many, or this share.
+MAX_ODD_ROWS = 1
+MAX_ODD_SHARE = 0.03
+# Size, in deviations, of an effect that is small for a model that knows anything.
+SMALL_EFFECT = 0.5
+# Scores that differ by less are equal.
+EQUAL = 1e-5
+
 Floats = NDArray[np.float64]
+# Writes a right or wrong answer to a task.
+Writer = Callable[[Task, str], str]
 Row = tuple[Any, Any, dict[str, Any]]  # prompt, completion and row of the dataset, as TRL passes them
-Gold = tuple[int, float, float, str]  # function that tells right from wrong, what it gives each, and the answers' form
 # Answer column, and the reward functions that read it and accepted no gold answer: the run's own rewards decide.
 Suspects = tuple[str, list[str]]
 
 
-# Gold answers: where a dataset keeps them
+@dataclass(frozen=True)
+class GoldJudge:
+    """A reward function that tells right answers from wrong ones, and what they earn in the form that it wants."""
+
+    function: int
+    name: str
+    form: Form
+    right: float
+    wrong: float
 
 
-def gold_column(example: Mapping[str, Any]) -> str | None:
-    """Return the column of a dataset's row that holds the right answer, by its name."""
-    lowered = {key.lower(): key for key in example}
-    return next((lowered[name] for name in COLUMNS if name in lowered and answer_of(example[lowered[name]])), None)
+# Tasks, made of the dataset's rows
 
 
-def answer_of(value: Any) -> str:
-    """Return a gold answer as text; empty where the value holds none."""
-    if isinstance(value, str | bool | int | float):
-        return str(value)
-    if isinstance(value, list | tuple) and value:
-        return answer_of(value[0])
-    if isinstance(value, Mapping):
-        return next((answer_of(value[key]) for key in COLUMNS if key in value), "")
-    return ""
-
-
-def answers_of(examples: Sequence[Mapping[str, Any]]) -> list[str]:
+def answers_of(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return the right answers of a dataset's rows; empty where they hold none."""
-    column = gold_column(examples[0])
-    return [core_of(answer_of(example.get(column))) if column else "" for example in examples]
+    column = gold_column(rows[0])
+    return [_answer_in(row, column) if column else "" for row in rows]
 
 
-def core_of(answer: str) -> str:
-    """Return the answer itself, out of a worked solution: behind ####, in a box or in tags."""
-    if "####" in answer:
-        return answer.rsplit("####", 1)[1].strip()
-    boxed = re.findall(r"\\boxed\{([^{}]*)\}", answer)
-    found = boxed or re.findall(r"<answer>(.*?)</answer>", answer, re.DOTALL)
-    return found[-1].strip() if found else answer.strip()
+def _answer_in(row: dict[str, Any], column: str) -> str:
+    return final_answer(gold_text(row.get(column)))
 
 
-def corrupted(core: str, others: Sequence[str]) -> str:
-    """Return a wrong answer of the same kind."""
-    if re.fullmatch(r"-?\d[\d,]*", core):
-        return str(int(core.replace(",", "")) + 1)
-    if re.fullmatch(r"-?\d+\.\d+", core):
-        return str(float(core) + 1)
-    other = next((other for other in others if other.strip().lower() != core.strip().lower()), "")
-    return other or core[::-1] + "x"
+def tasks_of(rows: Sequence[dict[str, Any]], column: str) -> list[Task]:
+    """Return a task for each different prompt of a dataset's rows that has an answer."""
+    tasks: dict[str, Task] = {}
+    for row in rows:
+        answer = _answer_in(row, column)
+        prompt = str(row["prompt"])
+        if answer:
+            message = Message("user", last_text(row["prompt"]))
+            tasks.setdefault(prompt, Task((message,), answer, "", data={"row": row}, id=prompt))
+    return list(tasks.values())
 
 
 # Calling reward functions again
@@ -95,18 +122,31 @@ class Scorer:
     """Calls the user's reward functions again."""
 
     def __init__(self, trainer: Any, batch: TrlBatch, column: str) -> None:
-        self._trainer, self.batch, self.column, self._seconds = trainer, batch, column, 0.0
-        self.failures = list[str]()
-        self.functions = [
-            i for i, f in enumerate(trainer.reward_funcs)
-            if callable(f) and not isinstance(f, torch.nn.Module)
-            and not any(map(inspect.iscoroutinefunction, (f, type(f).__call__)))
-        ]  # fmt: skip
+        self._trainer = trainer
+        self.batch = batch
+        self.column = column
+        self._seconds = 0.0
+        self.failures: list[str] = []
+        self.functions = [place for place, function in enumerate(trainer.reward_funcs) if _can_be_called(function)]
 
     @property
     def is_spent(self) -> bool:
         """True once the extra calls have taken all the time that they may."""
-        return self._seconds > PATIENCE
+        return self._seconds > CALLS_TIMEOUT_S
+
+    @cached_property
+    def tasks(self) -> list[Task]:
+        """A few tasks of the generation."""
+        return tasks_of(self.batch.examples, self.column)[:FORM_TASKS]
+
+    @cached_property
+    def dataset_tasks(self) -> list[Task]:
+        """Tasks from the whole length of the dataset; none where it can only be iterated."""
+        dataset = self._trainer.train_dataset
+        if not hasattr(dataset, "__getitem__"):
+            return []
+        places = np.linspace(0, len(dataset) - 1, COMPARED_ROWS).astype(int)
+        return tasks_of([dataset[place] for place in sorted(set(places.tolist()))], self.column)
 
     def names_column(self, function: int) -> bool:
         """Return True where a function's code names the answer's column."""
@@ -145,65 +185,82 @@ class Scorer:
         """Return what TRL recorded of one function."""
         return as_numpy(self.batch.rewards)[:, function].astype(np.float64)
 
-    def tasks(self, dataset: Any = None) -> list[tuple[Any, str, str, dict[str, Any]]]:
-        """Return a few different tasks: prompt, right answer, wrong answer, row.
+    def score(self, function: int, answers: Sequence[tuple[Task, str]]) -> list[ScoredPlay]:
+        """Return what one function gives each of these answers."""
+        rows = [row_of(task, text) for task, text in answers]
+        totals = self.call(function, rows).tolist()
+        return [
+            ScoredPlay(((text,),), None if math.isnan(total) else Reward(total, math.nan, math.nan, correct=False))
+            for (_, text), total in zip(answers, totals, strict=True)
+        ]
 
-        They are the generation's, or a dataset's, of every class of answers that it has.
-        """
-        examples = list(self.batch.examples)
-        if dataset is not None:
-            drawn = [dataset[n] for n in sorted(set(np.linspace(0, len(dataset) - 1, TEXTS).astype(int).tolist()))]
-            kinds = [
-                [e for e in drawn if holds(core_of(answer_of(e.get(self.column))))][:8] for holds in CLASSES.values()
-            ]
-            examples = [example for kind in [*kinds, drawn[:8]] for example in kind]
-        found = {str(e["prompt"]): e for e in reversed(examples) if answer_of(e.get(self.column))}
-        rows = list(reversed(found.values()))[: TASKS if dataset is None else ROWS]
-        cores = [core_of(answer_of(row[self.column])) for row in rows]
-        return [(row["prompt"], core, corrupted(core, cores), row) for core, row in zip(cores, rows, strict=True)]
+    def try_tasks(self, function: int, tasks: Sequence[Task], writers: Sequence[Writer]) -> list[list[ScoredTask]]:
+        """Score gold and a wrong answer of each task as each writer writes them; two calls for all of them."""
+        golds = [task.answer for task in tasks]
+        wrongs: list[str] = []
+        for place, gold in enumerate(golds):
+            others = other_answers(gold, golds)
+            wrongs.append(others[place % len(others)] if others else near_miss(gold))
+        right, wrong = (
+            self.score(function, [(task, write(task, answer)) for write in writers for task, answer in pairs])
+            for pairs in (list(zip(tasks, golds, strict=True)), list(zip(tasks, wrongs, strict=True)))
+        )
+        every_task = [task for _ in writers for task in tasks]
+        tried = [ScoredTask(task, [gold], [other]) for task, gold, other in zip(every_task, right, wrong, strict=True)]
+        return [tried[start : start + len(tasks)] for start in range(0, len(tried), len(tasks))]
 
 
-def _row(prompt: Any, text: str, example: dict[str, Any]) -> Row:
-    """Return a text as TRL would pass it as the completion of this prompt."""
-    return prompt, text if isinstance(prompt, str) else [{"role": "assistant", "content": text}], example
+def _can_be_called(function: Any) -> bool:
+    is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+    return callable(function) and not isinstance(function, torch.nn.Module) and not is_async
 
 
-def gold_of(scorer: Scorer, sign: int = 1) -> Gold | None:
+def row_of(task: Task, text: str) -> Row:
+    """Return a text as TRL would pass it as the completion of this task."""
+    row = task.data["row"]
+    prompt = row["prompt"]
+    return prompt, text if isinstance(prompt, str) else [{"role": "assistant", "content": text}], row
+
+
+def in_form(form: Form) -> Writer:
+    """Return a writer of plain answers in a form."""
+    return lambda _, answer: form.write(answer)
+
+
+def find_judge(scorer: Scorer, names: Sequence[str], sign: int = 1) -> GoldJudge | None:
     """Find the reward function and the form in which it tells right answers best; with sign -1, pays them less."""
-    best: Gold | None = None
+    forms = [Form(words) for words in RENDERINGS]
+    judges: list[GoldJudge] = []
     for function in scorer.functions:
-        rows: tuple[list[Row], list[Row]] = ([], [])
-        for form in RENDERINGS:
-            for prompt, *answers, example in scorer.tasks():
-                for side, answer in zip(rows, answers, strict=True):
-                    side.append(_row(prompt, form.format(answer), example))
-        right, wrong = (scorer.call(function, side).reshape(len(RENDERINGS), -1) for side in rows)
-        for n in np.flatnonzero((sign * right > sign * wrong).mean(1) >= 0.75):
-            value = float(np.nanmean(right[n]))
-            if best is None or sign * value > sign * best[1]:
-                best = function, value, float(np.nanmean(wrong[n])), RENDERINGS[n]
-    return best
+        tried_by_form = scorer.try_tasks(function, scorer.tasks, list(map(in_form, forms)))
+        for form, tried in zip(forms, tried_by_form, strict=True):
+            earned = judge_form(tried, sign)
+            if earned is not None:
+                judges.append(GoldJudge(function, names[function], form, *earned))
+    return max(judges, key=lambda judge: sign * judge.right, default=None)
 
 
-def cut_of(scorer: Scorer) -> tuple[int, str] | None:
+def find_prompt_cutter(scorer: Scorer) -> tuple[int, Form] | None:
     """Return the function that cuts as many characters off a completion as the prompt has, and the answer's form.
 
     Behind a filler of the prompt's length a right answer is told from a wrong one; behind one that is shorter by
     the answer's own length, and without any, it is not. The border moves with the prompt, so it is no least length.
     """
     for function in scorer.functions:
-        for form in RENDERINGS[:8]:
-            rows: list[list[Row]] = [[], [], []]
-            for prompt, *answers, example in scorer.tasks():
-                length = len(last_text(prompt))
-                for text in map(form.format, answers):
-                    for kind, filler in enumerate((length, max(0, length - len(text)), 0)):
-                        rows[kind].append(_row(prompt, "x" * filler + text, example))
-            # Right and wrong answers take turns: every right one must earn more than the wrong one behind it.
-            scores = [scorer.call(function, kind) for kind in rows]
-            if [bool((score[0::2] > score[1::2]).all()) for score in scores] == [True, False, False]:
+        for form in map(Form, RENDERINGS[:SHORT_FORMS]):
+            writers = [partial(_behind_filler, form, kind) for kind in range(3)]
+            tried_by_filler = scorer.try_tasks(function, scorer.tasks, writers)
+            told_apart = [all(each.earned > each.rival for each in tried) for tried in tried_by_filler]
+            if told_apart == [True, False, False]:
                 return function, form
     return None
+
+
+def _behind_filler(form: Form, kind: int, task: Task, answer: str) -> str:
+    """Write an answer behind a filler as long as the prompt, one that is shorter by the answer, or none."""
+    text = form.write(answer)
+    length = len(task.messages[0].content)
+    return "x" * (length, length - len(text), 0)[kind] + text
 
 
 # Findings
@@ -213,93 +270,109 @@ def probe_rewards(
     trainer: Any, batch: TrlBatch, scoring: float, scale: RewardRange, log: FindingsLog
 ) -> Suspects | None:
     """Re-score gold answers, corrupted ones and the generation itself through the user's reward functions."""
-    column, reason = gold_column(batch.examples[0]), ""
+    column = gold_column(batch.examples[0])
+    reason = ""
     if getattr(trainer, "environments", None):
         reason = "environments own the rewards"
     elif column is None:
         reason = "the dataset has no column that looks like an answer"
-    elif scoring > SLOW:
-        reason = f"the reward functions take {scoring:.1f} s per generation; above {SLOW:g} s they are not called again"
+    elif scoring > MAX_SCORING_S:
+        limit = f"above {MAX_SCORING_S:g} s they are not called again"
+        reason = f"the reward functions take {scoring:.1f} s per generation; {limit}"
     if reason or column is None:
         for id in ("reward.gold-rejected", "reward.misaligned"):
             log.event("not-probed", id=id, reason=reason)
         return None
     scorer = Scorer(trainer, batch, column)
     with same_randomness():
-        cut = cut_of(scorer)
-        if cut is not None:
-            name, form = scale.names[cut[0]], cut[1].format("GOLD")
-            summary = f"The reward function {name} cuts the prompt's length off each completion, but TRL's completions "
-            summary += "do not hold the prompt: right answers are cut away before they are looked at."
-            text = "Behind a filler as long as the prompt it does; behind one that is shorter by the answer's own "
-            text += "length it does not. The border moves with each task's prompt."
-            earned = Evidence(f"A gold answer written as {form!r} earns no more than a wrong one.", step=batch.step)
-            log.say("reward.gold-rejected", Severity.CRITICAL, summary, [earned, Evidence(text)])
+        if _judge_cut(log, scorer, scale.names):
             return None
-        gold = None if scorer.is_spent else gold_of(scorer)
-        if failed := scorer.failures:
-            summary = f"A reward function fails on some answers, which ends the training: {failed[0]}."
-            log.say("reward.error-scored", Severity.WARNING, summary, [Evidence(f"So it did {len(failed)} times.")])
+        judge = None if scorer.is_spent else find_judge(scorer, scale.names)
+        if scorer.failures:
+            summary = f"A reward function fails on some answers, which ends the training: {scorer.failures[0]}."
+            times = f"So it did {len(scorer.failures)} times."
+            log.say("reward.error-scored", Severity.WARNING, summary, [Evidence(times)])
         _judge_order(log, scorer, trainer.num_generations, scale.names)
-        flipped = gold_of(scorer, -1) if gold is None and not scorer.is_spent else None
-        weight = scale.weights[(gold or flipped or (0,))[0]]
-        if flipped or (gold and weight <= 0):
-            judge, right, wrong, form = flipped or gold  # type: ignore[misc]
-            summary = (
-                f"Right answers earn less than wrong ones: {scale.names[judge]}, of weight {weight:g}, gives them "
-            )
-            text = f"Written as {form.format('GOLD')!r}, gold answers get {right:g} and wrong ones {wrong:g}."
-            id = "advantage.sign" if weight else "reward.component-dead"
-            log.say(
-                id, Severity.CRITICAL, f"{summary}{right:g}, wrong ones {wrong:g}.", [Evidence(text, step=batch.step)]
-            )
+        if _judge_sign(log, scorer, judge, scale):
             return None
-        if gold is None:
-            named = [scale.names[f] for f in scorer.functions if scorer.names_column(f)]
+        if judge is None:
+            named = [scale.names[function] for function in scorer.functions if scorer.names_column(function)]
             return (column, named) if named and not scorer.is_spent else None
-        judge, right, wrong, form = gold
-        told = f"written as {form.format('GOLD')!r}, gold answers earn {right:g}, wrong ones {wrong:g}"
-        if not _judge_classes(trainer, log, scorer, gold, scale.names[judge]):
-            log.event("acquitted", id="reward.gold-rejected", reason=told)
-        scale.judge, scale.right = judge, right
+        if not _judge_classes(log, scorer, judge):
+            earned = f"gold answers earn {judge.right:g}, wrong ones {judge.wrong:g}"
+            log.event("acquitted", id="reward.gold-rejected", reason=f"written as {judge.form}, {earned}")
+        scale.judge = judge.function
+        scale.right = judge.right
         bounds = np.full((2, len(scale.names)), np.nan)
-        bounds[:, judge] = right, wrong
+        bounds[:, judge.function] = (judge.right, judge.wrong)
         scale.widen(bounds)
-        if not scorer.is_spent and hasattr(trainer.train_dataset, "__getitem__"):
-            _judge_alignment(trainer, log, scorer, judge)
+        if not scorer.is_spent and scorer.dataset_tasks:
+            _judge_alignment(trainer, log, scorer, judge.function)
     return None
 
 
-def _judge_classes(trainer: Any, log: FindingsLog, scorer: Scorer, gold: Gold, name: str) -> bool:
-    """Score gold of every class in the dataset, and texts without an answer; return True where gold is low."""
-    function, top, _, form = gold
-    if scorer.is_spent or not hasattr(trainer.train_dataset, "__getitem__"):
+def _judge_cut(log: FindingsLog, scorer: Scorer, names: Sequence[str]) -> bool:
+    """Report a function that looks behind the prompt in a completion that does not hold it."""
+    cutter = find_prompt_cutter(scorer)
+    if cutter is None:
         return False
-    tasks = scorer.tasks(trainer.train_dataset)
-    texts = ("", "@@ ??", " ".join(map(str, range(-20, 41))), " ".join(["therefore"] * 200))
-    right, wrong, *lax = (
-        scorer.call(function, [_row(task[0], form.format(task[k]), task[3]) for task in tasks]) if isinstance(k, int)
-        else scorer.call(function, [_row(task[0], k, task[3]) for task in tasks])
-        for k in (1, 2, *texts)
-    )  # fmt: skip
-    low = ~(right > wrong)
-    golds = [[task[1] for task, is_low in zip(tasks, low, strict=True) if bool(is_low) is k] for k in (True, False)]
-    if low.sum() > max(1, 0.03 * len(low)):
-        named = name_class(*golds) or f"{low.sum()} of {len(low)}"
-        text = (
-            f"Gold answers such as {', '.join(map(repr, golds[0][:4]))} earn no more than wrong ones; others {top:g}."
-        )
-        severity = Severity.CRITICAL if low.mean() > 0.1 else Severity.WARNING
-        summary = f"The reward function {name} rejects gold answers of one kind: {named}."
-        log.say("reward.gold-rejected", severity, summary, [Evidence(text, float(low.mean()), step=scorer.batch.step)])
-    for text, given in zip((*texts, "another answer"), (*lax, wrong), strict=True):
-        if (given >= top - 1e-6).mean() >= 0.5:
-            summary = f"The reward function {name} pays {text[:40]!r} as much as the right answer: {top:g}."
-            shown = Evidence(
-                f"So it does on {(given >= top - 1e-6).sum()} of {len(given)} tasks.", step=scorer.batch.step
-            )
-            log.say("reward.hackable", Severity.WARNING, summary, [shown])
-    return bool(low.any())
+    function, form = cutter
+    summary = f"The reward function {names[function]} cuts the prompt's length off each completion, but TRL's "
+    summary += "completions do not hold the prompt: right answers are cut away before they are looked at."
+    text = "Behind a filler as long as the prompt it does; behind one that is shorter by the answer's own "
+    text += "length it does not. The border moves with each task's prompt."
+    earned = Evidence(f"A gold answer written as {form} earns no more than a wrong one.", step=scorer.batch.step)
+    log.say("reward.gold-rejected", Severity.CRITICAL, summary, [earned, Evidence(text)])
+    return True
+
+
+def _judge_sign(log: FindingsLog, scorer: Scorer, judge: GoldJudge | None, scale: RewardRange) -> bool:
+    """Report a function that pays right answers less than wrong ones, or whose weight does."""
+    flipped = find_judge(scorer, scale.names, -1) if judge is None and not scorer.is_spent else None
+    suspect = flipped or judge
+    if suspect is None:
+        return False
+    weight = scale.weights[suspect.function]
+    if flipped is None and weight > 0:
+        return False
+    summary = f"Right answers earn less than wrong ones: {suspect.name}, of weight {weight:g}, gives them "
+    summary += f"{suspect.right:g}, wrong ones {suspect.wrong:g}."
+    text = f"Written as {suspect.form}, gold answers get {suspect.right:g} and wrong ones {suspect.wrong:g}."
+    id = "advantage.sign" if weight else "reward.component-dead"
+    log.say(id, Severity.CRITICAL, summary, [Evidence(text, step=scorer.batch.step)])
+    return True
+
+
+def _judge_classes(log: FindingsLog, scorer: Scorer, judge: GoldJudge) -> bool:
+    """Score gold of every class in the dataset, and texts without an answer; return True where gold is low."""
+    if scorer.is_spent or not scorer.dataset_tasks:
+        return False
+    tasks = draw_every_class(scorer.dataset_tasks, lambda task: task.answer, PROBED_ROWS)
+    (tried,) = scorer.try_tasks(judge.function, tasks, [in_form(judge.form)])
+    accepted, rejected = split_golds(tried)
+    if len(rejected) > max(MAX_ODD_ROWS, MAX_ODD_SHARE * len(tried)):
+        share = len(rejected) / len(tried)
+        severity = Severity.CRITICAL if share > CRITICAL_REJECTED_SHARE else Severity.WARNING
+        summary = describe_rejections(f"The reward function {judge.name}", accepted, rejected)
+        examples = ", ".join(repr(each.task.answer) for each in rejected[:4])
+        text = f"Gold answers such as {examples} earn no more than wrong ones; others {judge.right:g}."
+        log.say("reward.gold-rejected", severity, summary, [Evidence(text, share, step=scorer.batch.step)])
+    _judge_texts(log, scorer, judge, tried)
+    return bool(rejected)
+
+
+def _judge_texts(log: FindingsLog, scorer: Scorer, judge: GoldJudge, tried: Sequence[ScoredTask]) -> None:
+    """Report texts without the answer that are paid as it is."""
+    plays = {"another answer": [play for each in tried for play in each.others]}
+    for text in (SILENCE, GARBAGE, " ".join(map(str, SMALL_NUMBERS)), LONG_TEXT):
+        plays[text] = scorer.score(judge.function, [(each.task, text) for each in tried])
+    for text, scored in plays.items():
+        paid = sum(is_taken_in(play, judge.right) for play in scored)
+        if paid >= MIN_TAKEN_IN_SHARE * len(scored):
+            summary = f"The reward function {judge.name} pays {text[:40]!r} as much as the right answer: "
+            summary += f"{judge.right:g}."
+            evidence = Evidence(f"So it does on {paid} of {len(scored)} tasks.", step=scorer.batch.step)
+            log.say("reward.hackable", Severity.WARNING, summary, [evidence])
 
 
 def _judge_order(log: FindingsLog, scorer: Scorer, size: int, names: Sequence[str]) -> None:
@@ -314,8 +387,8 @@ def _judge_order(log: FindingsLog, scorer: Scorer, size: int, names: Sequence[st
             return
         name, recorded = names[function], scorer.recorded(function)
         again, turned = scorer.call(function, rows), scorer.call(function, [rows[i] for i in places])
-        changed = int((~np.isclose(turned, recorded[places], atol=1e-5, equal_nan=True)).sum())
-        if not np.allclose(again, recorded, atol=1e-5, equal_nan=True):
+        changed = int((~np.isclose(turned, recorded[places], atol=EQUAL, equal_nan=True)).sum())
+        if not np.allclose(again, recorded, atol=EQUAL, equal_nan=True):
             summary = f"The reward function {name} gave other scores to the same rollouts when asked again."
             shown = Evidence(f"{count} rollouts of step {step}.", step=step)
             log.say("reward.nondeterministic", Severity.NOTE, summary, [shown], Basis.SIGNAL)
@@ -332,14 +405,14 @@ def _judge_order(log: FindingsLog, scorer: Scorer, size: int, names: Sequence[st
 # on a healthy run, so the column is called misaligned only where all three fail.
 def _judge_alignment(trainer: Any, log: FindingsLog, scorer: Scorer, judge: int) -> None:
     own = own_against_others(scorer, judge, trainer.num_generations)
-    prompts, answers = rows_of(trainer.train_dataset, scorer.column, TEXTS)
-    is_few = len(answers) < 2 * DISTINCT or len(set(answers)) < DISTINCT
-    if is_positive(own) or is_few or texts_agree(list(map(last_text, prompts)), answers):
+    tasks = scorer.dataset_tasks
+    answers = [task.answer for task in tasks]
+    is_few = len(answers) < 2 * MIN_DIFFERENT_ANSWERS or len(set(answers)) < MIN_DIFFERENT_ANSWERS
+    if is_positive(own) or is_few or texts_agree([task.messages[0].content for task in tasks], answers):
         return
-    every = max(1, len(answers) // ROWS)
-    known = likelier_behind_its_own(trainer, prompts[::every][:ROWS], answers[::every][:ROWS])
-    # An effect of half a deviation is small for a model that knows anything: it must be excluded.
-    if known is None or known.mean + 2.0 * _error(known) >= 0.5 * known.deviation:
+    known = likelier_behind_its_own(trainer, tasks[:: max(1, len(tasks) // PROBED_ROWS)][:PROBED_ROWS])
+    # A small effect must be excluded, by two standard errors.
+    if known is None or known.mean + 2.0 * _error(known) >= SMALL_EFFECT * known.deviation:
         return
     summary = f"The answers in the column {scorer.column!r} do not belong to their prompts: nothing ties them together."
     text = f"The model finds answers {known.mean:+.2f} ± {_error(known):.2f} nats likelier behind their own prompts "
@@ -378,28 +451,19 @@ def own_against_others(scorer: Scorer, judge: int, size: int) -> Spread | None:
     return spread_of(np.array(by_group)) if len(by_group) > 1 else None
 
 
-def likelier_behind_its_own(trainer: Any, prompts: Sequence[Any], answers: Sequence[str]) -> Spread | None:
+def likelier_behind_its_own(trainer: Any, tasks: Sequence[Task]) -> Spread | None:
     """Compare the model's log-probability of answers behind their own prompts and behind others', in nats."""
-    device, count = trainer.accelerator.device, len(answers)
-    ids = [torch.tensor(i).to(device) for i in trainer._tokenize_prompts(list(prompts))[0]]
-    said = [torch.tensor(trainer._tokenizer(a, add_special_tokens=False)["input_ids"]).to(device) for a in answers]
+    device = trainer.accelerator.device
+    rows = trainer._tokenize_prompts([task.data["row"]["prompt"] for task in tasks])[0]
+    prompts = [torch.tensor(ids).to(device) for ids in rows]
     gains = []
     with quiet(trainer):
-        for i, answer in enumerate(said):
-            next_ones = ((i + step) % count for step in range(1, count))
-            other = next((j for j in next_ones if answers[j] != answers[i]), None)
-            if other is not None and len(answer):
-                own, theirs = (answer_logprobs(trainer, ids[k], answer).sum() for k in (i, other))
-                gains.append(own - theirs)
+        for place, task in enumerate(tasks):
+            following = [*range(place + 1, len(tasks)), *range(place)]
+            other = next((n for n in following if tasks[n].answer != task.answer), None)
+            ids = trainer._tokenizer(task.answer, add_special_tokens=False)["input_ids"]
+            if other is not None and ids:
+                answer = torch.tensor(ids).to(device)
+                own = answer_logprobs(trainer, prompts[place], answer).sum()
+                gains.append(own - answer_logprobs(trainer, prompts[other], answer).sum())
     return spread_of(np.array(gains)) if len(gains) > 1 else None
-
-
-def rows_of(dataset: Any, column: str, most: int) -> tuple[list[Any], list[str]]:
-    """Return prompts and answers of evenly spread rows of a dataset, each prompt once."""
-    count = len(dataset)
-    found: dict[str, tuple[Any, str]] = {}
-    for place in sorted(set(np.linspace(0, count - 1, min(most, count)).astype(int).tolist())):
-        row = dataset[place]
-        if answer := core_of(answer_of(row.get(column))):
-            found.setdefault(str(row["prompt"]), (row["prompt"], answer))
-    return [prompt for prompt, _ in found.values()], [answer for _, answer in found.values()]

@@ -10,6 +10,7 @@ from uptrend.doctor.checks import (
     masks,
     operation,
     optimizer,
+    payments,
     rewards,
     sampler,
     sampling,
@@ -19,7 +20,21 @@ from uptrend.doctor.checks import (
 from uptrend.records import RunView
 
 # The order breaks ties between findings of one severity and basis: what a run's course shows comes last.
-_MODULES = (masks, tools, advantages, data, sampling, kl, optimizer, sampler, golds, scoring, rewards, operation)
+_MODULES = (
+    masks,
+    tools,
+    advantages,
+    data,
+    sampling,
+    kl,
+    optimizer,
+    sampler,
+    golds,
+    scoring,
+    payments,
+    rewards,
+    operation,
+)
 
 # A module that asks another's check has it among its names too: each counts where it is defined.
 CHECKS: tuple[Check, ...] = tuple(

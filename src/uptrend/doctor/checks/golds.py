@@ -1,24 +1,18 @@
 """Gold answers that can't be right: two of one question, against what the prompt gives, or of other prompts."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from uptrend.doctor.answers import (
-    ENOUGH,
-    FEWEST,
+    MIN_ROLLOUTS,
+    MIN_WRONG_SCORES,
     UNFINISHED,
     Answers,
-    answer_of,
-    bare,
-    fold,
-    plain_question,
     read_answers,
-    value_of,
     why_no_answers,
 )
 from uptrend.doctor.case import Case
@@ -26,128 +20,248 @@ from uptrend.doctor.check import Answer, Found, Lacking, by_share, check, warn_i
 from uptrend.doctor.groups import count_flags, seen_among
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.records import Evidence
-from uptrend.records.table import Flags
+from uptrend.records.table import Flags, Floats
 from uptrend.stats.intervals import Spread, spread_of
 from uptrend.stats.trend import rank_correlation
+from uptrend.tasks.answers import answer_of, bare, computed_result, fold, plain_question, value_of
+
+# Share of questions from which contradicting gold answers are more than typing errors, which a run survives.
+MIN_CONTRADICTED_SHARE = 0.02
+# Gold answers that must be checkable, or model's answers to compare with, for a judgment on all of them.
+MIN_CHECKABLE = MIN_ROLLOUTS // 2
+# Share of gold answers that a prompt's operation must give, to be what is asked; and to be what may be asked.
+MIN_FITTING_SHARE = 0.6
+MIN_MAYBE_FITTING_SHARE = 0.3
+# How much oftener the model must say the operation's result than gold where they differ.
+MIN_MODEL_ODDS = 3
+# Share of wrong gold answers from which training goes the wrong way.
+CRITICAL_WRONG_SHARE = 0.1
+# Different gold answers that are needed: with fewer, another prompt's is often right.
+MIN_DIFFERENT_GOLDS = 6
+# Answers that agree with another prompt's gold by chance: gold is tied to prompts where its own are above twice these
+# and this share.
+MIN_OWN_SHARE = 0.05
+# Share of answers that are the operation's result from which the model gives what is asked, and share of golds that
+# are it up to which they are not that.
+MIN_MODEL_RESULTS = 0.25
+MAX_GOLD_RESULTS = 0.2
+# Numbers in answers and prompts that it takes to correlate them; standard errors (1/√n) of a rank correlation, and of
+# a mean gain, from which they are no chance.
+MIN_PAIRS = 16
+MAX_CORRELATION_ERRORS = 3.0
+MAX_GAIN_ERRORS = 2.0
+# Share of rollouts of a task that give the same answer where a model is sure of it; fewer rollouts tell nothing.
+AGREEING_SHARE = 0.9
+MIN_VOTES = 4
+# Share of right rollouts from which what a model agrees on says something of gold.
+MIN_RIGHT_SHARE = 0.5
+# Tasks, and their share, on which a model must be sure of another answer.
+MIN_OUTVOTED = 5
+MIN_OUTVOTED_SHARE = 0.1
 
 
 @check("data.wrong-gold")
-def wrong_gold(case: Case) -> Answer:
-    """Report a question with two gold answers, or a model that agrees with itself and never with the gold answer."""
+def contradicting_golds(case: Case) -> Answer:
+    """Report questions that occur with more than one gold answer."""
     if lacking := why_no_answers(case):
         return Lacking(lacking)
+    first_gold: dict[str, str] = {}
+    contradicted: set[str] = set()
     steps = case.once(read_answers)
-    golds, bad, flags, given = dict[str, str](), set[str](), [], dict[str, tuple[str, str]]()
-    for a in steps:
-        asked = a.rows.question_n
-        tasks = [plain_question(asked[n]) for n in a.place_n]
-        pairs = zip(tasks, map(bare, a.gold_n), strict=True)
-        flags.append(np.array([golds.setdefault(task, gold) != gold for task, gold in pairs], np.bool_))
-        bad |= {tasks[n] for n in np.flatnonzero(flags[-1])}
-        told = zip(a.place_n, a.gold_n, a.said_n, a.rows.ended_n[a.place_n], strict=True)
-        given |= {asked[n]: (gold, said) for n, gold, said, ended in told if ended not in UNFINISHED}
-    if not bad:
-        return unfit_golds(given) or _outvoted(steps)
-    text = f"{len(bad)} of {len(golds)} questions have more than one gold answer, such as {sorted(bad)[0][-80:]!r}"
-    shown = seen_among(steps, flags, text, len(bad) / len(golds))
-    summary = f"{len(bad)} questions have different gold answers, so at least one of each is wrong."
-    return Found(warn_if(len(bad) >= 0.02 * len(golds)), PROOF, summary, [shown])
+    flags: list[Flags] = []
+    for step in steps:
+        is_other = np.zeros(len(step.place_n), np.bool_)
+        for n, (place, gold) in enumerate(zip(step.place_n, step.gold_n, strict=True)):
+            question = plain_question(step.rows.question_n[place])
+            if first_gold.setdefault(question, bare(gold)) != bare(gold):
+                is_other[n] = True
+                contradicted.add(question)
+        flags.append(is_other)
+    if not contradicted:
+        return None
+    share = len(contradicted) / len(first_gold)
+    example = sorted(contradicted)[0][-80:]
+    text = f"{len(contradicted)} of {len(first_gold)} questions have more than one gold answer, such as {example!r}"
+    summary = f"{len(contradicted)} questions have different gold answers, so at least one of each is wrong."
+    shown = seen_among(steps, flags, text, share)
+    return Found(warn_if(share >= MIN_CONTRADICTED_SHARE), PROOF, summary, [shown])
 
 
-_SUM = re.compile(r"(?<![\d.)*/^])(-?\d+)\s*([-+*×])\s*(-?\d+)(?!\s*[-+*/^×.\d)])")
+@check("data.wrong-gold")
+def unfit_golds(case: Case) -> Answer:
+    """Report gold answers that contradict their prompts, that belong to others, or that the model outvotes."""
+    if why_no_answers(case) or case.once(contradicting_golds.judge):
+        return None
+    steps = case.once(read_answers)
+    answers: dict[str, tuple[str, str]] = {}
+    for step in steps:
+        for place, gold, text in zip(step.place_n, step.gold_n, step.response_n, strict=True):
+            if step.rows.ended_n[place] not in UNFINISHED:
+                answers[step.rows.question_n[place]] = (gold, text)
+    return judge_golds(answers) or _outvoted(steps)
 
 
-def reckon(prompt: str) -> float:
-    """Return the result of the only operation on whole numbers that a prompt asks for; NaN where there is none."""
-    found = _SUM.findall(prompt)
-    if len(found) != 1 or len(re.findall(r"\d+", prompt)) != 2:
-        return math.nan
-    a, sign, b = found[0]
-    return float({"+": int(a) + int(b), "-": int(a) - int(b)}.get(sign, int(a) * int(b)))
+@dataclass(frozen=True)
+class GoldTable:
+    """Prompts with their gold answers and a model's answers, and what these are as numbers; NaN for what is none."""
+
+    prompts: Sequence[str]
+    golds: Sequence[str]
+    answers: Sequence[str]
+    """Empty where the model was not asked."""
+    results: Floats
+    """Results of the operations that prompts ask for."""
+    gold_values: Floats
+    answer_values: Floats
+
+    @property
+    def misfits(self) -> list[int]:
+        """RolloutTable in which gold is a number, and not the prompt's result."""
+        is_other = np.isfinite(self.results - self.gold_values) & (self.results != self.gold_values)
+        return np.flatnonzero(is_other).tolist()
+
+    @property
+    def examples(self) -> str:
+        """A few of them, in words."""
+        return "; ".join(f"{self.prompts[n][-40:]!r} has {self.golds[n]!r}" for n in self.misfits[:4])
 
 
-def unfit_golds(given: Mapping[str, tuple[str, str]]) -> Found | None:
+def judge_golds(gold_and_text: Mapping[str, tuple[str, str]]) -> Found | None:
     """Judge gold answers, with what the model said, by prompt: some that contradict it, or all of other prompts."""
-    prompts, golds, said = list(given), [gold for gold, _ in given.values()], [answer_of(s) for _, s in given.values()]
-    results, values = np.array(list(map(reckon, prompts))), np.array(list(map(value_of, golds)))
-    known = np.isfinite(results) & np.isfinite(values)
-    fits = known & (results == values)
-    bad = np.flatnonzero(known & ~fits)
-    examples = "; ".join(f"{prompts[n][-40:]!r} has {golds[n]!r}" for n in bad[:4])
-    # Where the reckoning fits most golds it is what is asked, and the rest is wrong.
-    if known.sum() >= ENOUGH / 2 and len(bad) >= FEWEST and fits.sum() >= 0.6 * known.sum():
-        text = f"{len(bad)} of {known.sum()} gold answers are not what their prompt gives: {examples}"
-        share, summary = len(bad) / int(known.sum()), f"{len(bad)} of {known.sum()} gold answers are wrong."
-        return Found(by_share(share, critical=0.1), PROOF, summary, [Evidence(text, share)])
-    # Where it fits many, the model decides: it says the result where gold says something else.
-    as_result, as_gold = (sum(value_of(said[n]) == of[n] for n in bad) for of in (results, values))
-    if fits.sum() >= 0.3 * known.sum() and as_result >= max(FEWEST, 3 * as_gold):
-        text = (
-            f"{len(bad)} of {known.sum()} gold answers are not what their prompt gives, and the model says the latter"
-        )
-        shown = Evidence(f"{text} in {as_result}, gold in {as_gold}: {examples}", as_result)
-        return Found(WARNING, SIGNAL, f"{len(bad)} of {known.sum()} gold answers seem to be wrong.", [shown])
-    heard = [n for n, text in enumerate(said) if text]
-    reckoned = [n for n in heard if results[n] == value_of(said[n])]  # the model gives what is asked
-    is_misfit = 4 * len(reckoned) > len(heard) and not fits[reckoned].mean() > 0.2
-    prompts, golds, said = ([of[n] for n in heard] for of in (prompts, golds, said))
-    if len(heard) < ENOUGH / 2 or len(set(golds)) < 6:
+    prompts = list(gold_and_text)
+    golds = [gold for gold, _ in gold_and_text.values()]
+    answers = [answer_of(text) for _, text in gold_and_text.values()]
+    results = np.array([computed_result(prompt) for prompt in prompts])
+    gold_values = np.array([value_of(gold) for gold in golds])
+    answer_values = np.array([value_of(answer) for answer in answers])
+    table = GoldTable(prompts, golds, answers, results, gold_values, answer_values)
+    return _against_results(table) or _of_other_prompts(table)
+
+
+def _against_results(table: GoldTable) -> Found | None:
+    """Find gold answers that are not what their prompts ask to compute, where most are, or where the model says so."""
+    misfits = table.misfits
+    fitting = int((table.results == table.gold_values).sum())
+    checkable = fitting + len(misfits)
+    text = f"{len(misfits)} of {checkable} gold answers are not what their prompt gives"
+    if len(misfits) < MIN_WRONG_SCORES or fitting < MIN_MAYBE_FITTING_SHARE * checkable:
         return None
-    wanted, spoken = np.array(list(map(bare, golds))), np.array(list(map(bare, said)))
-    own, others = float((wanted == spoken).mean()), float(np.mean([np.roll(wanted, k) == spoken for k in (1, 2, 3)]))
-    # The model's answers have to do with the prompts, and the gold ones with neither.
-    is_tied = own > 2 * others + 0.05 or texts_agree(prompts, golds) or texts_agree(golds, said)
-    if not is_misfit and (is_tied or not texts_agree(prompts, said)):
+    if checkable >= MIN_CHECKABLE and fitting >= MIN_FITTING_SHARE * checkable:
+        share = len(misfits) / checkable
+        summary = f"{len(misfits)} of {checkable} gold answers are wrong."
+        evidence = Evidence(f"{text}: {table.examples}", share)
+        return Found(by_share(share, critical=CRITICAL_WRONG_SHARE), PROOF, summary, [evidence])
+    # Where the operation fits only many, the model decides: it says the result where gold says something else.
+    answers = table.answer_values[misfits]
+    as_result = int((answers == table.results[misfits]).sum())
+    as_gold = int((answers == table.gold_values[misfits]).sum())
+    if as_result < max(MIN_WRONG_SCORES, MIN_MODEL_ODDS * as_gold):
         return None
-    text = f"{own:.0%} of {len(said)} answers are their own prompt's gold, {others:.0%} another's: {examples}"
+    text = f"{text}, and the model says the latter in {as_result}, gold in {as_gold}: {table.examples}"
+    summary = f"{len(misfits)} of {checkable} gold answers seem to be wrong."
+    return Found(WARNING, SIGNAL, summary, [Evidence(text, as_result)])
+
+
+def _of_other_prompts(table: GoldTable) -> Found | None:
+    """Find a model whose answers have to do with the prompts, and gold answers that have to do with neither."""
+    answered = [n for n, answer in enumerate(table.answers) if answer]
+    prompts = [table.prompts[n] for n in answered]
+    golds = [table.golds[n] for n in answered]
+    answers = [table.answers[n] for n in answered]
+    if len(answered) < MIN_CHECKABLE or len(set(golds)) < MIN_DIFFERENT_GOLDS:
+        return None
+    bare_golds = np.array(list(map(bare, golds)))
+    bare_answers = np.array(list(map(bare, answers)))
+    own = float((bare_golds == bare_answers).mean())
+    others = float(np.mean([np.roll(bare_golds, shift) == bare_answers for shift in (1, 2, 3)]))
+    # The model computes what prompts ask for, and gold answers are hardly ever that.
+    computed = table.results == table.answer_values
+    are_results = table.results[computed] == table.gold_values[computed]
+    is_proven = computed.sum() > MIN_MODEL_RESULTS * len(answered) and are_results.mean() <= MAX_GOLD_RESULTS
+    if not is_proven:
+        if own > 2 * others + MIN_OWN_SHARE or texts_agree(prompts, golds) or texts_agree(golds, answers):
+            return None
+        if not texts_agree(prompts, answers):
+            return None
+    text = f"{own:.0%} of {len(answers)} answers are their own prompt's gold, {others:.0%} another's: {table.examples}"
     summary = "The gold answers do not belong to their prompts: what the model says depends on these, the golds do not."
     return Found(CRITICAL, SIGNAL, summary, [Evidence(text, own)])
 
 
 def texts_agree(prompts: Sequence[str], answers: Sequence[str]) -> bool:
-    """Return True where answers have anything to do with their prompts: in numbers, in words or in length."""
-    numbers = [re.findall(r"-?\d+(?:\.\d+)?", answer.replace(",", "")) for answer in answers]
-    asked = [[float(n) for n in re.findall(r"-?\d+(?:\.\d+)?", prompt)] for prompt in prompts]
-    have = [i for i, found in enumerate(numbers) if found and asked[i]]
-    pairs: list[tuple[list[Any], list[Any]]] = [([len(p) for p in prompts], [len(a) for a in answers])]
-    if len(have) >= 16:
-        values = [float(numbers[i][-1]) for i in have]
-        features: tuple[Callable[[list[float]], float], ...] = (
-            max, sum, len, min, lambda given: abs(given[0]) - abs(given[-1]), lambda given: abs(given[0])
-        )  # fmt: skip
-        pairs += [([feature(asked[i]) for i in have], values) for feature in features]
-    # A rank correlation without a cause has a deviation of about 1/√n; three of them are the limit.
-    if any(abs(rank_correlation(np.array(a, float), np.array(b, float))) > 3.0 / len(a) ** 0.5 for a, b in pairs):
+    """Return True where answers have anything to do with their prompts: in length, in numbers or in words."""
+    if _correlate(np.array(list(map(len, prompts)), float), np.array(list(map(len, answers)), float)):
         return True
-    own, others = (
-        np.array([answer.lower() in prompt.lower() for prompt, answer in zip(prompts, given, strict=True)], float)
-        for given in (answers, np.roll(answers, 1))
-    )
+    asked: list[list[float]] = []
+    values: list[float] = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        prompt_numbers = _numbers(prompt)
+        answer_numbers = _numbers(answer.replace(",", ""))
+        if prompt_numbers and answer_numbers:
+            asked.append(prompt_numbers)
+            values.append(answer_numbers[-1])
+    if len(values) >= MIN_PAIRS:
+        for feature in PROMPT_FEATURES:
+            if _correlate(np.array(list(map(feature, asked)), float), np.array(values)):
+                return True
+    own = np.array(_are_quoted(prompts, answers), float)
+    others = np.array(_are_quoted(prompts, [*answers[-1:], *answers[:-1]]), float)
     return is_positive(spread_of(own - others))
+
+
+# Figures of a prompt's numbers that the result of a task may go with.
+PROMPT_FEATURES: tuple[Callable[[list[float]], float], ...] = (
+    max,
+    sum,
+    len,
+    min,
+    lambda numbers: abs(numbers[0]) - abs(numbers[-1]),
+    lambda numbers: abs(numbers[0]),
+)
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", text)]
+
+
+def _correlate(a: Floats, b: Floats) -> bool:
+    return bool(abs(rank_correlation(a, b)) > MAX_CORRELATION_ERRORS / len(a) ** 0.5)
+
+
+def _are_quoted(prompts: Sequence[str], answers: Sequence[str]) -> list[bool]:
+    return [answer.lower() in prompt.lower() for prompt, answer in zip(prompts, answers, strict=True)]
 
 
 def is_positive(gains: Spread | None) -> bool:
     """Return True where a mean gain is above 0 by more than noise."""
-    return gains is not None and gains.mean > 2.0 * gains.deviation / gains.seeds**0.5 + 1e-9
+    return gains is not None and gains.mean > MAX_GAIN_ERRORS * gains.deviation / gains.seeds**0.5 + 1e-9
+
+
+def is_outvoted(texts: Sequence[str], gold: str) -> bool:
+    """Return True where nearly all texts agree on an answer that is not gold."""
+    answer, votes = Counter(map(answer_of, texts)).most_common(1)[0]
+    return votes >= AGREEING_SHARE * len(texts) and answer not in ("", fold(gold))
 
 
 def _outvoted(steps: list[Answers]) -> Found | None:
     """Find a model that is mostly right, and sure of another answer than the gold on a good part of the tasks."""
-    sure, tasks, flags = 0, 0, list[Flags]()
-    for a in steps:
-        against = np.zeros(len(a.place_n), np.bool_)
-        for task in np.unique(a.task_n):
-            of = np.flatnonzero(a.task_n == task)
-            if len(of) < 4:
+    sure = 0
+    tasks = 0
+    flags: list[Flags] = []
+    for step in steps:
+        against = np.zeros(len(step.place_n), np.bool_)
+        for task in np.unique(step.task_n):
+            places = np.flatnonzero(step.task_n == task)
+            if len(places) < MIN_VOTES:
                 continue
             tasks += 1
-            said, votes = Counter(answer_of(a.said_n[n]) for n in of).most_common(1)[0]
-            if votes >= 0.9 * len(of) and said and said != fold(a.gold_n[of[0]]) and not a.rewarded_n[of].any():
+            texts = [step.response_n[n] for n in places]
+            if is_outvoted(texts, step.gold_n[places[0]]) and not step.rewarded_n[places].any():
                 sure += 1
-                against[of] = True
+                against[places] = True
         flags.append(against)
-    right = count_flags(a.rewarded_n for a in steps) / sum(len(a.place_n) for a in steps)
-    if right < 0.5 or sure < 5 or sure < 0.1 * tasks:
+    right_share = count_flags(step.rewarded_n for step in steps) / sum(len(step.place_n) for step in steps)
+    if right_share < MIN_RIGHT_SHARE or sure < MIN_OUTVOTED or sure < MIN_OUTVOTED_SHARE * tasks:
         return None
     text = f"on {sure} of {tasks} tasks nearly all rollouts agree on an answer that is not the gold one"
     summary = "The model is mostly right and sure of other answers than the gold ones on some tasks: look at these."

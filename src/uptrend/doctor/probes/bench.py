@@ -25,13 +25,14 @@ from uptrend.doctor.check import finding
 from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import Movement, WeightMeter
-from uptrend.records import Basis, Evidence, Finding, Fix, Message, Reward, Rollout, RunView, Severity, Task, Tool
+from uptrend.records import Basis, Evidence, Finding, Fix, Message, Rollout, RunView, Severity, Task, Tool
 from uptrend.rollout.play import RolloutRequest, derive, derive_open_seed
 from uptrend.rollout.render import Renderer, make_renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor
-from uptrend.tasks.taskset import Script, Taskset, known_gold, play_script
+from uptrend.tasks.proof import ScoredPlay
+from uptrend.tasks.taskset import Taskset, known_gold
 from uptrend.training.components import RunContext
 from uptrend.training.gather import Gathered, RolloutPlayer
 from uptrend.training.learner import Experience, Learner, Update
@@ -57,15 +58,6 @@ class Updated:
     nudged_bs: Tensor  # log-probabilities a little way along the update, where they show its effect to first order
     moved: Movement
     gradient_share: float  # share of weights that had a gradient
-
-
-@dataclass(frozen=True)
-class ScoredPlay:
-    """One play of a task without the model."""
-
-    texts: tuple[tuple[str, ...], ...]  # replies of the task to each turn; for a script, its own turns
-    reward: Reward | None  # None where the task failed, and then the error is the last text
-    error: Exception | None = None
 
 
 class RecordingSampler:
@@ -392,23 +384,6 @@ def kl_between(policy_bs: Tensor, other_bs: Tensor, real_bs: Tensor) -> float:
     """Estimate KL(policy ‖ other) on tokens that the policy sampled, by k3: http://joschu.net/blog/kl-approx.html."""
     apart = (other_bs - policy_bs)[real_bs]
     return float((torch.expm1(apart) - apart).nanmean())
-
-
-def play_scripts(taskset: Taskset, task: Task, scripts: Iterable[Script]) -> list[ScoredPlay]:
-    """Play scripts without a model, one after another; those of a slow taskset side by side."""
-
-    async def one(script: Script) -> ScoredPlay:
-        try:
-            messages, reward = await play_script(taskset, task, script)
-            return ScoredPlay(tuple((m.content,) for m in messages if m.role == "assistant"), reward)
-        except Exception as error:  # a taskset's own failure is an observation too
-            return ScoredPlay(((f"{type(error).__name__}: {error}",),), None, error)
-
-    async def everyone() -> list[ScoredPlay]:
-        is_slow = hasattr(taskset, "FEW_PLAYS")
-        return await event_loop.together(map(one, scripts)) if is_slow else [await one(script) for script in scripts]
-
-    return event_loop.run(everyone())
 
 
 async def _say(

@@ -1,59 +1,63 @@
 """Probes of tasks and limits: gold answers, repeated and leaked tasks, their order, the schedule, prompt lengths."""
 
-import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from uptrend.doctor.answers import CLASSES, name_class, plain_question
-from uptrend.doctor.probes.bench import Bench, ScoredPlay, play_scripts, seen
+from uptrend.doctor.probes.bench import Bench, seen
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, WARNING, Answer, probe, require
 from uptrend.records import Ending, Finding, Fix, RewardOutOfBounds, Task, boundary_of
+from uptrend.tasks.answers import Form, draw_every_class, forms_of, plain_question
 from uptrend.tasks.data import Data
 from uptrend.tasks.pool import Cursor
-from uptrend.tasks.rewards import NAMES, RENDERINGS
-from uptrend.tasks.taskset import Taskset, known_gold, say
-from uptrend.tasks.validate import HasVariants
+from uptrend.tasks.proof import (
+    CRITICAL_REJECTED_SHARE,
+    HasVariants,
+    ScoredPlay,
+    ScoredTask,
+    describe_rejections,
+    earnings_of,
+    furthest_outside,
+    judge_form,
+    paid_wrong,
+    play_scripts,
+    proving,
+    split_golds,
+    try_task,
+)
+from uptrend.tasks.rewards import NAMES, Undecided
+from uptrend.tasks.taskset import Taskset, say
 from uptrend.tasks.validate import order as check_order
 from uptrend.training.warmstart import why_left_out
 
-
-@dataclass(frozen=True)
-class GoldPlay:
-    """A task with what its gold answer and wrong ones earned."""
-
-    task: Task
-    golds: list[ScoredPlay]  # one; none where no gold is known
-    others: list[ScoredPlay]
-
-    @property
-    def earned(self) -> float:
-        return next((p.reward.total for p in self.golds if p.reward), math.nan)
-
-    @property
-    def rival(self) -> float:
-        """The most that a wrong answer earned."""
-        return max((p.reward.total for p in self.others if p.reward), default=-math.inf)
+# Tasks whose gold answers are played; half of them held out.
+GOLD_TASKS = 50
+HELD_OUT_TASKS = 25
+# Tasks on which an answer is tried in other forms: 6 times 15 forms, where nothing is accepted. Fewer show nothing.
+FORM_TASKS = 6
+MIN_FORM_TASKS = 5
+# Shares of wrong answers that earn the maximum, or as much as gold where nobody said what the maximum is: a reward of
+# unknown bounds may pay for more than the answer.
+CRITICAL_PAID_SHARE = 0.05
+CRITICAL_PAID_SHARE_UNBOUNDED = 0.4
 
 
-def play_golds(bench: Bench) -> list[GoldPlay]:
+def try_golds(bench: Bench) -> list[ScoredTask]:
     """Play gold and corrupted answers of 50 tasks, of every class of answers."""
-    stage, held, generator, played = bench.stage, bench.heldout, random.Random(0), list[GoldPlay]()
-    evaluated = min(bench.few(25), len(held.tasks))
-    trained = min(bench.few(50) - evaluated, len(stage.tasks))
-    for tasks, count, given in ((stage.tasks, trained, stage.taskset), (held.tasks, evaluated, held.taskset)):
-        # Under some options not even gold reaches the maximum: those that prove the reward are played.
-        taskset = given.proof() if isinstance(given, HasVariants) else given
-        for task in _of_every_class(tasks, count, generator):
-            experts = known_gold(taskset, task)
-            plays = play_scripts(taskset, task, [*experts, *taskset.corrupted(task)])
-            played.append(GoldPlay(task, plays[: len(experts)], plays[len(experts) :]))
-    return played
+    stage = bench.stage
+    held_out = bench.heldout
+    evaluated = min(bench.few(HELD_OUT_TASKS), len(held_out.tasks))
+    trained = min(bench.few(GOLD_TASKS) - evaluated, len(stage.tasks))
+    generator = random.Random(0)
+    tried = []
+    for tasks, count, taskset in ((stage.tasks, trained, stage.taskset), (held_out.tasks, evaluated, held_out.taskset)):
+        shuffled = generator.sample(tasks, len(tasks))
+        for task in draw_every_class(shuffled, lambda task: task.answer, count):
+            tried.append(try_task(proving(taskset), task))
+    return tried
 
 
 @probe(
@@ -63,124 +67,73 @@ def play_golds(bench: Bench) -> list[GoldPlay]:
 )  # fmt: skip
 def gold(bench: Bench) -> Answer:
     """Score gold and corrupted answers of 50 tasks, of every class of answers, and gold in the model's tokens."""
-    stage, played = bench.stage, bench.once(play_golds)
-    rejected, form = _rejected(played), None
-    if 2 * len(rejected) > len(played) and (form := _accepted_form(played, stage.taskset)):
-        played = [_say_in(form, p, stage.taskset) for p in played]
-        rejected = _rejected(played)
+    tried = bench.once(try_golds)
+    accepted, rejected = split_golds(tried)
+    form = None
+    if 2 * len(rejected) > len(tried):
+        form = _accepted_form(tried, bench.stage.taskset)
+    if form is not None:
+        tried = [_try_in(form, each, bench.stage.taskset) for each in tried]
+        accepted, rejected = split_golds(tried)
         yield f"written as {form}, "
-    accepted = [p for p in played if p.golds and p not in rejected]
-    is_bounded = not any(math.isnan(r.high) for p in played for r in [g.reward for g in p.golds] if r)
-    lax = [
-        (p.task, other) for p in played for other in p.others
-        if p not in rejected and other.reward and (_is_best(other) if is_bounded else other.reward.total >= p.earned)
-    ]  # fmt: skip
-    judged, corrupted = len(accepted) + len(rejected), sum(len(p.others) for p in played)
+    is_bounded = all(each.is_bounded for each in tried)
+    paid = paid_wrong(accepted, by_maximum=is_bounded)
+    right = sum(bool(each.golds) for each in accepted)
+    judged = right + len(rejected)
+    corrupted = sum(len(each.others) for each in tried)
     require(judged or corrupted, "no answer is known that should earn the most, or should not")
-    yield f"{len(accepted)} of {judged} gold answers reach the maximum, {len(lax)} of {corrupted} corrupted ones do"
-    yield from _failures(bench, played)
-    low = [p for p in rejected if p.golds[0].reward]
-    if low:
-        worse = [p for p in low if p.earned < p.rival]
-        named = name_class(*([p.task.answer for p in of] for of in (low, accepted)))
-        summary = f"The reward rejects {len(low)} of {judged} gold answers: what is right does not earn the most."
-        if len(worse) >= 0.9 * judged:
-            summary = f"Right answers earn less than wrong ones on {len(worse)} of {judged} tasks: is a sign flipped?"
-        elif named:
-            summary = f"The reward rejects gold answers of one kind: {named}."
-        # Without bounds, and where no gold is accepted, it may want words that nobody knows here.
-        severity = CRITICAL if len(low) > 0.05 * judged and (is_bounded or accepted or worse) else WARNING
-        evidence = [seen(_describe(p.task, p.golds[0])) for p in low[:3]]
-        evidence += [seen(text) for text in _typed_answer(stage.taskset, low[0].task)]
-        if len(worse) >= 0.9 * judged:
-            yield bench.found("advantage.sign", severity, summary, evidence)
-            severity = WARNING
+    yield f"{right} of {judged} gold answers reach the maximum, {len(paid)} of {corrupted} corrupted ones do"
+    yield from _failures(bench, tried)
+    yield from _rejections(bench, accepted, rejected)
+    if paid:
+        limit = CRITICAL_PAID_SHARE if is_bounded else CRITICAL_PAID_SHARE_UNBOUNDED
+        summary = f"{len(paid)} of {corrupted} corrupted answers earn the maximum: the reward can be had without one."
+        evidence = [seen(_describe(*each)) for each in paid[:3]]
+        severity = CRITICAL if len(paid) > limit * corrupted else WARNING
         yield bench.found("reward.gold-rejected", severity, summary, evidence)
-    if lax:
-        summary = f"{len(lax)} of {corrupted} corrupted answers earn the maximum: the reward can be had without one."
-        severity = CRITICAL if len(lax) > (0.05 if is_bounded else 0.4) * corrupted else WARNING
-        yield bench.found("reward.gold-rejected", severity, summary, [seen(_describe(*each)) for each in lax[:3]])
-    if judged == len(played) and not rejected and not form:
+    if judged == len(tried) and not rejected and form is None:
         yield from _gold_in_tokens(bench)
 
 
-def _of_every_class(tasks: Sequence[Task], count: int, generator: random.Random) -> list[Task]:
-    """Draw tasks, some of every class of answers that there is."""
-    drawn = generator.sample(tasks, len(tasks))
-    first = [task for holds in CLASSES.values() for task in [t for t in drawn if holds(t.answer)][: max(3, count // 8)]]
-    return list({id(task): task for task in (*first, *drawn)}.values())[:count]
+def _rejections(bench: Bench, others: Sequence[ScoredTask], rejected: Sequence[ScoredTask]) -> Answer:
+    """Report gold answers that do not earn the most, and a reward that pays them less than wrong ones."""
+    low = [each for each in rejected if each.golds[0].reward]
+    if not low:
+        return
+    tried = [*others, *rejected]
+    accepted = [each for each in others if each.golds]
+    judged = len(accepted) + len(rejected)
+    worse = sum(each.earned < each.rival for each in low)
+    is_inverted = earnings_of(tried).is_inverted
+    summary = describe_rejections("The reward", accepted, low)
+    if is_inverted:
+        summary = f"Right answers earn less than wrong ones on {worse} of {judged} tasks: is a sign flipped?"
+    # Without bounds, and where no gold is accepted, it may want words that nobody knows here.
+    is_known = all(each.is_bounded for each in tried) or accepted or worse
+    severity = CRITICAL if is_known and len(low) > CRITICAL_REJECTED_SHARE * judged else WARNING
+    evidence = [seen(_describe(each.task, each.golds[0])) for each in low[:3]]
+    evidence += [seen(text) for text in _typed_answer(bench.stage.taskset, low[0].task)]
+    if is_inverted:
+        yield bench.found("advantage.sign", severity, summary, evidence)
+        severity = WARNING
+    yield bench.found("reward.gold-rejected", severity, summary, evidence)
 
 
-def _rejected(played: Sequence[GoldPlay]) -> list[GoldPlay]:
-    """Return plays whose gold does not earn the most; without bounds, less than a wrong one, or as little as these."""
-    least = min((o.reward.total for p in played for o in p.others if o.reward), default=-math.inf)
-    top = max((p.earned for p in played if p.earned > p.rival), default=least + 1e-9)
-    rejected = []
-    for p, gold in [(one, gold) for one in played for gold in one.golds]:
-        if gold.reward and not math.isnan(gold.reward.high):
-            is_low = not _is_best(gold) and not _earns_most(gold, p.others)
-        else:
-            is_low = not p.earned >= p.rival or (p.earned == p.rival and p.earned < top)
-        rejected += [p] if is_low else []
-    return rejected
+def _try_in(form: Form, tried: ScoredTask, taskset: Taskset) -> ScoredTask:
+    """Play a task's answers again, written in another form."""
+    texts = [tried.task.answer, *(play.last_text for play in tried.others)]
+    first, *others = play_scripts(taskset, tried.task, [say(form.write(text)) for text in texts])
+    return ScoredTask(tried.task, [first], others)
 
 
-@dataclass(frozen=True)
-class Form:
-    """A way to write an answer: what is taken of it, and the words around that."""
-
-    words: str
-    part: str = ""
-
-    def write(self, answer: str) -> str:
-        """Return an answer in this form."""
-        return self.words.format(PARTS[self.part](answer))
-
-    def __str__(self) -> str:
-        return repr(self.words.format("GOLD")) + (f" with {self.part}" if self.part else "")
-
-
-def _json_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _as_python(answer: str) -> str:
-    value = _json_value(answer)
-    return str(value) if isinstance(value, bool | list | dict) else answer
-
-
-def _first_of_list(answer: str) -> str:
-    value = _json_value(answer)
-    return str(value[0]) if isinstance(value, list) and value else answer
-
-
-# An answer that is no text is recorded as JSON: a reward may compare with str() of it, or look into a list of synonyms.
-PARTS: dict[str, Callable[[str], str]] = {
-    "": lambda answer: answer,
-    "the answer as Python prints it": _as_python,
-    "the first of a list of answers": _first_of_list,
-}
-
-
-def _say_in(form: Form, played: GoldPlay, taskset: Taskset) -> GoldPlay:
-    texts = [p.texts[-1][0] if p.texts else "" for p in played.others]
-    first, *others = play_scripts(taskset, played.task, [say(form.write(t)) for t in (played.task.answer, *texts)])
-    return GoldPlay(played.task, [first], others)
-
-
-def _accepted_form(played: Sequence[GoldPlay], taskset: Taskset) -> Form | None:
+def _accepted_form(tried: Sequence[ScoredTask], taskset: Taskset) -> Form | None:
     """Return the form of an answer in which a reward accepts gold; None where it does in none."""
-    few = [p for p in played if p.golds and p.golds[0].texts == ((p.task.answer,),)][:6]
-    for part, take in PARTS.items():
-        if part and all(take(p.task.answer) == p.task.answer for p in few):
-            continue
-        for words in RENDERINGS if part else RENDERINGS[1:]:
-            form = Form(words, part)
-            if sum(p.earned > p.rival for p in (_say_in(form, p, taskset) for p in few)) > 4:
-                return form
+    plain = [each for each in tried if each.golds and each.golds[0].texts == ((each.task.answer,),)][:FORM_TASKS]
+    if len(plain) < MIN_FORM_TASKS:
+        return None
+    for form in forms_of([each.task.answer for each in plain])[1:]:  # the plain one was tried
+        if judge_form([_try_in(form, each, taskset) for each in plain]):
+            return form
     return None
 
 
@@ -194,15 +147,21 @@ def _typed_answer(taskset: Taskset, task: Task) -> list[str]:
     return [f"the function gets this row's answer as {type(answer).__name__}: {answer!r:.60}"]
 
 
-def _failures(bench: Bench, played: Sequence[GoldPlay]) -> Answer:
+def _failures(bench: Bench, tried: Sequence[ScoredTask]) -> Answer:
     """Report gold answers that a reward can't judge, and answers that it fails on, with the commonest exception."""
-    golds, every = [g for p in played for g in p.golds], [g for p in played for g in (*p.golds, *p.others)]
-    for id, among, is_none in (("reward.never-computed", golds, True), ("reward.error-scored", every, False)):
+    golds = [play for each in tried for play in each.golds]
+    everything = [play for each in tried for play in (*each.golds, *each.others)]
+    for id, plays, is_undecided in (
+        ("reward.never-computed", golds, True),
+        ("reward.error-scored", everything, False),
+    ):
         # A reward that leaves its bounds is another fault, which `bounds` finds.
-        texts = [p.texts[-1][0] for p in among if p.reward is None and not isinstance(p.error, RewardOutOfBounds)]
-        if texts := [text for text in texts if text.startswith("Undecided") is is_none]:
-            (text, count), share = Counter(texts).most_common(1)[0], len(texts) / len(among)
-            summary = f"The reward gives no number for {len(texts)} of {len(among)} answers: {count} times {text}."
+        failed = [play for play in plays if play.reward is None and not isinstance(play.error, RewardOutOfBounds)]
+        texts = [play.last_text for play in failed if isinstance(play.error, Undecided) is is_undecided]
+        if texts:
+            share = len(texts) / len(plays)
+            text, count = Counter(texts).most_common(1)[0]
+            summary = f"The reward gives no number for {len(texts)} of {len(plays)} answers: {count} times {text}."
             yield bench.found(id, CRITICAL if share > 0.5 else WARNING, summary, text, share)
 
 
@@ -212,7 +171,7 @@ def bounds(bench: Bench) -> Answer:
     taskset = bench.stage.taskset
     require(isinstance(taskset, Data) and taskset.options.bounds, "no function of one's own states bounds")
     assert isinstance(taskset, Data)
-    plays = [play for each in bench.once(play_golds) for play in (*each.golds, *each.others)]
+    plays = [play for each in bench.once(try_golds) for play in (*each.golds, *each.others)]
     for task in bench.stage.tasks[: bench.few(8)]:
         plays += play_scripts(taskset, task, taskset.cheaters(task))
     failed = [r for r in bench.played if boundary_of(r.error) == "score" and r.task in bench.tasks]
@@ -221,7 +180,7 @@ def bounds(bench: Bench) -> Answer:
     yield f"{len(errors)} of {len(plays)} answers earn more or less than the bounds"
     if not errors:
         return
-    furthest = max(errors, key=lambda error: max(error.value - error.high, error.low - error.value))
+    furthest = furthest_outside(errors)
     summary = f"{furthest.sentence}: {len(errors)} of {len(plays)} answers could not be scored."
     right = taskset.bounds_that_hold(errors)
     in_python = str(right).replace("[", "(").replace("]", ")")
@@ -233,24 +192,11 @@ def bounds(bench: Bench) -> Answer:
     yield bench.found("reward.out-of-bounds", CRITICAL, summary, [evidence], fix=fix)
 
 
-def _is_best(played: ScoredPlay) -> bool:
-    reward = played.reward
-    return reward is not None and reward.correct and reward.is_best
-
-
-def _earns_most(gold: ScoredPlay, others: Sequence[ScoredPlay]) -> bool:
-    """Return True for a right answer that a penalty, such as one for length, keeps from the maximum."""
-    reward, rivals = gold.reward, [p.reward.total for p in others if p.reward is not None]
-    is_summed = reward is not None and reward.correct and len(reward.parts) > 1
-    return reward is not None and is_summed and reward.total > max(rivals, default=-math.inf)
-
-
-def _describe(task: Task, played: ScoredPlay) -> str:
-    asked = next((m.content for m in reversed(task.messages) if m.role != "system"), "")[-60:]
-    last, reward = played.texts[-1][0] if played.texts else "", played.reward
-    if reward is None:
-        return f"{asked!r} answered '' failed: {last}"
-    return f"{asked!r} answered {last[-60:]!r} earned {reward.total:g} of {reward.high:g}"
+def _describe(task: Task, play: ScoredPlay) -> str:
+    question_end = next((m.content for m in reversed(task.messages) if m.role != "system"), "")[-60:]
+    if play.reward is None:
+        return f"{question_end!r} answered '' failed: {play.last_text}"
+    return f"{question_end!r} answered {play.last_text[-60:]!r} earned {play.total:g} of {play.reward.high:g}"
 
 
 def _gold_in_tokens(bench: Bench) -> Answer:

@@ -1,16 +1,14 @@
 """Probes of scoring: the same again, side by side, by cheaters, and whether a reward is ever paid."""
 
 from collections import defaultdict
-from collections.abc import Iterable
 
 import numpy as np
 
-from uptrend.doctor.probes.bench import Bench, ScoredPlay, by_group, play_scripts, seen
+from uptrend.doctor.probes.bench import Bench, by_group, seen
 from uptrend.doctor.probes.probe import CRITICAL, SIGNAL, WARNING, Answer, probe, require
-from uptrend.records import Basis, Ending, Reward, Task
+from uptrend.records import Basis, Ending, Reward
 from uptrend.records.rollout import OVERLONG
-from uptrend.tasks.taskset import Script, Taskset, known_gold
-from uptrend.tasks.validate import HasCheaters
+from uptrend.tasks.proof import MIN_TAKEN_IN_SHARE, HasCheaters, ScoredPlay, is_taken_in, play_scripts, try_task
 
 
 @probe(
@@ -62,10 +60,6 @@ def rescoring(bench: Bench) -> Answer:
         yield bench.found("reward.misaligned", CRITICAL, summary, [shifted] * (shift is not None) + evidence)
 
 
-def _earned(taskset: Taskset, task: Task, scripts: Iterable[Script]) -> list[float]:
-    return [play.reward.total for play in play_scripts(taskset, task, scripts) if play.reward]
-
-
 def _total(reward: Reward | None) -> float:
     return np.nan if reward is None else reward.total
 
@@ -108,19 +102,19 @@ def cheater(bench: Bench) -> Answer:
     assert isinstance(taskset, HasCheaters)
     paid, tried = defaultdict[int, list[tuple[str, bool]]](list), defaultdict[int, int](int)  # by kind of cheater
     for task in bench.stage.tasks[: bench.few(8)]:
-        golds, others = (_earned(taskset, task, of) for of in (known_gold(taskset, task), taskset.corrupted(task)))
-        most = golds[0] if golds and golds[0] > max(others, default=-np.inf) else np.inf
+        known = try_task(taskset, task)
+        most = known.earned if known.earned > known.rival else np.inf
         # Twice: a noisy scorer pays anybody now and then, which is another fault.
         rounds = [play_scripts(taskset, task, taskset.cheaters(task)) for _ in range(2)]
         for kind, tries in enumerate(zip(*rounds, strict=True)):
             tried[kind] += 1
-            if all(p.reward and (p.reward.correct or p.reward.is_best or p.reward.total >= most) for p in tries):
+            if all(is_taken_in(play, most) for play in tries):
                 said = " ".join(text for turn in tries[0].texts for text in turn)
                 paid[kind].append((said, bool(task.answer) and task.answer.lower() in said.lower()))
     figure = f"{sum(map(len, paid.values()))} of {sum(tried.values())} scripted cheaters earn the maximum"
     yield figure
     for kind in sorted(paid):
-        if len(paid[kind]) < 0.5 * tried[kind]:  # below half of the tasks it may be luck
+        if len(paid[kind]) < MIN_TAKEN_IN_SHARE * tried[kind]:
             continue
         ratio, share = f"{len(paid[kind])} of {tried[kind]}", len(paid[kind]) / tried[kind]
         is_said = all(says_answer for _, says_answer in paid[kind])

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from uptrend.doctor.answers import says_somehow
-from uptrend.doctor.checks.golds import unfit_golds
-from uptrend.doctor.probes.bench import Bench, by_group, play_scripts, seen
+from uptrend.doctor.checks.golds import MIN_CONTRADICTED_SHARE, MIN_RIGHT_SHARE, is_outvoted, judge_golds
+from uptrend.doctor.probes.bench import Bench, by_group, seen
 from uptrend.doctor.probes.data import question
 from uptrend.doctor.probes.probe import CRITICAL, NOTE, SCORED, SIGNAL, SUSPICION, WARNING, Answer, probe, require
-from uptrend.records import Ending, Fix, Role, Rollout, Task
+from uptrend.records import Ending, Fix, Role, Rollout
 from uptrend.stats.intervals import all_right, wilson
 from uptrend.stats.trend import points_for, power_of_rise
+from uptrend.tasks.answers import bare, says_somehow
+from uptrend.tasks.proof import play_scripts
 from uptrend.tasks.taskset import known_gold
 
 
@@ -297,46 +298,74 @@ def _earns_as_gold(bench: Bench, rollout: Rollout) -> bool:
     return any(rollout.reward.total >= total - 1e-6 for total in golds)
 
 
+# Tasks whose gold answers are compared with a model's answers; tasks that are compared with their prompts alone.
+ANSWERED_TASKS = 48
+CHECKED_TASKS = 500
+# Groups that must be played, and share of them in which the model must agree on another answer than gold.
+MIN_VOTING_GROUPS = 8
+MIN_OUTVOTED_GROUPS = 0.2
+
+
 @probe("wrong-gold", finds=["data.wrong-gold"], cheap=False)
 def wrong_gold(bench: Bench) -> Answer:
     """Report questions with two golds, and groups agreed on one wrong answer where the model is mostly right."""
-    golds: dict[tuple[str, str], dict[str, Task]] = {}
-    tasks = [task for stage in bench.pool.stages for task in stage.tasks]
-    for task in tasks:
+    for judge in (_contradicting_golds, _unfit_golds, _outvoted_golds):
+        parts = list(judge(bench))
+        yield from parts
+        if parts:
+            return
+
+
+def _contradicting_golds(bench: Bench) -> Answer:
+    golds: dict[tuple[str, str], dict[str, str]] = {}
+    for task in (task for stage in bench.pool.stages for task in stage.tasks):
         # The same words about other documents may differ; a row holds the answer itself.
         about = json.dumps({key: value for key, value in task.data.items() if key != "row"}, sort_keys=True)
-        golds.setdefault((question(task), about), {}).setdefault(task.answer, task)
-    if torn := [answers for answers in golds.values() if len(answers) > 1]:
-        share, asked = len(torn) / len(golds), question(next(iter(torn[0].values())))[:80]
-        summary = f"{len(torn)} of {len(golds)} questions have more than one gold answer: at least one is wrong."
-        yield summary
-        text = f"{asked!r} has the golds {', '.join(sorted(torn[0]))}"
-        yield bench.found("data.wrong-gold", CRITICAL if share >= 0.02 else WARNING, summary, text, share)
+        answers = golds.setdefault((question(task), about), {})
+        answers.setdefault(bare(task.answer), task.answer)
+    contradicted = [(asked, answers) for (asked, _), answers in golds.items() if len(answers) > 1]
+    if not contradicted:
         return
-    several = bench.play([(task, bench.stage.taskset) for task in bench.stage.tasks[:48]], 1, "golds")
-    heard = {question(bench.tasks[r.task][0]): (r.answer, r.response) for r in several if r.task in bench.tasks}
-    everyone = {question(task): (task.answer, "") for task in tasks[:500]}
-    if found := unfit_golds(everyone | heard):
-        yield found.summary
-        yield bench.found("data.wrong-gold", found.severity, found.summary, found.evidence, basis=found.basis)
-        return
+    share = len(contradicted) / len(golds)
+    asked, answers = contradicted[0]
+    summary = f"{len(contradicted)} of {len(golds)} questions have more than one gold answer: at least one is wrong."
+    text = f"{asked[:80]!r} has the golds {', '.join(sorted(answers.values()))}"
+    yield summary
+    severity = CRITICAL if share >= MIN_CONTRADICTED_SHARE else WARNING
+    yield bench.found("data.wrong-gold", severity, summary, text, share)
+
+
+def _unfit_golds(bench: Bench) -> Answer:
+    stage = bench.stage
+    tasks = [task for stage in bench.pool.stages for task in stage.tasks]
+    answers = {question(task): (task.answer, "") for task in tasks[:CHECKED_TASKS]}
+    for rollout in bench.play([(task, stage.taskset) for task in stage.tasks[:ANSWERED_TASKS]], 1, "golds"):
+        if rollout.task in bench.tasks:
+            answers[question(bench.tasks[rollout.task][0])] = (rollout.answer, rollout.response)
+    fault = judge_golds(answers)
+    if fault is not None:
+        yield fault.summary
+        yield bench.found("data.wrong-gold", fault.severity, fault.summary, fault.evidence, basis=fault.basis)
+
+
+def _outvoted_golds(bench: Bench) -> Answer:
     groups = list(by_group(r for r in bench.rollouts if r.reward).values())
     correct = [r.reward.correct for group in groups for r in group if r.reward]
     right = sum(correct) / max(1, len(correct))
-    is_good = len(groups) > 7 and right >= 0.5
+    is_good = len(groups) >= MIN_VOTING_GROUPS and right >= MIN_RIGHT_SHARE
     require(is_good, f"the model is right in {right:.0%}: what it agrees on says nothing about gold")
-    against = []
-    for group in groups:
-        said = [(" ".join(r.response.split()), r.reward is not None and r.reward.correct) for r in group]
-        words, count = Counter(words for words, _ in said).most_common(1)[0]
-        if count >= 0.9 * len(group) and (words, False) in said:
-            against.append(group[0])
-    share = len(against) / len(groups)
-    yield f"{len(against)} of {len(groups)} groups agree on another answer than gold"
-    if share >= 0.2:
-        summary = f"In {len(against)} of {len(groups)} groups nearly all rollouts give one answer that is not gold."
-        text = f"{against[0].response[-40:]!r} against {against[0].answer!r}"
-        yield bench.found("data.wrong-gold", NOTE, summary, text, share, against[0], SUSPICION)
+    outvoted = [
+        group[0] for group in groups
+        if is_outvoted([r.response for r in group], group[0].answer)
+        and not any(r.reward.correct for r in group if r.reward)
+    ]  # fmt: skip
+    share = len(outvoted) / len(groups)
+    yield f"{len(outvoted)} of {len(groups)} groups agree on another answer than gold"
+    if share >= MIN_OUTVOTED_GROUPS:
+        first = outvoted[0]
+        summary = f"In {len(outvoted)} of {len(groups)} groups nearly all rollouts give one answer that is not gold."
+        text = f"{first.response[-40:]!r} against {first.answer!r}"
+        yield bench.found("data.wrong-gold", NOTE, summary, text, share, first, SUSPICION)
 
 
 @probe("endings", finds=["context.completion-truncated", "sampling.no-stop"], cheap=False)
