@@ -315,7 +315,7 @@ def test_rollouts_are_found_by_what_they_are(url: str, ask: Ask) -> None:
     assert found(text="FOUND: 2/3") == [(2, f"g{g}", 3) for g in range(3)]
     assert found(text="bergen", group="g2", step=1) == [(1, "g2", index) for index in range(4)]
     assert found(sort="-step", limit=5) == everything[::-1][:5]
-    assert [key[2] for key in found(step=1, sort="-advantage", limit=3)] == [2] * 3
+    assert [key[2] for key in found(step=1, sort="-advantage", limit=3)] == [3] * 3
     pages = [key for offset in range(0, 36, 7) for key in found(limit=7, offset=offset)]
     assert pages == everything
     first = ask(url, "rollouts", run="runs/rollouts", text="found:", limit=30)

@@ -55,7 +55,7 @@ class Messages:
 
 
 @dataclass(frozen=True)
-class Turn:
+class RecordedTurn:
     """One message of the model, what the task replied, and the commands that it ran."""
 
     message: Row
@@ -73,7 +73,7 @@ class RecordedRollout:
     """All columns of a rollout, by name."""
     prompt: list[Row]
     """Messages before the model's first."""
-    turns: list[Turn]
+    turns: list[RecordedTurn]
     sequences: list[Row]
     """Columns by token, one dictionary per sequence."""
 
@@ -359,12 +359,12 @@ class RolloutTable:
         return column if len(column) == len(self) else column.take(pa.array(self.first_row_n))
 
 
-def _split_turns(messages: list[Row], places: list[int], commands: list[Row]) -> list[Turn]:
+def _split_turns(messages: list[Row], places: list[int], commands: list[Row]) -> list[RecordedTurn]:
     turns = []
     for turn, (start, end) in enumerate(pairwise([*places, len(messages)])):
         # A submission at the end was given by no message, and counts as a turn more.
         own = [command for command in commands if min(command["turn"], len(places) - 1) == turn]
-        turns.append(Turn(messages[start], messages[start + 1 : end], own))
+        turns.append(RecordedTurn(messages[start], messages[start + 1 : end], own))
     return turns
 
 
