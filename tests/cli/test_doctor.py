@@ -77,7 +77,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_reported(
     printed = uptrend("doctor", good, empty, path, tmp_path / "absent.csv", "--format", "json", code=2)
     assert printed.json["trend"] == "learning"
     assert "empty.jsonl" in printed.err
-    assert "metrics.jsonl could not be read: Is a directory." in printed.err
+    assert "metrics.jsonl could not be read: it is no file." in printed.err
     assert "absent.csv does not exist" in printed.err
 
 

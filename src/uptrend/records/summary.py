@@ -15,7 +15,7 @@ from uptrend.records.directory import LOG
 from uptrend.records.errors import RecordError
 from uptrend.records.metrics import figures
 from uptrend.records.run import Run
-from uptrend.records.table import RolloutTable, Row
+from uptrend.records.table import Row
 from uptrend.records.view import Floats, value_at, values_of
 
 HELDOUT = "held-out accuracy"
@@ -59,10 +59,11 @@ def before_and_after(
 
 def correct_by_task(table: pa.Table) -> dict[str, bool]:
     """Return by task if the greedy answer of an evaluation was correct; one that could not be scored was not."""
-    rollouts = RolloutTable(0, table.select(["group", "sequence", "task", "correct"]))
-    tasks = rollouts.values("task")
-    correct = rollouts.values("correct")
-    return {tasks[n]: bool(correct[n]) for n in np.flatnonzero(rollouts.greedy_n).tolist()}
+    correct: dict[str, bool] = {}
+    # A task's first row is its greedy answer; sampled attempts for pass@k come after it.
+    for row in table.select(["task", "correct"]).to_pylist():
+        correct.setdefault(row["task"], bool(row["correct"]))
+    return correct
 
 
 def run_row(
