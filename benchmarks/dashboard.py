@@ -4,8 +4,8 @@
     python benchmarks/dashboard.py others DEST            # the same scalars for TensorBoard and Trackio
     python benchmarks/dashboard.py measure DEST --others  # a Markdown table
 
-Made are `--runs` runs of `--steps` steps, a run `long` of 100 times as many steps, and a run `rollouts` with 200
-rollouts per step. The same seed gives the same files.
+Made are `--runs` runs of `--steps` steps, a run `long` of 100 times as many steps, and a run
+`rollouts` with 200 rollouts per step. The same seed gives the same files.
 """
 
 # ruff: noqa: I001 (names of records side by side)
@@ -70,7 +70,8 @@ seconds/load 8e-4 1e-3 1e-4; seconds/record .014 .013 .001; seconds/step 3.6 4.4
 """
 COLUMNS = [part.split() for part in METRICS.replace("\n", ";").split(";") if part.strip()]
 RATES = (1e-6, 3e-6, 5e-6, 1e-5, 2e-5, 3e-5, 5e-5, 1e-4)
-# Share of the way from before to after that a run goes at each rate; too large a rate makes it worse than before.
+# Share of the way from before to after that a run goes at each rate; too large a rate makes it
+# worse than before.
 GAINS = (0.1, 0.3, 0.5, 0.8, 1.0, 1.0, 0.6, -0.2)
 BETAS = (0.0, 0.001, 0.01, 0.04, 0.1)
 START = 1_760_000_000.0  # time of the first run; fixed, so that the same seed gives the same files
@@ -88,7 +89,9 @@ app = typer.Typer(add_completion=False, help=__doc__)
 def make(
     dest: Annotated[Path, typer.Argument(help="New folder for the runs.")],
     runs: Annotated[int, typer.Option(help="Number of runs beside `long` and `rollouts`.")] = 1000,
-    steps: Annotated[int, typer.Option(help="Steps of a run; `long` has 100 times as many.")] = 1000,
+    steps: Annotated[
+        int, typer.Option(help="Steps of a run; `long` has 100 times as many.")
+    ] = 1000,
     seed: int = 0,
 ) -> None:
     """Make run directories in the format that `uptrend train` writes."""
@@ -102,10 +105,17 @@ def make(
 
 
 def write_run(path: Path, place: int, steps: int, seed: int) -> None:
-    """Write a run without rollouts. Its place in the sweep gives its config; lines are written in one go."""
+    """Write a run without rollouts. Its place in the sweep gives its config; lines are written in
+    one go.
+    """
     at = place % len(RATES)
     beta, own = BETAS[place // len(RATES) % len(BETAS)], place // (len(RATES) * len(BETAS))
-    settings = (f"learning.steps={steps}", f"learning.lr={RATES[at]}", f"learning.kl.beta={beta}", f"seed={own}")
+    settings = (
+        f"learning.steps={steps}",
+        f"learning.lr={RATES[at]}",
+        f"learning.kl.beta={beta}",
+        f"seed={own}",
+    )
     random, began = np.random.default_rng([seed, place]), START + 7200 * place
     tasks = {"name": "arithmetic", "version": "1", "seed": 0}
     info = {
@@ -123,7 +133,11 @@ def write_run(path: Path, place: int, steps: int, seed: int) -> None:
     # One run in 40 failed, one in 40 was stopped and one in 40 killed; the others finished.
     end = {7: "failed", 17: "stopped", 27: "killed"}.get(place % 40, "finished")
     last = steps if end == "finished" else steps * 2 // 3
-    progress = GAINS[at] * (1 + 0.1 * random.standard_normal()) * (1 - np.exp(-4 * np.arange(1, last + 1) / steps))
+    progress = (
+        GAINS[at]
+        * (1 + 0.1 * random.standard_normal())
+        * (1 - np.exp(-4 * np.arange(1, last + 1) / steps))
+    )
     times = began + np.cumsum(random.uniform(3, 5, last))
     columns = [np.arange(1, last + 1).tolist(), times.tolist()]
     template = '{"step":%d,"time":%r'
@@ -139,10 +153,14 @@ def write_run(path: Path, place: int, steps: int, seed: int) -> None:
     template += "}\n"
     with (path / "metrics.jsonl").open("w") as file:
         file.writelines(template % row for row in zip(*columns, strict=True))
-    evaluated = [step for step in (0, steps // 4, steps // 2, steps * 3 // 4, steps) if step <= last]
+    evaluated = [
+        step for step in (0, steps // 4, steps // 2, steps * 3 // 4, steps) if step <= last
+    ]
     shares = [0.2 + (0.55 * progress[step - 1] if step else 0.0) for step in evaluated]
     lines = [
-        evaluation_line(step, int(random.binomial(TASKS, min(max(share, 0.0), 1.0))), times[max(step - 1, 0)])
+        evaluation_line(
+            step, int(random.binomial(TASKS, min(max(share, 0.0), 1.0))), times[max(step - 1, 0)]
+        )
         for step, share in zip(evaluated, shares, strict=True)
     ]
     (path / "evals.jsonl").write_bytes(b"".join(map(to_line, lines)))
@@ -152,9 +170,18 @@ def write_run(path: Path, place: int, steps: int, seed: int) -> None:
     events += [] if end == "killed" else [{"event": end, "time": times[-1], **told}]
     (path / "events.jsonl").write_bytes(b"".join(map(to_line, events)))
     if GAINS[at] < 0.4 or place % 3 == 0:
-        size, kind = "large" if GAINS[at] < 0 else "small", TrendKind.FLAT if GAINS[at] < 0.4 else TrendKind.LEARNING
+        size, kind = (
+            "large" if GAINS[at] < 0 else "small",
+            TrendKind.FLAT if GAINS[at] < 0.4 else TrendKind.LEARNING,
+        )
         evidence = (Evidence("reward does not rise", 0.2, "reward/mean", last),)
-        cause = f"optimizer.lr-{size}", Severity.WARNING, Basis.SIGNAL, f"The learning rate is too {size}.", evidence
+        cause = (
+            f"optimizer.lr-{size}",
+            Severity.WARNING,
+            Basis.SIGNAL,
+            f"The learning rate is too {size}.",
+            evidence,
+        )
         findings = (Finding(*cause),) if kind is TrendKind.FLAT else ()
         trend = Trend(kind, "Made for a benchmark.", headline=kind)
         report = Report(path.name, "uptrend", path.name, last, trend, findings, ())
@@ -184,14 +211,18 @@ def write_rollouts(path: Path, steps: int, seed: int) -> None:
 
 
 def played(step: int, random: np.random.Generator, sentences: list[str]) -> Iterator[Rollout]:
-    """Yield a step's rollouts: two turns of the model with a tool's answer between, 48 to 72 tokens."""
+    """Yield a step's rollouts: two turns of the model with a tool's answer between, 48 to 72
+    tokens.
+    """
     count = GROUPS * SIZE
     ids = random.integers(4, 90, (count, 72), np.int32)
     logprobs = -random.exponential(0.5, (count, 72)).astype(np.float32)
     gaps = random.normal(0, 0.004, (count, 72)).astype(np.float32)
     right, ends = random.random(count) < 0.5, random.integers(48, 73, count)
     said, numbers = random.integers(0, len(sentences), (count, 5)), random.integers(0, 1000, count)
-    roles = np.repeat(np.array([Role.PROMPT, Role.MODEL, Role.TOOL, Role.MODEL], np.int8), (20, 14, 10, 28))
+    roles = np.repeat(
+        np.array([Role.PROMPT, Role.MODEL, Role.TOOL, Role.MODEL], np.int8), (20, 14, 10, 28)
+    )
     turns = np.repeat(np.array([0, 1], np.int32), (34, 38))
     sampled = roles == Role.MODEL
     nan = np.float32(np.nan)
@@ -225,12 +256,17 @@ def played(step: int, random: np.random.Generator, sentences: list[str]) -> Iter
 
 @app.command()
 def others(dest: Annotated[Path, typer.Argument(help="Folder that `make` made.")]) -> None:
-    """Write the runs' scalars for TensorBoard and Trackio, by their own writers, into new folders beside DEST."""
+    """Write the runs' scalars for TensorBoard and Trackio, by their own writers, into new folders
+    beside DEST.
+    """
     for name, write in {"tensorboard": write_tensorboard, "trackio": write_trackio}.items():
         began, folder = time.perf_counter(), beside(dest, name)
         folder.mkdir()
         write(folder, sorted(path.parent for path in dest.glob("*/run.json")))
-        print(f"{name}: {size_of(folder):.2f} GB, written in {time.perf_counter() - began:.0f} s", flush=True)
+        print(
+            f"{name}: {size_of(folder):.2f} GB, written in {time.perf_counter() - began:.0f} s",
+            flush=True,
+        )
 
 
 def size_of(folder: Path) -> float:
@@ -250,8 +286,15 @@ def write_tensorboard(folder: Path, runs: list[Path]) -> None:
         writer = EventFileWriter(str(folder / path.name))
         for line in read_lines(path / "metrics.jsonl"):
             step, when = line.pop("step"), line.pop("time")
-            values = [summary_pb2.Summary.Value(tag=key, simple_value=value) for key, value in line.items()]
-            writer.add_event(event_pb2.Event(wall_time=when, step=step, summary=summary_pb2.Summary(value=values)))
+            values = [
+                summary_pb2.Summary.Value(tag=key, simple_value=value)
+                for key, value in line.items()
+            ]
+            writer.add_event(
+                event_pb2.Event(
+                    wall_time=when, step=step, summary=summary_pb2.Summary(value=values)
+                )
+            )
         writer.close()
 
 
@@ -268,9 +311,11 @@ def write_trackio(folder: Path, runs: list[Path]) -> None:
         SQLiteStorage.bulk_log(PROJECT, path.name, lines, steps, times, config)
 
 
-# Of a page, the server's address and the number of the try; returns the time at which it was done, or None for now.
+# Of a page, the server's address and the number of the try; returns the time at which it was done,
+# or None for now.
 Act = Callable[[Any, str, int], float | None]
-# Notes when the dashboard's pages say that they are drawn: plotly's script, which runs after that, blocks who waits.
+# Notes when the dashboard's pages say that they are drawn: plotly's script, which runs after that,
+# blocks who waits.
 NOTES = """
 new MutationObserver(() => { (window.seen ||= {})[document.body?.dataset.ready] ??= Date.now() / 1000; })
     .observe(document, {subtree: true, attributes: true, attributeFilter: ["data-ready"]});
@@ -293,9 +338,13 @@ class Tool:
 @app.command()
 def measure(
     dest: Annotated[Path, typer.Argument(help="Folder that `make` made.")],
-    others: Annotated[bool, typer.Option(help="Measure TensorBoard and Trackio too, on what `others` wrote.")] = False,
+    others: Annotated[
+        bool, typer.Option(help="Measure TensorBoard and Trackio too, on what `others` wrote.")
+    ] = False,
     only: Annotated[str, typer.Option(help="Measure one: uptrend, tensorboard or trackio.")] = "",
-    tries: Annotated[int, typer.Option(help="Times that each page is opened, and each server started.")] = 5,
+    tries: Annotated[
+        int, typer.Option(help="Times that each page is opened, and each server started.")
+    ] = 5,
     limit: Annotated[float, typer.Option(help="Seconds after which a page is given up.")] = 120,
 ) -> None:
     """Start each server, open its pages in a headless browser, and print a Markdown table."""
@@ -307,12 +356,20 @@ def measure(
     print(
         f"{count} runs, {size:.2f} GB; {tries} tries each: median (least–most), in seconds. Files are in the system's"
     )
-    print("cache. A first visit has an empty browser cache; a second one is by the same browser, in a new tab.\n")
+    print(
+        "cache. A first visit has an empty browser cache; a second one is by the same browser, in a new tab.\n"
+    )
     print("| | first visit | second visit |\n|---|---|---|", flush=True)
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as home:
         path = shutil.which("chromium") or shutil.which("google-chrome")
-        browser = playwright.chromium.launch(executable_path=path, args=[f"--{flag}" for flag in FLAGS.split()])
-        tools = [own(dest, count, Path(home)), tensorboard_tool(dest, count), trackio_tool(dest, count)]
+        browser = playwright.chromium.launch(
+            executable_path=path, args=[f"--{flag}" for flag in FLAGS.split()]
+        )
+        tools = [
+            own(dest, count, Path(home)),
+            tensorboard_tool(dest, count),
+            trackio_tool(dest, count),
+        ]
         for tool in tools if others or only else tools[:1]:
             if only in ("", tool.name.lower()):
                 measure_tool(tool, browser, tries, limit)
@@ -335,7 +392,9 @@ def own(dest: Path, count: int, home: Path) -> Tool:
         return fragment("rollout", "rollouts", step=step, group=f"{step:06d}-0007", index=0)
 
     def wait(page: Any, route: str) -> float:
-        page.wait_for_selector(f"body[data-ready='{route}']", state="attached")  # its policy forbids to wait by script
+        page.wait_for_selector(
+            f"body[data-ready='{route}']", state="attached"
+        )  # its policy forbids to wait by script
         at: float = page.evaluate("route => window.seen[route]", route)
         return at
 
@@ -376,7 +435,9 @@ def own(dest: Path, count: int, home: Path) -> Tool:
 
 
 def tensorboard_tool(dest: Path, count: int) -> Tool:
-    """Return TensorBoard. Its first tab fetches a chart's points of all runs, `Scalars` those of checked runs."""
+    """Return TensorBoard. Its first tab fetches a chart's points of all runs, `Scalars` those of
+    checked runs.
+    """
 
     def is_loaded(url: str, said: str) -> bool:
         return "Finished load cycle" in said and len(json.loads(ask(f"{url}/data/runs"))) == count
@@ -391,7 +452,9 @@ def tensorboard_tool(dest: Path, count: int) -> Tool:
         if not box.is_checked():  # of many runs it checks none by itself
             box.click()
         # Charts are canvases; the tables below them have values once points are there.
-        page.wait_for_selector("scalar-card:not(:has(mat-spinner)) tb-data-table-content-row", state="attached")
+        page.wait_for_selector(
+            "scalar-card:not(:has(mat-spinner)) tb-data-table-content-row", state="attached"
+        )
 
     def one(name: Callable[[int], str]) -> Act:
         def act(page: Any, url: str, at: int) -> None:
@@ -416,11 +479,16 @@ def trackio_tool(dest: Path, count: int) -> Tool:
     """Return Trackio; its page fetches all metrics of all chosen runs before it draws a chart."""
 
     def has_runs(url: str, _: str) -> bool:
-        return len(json.loads(ask(f"{url}/api/get_runs_for_project", {"project": PROJECT}))["data"]) == count
+        return (
+            len(json.loads(ask(f"{url}/api/get_runs_for_project", {"project": PROJECT}))["data"])
+            == count
+        )
 
     def drawn(names: Callable[[int], list[str]]) -> Act:
         def act(page: Any, url: str, at: int) -> None:
-            page.goto(f"{url}/?project={PROJECT}&run_ids={','.join(names(at))}", wait_until="commit")
+            page.goto(
+                f"{url}/?project={PROJECT}&run_ids={','.join(names(at))}", wait_until="commit"
+            )
             page.wait_for_selector(".plot-container[data-metric] canvas")
 
         return act
@@ -452,14 +520,24 @@ def measure_tool(tool: Tool, browser: Any, tries: int, limit: float) -> None:
         print_row(f"{tool.name}: start until {tool.ready}{state}", times)
     with serving(tool) as server:
         for name, act, before in tool.pages:
-            print_row(f"{tool.name}: {name}", *visits(browser, server, act, before, tries, limit), limit=limit)
+            print_row(
+                f"{tool.name}: {name}",
+                *visits(browser, server, act, before, tries, limit),
+                limit=limit,
+            )
         now = server.now
     cells = f"{now / 2**20:,.0f} MiB | {max(peak, server.peak) / 2**20:,.0f} MiB"
-    print(f"| {tool.name}: memory of its processes after these pages, and the most in any of its starts | {cells} |")
+    print(
+        f"| {tool.name}: memory of its processes after these pages, and the most in any of its starts | {cells} |"
+    )
 
 
-def visits(browser: Any, server: "Server", act: Act, before: Act | None, tries: int, limit: float) -> list[list[float]]:
-    """Time an action in a new browser context and once more in the same one; a row ends with its first failure."""
+def visits(
+    browser: Any, server: "Server", act: Act, before: Act | None, tries: int, limit: float
+) -> list[list[float]]:
+    """Time an action in a new browser context and once more in the same one; a row ends with its
+    first failure.
+    """
     from playwright.sync_api import Error
 
     times: list[list[float]] = [[], []]
@@ -540,14 +618,18 @@ def serving(tool: Tool) -> Iterator[Server]:
         port = free.getsockname()[1]
     with tempfile.NamedTemporaryFile() as log:
         began, environment = time.perf_counter(), {**os.environ, **tool.environment}
-        process = subprocess.Popen([*tool.words, str(port)], stdout=log, stderr=log, env=environment)
+        process = subprocess.Popen(
+            [*tool.words, str(port)], stdout=log, stderr=log, env=environment
+        )
         server = Server(process, f"http://127.0.0.1:{port}")
         threading.Thread(target=server.watch, daemon=True).start()
         try:
             while not server.seconds:
                 said = Path(log.name).read_text(errors="replace")
                 if process.poll() is not None:
-                    raise SystemExit(f"{tool.name} ended with {process.returncode}:\n{said[-2000:]}")
+                    raise SystemExit(
+                        f"{tool.name} ended with {process.returncode}:\n{said[-2000:]}"
+                    )
                 with contextlib.suppress(OSError):  # it does not listen yet
                     if tool.is_ready(server.url, said):
                         server.seconds = time.perf_counter() - began

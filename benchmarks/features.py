@@ -1,11 +1,13 @@
-"""Options of the update and the sampler on one recipe, over seeds: what each does to learning, memory and time.
+"""Options of the update and the sampler on one recipe, over seeds: what each does to learning,
+memory and time.
 
     python benchmarks/features.py --seeds 1 2 --out features.json
     python benchmarks/features.py --only plain top-p
 
-Every variant is the same run of arithmetic with one option changed. A line has held-out accuracy before and after, the
-mean reward of the last ten steps, the gap between learner and sampler, the weights of a correction, seconds a step
-(median) and the peak of memory, each as mean and range over seeds.
+Every variant is the same run of arithmetic with one option changed. A line has held-out accuracy
+before and after, the mean reward of the last ten steps, the gap between learner and sampler, the
+weights of a correction, seconds a step (median) and the peak of memory, each as mean and range over
+seeds.
 """
 
 import argparse
@@ -50,23 +52,43 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "tokens that fit": ("learning.tokens=0",),
     "checkpointing": ("model.gradient_checkpointing=true",),
 }  # fmt: skip
-COLUMNS = ("before", "after", "reward", "gap", "weight", "masked", "clipped", "kl", "seconds", "gib")
+COLUMNS = (
+    "before",
+    "after",
+    "reward",
+    "gap",
+    "weight",
+    "masked",
+    "clipped",
+    "kl",
+    "seconds",
+    "gib",
+)
 
 
 def main() -> None:
     """Run the variants and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--set", nargs="+", default=[], dest="sets", help="overrides of every variant")
+    parser.add_argument(
+        "--set", nargs="+", default=[], dest="sets", help="overrides of every variant"
+    )
     parser.add_argument("--out", type=Path, help="figures as JSON, written after every run")
     args = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {}
     print("| option |", " | ".join(COLUMNS), "|", flush=True)
     for name in args.only:
         for seed in args.seeds:
-            overrides = [f"seed={seed}", f"learning.steps={args.steps}", *args.sets, *VARIANTS[name]]
+            overrides = [
+                f"seed={seed}",
+                f"learning.steps={args.steps}",
+                *args.sets,
+                *VARIANTS[name],
+            ]
             gc.collect()  # the run before: its model, graphs and optimizer
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -82,7 +104,10 @@ def main() -> None:
                 args.out.write_text(json.dumps(found, indent=1))
         else:
             print(
-                f"| {name} |", " | ".join(cell([line[key] for line in found[name]]) for key in COLUMNS), "|", flush=True
+                f"| {name} |",
+                " | ".join(cell([line[key] for line in found[name]]) for key in COLUMNS),
+                "|",
+                flush=True,
             )
 
 

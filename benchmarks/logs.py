@@ -1,9 +1,10 @@
 """Score the doctor on a folder of labeled logs: python benchmarks/logs.py FOLDER
 
-Each case is a folder with meta.json (an expert's labels), series.jsonl (decoded points), raw/ with the log as it was
-found, or both; the raw file is read where there is one. Printed for each case: the trend beside the expert's, labels
-found and missed, and each warning (warning or critical) with whether a label supports it. tests/data/logs holds
-invented cases in this layout; logs of public runs are not shipped.
+Each case is a folder with meta.json (an expert's labels), series.jsonl (decoded points), raw/ with
+the log as it was found, or both; the raw file is read where there is one. Printed for each case:
+the trend beside the expert's, labels found and missed, and each warning (warning or critical) with
+whether a label supports it. tests/data/logs holds invented cases in this layout; logs of public
+runs are not shipped.
 """
 
 import json
@@ -38,7 +39,9 @@ FOUND_BY = {
     "other:duplicate_components": {"reward.component-dominates"},
     "other:eval_flat": {"reward.hackable", "eval.noise"},
 }
-"""Findings that say what a label says; a note is enough. Labels that are no finding (learning, flat) are trends."""
+"""Findings that say what a label says; a note is enough. Labels that are no finding (learning,
+flat) are trends.
+"""
 
 SUPPORTED_BY = {
     "optimizer.dead-steps": {"zero_variance"},
@@ -57,7 +60,9 @@ STYLES = {
     "collapsed": TrendKind.FALLING,
     "too_short_to_tell": TrendKind.TOO_SHORT,
 }
-"""Trend that a label stands for; learning overrides the rest, because the trend is of the training reward alone."""
+"""Trend that a label stands for; learning overrides the rest, because the trend is of the training
+reward alone.
+"""
 
 
 @dataclass
@@ -86,23 +91,34 @@ def score(folder: Path) -> Score:
     trend = Case(view).trend.kind
     labels = set(meta["labels"])
     wanted = expected(meta["labels"])
-    result.trend, result.agrees = f"{trend.value} / {'|'.join(sorted(w.value for w in wanted))}", trend in wanted
+    result.trend, result.agrees = (
+        f"{trend.value} / {'|'.join(sorted(w.value for w in wanted))}",
+        trend in wanted,
+    )
     ids = {f.id for f in findings}
     for label in meta["labels"]:
-        if label in FOUND_BY and not (label == "too_short_to_tell" and trend is TrendKind.TOO_SHORT):
+        if label in FOUND_BY and not (
+            label == "too_short_to_tell" and trend is TrendKind.TOO_SHORT
+        ):
             (result.found if ids & FOUND_BY[label] else result.missed).append(label)
         elif label in FOUND_BY:
             result.found.append(label)
     for f in findings:
         if f.severity is not Severity.NOTE:
-            backing = {label for label, by in FOUND_BY.items() if f.id in by} | SUPPORTED_BY.get(f.id, set())
+            backing = {label for label, by in FOUND_BY.items() if f.id in by} | SUPPORTED_BY.get(
+                f.id, set()
+            )
             (result.right if backing & labels else result.wrong).append(f.id)
     return result
 
 
 def log_of(folder: Path) -> Path:
     """Find the log as it was found, or the decoded series where it was not kept."""
-    raw = sorted(p for p in (folder / "raw").glob("*") if "summary" not in p.name) if (folder / "raw").exists() else []
+    raw = (
+        sorted(p for p in (folder / "raw").glob("*") if "summary" not in p.name)
+        if (folder / "raw").exists()
+        else []
+    )
     return raw[0] if raw else folder / "series.jsonl"
 
 
@@ -126,18 +142,26 @@ def expected(labels: list[str]) -> set[TrendKind]:
 
 
 def main(arguments: list[str]) -> None:
-    """Score every case, and sum up: all, and each half, as a rule fitted to one half would show in the other."""
+    """Score every case, and sum up: all, and each half, as a rule fitted to one half would show in
+    the other.
+    """
     if len(arguments) != 1:
         sys.exit("Name one folder of cases: python benchmarks/logs.py FOLDER")
     cases = sorted(path.parent for path in Path(arguments[0]).glob("*/meta.json"))
     if not cases:
-        sys.exit(f"{arguments[0]} holds no cases: each is a folder in it with a meta.json and a log.")
+        sys.exit(
+            f"{arguments[0]} holds no cases: each is a folder in it with a meta.json and a log."
+        )
     scores = [score(case) for case in cases]
     for s in scores:
         print(f"{'ok ' if s.agrees else 'NO '} {s.case:36} {s.trend}")
         print(f"     found {', '.join(s.found) or '-'}; missed {', '.join(s.missed) or '-'}")
-        print(f"     warnings right {', '.join(s.right) or '-'}; not supported {', '.join(s.wrong) or '-'}")
-    print(f"odd cases:  {totals(scores[::2])}\neven cases: {totals(scores[1::2])}\nall:        {totals(scores)}")
+        print(
+            f"     warnings right {', '.join(s.right) or '-'}; not supported {', '.join(s.wrong) or '-'}"
+        )
+    print(
+        f"odd cases:  {totals(scores[::2])}\neven cases: {totals(scores[1::2])}\nall:        {totals(scores)}"
+    )
 
 
 def totals(scores: list[Score]) -> str:

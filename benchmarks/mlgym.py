@@ -1,14 +1,16 @@
-"""Scripted players on machine-learning tasks: scores on the test split of held-out examples, with intervals.
+"""Scripted players on machine-learning tasks: scores on the test split of held-out examples, with
+intervals.
 
     python benchmarks/mlgym.py --examples 20
     python benchmarks/mlgym.py --folder MLGym --problems prisonersDilemma --sandbox bubblewrap --json
     python benchmarks/mlgym.py --at-once 32
 
-Every player plays the same examples in fresh sandboxes. A score is the evaluator's metric; the reward is the scheme
-`final`'s; both are means with a 95% bootstrap interval. "none" counts rollouts without a valid submission.
+Every player plays the same examples in fresh sandboxes. A score is the evaluator's metric; the
+reward is the scheme `final`'s; both are means with a 95% bootstrap interval. "none" counts rollouts
+without a valid submission.
 
-`--at-once` plays so many rollouts of scripted players one by one and then side by side, in turns, and compares every
-observation and reward.
+`--at-once` plays so many rollouts of scripted players one by one and then side by side, in turns,
+and compares every observation and reward.
 """
 
 import argparse
@@ -46,13 +48,18 @@ RANDOM_COMMANDS = (
 
 
 def players_of(taskset: MlGym, task: Task) -> dict[str, Script]:
-    """Return the scripts that play a task, by name: nobody, at random, and the task's own players."""
+    """Return the scripts that play a task, by name: nobody, at random, and the task's own
+    players.
+    """
     seed, folder = task.data["seed"], taskset.problems[task.family].players
     own: tuple[Player, ...] = read_players(folder) if folder else ()
     baseline = taskset.problems[task.family].baseline
     first = [f"python {baseline}", "submit"] if baseline else ["submit"]
     scripts: dict[str, Any] = {"baseline": _say(first), "random": _act_at_random(seed)}
-    return scripts | {f"{p.kind} {p.name}": p.play(seed) for p in sorted(own, key=lambda p: "ewc".index(p.kind[0]))}
+    return scripts | {
+        f"{p.kind} {p.name}": p.play(seed)
+        for p in sorted(own, key=lambda p: "ewc".index(p.kind[0]))
+    }
 
 
 def _act_at_random(seed: int, turns: int = 8) -> Iterator[Message]:
@@ -87,12 +94,17 @@ async def play(taskset: MlGym, task: Task, script: Script) -> dict[str, float | 
 
 async def measure(taskset: MlGym, tasks: list[Task]) -> list[dict[str, Any]]:
     """Let every player play every task, and sum up by player."""
-    pairs = [(task, name, script) for task in tasks for name, script in players_of(taskset, task).items()]
+    pairs = [
+        (task, name, script) for task in tasks for name, script in players_of(taskset, task).items()
+    ]
     results = await event_loop.together(play(taskset, task, script) for task, _, script in pairs)
     rows: dict[tuple[str, str], list[dict[str, float | None]]] = {}
     for (task, name, _), result in zip(pairs, results, strict=True):
         rows.setdefault((task.family, name), []).append(result)
-    return [{"task": task, "player": name, **_summary(each)} for (task, name), each in sorted(rows.items(), key=_order)]
+    return [
+        {"task": task, "player": name, **_summary(each)}
+        for (task, name), each in sorted(rows.items(), key=_order)
+    ]
 
 
 async def _transcript(taskset: MlGym, task: Task, player: Player) -> tuple[list[str], float]:
@@ -101,11 +113,15 @@ async def _transcript(taskset: MlGym, task: Task, player: Player) -> tuple[list[
 
 
 async def compare(taskset: MlGym, count: int, rounds: int = 3) -> dict[str, Any]:
-    """Play the same rollouts one by one and side by side; return the times and whether anything differed."""
+    """Play the same rollouts one by one and side by side; return the times and whether anything
+    differed.
+    """
     tasks = taskset.heldout(count)
     pairs = [(task, (own := read_players(taskset.problems[task.family].players or Path()))[i % len(own)])
              for i, task in enumerate(tasks)]  # fmt: skip
-    await event_loop.together(_transcript(taskset, *pair) for pair in pairs)  # baselines are measured once
+    await event_loop.together(
+        _transcript(taskset, *pair) for pair in pairs
+    )  # baselines are measured once
     alone, together, differ = list[float](), list[float](), 0
     for _ in range(rounds):
         began = time.perf_counter()
@@ -116,7 +132,13 @@ async def compare(taskset: MlGym, count: int, rounds: int = 3) -> dict[str, Any]
         together.append(time.perf_counter() - began)
         differ += sum(a != b for a, b in zip(first, second, strict=True))
     turns = sum(len(said) for said, _ in second)
-    return {"rollouts": count, "messages": turns, "one_by_one_s": alone, "at_once_s": together, "differ": differ}
+    return {
+        "rollouts": count,
+        "messages": turns,
+        "one_by_one_s": alone,
+        "at_once_s": together,
+        "differ": differ,
+    }
 
 
 def _order(row: tuple[tuple[str, str], Any]) -> tuple[str, int, str]:
@@ -137,15 +159,26 @@ def _summary(results: list[dict[str, float | None]]) -> dict[str, Any]:
 
 def main() -> None:
     """Print the table, as Markdown or as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--problems", nargs="*", default=[])
-    parser.add_argument("--folder", default="", help="a MLGym checkout; default: the tasks that come with Uptrend")
+    parser.add_argument(
+        "--folder", default="", help="a MLGym checkout; default: the tasks that come with Uptrend"
+    )
     parser.add_argument("--examples", type=int, default=20, help="held-out examples of each task")
     parser.add_argument("--sandbox", default="auto")
-    parser.add_argument("--at-once", type=int, default=0, help="compare so many rollouts side by side with one by one")
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=0,
+        help="compare so many rollouts side by side with one by one",
+    )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    options = MlGymOptions(problems=tuple(given.problems), folder=given.folder, sandbox=given.sandbox)
+    options = MlGymOptions(
+        problems=tuple(given.problems), folder=given.folder, sandbox=given.sandbox
+    )
     taskset = MlGym(options, 0)
     if given.at_once:
         print(json.dumps(event_loop.run(compare(taskset, given.at_once))))
@@ -162,7 +195,9 @@ def main() -> None:
             else f"{row['score']:.3f} ({row['interval'][0]:.3f} to {row['interval'][1]:.3f})"
         )
         reward = f"{row['reward']:+.2f} ({row['reward_interval'][0]:+.2f} to {row['reward_interval'][1]:+.2f})"
-        print(f"| {row['task']} | {row['player']} | {score} | {reward} | {row['validated']:.0%} | {row['none']} |")
+        print(
+            f"| {row['task']} | {row['player']} | {score} | {reward} | {row['validated']:.0%} | {row['none']} |"
+        )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""Does GRPO learn multi-hop questions after a warm start, and does it without the attention-mask bug only?
+"""Does GRPO learn multi-hop questions after a warm start, and does it without the attention-mask
+bug only?
 
     python benchmarks/musique.py run --to results                  warm start, then all arms at once on one GPU
     python benchmarks/musique.py run --to results --set learning.steps=2 --set eval.tasks=8    a look at the plumbing
     python benchmarks/musique.py report results                    the table, from the run directories alone
     python benchmarks/musique.py real FILE.jsonl smollm2-135m results/models/musique-warm --to real.json
 
-Arms: healthy and blind (verifiers 0.1.2 to 0.1.6, benchmarks/faults/planted/masks.py) with three seeds each, LoRA
-and the hybrid retriever with one. All begin with the same warm-started model and are evaluated on the same held-out
-questions.
+Arms: healthy and blind (verifiers 0.1.2 to 0.1.6, benchmarks/faults/planted/masks.py) with three
+seeds each, LoRA and the hybrid retriever with one. All begin with the same warm-started model and
+are evaluated on the same held-out questions.
 """
 
 import json
@@ -28,7 +29,14 @@ from uptrend.records import Run
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes" / "musique"
 SETS = Annotated[list[str] | None, typer.Option("--set", help="Override one value in every run.")]
-PARTS = ("exact_match", "f1", "retrieval_recall", "retrieval_precision", "citation_recall", "format")
+PARTS = (
+    "exact_match",
+    "f1",
+    "retrieval_recall",
+    "retrieval_precision",
+    "citation_recall",
+    "format",
+)
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 
@@ -58,7 +66,9 @@ ARMS = [
 @app.command()
 def run(
     to: Annotated[Path, typer.Option(help="Where runs, logs and the warm-started model go.")],
-    arms: Annotated[str, typer.Option(help="Names of arms, or their beginnings, joined by commas.")] = "",
+    arms: Annotated[
+        str, typer.Option(help="Names of arms, or their beginnings, joined by commas.")
+    ] = "",
     at_once: Annotated[int, typer.Option(help="How many arms run side by side.")] = 8,
     minutes: Annotated[float, typer.Option(help="End what is still running after so long.")] = 30.0,
     threads: Annotated[int, typer.Option(help="CPU threads a run.")] = 2,
@@ -69,7 +79,14 @@ def run(
     given = [x for value in (*(sets or ()), f"compute.threads={threads}") for x in ("--set", value)]
     warm = to / "models" / "musique-warm"
     if not warm.exists():
-        command = ["warmstart", str(RECIPES / "warmstart.toml"), "--out", str(warm), "--runs", str(to / "runs")]
+        command = [
+            "warmstart",
+            str(RECIPES / "warmstart.toml"),
+            "--out",
+            str(warm),
+            "--runs",
+            str(to / "runs"),
+        ]
         _start(to, "warmstart", ["-m", "uptrend", *command, "--name", "warmstart", *given]).wait()
     chosen = [arm for arm in ARMS if not arms or arm.name.startswith(tuple(arms.split(",")))]
     waiting, running = list(chosen), dict[str, subprocess.Popen[bytes]]()
@@ -79,7 +96,10 @@ def run(
             running[arm.name] = _start(to, arm.name, _train(arm, to, warm, given))
         time.sleep(0.5)
         for name in [name for name, process in running.items() if process.poll() is not None]:
-            print(f"{name}: exit {running.pop(name).returncode} after {time.time() - began:.0f} s", flush=True)
+            print(
+                f"{name}: exit {running.pop(name).returncode} after {time.time() - began:.0f} s",
+                flush=True,
+            )
     for name, process in running.items():
         process.kill()
         print(f"{name}: ended after {time.time() - began:.0f} s", flush=True)
@@ -106,13 +126,19 @@ def blind(
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="What `run --to` wrote.")]) -> None:
     """Held-out figures before and after, and the difference between healthy and blind."""
-    runs = {path.name: Run(path) for path in sorted((folder / "runs").iterdir()) if (path / "evals.jsonl").exists()}
+    runs = {
+        path.name: Run(path)
+        for path in sorted((folder / "runs").iterdir())
+        if (path / "evals.jsonl").exists()
+    }
     table = Table("run", "steps", "reward", "exact match", *PARTS[1:])
     for name, one in runs.items():
         lines = one.eval_lines
         first, last = lines[0], lines[-1]
         cells = [f"{first['parts'][part]:.2f} → {last['parts'][part]:.2f}" for part in PARTS]
-        table.add_row(name, str(last["step"]), f"{first['reward']:.3f} → {last['reward']:.3f}", *cells)
+        table.add_row(
+            name, str(last["step"]), f"{first['reward']:.3f} → {last['reward']:.3f}", *cells
+        )
     Console(width=160).print(table)
     for measure in ("reward", "exact match"):
         _compare(runs, measure)
@@ -122,7 +148,9 @@ def report(folder: Annotated[Path, typer.Argument(help="What `run --to` wrote.")
 def real(
     file: Annotated[Path, typer.Argument(help="Examples in MuSiQue's own schema.")],
     models: Annotated[list[str], typer.Argument(help="Known models or folders.")],
-    to: Annotated[Path, typer.Option(help="The JSON file to write, an entry a model and retriever.")],
+    to: Annotated[
+        Path, typer.Option(help="The JSON file to write, an entry a model and retriever.")
+    ],
     sets: SETS = None,
 ) -> None:
     """Evaluate models on real examples with each retriever."""
@@ -134,7 +162,12 @@ def real(
     from uptrend.training.gather import play_heldout
 
     found = []
-    limits = ["sampling.max_tokens=72", "sampling.max_turns=8", "sampling.context=4096", "sampling.rows=64"]
+    limits = [
+        "sampling.max_tokens=72",
+        "sampling.max_turns=8",
+        "sampling.context=4096",
+        "sampling.rows=64",
+    ]
     for model in models:
         source = {"name": "musique", "file": str(file), "split": "heldout"}
         given = [f"eval.{key}={value}" for key, value in source.items()] + [*limits, *(sets or ())]
@@ -144,15 +177,27 @@ def real(
             options = {**config.eval.options, "retriever": name}
             heldout = make_heldout(replace(config, eval=replace(config.eval, options=options)))
             held, _ = play_heldout(players, heldout, 0, config)
-            entry = {"model": model, "retriever": name, "tasks": held.tasks, "reward": held.reward, **held.parts}
+            entry = {
+                "model": model,
+                "retriever": name,
+                "tasks": held.tasks,
+                "reward": held.reward,
+                **held.parts,
+            }
             found.append({**entry, "seconds": held.seconds})
             print(json.dumps(found[-1]), flush=True)
             to.write_text(json.dumps(found, indent=1))
 
 
 def _compare(runs: dict[str, Run], measure: str) -> None:
-    """Healthy minus blind after the last step: paired by question and seed, bootstrapped over questions."""
-    pairs = [(f"healthy-{s}", f"blind-{s}") for s in range(3) if f"healthy-{s}" in runs and f"blind-{s}" in runs]
+    """Healthy minus blind after the last step: paired by question and seed, bootstrapped over
+    questions.
+    """
+    pairs = [
+        (f"healthy-{s}", f"blind-{s}")
+        for s in range(3)
+        if f"healthy-{s}" in runs and f"blind-{s}" in runs
+    ]
     if not pairs:
         return
     gaps = np.array([_scores(runs[a], measure) - _scores(runs[b], measure) for a, b in pairs])
@@ -165,21 +210,36 @@ def _compare(runs: dict[str, Run], measure: str) -> None:
         f"by seed {by_seed}"
     )
     if len(means) > 1:
-        half = {2: 12.706, 3: 4.303}[len(means)] * means.std(ddof=1) / len(means) ** 0.5  # Student's t
-        print(f"  95% t interval over {len(means)} seeds: {means.mean() - half:+.3f} to {means.mean() + half:+.3f}")
+        half = (
+            {2: 12.706, 3: 4.303}[len(means)] * means.std(ddof=1) / len(means) ** 0.5
+        )  # Student's t
+        print(
+            f"  95% t interval over {len(means)} seeds: {means.mean() - half:+.3f} to {means.mean() + half:+.3f}"
+        )
 
 
 def _scores(one: Run, measure: str) -> np.ndarray:
     """Each held-out question's score after the last step, in the order of its id."""
     rows = one.eval_rollouts(one.eval_lines[-1]["step"]).to_pylist()
-    values = {row["task"]: float(row["reward"] if measure == "reward" else row["correct"]) for row in rows}
+    values = {
+        row["task"]: float(row["reward"] if measure == "reward" else row["correct"]) for row in rows
+    }
     return np.array([values[task] for task in sorted(values)])
 
 
 def _train(arm: Arm, to: Path, warm: Path, given: list[str]) -> list[str]:
     program = [__file__, "blind"] if arm.is_blind else ["-m", "uptrend", "train"]
     sets = [x for value in (f"model.name={warm}", *arm.sets) for x in ("--set", value)]
-    return [*program, str(RECIPES / "atlas.toml"), "--name", arm.name, "--runs", str(to / "runs"), *sets, *given]
+    return [
+        *program,
+        str(RECIPES / "atlas.toml"),
+        "--name",
+        arm.name,
+        "--runs",
+        str(to / "runs"),
+        *sets,
+        *given,
+    ]
 
 
 def _start(to: Path, name: str, command: list[str]) -> subprocess.Popen[bytes]:

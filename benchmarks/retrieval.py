@@ -1,13 +1,15 @@
-"""What the retrievers find and what they take, on files of MuSiQue's rows; they take turns at every question.
+"""What the retrievers find and what they take, on files of MuSiQue's rows; they take turns at every
+question.
 
     python benchmarks/retrieval.py musique_dev_100.jsonl musique_train_100.jsonl
     python benchmarks/retrieval.py musique_dev_100.jsonl --json
 
-Each question is asked (a) as it is, for 2, 4 and 8 documents, and (b) by its decomposition: one sub-question after
-another, earlier answers filled in, 2 documents each, all that came together. Recall is the share of the supporting
-documents that were found, precision the share of what was found that is supporting (0 where nothing was). Both are
-means over questions with a 95% bootstrap interval. Times are medians with quartiles. "Ready" is from the documents to
-the first result, which for searching by meaning includes embedding them; a query comes after that.
+Each question is asked (a) as it is, for 2, 4 and 8 documents, and (b) by its decomposition: one
+sub-question after another, earlier answers filled in, 2 documents each, all that came together.
+Recall is the share of the supporting documents that were found, precision the share of what was
+found that is supporting (0 where nothing was). Both are means over questions with a 95% bootstrap
+interval. Times are medians with quartiles. "Ready" is from the documents to the first result, which
+for searching by meaning includes embedding them; a query comes after that.
 """
 
 import argparse
@@ -50,7 +52,9 @@ class Measured:
         self.shown.setdefault(how, []).append(len(found))
 
 
-async def measure(tasks: Sequence[Task], retrievers: dict[RetrieverName, Retriever]) -> dict[RetrieverName, Measured]:
+async def measure(
+    tasks: Sequence[Task], retrievers: dict[RetrieverName, Retriever]
+) -> dict[RetrieverName, Measured]:
     """Every question with every retriever, another one first each time."""
     results = {name: Measured() for name in retrievers}
     names = list(retrievers)
@@ -71,7 +75,9 @@ async def measure_question(task: Task, made: Retriever, into: Measured) -> None:
         into.note(f"question, {count}", await timed(index, question, count, into), documents)
     steps = [await timed(index, asked, EACH, into) for asked in sub_questions(task)]
     into.note(
-        f"decomposition, {EACH} each", list(dict.fromkeys(place for found in steps for place in found)), documents
+        f"decomposition, {EACH} each",
+        list(dict.fromkeys(place for found in steps for place in found)),
+        documents,
     )
 
 
@@ -84,7 +90,9 @@ async def timed(index: Index, query: str, count: int, into: Measured) -> list[in
 
 
 def sub_questions(task: Task) -> list[str]:
-    """The steps of the gold decomposition, with `#1` replaced by the first one's answer, and so on."""
+    """The steps of the gold decomposition, with `#1` replaced by the first one's answer, and so
+    on.
+    """
     asked: list[str] = []
     answers: list[str] = []
     for step in task.data["decomposition"]:
@@ -119,7 +127,11 @@ def summary(measured: Measured) -> dict[str, Any]:
         }
         for how in measured.recall
     }
-    return {"ready_ms": quartiles(measured.ready_s), "query_ms": quartiles(measured.query_s), "found": found}
+    return {
+        "ready_ms": quartiles(measured.ready_s),
+        "query_ms": quartiles(measured.query_s),
+        "found": found,
+    }
 
 
 def show(file: str, questions: int, figures: dict[RetrieverName, dict[str, Any]]) -> None:
@@ -143,7 +155,9 @@ def show(file: str, questions: int, figures: dict[RetrieverName, dict[str, Any]]
 
 def main() -> None:
     """Read the files, take the figures, show them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--embedder", default="minilm")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
@@ -155,7 +169,9 @@ def main() -> None:
     for number, file in enumerate(args.files):
         tasks = list(to_tasks(read_file(file), 1.0))
         if number == 0:
-            asyncio.run(measure(tasks[:2], retrievers))  # loads the model and warms what wants warming
+            asyncio.run(
+                measure(tasks[:2], retrievers)
+            )  # loads the model and warms what wants warming
         figures = {name: summary(m) for name, m in asyncio.run(measure(tasks, retrievers)).items()}
         everything["files"][str(file)] = {"questions": len(tasks), **figures}
         if not args.json:

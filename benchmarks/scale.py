@@ -1,9 +1,11 @@
-"""One recipe in several layouts: processes, servers, sampling ahead. Throughput and learning, as a Markdown table.
+"""One recipe in several layouts: processes, servers, sampling ahead. Throughput and learning, as a
+Markdown table.
 
     python benchmarks/scale.py --layouts one,ahead-1,ddp,fsdp2,zero3 --steps 20 --seeds 0
     python benchmarks/scale.py --layouts one,vllm,vllm-ahead-1 --server http://127.0.0.1:8000 --seeds 0,1,2
 
-Layouts are run one after the other, seed by seed, so that a machine's slow minutes meet all of them.
+Layouts are run one after the other, seed by seed, so that a machine's slow minutes meet all of
+them.
 """
 
 import os
@@ -40,14 +42,22 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def main(
-    layouts: Annotated[str, typer.Option(help=f"Some of {', '.join(LAYOUTS)}.")] = "one,ahead-1,ddp",
+    layouts: Annotated[
+        str, typer.Option(help=f"Some of {', '.join(LAYOUTS)}.")
+    ] = "one,ahead-1,ddp",
     recipe: Annotated[Path, typer.Option(help="Recipe to train.")] = ROOT / "recipes/tiny.toml",
     seeds: Annotated[str, typer.Option(help="Seeds of the runs.")] = "0",
     steps: Annotated[int, typer.Option(help="Steps of a run; 0 for the recipe's.")] = 20,
-    server: Annotated[str, typer.Option(help="Address of a vLLM that `uptrend models serve RECIPE` started.")] = "",
+    server: Annotated[
+        str, typer.Option(help="Address of a vLLM that `uptrend models serve RECIPE` started.")
+    ] = "",
     threads: Annotated[int, typer.Option(help="Torch threads of each process.")] = 1,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="Further settings of all layouts.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the runs; a temporary one otherwise.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help="Further settings of all layouts.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the runs; a temporary one otherwise.")
+    ] = None,
 ) -> None:
     """Train a recipe in each layout and print what it took and what came of it."""
     names, folder = layouts.split(","), out or Path(tempfile.mkdtemp())
@@ -58,7 +68,16 @@ def main(
             given = [*own, *(sets or ()), f"seed={seed}", f"compute.threads={threads}"]
             given += [f"learning.steps={steps}"] if steps else []
             given += [f'sampling.servers=["{server}"]'] if server else []
-            command = [sys.executable, *words, "-m", "uptrend", "train", str(recipe), "--no-preflight", "--quiet"]
+            command = [
+                sys.executable,
+                *words,
+                "-m",
+                "uptrend",
+                "train",
+                str(recipe),
+                "--no-preflight",
+                "--quiet",
+            ]
             command += ["--runs", str(folder), "--name", f"{name}-{seed}"]
             environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
             done = subprocess.run(
@@ -66,11 +85,23 @@ def main(
                 env=environment, capture_output=True, text=True, check=False,
             )  # fmt: skip
             if done.returncode:
-                print(f"{name}, seed {seed}: exit {done.returncode}\n{(done.stdout + done.stderr)[-2000:]}")
+                print(
+                    f"{name}, seed {seed}: exit {done.returncode}\n{(done.stdout + done.stderr)[-2000:]}"
+                )
                 continue
             runs[name].append(Run(folder / f"{name}-{seed}"))
             print(f"{name}, seed {seed}: done", file=sys.stderr, flush=True)
-    columns = ("layout", "s/step", "sampled tok/s", "trained tok/s", "wait s", "update s", "load s", "lag", "held-out")
+    columns = (
+        "layout",
+        "s/step",
+        "sampled tok/s",
+        "trained tok/s",
+        "wait s",
+        "update s",
+        "load s",
+        "lag",
+        "held-out",
+    )
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for name, found in runs.items():
         if found:
@@ -78,7 +109,9 @@ def main(
 
 
 def row(runs: list[Run]) -> list[str]:
-    """Return a layout's cells: medians over steps but the first two, with quartiles; accuracy by mean and range."""
+    """Return a layout's cells: medians over steps but the first two, with quartiles; accuracy by
+    mean and range.
+    """
     lines = [line for run in runs for line in run.metric_lines if line["step"] > 2]
 
     def median(key: str) -> float:

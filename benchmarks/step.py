@@ -5,14 +5,15 @@
     python benchmarks/step.py --shape 7b --lora --set model.weights=bf16 --only uptrend
     python benchmarks/step.py --turns 4 --reply 64 --record-cost
 
-Both train the same model on the same tasks with the same sizes, precision, learning rate, KL penalty and
-reward. Each has a thread; a baton lets one of them make a step, then the other, so that both see the same
-machine. The first steps of each (compilation, graph capture, allocation) are reported apart. Peak memory is
-taken in a process for each.
+Both train the same model on the same tasks with the same sizes, precision, learning rate, KL
+penalty and reward. Each has a thread; a baton lets one of them make a step, then the other, so that
+both see the same machine. The first steps of each (compilation, graph capture, allocation) are
+reported apart. Peak memory is taken in a process for each.
 
-Tokens and FLOPs are what a step needs, by the same count for both: sampling, the reference and the update each take
-a group's prompt once and every other token once. Padding, prompts computed again and activations computed again
-count as time, not as work. MFU is these FLOPs per second over --peak-tflops.
+Tokens and FLOPs are what a step needs, by the same count for both: sampling, the reference and the
+update each take a group's prompt once and every other token once. Padding, prompts computed again
+and activations computed again count as time, not as work. MFU is these FLOPs per second over
+--peak-tflops.
 """
 
 import argparse
@@ -86,7 +87,9 @@ class Baton:
 
 
 class StepWatch:
-    """An observer of Uptrend's loop that times steps between batons, and profiles the one after the last."""
+    """An observer of Uptrend's loop that times steps between batons, and profiles the one after the
+    last.
+    """
 
     def __init__(self, baton: Baton, timing: Timing, last: int, *, profile: bool) -> None:
         self.baton, self.timing, self.began, self.last = baton, timing, 0.0, last
@@ -98,7 +101,9 @@ class StepWatch:
         self.rollouts: list[Any] = []
 
     def gather(self, *given: Any) -> Any:
-        """Sample a step's groups, and keep them to be counted when the step's time has been taken."""
+        """Sample a step's groups, and keep them to be counted when the step's time has been
+        taken.
+        """
         with phase("sample", is_on=self.profiler is not None):
             gathered = gather(*given)
         self.rollouts = gathered.rollouts
@@ -111,11 +116,21 @@ class StepWatch:
         if 0 < record.step <= self.last:
             self.timing.add(self.began)
             self.timing.rewards.append(record.metrics.get("reward/mean", float("nan")))
-            self.timing.phases.append({k[8:]: v for k, v in record.metrics.items() if k.startswith("seconds/")})
-            self.timing.work.append(work_of(row for rollout in self.rollouts for row in rows_of(rollout)))
+            self.timing.phases.append(
+                {k[8:]: v for k, v in record.metrics.items() if k.startswith("seconds/")}
+            )
+            self.timing.work.append(
+                work_of(row for rollout in self.rollouts for row in rows_of(rollout))
+            )
             for thread in threading.enumerate():
-                if thread.name == "recorder" and thread.ident and hasattr(time, "pthread_getcpuclockid"):
-                    self.timing.recorder.append(time.clock_gettime(time.pthread_getcpuclockid(thread.ident)))
+                if (
+                    thread.name == "recorder"
+                    and thread.ident
+                    and hasattr(time, "pthread_getcpuclockid")
+                ):
+                    self.timing.recorder.append(
+                        time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+                    )
         elif record.step > self.last and self.profiler:
             sync()
             self.profiler.stop()
@@ -161,7 +176,9 @@ def recipe(args: argparse.Namespace) -> Config:
     return load_config(table, args.set)
 
 
-def run_uptrend(config: Config, args: argparse.Namespace, folder: Path, baton: Baton, timing: Timing) -> None:
+def run_uptrend(
+    config: Config, args: argparse.Namespace, folder: Path, baton: Baton, timing: Timing
+) -> None:
     try:
         baton.take("uptrend")  # loading models in two threads at once does not work either
         last = config.learning.steps
@@ -182,7 +199,9 @@ def run_uptrend(config: Config, args: argparse.Namespace, folder: Path, baton: B
         baton.give("uptrend", last=True)
 
 
-def run_trl(config: Config, args: argparse.Namespace, folder: Path, baton: Baton, timing: Timing) -> None:
+def run_trl(
+    config: Config, args: argparse.Namespace, folder: Path, baton: Baton, timing: Timing
+) -> None:
     try:
         baton.take("trl")
         make_trl(config, args, folder, baton, timing).train()
@@ -190,7 +209,9 @@ def run_trl(config: Config, args: argparse.Namespace, folder: Path, baton: Baton
         baton.give("trl", last=True)
 
 
-def make_trl(config: Config, args: argparse.Namespace, folder: Path, baton: Baton, timing: Timing) -> Any:
+def make_trl(
+    config: Config, args: argparse.Namespace, folder: Path, baton: Baton, timing: Timing
+) -> Any:
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
@@ -203,9 +224,17 @@ def make_trl(config: Config, args: argparse.Namespace, folder: Path, baton: Bato
     lengths = {prompt: len(tokenizer(prompt).input_ids) for prompt in answers}
     said: list[tuple[str, int, int, int]] = []
 
-    def reward(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
-        said[:] = [(p, lengths[p], len(ids), len(ids)) for p, ids in zip(prompts, completion_ids, strict=True)]
-        return [1.0 if is_right(c, answers[p]) else -1.0 for p, c in zip(prompts, completions, strict=True)]
+    def reward(
+        prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: Any
+    ) -> list[float]:
+        said[:] = [
+            (p, lengths[p], len(ids), len(ids))
+            for p, ids in zip(prompts, completion_ids, strict=True)
+        ]
+        return [
+            1.0 if is_right(c, answers[p]) else -1.0
+            for p, c in zip(prompts, completions, strict=True)
+        ]
 
     class Turns(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -219,7 +248,9 @@ def make_trl(config: Config, args: argparse.Namespace, folder: Path, baton: Bato
             baton.take("trl")
             self.began = time.perf_counter()
 
-        def on_log(self, _a: Any, _s: Any, _c: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
+        def on_log(
+            self, _a: Any, _s: Any, _c: Any, logs: dict[str, Any] | None = None, **__: Any
+        ) -> None:
             if logs and "reward" in logs:
                 timing.rewards.append(float(logs["reward"]))
 
@@ -269,11 +300,29 @@ def compete(args: argparse.Namespace, config: Config, names: list[str]) -> dict[
 
 
 def run_apart(argv: list[str], model: str, *more: str) -> dict[str, Any]:
-    """Run one contestant in a process of its own, on a model that is ready; return its row, empty where it failed."""
+    """Run one contestant in a process of its own, on a model that is ready; return its row, empty
+    where it failed.
+    """
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        ready = ["--model", model, "--shape", "", "--stop-rate", "0", "--no-memory", "--out", file.name]
-        command = [sys.executable, __file__, *(a for a in argv if a not in ("--record-cost", "--profile"))]
-        done = subprocess.run([*command, *ready, *more], capture_output=True, text=True, check=False, env=os.environ)
+        ready = [
+            "--model",
+            model,
+            "--shape",
+            "",
+            "--stop-rate",
+            "0",
+            "--no-memory",
+            "--out",
+            file.name,
+        ]
+        command = [
+            sys.executable,
+            __file__,
+            *(a for a in argv if a not in ("--record-cost", "--profile")),
+        ]
+        done = subprocess.run(
+            [*command, *ready, *more], capture_output=True, text=True, check=False, env=os.environ
+        )
         if done.returncode != 0:
             print(done.stderr[-2000:], file=sys.stderr)
             return {}
@@ -282,7 +331,9 @@ def run_apart(argv: list[str], model: str, *more: str) -> dict[str, Any]:
 
 def record_cost(argv: list[str], model: str) -> dict[str, float]:
     """Compare a run that records and is watched with one that does neither, one after the other."""
-    full, bare = (run_apart(argv, model, "--only", "uptrend", "--records", kind) for kind in ("all", "none"))
+    full, bare = (
+        run_apart(argv, model, "--only", "uptrend", "--records", kind) for kind in ("all", "none")
+    )
     if not full or not bare:
         return {}
     pairs = list(zip(full["seconds"], bare["seconds"], strict=True))[WARM:]
@@ -293,14 +344,27 @@ def record_cost(argv: list[str], model: str) -> dict[str, float]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in {"groups": 16, "size": 16, "tokens": 8, "steps": 12, "budget": 16384}.items():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in {
+        "groups": 16,
+        "size": 16,
+        "tokens": 8,
+        "steps": 12,
+        "budget": 16384,
+    }.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     add = parser.add_argument
     add("--lr", type=float, default=1e-5)
     add("--beta", type=float, default=0.1)
     add("--model", default="smollm2-135m")
-    add("--shape", default="", choices=["", *SHAPES], help="random weights of this shape instead of --model")
+    add(
+        "--shape",
+        default="",
+        choices=["", *SHAPES],
+        help="random weights of this shape instead of --model",
+    )
     add("--tokenizer", default="smollm2-135m", help="the shape's: a known model, or a folder")
     add("--stop-rate", type=float, default=0.0,
         help="share of sampled tokens that end a rollout: tokens chosen at random until, in samples of the model, they "
@@ -308,7 +372,12 @@ def parse() -> argparse.Namespace:
     add("--turns", type=int, default=1,
         help="turns of a rollout, of --tokens tokens at most each; Uptrend alone, as TRL takes several turns only of a "
         "model that calls tools")  # fmt: skip
-    add("--reply", type=int, default=32, help="tokens that the task answers after each turn but the last, about")
+    add(
+        "--reply",
+        type=int,
+        default=32,
+        help="tokens that the task answers after each turn but the last, about",
+    )
     add("--lora", action="store_true")
     add("--compile", default="auto", choices=["auto", "never", "always"], help="Uptrend's")
     add("--set", action="append", default=[], metavar="KEY=VALUE",
@@ -318,11 +387,24 @@ def parse() -> argparse.Namespace:
         help="TRL's continuous batching instead of generate(), with this share of free memory for its cache, which it "
         "makes anew in every step (TRL's default: 0.5). On a GPU, TRL then casts the weights that train to bf16",
         )  # fmt: skip
-    add("--trl-batch", type=int, default=0, help="rollouts per pass of TRL's update, a divisor of all; 0 for all")
+    add(
+        "--trl-batch",
+        type=int,
+        default=0,
+        help="rollouts per pass of TRL's update, a divisor of all; 0 for all",
+    )
     add("--only", choices=["uptrend", "trl"], help="one contestant alone")
     add("--no-memory", action="store_true", help="leave the memory processes out")
-    add("--peak-tflops", type=float, help="the device's, for MFU (default on CUDA: 989, an H100's or H200's in bf16)")
-    add("--profile", action="store_true", help="profile one more step of Uptrend's; with --only uptrend")
+    add(
+        "--peak-tflops",
+        type=float,
+        help="the device's, for MFU (default on CUDA: 989, an H100's or H200's in bf16)",
+    )
+    add(
+        "--profile",
+        action="store_true",
+        help="profile one more step of Uptrend's; with --only uptrend",
+    )
     add("--records", default="usual", choices=["usual", "all", "none"],
         help="what Uptrend records: metrics and rollouts, the same with the live doctor beside it, or nothing at all",
         )  # fmt: skip
@@ -355,7 +437,10 @@ def main() -> None:
             args.model = str(make_shape(args.shape, args.tokenizer, Path(folder) / args.shape))
         if args.stop_rate:
             before = recipe(args)
-            prompts = [t.messages[0].content for t in make_pool(before, make_heldout(before)).stages[0].tasks]
+            prompts = [
+                t.messages[0].content
+                for t in make_pool(before, make_heldout(before)).stages[0].tasks
+            ]
             ended, share = with_ends(
                 find_model(args.model), prompts, args.tokens, args.stop_rate, Path(folder) / "ended"
             )
@@ -371,26 +456,43 @@ def race(args: argparse.Namespace) -> None:
     config, names = recipe(args), [args.only] if args.only else ["uptrend", "trl"]
     learning = config.learning
     forwards = (learning.kl.beta > 0) + (learning.updates * learning.minibatches > 1)
-    cost = Cost.of(find_model(args.model), forwards=forwards, updates=learning.updates, frozen=args.lora)
+    cost = Cost.of(
+        find_model(args.model), forwards=forwards, updates=learning.updates, frozen=args.lora
+    )
     timings = compete(args, config, names)
-    rows = {n: summary(t, cost, args.peak_tflops) for n, t in timings.items() if len(t.seconds) > WARM}
+    rows = {
+        n: summary(t, cost, args.peak_tflops) for n, t in timings.items() if len(t.seconds) > WARM
+    }
     for name, row in rows.items():
         if args.only:
             row["memory"] = memory(timings[name])
         elif not args.no_memory:
-            row["memory"] = run_apart(sys.argv[1:], args.model, "--only", name, "--steps", "2").get("memory", {})
+            row["memory"] = run_apart(sys.argv[1:], args.model, "--only", name, "--steps", "2").get(
+                "memory", {}
+            )
     if "uptrend" in rows and (cpu := timings["uptrend"].recorder[WARM - 1 :]):
         rows["uptrend"]["recorder_cpu"] = (cpu[-1] - cpu[0]) / max(1, len(cpu) - 1)
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        rows["uptrend"]["doctor_cpu"] = children.ru_utime + children.ru_stime if args.records == "all" else 0.0
+        rows["uptrend"]["doctor_cpu"] = (
+            children.ru_utime + children.ru_stime if args.records == "all" else 0.0
+        )
     report(args, rows, record_cost(sys.argv[1:], args.model) if args.record_cost else {})
     if failed := [name for name in names if name not in rows]:
         sys.exit(f"{', '.join(failed)} failed")
 
 
-def report(args: argparse.Namespace, rows: dict[str, dict[str, Any]], cost: dict[str, float]) -> None:
-    where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
-    kind, turns = "LoRA r=16" if args.lora else "full", f"{args.turns} turns of " if args.turns > 1 else ""
+def report(
+    args: argparse.Namespace, rows: dict[str, dict[str, Any]], cost: dict[str, float]
+) -> None:
+    where = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
+    kind, turns = (
+        "LoRA r=16" if args.lora else "full",
+        f"{args.turns} turns of " if args.turns > 1 else "",
+    )
     print(
         f"{args.label}, {kind}, {args.groups} x {args.size} rollouts of {turns}{args.tokens} tokens, "
         f"beta {args.beta}, {where}"
@@ -400,7 +502,9 @@ def report(args: argparse.Namespace, rows: dict[str, dict[str, Any]], cost: dict
         quartiles = f"{row['q1']:.3f}–{row['q3']:.3f}"
         rewards = f"{row['reward_first']:+.2f} → {row['reward_last']:+.2f}"
         print(f"{name:8} {row['median']:9.3f} {quartiles:>15} {row['first']:8.2f}  {rewards}")
-    print(f"{'':8} {'length':>9} {'sampled/s':>10} {'tokens/s':>10} {'TFLOP/s':>8} {'MFU':>6}  peak GiB")
+    print(
+        f"{'':8} {'length':>9} {'sampled/s':>10} {'tokens/s':>10} {'TFLOP/s':>8} {'MFU':>6}  peak GiB"
+    )
     for name, row in rows.items():
         used = "–" if row["mfu"] is None else f"{row['mfu']:.1%}"
         rates = f"{row['sampled_per_s']:10,.0f} {row['tokens_per_s']:10,.0f} {row['tflops']:8.3g} {used:>6}"
@@ -417,7 +521,12 @@ def report(args: argparse.Namespace, rows: dict[str, dict[str, Any]], cost: dict
             f"{cost['doctor_cpu']:.2f} s in all"
         )
     if args.out:
-        said = {"args": {k: str(v) for k, v in vars(args).items()}, "where": where, "rows": rows, "record_cost": cost}
+        said = {
+            "args": {k: str(v) for k, v in vars(args).items()},
+            "where": where,
+            "rows": rows,
+            "record_cost": cost,
+        }
         args.out.write_text(json.dumps(said, indent=1))
 
 

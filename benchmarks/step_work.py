@@ -1,4 +1,5 @@
-"""Work that benchmarks/step.py gives: models by shape, ends of rollouts, several turns; and the figures of a step.
+"""Work that benchmarks/step.py gives: models by shape, ends of rollouts, several turns; and the
+figures of a step.
 
 Models are folders, so that every trainer reads the same.
 """
@@ -17,7 +18,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+)
 
 from uptrend.policy.known import find_model
 from uptrend.records import Message, Task
@@ -53,8 +60,14 @@ def make_shape(name: str, tokenizer: str, into: Path) -> Path:
     """Write a model of random weights, made on the GPU where there is one; return its folder."""
     source = tokenizer if Path(tokenizer).is_dir() else find_model(tokenizer)
     words = AutoTokenizer.from_pretrained(source)
-    ends = {"bos_token_id": None, "eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}
-    config = LlamaConfig(**dict(zip(FIELDS, SHAPES[name], strict=True)), **ends, max_position_embeddings=32_768)
+    ends = {
+        "bos_token_id": None,
+        "eos_token_id": words.eos_token_id,
+        "pad_token_id": words.pad_token_id,
+    }
+    config = LlamaConfig(
+        **dict(zip(FIELDS, SHAPES[name], strict=True)), **ends, max_position_embeddings=32_768
+    )
     torch.manual_seed(0)
     with device():
         model = AutoModelForCausalLM.from_config(config, dtype=config.dtype)
@@ -66,24 +79,33 @@ def make_shape(name: str, tokenizer: str, into: Path) -> Path:
 def sample(folder: str, prompts: Sequence[str], tokens: int) -> np.ndarray:
     """Let the model go on after prompts, past every end; return the ids."""
     words = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16 if device().type == "cuda" else None)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16 if device().type == "cuda" else None
+    )
     model.generation_config = GenerationConfig(pad_token_id=words.pad_token_id)  # without an end
     given = words(list(prompts), return_tensors="pt", padding=True).to(device())
     torch.manual_seed(0)
     out = model.to(device()).generate(
-        input_ids=given.input_ids, attention_mask=given.attention_mask, do_sample=True, top_k=0, max_new_tokens=tokens
+        input_ids=given.input_ids,
+        attention_mask=given.attention_mask,
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=tokens,
     )
     return np.asarray(out[:, given.input_ids.shape[1] :].cpu())
 
 
 def choose_ends(ids_nt: np.ndarray, vocabulary: int, rate: float) -> tuple[list[int], float]:
-    """Choose tokens at random until about `rate` of the sampled ones end a rollout; return them and the share.
+    """Choose tokens at random until about `rate` of the sampled ones end a rollout; return them and
+    the share.
 
     Frequent tokens come last: with many rare ones, what the model learns changes little.
     """
     counts = np.bincount(ids_nt.ravel(), minlength=vocabulary)
     draw = random.Random(0).random
-    candidates = sorted(range(vocabulary), key=lambda i: (max(int(counts[i]), rate / 4 * ids_nt.size), draw()))
+    candidates = sorted(
+        range(vocabulary), key=lambda i: (max(int(counts[i]), rate / 4 * ids_nt.size), draw())
+    )
     rank_nt = np.argsort(candidates)[ids_nt]
 
     def share(chosen: int) -> float:
@@ -97,12 +119,15 @@ def choose_ends(ids_nt: np.ndarray, vocabulary: int, rate: float) -> tuple[list[
     return candidates[:chosen], share(chosen)
 
 
-def with_ends(folder: str, prompts: Sequence[str], tokens: int, rate: float, into: Path) -> tuple[Path, float]:
-    """Make the same model with other tokens that end a rollout; return its folder and their measured share.
+def with_ends(
+    folder: str, prompts: Sequence[str], tokens: int, rate: float, into: Path
+) -> tuple[Path, float]:
+    """Make the same model with other tokens that end a rollout; return its folder and their
+    measured share.
 
-    The ends that it has end nothing any more: else lengths would depend on what it has learned. Uptrend stops at the
-    union of the ids in generation_config.json, config.json and the tokenizer, TRL 1.16 at those of the first and the
-    last, with its completion mask; so all three change.
+    The ends that it has end nothing any more: else lengths would depend on what it has learned.
+    Uptrend stops at the union of the ids in generation_config.json, config.json and the tokenizer,
+    TRL 1.16 at those of the first and the last, with its completion mask; so all three change.
     """
     shutil.copytree(folder, into, ignore=shutil.ignore_patterns("*.safetensors"))
     for weights in Path(folder).glob("*.safetensors"):
@@ -130,7 +155,9 @@ class RepliesOptions(ArithmeticOptions):
 
 
 class Replies(Arithmetic):
-    """Arithmetic in which the task answers with the same text until the turns are over; the last answer counts."""
+    """Arithmetic in which the task answers with the same text until the turns are over; the last
+    answer counts.
+    """
 
     name: ClassVar[str] = "replies"
     Options: ClassVar[type[Any]] = RepliesOptions
@@ -155,12 +182,16 @@ class Replying(OneTurn):
 def text_of(folder: str, tokens: int) -> str:
     """Return a text of about so many tokens."""
     words = AutoTokenizer.from_pretrained(folder)
-    return str(words.decode(words(" and so on" * tokens, add_special_tokens=False).input_ids[:tokens]))
+    return str(
+        words.decode(words(" and so on" * tokens, add_special_tokens=False).input_ids[:tokens])
+    )
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a step's rollouts ask of a model in one pass: a group's prompt once, no padding, nothing twice."""
+    """What a step's rollouts ask of a model in one pass: a group's prompt once, no padding, nothing
+    twice.
+    """
 
     rollouts: int
     sampled: int  # tokens that the model wrote
@@ -177,7 +208,9 @@ def rows_of(rollout: Any) -> Iterator[tuple[str, int, int, int]]:
 
 
 def work_of(rollouts: Iterable[tuple[str, int, int, int]]) -> Work:
-    """Add up rollouts: group, tokens of the prompt, tokens after it, and how many of those the model wrote."""
+    """Add up rollouts: group, tokens of the prompt, tokens after it, and how many of those the
+    model wrote.
+    """
     rows, prompts = list(rollouts), dict[str, int]()
     for group, prompt, _, _ in rows:
         prompts[group] = prompt
@@ -185,7 +218,8 @@ def work_of(rollouts: Iterable[tuple[str, int, int, int]]) -> Work:
         len(rows),
         sum(sampled for *_, sampled in rows),
         sum(prompts.values()) + sum(tail for _, _, tail, _ in rows),
-        sum(p * (p + 1) // 2 for p in prompts.values()) + sum(p * n + n * (n + 1) // 2 for _, p, n, _ in rows),
+        sum(p * (p + 1) // 2 for p in prompts.values())
+        + sum(p * n + n * (n + 1) // 2 for _, p, n, _ in rows),
     )
 
 
@@ -206,16 +240,29 @@ class Cost:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         named = {name: p.numel() for name, p in model.named_parameters()}
-        layers = sum(n for name, n in named.items() if "embed" not in name and "lm_head" not in name)
+        layers = sum(
+            n for name, n in named.items() if "embed" not in name and "lm_head" not in name
+        )
         channels = config.num_attention_heads * (getattr(config, "head_dim", 0) or 0)
         attention = config.num_hidden_layers * (channels or config.hidden_size)
-        return cls(layers, model.get_output_embeddings().weight.numel(), attention, forwards, updates, frozen)
+        return cls(
+            layers,
+            model.get_output_embeddings().weight.numel(),
+            attention,
+            forwards,
+            updates,
+            frozen,
+        )
 
     def flops(self, work: Work) -> float:
-        """Operations of a step; 2 per weight and token forwards, 4 backwards, 4 per pair and channel."""
+        """Operations of a step; 2 per weight and token forwards, 4 backwards, 4 per pair and
+        channel.
+        """
         dense = 2.0 * (self.layers * work.tokens + self.head * work.sampled)
         pairs = 4.0 * self.attention * work.pairs
-        return (1 + self.forwards) * (dense + pairs) + self.updates * ((2 if self.frozen else 3) * dense + 3 * pairs)
+        return (1 + self.forwards) * (dense + pairs) + self.updates * (
+            (2 if self.frozen else 3) * dense + 3 * pairs
+        )
 
     def tokens(self, work: Work) -> int:
         """Tokens through the model, in all passes of a step."""
@@ -230,7 +277,9 @@ class Timing:
     work: list[Work] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     phases: list[dict[str, float]] = field(default_factory=list)
-    recorder: list[float] = field(default_factory=list)  # CPU seconds of the recorder's thread, so far
+    recorder: list[float] = field(
+        default_factory=list
+    )  # CPU seconds of the recorder's thread, so far
     used: float = 0.0  # GiB of the device in use at most, at the end of a step, by whoever
 
     def add(self, began: float) -> None:
@@ -243,12 +292,16 @@ class Timing:
 
 
 def memory(timing: Timing) -> dict[str, float]:
-    """GiB at most in this process: torch's on a GPU, and the whole device's at the ends of steps; else the host's."""
+    """GiB at most in this process: torch's on a GPU, and the whole device's at the ends of steps;
+    else the host's.
+    """
     if torch.cuda.is_available():
-        # Graphs keep their memory in pools of their own, which are reserved; the driver's share counts in `used`.
+        # Graphs keep their memory in pools of their own, which are reserved; the driver's share
+        # counts in `used`.
         peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
         return {"allocated": peaks[0] / 2**30, "reserved": peaks[1] / 2**30, "used": timing.used}
-    # Not getrusage, which in a process that was just started counts the peak of the one that started it.
+    # Not getrusage, which in a process that was just started counts the peak of the one that
+    # started it.
     status = Path("/proc/self/status")  # Linux's
     told = status.read_text().partition("VmHWM:")[2] if status.exists() else ""
     return {"host": int(told.split()[0]) / 2**20} if told else {}
@@ -257,11 +310,18 @@ def memory(timing: Timing) -> dict[str, float]:
 def summary(timing: Timing, cost: Cost, peak: float | None) -> dict[str, Any]:
     warm, work = timing.seconds[WARM:], timing.work[WARM:]
     quartiles = statistics.quantiles(warm, n=4) if len(warm) > 1 else [float("nan")] * 3
-    phases = {k: statistics.median(p[k] for p in timing.phases[WARM:] if k in p) for k in (timing.phases or [{}])[-1]}
+    phases = {
+        k: statistics.median(p[k] for p in timing.phases[WARM:] if k in p)
+        for k in (timing.phases or [{}])[-1]
+    }
     rates = {
         "sampled_per_s": statistics.median(w.sampled / s for w, s in zip(work, warm, strict=True)),
-        "tokens_per_s": statistics.median(cost.tokens(w) / s for w, s in zip(work, warm, strict=True)),
-        "tflops": statistics.median(cost.flops(w) / s / 1e12 for w, s in zip(work, warm, strict=True)),
+        "tokens_per_s": statistics.median(
+            cost.tokens(w) / s for w, s in zip(work, warm, strict=True)
+        ),
+        "tflops": statistics.median(
+            cost.flops(w) / s / 1e12 for w, s in zip(work, warm, strict=True)
+        ),
     }
     return {
         "median": statistics.median(warm), "q1": quartiles[0], "q3": quartiles[2], "first": timing.seconds[0],
@@ -274,7 +334,9 @@ def summary(timing: Timing, cost: Cost, peak: float | None) -> dict[str, Any]:
 
 @contextmanager
 def phase(name: str, *, is_on: bool = True) -> Iterator[None]:
-    """Name a phase in the profile; a GPU's kernels are waited for, so that they begin inside of it."""
+    """Name a phase in the profile; a GPU's kernels are waited for, so that they begin inside of
+    it.
+    """
     if not is_on:
         yield
         return
@@ -298,20 +360,33 @@ class PhasedLearner(Learner):
 def print_profile(profiler: Any) -> None:
     """Print what took longest in a step, on the device and on the host."""
     on_host = torch.autograd.DeviceType.CPU
-    events = [e for e in profiler.events() if e.device_type != on_host and not e.name.startswith("phase/")]
+    events = [
+        e for e in profiler.events() if e.device_type != on_host and not e.name.startswith("phase/")
+    ]
     averages = [e for e in profiler.key_averages() if not e.key.startswith("phase/")]
-    phases = [e for e in profiler.events() if e.device_type == on_host and e.name.startswith("phase/")]
+    phases = [
+        e for e in profiler.events() if e.device_type == on_host and e.name.startswith("phase/")
+    ]
     for name in dict.fromkeys(p.name for p in phases):
         spans = [p.time_range for p in phases if p.name == name]
         inside = [e for e in events if any(s.start <= e.time_range.start <= s.end for s in spans)]
-        busy, long = (sum(t.elapsed_us() for t in ts) for ts in ([e.time_range for e in inside], spans))
-        print(f"profile  {name}: {long / 1e3:.2f} ms, kernels {busy / 1e3:.2f} ms in {len(inside)} launches")
+        busy, long = (
+            sum(t.elapsed_us() for t in ts) for ts in ([e.time_range for e in inside], spans)
+        )
+        print(
+            f"profile  {name}: {long / 1e3:.2f} ms, kernels {busy / 1e3:.2f} ms in {len(inside)} launches"
+        )
     tables = {
-        "device": (25, [(e.self_device_time_total, e) for e in averages if e.device_type != on_host]),
+        "device": (
+            25,
+            [(e.self_device_time_total, e) for e in averages if e.device_type != on_host],
+        ),
         "host": (15, [(e.self_cpu_time_total, e) for e in averages if e.device_type == on_host]),
     }
     for where, (most, rows) in tables.items():
         whole = sum(microseconds for microseconds, _ in rows)
         print(f"profile  {where}: {whole / 1e3:.2f} ms in all")
         for microseconds, e in sorted(rows, key=lambda row: -row[0])[:most]:
-            print(f"  {microseconds / 1e3:9.3f} ms {microseconds / max(whole, 1):6.1%} {e.count:7} x  {e.key[:100]}")
+            print(
+                f"  {microseconds / 1e3:9.3f} ms {microseconds / max(whole, 1):6.1%} {e.count:7} x  {e.key[:100]}"
+            )

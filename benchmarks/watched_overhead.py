@@ -1,7 +1,9 @@
-"""Cost of watching: the same TRL run with and without it, in turn, in one process; a script, not a test.
+"""Cost of watching: the same TRL run with and without it, in turn, in one process; a script, not a
+test.
 
-`wall` is what a person waits; `cpu` is the work of the process, all its threads included (on a busy machine it is the
-steadier figure). The processes that record and diagnose are counted by themselves, their start included.
+`wall` is what a person waits; `cpu` is the work of the process, all its threads included (on a busy
+machine it is the steadier figure). The processes that record and diagnose are counted by
+themselves, their start included.
 
 python -m benchmarks.watched_overhead --model FOLDER --steps 20 --rounds 4
 """
@@ -33,7 +35,9 @@ class Clock(TrainerCallback):
 
 
 def measure(model: str, steps: int, is_watched: bool) -> dict[str, float]:
-    """Train once; return the medians of steps after the first, and the share of a step that the trainer waited."""
+    """Train once; return the medians of steps after the first, and the share of a step that the
+    trainer waited.
+    """
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(model, Path(folder), steps=steps, lr=5e-6)
         clock = Clock()
@@ -65,7 +69,9 @@ def main() -> None:
         found = {kind: measure(given.model, given.steps, kind) for kind in kinds}
         ratios.append([found[True][name] / found[False][name] for name in ("wall", "cpu")])
         shown = ", ".join(f"{name} {value:.4f}" for name, value in found[True].items())
-        print(f"round {number}: watched / unwatched: wall {ratios[-1][0]:.3f}, cpu {ratios[-1][1]:.3f}; {shown}")
+        print(
+            f"round {number}: watched / unwatched: wall {ratios[-1][0]:.3f}, cpu {ratios[-1][1]:.3f}; {shown}"
+        )
     wall, cpu = np.median(ratios, axis=0)
     print(f"median of {given.rounds} rounds: wall {wall:.3f}, cpu {cpu:.3f}")
 

@@ -1,11 +1,12 @@
-"""A GRPO run of TRL that Uptrend watches: one line, a run directory, and whatever is wrong said on the way.
+"""A GRPO run of TRL that Uptrend watches: one line, a run directory, and whatever is wrong said on
+the way.
 
     python examples/watch_trl.py                  # healthy
     python examples/watch_trl.py --fault cut      # a reward that cuts the prompt off the completion
     uptrend doctor trl-out/uptrend                # the first one; a second is trl-out/uptrend-2
 
-The model is `tiny`, a transformer of a million parameters that knows a little arithmetic: seconds on a CPU. Give
-`--model FOLDER` for one of your own.
+The model is `tiny`, a transformer of a million parameters that knows a little arithmetic: seconds
+on a CPU. Give `--model FOLDER` for one of your own.
 """
 
 import argparse
@@ -30,18 +31,25 @@ def sums(shuffled: bool) -> Dataset:
     answers = [str(a + b) for a, b in asked]
     if shuffled:
         draw.shuffle(answers)
-    return Dataset.from_dict({"prompt": [f"Calculate: {a} + {b} = " for a, b in asked], "answer": answers})
+    return Dataset.from_dict(
+        {"prompt": [f"Calculate: {a} + {b} = " for a, b in asked], "answer": answers}
+    )
 
 
 def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     """1 where the first number is the answer."""
     found = [re.search(r"-?\d+", completion) for completion in completions]
-    return [float(number is not None and number.group() == gold) for number, gold in zip(found, answer, strict=True)]
+    return [
+        float(number is not None and number.group() == gold)
+        for number, gold in zip(found, answer, strict=True)
+    ]
 
 
 def cut(prompts: list[str], completions: list[str], answer: list[str], **_: Any) -> list[float]:
     """The same, but TRL's completions do not begin with the prompt."""
-    shorter = [completion[len(prompt) :] for prompt, completion in zip(prompts, completions, strict=True)]
+    shorter = [
+        completion[len(prompt) :] for prompt, completion in zip(prompts, completions, strict=True)
+    ]
     return right(shorter, answer)
 
 
@@ -53,7 +61,9 @@ class Blind(GRPOTrainer):
     ) -> Any:
         attention_mask = attention_mask.clone()
         attention_mask[:, :-logits_to_keep] = 0
-        return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, **rest)
+        return super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, **rest
+        )
 
 
 def tiny() -> str:
@@ -74,7 +84,9 @@ def main() -> None:
     half = given.fault == "bf16"
     folder = given.model or tiny()
     trainer = (Blind if given.fault == "blind" else GRPOTrainer)(
-        model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16 if half else torch.float32),
+        model=AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.bfloat16 if half else torch.float32
+        ),
         processing_class=AutoTokenizer.from_pretrained(folder),
         reward_funcs=cut if given.fault == "cut" else right,
         train_dataset=sums(shuffled=given.fault == "shuffled"),

@@ -6,8 +6,8 @@
 In these pages a text block right below a bash block is what its commands print. `...` on a line of
 its own leaves out lines, and at the end of a line what follows on it. Pages are run in order in one
 folder, since later ones read the runs of earlier ones; a comment `<!-- not run: why -->` before a
-block leaves it out. tests/test_docs.py runs the same blocks shortened (`SHORTER`) and compares words
-and lines; numbers, times and curves may differ.
+block leaves it out. tests/test_docs.py runs the same blocks shortened (`SHORTER`) and compares
+words and lines; numbers, times and curves may differ.
 """
 
 import argparse
@@ -23,7 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FIRST_PAGES = [ROOT / "docs" / "start" / f"{name}.md" for name in ("install", "data", "read", "doctor", "prove")]
+FIRST_PAGES = [
+    ROOT / "docs" / "start" / f"{name}.md"
+    for name in ("install", "data", "read", "doctor", "prove")
+]
 PAGES = [ROOT / "README.md", *FIRST_PAGES]
 LONGEST_COMMAND_S = 3600
 
@@ -35,11 +38,15 @@ MORE_ARGUMENTS = {
     TRAIN: FEW,
     f"{TRAIN} --set learning.lr=1e-4 --set seed=1 --name slower": f"{FEW} {SMALL}",
     f"{TRAIN} --set learning.lr=3e-3 --set learning.steps=30 --name too-fast": SMALL,
-    "uptrend train sums/recipe.toml": ("--set learning.steps=2 --set sampling.max_tokens=8 --set doctor.live=false"),
+    "uptrend train sums/recipe.toml": (
+        "--set learning.steps=2 --set sampling.max_tokens=8 --set doctor.live=false"
+    ),
     "uptrend preflight recipes/tiny.toml": "--only gold --only masks",
 }
 EXPERIMENT = "uptrend lab run h01 --dir debug"
-FEWER_SEEDS = "s/^seeds = [^#]*/seeds = [0, 1] /; s/^alpha = 0.05/alpha = 0.3/; s/^steps = 0/steps = 10/"
+FEWER_SEEDS = (
+    "s/^seeds = [^#]*/seeds = [0, 1] /; s/^alpha = 0.05/alpha = 0.3/; s/^steps = 0/steps = 10/"
+)
 SHORTER = {command: f"{command} {more}" for command, more in MORE_ARGUMENTS.items()}
 SHORTER[EXPERIMENT] = f"sed -i '{FEWER_SEEDS}' debug/hypotheses/*.md && {EXPERIMENT}"
 
@@ -105,7 +112,9 @@ def prepare_folder(folder: Path) -> dict[str, str]:
     }
 
 
-def run_block(block: Block, folder: Path, environment: dict[str, str], *, shortened: bool) -> list[str]:
+def run_block(
+    block: Block, folder: Path, environment: dict[str, str], *, shortened: bool
+) -> list[str]:
     """Run the commands of a block; return the lines that they print."""
     printed = []
     for line in block.commands:

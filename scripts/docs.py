@@ -4,8 +4,8 @@
 - Pages that live elsewhere in the repository, such as the measurements (`ELSEWHERE`).
 - Tables in place of `<!-- generated: NAME -->` in a page: see `PARTS`.
 
-Links from a page to a file outside docs/ work on the repository's own site; here they lead to the page of that file, or
-become its path.
+Links from a page to a file outside docs/ work on the repository's own site; here they lead to the
+page of that file, or become its path.
 """
 
 import dataclasses
@@ -48,14 +48,18 @@ ELSEWHERE = {
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Add the causes to the navigation, under their sections."""
     _, causes = causes_by_section()
-    listed = [{title: [f"causes/{cause.id}.md" for cause in found]} for title, found in causes.items()]
+    listed = [
+        {title: [f"causes/{cause.id}.md" for cause in found]} for title, found in causes.items()
+    ]
     config.nav = [*(config.nav or []), {"Causes": [{"All causes": "causes/index.md"}, *listed]}]
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not in docs/."""
-    pages = {f"causes/{id}.md": cause_page(cause) for id, cause in CATALOGUE.items()} | {"causes/index.md": _index()}
+    pages = {f"causes/{id}.md": cause_page(cause) for id, cause in CATALOGUE.items()} | {
+        "causes/index.md": _index()
+    }
     pages |= {uri: (ROOT / path).read_text(encoding="utf-8") for uri, path in ELSEWHERE.items()}
     for uri, content in pages.items():
         files.append(File.generated(config, uri, content=content))
@@ -64,15 +68,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 (mkdocs's)
     """Put tables in their places, and lead links to where their files are on the site."""
-    written = re.sub(r"<!-- generated: (\S+)(?: (\S+))? -->", lambda match: _part(match[1], match[2]), markdown)
+    written = re.sub(
+        r"<!-- generated: (\S+)(?: (\S+))? -->", lambda match: _part(match[1], match[2]), markdown
+    )
     return lead_links(written, page.file.src_uri)
 
 
-LINK = re.compile(r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
+LINK = re.compile(
+    r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)"
+)
 
 
 def lead_links(markdown: str, uri: str) -> str:
-    """Return a page with links out of docs/ led to the site's page, or written as the file's path."""
+    """Return a page with links out of docs/ led to the site's page, or written as the file's
+    path.
+    """
     here = PurePosixPath(ELSEWHERE.get(uri, f"docs/{uri}")).parent
     sites = {path: site for site, path in ELSEWHERE.items()}
     sites |= {f"src/uptrend/doctor/findings/{id}.md": f"causes/{id}.md" for id in CATALOGUE}
@@ -135,7 +145,11 @@ def _config() -> Iterator[str]:
 def _tasksets() -> Iterator[str]:
     """A table of options for each built-in taskset."""
     for name, cls in {name: find(name) for name in BUILT_IN}.items():
-        meanings = {key: text for base in reversed(cls.Options.__mro__[:-1]) for key, text in field_docs(base).items()}
+        meanings = {
+            key: text
+            for base in reversed(cls.Options.__mro__[:-1])
+            for key, text in field_docs(base).items()
+        }
         rows = (
             (_code(field.name), f"{meanings.get(field.name, '')}{_default(field)}")
             for field in dataclasses.fields(cls.Options)
@@ -167,13 +181,21 @@ def _metrics() -> Iterator[str]:
 def _unit(metric: Metric) -> str:
     if metric.unit in ("none", "object", "text"):
         return ""
-    bounds = f", {metric.low:g} to {metric.high:g}" if metric.low is not None and metric.high is not None else ""
+    bounds = (
+        f", {metric.low:g} to {metric.high:g}"
+        if metric.low is not None and metric.high is not None
+        else ""
+    )
     return f" *Unit: {metric.unit}{bounds}.*"
 
 
 def _names(trainer: str) -> Iterator[str]:
     """One trainer's names of metrics, and ours."""
-    return _table("its name", "ours", rows=((_code(its), _code(ours)) for its, ours in metric_names(trainer).items()))
+    return _table(
+        "its name",
+        "ours",
+        rows=((_code(its), _code(ours)) for its, ours in metric_names(trainer).items()),
+    )
 
 
 def _events() -> Iterator[str]:
@@ -186,19 +208,29 @@ def _events() -> Iterator[str]:
 
 def _columns() -> Iterator[str]:
     meanings = column_meanings()
-    rows = ((_code(field.name), _column_type(field.type), meanings[field.name]) for field in ROLLOUTS)
+    rows = (
+        (_code(field.name), _column_type(field.type), meanings[field.name]) for field in ROLLOUTS
+    )
     return _table("column", "type", "meaning", rows=rows)
 
 
 def _column_type(kind: Any) -> str:
     if hasattr(kind, "value_type"):
         return f"list of {_column_type(kind.value_type)}"
-    return f"({', '.join(field.name for field in kind)})" if hasattr(kind, "fields") and kind.num_fields else str(kind)
+    return (
+        f"({', '.join(field.name for field in kind)})"
+        if hasattr(kind, "fields") and kind.num_fields
+        else str(kind)
+    )
 
 
 def _probes() -> Iterator[str]:
     rows = (
-        (_code(probe.name) + (" *" if probe.cheap else ""), probe.about, _causes(iter(sorted(probe.finds))))
+        (
+            _code(probe.name) + (" *" if probe.cheap else ""),
+            probe.about,
+            _causes(iter(sorted(probe.finds))),
+        )
         for probe in PROBES.values()
     )
     return _table("probe", "asks", "finds", rows=rows)
@@ -229,7 +261,11 @@ def _command(command: Any, name: str, parent: Any) -> Iterator[str]:
         else:
             yield f"{paragraph}\n"
     yield f"```text\n{' '.join(command.get_usage(context).split())}\n```\n"
-    records = [parameter.get_help_record(context) for parameter in command.params if "--help" not in parameter.opts]
+    records = [
+        parameter.get_help_record(context)
+        for parameter in command.params
+        if "--help" not in parameter.opts
+    ]
     rows = ((_code(shown), meaning) for shown, meaning in filter(None, records))
     if records:
         yield from _table("argument or option", "meaning", rows=rows)
@@ -237,7 +273,9 @@ def _command(command: Any, name: str, parent: Any) -> Iterator[str]:
 
 def _api() -> Iterator[str]:
     """The public names with their signatures and docstrings."""
-    for name in sorted(set(uptrend.__all__) - {"__version__"}, key=lambda name: (name[0].isupper(), name)):
+    for name in sorted(
+        set(uptrend.__all__) - {"__version__"}, key=lambda name: (name[0].isupper(), name)
+    ):
         found = getattr(uptrend, name)
         yield f"### `{name}`\n"
         if inspect.isfunction(found):

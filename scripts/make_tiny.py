@@ -1,13 +1,15 @@
-"""Make `tiny`, the model in the package: a Llama of about a million weights with one token per character.
+"""Make `tiny`, the model in the package: a Llama of about a million weights with one token per
+character.
 
-It is taught, by supervised learning, every task of the taskset `arithmetic` (default options: + - * on 0 to 20)
-that can never be held out, and nothing else. Teaching ends early, so that much is left for RL to find.
+It is taught, by supervised learning, every task of the taskset `arithmetic` (default options: + - *
+on 0 to 20) that can never be held out, and nothing else. Teaching ends early, so that much is left
+for RL to find.
 
     python scripts/make_tiny.py src/uptrend/policy/tiny     # about two minutes
 
-The same machine makes the same bytes again. Another CPU adds in another order and makes other weights, which know
-more or less (13 to 56% of held-out tasks after small changes): so the weights are shipped, and SHA256SUMS beside them
-says which they are.
+The same machine makes the same bytes again. Another CPU adds in another order and makes other
+weights, which know more or less (13 to 56% of held-out tasks after small changes): so the weights
+are shipped, and SHA256SUMS beside them says which they are.
 """
 
 import hashlib
@@ -22,7 +24,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from uptrend.tasks.pool import make_taskset
 
-ALPHABET = "\n !\"'()*+,-./0123456789:;<=>?ABCDEFGHIJKLMNOPQRSTUVWXYZ_`abcdefghijklmnopqrstuvwxyz{|}"
+ALPHABET = (
+    "\n !\"'()*+,-./0123456789:;<=>?ABCDEFGHIJKLMNOPQRSTUVWXYZ_`abcdefghijklmnopqrstuvwxyz{|}"
+)
 CHAT_TEMPLATE = (
     "{% for m in messages %}<turn>{{ m['role'] }}\n{{ m['content'] }}<end>\n{% endfor %}"
     "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
@@ -31,7 +35,9 @@ SEED = 0
 SCHEDULE = 420
 """Steps of the learning rate's cycle."""
 STEPS = 340
-"""Steps that are taken of it. Greedy held-out accuracy was 30% after 300, 42% after 340, 51% after 360."""
+"""Steps that are taken of it. Greedy held-out accuracy was 30% after 300, 42% after 340, 51% after
+360.
+"""
 BATCH = 128
 LR = 3e-3
 
@@ -63,7 +69,8 @@ def make(
     )
     teach(model, tokenizer, lessons(), steps)
     model.half().save_pretrained(to)
-    # Stored in half the bytes, trained in fp32: whoever loads the folder without naming a dtype gets the config's.
+    # Stored in half the bytes, trained in fp32: whoever loads the folder without naming a dtype
+    # gets the config's.
     model.config.dtype = torch.float32
     model.config.save_pretrained(to)
     tokenizer.save_pretrained(to)
@@ -91,7 +98,9 @@ def character_tokenizer() -> Any:
 
 
 def lessons() -> list[tuple[str, str]]:
-    """Prompts and answers of every arithmetic task that is on the training side of the split, whatever the seed."""
+    """Prompts and answers of every arithmetic task that is on the training side of the split,
+    whatever the seed.
+    """
     tasks = make_taskset("arithmetic", {}, 0).train(1_000_000)
     return sorted(("".join(m.content for m in task.messages), task.answer) for task in tasks)
 

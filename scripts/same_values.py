@@ -4,10 +4,10 @@
     python scripts/same_values.py compare /tmp/before    # with the code as it is: exit 1 where a value differs
     python scripts/same_values.py compare /tmp/before --with /tmp/after    # two recordings
 
-Recipes of this repository, cut to five steps of `tiny` on one thread; one is resumed, one trains in two
-processes. Every recorded value counts: config, metrics, rollouts down to the token, evaluations, events,
-findings, checkpoints with the optimizer's state; all but durations, memory, and when and in which process it
-ran. Logs, which are text, are not read.
+Recipes of this repository, cut to five steps of `tiny` on one thread; one is resumed, one trains in
+two processes. Every recorded value counts: config, metrics, rollouts down to the token,
+evaluations, events, findings, checkpoints with the optimizer's state; all but durations, memory,
+and when and in which process it ran. Logs, which are text, are not read.
 """
 
 import argparse
@@ -38,8 +38,8 @@ SMALL = (
     'compute.device="cpu"',
     "doctor.live=false",
 )
-# `tiny` knows arithmetic and calls no tools: no rollout of several turns would earn anything, and no weight would
-# change. The models in this folder know how a call is written, and little else.
+# `tiny` knows arithmetic and calls no tools: no rollout of several turns would earn anything, and
+# no weight would change. The models in this folder know how a call is written, and little else.
 TAUGHT = ROOT / "tests" / "data" / "runs02"
 MUSIQUE = (
     f'model.name="{TAUGHT}/models/musique"',
@@ -50,8 +50,9 @@ MUSIQUE = (
     "tasks.returned=1",
     "eval.returned=1",
 )
-# What a run is called, its recipe, and what else is set. Between them: every loss, every KL estimator, both references,
-# minibatches, corrections, rollouts of several turns, programs in a sandbox, rewards of the user's own, sampling ahead.
+# What a run is called, its recipe, and what else is set. Between them: every loss, every KL
+# estimator, both references, minibatches, corrections, rollouts of several turns, programs in a
+# sandbox, rewards of the user's own, sampling ahead.
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tiny": ("recipes/tiny.toml", ("eval.attempts=2", "sampling.resample=1")),
     "baseline": ("recipes/arithmetic/baseline.toml", ("sampling.max_tokens=6",)),
@@ -140,13 +141,16 @@ MEASURED = re.compile(
     r"run\.json created"
     r"|(metrics|evals|events)\.jsonl:\d+ (time|pid|seconds|(seconds|time|memory)/\S+)"
     r"|(rollouts|evals)/\S+\.parquet:\d+ (commands \d+ )?seconds"
-    # Sizes and checksums of files that name the model's folder, and of all of them: the files are compared themselves.
+    # Sizes and checksums of files that name the model's folder, and of all of them: the files are
+    # compared themselves.
     r"|checkpoints/\S+/state\.json (checksum|files adapter/(adapter_config\.json|README\.md))"
 )
 ABSENT = object()
 """Stands for a value that one side does not have; equal to no recorded value."""
 CHECKOUT = "checkout.txt"
-"""File beside the runs with the folder of the code that made them, which some of their values name."""
+"""File beside the runs with the folder of the code that made them, which some of their values
+name.
+"""
 SHOWN = 5
 """Most differing values of a run that are listed."""
 
@@ -180,7 +184,9 @@ def _uptrend(folder: Path, words: list[str], processes: int = 1) -> None:
 
 def _has_only_failures(run: Path) -> bool:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return all(line["sampling/failed/count"] == line["sampling/rollouts/count"] > 0 for line in lines)
+    return all(
+        line["sampling/failed/count"] == line["sampling/rollouts/count"] > 0 for line in lines
+    )
 
 
 def values_of(folder: Path) -> dict[str, Any]:
@@ -240,7 +246,9 @@ def differences(before: Path, after: Path, names: Sequence[str]) -> list[str]:
     for name in names:
         old = values_of(before / name)
         new = values_of(after / name)
-        keys = [key for key in old | new if not _are_same(old.get(key, ABSENT), new.get(key, ABSENT))]
+        keys = [
+            key for key in old | new if not _are_same(old.get(key, ABSENT), new.get(key, ABSENT))
+        ]
         print(f"{name}: {len(old)} values before, {len(new)} after, {len(keys)} differ", flush=True)
         for key in keys[:SHOWN]:
             lines.append(f"{name} {key}: {_excerpt(old, key)} → {_excerpt(new, key)}")
@@ -258,7 +266,9 @@ def _excerpt(values: dict[str, Any], key: str) -> str:
 
 def main() -> int:
     """Record or compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("record", "compare"))
     parser.add_argument("folder", type=Path, help="Folder of the runs before the change.")
     parser.add_argument("--only", action="append", choices=list(RUNS), help="A run; repeatable.")
@@ -276,7 +286,9 @@ def main() -> int:
     for folder in filter(None, (options.folder, options.after)):
         missing = [name for name in names if not (folder / name / "run.json").is_file()]
         if missing:
-            parser.error(f"{folder} has no run {', '.join(missing)}; record it, or compare others with --only.")
+            parser.error(
+                f"{folder} has no run {', '.join(missing)}; record it, or compare others with --only."
+            )
     if options.after:
         lines = differences(options.folder, options.after, names)
     else:

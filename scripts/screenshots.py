@@ -1,4 +1,5 @@
-"""Make the pictures of README and docs: train what they show, open the dashboard, and photograph it.
+"""Make the pictures of README and docs: train what they show, open the dashboard, and photograph
+it.
 
     python scripts/screenshots.py             into docs/images
     python scripts/screenshots.py --to DIR    elsewhere
@@ -44,8 +45,21 @@ def train() -> None:
         if not (WORK / "runs" / name / "findings.json").exists():
             shutil.rmtree(WORK / "runs" / name, ignore_errors=True)
             words = [word for one in sets for word in ("--set", one)]
-            command = ["train", "recipes/tiny.toml", "--runs", str(WORK / "runs"), "--name", name, "--no-preflight"]
-            subprocess.run([sys.executable, "-m", "uptrend", *command, *words], cwd=ROOT, env=environment, check=True)
+            command = [
+                "train",
+                "recipes/tiny.toml",
+                "--runs",
+                str(WORK / "runs"),
+                "--name",
+                name,
+                "--no-preflight",
+            ]
+            subprocess.run(
+                [sys.executable, "-m", "uptrend", *command, *words],
+                cwd=ROOT,
+                env=environment,
+                check=True,
+            )
     if not (WORK / "autopsy" / "fixed" / "findings.json").exists():
         shutil.rmtree(WORK / "autopsy", ignore_errors=True)
         command = ["examples/autopsies/blind.py", "--out", str(WORK / "autopsy")]
@@ -56,17 +70,31 @@ def photograph(to: Path) -> None:
     """Open each page, and save what a window of 1,280 pixels shows of it."""
     folders = [WORK / "runs", WORK / "autopsy", ROOT / "examples" / "journal"]
     environment = {**os.environ, "UPTREND_HOME": str(WORK / "home")}
-    command = [sys.executable, "-m", "uptrend", "serve", *map(str, folders), "--port", "0", "--no-open", "--no-token"]
+    command = [
+        sys.executable,
+        "-m",
+        "uptrend",
+        "serve",
+        *map(str, folders),
+        "--port",
+        "0",
+        "--no-open",
+        "--no-token",
+    ]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert server.stdout is not None
     try:
         found = re.search(r"http://\S+/", server.stdout.readline())
         assert found, "the dashboard printed no address"
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS.split())
+            browser = playwright.chromium.launch(
+                executable_path=shutil.which("chromium"), args=FLAGS.split()
+            )
             for name, (address, theme, height) in PICTURES.items():
                 page = browser.new_page(
-                    viewport={"width": 1280, "height": height}, device_scale_factor=1.5, color_scheme=theme
+                    viewport={"width": 1280, "height": height},
+                    device_scale_factor=1.5,
+                    color_scheme=theme,
                 )
                 page.goto(found[0])
                 page.wait_for_selector("body[data-ready='runs']")
@@ -85,8 +113,12 @@ def photograph(to: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--to", type=Path, default=ROOT / "docs" / "images", help="folder for the pictures")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--to", type=Path, default=ROOT / "docs" / "images", help="folder for the pictures"
+    )
     given = parser.parse_args()
     given.to.mkdir(parents=True, exist_ok=True)
     train()

@@ -19,17 +19,33 @@ SPECIAL = {  # tokens that the models' own tokenizers call special
 }  # fmt: skip
 ADDED = {  # tokens that they have, and do not call special
     "qwen2_5": ("<tool_call>", "</tool_call>"),
-    "qwen3": ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
+    "qwen3": (
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_response>",
+        "</tool_response>",
+        "<think>",
+        "</think>",
+    ),
 }
 STARTS = {"llama3_1": "<|begin_of_text|>", "gemma3": "<bos>"}
-ENDS = {"qwen2_5": "<|im_end|>", "qwen3": "<|im_end|>", "llama3_1": "<|eot_id|>", "gemma3": "<end_of_turn>"}
+ENDS = {
+    "qwen2_5": "<|im_end|>",
+    "qwen3": "<|im_end|>",
+    "llama3_1": "<|eot_id|>",
+    "gemma3": "<end_of_turn>",
+}
 LLAMA_WORDS = (  # as Llama 3's tokenizer cuts a text
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 ARGUMENTS = {"query": {"type": "string"}, "most": {"type": "integer"}}
-SEARCH = Tool("search", "Searches\nthe documents.", {"type": "object", "properties": ARGUMENTS, "required": ["query"]})
+SEARCH = Tool(
+    "search",
+    "Searches\nthe documents.",
+    {"type": "object", "properties": ARGUMENTS, "required": ["query"]},
+)
 FINISH = Tool("finish", "Ends.", {"type": "object", "properties": {}})
 
 
@@ -37,26 +53,38 @@ FINISH = Tool("finish", "Ends.", {"type": "object", "properties": {}})
 PREFILL = "{%- if add_generation_prompt %}{{- '<think>\n' }}{%- endif %}"
 
 
-def put_on(tokenizer: Any, name: str, *, all_special: bool = False, thinks: bool = False) -> tuple[Any, list[int]]:
-    """The tokenizer with a model's template and tokens, and its stop ids; the turn's close is not the first."""
+def put_on(
+    tokenizer: Any, name: str, *, all_special: bool = False, thinks: bool = False
+) -> tuple[Any, list[int]]:
+    """The tokenizer with a model's template and tokens, and its stop ids; the turn's close is not
+    the first.
+    """
     added = list(ADDED.get(name, ()))
-    tokenizer.add_special_tokens({"additional_special_tokens": [*SPECIAL[name], *(added if all_special else ())]})
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": [*SPECIAL[name], *(added if all_special else ())]}
+    )
     tokenizer.add_tokens(added)
     if name in STARTS:
         tokenizer.bos_token = STARTS[name]
     if name == "llama3_1" and "ByteLevel" in str(tokenizer.backend_tokenizer.pre_tokenizer):
-        # Line breaks stay together before whatever follows, so that a prompt's end is the same with and without it.
+        # Line breaks stay together before whatever follows, so that a prompt's end is the same with
+        # and without it.
         split = pre_tokenizers.Split(Regex(LLAMA_WORDS), "isolated")
         level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level])
-    tokenizer.chat_template = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8") + PREFILL * thinks
+    tokenizer.chat_template = (FOLDER / f"{name}.jinja").read_text(
+        encoding="utf-8"
+    ) + PREFILL * thinks
     return tokenizer, [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(ENDS[name])]
 
 
 def whole(tokenizer: Any, messages: list[Message], tools: list[Tool], *, speak: bool) -> list[int]:
     """The ids of the template's own rendering of a conversation, calls in OpenAI's form."""
     text = tokenizer.apply_chat_template(
-        [_openai(m) for m in messages], tools=schemas(tools) or None, add_generation_prompt=speak, tokenize=False
+        [_openai(m) for m in messages],
+        tools=schemas(tools) or None,
+        add_generation_prompt=speak,
+        tokenize=False,
     )
     ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
     return ids
@@ -65,7 +93,9 @@ def whole(tokenizer: Any, messages: list[Message], tools: list[Tool], *, speak: 
 def _openai(message: Message) -> dict[str, Any]:
     said: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.calls:
-        said["tool_calls"] = [{"type": "function", "function": vars(call)} for call in message.calls]
+        said["tool_calls"] = [
+            {"type": "function", "function": vars(call)} for call in message.calls
+        ]
     return said
 
 

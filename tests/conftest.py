@@ -1,4 +1,6 @@
-"""Fixtures and rules of every package's tests. This file puts its folder on the path: tests can import `synthetic`."""
+"""Fixtures and rules of every package's tests. This file puts its folder on the path: tests can
+import `synthetic`.
+"""
 
 import os
 import shutil
@@ -7,7 +9,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch loads; workers and what they start share the cores
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before torch loads; workers and what they start share the cores
 
 import pytest
 
@@ -18,14 +22,18 @@ PROGRAMS = {"bubblewrap": "bwrap"}  # by Debian package, where names differ
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C, also where the shell that started the tests ignores it, as it does for what runs in background."""
+    """Hear Ctrl-C, also where the shell that started the tests ignores it, as it does for what runs
+    in background.
+    """
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     if ignored and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests whose system package is not installed. `.ci/run` looks for this reason and fails."""
+    """Skip tests whose system package is not installed. `.ci/run` looks for this reason and
+    fails.
+    """
     for mark in item.iter_markers("needs_package"):
         (package,) = mark.args
         if shutil.which(PROGRAMS.get(package, package)) is None:
@@ -34,7 +42,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
-    """`make_run("name", steps=20, …)` writes a run under a fresh `runs` folder and gives its path."""
+    """`make_run("name", steps=20, …)` writes a run under a fresh `runs` folder and gives its
+    path.
+    """
     return lambda name, **options: write_run(tmp_path / "runs" / name, **options)
 
 
@@ -48,7 +58,9 @@ def tiny_folder() -> str:
 
 @pytest.fixture(scope="session")
 def smollm2_folder() -> str:
-    """SmolLM2-135M, pulled once into the cache; without a network and a cache, its tests are skipped."""
+    """SmolLM2-135M, pulled once into the cache; without a network and a cache, its tests are
+    skipped.
+    """
     from uptrend.policy.known import find_model
 
     try:

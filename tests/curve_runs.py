@@ -12,8 +12,12 @@ from uptrend.records import CannotTell, Finding, RunView, Severity
 STEPS = 120
 
 
-def healthy(steps: int = STEPS, seed: int = 0, without: tuple[str, ...] = (), **bent: Any) -> RunView:
-    """Return a run that learns, 0.3 to 0.7, as TRL would log it; `bent` replaces metrics and fields of the view."""
+def healthy(
+    steps: int = STEPS, seed: int = 0, without: tuple[str, ...] = (), **bent: Any
+) -> RunView:
+    """Return a run that learns, 0.3 to 0.7, as TRL would log it; `bent` replaces metrics and fields
+    of the view.
+    """
     random = np.random.default_rng(seed)
     way = np.linspace(0, 1, steps)
     metrics = {
@@ -28,16 +32,26 @@ def healthy(steps: int = STEPS, seed: int = 0, without: tuple[str, ...] = (), **
         "optimizer/lr": 1e-5 * (1 - way),
         "loss/total": 0.001 * random.standard_normal(steps),
     }
-    fields: dict[str, Any] = {"source": "log", "trainer": "trl", "name": "", "config": {"learning": {"lr": 1e-5}}}
+    fields: dict[str, Any] = {
+        "source": "log",
+        "trainer": "trl",
+        "name": "",
+        "config": {"learning": {"lr": 1e-5}},
+    }
     fields |= {key: bent.pop(key) for key in list(bent) if key in RunView.__dataclass_fields__}
-    metrics |= {key: np.broadcast_to(np.asarray(value, float), (steps,)).copy() for key, value in bent.items()}
+    metrics |= {
+        key: np.broadcast_to(np.asarray(value, float), (steps,)).copy()
+        for key, value in bent.items()
+    }
     kept = {key: value for key, value in metrics.items() if key not in without}
     return RunView(steps=np.arange(1, steps + 1), metrics=kept, **fields)
 
 
 def ramp(first: float, last: float, steps: int = STEPS, noise: float = 0.0, seed: int = 1) -> Any:
     """Return a straight curve with noise."""
-    return np.linspace(first, last, steps) + noise * np.random.default_rng(seed).standard_normal(steps)
+    return np.linspace(first, last, steps) + noise * np.random.default_rng(seed).standard_normal(
+        steps
+    )
 
 
 def flat(level: float = 0.3, steps: int = STEPS, noise: float = 0.05) -> Any:

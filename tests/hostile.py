@@ -1,4 +1,6 @@
-"""A run directory by the real writer whose every text attacks whoever shows it: markup, escapes, formulas, sizes."""
+"""A run directory by the real writer whose every text attacks whoever shows it: markup, escapes,
+formulas, sizes.
+"""
 
 import json
 import math
@@ -20,7 +22,17 @@ LINK = "[open](javascript:window.pwned=1) javascript:window.pwned=1 </script><!-
 TERMINAL = "\x1b[31mred\x1b[0m \x1b]8;;https://evil.example\x07link\x1b]8;;\x07"
 MARKS = "\u202eright to left\u202c zero\u200b\u200dwidth\ufeff \x01\x08\x7f \u2028\u2029"
 FORMULA = "=1+1"
-TEXTS = (SCRIPT, IMAGE, LINK, TERMINAL, MARKS, FORMULA, "__proto__", "constructor", "{{7*7}} ${7*7} `x` %s %00 ../..")
+TEXTS = (
+    SCRIPT,
+    IMAGE,
+    LINK,
+    TERMINAL,
+    MARKS,
+    FORMULA,
+    "__proto__",
+    "constructor",
+    "{{7*7}} ${7*7} `x` %s %00 ../..",
+)
 ALL = " ".join(TEXTS)
 # Name for the directory itself, which may hold no slash.
 NAME = '<img src=x onerror="window.pwned=1">,@#?& \u202e=1+1'
@@ -33,23 +45,46 @@ HALF = "HALF"
 def hostile_run(path: Path) -> Path:
     """Write the run; its first rollout of step 1 has a message of ten megabytes in one line."""
     info = info_of(path.name, (f"learning.steps={STEPS}",))
-    info |= {"name": SCRIPT, "notes": [ALL], "trainer": "uptrend", "machine": {"cpu": IMAGE, "__proto__": {"x": 1}}}
-    info["config"] |= {SCRIPT: IMAGE, "__proto__": {"polluted": True}, "constructor": LINK, "formula": FORMULA}
+    info |= {
+        "name": SCRIPT,
+        "notes": [ALL],
+        "trainer": "uptrend",
+        "machine": {"cpu": IMAGE, "__proto__": {"x": 1}},
+    }
+    info["config"] |= {
+        SCRIPT: IMAGE,
+        "__proto__": {"polluted": True},
+        "constructor": LINK,
+        "formula": FORMULA,
+    }
     with RunDirectory.create(path, info) as directory:
         directory.event("started", step=0)
         for step in range(1, STEPS + 1):
-            odd = {SCRIPT: 1.0, f"reward/part/{IMAGE}/mean": 0.5, "__proto__": 2.0, "constructor": 3.0, FORMULA: 4.0}
+            odd = {
+                SCRIPT: 1.0,
+                f"reward/part/{IMAGE}/mean": 0.5,
+                "__proto__": 2.0,
+                "constructor": 3.0,
+                FORMULA: 4.0,
+            }
             line = metrics_of(step, STEPS, random.Random(step)) | odd
             directory.step(line, _table([_rollout(step, index) for index in range(4)]))
-        held = [replace(_rollout(STEPS, 1), group=f"{text}{n}", task=text) for n, text in enumerate(TEXTS)]
+        held = [
+            replace(_rollout(STEPS, 1), group=f"{text}{n}", task=text)
+            for n, text in enumerate(TEXTS)
+        ]
         label = "other-set"
-        counted = line_of(evaluation_of(STEPS, 3, len(TEXTS))) | {"by_family": {IMAGE: 0.5}, "sets": {label: {}}}
+        counted = line_of(evaluation_of(STEPS, 3, len(TEXTS))) | {
+            "by_family": {IMAGE: 0.5},
+            "sets": {label: {}},
+        }
         directory.evaluation(line_of(evaluation_of(0, 2, 4)), _table(held[:4]))
         directory.evaluation(counted, _table(held), {label: _table(held)})
         directory.event("finding", id=SCRIPT, severity="critical", summary=ALL, step=2)
         directory.event("checkpoint", step=2)
         directory.event("stopped", step=STEPS, stopped_by="observer", reason=ALL)
-    # What only another program would write: half a surrogate pair, and times, steps and figures of another type.
+    # What only another program would write: half a surrogate pair, and times, steps and figures of
+    # another type.
     odd_events: tuple[dict[str, Any], ...] = (
         {"event": "stopped", "time": 1.0, "reason": f"{SCRIPT} \ud800"}, {"event": "checkpoint", "step": math.inf},
         {"event": "failed", "time": "soon", "error": f"{IMAGE} \ud800"},
@@ -69,12 +104,19 @@ def _table(rollouts: list[Any]) -> pa.Table:
     for message in (message for said in messages for message in said if message["calls"]):
         message["calls"] = message["calls"].replace(HALF, "\\ud800")
     place = table.column_names.index("messages")
-    return table.set_column(place, table.schema.field(place), pa.array(messages, table.schema.field(place).type))
+    return table.set_column(
+        place, table.schema.field(place), pa.array(messages, table.schema.field(place).type)
+    )
 
 
 def _rollout(step: int, index: int) -> Any:
-    base, long = rollout_of(step, f"{SCRIPT}{IMAGE}", index, index % 2 == 0, ALL), step == 1 and index == 0
-    call = ToolCall(SCRIPT, {"__proto__": {"polluted": 1}, "constructor": IMAGE, "half": HALF, IMAGE: [LINK]})
+    base, long = (
+        rollout_of(step, f"{SCRIPT}{IMAGE}", index, index % 2 == 0, ALL),
+        step == 1 and index == 0,
+    )
+    call = ToolCall(
+        SCRIPT, {"__proto__": {"polluted": 1}, "constructor": IMAGE, "half": HALF, IMAGE: [LINK]}
+    )
     messages = (
         Message("system", ALL), Message("user", f"{ALL}\n![x](http://evil.example/x.png)"),
         Message("assistant", "A" * LONG if long else ALL, () if long else (call,), problem="" if long else IMAGE),
@@ -84,7 +126,11 @@ def _rollout(step: int, index: int) -> Any:
         base.sequences[0], turns=np.array([0, 0, 0, 1, 1], np.int32), weights=np.ones(5, np.float32),
         advantages=np.array([math.nan] * 2 + [math.inf, -1.0, 1.0], np.float32),
     )  # fmt: skip
-    parts = (Part(SCRIPT, 1.0, 0.0, 1.0), Part("__proto__", 0.5, 0.0, 1.0), Part(IMAGE, math.nan, 0.0, 1.0))
+    parts = (
+        Part(SCRIPT, 1.0, 0.0, 1.0),
+        Part("__proto__", 0.5, 0.0, 1.0),
+        Part(IMAGE, math.nan, 0.0, 1.0),
+    )
     told = replace(
         base, family=IMAGE, answer=ALL, messages=messages, sequences=(sequence,),
         commands=(Executed(0, ALL, 0.1, 1, stopped=IMAGE, said=ALL),),
@@ -103,7 +149,14 @@ def _report() -> dict[str, Any]:
         "fix": {"sentence": ALL, "changes": {"uptrend": {SCRIPT: IMAGE}, "__proto__": {LINK: FORMULA}}},
         "explains": ["constructor"], "symptom_of": None, "page": LINK,
     }  # fmt: skip
-    symptom = {**finding, "id": "constructor", "symptom_of": SCRIPT, "evidence": [], "experiment": None, "fix": None}
+    symptom = {
+        **finding,
+        "id": "constructor",
+        "symptom_of": SCRIPT,
+        "evidence": [],
+        "experiment": None,
+        "fix": None,
+    }
     return {
         "schema": 2, "source": LINK, "trainer": SCRIPT, "name": SCRIPT, "steps": STEPS, "trend": "flat",
         "headline": SCRIPT, "sentence": ALL, "effect": None, "interval": None, "power": None, "held_out": None,

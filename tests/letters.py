@@ -60,7 +60,9 @@ class Letters:
         return ()
 
     def _task(self, number: int) -> Task:
-        opening = self.options.opening if self.options.times == 1 else f"{number} " * self.options.times
+        opening = (
+            self.options.opening if self.options.times == 1 else f"{number} " * self.options.times
+        )
         prompt = (Message("user", f"{opening}, {number}: "),)
         return Task(prompt, "abc", "even" if number % 2 == 0 else "odd", 0.0, {"number": number})
 

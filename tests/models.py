@@ -1,4 +1,6 @@
-"""Small random models of several types, as folders that transformers loads, where no knowledge is needed."""
+"""Small random models of several types, as folders that transformers loads, where no knowledge is
+needed.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,7 +21,11 @@ TYPES: dict[str, dict[str, Any]] = {  # what a type sets beside the sizes
     "qwen3": {"head_dim": 16},
     "stablelm": {},
     "gemma": {"head_dim": 8},
-    "gemma3_text": {"head_dim": 16, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7},
+    "gemma3_text": {
+        "head_dim": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 7,
+    },
     "qwen2_moe": {
         "num_experts": 2,
         "num_experts_per_tok": 1,
@@ -30,8 +36,14 @@ TYPES: dict[str, dict[str, Any]] = {  # what a type sets beside the sizes
     "phi": {},
     "granite": {"logits_scaling": 2.0},
     "phi3": {},
-    # Of what follows Uptrend computes none as transformers does; what differs comes late among the layers.
-    "gpt_oss": {"num_hidden_layers": 24, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    # Of what follows Uptrend computes none as transformers does; what differs comes late among the
+    # layers.
+    "gpt_oss": {
+        "num_hidden_layers": 24,
+        "head_dim": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "gemma2": {"head_dim": 8, "final_logit_softcapping": None, "attn_logit_softcapping": 50.0},
     "qwen3_next": {
         "num_hidden_layers": 8,
@@ -65,7 +77,13 @@ TYPES: dict[str, dict[str, Any]] = {  # what a type sets beside the sizes
         "n_groups": 2,
         "chunk_size": 8,
     },
-    "falcon_h1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8},
+    "falcon_h1": {
+        "mamba_d_ssm": 32,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 8,
+        "mamba_d_state": 8,
+        "mamba_chunk_size": 8,
+    },
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["full_attention", "full_attention", "conv"]},
     "granitemoehybrid": {
         "num_hidden_layers": 3,
@@ -112,7 +130,9 @@ def character_tokenizer() -> Any:
 
 
 def write_model(folder: Path, kind: str = "llama", seed: int = 0, **changes: Any) -> Path:
-    """A model of two layers, or as many as its type needs; every weight is random, biases and norms included."""
+    """A model of two layers, or as many as its type needs; every weight is random, biases and norms
+    included.
+    """
     tokenizer = character_tokenizer()
     sizes = {
         "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -132,10 +152,14 @@ def write_model(folder: Path, kind: str = "llama", seed: int = 0, **changes: Any
     return folder
 
 
-def make_policy(folder: str | Path, lora: bool = False, reference: bool = False, seed: int = 0, **wish: Any) -> Policy:
+def make_policy(
+    folder: str | Path, lora: bool = False, reference: bool = False, seed: int = 0, **wish: Any
+) -> Policy:
     """A policy on the CPU; adapters have a random B, so that they do something."""
     wanted = Model(name=str(folder), lora=Lora(r=4, alpha=8.0) if lora else None, **wish)
-    policy = load_policy(str(folder), wanted, torch.device("cpu"), seed=seed, keep_reference=reference)
+    policy = load_policy(
+        str(folder), wanted, torch.device("cpu"), seed=seed, keep_reference=reference
+    )
     if lora:
         noise = torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():

@@ -1,4 +1,6 @@
-"""Settings that installed trainers have, read from their sources: importing them takes seconds and torch."""
+"""Settings that installed trainers have, read from their sources: importing them takes seconds and
+torch.
+"""
 
 import ast
 import importlib.util
@@ -8,8 +10,12 @@ import pytest
 
 
 def trl_options() -> set[str]:
-    """Return the arguments of TRL's GRPOConfig, those it inherits, and `peft_config.` with those of a LoRA."""
-    adapters = {f"peft_config.{name}" for name in fields_of("peft.tuners.lora.config", "LoraConfig")}
+    """Return the arguments of TRL's GRPOConfig, those it inherits, and `peft_config.` with those of
+    a LoRA.
+    """
+    adapters = {
+        f"peft_config.{name}" for name in fields_of("peft.tuners.lora.config", "LoraConfig")
+    }
     return adapters.union(
         {"peft_config"},
         fields_of("trl.trainer.grpo_config", "GRPOConfig"),
@@ -26,4 +32,8 @@ def fields_of(module: str, name: str) -> set[str]:
     path = Path(spec.origin).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
     body = ast.parse(path.read_text(encoding="utf-8")).body
     (found,) = (node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
-    return {n.target.id for n in found.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+    return {
+        n.target.id
+        for n in found.body
+        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+    }

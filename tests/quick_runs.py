@@ -1,8 +1,9 @@
-"""A program that makes a run directory at once, for tests of whoever starts runs; and a launcher for it.
+"""A program that makes a run directory at once, for tests of whoever starts runs; and a launcher
+for it.
 
-As a command: python quick_runs.py FOLDER CONFIG.json. The config's model says how it goes: finish, fail, fail-once,
-slow, refuse or collapse; its learning rate how well. Everything is written by the real writer, and Ctrl-C is heard as
-`uptrend train` hears it: after the step, with a checkpoint.
+As a command: python quick_runs.py FOLDER CONFIG.json. The config's model says how it goes: finish,
+fail, fail-once, slow, refuse or collapse; its learning rate how well. Everything is written by the
+real writer, and Ctrl-C is heard as `uptrend train` hears it: after the step, with a checkpoint.
 """
 
 import dataclasses
@@ -32,7 +33,9 @@ class QuickLauncher:
         self.held_out = held_out or {}
 
     def resolve(self, recipe: Path, overrides: Mapping[str, Any]) -> Resolved:
-        """Resolve the recipe for one thread; the learning rate decides how many tasks it gets right."""
+        """Resolve the recipe for one thread; the learning rate decides how many tasks it gets
+        right.
+        """
         config = load_config(recipe, overrides)
         compute = dataclasses.replace(config.compute, threads=1, device="cpu")
         table = to_table(dataclasses.replace(config, compute=compute))
@@ -45,7 +48,9 @@ class QuickLauncher:
 
 
 def right_of(seed: int, lr: float) -> int:
-    """Return the number of 40 tasks that a run of this seed gets right: more with a greater learning rate."""
+    """Return the number of 40 tasks that a run of this seed gets right: more with a greater
+    learning rate.
+    """
     return 12 + random.Random(f"{seed} {lr}").randint(0, 3) + round(1000 * lr)
 
 
@@ -53,7 +58,11 @@ class QuickWorkers(Workers):
     """Makes runs one after the other in this very process."""
 
     def run(
-        self, planned_runs: Sequence[PlannedRun], launcher: Launcher, wanted: Callable[..., bool], watch: Progress
+        self,
+        planned_runs: Sequence[PlannedRun],
+        launcher: Launcher,
+        wanted: Callable[..., bool],
+        watch: Progress,
     ) -> Generator[Outcome, None, None]:
         for planned in planned_runs:
             if not wanted(planned):
@@ -74,7 +83,11 @@ UNLUCKY = "/unlucky.py"  # a command that can't be started, as far as QuickWorke
 
 def main(folder: Path, config: dict[str, Any], asked: list[int]) -> int:
     """Make the run, or go on with it; `asked` grows when somebody wants it to stop."""
-    seed, how, (steps, lr) = config["seed"], config["model"]["name"], map(config["learning"].get, ("steps", "lr"))
+    seed, how, (steps, lr) = (
+        config["seed"],
+        config["model"]["name"],
+        map(config["learning"].get, ("steps", "lr")),
+    )
     resumes = (folder / "run.json").exists()
     info = info_of(folder.name) | {"config": config}
     directory = RunDirectory.reopen(folder) if resumes else RunDirectory.create(folder, info)
@@ -85,7 +98,9 @@ def main(folder: Path, config: dict[str, Any], asked: list[int]) -> int:
             _step(directory, step, steps, seed, lr, how)
             if asked and step < steps:
                 (folder / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
-                directory.event("stopped", step=step, stopped_by="user", reason="interrupted by the user")
+                directory.event(
+                    "stopped", step=step, stopped_by="user", reason="interrupted by the user"
+                )
                 return 0
             if step == 1 and (how == "fail" or (how == "fail-once" and not _was_here(folder))):
                 directory.event("failed", error="RuntimeError: out of luck")
@@ -102,7 +117,10 @@ def _step(directory: RunDirectory, step: int, steps: int, seed: int, lr: float, 
     if step:
         line = metrics_of(step, steps, random.Random(f"{seed} {step}"))
         if how == "collapse":  # and nothing else is wrong with it
-            line |= {"loss/total": 0.0, "reward/mean": line["reward/mean"] - 0.5 * (step > steps // 2)}
+            line |= {
+                "loss/total": 0.0,
+                "reward/mean": line["reward/mean"] - 0.5 * (step > steps // 2),
+            }
         directory.step(line | {"time": 0.0, "memory/peak/gib": 0.25})
     if step in (0, steps):
         right = right_of(seed, lr if step else 0.0)

@@ -1,4 +1,6 @@
-"""vLLM as tests need it: the real one, started as users start it, and a small stand-in that can be made to fail."""
+"""vLLM as tests need it: the real one, started as users start it, and a small stand-in that can be
+made to fail.
+"""
 
 import contextlib
 import json
@@ -39,13 +41,16 @@ def is_alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def serve_tiny(folder: Path, *options: str, code: int = 0) -> Iterator[tuple[str, int]]:
-    """Run `uptrend models serve` with the tiny model; gives its address and the number of its process.
+    """Run `uptrend models serve` with the tiny model; gives its address and the number of its
+    process.
 
     Unless the test ends it, with the exit code `code`, Ctrl-C does.
     """
     environment = Path(os.environ.get("UPTREND_VLLM") or ROOT / ".venv-vllm")
     if not (environment / "bin" / "vllm").exists():
-        pytest.skip("needs vLLM: make setup-vllm, or UPTREND_VLLM=FOLDER of its virtual environment")
+        pytest.skip(
+            "needs vLLM: make setup-vllm, or UPTREND_VLLM=FOLDER of its virtual environment"
+        )
     url, log = f"http://127.0.0.1:{(port := free_port())}", folder / "serve.log"
     program = f"import sys\nsys.argv = {['uptrend', 'models', 'serve', str(ROOT / 'recipes' / 'tiny.toml')]}"
     program += f"\nsys.argv += {['--port', str(port), '--vllm', str(environment), *options]}"
@@ -53,7 +58,9 @@ def serve_tiny(folder: Path, *options: str, code: int = 0) -> Iterator[tuple[str
     variables = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "UPTREND_HOME": str(folder)}
     with (
         log.open("w") as out,
-        subprocess.Popen([sys.executable, "-c", program], stdout=out, stderr=out, env=variables) as server,
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdout=out, stderr=out, env=variables
+        ) as server,
     ):
         try:
             for _ in range(600):
@@ -79,7 +86,11 @@ def children(pid: int) -> list[int]:
 
 def servers(pid: int) -> list[int]:
     """Numbers of the vLLM servers that `uptrend models serve` has started."""
-    return [n for n in children(pid) if b"--served-model-name" in Path(f"/proc/{n}/cmdline").read_bytes()]
+    return [
+        n
+        for n in children(pid)
+        if b"--served-model-name" in Path(f"/proc/{n}/cmdline").read_bytes()
+    ]
 
 
 class SmallVllm(ThreadingHTTPServer):
@@ -94,7 +105,9 @@ class SmallVllm(ThreadingHTTPServer):
         self.asked: list[tuple[str, dict[str, Any]]] = []
         super().__init__(("127.0.0.1", port), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
 
     def handle_error(self, *_: object) -> None:
         """Callers that have gone are no news."""
@@ -108,7 +121,11 @@ class SmallVllm(ThreadingHTTPServer):
     def reply(self, path: str, body: dict[str, Any]) -> Any:
         """Answer as vLLM does."""
         if path == "/v1/models":
-            base = {"id": "small", "max_model_len": 64 if self.fault == "short" else 512, "parent": None}
+            base = {
+                "id": "small",
+                "max_model_len": 64 if self.fault == "short" else 512,
+                "parent": None,
+            }
             return {"data": [base, *({"id": name, "parent": "small"} for name in self.adapters)]}
         if path == "/tokenize":
             ids = self.policy.tokenizer(body["prompt"], add_special_tokens=False).input_ids
@@ -139,14 +156,26 @@ class SmallVllm(ThreadingHTTPServer):
         draws, choices = torch.Generator().manual_seed(body["seed"]), []
         for index, prompt in enumerate(prompts):
             ids, logprobs = list[int](), list[float]()
-            while len(ids) < body["max_tokens"] and ids[-1:] not in ([i] for i in body.get("stop_token_ids", ())):
+            while len(ids) < body["max_tokens"] and ids[-1:] not in (
+                [i] for i in body.get("stop_token_ids", ())
+            ):
                 logits = full_logits(self.policy, [*prompt, *ids])[-1]
                 drawn = torch.softmax(logits / (body["temperature"] or 1e-6), -1)
                 ids.append(int(torch.multinomial(drawn, 1, generator=draws)))
                 scale = 1.0 if self.fault == "raw" else body["temperature"] or 1.0
                 logprobs.append(float(torch.log_softmax(logits / scale, -1)[ids[-1]]))
-            about = {"finish_reason": "abort" if self.fault == "aborts" else "stop", "stop_reason": None}
-            choices.append({"index": index, "token_ids": ids, "logprobs": {"token_logprobs": logprobs}, **about})
+            about = {
+                "finish_reason": "abort" if self.fault == "aborts" else "stop",
+                "stop_reason": None,
+            }
+            choices.append(
+                {
+                    "index": index,
+                    "token_ids": ids,
+                    "logprobs": {"token_logprobs": logprobs},
+                    **about,
+                }
+            )
         return {"model": body["model"], "choices": choices}
 
 
@@ -158,7 +187,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_POST()
 
     def do_POST(self) -> None:
-        body, stub = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}"), self.server
+        body, stub = (
+            json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}"),
+            self.server,
+        )
         with stub.lock:
             stub.asked.append((self.path, body))
         if stub.fault == "dead" or (stub.fault == "hangs" and self.path == "/v1/completions"):

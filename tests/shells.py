@@ -1,4 +1,6 @@
-"""A taskset whose turns are commands that take time; options make its sandbox fail, or the task itself."""
+"""A taskset whose turns are commands that take time; options make its sandbox fail, or the task
+itself.
+"""
 
 import asyncio
 import random
@@ -26,7 +28,9 @@ class Options(LetterOptions):
 
 
 class Shells(Letters):
-    """Rewards letters; what a command prints depends on it and on the seed that the task was opened with."""
+    """Rewards letters; what a command prints depends on it and on the seed that the task was opened
+    with.
+    """
 
     name: ClassVar[str] = "shells"
     Options: ClassVar[type[Any]] = Options
@@ -60,7 +64,11 @@ class Shell(Letter):
         goes_on = await super().respond(message) is not None
         code = len(message.content) % 2
         score = None if goes_on else round(self._random.random(), 3)
-        self.commands.append(Executed(turn, message.content, 0.25, code, "time" * (turn == 2), score, code == 1))
+        self.commands.append(
+            Executed(turn, message.content, 0.25, code, "time" * (turn == 2), score, code == 1)
+        )
         return (
-            [Message("user", f"{Shells.word} {self._random.randrange(1000)} \x1b[31mred\x1b[0m ")] if goes_on else None
+            [Message("user", f"{Shells.word} {self._random.randrange(1000)} \x1b[31mred\x1b[0m ")]
+            if goes_on
+            else None
         )

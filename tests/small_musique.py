@@ -1,8 +1,10 @@
-"""Questions of one shape, and a Llama of random weights that they are short for: multi-hop learning in minutes.
+"""Questions of one shape, and a Llama of random weights that they are short for: multi-hop learning
+in minutes.
 
-The questions are the atlas's own (mountain → region → capital), written as a file in MuSiQue's schema. The
-vocabulary is made from demonstrations: what is the same everywhere (instructions, tools, how sentences go) is few
-tokens, and an invented name is two. A rollout is then a hundred tokens.
+The questions are the atlas's own (mountain → region → capital), written as a file in MuSiQue's
+schema. The vocabulary is made from demonstrations: what is the same everywhere (instructions,
+tools, how sentences go) is few tokens, and an invented name is two. A rollout is then a hundred
+tokens.
 """
 
 import asyncio
@@ -82,10 +84,11 @@ def write_small(folder: Path, options: dict[str, Any], seed: int = 0, **changes:
 
 
 def _make_heads_copy(model: Any) -> None:
-    """What a head looks at, it says: values and outputs are each other's inverse, and like looks at like.
+    """What a head looks at, it says: values and outputs are each other's inverse, and like looks at
+    like.
 
-    After Trockman and Kolter, "Mimetic initialization of self-attention layers" (ICML 2023). From plain noise,
-    copying a name takes several times as many updates.
+    After Trockman and Kolter, "Mimetic initialization of self-attention layers" (ICML 2023). From
+    plain noise, copying a name takes several times as many updates.
     """
     with torch.no_grad():
         for layer in model.model.layers:
@@ -101,7 +104,9 @@ def _tokenizer(options: dict[str, Any]) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     core = Tokenizer(models.BPE())
-    splits = [pre_tokenizers.Split(Regex(parts), behavior="isolated") for parts in (NAMES, SYLLABLES)]
+    splits = [
+        pre_tokenizers.Split(Regex(parts), behavior="isolated") for parts in (NAMES, SYLLABLES)
+    ]
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
@@ -113,14 +118,24 @@ def _tokenizer(options: dict[str, Any]) -> Any:
         show_progress=False,
     )
     taskset = make_taskset("musique", options, 0)
-    chats = [asyncio.run(play_script(taskset, task, taskset.gold(task)))[0] for task in taskset.train(READ)]
+    chats = [
+        asyncio.run(play_script(taskset, task, taskset.gold(task)))[0]
+        for task in taskset.train(READ)
+    ]
     core.train_from_iterator(_texts(chats), trainer)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", eos_token="<end>", additional_special_tokens=["<turn>"]
+        tokenizer_object=core,
+        pad_token="<pad>",
+        eos_token="<end>",
+        additional_special_tokens=["<turn>"],
     )
     tokenizer.chat_template = TEMPLATE
-    prompt = tokenizer.decode(Renderer(tokenizer, [tokenizer.eos_token_id], chat=True).first(chats[0][:1], TOOLS))
-    tokenizer.add_tokens([prompt.removeprefix("<turn>").partition("<end>")[0]])  # instructions and tools
+    prompt = tokenizer.decode(
+        Renderer(tokenizer, [tokenizer.eos_token_id], chat=True).first(chats[0][:1], TOOLS)
+    )
+    tokenizer.add_tokens(
+        [prompt.removeprefix("<turn>").partition("<end>")[0]]
+    )  # instructions and tools
     return tokenizer
 
 
@@ -132,4 +147,8 @@ def _texts(chats: Iterable[Sequence[Message]]) -> Iterator[str]:
             yield "assistant\n"
             yield said
         else:
-            yield f"user\n<result>\n{said}\n</result>" if message.role == "tool" else f"{message.role}\n{said}"
+            yield (
+                f"user\n<result>\n{said}\n</result>"
+                if message.role == "tool"
+                else f"{message.role}\n{said}"
+            )

@@ -1,4 +1,6 @@
-"""Steps without a model that samples: made-up rollouts of given shapes, and the update that they cause."""
+"""Steps without a model that samples: made-up rollouts of given shapes, and the update that they
+cause.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +19,9 @@ from uptrend.records import Sequence as Tokens
 from uptrend.training.learner import Experience, Learner, Update, lay_out
 
 Shapes = list[tuple[int, list[list[int]]]]
-"""By group: the prompt's length, and for each rollout the lengths of its turns, model and tool by turns."""
+"""By group: the prompt's length, and for each rollout the lengths of its turns, model and tool by
+turns.
+"""
 
 SHAPES: Shapes = [(6, [[3], [5], [1]]), (11, [[2, 4, 3], [4], [6]]), (2, [[7], [1, 1, 1], []])]
 
@@ -37,7 +41,10 @@ class Kept:
 
 
 def config_of(*overrides: str, **learning: Any) -> Config:
-    table = {"sampling": {"groups": 3, "size": 3, "max_tokens": 8, "max_turns": 4}, "learning": learning}
+    table = {
+        "sampling": {"groups": 3, "size": 3, "max_tokens": 8, "max_turns": 4},
+        "learning": learning,
+    }
     return load_config(table, overrides)
 
 
@@ -51,10 +58,15 @@ def rollouts_of(shapes: Shapes, seed: int = 0) -> list[Rollout]:
             roles = [Role.PROMPT] * prompt
             for i, length in enumerate(turns):
                 roles += [Role.TOOL if i % 2 else Role.MODEL] * length
-            ids = np.concatenate([head, chance.integers(4, 90, len(roles) - prompt)]).astype(np.int32)
+            ids = np.concatenate([head, chance.integers(4, 90, len(roles) - prompt)]).astype(
+                np.int32
+            )
             said = np.array([r == Role.MODEL for r in roles])
             logprobs = np.where(said, chance.normal(-2, 0.5, len(ids)), np.nan).astype(np.float32)
-            turns_of, versions = np.zeros(len(ids), np.int32), np.where(said, 0, -1).astype(np.int32)
+            turns_of, versions = (
+                np.zeros(len(ids), np.int32),
+                np.where(said, 0, -1).astype(np.int32),
+            )
             sequence = Tokens(ids, turns_of, np.array(roles, np.int8), versions, logprobs)
             reward = Reward.of("r", float(chance.normal()), -9.0, 9.0, False)
             rollouts.append(
@@ -67,7 +79,9 @@ def rollouts_of(shapes: Shapes, seed: int = 0) -> list[Rollout]:
 def advantages_of(rollouts: Sequence[Rollout], exp: Experience, config: Config) -> Tensor:
     rewards = torch.tensor([torch.nan if r.reward is None else r.reward.total for r in rollouts])
     groups = torch.tensor([int(r.group[1:]) for r in rollouts])
-    given_n = advantages(rewards, groups, scale=config.learning.scale, baseline=config.learning.baseline)
+    given_n = advantages(
+        rewards, groups, scale=config.learning.scale, baseline=config.learning.baseline
+    )
     return given_n[exp.rollouts_b, None].expand(exp.mask_bs.shape)
 
 
@@ -80,5 +94,7 @@ def update(
     exp = lay_out(rollouts, config)
     reference = learner.logprobs(exp, reference=True) if config.learning.kl.beta else None
     old = learner.logprobs(exp, reference=False) if learner.needs_old else None
-    done = learner.update(exp, advantages_of(rollouts, exp, config), 1, old_bs=old, reference_bs=reference)
+    done = learner.update(
+        exp, advantages_of(rollouts, exp, config), 1, old_bs=old, reference_bs=reference
+    )
     return done, getattr(kept, "gradients", [])

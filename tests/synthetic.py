@@ -32,7 +32,9 @@ def info_of(name: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rollout_of(step: int, group: str = "g0", index: int = 0, correct: bool = True, task: str = "t0") -> Rollout:
+def rollout_of(
+    step: int, group: str = "g0", index: int = 0, correct: bool = True, task: str = "t0"
+) -> Rollout:
     """Return a rollout of five tokens: two of prompt, three sampled."""
     sequence = Sequence(
         ids=np.array([1, 2, 3, 4, 5], np.int32),
@@ -43,7 +45,21 @@ def rollout_of(step: int, group: str = "g0", index: int = 0, correct: bool = Tru
     )
     said = (Message("user", "2 + 3 ="), Message("assistant", "5" if correct else "6"))
     reward = Reward.of("answer", float(correct), 0.0, 1.0, correct)
-    return Rollout(step, group, index, task, "add", "5", 7, said, (sequence,), reward, Ending.STOP_TOKEN, None, 0.1)
+    return Rollout(
+        step,
+        group,
+        index,
+        task,
+        "add",
+        "5",
+        7,
+        said,
+        (sequence,),
+        reward,
+        Ending.STOP_TOKEN,
+        None,
+        0.1,
+    )
 
 
 def metrics_of(step: int, steps: int, noise: random.Random, lift: float = 0.5) -> dict[str, Any]:
@@ -63,7 +79,12 @@ def metrics_of(step: int, steps: int, noise: random.Random, lift: float = 0.5) -
         "kl/reference/mean": 0.02 * progress,
         "gradient/norm/before": 0.5 + noise.gauss(0, 0.05),
         "loss/total": math.nan if step == 2 else 0.0,
-        **{"seconds/sample": 0.6, "seconds/score": 0.05, "seconds/update": 0.3, "seconds/record": 0.05},
+        **{
+            "seconds/sample": 0.6,
+            "seconds/score": 0.05,
+            "seconds/update": 0.3,
+            "seconds/record": 0.05,
+        },
         "seconds/step": 1.0,
     }
 
@@ -71,7 +92,9 @@ def metrics_of(step: int, steps: int, noise: random.Random, lift: float = 0.5) -
 def evaluation_of(step: int, correct: int, tasks: int) -> Evaluation:
     """Return an evaluation with so many right."""
     share, (low, high) = correct / tasks, wilson(correct, tasks)
-    return Evaluation(step, tasks, correct, low, high, 0, share, {"add": share}, {"exact": share}, {}, 0.5)
+    return Evaluation(
+        step, tasks, correct, low, high, 0, share, {"add": share}, {"exact": share}, {}, 0.5
+    )
 
 
 def line_of(evaluation: Evaluation) -> dict[str, Any]:
@@ -100,7 +123,9 @@ def write_run(
             if step in (0, steps // 2, steps):
                 right = rights[0] + (rights[1] - rights[0]) * step // steps
                 answers = [rollout_of(step, f"e{i}", 0, i < right, f"task-{i}") for i in range(40)]
-                directory.evaluation(line_of(evaluation_of(step, right, 40)), rollouts_table(path.name, answers))
+                directory.evaluation(
+                    line_of(evaluation_of(step, right, 40)), rollouts_table(path.name, answers)
+                )
         if end:
             directory.event(end, **({} if end == "failed" else {"step": steps}))
     return path

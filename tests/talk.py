@@ -27,13 +27,17 @@ def speak(sampler: Sampler, asks: Sequence[Ask], limits: Limits) -> list[Extensi
     """What the model says to all of them, asked at once."""
 
     async def all_of_them() -> list[Extension]:
-        return list(await asyncio.gather(*(sampler.extend(s, ids, limits, seed) for s, ids, seed in asks)))
+        return list(
+            await asyncio.gather(*(sampler.extend(s, ids, limits, seed) for s, ids, seed in asks))
+        )
 
     return asyncio.run(all_of_them())
 
 
 def distribution(logits: Tensor, limits: Limits, context: Sequence[int] = ()) -> np.ndarray:
-    """The probabilities that a token is drawn from, by definition: penalty, temperature, top-k, top-p, min-p."""
+    """The probabilities that a token is drawn from, by definition: penalty, temperature, top-k,
+    top-p, min-p.
+    """
     z = logits.double().numpy().copy()
     seen = z[list(dict.fromkeys(context))]
     penalty = limits.repetition_penalty
@@ -53,7 +57,16 @@ def distribution(logits: Tensor, limits: Limits, context: Sequence[int] = ()) ->
     return p / p.sum()
 
 
-def expected_logprobs(logits: Tensor, ids: Sequence[int], said: Sequence[int], limits: Limits) -> np.ndarray:
-    """The log-probabilities of the last tokens of `ids`, from the logits after each token of them."""
+def expected_logprobs(
+    logits: Tensor, ids: Sequence[int], said: Sequence[int], limits: Limits
+) -> np.ndarray:
+    """The log-probabilities of the last tokens of `ids`, from the logits after each token of
+    them.
+    """
     first = len(ids) - len(said)
-    return np.array([np.log(distribution(logits[at - 1], limits, ids[:at])[ids[at]]) for at in range(first, len(ids))])
+    return np.array(
+        [
+            np.log(distribution(logits[at - 1], limits, ids[:at])[ids[at]])
+            for at in range(first, len(ids))
+        ]
+    )

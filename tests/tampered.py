@@ -15,7 +15,9 @@ Edit = Callable[[list[Row]], list[Row] | None]
 
 
 def tampered(view: RunView, edit: Edit, **changes: Any) -> RunView:
-    """Return the run with each step's rows edited, in place or into others, and fields of the view replaced."""
+    """Return the run with each step's rows edited, in place or into others, and fields of the view
+    replaced.
+    """
 
     def read(step: int) -> pa.Table:
         rows = view.read_rollouts(step).to_pylist()
@@ -44,7 +46,9 @@ def without(view: RunView, *columns: str) -> RunView:
         table = view.read_rollouts(step)
         for name in columns:
             place = table.column_names.index(name)
-            table = table.set_column(place, table.field(name), pa.nulls(len(table), table.field(name).type))
+            table = table.set_column(
+                place, table.field(name), pa.nulls(len(table), table.field(name).type)
+            )
         return table
 
     return replace(view, read_rollouts=read)
@@ -57,5 +61,7 @@ def places(row: Row, role: Role) -> list[int]:
 
 def shifted(row: Row, by: float | np.ndarray) -> None:
     """Move the learner's log-probabilities."""
-    for place, gap in zip(places(row, Role.MODEL), np.broadcast_to(by, len(places(row, Role.MODEL))), strict=True):
+    for place, gap in zip(
+        places(row, Role.MODEL), np.broadcast_to(by, len(places(row, Role.MODEL))), strict=True
+    ):
         row["learner"][place] = row["sampler"][place] + float(gap)

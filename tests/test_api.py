@@ -26,7 +26,9 @@ from uptrend.records import (
     TrendKind,
 )
 
-ROWS = [{"prompt": f"Calculate: {a} + {b} = ", "answer": str(a + b)} for a in range(8) for b in range(8)]
+ROWS = [
+    {"prompt": f"Calculate: {a} + {b} = ", "answer": str(a + b)} for a in range(8) for b in range(8)
+]
 QUICK = ["tasks.chat=false", "sampling.max_tokens=4", "sampling.groups=2", "sampling.size=4", "eval.tasks=8",
          "doctor.live=false", "checkpoints.every=1"]  # fmt: skip
 
@@ -36,19 +38,35 @@ def first_number(prompt, completion, answer, **row):
 
 
 def train(tmp_path, **given):
-    asked = {"model": "tiny", "data": ROWS, "reward": first_number, "steps": 2, "preflight": False, "progress": False}
-    return uptrend.train(**asked | given, runs=tmp_path, overrides=[*QUICK, *given.pop("overrides", ())])
+    asked = {
+        "model": "tiny",
+        "data": ROWS,
+        "reward": first_number,
+        "steps": 2,
+        "preflight": False,
+        "progress": False,
+    }
+    return uptrend.train(
+        **asked | given, runs=tmp_path, overrides=[*QUICK, *given.pop("overrides", ())]
+    )
 
 
 def test_rows_and_a_function_train_and_resume(tmp_path, capsys):
     run = train(tmp_path)
     assert (run.status, run.last_step, run.name) == ("finished", 2, "tiny")
-    assert run.config["tasks"]["reward"] == ["test_api:first_number"] == run.config["eval"]["reward"]
-    assert any("held out, chosen by the hash of their content" in note for note in run.info["notes"])
+    assert (
+        run.config["tasks"]["reward"] == ["test_api:first_number"] == run.config["eval"]["reward"]
+    )
+    assert any(
+        "held out, chosen by the hash of their content" in note for note in run.info["notes"]
+    )
     assert any("bounds are unknown" in note for note in run.info["notes"])
     table = run.rollouts(1)
     assert table["reward_low"].null_count == table.num_rows  # unknown, so absent
-    assert {part["name"] for parts in table["parts"].to_pylist() for part in parts} == {"correct", "short"}
+    assert {part["name"] for parts in table["parts"].to_pylist() for part in parts} == {
+        "correct",
+        "short",
+    }
     assert "reward/part/correct/mean" in run.metric_lines[-1]
     assert "advantage/dead_low/share" not in run.metric_lines[-1]
     again = uptrend.resume(run.path, ["learning.steps=3"], progress=False)
@@ -71,7 +89,10 @@ class StopAfterOneStep:
     ("by", "sentence"),
     [
         ("user", "Stopped after step 1. Resume with: uptrend.resume('{path}', reward=…)"),
-        ("doctor", "The doctor stopped it after step 1: Rewards are gone. Its last checkpoint has the fault too."),
+        (
+            "doctor",
+            "The doctor stopped it after step 1: Rewards are gone. Its last checkpoint has the fault too.",
+        ),
     ],
 )
 def test_a_run_that_was_stopped_says_why_and_how_to_resume(tmp_path, capsys, by, sentence):
@@ -86,7 +107,10 @@ def test_a_function_that_is_nowhere_is_asked_for_again(tmp_path):
     with pytest.raises(TasksetError, match="has no function <lambda>"):
         uptrend.resume(run.path, ["learning.steps=3"], progress=False)
     done = uptrend.resume(
-        run.path, ["learning.steps=3"], reward=lambda completion: float(len(completion)), progress=False
+        run.path,
+        ["learning.steps=3"],
+        reward=lambda completion: float(len(completion)),
+        progress=False,
     )
     assert done.last_step == 3
 
@@ -94,7 +118,14 @@ def test_a_function_that_is_nowhere_is_asked_for_again(tmp_path):
 def test_several_rewards_with_weights_a_file_and_bounds(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(json.dumps({"q": row["prompt"], "a": row["answer"]}) for row in ROWS))
-    run = train(tmp_path, data=file, prompt="q", answer="a", reward={"exact": 1.0, first_number: 0.5}, bounds=(0, 1.1))
+    run = train(
+        tmp_path,
+        data=file,
+        prompt="q",
+        answer="a",
+        reward={"exact": 1.0, first_number: 0.5},
+        bounds=(0, 1.1),
+    )
     assert run.config["tasks"]["weights"] == [1.0, 0.5]
     assert set(run.rollouts(1)["reward_high"].to_pylist()) == {1.55}
     assert run.name == "rows"
@@ -136,7 +167,9 @@ def test_a_script_shows_progress_and_a_refusal_raises_with_its_finding(tmp_path)
         "    print(refusal.finding.id, refusal.finding.severity)\n"
         "uptrend.train(reward=blind, **kept)\n"
     )
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert "step 1/1" in done.stdout
     assert "Run('runs/tiny', finished, 1 of 1 steps)" in done.stdout
     assert "reward.gold-rejected critical" in done.stdout
@@ -149,10 +182,15 @@ def test_a_script_shows_progress_and_a_refusal_raises_with_its_finding(tmp_path)
 
 @pytest.mark.slow
 def test_the_smallest_thing_that_anybody_tries_trains(tmp_path):
-    run = uptrend.train(model="tiny", data=ROWS, reward=first_number, steps=2, progress=False, runs=tmp_path)
+    run = uptrend.train(
+        model="tiny", data=ROWS, reward=first_number, steps=2, progress=False, runs=tmp_path
+    )
     assert (run.status, run.last_step) == ("finished", 2)
     assert run.config["model"]["chat"] is False
-    assert "model.chat = false: tiny was not taught to chat, so it reads raw text." in run.info["notes"]
+    assert (
+        "model.chat = false: tiny was not taught to chat, so it reads raw text."
+        in run.info["notes"]
+    )
 
 
 @pytest.mark.slow
@@ -160,12 +198,20 @@ def test_the_smallest_thing_that_anybody_tries_trains(tmp_path):
 def test_an_unknown_model_is_asked_in_the_way_that_it_answers_better(tmp_path, asks):
     folder = tmp_path / "unknown"
     shutil.copytree(local_folder("tiny"), folder)
-    given = {"data": ROWS, "reward": first_number, "steps": 1, "progress": False, "preflight": asks, "runs": tmp_path}
+    given = {
+        "data": ROWS,
+        "reward": first_number,
+        "steps": 1,
+        "progress": False,
+        "preflight": asks,
+        "runs": tmp_path,
+    }
     small = ["sampling.max_tokens=4", "eval.tasks=8", "doctor.live=false"]
     run = uptrend.train(model=str(folder), name="auto", **given, overrides=small)
     (note,) = (note for note in run.info["notes"] if note.startswith("model.chat"))
     right = re.fullmatch(
-        r"model.chat = false: (\d+)% of 32 answers are right through the chat template, (\d+)% to raw text\.", note
+        r"model.chat = false: (\d+)% of 32 answers are right through the chat template, (\d+)% to raw text\.",
+        note,
     )
     assert int(right[2]) >= int(right[1]) + 20
     assert run.config["model"]["chat"] is False
@@ -173,7 +219,10 @@ def test_an_unknown_model_is_asked_in_the_way_that_it_answers_better(tmp_path, a
     again = uptrend.resume(run.path, ["learning.steps=2"], progress=False)
     assert again.config["model"]["chat"] is False
     stated = uptrend.train(
-        model=str(folder), name="stated", **{**given, "preflight": False}, overrides=[*small, "model.chat=true"]
+        model=str(folder),
+        name="stated",
+        **{**given, "preflight": False},
+        overrides=[*small, "model.chat=true"],
     )
     assert stated.config["model"]["chat"] is True
     assert not [note for note in stated.info["notes"] if note.startswith("model.chat")]
@@ -183,8 +232,21 @@ def test_an_unknown_model_is_asked_in_the_way_that_it_answers_better(tmp_path, a
 
 @pytest.mark.slow
 def test_a_run_from_before_the_choice_goes_on_as_it_was_asked(tmp_path):
-    given = {"data": ROWS, "reward": first_number, "steps": 1, "progress": False, "preflight": False, "runs": tmp_path}
-    small = ["sampling.max_tokens=4", "eval.tasks=8", "doctor.live=false", "checkpoints.every=1", "model.chat=true"]
+    given = {
+        "data": ROWS,
+        "reward": first_number,
+        "steps": 1,
+        "progress": False,
+        "preflight": False,
+        "runs": tmp_path,
+    }
+    small = [
+        "sampling.max_tokens=4",
+        "eval.tasks=8",
+        "doctor.live=false",
+        "checkpoints.every=1",
+        "model.chat=true",
+    ]
     run = uptrend.train(model="tiny", name="earlier", **given, overrides=small)
     path = run.path / "run.json"
     info = json.loads(path.read_text())
@@ -199,7 +261,9 @@ def test_a_run_from_before_the_choice_goes_on_as_it_was_asked(tmp_path):
     assert prompts[:half] == prompts[half:]
     assert len(prompts[0]) > len("Calculate: 0 + 0 = ")  # the template's tokens
     scored = uptrend.evaluate(run.path)
-    assert [rollout.sequences[0].ids[:9].tolist() for rollout in scored.rollouts] == [p[:9] for p in prompts[:half]]
+    assert [rollout.sequences[0].ids[:9].tolist() for rollout in scored.rollouts] == [
+        p[:9] for p in prompts[:half]
+    ]
 
 
 def test_runs_and_reports_show_themselves_in_notebooks(tmp_path):
@@ -210,8 +274,12 @@ def test_runs_and_reports_show_themselves_in_notebooks(tmp_path):
     assert "held-out after step 1" in page
     assert "reward/mean" in page
     finding = Finding("reward.constant", Severity.CRITICAL, Basis.PROOF, "All <equal>.", ())
-    report = Report("x.json", "trl", "x", 9, Trend(TrendKind.FLAT, "Nothing moved."), (finding,), ())
-    assert repr(report) == "Report('x.json', 9 steps, flat)\n  critical  reward.constant: All <equal>."
+    report = Report(
+        "x.json", "trl", "x", 9, Trend(TrendKind.FLAT, "Nothing moved."), (finding,), ()
+    )
+    assert (
+        repr(report) == "Report('x.json', 9 steps, flat)\n  critical  reward.constant: All <equal>."
+    )
     assert "critical: reward.constant</th><td>All &lt;equal&gt;." in report._repr_html_()
 
 
@@ -224,15 +292,23 @@ def test_init_writes_a_recipe_that_loads_validates_and_trains(tmp_path, monkeypa
         return ended.value.code, capsys.readouterr()
 
     monkeypatch.chdir(tmp_path)
-    Path("rows.csv").write_text("question,answer\n" + "".join(f"{r['prompt']},{r['answer']}\n" for r in ROWS))
+    Path("rows.csv").write_text(
+        "question,answer\n" + "".join(f"{r['prompt']},{r['answer']}\n" for r in ROWS)
+    )
     code, said = call("init", "mine", "--data", "rows.csv", "--reward", "own", "--model", "tiny")
     assert (code, "48 tasks to train on, 16 held out" in said.out) == (0, True)
-    assert sorted(path.name for path in Path("mine").glob("*.*")) == ["recipe.toml", "rewards.py", "test_rewards.py"]
+    assert sorted(path.name for path in Path("mine").glob("*.*")) == [
+        "recipe.toml",
+        "rewards.py",
+        "test_rewards.py",
+    ]
     config = uptrend.load_config("mine/recipe.toml")
     assert (config.name, config.tasks.options["file"]) == ("mine", "mine/../rows.csv")
     code, said = call("tasks", "validate", "mine/recipe.toml", "--json")
     assert (code, json.loads(said.out)["passed"]) == (0, True)
-    tested = subprocess.run([sys.executable, "-m", "pytest", "-q", "mine", "-p", "no:cacheprovider"], check=False)
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "mine", "-p", "no:cacheprovider"], check=False
+    )
     assert tested.returncode == 0
     code, said = call("init", "mine", "--data", "rows.csv", "--reward", "exact", "--model", "tiny")
     assert (code, "exists already" in said.err) == (2, True)
@@ -251,22 +327,41 @@ def as_printed(completion, answer):
 
 
 @pytest.mark.parametrize(
-    ("reward", "answer_of"), [(one_of_them, lambda n: [str(n), f"{n}.0"]), (as_printed, lambda n: n % 2 == 0)]
+    ("reward", "answer_of"),
+    [(one_of_them, lambda n: [str(n), f"{n}.0"]), (as_printed, lambda n: n % 2 == 0)],
 )
-def test_gold_answers_that_are_no_text_are_said_as_the_function_wants_them(tmp_path, capsys, reward, answer_of):
-    rows = [{"prompt": f"Calculate: {a} + {b} = ", "answer": answer_of(a + b)} for a in range(8) for b in range(8)]
-    run = train(tmp_path, data=rows, reward=reward, bounds=(0, 1), steps=1, preflight=True, progress=True)
+def test_gold_answers_that_are_no_text_are_said_as_the_function_wants_them(
+    tmp_path, capsys, reward, answer_of
+):
+    rows = [
+        {"prompt": f"Calculate: {a} + {b} = ", "answer": answer_of(a + b)}
+        for a in range(8)
+        for b in range(8)
+    ]
+    run = train(
+        tmp_path, data=rows, reward=reward, bounds=(0, 1), steps=1, preflight=True, progress=True
+    )
     assert run.stopped is None
     assert "reward.gold-rejected" not in "".join(capsys.readouterr())
 
 
 def test_a_function_that_takes_numbers_for_texts_is_told_their_type(tmp_path, capsys):
-    rows = [{"prompt": f"Calculate: {a} + {b} = ", "answer": a + b} for a in range(8) for b in range(8)]
+    rows = [
+        {"prompt": f"Calculate: {a} + {b} = ", "answer": a + b} for a in range(8) for b in range(8)
+    ]
 
     def as_text(completion, answer):
         return float(completion.strip() == answer)
 
     with pytest.raises(RunRefused) as refusal:
-        train(tmp_path, data=rows, reward=as_text, bounds=(0, 1), steps=1, preflight=True, progress=True)
+        train(
+            tmp_path,
+            data=rows,
+            reward=as_text,
+            bounds=(0, 1),
+            steps=1,
+            preflight=True,
+            progress=True,
+        )
     assert refusal.value.finding.id == "reward.gold-rejected"
     assert "the function gets this row's answer as int: " in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Rules of the package: what loads torch or an extra, what is public, and how files and classes are named.
+"""Rules of the package: what loads torch or an extra, what is public, and how files and classes are
+named.
 
 Which package may import which is import-linter's, in pyproject.toml.
 """
@@ -40,7 +41,13 @@ except SystemExit as end:
 def loaded_after(code: str, folder: Path) -> set[str]:
     """Return the packages that a fresh process has loaded after running some code."""
     report = "\nimport json, sys\nprint('\\n' + json.dumps(sorted({m.partition('.')[0] for m in sys.modules})))"
-    done = subprocess.run([sys.executable, "-c", code + report], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code + report],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -53,7 +60,9 @@ def test_what_only_reads_loads_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", LIGHT)
-def test_commands_that_only_look_need_no_extra(arguments: str, make_run: Callable[..., Path]) -> None:
+def test_commands_that_only_look_need_no_extra(
+    arguments: str, make_run: Callable[..., Path]
+) -> None:
     folder = make_run("demo", steps=2).parents[1]
     code = f"import sys\nsys.argv = ['uptrend', *{arguments.split()}]\n" + CALL
     assert not loaded_after(code, folder) & EXTRAS
@@ -67,9 +76,14 @@ def test_commands_that_only_look_need_no_extra(arguments: str, make_run: Callabl
     ],
     ids=["own runs without importers", "training without the lab"],
 )
-def test_what_is_not_needed_is_not_loaded(code: str, others: str, make_run: Callable[..., Path]) -> None:
+def test_what_is_not_needed_is_not_loaded(
+    code: str, others: str, make_run: Callable[..., Path]
+) -> None:
     folder = make_run("demo", steps=2).parents[1]
-    loaded_after(f"{code}\nimport sys\nassert not [m for m in sys.modules if m.startswith('{others}')]", folder)
+    loaded_after(
+        f"{code}\nimport sys\nassert not [m for m in sys.modules if m.startswith('{others}')]",
+        folder,
+    )
 
 
 def test_the_public_surface() -> None:
@@ -101,7 +115,9 @@ def test_a_class_name_is_defined_once_and_every_module_says_what_it_is() -> None
     assert not {name: count for name, count in names.items() if count > 1}
     assert not [path for path, tree in trees.items() if not ast.get_docstring(tree)]
     files = [*trees, *Path(__file__).parent.rglob("*.py")]
-    assert not [path for path in files if path.stem in ("utils", "util", "common", "helpers", "misc")]
+    assert not [
+        path for path in files if path.stem in ("utils", "util", "common", "helpers", "misc")
+    ]
 
 
 def test_nothing_is_unpickled() -> None:
@@ -113,6 +129,9 @@ def test_nothing_is_unpickled() -> None:
             modules += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             names = {module.partition(".")[0] for module in modules}
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            if names & {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"} or called in loaders:
+            if (
+                names & {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+                or called in loaders
+            ):
                 found.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
     assert found == []

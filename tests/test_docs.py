@@ -1,4 +1,6 @@
-"""What the pages say is there: links, recipes, snippets. Commands are understood; those of the first pages are run."""
+"""What the pages say is there: links, recipes, snippets. Commands are understood; those of the
+first pages are run.
+"""
 
 import ast
 import importlib
@@ -31,7 +33,9 @@ from uptrend.records.dialects import LOGGERS
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = DOCS + sorted(
-    path for pattern in ("*.md", "recipes/**/*.md", "benchmarks/**/*.md") for path in ROOT.glob(pattern)
+    path
+    for pattern in ("*.md", "recipes/**/*.md", "benchmarks/**/*.md")
+    for path in ROOT.glob(pattern)
 )
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 # Commands whose output is not compared with what a page shows of it, and why.
@@ -55,15 +59,17 @@ SHORTER_SNIPPETS = {
 }
 # What a shortened snippet prints, as far as it is known.
 PRINTED = {
-    ("README.md", 0): ", 1 steps, too-short)",  # of runs/tiny-2, where another snippet's run is runs/tiny
+    (
+        "README.md",
+        0,
+    ): ", 1 steps, too-short)",  # of runs/tiny-2, where another snippet's run is runs/tiny
     ("docs/reference/python.md", 0): "1 point of reward can't show a trend.",
     ("docs/guide/training.md", 1): "advantage.sign",
     ("docs/guide/sandbox.md", 0): "42",
 }
 MARKS = {"docs/guide/sandbox.md": [pytest.mark.needs_package("bubblewrap")]}
 SNIPPET = re.compile(
-    r"(?P<left_out><!-- not run: [^>]+ -->\n)?```python[^\n]*\n(?P<code>.*?)```",
-    re.DOTALL,
+    r"(?P<left_out><!-- not run: [^>]+ -->\n)?```python[^\n]*\n(?P<code>.*?)```", re.DOTALL
 )
 
 
@@ -94,22 +100,33 @@ def runnable_snippets() -> list[Any]:
 
 def commands() -> list[str]:
     """Every `uptrend …` line of every page's shell blocks, comments left out."""
-    lines = [line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()]
-    found = re.findall(r"(?:^|&& )(uptrend [^&\n]+?)(?: +# [^\n]*)?$", "\n".join(lines), re.MULTILINE)
+    lines = [
+        line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()
+    ]
+    found = re.findall(
+        r"(?:^|&& )(uptrend [^&\n]+?)(?: +# [^\n]*)?$", "\n".join(lines), re.MULTILINE
+    )
     return sorted({line.strip() for line in found})
 
 
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_site_builds_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Broken links and anchors are warnings, and so is a page that the navigation lacks."""
     with caplog.at_level(logging.WARNING, logger="mkdocs"):
         build(load_site(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site")))
     assert [record.getMessage() for record in caplog.records] == []
-    made = {path.relative_to(tmp_path / "site").with_suffix("").as_posix() for path in tmp_path.rglob("*.html")}
+    made = {
+        path.relative_to(tmp_path / "site").with_suffix("").as_posix()
+        for path in tmp_path.rglob("*.html")
+    }
     assert made >= {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in DOCS}
     assert made >= {f"causes/{id}" for id in CATALOGUE} | {"causes/index", "measured/results"}
     text = "".join(path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html"))
-    assert not re.search(r"<(?:script|img|iframe)[^>]+src=\"https?:|<link[^>]+stylesheet[^>]+https?:", text)
+    assert not re.search(
+        r"<(?:script|img|iframe)[^>]+src=\"https?:|<link[^>]+stylesheet[^>]+https?:", text
+    )
     assert "<!-- generated" not in text
 
 
@@ -120,13 +137,18 @@ def test_links_that_leave_docs_lead_to_pages_or_become_paths() -> None:
     assert lead_links("[nowhere](../../gone.md)", "guide/how.md") == "[nowhere](../../gone.md)"
     cause = "[tokens.padding](../../src/uptrend/doctor/findings/tokens.padding.md)"
     assert lead_links(cause, "guide/trl.md") == "[tokens.padding](../causes/tokens.padding.md)"
-    assert lead_links("![i](../docs/images/h200.png)", "measured/results.md") == "![i](../images/h200.png)"
+    assert (
+        lead_links("![i](../docs/images/h200.png)", "measured/results.md")
+        == "![i](../images/h200.png)"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_are_there_and_snippets_are_python_and_toml(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    paths = [page.parent / link["path"] for link in LINK.finditer(text) if "://" not in link["path"]]
+    paths = [
+        page.parent / link["path"] for link in LINK.finditer(text) if "://" not in link["path"]
+    ]
     assert [path for path in paths if not path.exists()] == []
     for snippet in snippets(page):
         assert missing_names(snippet) == []
@@ -140,8 +162,16 @@ def missing_names(snippet: str) -> list[str]:
     for node in ast.walk(ast.parse(snippet)):
         if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "uptrend":
             module = importlib.import_module(str(node.module))
-            missing += [f"{node.module}.{alias.name}" for alias in node.names if not hasattr(module, alias.name)]
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "uptrend":
+            missing += [
+                f"{node.module}.{alias.name}"
+                for alias in node.names
+                if not hasattr(module, alias.name)
+            ]
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "uptrend"
+        ):
             missing += [] if hasattr(uptrend, node.attr) else [f"uptrend.{node.attr}"]
     return missing
 
@@ -150,13 +180,17 @@ def test_the_first_pages_are_short_and_each_generated_part_has_its_place() -> No
     words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in FIRST_PAGES}
     assert max(words.values()) <= 450, words
     text = "\n".join(page.read_text(encoding="utf-8") for page in DOCS)
-    wanted = {part for part in PARTS if part != "names"} | {f"names {trainer}" for trainer in LOGGERS}
+    wanted = {part for part in PARTS if part != "names"} | {
+        f"names {trainer}" for trainer in LOGGERS
+    }
     assert set(re.findall(r"<!-- generated: (.+?) -->", text)) == wanted
     assert all((ROOT / path).exists() for path in ELSEWHERE.values())
 
 
 def test_recipes_load() -> None:
-    assert [load_config(recipe).name for recipe in RECIPES] == [path.stem.replace("_", "-") for path in RECIPES]
+    assert [load_config(recipe).name for recipe in RECIPES] == [
+        path.stem.replace("_", "-") for path in RECIPES
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -169,10 +203,16 @@ def snippet_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = (ROOT / "recipes" / "tiny.toml").read_text(encoding="utf-8")
     for key, value in {"tasks": 40, "groups": 4, "steps": 2, "warmup": 0}.items():
         recipe = re.sub(rf"(?m)^{key} = \d+", f"{key} = {value}", recipe)
-    (folder / "recipes" / "tiny.toml").write_text(f"{recipe}\n[checkpoints]\nevery = 2\n", encoding="utf-8")
-    run = uptrend.train(folder / "recipes" / "tiny.toml", name="tiny", runs=folder / "runs", progress=False)
+    (folder / "recipes" / "tiny.toml").write_text(
+        f"{recipe}\n[checkpoints]\nevery = 2\n", encoding="utf-8"
+    )
+    run = uptrend.train(
+        folder / "recipes" / "tiny.toml", name="tiny", runs=folder / "runs", progress=False
+    )
     shutil.copytree(run.path, folder / "runs" / "quickstart")
-    log = {"log_history": [{"step": step, "reward": step / 50, "loss": 0.1} for step in range(1, 31)]}
+    log = {
+        "log_history": [{"step": step, "reward": step / 50, "loss": 0.1} for step in range(1, 31)]
+    }
     (folder / "trainer_state.json").write_text(json.dumps(log), encoding="utf-8")
     return folder
 
@@ -187,7 +227,12 @@ def test_snippets_run(page: Path, number: int, snippet_folder: Path) -> None:
     file = snippet_folder / f"{page.stem}_{number}.py"
     file.write_text(snippet, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, file.name], cwd=snippet_folder, capture_output=True, text=True, check=False, timeout=600
+        [sys.executable, file.name],
+        cwd=snippet_folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert PRINTED.get((name(page), number), "") in done.stdout
@@ -216,7 +261,9 @@ def test_every_output_stands_below_commands_that_are_run(page: Path) -> None:
     assert all(match["shown"] is None for match in BLOCK.finditer(text) if match["left_out"])
     rest = BLOCK.sub("", text)
     assert "```text" not in rest
-    assert "```" not in re.sub(r"```\w.*?```", "", rest, flags=re.DOTALL), "a block without a language"
+    assert "```" not in re.sub(r"```\w.*?```", "", rest, flags=re.DOTALL), (
+        "a block without a language"
+    )
 
 
 @pytest.mark.slow

@@ -18,14 +18,22 @@ from benchmarks.faults.show import show
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
-    parser.add_argument("what", nargs="+", help="sample, full, watched, score DIR, list, or ids of causes to plant")
-    parser.add_argument("--to", type=Path, help="where runs go; a folder that is thrown away otherwise")
+    parser.add_argument(
+        "what", nargs="+", help="sample, full, watched, score DIR, list, or ids of causes to plant"
+    )
+    parser.add_argument(
+        "--to", type=Path, help="where runs go; a folder that is thrown away otherwise"
+    )
     parser.add_argument("--only", default="", help="only cases whose name has this in it")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     word, *rest = asked.what
     if word == "list":
-        print("\n".join(f"{f.id:36} {', '.join(s.name for s in f.strengths)}" for f in FAULTS.values()))
+        print(
+            "\n".join(
+                f"{f.id:36} {', '.join(s.name for s in f.strengths)}" for f in FAULTS.values()
+            )
+        )
     elif word == "score":
         from benchmarks.faults.score import score
 
@@ -49,7 +57,10 @@ def run_all(cases: list[Case], to: Path) -> None:
             line = judge_case(make_run(case, to)).line()
         except Exception:  # one case that can't be made must not end the others
             line = "FAILED " + traceback.format_exc(limit=-3).replace("\n", " | ")
-        print(f"{number:3}/{len(cases)} {time.perf_counter() - began:5.0f} s {case.name:58} {line}", flush=True)
+        print(
+            f"{number:3}/{len(cases)} {time.perf_counter() - began:5.0f} s {case.name:58} {line}",
+            flush=True,
+        )
 
 
 def _plant(ids: list[str], to: Path) -> None:

@@ -1,4 +1,6 @@
-"""The scoreboard as a page: noticed, first, among three, fixed, blamed; by half and by kind of input."""
+"""The scoreboard as a page: noticed, first, among three, fixed, blamed; by half and by kind of
+input.
+"""
 
 import os
 import platform
@@ -66,7 +68,9 @@ def write_board(readings: dict[str, list[Reading]], watched: list[dict[str, Any]
     )
     lines = ["# The fault benchmark's scoreboard\n", _machine(), COMMANDS, counted, READ]
     for half, title in (("reported", "Reported half"), ("fitting", "Fitting half"), ("", "Both")):
-        chosen = {c: [r for r in rs if half in ("", r.judged.case["half"])] for c, rs in readings.items()}
+        chosen = {
+            c: [r for r in rs if half in ("", r.judged.case["half"])] for c, rs in readings.items()
+        }
         lines += _table(title, chosen)
     return "\n".join([*lines, *_watched(watched), *_shortcomings(own), ""])
 
@@ -89,14 +93,29 @@ def _table(title: str, readings: dict[str, list[Reading]]) -> list[str]:
         ("right cause first", lambda c: _share(r.first for r in planted[c])),
         ("right cause among three", lambda c: _share(r.among for r in planted[c])),
         ("right fix", lambda c: _share(r.fixed for r in planted[c])),
-        (f"runs of more than {SHORT} steps: noticed", lambda c: _share(r.alarms > 0 for r in long[c])),
+        (
+            f"runs of more than {SHORT} steps: noticed",
+            lambda c: _share(r.alarms > 0 for r in long[c]),
+        ),
         ("… right cause first", lambda c: _share(r.first for r in long[c])),
         ("… right cause among three", lambda c: _share(r.among for r in long[c])),
         ("steps until noticed: median, most", lambda c: _steps(r.at for r in planted[c])),
-        ("healthy runs blamed (upper bound at 95%)", lambda c: _blamed([r.alarms > 0 for r in well[c]])),
+        (
+            "healthy runs blamed (upper bound at 95%)",
+            lambda c: _blamed([r.alarms > 0 for r in well[c]]),
+        ),
     ]
-    head = ["", f"## {title}", "", f"| | {' | '.join(readings)} |", f"|---{'|---' * len(readings)}|"]
-    return [*head, *(f"| {name} | {' | '.join(cell(c) for c in readings)} |" for name, cell in rows)]
+    head = [
+        "",
+        f"## {title}",
+        "",
+        f"| | {' | '.join(readings)} |",
+        f"|---{'|---' * len(readings)}|",
+    ]
+    return [
+        *head,
+        *(f"| {name} | {' | '.join(cell(c) for c in readings)} |" for name, cell in rows),
+    ]
 
 
 def _watched(told: list[dict[str, Any]]) -> list[str]:
@@ -106,11 +125,19 @@ def _watched(told: list[dict[str, Any]]) -> list[str]:
     rows = [
         ("noticed", _share(bool(t["alarms"]) for t in planted)),
         ("right cause first", _share(is_first)),
-        ("right cause among three", _share(t["fault"] in [a[0] for a in t["alarms"][:3]] for t in planted)),
+        (
+            "right cause among three",
+            _share(t["fault"] in [a[0] for a in t["alarms"][:3]] for t in planted),
+        ),
         ("healthy runs blamed (upper bound at 95%)", _blamed([bool(t["alarms"]) for t in well])),
     ]
-    off = [t for t, right in zip(planted, is_first, strict=True) if not right] + [t for t in well if t["alarms"]]
-    listed = [f"- {t['name']} ({t['fault']}): {', '.join(a[0] for a in t['alarms']) or 'silent'}" for t in off]
+    off = [t for t, right in zip(planted, is_first, strict=True) if not right] + [
+        t for t in well if t["alarms"]
+    ]
+    listed = [
+        f"- {t['name']} ({t['fault']}): {', '.join(a[0] for a in t['alarms']) or 'silent'}"
+        for t in off
+    ]
     return [
         "",
         "## TRL watched",
@@ -134,11 +161,17 @@ def _steps(steps: Iterable[int | None]) -> str:
 
 
 def _blamed(flags: list[bool]) -> str:
-    return f"{sum(flags)} of {len(flags)} ({upper_bound(sum(flags), len(flags)):.0%})" if flags else "not run"
+    return (
+        f"{sum(flags)} of {len(flags)} ({upper_bound(sum(flags), len(flags)):.0%})"
+        if flags
+        else "not run"
+    )
 
 
 def upper_bound(count: int, n: int) -> float:
-    """Clopper and Pearson's one-sided upper bound at 95%; without any alarm it is 1 − 0.05^(1/n)."""
+    """Clopper and Pearson's one-sided upper bound at 95%; without any alarm it is 1 −
+    0.05^(1/n).
+    """
     from scipy.stats import beta
 
     return 1.0 if count == n else float(beta.ppf(0.95, count + 1, n - count))
@@ -152,7 +185,11 @@ def _shortcomings(own: list[Reading]) -> list[str]:
         if r.judged.fault is None and r.alarms:
             lines.append(f"- {case['case']} ({case['half']}): blamed for {', '.join(said.alarms)}")
         elif r.judged.fault is not None and not r.first:
-            told = f"said {', '.join(said.alarms[:3])}" if said.alarms else f"silent; notes: {', '.join(said.notes)}"
+            told = (
+                f"said {', '.join(said.alarms[:3])}"
+                if said.alarms
+                else f"silent; notes: {', '.join(said.notes)}"
+            )
             among = "among three; " if is_among(said, r.judged.fault) else ""
             lines.append(f"- {case['case']} ({case['half']}): {among}{told}")
     return ["", "## What fell short, with full records", "", *(lines or ["Nothing."])]

@@ -1,4 +1,6 @@
-"""The runs of the benchmark: every fault at its strengths on both halves, a few on a model of words, healthy ones."""
+"""The runs of the benchmark: every fault at its strengths on both halves, a few on a model of
+words, healthy ones.
+"""
 
 from dataclasses import dataclass
 
@@ -49,11 +51,15 @@ class Case:
 
 
 def cases_of(fault: Fault) -> list[Case]:
-    """List a fault's runs: the first strength on the fitting half, every strength and seed on the reported one."""
+    """List a fault's runs: the first strength on the fitting half, every strength and seed on the
+    reported one.
+    """
     if fault.wordy:
         return [_planted(fault, fault.strengths[0], "words", 0)]
     fitting = [_planted(fault, fault.strengths[0], FITTING, 0)]
-    reported = [_planted(fault, s, REPORTED, 1 + n) for s in fault.strengths for n in range(fault.seeds)]
+    reported = [
+        _planted(fault, s, REPORTED, 1 + n) for s in fault.strengths for n in range(fault.seeds)
+    ]
     words = [_planted(fault, fault.strengths[0], "words", 0)] if fault.id in ON_WORDS else []
     return [*fitting, *reported, *words]
 
@@ -61,11 +67,16 @@ def cases_of(fault: Fault) -> list[Case]:
 def all_cases() -> list[Case]:
     """List every run, healthy ones first, short ones before long ones."""
     planted = [case for fault in FAULTS.values() for case in cases_of(fault)]
-    return [*healthy_cases(), *sorted(planted, key=lambda case: (case.recipe == "words", case.steps))]
+    return [
+        *healthy_cases(),
+        *sorted(planted, key=lambda case: (case.recipe == "words", case.steps)),
+    ]
 
 
 def sampled_cases() -> list[Case]:
-    """List a sample for everyday use: one run of some faults on the reported half, and six healthy ones."""
+    """List a sample for everyday use: one run of some faults on the reported half, and six healthy
+    ones.
+    """
     chosen = [next(c for c in cases_of(FAULTS[id]) if c.recipe == REPORTED) for id in SAMPLED]
     return [*healthy_cases()[::5], *chosen]
 

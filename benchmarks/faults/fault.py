@@ -1,9 +1,11 @@
-"""Planted faults as values: a cause of the catalogue, the settings that go with it, and the parts that it replaces.
+"""Planted faults as values: a cause of the catalogue, the settings that go with it, and the parts
+that it replaces.
 
     alter = wrapped(advantages=lambda make: lambda *given, **how: -make(*given, **how))
     start(alter(prepare(config)), path)
 
-Every helper below returns an `Alter`. Nothing is patched: a run or a bench without the altered parts is healthy.
+Every helper below returns an `Alter`. Nothing is patched: a run or a bench without the altered
+parts is healthy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,13 +59,17 @@ class Fault:
     id: str
     """Id in the catalogue."""
     strengths: tuple[Strength, ...]
-    """From the plainest on; the first is planted on the fitting half, all of them on the reported half."""
+    """From the plainest on; the first is planted on the fitting half, all of them on the reported
+    half.
+    """
     steps: int = 5
     """Steps of training; invariants and probes need 5 at most."""
     also: tuple[str, ...] = ()
     """Other ids that name the same cause rightly, fixed before anything was run."""
     fix: tuple[str, ...] = ()
-    """Config keys of which a right fix changes one; empty where code is wrong, and the cause must be right."""
+    """Config keys of which a right fix changes one; empty where code is wrong, and the cause must
+    be right.
+    """
     two_turns: bool = False
     """True where all strengths need a task of several turns."""
     wordy: bool = False
@@ -85,9 +91,13 @@ def of_parts(id: str, alter: Alter, settings: Settings | None = None, **rest: An
 
 
 def of_settings(id: str, *settings: Settings, probe: str = "", **rest: Any) -> Fault:
-    """Make a fault of the config alone, one strength per table; its fix changes what the first table sets."""
+    """Make a fault of the config alone, one strength per table; its fix changes what the first
+    table sets.
+    """
     probes = (probe, *[""] * len(settings))
-    strengths = tuple(Strength(_words(t), settings=t, probe=p) for t, p in zip(settings, probes, strict=False))
+    strengths = tuple(
+        Strength(_words(t), settings=t, probe=p) for t, p in zip(settings, probes, strict=False)
+    )
     return Fault(id, strengths, fix=rest.pop("fix", tuple(settings[0])), **rest)
 
 
@@ -101,7 +111,9 @@ def together(*alters: Alter) -> Alter:
 
 
 def wrapped(**wrappers: Callable[[Any], Any]) -> Alter:
-    """Replace components: each wrapper receives the component of its name and returns the faulty one."""
+    """Replace components: each wrapper receives the component of its name and returns the faulty
+    one.
+    """
 
     def alter(context: RunContext) -> RunContext:
         before = context.components

@@ -1,4 +1,6 @@
-"""Runs with nothing wrong: other tasks, losses, scales, rates, adapters; slow ones, saturating ones, noisy ones."""
+"""Runs with nothing wrong: other tasks, losses, scales, rates, adapters; slow ones, saturating
+ones, noisy ones.
+"""
 
 from dataclasses import dataclass, field
 
@@ -38,7 +40,9 @@ SKIPS, RESAMPLES = {"learning.skip_dead": True}, {"sampling.resample": 1}
 
 
 def _solved(recipe: str, name: str, settings: Settings, seed: int = 0) -> Healthy:
-    """A run that goes on long after it is solved: most groups are all right, and many steps have no live group."""
+    """A run that goes on long after it is solved: most groups are all right, and many steps have no
+    live group.
+    """
     high = 2 if recipe == "sums" else 3
     words = {"name": "counting", "kinds": ["words"], "high": high, "reward": "rich"}
     easy = {"tasks": {**words, "train": 16 * high}, "eval": {**words, "tasks": 5 * high, "every": 20},
@@ -79,7 +83,8 @@ HEALTHY = (
     Healthy("resamples", {"sampling.resample": 1, "tasks.reward": "exact"}),
     Healthy("cosine", {"learning.schedule": "cosine", "learning.warmup": 5, "learning.lr": 1e-4,
                        "learning.steps": 45}),
-    # With its default shares a quarter are comparisons, which tiny never gets right: rightly told as a dead component.
+    # With its default shares a quarter are comparisons, which tiny never gets right: rightly told
+    # as a dead component.
     Healthy("mixed families", {"tasks.name": "mixed", "eval.name": "mixed", "tasks.reward": "rich",
                                "tasks.shares": {"arithmetic": 0.6, "counting": 0.4},
                                "eval.shares": {"arithmetic": 0.6, "counting": 0.4}}),

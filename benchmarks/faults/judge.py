@@ -1,4 +1,6 @@
-"""What was said of a case, and whether it was right: from the run directory, and from its scalars alone. No torch."""
+"""What was said of a case, and whether it was right: from the run directory, and from its scalars
+alone. No torch.
+"""
 
 import json
 from dataclasses import dataclass, replace
@@ -59,11 +61,16 @@ class Judged:
     def line(self) -> str:
         """In a line."""
         if self.fault is None:
-            return f"{'ok    ' if not self.full.alarms else 'ALARM '} {' '.join(self.full.alarms)} | scalars " + (
-                " ".join(self.scalars.alarms) or "-"
+            return (
+                f"{'ok    ' if not self.full.alarms else 'ALARM '} {' '.join(self.full.alarms)} | scalars "
+                + (" ".join(self.scalars.alarms) or "-")
             )
         right = (
-            "first " if is_first(self.full, self.fault) else "among " if is_among(self.full, self.fault) else "MISS  "
+            "first "
+            if is_first(self.full, self.fault)
+            else "among "
+            if is_among(self.full, self.fault)
+            else "MISS  "
         )
         right = right if self.full.alarms or right != "MISS  " else "SILENT"
         told = ", ".join(self.full.alarms) or f"(notes: {', '.join(self.full.notes)})"
@@ -81,7 +88,9 @@ def is_among(said: Said, fault: Fault) -> bool:
 
 
 def is_fixed(said: Said, fault: Fault) -> bool:
-    """Whether the first finding's fix is right: it changes what is wrong, or names the cause where code is wrong."""
+    """Whether the first finding's fix is right: it changes what is wrong, or names the cause where
+    code is wrong.
+    """
     if not said.alarms:
         return False
     if not fault.fix:
@@ -98,15 +107,22 @@ def judge_case(folder: Path) -> Judged:
     full = _said(_together(before, view))
     log = read_views(write_trainer_state(Run(folder / "run"), folder / "trainer_state.json"))
     scalars = _said(_scalar_findings(log))
-    more = read_views(write_trainer_state(Run(folder / "run"), folder / "with_vllm.json", with_sampler=True))
+    more = read_views(
+        write_trainer_state(Run(folder / "run"), folder / "with_vllm.json", with_sampler=True)
+    )
     sampled = _said(_scalar_findings(more))
     early = 0 if _said(before).alarms else _first_look(view) if full.alarms else None
-    looks = [_first_look(views[0]) if said.alarms else None for views, said in ((log, scalars), (more, sampled))]
+    looks = [
+        _first_look(views[0]) if said.alarms else None
+        for views, said in ((log, scalars), (more, sampled))
+    ]
     return Judged(case, full, scalars, early, looks[0], sampled, looks[1])
 
 
 def _with_preflight(view: RunView, folder: Path) -> RunView:
-    """The run as `uptrend train` would have left it: with an event that says what its preflight found."""
+    """The run as `uptrend train` would have left it: with an event that says what its preflight
+    found.
+    """
     probes = json.loads((folder / "preflight.json").read_text())["probes"]
     return replace(view, events=({"event": "preflight", "probes": probes}, *view.events))
 
@@ -133,7 +149,9 @@ def _id(explained: Any) -> str:
 
 
 def _together(before: list[Finding], view: RunView) -> list[Finding]:
-    """Preflight's causes and the run's in one order; what preflight folded under a cause stays folded."""
+    """Preflight's causes and the run's in one order; what preflight folded under a cause stays
+    folded.
+    """
     folded = {symptom.id for cause in before for symptom in cause.explains}
     after = [f for f in diagnose(view).findings if f.id not in folded]
     return list(rank([*before, *after]))

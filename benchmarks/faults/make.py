@@ -1,6 +1,8 @@
-"""Make one case's run: the probes of preflight with the fault in place, then training, until it is long enough.
+"""Make one case's run: the probes of preflight with the fault in place, then training, until it is
+long enough.
 
-One folder per case: `run/` (the run directory), `preflight.json` (what the probes said) and `case.json`.
+One folder per case: `run/` (the run directory), `preflight.json` (what the probes said) and
+`case.json`.
 """
 
 import json
@@ -24,13 +26,17 @@ from uptrend.training.components import RunContext
 from uptrend.training.observer import StepRecord, Stop
 
 LEFT_OUT = ("control",)
-"""Probes that `uptrend preflight` asks and the fault benchmark does not: slow, and no fault needs them."""
+"""Probes that `uptrend preflight` asks and the fault benchmark does not: slow, and no fault needs
+them.
+"""
 GROUPS = 8
 """Groups that the probes play."""
 
 
 class Enough:
-    """Observer that stops a run after some steps: the recipe names more of them, as a person's would."""
+    """Observer that stops a run after some steps: the recipe names more of them, as a person's
+    would.
+    """
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -70,7 +76,9 @@ def _preflight(context: RunContext) -> dict[str, Any]:
     names = [name for name, probe in PROBES.items() if not probe.full and name not in LEFT_OUT]
     began = time.perf_counter()
     results = list(ask_probes(context, names, GROUPS))
-    return Preflight(context.config.name, results, differential(results), time.perf_counter() - began).to_table()
+    return Preflight(
+        context.config.name, results, differential(results), time.perf_counter() - began
+    ).to_table()
 
 
 def _train(case: Case, config: Config, folder: Path) -> None:

@@ -1,7 +1,8 @@
-"""What the peers' detectors are taken to mean, generously: any of these ids counts as the right cause.
+"""What the peers' detectors are taken to mean, generously: any of these ids counts as the right
+cause.
 
-Their detectors name symptoms (a plateau, a spike); where a planted cause is one that their text offers as a reason, it
-is counted as named.
+Their detectors name symptoms (a plateau, a spike); where a planted cause is one that their text
+offers as a reason, it is counted as named.
 """
 
 DEAD = ("advantage.dead-groups-low", "advantage.dead-groups-high", "reward.constant", "reward.gold-rejected",
@@ -32,6 +33,12 @@ RLWATCH: dict[str, tuple[str, ...]] = {
     "advantage_variance": (*DEAD, "advantage.blow-up", "advantage.wrong-groups"),
     "loss_nan": ("run.nonfinite", "optimizer.skipped-updates"),
     "gradient_norm_spike": RLDOCTOR["gradient_pathology"],
-    "reward_mean_drift": (*TOO_FAR, "run.resume-jump", "reward.scale-moves", "data.order", "reward.hackable"),
+    "reward_mean_drift": (
+        *TOO_FAR,
+        "run.resume-jump",
+        "reward.scale-moves",
+        "data.order",
+        "reward.hackable",
+    ),
 }
 PEERS = {"rldoctor": RLDOCTOR, "rlwatch": RLWATCH}

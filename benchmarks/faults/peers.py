@@ -1,10 +1,12 @@
-"""The same logs, read by rldoctor 0.2 and rlwatch 0.5 in their own formats. Runs in an environment of its own:
+"""The same logs, read by rldoctor 0.2 and rlwatch 0.5 in their own formats. Runs in an environment
+of its own:
 
     python -m venv peers && peers/bin/pip install rldoctor==0.2.0 rlwatch==0.5.1
     peers/bin/python benchmarks/faults/peers.py DIR       writes peers.json beside each trainer_state.json
 
-rldoctor reads a trainer_state.json as it is. rlwatch watches a trainer: each logged row is handed to it by the names
-that its own TRL callback uses, with its default settings. Both are asked again on the rows up to some steps.
+rldoctor reads a trainer_state.json as it is. rlwatch watches a trainer: each logged row is handed
+to it by the names that its own TRL callback uses, with its default settings. Both are asked again
+on the rows up to some steps.
 """
 
 import json
@@ -31,7 +33,11 @@ def by_rldoctor(history: list[dict[str, Any]]) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trainer_state.json"
         file.write_text(json.dumps({"log_history": history}))
-        return [f.detector for f in diagnose(load_run(str(file))).problems if f.severity >= Severity.WARNING]
+        return [
+            f.detector
+            for f in diagnose(load_run(str(file))).problems
+            if f.severity >= Severity.WARNING
+        ]
 
 
 def by_rlwatch(history: list[dict[str, Any]]) -> list[tuple[int, str, str]]:
@@ -45,16 +51,25 @@ def by_rlwatch(history: list[dict[str, Any]]) -> list[tuple[int, str, str]]:
         metrics = {ours: row[theirs] for ours, theirs in BY_CALLBACK.items() if theirs in row}
         metrics.pop("learning_rate", None)
         if "reward_mean" in metrics:
-            alerts += [(row["step"], a.detector, str(a.severity)) for a in suite.check_step(row["step"], **metrics)]
+            alerts += [
+                (row["step"], a.detector, str(a.severity))
+                for a in suite.check_step(row["step"], **metrics)
+            ]
     return alerts
 
 
 def read(file: Path) -> dict[str, Any]:
     """What both say, and after how many steps each first spoke."""
-    history = [row for row in json.loads(file.read_text())["log_history"] if "reward" in row or "eval_reward" in row]
+    history = [
+        row
+        for row in json.loads(file.read_text())["log_history"]
+        if "reward" in row or "eval_reward" in row
+    ]
     last = max((row["step"] for row in history), default=0)
     looks = sorted({*(n for n in LOOKS if n < last), last})
-    spoke = next((n for n in looks if _tried(by_rldoctor, [r for r in history if r["step"] <= n])), None)
+    spoke = next(
+        (n for n in looks if _tried(by_rldoctor, [r for r in history if r["step"] <= n])), None
+    )
     alerts = sorted(by_rlwatch(history), key=lambda a: (a[2] != "critical", a[0]))
     first = min((a[0] for a in alerts), default=None)
     return {

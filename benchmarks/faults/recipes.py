@@ -1,8 +1,8 @@
 """The recipes that faults are planted into: one for fitting, others for what is reported.
 
-Chosen before anything was run. Thresholds may be looked at on `sums` (sums and differences, partial credit) alone;
-`products` (all three operations, graded by distance, another temperature and shape of step) and `words` (smollm2-135m)
-are what the scoreboard reports.
+Chosen before anything was run. Thresholds may be looked at on `sums` (sums and differences, partial
+credit) alone; `products` (all three operations, graded by distance, another temperature and shape
+of step) and `words` (smollm2-135m) are what the scoreboard reports.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,13 @@ WORDS: Table = {
     **SUMS,
     "name": "words",
     "model": {"name": "smollm2-135m"},
-    "tasks": {"name": "arithmetic", "operations": ["+", "-"], "high": 9, "train": 120, "reward": "rich"},
+    "tasks": {
+        "name": "arithmetic",
+        "operations": ["+", "-"],
+        "high": 9,
+        "train": 120,
+        "reward": "rich",
+    },
     "eval": {"name": "arithmetic", "operations": ["+", "-"], "high": 9, "tasks": 16, "every": 0},
     "sampling": {"groups": 4, "size": 6, "temperature": 1.0, "max_tokens": 5},
     "learning": {"steps": 40, "lr": 2e-5},
@@ -47,9 +53,14 @@ TWO_TURNS: Table = {
 RECIPES: Mapping[str, Table] = {"sums": SUMS, "products": PRODUCTS, "words": WORDS}
 
 
-def make_config(recipe: str, settings: Mapping[str, Any], *, two_turns: bool = False, seed: int = 0) -> Config:
+def make_config(
+    recipe: str, settings: Mapping[str, Any], *, two_turns: bool = False, seed: int = 0
+) -> Config:
     """A recipe with values set by dotted key."""
-    table: Table = {key: dict(value) if isinstance(value, dict) else value for key, value in RECIPES[recipe].items()}
+    table: Table = {
+        key: dict(value) if isinstance(value, dict) else value
+        for key, value in RECIPES[recipe].items()
+    }
     if two_turns:
         table |= {"tasks": dict(TWO_TURNS["tasks"]), "eval": dict(TWO_TURNS["eval"])}
         table["sampling"] |= TWO_TURNS["sampling"]

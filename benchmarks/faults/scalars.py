@@ -24,14 +24,20 @@ CAP = 3.0
 
 
 def write_trainer_state(run: Run, file: Path, with_sampler: bool = False) -> Path:
-    """A trainer_state.json, with every step logged and evaluations as TRL logs them; and perhaps what vLLM adds."""
+    """A trainer_state.json, with every step logged and evaluations as TRL logs them; and perhaps
+    what vLLM adds.
+    """
     evals = {line["step"]: line for line in run.eval_lines}
-    history = [{"eval_reward": evals[0].get("reward"), "eval_loss": 0.0, "step": 0}] if 0 in evals else []
+    history = (
+        [{"eval_reward": evals[0].get("reward"), "eval_loss": 0.0, "step": 0}] if 0 in evals else []
+    )
     for line in run.metric_lines:
         step = int(line["step"])
         history.append(_logged(run, line, step) | (_differences(run, step) if with_sampler else {}))
         if step in evals:
-            history.append({"eval_reward": evals[step].get("reward"), "eval_loss": 0.0, "step": step})
+            history.append(
+                {"eval_reward": evals[step].get("reward"), "eval_loss": 0.0, "step": step}
+            )
     state = {
         "best_metric": None, "epoch": 1.0, "global_step": run.last_step, "logging_steps": 1,
         "max_steps": run.config["learning"]["steps"], "is_world_process_zero": True, "log_history": history,
@@ -50,14 +56,21 @@ def _logged(run: Run, line: dict[str, Any], step: int) -> dict[str, Any]:
         row["tools/call_frequency"] = max(0.0, line["sampling/turns/mean"] - 1)
     rollouts = run.rollouts(step)
     rollouts = rollouts.filter(pc.is_valid(rollouts.column("reward")))
-    row["reward_std"] = _within(rollouts.column("group").to_pylist(), rollouts.column("reward").to_numpy())
+    row["reward_std"] = _within(
+        rollouts.column("group").to_pylist(), rollouts.column("reward").to_numpy()
+    )
     for name, values in _parts(rollouts.column("parts").to_pylist()).items():
-        row[f"rewards/{name}/mean"], row[f"rewards/{name}/std"] = float(np.mean(values)), float(np.std(values))
+        row[f"rewards/{name}/mean"], row[f"rewards/{name}/std"] = (
+            float(np.mean(values)),
+            float(np.std(values)),
+        )
     return row
 
 
 def _differences(run: Run, step: int) -> dict[str, float]:
-    """Return TRL's columns on the gap between sampler and learner, which it logs where vLLM samples."""
+    """Return TRL's columns on the gap between sampler and learner, which it logs where vLLM
+    samples.
+    """
     gap = gaps_of(RolloutTable(step, run.rollouts(step))).gap_t
     if len(gap) == 0:
         return {}
@@ -71,7 +84,11 @@ def _differences(run: Run, step: int) -> dict[str, float]:
 def _within(groups: list[str], rewards: Any) -> float:
     """The mean of the groups' deviations."""
     found = [rewards[[g == name for g in groups]] for name in dict.fromkeys(groups)]
-    return float(np.mean([np.std(x, ddof=1) if len(x) > 1 else 0.0 for x in found])) if found else math.nan
+    return (
+        float(np.mean([np.std(x, ddof=1) if len(x) > 1 else 0.0 for x in found]))
+        if found
+        else math.nan
+    )
 
 
 def _parts(rows: list[list[dict[str, Any]]]) -> dict[str, list[float]]:

@@ -58,19 +58,29 @@ def _read(column: str, j: Judged, folder: Path) -> list[Reading]:
         told = json.loads(file.read_text())[column] if file.exists() else None
         return [] if told is None else [_generous(j, told["alarms"], told["at"], PEERS[column])]
     if column == ALIKE:
-        offered = {id: (id, *(rival.id for rival in cause.rivals)) for id, cause in CATALOGUE.items()}
+        offered = {
+            id: (id, *(rival.id for rival in cause.rivals)) for id, cause in CATALOGUE.items()
+        }
         return [_generous(j, j.scalars.alarms, j.scalars_at, offered)]
-    said, at = {OWN: (j.full, j.noticed_at), SCALARS: (j.scalars, j.scalars_at), VLLM: (j.sampled, j.sampled_at)}[
-        column
-    ]
+    said, at = {
+        OWN: (j.full, j.noticed_at),
+        SCALARS: (j.scalars, j.scalars_at),
+        VLLM: (j.sampled, j.sampled_at),
+    }[column]
     count, fault = len(said.alarms), j.fault
     if fault is None:
         return [Reading(j, count, at=at)]
-    return [Reading(j, count, is_first(said, fault), is_among(said, fault), is_fixed(said, fault), at)]
+    return [
+        Reading(j, count, is_first(said, fault), is_among(said, fault), is_fixed(said, fault), at)
+    ]
 
 
-def _generous(j: Judged, alarms: Sequence[str], at: int | None, offers: Mapping[str, Sequence[str]]) -> Reading:
-    """An alarm names whatever its text offers as a reason; a right cause is taken for a right fix."""
+def _generous(
+    j: Judged, alarms: Sequence[str], at: int | None, offers: Mapping[str, Sequence[str]]
+) -> Reading:
+    """An alarm names whatever its text offers as a reason; a right cause is taken for a right
+    fix.
+    """
     meant = [frozenset(offers.get(alarm, ())) for alarm in alarms]
     right = j.fault.right if j.fault else frozenset[str]()
     first = bool(meant) and bool(right & meant[0])

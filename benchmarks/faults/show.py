@@ -1,4 +1,6 @@
-"""One case as a person sees it: what the probes said before training, and what the doctor says of the run."""
+"""One case as a person sees it: what the probes said before training, and what the doctor says of
+the run.
+"""
 
 import json
 from pathlib import Path

@@ -1,7 +1,7 @@
 """`TwoTurns`: two calculations, the second of which a tool asks once the first is answered.
 
-A task of several turns that the tiny model can play, with a tool's tokens between its turns, a workspace that belongs
-to one rollout, and a scripted cheater that must fail.
+A task of several turns that the tiny model can play, with a tool's tokens between its turns, a
+workspace that belongs to one rollout, and a scripted cheater that must fail.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -35,7 +35,9 @@ class TwoTurns:
     def __init__(self, options: Options, seed: int) -> None:
         self.options, self.seed, self.chat = options, seed, options.chat
         self.notes: list[str] = []
-        self._sums = make_taskset("arithmetic", {"operations": ["+", "-"], "high": options.high}, seed)
+        self._sums = make_taskset(
+            "arithmetic", {"operations": ["+", "-"], "high": options.high}, seed
+        )
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
         """Pairs of training tasks."""
@@ -85,8 +87,14 @@ class Run:
     async def score(self) -> Reward:
         """Half for each."""
         said = [*self.said, "", ""]
-        first, last = is_right(said[0], self.task.data["first"]), is_right(said[1], self.task.answer)
-        parts = (Part("first", float(first), 0.0, 1.0, 0.5), Part("last", float(last), 0.0, 1.0, 0.5))
+        first, last = (
+            is_right(said[0], self.task.data["first"]),
+            is_right(said[1], self.task.answer),
+        )
+        parts = (
+            Part("first", float(first), 0.0, 1.0, 0.5),
+            Part("last", float(last), 0.0, 1.0, 0.5),
+        )
         return Reward(0.5 * first + 0.5 * last, 0.0, 1.0, first and last, parts)
 
     async def close(self) -> None:

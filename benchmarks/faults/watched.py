@@ -1,6 +1,8 @@
-"""TRL runs that are watched: a handful of faults as a user's own script would have them, and healthy ones.
+"""TRL runs that are watched: a handful of faults as a user's own script would have them, and
+healthy ones.
 
-Run with `python -m benchmarks.faults watched --to DIR`; needs TRL. The trainers are those of the bridge's tests.
+Run with `python -m benchmarks.faults watched --to DIR`; needs TRL. The trainers are those of the
+bridge's tests.
 """
 
 import json
@@ -33,7 +35,9 @@ class Watched:
 
 
 def _cuts(prompts: list[Any], completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-    return right([text_of(c)[len(text_of(p)) :] for p, c in zip(prompts, completions, strict=True)], answer)
+    return right(
+        [text_of(c)[len(text_of(p)) :] for p, c in zip(prompts, completions, strict=True)], answer
+    )
 
 
 def _misplaced(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
@@ -62,7 +66,9 @@ def _shuffled() -> list[dict[str, Any]]:
 class Blind(GRPOTrainer):
     """The learner's attention leaves the prompt out."""
 
-    def _get_per_token_logps_and_entropies(self, model: Any, ids: Any, mask: Any, keep: int, **rest: Any) -> Any:
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, ids: Any, mask: Any, keep: int, **rest: Any
+    ) -> Any:
         mask = mask.clone()
         mask[:, :-keep] = 0
         return super()._get_per_token_logps_and_entropies(model, ids, mask, keep, **rest)

@@ -1,6 +1,8 @@
-"""How often verdicts are wrong, measured on simulated experiments: python -m benchmarks.verdicts [EXPERIMENTS]
+"""How often verdicts are wrong, measured on simulated experiments: python -m benchmarks.verdicts
+[EXPERIMENTS]
 
-Prints the Markdown of ../VERDICTS.md. What is simulated, and which truth an interval must cover: simulated.py.
+Prints the Markdown of ../VERDICTS.md. What is simulated, and which truth an interval must cover:
+simulated.py.
 """
 
 import platform
@@ -14,7 +16,14 @@ import scipy
 from benchmarks.verdicts.beside import beside_table
 from benchmarks.verdicts.learning import learning_table
 from benchmarks.verdicts.markdown import percent, rate
-from benchmarks.verdicts.outcomes import INVALIDATED, SMALLEST, VALIDATED, Outcomes, disagreements, outcomes
+from benchmarks.verdicts.outcomes import (
+    INVALIDATED,
+    SMALLEST,
+    VALIDATED,
+    Outcomes,
+    disagreements,
+    outcomes,
+)
 from benchmarks.verdicts.page import PAGE
 from benchmarks.verdicts.simulated import Setting
 from benchmarks.verdicts.together import together_table
@@ -26,9 +35,24 @@ SEEDS, DEVIATIONS, EFFECTS = (5, 8, 16), (0.02, 0.03, 0.05), (0.0, 0.025, SMALLE
 CHECKED = 40
 """How many experiments a setting are also given to the judge one by one."""
 CELL = ["seeds", "deviation, points"]
-FIRST = [*CELL, "false validated at 0, %", "false invalidated at 5 points, %", "seeds' interval covers, %"]
-FIRST += ["seeds' and tasks' interval covers, %", "power planned, %", "power printed, %", "power found, %"]
-OTHERS = [*CELL, "effect, points", "validated, planned / found, %", "invalidated, planned / found, %"]
+FIRST = [
+    *CELL,
+    "false validated at 0, %",
+    "false invalidated at 5 points, %",
+    "seeds' interval covers, %",
+]
+FIRST += [
+    "seeds' and tasks' interval covers, %",
+    "power planned, %",
+    "power printed, %",
+    "power found, %",
+]
+OTHERS = [
+    *CELL,
+    "effect, points",
+    "validated, planned / found, %",
+    "invalidated, planned / found, %",
+]
 EARLY = [*CELL, "false validated at 0, %", "false invalidated at 5 points, %", "power found, %"]
 EARLY += ["seeds used at 0", "at 5 points", "at 10 points"]
 COLLAPSES = ["seeds", "false validated at 0, %", "invalidated at 0, %", "seeds' interval covers, %"]
@@ -40,7 +64,11 @@ def after_all_seeds(by: ByEffect, too: Outcomes) -> list[str]:
     """Errors, coverage and power."""
     null, least = by[0.0], by[SMALLEST]
     covered = np.concatenate([null.covered, least.covered])
-    powers = [percent(least.foreseen(SMALLEST)[0]), percent(least.printed_power), rate(least.verdict == VALIDATED)]
+    powers = [
+        percent(least.foreseen(SMALLEST)[0]),
+        percent(least.printed_power),
+        rate(least.verdict == VALIDATED),
+    ]
     errors = [rate(null.verdict == VALIDATED), rate(least.verdict == INVALIDATED)]
     return [*errors, rate(covered), rate(too.covered_too), *powers]
 
@@ -50,14 +78,22 @@ def at_other_effect(found: Outcomes) -> list[str]:
     effect = found.setting.effect
     shares = [float((found.verdict == kind).mean()) for kind in (VALIDATED, INVALIDATED)]
     pairs = zip(found.foreseen(effect), shares, strict=True)
-    return [f"{100 * effect:g}", *(f"{percent(planned)} / {percent(share)}" for planned, share in pairs)]
+    return [
+        f"{100 * effect:g}",
+        *(f"{percent(planned)} / {percent(share)}" for planned, share in pairs),
+    ]
 
 
 def with_early_stops(by: ByEffect) -> list[str]:
     """Errors and power where the sequence may end it, and the seeds that were used."""
     null, least = by[0.0], by[SMALLEST]
     used = [f"{by[effect].used.mean():.1f}" for effect in (0.0, SMALLEST, 0.1)]
-    return [rate(null.early == VALIDATED), rate(least.early == INVALIDATED), rate(least.early == VALIDATED), *used]
+    return [
+        rate(null.early == VALIDATED),
+        rate(least.early == INVALIDATED),
+        rate(least.early == VALIDATED),
+        *used,
+    ]
 
 
 def verdict_tables(experiments: int) -> dict[str, str]:
@@ -65,8 +101,12 @@ def verdict_tables(experiments: int) -> dict[str, str]:
     first, others, early = [], [], []
     for seeds, deviation in ((seeds, deviation) for seeds in SEEDS for deviation in DEVIATIONS):
         cell = [str(seeds), f"{100 * deviation:g}"]
-        by = {effect: outcomes(Setting(seeds, deviation, effect), experiments) for effect in EFFECTS}
-        too = outcomes(Setting(seeds, deviation, SMALLEST, on_these_tasks=False), experiments, seed=1)
+        by = {
+            effect: outcomes(Setting(seeds, deviation, effect), experiments) for effect in EFFECTS
+        }
+        too = outcomes(
+            Setting(seeds, deviation, SMALLEST, on_these_tasks=False), experiments, seed=1
+        )
         first.append([*cell, *after_all_seeds(by, too)])
         others += [[*cell, *at_other_effect(by[effect])] for effect in (0.025, 0.1)]
         early.append([*cell, *with_early_stops(by)])
@@ -103,7 +143,9 @@ def main() -> None:
         "collapse": collapse_table(experiments),
     }
     checked, wrong = check_against_judge()
-    packages = f"Python {platform.python_version()}, numpy {np.__version__}, scipy {scipy.__version__}"
+    packages = (
+        f"Python {platform.python_version()}, numpy {np.__version__}, scipy {scipy.__version__}"
+    )
     page = PAGE.format(
         **figures,
         **{"experiments": experiments, "checked": checked, "wrong": wrong},

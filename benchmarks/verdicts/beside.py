@@ -1,4 +1,6 @@
-"""The figures beside a verdict: how often the intervals of improvement and of interquartile means cover."""
+"""The figures beside a verdict: how often the intervals of improvement and of interquartile means
+cover.
+"""
 
 import math
 
@@ -14,7 +16,12 @@ from uptrend.stats.intervals import chance_of_improvement, iqm_difference
 DEVIATION, EFFECT, OWN = 0.05, 0.05, 0.02
 """Of runs between seeds, of the arm, and of a run's score on one taskset about its mean."""
 TASKSETS = np.array([-0.1, 0.0, 0.15])
-HEADS = ["seeds", "improvement, independent runs, %", "improvement, seeds in common, %", "interquartile means, %"]
+HEADS = [
+    "seeds",
+    "improvement, independent runs, %",
+    "improvement, seeds in common, %",
+    "interquartile means, %",
+]
 
 
 def runs(random: np.random.Generator, seeds: int, shared: float) -> tuple[Floats, Floats]:
@@ -27,12 +34,18 @@ def runs(random: np.random.Generator, seeds: int, shared: float) -> tuple[Floats
 def covers(random: np.random.Generator, seeds: int) -> list[bool]:
     """Whether each interval has its truth in it, in one experiment."""
     chance = float(ndtr(EFFECT / DEVIATION / math.sqrt(2)))
-    apart, together = (chance_of_improvement(*runs(random, seeds, shared)) for shared in (0.0, SHARED))
+    apart, together = (
+        chance_of_improvement(*runs(random, seeds, shared)) for shared in (0.0, SHARED)
+    )
     arm, control = (
-        side + TASKSETS + random.normal(0, OWN, (seeds, len(TASKSETS))) for side in runs(random, seeds, SHARED)
+        side + TASKSETS + random.normal(0, OWN, (seeds, len(TASKSETS)))
+        for side in runs(random, seeds, SHARED)
     )
     middle = iqm_difference(arm, control)
-    return [one.low <= true <= one.high for one, true in ((apart, chance), (together, chance), (middle, EFFECT))]
+    return [
+        one.low <= true <= one.high
+        for one, true in ((apart, chance), (together, chance), (middle, EFFECT))
+    ]
 
 
 def beside_table(experiments: int) -> str:

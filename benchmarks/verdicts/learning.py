@@ -36,5 +36,11 @@ def learning_table(count: int) -> str:
             for steps, height in ((STEPS // 4, 0.0), (STEPS, 0.0), (STEPS, rise))
         ]
         rows.append([f"{rho:g}", *found[:2], f"{rise:g}", found[2]])
-    heads = ["autocorrelation", "false at the end of 50 steps, %", "of 200, %", "rise, noise deviations", "found, %"]
+    heads = [
+        "autocorrelation",
+        "false at the end of 50 steps, %",
+        "of 200, %",
+        "rise, noise deviations",
+        "found, %",
+    ]
     return markdown_table(heads, rows)

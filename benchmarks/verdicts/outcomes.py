@@ -1,4 +1,6 @@
-"""Simulated experiments judged many at a time, with the reaches and criteria that `lab.judge` uses."""
+"""Simulated experiments judged many at a time, with the reaches and criteria that `lab.judge`
+uses.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +13,13 @@ from uptrend.lab.compare import alpha_of, foresee, least_seeds
 from uptrend.lab.judge import judge
 from uptrend.records import Arm, Hypothesis, Measured, Status
 from uptrend.records.view import Floats
-from uptrend.stats.intervals import Spread, crossed_half, likely_deviation, sequence_reach, student_reach
+from uptrend.stats.intervals import (
+    Spread,
+    crossed_half,
+    likely_deviation,
+    sequence_reach,
+    student_reach,
+)
 
 SMALLEST = 0.05
 NONE, VALIDATED, INVALIDATED = 0, 1, 2
@@ -20,7 +28,9 @@ NONE, VALIDATED, INVALIDATED = 0, 1, 2
 def claim(seeds: int, **changes: object) -> Hypothesis:
     """An arm that raises held-out accuracy, by 5 points at least."""
     arms = (Arm("control", is_control=True), Arm("arm"))
-    claimed = Hypothesis("h01", "simulated", "none.toml", arms, smallest=SMALLEST, seeds=tuple(range(seeds)))
+    claimed = Hypothesis(
+        "h01", "simulated", "none.toml", arms, smallest=SMALLEST, seeds=tuple(range(seeds))
+    )
     return replace(claimed, **changes)  # type: ignore[arg-type]
 
 
@@ -49,14 +59,18 @@ class Outcomes:
     @property
     def covered_too(self) -> NDArray[np.bool_]:
         """Whether the interval over seeds and tasks does."""
-        return np.asarray(np.abs(self.differences.mean(axis=1) - self.setting.effect) <= self.tasks_too)
+        return np.asarray(
+            np.abs(self.differences.mean(axis=1) - self.setting.effect) <= self.tasks_too
+        )
 
     @property
     def printed_power(self) -> float:
         """The power that a verdict prints, in the middle experiment of the first 500."""
         h, seeds = claim(self.setting.seeds), self.setting.seeds
         spreads = [Spread(seeds, 0.0, float(d.std(ddof=1))) for d in self.differences[:500]]
-        return float(np.median([foresee(h, SMALLEST, likely_deviation(s), seeds).validated for s in spreads]))
+        return float(
+            np.median([foresee(h, SMALLEST, likely_deviation(s), seeds).validated for s in spreads])
+        )
 
     def foreseen(self, effect: float) -> tuple[float, float]:
         """The chances of the two verdicts as planned from the true deviation between seeds."""
@@ -67,7 +81,9 @@ class Outcomes:
 
 def outcomes(setting: Setting, experiments: int, seed: int = 0) -> Outcomes:
     """Simulate and judge."""
-    random = np.random.default_rng([seed, setting.seeds, int(1000 * setting.deviation), int(1000 * setting.effect)])
+    random = np.random.default_rng(
+        [seed, setting.seeds, int(1000 * setting.deviation), int(1000 * setting.effect)]
+    )
     tables = [arm - control for control, arm in simulate(setting, experiments, random)]
     differences = np.concatenate([table.mean(axis=2) for table in tables])
     tasks_too = np.concatenate([crossed_half(table) for table in tables])
@@ -76,9 +92,17 @@ def outcomes(setting: Setting, experiments: int, seed: int = 0) -> Outcomes:
     return Outcomes(setting, differences, tasks_too, verdict, early, used)
 
 
-def decide(differences: Floats, h: Hypothesis, reach_of: Callable[[int, float], float]) -> NDArray[np.int64]:
-    """What the criteria say of each row's interval; equal differences are the sign-flip test's, as in `interval_of`."""
-    seeds, mean, deviation = differences.shape[1], differences.mean(axis=1), differences.std(axis=1, ddof=1)
+def decide(
+    differences: Floats, h: Hypothesis, reach_of: Callable[[int, float], float]
+) -> NDArray[np.int64]:
+    """What the criteria say of each row's interval; equal differences are the sign-flip test's, as
+    in `interval_of`.
+    """
+    seeds, mean, deviation = (
+        differences.shape[1],
+        differences.mean(axis=1),
+        differences.std(axis=1, ddof=1),
+    )
     reach, alpha = reach_of(seeds, alpha_of(h)), alpha_of(h)
     if_equal = 0.0 if np.isfinite(reach) and 2.0 ** (1 - seeds) <= alpha else np.inf
     is_equal = deviation <= 1e-12
@@ -89,8 +113,12 @@ def decide(differences: Floats, h: Hypothesis, reach_of: Callable[[int, float], 
     return decided if seeds >= least_seeds(h) else np.full_like(decided, NONE)
 
 
-def _with_looks(differences: Floats, verdict: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """As if each experiment were looked at after every seed, and ended where the sequence had an answer."""
+def _with_looks(
+    differences: Floats, verdict: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """As if each experiment were looked at after every seed, and ended where the sequence had an
+    answer.
+    """
     experiments, seeds = differences.shape
     early, used = verdict.copy(), np.full(experiments, seeds)
     is_open = np.ones(experiments, dtype=bool)
@@ -103,21 +131,30 @@ def _with_looks(differences: Floats, verdict: NDArray[np.int64]) -> tuple[NDArra
 
 
 def disagreements(setting: Setting, experiments: int, seed: int = 0) -> int:
-    """In how many experiments `judge` itself, given every run and task, says otherwise than `decide`."""
+    """In how many experiments `judge` itself, given every run and task, says otherwise than
+    `decide`.
+    """
     random = np.random.default_rng([seed, 99])
     wrong = 0
     for control, arm in simulate(setting, experiments, random):
         verdicts = decide((arm - control).mean(axis=2), claim(setting.seeds), student_reach)
         for one in range(len(arm)):
             status = judge(claim(setting.seeds), runs_of(control[one], arm[one])).status
-            wrong += [Status.INCONCLUSIVE, Status.VALIDATED, Status.INVALIDATED].index(status) != verdicts[one]
+            wrong += [Status.INCONCLUSIVE, Status.VALIDATED, Status.INVALIDATED].index(
+                status
+            ) != verdicts[one]
     return wrong
 
 
 def runs_of(control: Floats, arm: Floats) -> list[Measured]:
     """One experiment's runs as a judge gets them."""
     return [
-        Measured(name, seed, float(answers.mean()), tasks={str(task): float(x) for task, x in enumerate(answers)})
+        Measured(
+            name,
+            seed,
+            float(answers.mean()),
+            tasks={str(task): float(x) for task, x in enumerate(answers)},
+        )
         for name, side in (("control", control), ("arm", arm))
         for seed, answers in enumerate(side)
     ]

@@ -1,5 +1,4 @@
 """The page around the tables of `benchmarks.verdicts`."""
-# ruff: noqa: E501 (a paragraph of Markdown is a line)
 
 PAGE = """# How often verdicts are wrong
 

@@ -1,12 +1,13 @@
 """Experiments as they are run, simulated: arms × seeds on held-out tasks that all of them share.
 
-A run has an ability θ (in logits) that deviates between seeds, partly in common between the arms of one seed; a task
-has a difficulty b, shared by all runs, and an arm may suit it more or less (δ). A run answers a task rightly with the
-chance σ(θ + δ − b): its accuracy has the seed's deviation and the noise of 200 answers on top.
+A run has an ability θ (in logits) that deviates between seeds, partly in common between the arms of
+one seed; a task has a difficulty b, shared by all runs, and an arm may suit it more or less (δ). A
+run answers a task rightly with the chance σ(θ + δ − b): its accuracy has the seed's deviation and
+the noise of 200 answers on top.
 
-Two truths can be asked for. *On these tasks*: the arms' difference in mean accuracy over all seeds on the tasks of that
-experiment, which is what an interval over seeds is about. *Over tasks too*: the same over all tasks of the kind, which
-is what the interval over seeds and tasks is about.
+Two truths can be asked for. *On these tasks*: the arms' difference in mean accuracy over all seeds
+on the tasks of that experiment, which is what an interval over seeds is about. *Over tasks too*:
+the same over all tasks of the kind, which is what the interval over seeds and tasks is about.
 """
 
 from collections.abc import Iterator
@@ -49,21 +50,31 @@ class Setting:
     tasks: int = 200
     """How many are held out."""
     collapses: float = 0.0
-    """The chance that a run of the arm collapses and answers 1 task in 20; the others make up for it."""
+    """The chance that a run of the arm collapses and answers 1 task in 20; the others make up for
+    it.
+    """
 
 
-def simulate(setting: Setting, experiments: int, random: np.random.Generator) -> Iterator[tuple[Floats, Floats]]:
-    """Answers right (1) and wrong (0) of control and arm, experiments × seeds × tasks, in chunks."""
+def simulate(
+    setting: Setting, experiments: int, random: np.random.Generator
+) -> Iterator[tuple[Floats, Floats]]:
+    """Answers right (1) and wrong (0) of control and arm, experiments × seeds × tasks, in
+    chunks.
+    """
     for start in range(0, experiments, CHUNK):
         yield _chunk(setting, min(CHUNK, experiments - start), random)
 
 
-def _chunk(setting: Setting, experiments: int, random: np.random.Generator) -> tuple[Floats, Floats]:
+def _chunk(
+    setting: Setting, experiments: int, random: np.random.Generator
+) -> tuple[Floats, Floats]:
     spread = setting.deviation / _slope()
     easy = ABILITY - random.normal(0, DIFFICULTY, (experiments, 1, setting.tasks))
     suited = easy + random.normal(0, SUITS, easy.shape)
     suited = suited + (
-        _shift_here(setting, easy, suited, spread) if setting.on_these_tasks else _shift(setting, spread)
+        _shift_here(setting, easy, suited, spread)
+        if setting.on_these_tasks
+        else _shift(setting, spread)
     )
     in_common = random.normal(0, np.sqrt(SHARED) * spread, (experiments, setting.seeds, 1))
     sides = []
@@ -71,7 +82,11 @@ def _chunk(setting: Setting, experiments: int, random: np.random.Generator) -> t
         own = random.normal(0, np.sqrt(1 - SHARED) * spread, in_common.shape)
         chance = _chance(side + in_common + own)
         collapsed = random.random(in_common.shape) < collapses
-        sides.append((random.random(chance.shape) < np.where(collapsed, COLLAPSED, chance)).astype(np.float64))
+        sides.append(
+            (random.random(chance.shape) < np.where(collapsed, COLLAPSED, chance)).astype(
+                np.float64
+            )
+        )
     return sides[0], sides[1]
 
 
@@ -96,7 +111,9 @@ def _over_seeds(logits: Floats, spread: float) -> tuple[Floats, Floats]:
 
 
 def _shift_here(setting: Setting, easy: Floats, suited: Floats, spread: float) -> Floats:
-    """What to add to each arm's ability so that its effect on its tasks is the setting's (Newton)."""
+    """What to add to each arm's ability so that its effect on its tasks is the setting's
+    (Newton).
+    """
     mean_goal, shift = _over_seeds(easy, spread)[0] + setting.effect, np.zeros((len(easy), 1))
     goal = (mean_goal - setting.collapses * COLLAPSED) / (1 - setting.collapses)
     for _ in range(4):
@@ -106,7 +123,9 @@ def _shift_here(setting: Setting, easy: Floats, suited: Floats, spread: float) -
 
 
 def _shift(setting: Setting, spread: float) -> float:
-    """The same over all tasks: difficulty, suiting and ability are one normal together (bisection)."""
+    """The same over all tasks: difficulty, suiting and ability are one normal together
+    (bisection).
+    """
 
     def mean(ability: float, *deviations: float) -> float:
         return float(WEIGHTS @ _chance(ability + np.sqrt(sum(d * d for d in deviations)) * NODES))

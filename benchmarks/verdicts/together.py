@@ -37,7 +37,12 @@ def verdicts(differences: Floats) -> Sequence[Verdict]:
     made = []
     for mean, p, verdict in zip(differences.mean(axis=1), ps, verdicts, strict=True):
         (one,) = like.comparisons
-        one = replace(one, p=float(p), status=STATUSES[verdict], interval=replace(one.interval, effect=float(mean)))
+        one = replace(
+            one,
+            p=float(p),
+            status=STATUSES[verdict],
+            interval=replace(one.interval, effect=float(mean)),
+        )
         made.append(replace(like, status=STATUSES[verdict], comparisons=(one,)))
     return made
 
@@ -45,10 +50,15 @@ def verdicts(differences: Floats) -> Sequence[Verdict]:
 def row(seeds: int, true: int, families: int) -> list[str]:
     """Many families of eight, the first `true` of which have an effect."""
     settings = [Setting(seeds, DEVIATION, EFFECT if i < true else 0.0) for i in range(TOGETHER)]
-    columns = [verdicts(outcomes(setting, families, seed=10 + i).differences) for i, setting in enumerate(settings)]
+    columns = [
+        verdicts(outcomes(setting, families, seed=10 + i).differences)
+        for i, setting in enumerate(settings)
+    ]
     by_family = list(zip(*columns, strict=True))
     before = np.array([[one.status is Status.VALIDATED for one in family] for family in by_family])
-    after = np.array([[one.status is Status.VALIDATED for one in adjust(family)] for family in by_family])
+    after = np.array(
+        [[one.status is Status.VALIDATED for one in adjust(family)] for family in by_family]
+    )
     false = after[:, true:].sum(axis=1) / np.maximum(1, after.sum(axis=1))
     share = f"{percent(float(false.mean()))} (± {percent(1.96 * float(false.std()) / np.sqrt(families))})"
     found = percent(float(after[:, :true].mean())) if true else "–"
@@ -57,4 +67,6 @@ def row(seeds: int, true: int, families: int) -> list[str]:
 
 def together_table(families: int) -> str:
     """At 5 and 8 seeds, with no true hypothesis among them and with four."""
-    return markdown_table(HEADS, [row(seeds, true, families) for seeds in (5, 8) for true in (0, 4)])
+    return markdown_table(
+        HEADS, [row(seeds, true, families) for seeds in (5, 8) for true in (0, 4)]
+    )

@@ -1,11 +1,13 @@
-"""Autopsy A: the attention mask is built from the loss mask, and the learner sees neither question nor documents.
+"""Autopsy A: the attention mask is built from the loss mask, and the learner sees neither question
+nor documents.
 
     python examples/autopsies/blind.py
 
-verifiers 0.1.2 to 0.1.6 gave prompt and tool results a loss mask of 0, rightly, and passed that mask on as the
-attention mask. Here the same is planted into Uptrend's learner (`benchmarks/faults/planted/masks.py`). The model is a
-Llama of 159,000 weights, the task questions of two hops about the atlas's invented world, looked up with MuSiQue's two
-tools: first it is taught to play by demonstrations, then GRPO, blind and seeing.
+verifiers 0.1.2 to 0.1.6 gave prompt and tool results a loss mask of 0, rightly, and passed that
+mask on as the attention mask. Here the same is planted into Uptrend's learner
+(`benchmarks/faults/planted/masks.py`). The model is a Llama of 159,000 weights, the task questions
+of two hops about the atlas's invented world, looked up with MuSiQue's two tools: first it is taught
+to play by demonstrations, then GRPO, blind and seeing.
 """
 
 from story import attempt, options, say, uptrend, write_recipe
@@ -55,21 +57,45 @@ def main() -> None:
 
     given = options(__doc__, "blind", steps=60)
     few = given.steps < 10  # a rehearsal: as little as shows the cause
-    size = {"train": 300, "taught": 200, "held_out": 8} if few else {"train": 1800, "taught": 900, "held_out": 200}
+    size = (
+        {"train": 300, "taught": 200, "held_out": 8}
+        if few
+        else {"train": 1800, "taught": 900, "held_out": 200}
+    )
     recipe = write_recipe(given, RECIPE, evaluations=3, warmup=3, out=given.out, **size)
     questions = write_questions(given.out / "questions.jsonl", 450 if few else 2400)
-    write_small(given.out / "start", {"file": str(questions), "retriever": "lexical", "returned": 1})
+    write_small(
+        given.out / "start", {"file": str(questions), "retriever": "lexical", "returned": 1}
+    )
 
     say("A model that has learned how to play: to search, to read, to answer with citations.")
     untaught = ("--set", f"model.name={given.out}/start", "--set", "eval.every=0")
-    uptrend("warmstart", recipe, *untaught, "--out", given.out / "warm", "--runs", given.out, "--name", "warmstart")
+    uptrend(
+        "warmstart",
+        recipe,
+        *untaught,
+        "--out",
+        given.out / "warm",
+        "--runs",
+        given.out,
+        "--name",
+        "warmstart",
+    )
     say("GRPO with the attention mask made from the loss mask.")
     ill = attempt(recipe, "blind", alter=blind)
     uptrend("doctor", ill)
     say("Fixed: attention sees what the sampler saw. Nothing else is changed.")
     well = attempt(recipe, "fixed")
     uptrend("doctor", well)
-    uptrend("plot", ill, well, "--out", given.out / "autopsy.png", "--title", "A learner that can't see the question")
+    uptrend(
+        "plot",
+        ill,
+        well,
+        "--out",
+        given.out / "autopsy.png",
+        "--title",
+        "A learner that can't see the question",
+    )
 
 
 if __name__ == "__main__":

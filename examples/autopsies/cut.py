@@ -1,4 +1,6 @@
-"""`Cut`: arithmetic with a reward that cuts the prompt off the completion, though the completion never had it."""
+"""`Cut`: arithmetic with a reward that cuts the prompt off the completion, though the completion
+never had it.
+"""
 
 from collections.abc import Sequence
 
@@ -11,7 +13,9 @@ class Play(OneTurn):
     """A play whose scorer believes that it is handed prompt and completion in one."""
 
     async def respond(self, message: Message) -> Sequence[Message] | None:
-        """The fault: `completion[len(prompt):]`, in a trainer that hands over the completion alone."""
+        """The fault: `completion[len(prompt):]`, in a trainer that hands over the completion
+        alone.
+        """
         prompt = "".join(m.content for m in self.messages)
         return await super().respond(Message("assistant", message.content[len(prompt) :]))
 

@@ -1,13 +1,14 @@
-"""Autopsy C: a reward that is never computed, one workspace for all, and a sampler that never gets the weights.
+"""Autopsy C: a reward that is never computed, one workspace for all, and a sampler that never gets
+the weights.
 
     uptrend warmstart recipes/mlgym/warmstart.toml --out models/mlgym-warm
     python examples/autopsies/never.py --model models/mlgym-warm --device cuda
     python examples/autopsies/never.py --only unpaid --untaught tiny --context 3600 --probe no
 
-Three faults of one effort on MLGym, on machine-learning tasks of the same format. Only a change of the validation score
-was paid, and the model never validated: `--untaught` was not shown how. Rollouts of a task shared a folder and a score
-(`shared.py`). The inference server served the base model throughout (`benchmarks/faults/planted/sync.py`). Whole, with
-SmolLM2-135M, it wants a GPU.
+Three faults of one effort on MLGym, on machine-learning tasks of the same format. Only a change of
+the validation score was paid, and the model never validated: `--untaught` was not shown how.
+Rollouts of a task shared a folder and a score (`shared.py`). The inference server served the base
+model throughout (`benchmarks/faults/planted/sync.py`). Whole, with SmolLM2-135M, it wants a GPU.
 """
 
 from pathlib import Path
@@ -48,7 +49,10 @@ loss = "grpo"
 def count_validated(path: Path) -> str:
     """Count the rollouts of a run that asked for their score."""
     rows = Run(path).rollouts()["messages"].to_pylist()
-    asked = sum(any(m["role"] == "assistant" and "validate" in m["content"].split() for m in row) for row in rows)
+    asked = sum(
+        any(m["role"] == "assistant" and "validate" in m["content"].split() for m in row)
+        for row in rows
+    )
     return f"{asked} of {len(rows):,} rollouts validated."
 
 
@@ -56,7 +60,13 @@ def main() -> None:
     """Train with each fault, ask the doctor, and train without any."""
     from benchmarks.faults.planted.sync import frozen  # story has put the repository on the path
 
-    more = {"model": "models/mlgym-warm", "untaught": "smollm2-135m", "sandbox": "auto", "only": "", "probe": "yes"}
+    more = {
+        "model": "models/mlgym-warm",
+        "untaught": "smollm2-135m",
+        "sandbox": "auto",
+        "only": "",
+        "probe": "yes",
+    }
     more["context"] = "2048"  # tiny needs 3600 for the same text
     given = options(__doc__, "never", steps=8, **more)
     held_out = 20 if given.steps >= 8 else 4

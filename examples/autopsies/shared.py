@@ -1,4 +1,6 @@
-"""`SharedWorkspace`: machine-learning tasks in which rollouts of a task that go on at once work in one folder."""
+"""`SharedWorkspace`: machine-learning tasks in which rollouts of a task that go on at once work in
+one folder.
+"""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -50,4 +52,6 @@ class SharedWorkspace(MlGym):
     def open(self, task: Task, seed: int) -> SharingPlay:
         """Begin a rollout where others are at work."""
         self.folders: dict[str, Folder] = getattr(self, "folders", {})
-        return SharingPlay(**vars(super().open(task, seed)), folder=self.folders.setdefault(task.id, Folder()))
+        return SharingPlay(
+            **vars(super().open(task, seed)), folder=self.folders.setdefault(task.id, Folder())
+        )

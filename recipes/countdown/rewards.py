@@ -6,7 +6,12 @@ import re
 from collections import Counter
 from fractions import Fraction
 
-SIGNS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+SIGNS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 LONGEST = 100  # characters of an expression; a longer one is no answer
 
 
@@ -19,7 +24,11 @@ def correct(completion: str, numbers: list[int], target: int) -> float:
         tree = ast.parse(found[-1].strip(), mode="eval").body
         used = Counter(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
         return float(used == Counter(numbers) and value_of(tree) == target)
-    except (SyntaxError, ValueError, ZeroDivisionError):  # no expression, or none that can be computed
+    except (
+        SyntaxError,
+        ValueError,
+        ZeroDivisionError,
+    ):  # no expression, or none that can be computed
         return 0.0
 
 

@@ -1,6 +1,6 @@
 """Write rows.jsonl: word problems in the form of GSM8K, made from templates: python recipes/gsm8k/make_rows.py"""
 
-# ruff: noqa: E501, SIM905 (one question per line; words as a text)
+# ruff: noqa: SIM905 (one question per line; words as a text)
 
 import json
 import random
@@ -8,7 +8,9 @@ from pathlib import Path
 
 COUNT = 240  # each with another result: the right answer of one question is wrong for all others
 NAMES = "Ana Ben Carla Dev Ema Farid Grace Hugo Ines Jun Kofi Lena Mara Nils Omar Priya Rosa Sam Tara Umar".split()
-THINGS = "apples books coins eggs flowers marbles pencils shells stamps stickers tickets toys".split()
+THINGS = (
+    "apples books coins eggs flowers marbles pencils shells stamps stickers tickets toys".split()
+)
 # Question, then its steps: an expression (x is the result of the step before) and the words after it.
 TEMPLATES = [
     (
@@ -66,11 +68,17 @@ def make(random: random.Random) -> dict[str, str] | None:
     """Return a row; None where its numbers do not come out as small whole ones."""
     question, *steps = random.choice(TEMPLATES)
     numbers = {letter: random.randint(2, 15) for letter in "abde"} | {"c": random.randint(10, 250)}
-    words = dict(zip("nm", random.sample(NAMES, 2), strict=True)) | {"t": random.choice(THINGS)} | numbers
+    words = (
+        dict(zip("nm", random.sample(NAMES, 2), strict=True))
+        | {"t": random.choice(THINGS)}
+        | numbers
+    )
     lines, x = list[str](), 0.0
     for expression, said in steps:
         result = eval(expression, {}, {**numbers, "x": x})  # templates of this file alone
-        shown = "".join(str(numbers.get(part, int(x) if part == "x" else part)) for part in expression)
+        shown = "".join(
+            str(numbers.get(part, int(x) if part == "x" else part)) for part in expression
+        )
         if result != int(result) or not 0 < result < 400:
             return None
         x = int(result)

@@ -21,6 +21,17 @@ from uptrend.training.observer import Observer
 
 __version__ = "0.2.0"
 __all__ = [
-    "Observer", "Report", "Reward", "Run", "Task", "Taskset", "__version__", "diagnose", "evaluate", "load_config",
-    "replay", "resume", "train",
-]  # fmt: skip
+    "Observer",
+    "Report",
+    "Reward",
+    "Run",
+    "Task",
+    "Taskset",
+    "__version__",
+    "diagnose",
+    "evaluate",
+    "load_config",
+    "replay",
+    "resume",
+    "train",
+]

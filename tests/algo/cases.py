@@ -36,16 +36,22 @@ class Case:
     def batch(self, learning: Learning) -> Batch:
         """The whole update, weighed."""
         others = {key: getattr(self, key) for key in ("old_bt", "sampler_bt", "reference_bt")}
-        return prepare(self.mask_bt, self.rollouts_b, self.advantages_bt, learning, MAX_TOKENS, **others)
+        return prepare(
+            self.mask_bt, self.rollouts_b, self.advantages_bt, learning, MAX_TOKENS, **others
+        )
 
     def learn(self, learning: Learning, *parts: Tensor) -> tuple[Tensor, Sums, Tensor, Tensor]:
-        """Loss, sums, and the gradients by log-probability and by entropy, added up over micro-batches."""
+        """Loss, sums, and the gradients by log-probability and by entropy, added up over
+        micro-batches.
+        """
         batch = self.batch(learning)
         logprobs = self.logprobs_bt.detach().requires_grad_()
         entropy = self.entropy_bt.detach().requires_grad_()
         total, sums = torch.zeros(()), None
         for rows in parts or (torch.arange(len(self.mask_bt)),):
-            loss, more = objective(*(x[rows].reshape(1, -1) for x in (logprobs, entropy)), some(batch, rows), learning)
+            loss, more = objective(
+                *(x[rows].reshape(1, -1) for x in (logprobs, entropy)), some(batch, rows), learning
+            )
             loss.backward()
             total, sums = total + loss.detach(), more if sums is None else sums + more
         assert sums is not None and logprobs.grad is not None and entropy.grad is not None  # noqa: PT018
@@ -55,10 +61,14 @@ class Case:
 def some(batch: Batch, rows: Tensor) -> Batch:
     """The tokens of some rows."""
     places = torch.arange(batch.mask_bt.shape[1])
-    return batch.tokens(rows.repeat_interleave(len(places)), places.repeat(len(rows)), torch.tensor(True))
+    return batch.tokens(
+        rows.repeat_interleave(len(places)), places.repeat(len(rows)), torch.tensor(True)
+    )
 
 
-def make_case(seed: int, rollouts_b: list[int], tokens: int = 9, dtype: torch.dtype = torch.float64) -> Case:
+def make_case(
+    seed: int, rollouts_b: list[int], tokens: int = 9, dtype: torch.dtype = torch.float64
+) -> Case:
     """Random rows with holes in their masks (a tool's tokens), one row with nothing to train."""
     g = torch.Generator().manual_seed(seed)
     shape = (len(rollouts_b), tokens)

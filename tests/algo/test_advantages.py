@@ -45,7 +45,9 @@ def test_hand_computed_groups_of_unequal_size_out_of_order() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(steps(), st.sampled_from(SCALES), st.sampled_from(BASELINES), st.randoms())
-def test_order_sums_bounds_and_dead_groups(step: tuple[Tensor, Tensor], scale: Any, baseline: Any, random: Any) -> None:
+def test_order_sums_bounds_and_dead_groups(
+    step: tuple[Tensor, Tensor], scale: Any, baseline: Any, random: Any
+) -> None:
     rewards, groups = step
     result = advantages(rewards, groups, scale=scale, baseline=baseline)
     assert result.isfinite().all()
@@ -57,7 +59,9 @@ def test_order_sums_bounds_and_dead_groups(step: tuple[Tensor, Tensor], scale: A
         inside = (groups == group) & ~rewards.isnan()
         size = int(inside.sum())
         assert abs(float(result[inside].sum())) < 1e-6 * max(1.0, float(result.abs().max()))
-        if scale == "group" and size > 1:  # the farthest that one of `size` numbers can be, in deviations
+        if (
+            scale == "group" and size > 1
+        ):  # the farthest that one of `size` numbers can be, in deviations
             bound = (size - 1) / math.sqrt(size) if baseline == "mean" else math.sqrt(size)
             assert float(result[inside].abs().max()) <= bound + 1e-9
         if len(rewards[inside].unique()) <= 1:
@@ -68,7 +72,8 @@ def test_order_sums_bounds_and_dead_groups(step: tuple[Tensor, Tensor], scale: A
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("baseline", BASELINES)
 def test_equal_rewards_give_exactly_zero(scale: Any, baseline: Any) -> None:
-    # 0.1 is not a binary fraction: the mean of seven of them is not 0.1, and 1e-4 would magnify the rest.
+    # 0.1 is not a binary fraction: the mean of seven of them is not 0.1, and 1e-4 would magnify the
+    # rest.
     rewards = torch.tensor([0.1] * 7 + [0.0, 1.0])
     groups = torch.tensor([1] * 7 + [2, 2])
     assert (advantages(rewards, groups, scale=scale, baseline=baseline)[:7] == 0).all()

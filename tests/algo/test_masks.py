@@ -15,7 +15,9 @@ def test_every_real_token_is_seen_and_only_the_models_are_trained() -> None:
     assert attended_mask(REAL).equal(REAL.bool())
     trained = torch.tensor([[0, 1, 0, 1, 0], [0, 1, 1, 0, 0]]).bool()
     assert loss_mask(ROLES, REAL, torch.tensor([False, False])).equal(trained)
-    assert not loss_mask(ROLES, REAL, torch.tensor([False, True]))[1].any()  # left out, and still seen
+    assert not loss_mask(ROLES, REAL, torch.tensor([False, True]))[
+        1
+    ].any()  # left out, and still seen
 
 
 def test_nothing_outside_a_mask_reaches_sum_or_gradient() -> None:
@@ -28,7 +30,9 @@ def test_nothing_outside_a_mask_reaches_sum_or_gradient() -> None:
 
 
 def test_rows_of_a_rollout_share_its_sum_and_its_gradient() -> None:
-    values = torch.tensor([[1.0, 2.0], [10.0, 0.0], [5.0, 5.0], [0.5, 0.0]], dtype=torch.float64, requires_grad=True)
+    values = torch.tensor(
+        [[1.0, 2.0], [10.0, 0.0], [5.0, 5.0], [0.5, 0.0]], dtype=torch.float64, requires_grad=True
+    )
     rollouts, count = number_rollouts(torch.tensor([30, 4, 30, 99]), values)
     assert count == 3
     sums = rollout_sum(values, rollouts, count)

@@ -32,13 +32,26 @@ def make_trainer(tmp_path_factory: pytest.TempPathFactory) -> Make:
     vocabulary = {word: i for i, word in enumerate(["<pad>", "<eos>", *LETTERS])}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
-    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>"
+    )
+    shape = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
     config = LlamaConfig(vocab_size=len(vocabulary), max_position_embeddings=64, **shape)
     LlamaForCausalLM(config).save_pretrained(folder)  # TRL loads its reference model from disk
 
-    def make(reward: Callable[..., list[float | None]] | None = None, **options: object) -> GRPOTrainer:
-        sizes = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": MAX_TOKENS}
+    def make(
+        reward: Callable[..., list[float | None]] | None = None, **options: object
+    ) -> GRPOTrainer:
+        sizes = {
+            "per_device_train_batch_size": 8,
+            "num_generations": 4,
+            "max_completion_length": MAX_TOKENS,
+        }
         quiet = {"output_dir": str(folder), "report_to": [], "use_cpu": True, "bf16": False}
         return GRPOTrainer(
             model=LlamaForCausalLM.from_pretrained(folder),
@@ -51,7 +64,9 @@ def make_trainer(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return make
 
 
-def trl_loss(trainer: GRPOTrainer, case: Case, correction_bt: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def trl_loss(
+    trainer: GRPOTrainer, case: Case, correction_bt: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """TRL's loss and its gradients by log-probability and entropy, for given log-probabilities."""
     logprobs = case.logprobs_bt.detach().requires_grad_()
     entropy = case.entropy_bt.detach().requires_grad_()
@@ -72,7 +87,11 @@ def trl_loss(trainer: GRPOTrainer, case: Case, correction_bt: Tensor | None = No
     }
     loss = trainer._compute_loss(trainer.model, inputs)
     gradients = torch.autograd.grad(loss, (logprobs, entropy), allow_unused=True)
-    return loss.detach(), gradients[0], torch.zeros_like(entropy) if gradients[1] is None else gradients[1]
+    return (
+        loss.detach(),
+        gradients[0],
+        torch.zeros_like(entropy) if gradients[1] is None else gradients[1],
+    )
 
 
 def options_for(learning: Learning) -> dict[str, object]:
@@ -91,7 +110,11 @@ def options_for(learning: Learning) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("loss", "beta", "entropy"),
-    [*((loss, beta, 0.0) for loss in NAMES for beta in (0.0, 0.1)), ("grpo", 0.1, 0.05), ("dapo", 0.1, 0.05)],
+    [
+        *((loss, beta, 0.0) for loss in NAMES for beta in (0.0, 0.1)),
+        ("grpo", 0.1, 0.05),
+        ("dapo", 0.1, 0.05),
+    ],
 )
 def test_every_loss_equals_trl(make_trainer: Make, loss: str, beta: float, entropy: float) -> None:
     learning = learning_for(loss, kl=kl(beta), entropy=entropy)
@@ -129,8 +152,8 @@ def test_two_sided_clipping_equals_trl(make_trainer: Make, loss: str) -> None:
 
 
 def test_k2_on_policy_has_the_gradient_of_trl_with_its_default_kl(make_trainer: Make) -> None:
-    # Line 3104: TRL multiplies k3 by π/π_old, whose gradient adds k3 · ∇log π. With d = log π/π_ref,
-    # (1 − exp(−d)) + (exp(−d) − 1 + d) = d, which is k2's.
+    # Line 3104: TRL multiplies k3 by π/π_old, whose gradient adds k3 · ∇log π. With d = log
+    # π/π_ref, (1 − exp(−d)) + (exp(−d) − 1 + d) = d, which is k2's.
     learning = learning_for("dapo", kl=kl(0.1, "k2"))
     trainer = make_trainer(**{**options_for(learning), "use_bias_correction_kl": True})
     case = make_case(1, list(range(8)), dtype=torch.float32)
@@ -144,8 +167,11 @@ def test_k2_on_policy_has_the_gradient_of_trl_with_its_default_kl(make_trainer: 
 
 @pytest.mark.parametrize("mode", ["truncate", "mask"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_correction_meets_the_loss_where_trl_has_it(make_trainer: Make, level: str, mode: str) -> None:
-    # TRL makes the weights while it generates (lines 2660-2704), which needs vLLM: written out here.
+def test_correction_meets_the_loss_where_trl_has_it(
+    make_trainer: Make, level: str, mode: str
+) -> None:
+    # TRL makes the weights while it generates (lines 2660-2704), which needs vLLM: written out
+    # here.
     bounds = {"correction_floor": 0.5, "correction_cap": 1.5, "correction_mode": mode}
     learning = learning_for("grpo", kl=kl(0.1), correction=level, **bounds)
     trainer = make_trainer(**options_for(learning))
@@ -169,7 +195,8 @@ def test_correction_meets_the_loss_where_trl_has_it(make_trainer: Make, level: s
 @pytest.mark.parametrize("unscored", [False, True])
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_advantages_equal_trl(make_trainer: Make, scale: str, unscored: bool) -> None:
-    # Lines 2752-2811, through TRL's own generation and scoring of eight rollouts in two groups of four.
+    # Lines 2752-2811, through TRL's own generation and scoring of eight rollouts in two groups of
+    # four.
     rewards: list[float | None] = [0.0, 1.0, 0.25, 1.0, -0.2, 0.8, 0.8, 0.0]
     if unscored:
         rewards[2] = None

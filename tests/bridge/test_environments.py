@@ -1,4 +1,6 @@
-"""reasoning-gym's generators and verifiers' environments are tasksets, and ours are an environment of verifiers."""
+"""reasoning-gym's generators and verifiers' environments are tasksets, and ours are an environment
+of verifiers.
+"""
 
 import asyncio
 import json
@@ -23,7 +25,16 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 import uptrend
 from uptrend.cli.tasks import app
-from uptrend.records import ConfigError, Message, MissingExtra, Task, TasksetError, ToolCall, UptrendError, tasks_hash
+from uptrend.records import (
+    ConfigError,
+    Message,
+    MissingExtra,
+    Task,
+    TasksetError,
+    ToolCall,
+    UptrendError,
+    tasks_hash,
+)
 from uptrend.records.errors import install_command
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.registry import PREFIXES, find
@@ -66,19 +77,41 @@ def test_a_missing_package_names_its_extra(prefix: str, monkeypatch: pytest.Monk
     ("name", "options", "said"),
     [
         ("reasoning-gym:chain_sm", {}, "no generator 'chain_sm'. Did you mean chain_sum?"),
-        ("reasoning-gim:chain_sum", {}, "neither a module nor a prefix. Did you mean reasoning-gym?"),
-        ("reasoning-gym:chain_sum", {"min_term": 2}, "tasks.min_term is not a known key. Did you mean min_terms?"),
-        ("reasoning-gym:chain_sum", {"min_terms": "2"}, "tasks.min_terms = '2' should be a whole number."),
+        (
+            "reasoning-gim:chain_sum",
+            {},
+            "neither a module nor a prefix. Did you mean reasoning-gym?",
+        ),
+        (
+            "reasoning-gym:chain_sum",
+            {"min_term": 2},
+            "tasks.min_term is not a known key. Did you mean min_terms?",
+        ),
+        (
+            "reasoning-gym:chain_sum",
+            {"min_terms": "2"},
+            "tasks.min_terms = '2' should be a whole number.",
+        ),
         ("reasoning-gym:chain_sum", {"min_terms": 9}, "max_terms must be >= min_terms"),
-        ("verifiers:no-such-package", {}, "There is no verifiers environment 'no-such-package' among the installed"),
+        (
+            "verifiers:no-such-package",
+            {},
+            "There is no verifiers environment 'no-such-package' among the installed",
+        ),
         ("verifiers:json", {}, "can't be loaded"),
         ("verifiers:add-up", {"hihg": 3}, "tasks.hihg is not a known key. Did you mean high?"),
         ("verifiers:add-up", {"bounds": [1]}, "tasks.bounds = [1.0] should be [lowest, highest]."),
-        ("verifiers:add-up", {"heldout": {"high": "x"}}, "tasks.heldout.high: Input should be a valid integer"),
+        (
+            "verifiers:add-up",
+            {"heldout": {"high": "x"}},
+            "tasks.heldout.high: Input should be a valid integer",
+        ),
         ("verifiers:openenv", {}, "tasks.options: Value error, pass `env` or `base_url`."),
     ],
 )
-def test_a_name_or_option_that_is_wrong_is_explained(name: str, options: dict[str, Any], said: str) -> None:
+def test_a_name_or_option_that_is_wrong_is_explained(
+    name: str, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UptrendError) as error:
         make_taskset(name, options, 0)
     assert said in str(error.value)
@@ -99,11 +132,16 @@ def test_tasks_are_split_by_content_and_the_same_every_time(name: str) -> None:
 
 
 def test_a_generator_scores_an_answer_with_and_without_tags() -> None:
-    plain, tagged = (make_taskset("reasoning-gym:chain_sum", {**SUM, **more}, 0) for more in ({}, {"tagged": True}))
+    plain, tagged = (
+        make_taskset("reasoning-gym:chain_sum", {**SUM, **more}, 0)
+        for more in ({}, {"tagged": True})
+    )
     (task,) = plain.train(1)
     assert may_be_held_out(task.id) is False
     assert plain.open(task, 0).messages == task.messages
-    right = {text: play(plain, task, say(text)) for text in (task.answer, f" {task.answer}\n", "x", "")}
+    right = {
+        text: play(plain, task, say(text)) for text in (task.answer, f" {task.answer}\n", "x", "")
+    }
     assert [reward.correct for reward in right.values()] == [True, True, False, False]
     assert [(r.low, r.high) for r in right.values()] == [(0.0, 1.0)] * 4
     said = f"I think <answer>1{task.answer}</answer> no <answer>{task.answer}</answer>"
@@ -111,7 +149,9 @@ def test_a_generator_scores_an_answer_with_and_without_tags() -> None:
     assert play(tagged, task, say(task.answer)).total == 0.0
     instructed = make_taskset("reasoning-gym:chain_sum", {**SUM, "instruction": " Think."}, 0)
     assert instructed.open(task, 0).messages[0].content == task.messages[0].content + " Think."
-    assert [t.id for t in instructed.train(5)] == [t.id for t in plain.train(5)]  # the split knows the question alone
+    assert [t.id for t in instructed.train(5)] == [
+        t.id for t in plain.train(5)
+    ]  # the split knows the question alone
 
 
 def test_a_family_that_is_smaller_than_asked_for_is_a_note() -> None:
@@ -135,9 +175,15 @@ def test_a_family_that_is_smaller_than_asked_for_is_a_note() -> None:
 def test_validation_judges_what_there_is(name: str, gold: str) -> None:
     report = validate(lambda: make_taskset(name, {}, 0), train=10, heldout=5)
     assert report.passed, report
-    assert next(check.figure for check in report.checks if check.name.startswith("gold")).startswith(gold)
+    assert next(
+        check.figure for check in report.checks if check.name.startswith("gold")
+    ).startswith(gold)
     notes = {"graph_color": "gives no gold answers", "add-up": "does not tell the bounds"}
-    assert all(any(note in said for said in report.notes) for end, note in notes.items() if name.endswith(end))
+    assert all(
+        any(note in said for said in report.notes)
+        for end, note in notes.items()
+        if name.endswith(end)
+    )
 
 
 def test_rewards_of_an_environment_are_parts_with_weights_and_unknown_bounds() -> None:
@@ -190,9 +236,17 @@ def test_tools_state_users_and_stops_are_the_environments() -> None:
     goal = int(task.messages[1].content.removeprefix("Count to ").removesuffix("."))
     assert [m.role for m in task.messages] == ["system", "user"]
     (tool,) = taskset.open(task, 0).tools
-    assert (tool.name, tool.description, tool.parameters["required"]) == ("count_add", "Add to the total.", ["amount"])
+    assert (tool.name, tool.description, tool.parameters["required"]) == (
+        "count_add",
+        "Add to the total.",
+        ["amount"],
+    )
     reward = play(taskset, task, counts(goal, heard))
-    assert heard[:3] == [f"tool: 1 of {goal}", f"tool: {goal} of {goal}", "tool: error: unknown tool 'nothing'"]
+    assert heard[:3] == [
+        f"tool: 1 of {goal}",
+        f"tool: {goal} of {goal}",
+        "tool: error: unknown tool 'nothing'",
+    ]
     assert "Input should be a valid integer" in heard[3]
     assert heard[4:] == ["user: Are you done? You said 'I think so'."]
     assert {part.name: part.value for part in reward.parts} == {"reached": 1.0, "turns": 4.0}
@@ -211,8 +265,16 @@ def test_tools_state_users_and_stops_are_the_environments() -> None:
         ("prompt='?', image='python:3'", "", "needs a sandbox (image python:3)"),
         ("prompt=None", "", "lets its user open the conversation"),
         ("prompt='?'", "NEEDS_CONTAINER = True", "needs a sandbox"),
-        ("prompt='?'", "@vf.stop\n    async def s(self, request: vf.Request) -> bool: ...", "stops on single requests"),
-        ("prompt='?'", "@vf.intercept\n    async def i(self, request: vf.Request) -> None: ...", "rewrites messages"),
+        (
+            "prompt='?'",
+            "@vf.stop\n    async def s(self, request: vf.Request) -> bool: ...",
+            "stops on single requests",
+        ),
+        (
+            "prompt='?'",
+            "@vf.intercept\n    async def i(self, request: vf.Request) -> None: ...",
+            "rewrites messages",
+        ),
     ],
 )
 def test_what_a_chat_can_not_play_is_refused(
@@ -261,7 +323,9 @@ def recipe(name: str, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", [recipe("reasoning-gym:chain_sum", **SUM), recipe("verifiers:add-up")])
+@pytest.mark.parametrize(
+    "table", [recipe("reasoning-gym:chain_sum", **SUM), recipe("verifiers:add-up")]
+)
 def test_training_and_resuming_on_an_environment(table: dict[str, Any], tmp_path: Path) -> None:
     run = uptrend.train(table, runs=tmp_path, name="one", preflight=True)
     assert (run.status, run.last_step) == ("finished", 2)
@@ -270,7 +334,9 @@ def test_training_and_resuming_on_an_environment(table: dict[str, Any], tmp_path
     assert resumed.last_step == 3
     described = json.loads((tmp_path / "one" / "run.json").read_text())["tasks"]
     taskset = make_taskset(
-        table["tasks"]["name"], {k: v for k, v in table["tasks"].items() if k not in ("name", "train")}, 0
+        table["tasks"]["name"],
+        {k: v for k, v in table["tasks"].items() if k not in ("name", "train")},
+        0,
     )
     held = {task.id for task in taskset.heldout(4)}
     assert described["hash"] == tasks_hash(taskset.train(12, held))
@@ -278,7 +344,10 @@ def test_training_and_resuming_on_an_environment(table: dict[str, Any], tmp_path
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("counting", {"reward": "rich"}), ("musique", {"retriever": "golden", "atlas": {"hops": [2], "paragraphs": 5}})],
+    [
+        ("counting", {"reward": "rich"}),
+        ("musique", {"retriever": "golden", "atlas": {"hops": [2], "paragraphs": 5}}),
+    ],
 )
 def test_an_exported_taskset_gives_the_same_rewards(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -286,7 +355,9 @@ def test_an_exported_taskset_gives_the_same_rewards(
     folder = tmp_path / "package"
     sets = [f"tasks.{key}={_toml(value)}" for key, value in options.items()]
     given = [arg for each in (*sets, "tasks.train=12", "eval.tasks=4") for arg in ("--set", each)]
-    done = CliRunner().invoke(app, ["package", name, "--to", str(folder), "--json", *given], catch_exceptions=False)
+    done = CliRunner().invoke(
+        app, ["package", name, "--to", str(folder), "--json", *given], catch_exceptions=False
+    )
     assert json.loads(done.stdout) == {"package": f"uptrend-{name}", "folder": str(folder)}
     monkeypatch.syspath_prepend(str(folder))
     ours = make_taskset(name, options, 0)
@@ -295,7 +366,9 @@ def test_an_exported_taskset_gives_the_same_rewards(
     by_prompt = {t.messages[-1].content: t for t in (*ours.train(12, {t.id for t in held}), *held)}
     tasks = (*theirs.train(12), *theirs.heldout(4))
     assert len(tasks) == 16
-    assert {tool.name for tool in theirs.open(tasks[0], 0).tools} == {t.name for t in ours.open(held[0], 0).tools}
+    assert {tool.name for tool in theirs.open(tasks[0], 0).tools} == {
+        t.name for t in ours.open(held[0], 0).tools
+    }
     compared = []
     for task in tasks:
         own = by_prompt[task.messages[-1].content]
@@ -303,7 +376,10 @@ def test_an_exported_taskset_gives_the_same_rewards(
             partial(ours.gold, own),
             *(partial(_nth, ours, own, n) for n in range(len(list(ours.corrupted(own))))),
         ]
-        compared += [(play(ours, own, script()).total, play(theirs, task, script()).total) for script in scripts]
+        compared += [
+            (play(ours, own, script()).total, play(theirs, task, script()).total)
+            for script in scripts
+        ]
     assert [a for a, _ in compared] == pytest.approx([b for _, b in compared])
     assert len({a for a, _ in compared}) > 1
     with pytest.raises(ConfigError, match="is not empty"):
@@ -351,10 +427,23 @@ class ScriptedModel:
              "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
             for i, call in enumerate(said.calls)
         ]  # fmt: skip
-        message = {"role": "assistant", "content": said.content} | ({"tool_calls": calls} if calls else {})
+        message = {"role": "assistant", "content": said.content} | (
+            {"tool_calls": calls} if calls else {}
+        )
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}
-        return {"id": "r", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": "tool_calls" if calls else "stop",
+        }
+        return {
+            "id": "r",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "m",
+            "choices": [choice],
+            "usage": usage,
+        }
 
     def __enter__(self) -> str:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -366,26 +455,43 @@ class ScriptedModel:
 
 
 @pytest.mark.slow
-def test_verifiers_itself_plays_an_exported_taskset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verifiers_itself_plays_an_exported_taskset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a model's server over HTTP and the tools' server in a process of its own."""
-    folder, options = tmp_path / "package", {"retriever": "golden", "atlas": {"hops": [2], "paragraphs": 5}}
+    folder, options = (
+        tmp_path / "package",
+        {"retriever": "golden", "atlas": {"hops": [2], "paragraphs": 5}},
+    )
     given = [f"tasks.{key}={_toml(value)}" for key, value in options.items()]
-    arguments = [arg for each in (*given, "tasks.train=2", "eval.tasks=2") for arg in ("--set", each)]
-    CliRunner().invoke(app, ["package", "musique", "--to", str(folder), *arguments], catch_exceptions=False)
-    (folder / "uptrend_musique").rename(folder / "uptrend_questions")  # a package of another name than others test
+    arguments = [
+        arg for each in (*given, "tasks.train=2", "eval.tasks=2") for arg in ("--set", each)
+    ]
+    CliRunner().invoke(
+        app, ["package", "musique", "--to", str(folder), *arguments], catch_exceptions=False
+    )
+    (folder / "uptrend_musique").rename(
+        folder / "uptrend_questions"
+    )  # a package of another name than others test
     for file in (folder / "uptrend_questions").glob("*.py"):
         file.write_text(file.read_text().replace("uptrend_musique", "uptrend_questions"))
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{':'.join(sys.path)}")  # of the tools' process
     monkeypatch.setenv("SCRIPTED_KEY", "none")
     agent = {"harness": {"id": "chat-in-process"}, "runtime": {"type": "subprocess"}}
-    config = resolve_env_config({"taskset": {"id": "uptrend-questions", "split": "eval"}, "agent": agent})
+    config = resolve_env_config(
+        {"taskset": {"id": "uptrend-questions", "split": "eval"}, "agent": agent}
+    )
     ours = make_taskset("musique", options, 0)
     own = ours.heldout(2)[0]
 
     async def episode(script: Script) -> vf.Trace:
         environment = load_environment(config)
-        row = next(row for row in environment.taskset if row.data.prompt[-1].content == own.messages[-1].content)
+        row = next(
+            row
+            for row in environment.taskset
+            if row.data.prompt[-1].content == own.messages[-1].content
+        )
         with ScriptedModel(script) as url:
             context = ModelContext("m", EvalClientConfig(base_url=url, api_key_var="SCRIPTED_KEY"))
             async with environment.serving():
@@ -402,7 +508,8 @@ def test_verifiers_itself_plays_an_exported_taskset(tmp_path: Path, monkeypatch:
     assert wrong.reward < trace.reward
 
 
-# Generators without answers of their own, and the one that is a mix of others and needs to be told which.
+# Generators without answers of their own, and the one that is a mix of others and needs to be told
+# which.
 NO_GOLD = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 NO_TASKS = {"composite"}
 
@@ -419,7 +526,10 @@ def _generators() -> Iterator[tuple[str, str]]:
             tasks = taskset.train(3)
             golds = [(task, script) for task in tasks for script in known_gold(taskset, task)]
             right = sum(play(taskset, task, script).correct for task, script in golds)
-            yield name, "gold" if tasks and right == len(tasks) else "no gold" if tasks else "no tasks"
+            yield (
+                name,
+                "gold" if tasks and right == len(tasks) else "no gold" if tasks else "no tasks",
+            )
         except UptrendError as error:
             yield name, str(error)
         except TimeoutError:
@@ -433,5 +543,7 @@ def test_every_generator_gives_tasks_and_accepts_its_own_answers() -> None:
     """All 106, in about a minute; those in the lists above can't."""
     found = dict(_generators())
     assert {name for name, kind in found.items() if kind == "no gold"} == NO_GOLD
-    assert {name for name, kind in found.items() if kind not in ("gold", "no gold", "too slow")} == NO_TASKS
+    assert {
+        name for name, kind in found.items() if kind not in ("gold", "no gold", "too slow")
+    } == NO_TASKS
     assert sum(kind == "gold" for kind in found.values()) >= 95

@@ -36,7 +36,14 @@ from uptrend.runner.prepare import need_extras
 
 STEPS = 4
 EVALUATED = (0, 2, 4)
-KEYS = ("MLFLOW_TRACKING_URI", "WANDB_API_KEY", "WANDB_DIR", "WANDB_MODE", "TRACKIO_SPACE_ID", "HF_TOKEN")
+KEYS = (
+    "MLFLOW_TRACKING_URI",
+    "WANDB_API_KEY",
+    "WANDB_DIR",
+    "WANDB_MODE",
+    "TRACKIO_SPACE_ID",
+    "HF_TOKEN",
+)
 
 
 @dataclass
@@ -45,7 +52,9 @@ class Shown:
 
     name: str
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)  # by key and step
-    tables: dict[str, dict[int, int]] = field(default_factory=dict)  # number of rows by name and step
+    tables: dict[str, dict[int, int]] = field(
+        default_factory=dict
+    )  # number of rows by name and step
     texts: str = ""  # every table as text
     alerts: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -71,7 +80,9 @@ def read_back_wandb(run: Path) -> Shown:
                 table = json.loads((file.parent / "files" / row[place[0]]).read_text())
                 shown.put_table(place[0].removesuffix("/path"), step, table["data"])
             else:
-                shown.put(step, {key: value for key, value in row.items() if not key.startswith("_")})
+                shown.put(
+                    step, {key: value for key, value in row.items() if not key.startswith("_")}
+                )
     return shown
 
 
@@ -94,7 +105,9 @@ def read_back_trackio(run: Path) -> Shown:
 def read_back_tensorboard(run: Path) -> Shown:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    seen = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+    seen = EventAccumulator(
+        str(run / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0}
+    ).Reload()
     shown = Shown("first")  # the folder is the run's
     for key in seen.Tags()["scalars"]:
         shown.metrics[key] = {event.step: event.value for event in seen.Scalars(key)}
@@ -105,13 +118,17 @@ def read_back_tensorboard(run: Path) -> Shown:
                 shown.alerts += f"critical: {key}: {text}"
             elif key == "config":
                 pairs = [line.strip("| ").split(" | ") for line in text.splitlines()[2:]]
-                shown.config = {pair[0]: json.loads(pair[1]) for pair in pairs if pair[0] == "learning.lr"}
+                shown.config = {
+                    pair[0]: json.loads(pair[1]) for pair in pairs if pair[0] == "learning.lr"
+                }
             elif key != "notes":
                 shown.put_table(key, event.step, text.splitlines()[2:])
     # Our own reader sees the same numbers.
     files = sorted((run / "tensorboard").iterdir())
     rows = [row for file in files for log in read_events(open_log(file)) or [] for row in log.rows]
-    assert {row["step"]: row["reward/mean"] for row in rows if "reward/mean" in row} == shown.metrics["reward/mean"]
+    assert {
+        row["step"]: row["reward/mean"] for row in rows if "reward/mean" in row
+    } == shown.metrics["reward/mean"]
     return shown
 
 
@@ -125,7 +142,9 @@ def read_back_mlflow(run: Path) -> Shown:
     config = {"learning.lr": float(there.data.params["learning.lr"])}
     shown = Shown(str(there.info.run_name), alerts=str(there.data.tags), config=config)
     for key in there.data.metrics:
-        shown.metrics[key] = {m.step: m.value for m in client.get_metric_history(there.info.run_id, key)}
+        shown.metrics[key] = {
+            m.step: m.value for m in client.get_metric_history(there.info.run_id, key)
+        }
     for folder in client.list_artifacts(there.info.run_id):
         for file in client.list_artifacts(there.info.run_id, folder.path):
             path = Path(client.download_artifacts(there.info.run_id, file.path))
@@ -175,17 +194,40 @@ def expect(shown: Shown, run: Run) -> None:
 
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run sent to every tracker by the command line: its directory, and what the command printed."""
+    """A run sent to every tracker by the command line: its directory, and what the command
+    printed.
+    """
     home = tmp_path_factory.mktemp("home")
     run = write_run(home / "runs" / "demo", steps=STEPS)
     info = json.loads((run / "run.json").read_text())
     del info["config"]["track"]  # as a version without trackers wrote it
     (run / "run.json").write_text(json.dumps(info))
     words = [word for name in TRACKERS for word in ("--to", name)]
-    command = [sys.executable, "-m", "uptrend", "track", "demo", "--json", "--project", "sums", "--name", "first"]
-    done = subprocess.run([*command, *words], cwd=home, env=environment(home), capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "uptrend",
+        "track",
+        "demo",
+        "--json",
+        "--project",
+        "sums",
+        "--name",
+        "first",
+    ]
+    done = subprocess.run(
+        [*command, *words], cwd=home, env=environment(home), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in home.iterdir()} <= {"runs", "trackio", "cache", "config", "data", ".cache", ".config"}
+    assert {path.name for path in home.iterdir()} <= {
+        "runs",
+        "trackio",
+        "cache",
+        "config",
+        "data",
+        ".cache",
+        ".config",
+    }
     assert {path.name for path in (home / "runs").iterdir()} == {"demo", "mlflow.db", "mlartifacts"}
     return run, json.loads(done.stdout)
 
@@ -219,11 +261,16 @@ def go_on(path: Path, steps: range, name: str) -> None:
     directory, since = RunDirectory(path), Run(path).last_step
     directory.event("resumed" if since else "started", pid=os.getpid())
     observer = Tracking([name])
-    is_apart = name in ("tensorboard", "trackio")  # quick to load; Trackio reads its folder once per process
+    is_apart = name in (
+        "tensorboard",
+        "trackio",
+    )  # quick to load; Trackio reads its folder once per process
     if is_apart:
         observer.before(Run(path))
     for step in steps:
-        directory.step(metrics_of(step, 4, random.Random(step)), rollouts_table("demo", [rollout_of(step)]))
+        directory.step(
+            metrics_of(step, 4, random.Random(step)), rollouts_table("demo", [rollout_of(step)])
+        )
     held = evaluation_of(steps.stop - 1, 20, 40)
     rows = [rollout_of(held.step, f"e{i}", task=f"task-{i}") for i in range(40)]
     directory.evaluation(line_of(held), rollouts_table("demo", rows))
@@ -296,7 +343,13 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
         server.server_close()
 
 
-FINDING = {"id": "kl.runaway", "severity": "warning", "confidence": "high", "summary": "It runs away.", "step": 3}
+FINDING = {
+    "id": "kl.runaway",
+    "severity": "warning",
+    "confidence": "high",
+    "summary": "It runs away.",
+    "step": 3,
+}
 
 
 def test_a_webhook_hears_of_each_finding_once(at_home: Path, serve: Callable[..., Server]) -> None:
@@ -352,7 +405,10 @@ RECIPE: dict[str, Any] = {
 
 @pytest.mark.slow
 def test_trackers_that_fail_or_hang_change_nothing(
-    at_home: Path, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    at_home: Path,
+    serve: Callable[..., Server],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     server = serve(500)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
@@ -374,17 +430,24 @@ def test_trackers_that_fail_or_hang_change_nothing(
 
         track = {"to": ["wandb", "tensorboard"], "webhook": "$HOOK"}
         began = time.monotonic()
-        run = uptrend.train(RECIPE | {"track": track}, runs=at_home, name="watched", observers=[Finds()])
+        run = uptrend.train(
+            RECIPE | {"track": track}, runs=at_home, name="watched", observers=[Finds()]
+        )
         assert time.monotonic() - began < 40  # W&B waits 90 s for an answer, and again
     assert run.status == "finished"
 
     def figures(run: Run) -> list[dict[str, Any]]:
         left_out = ("time", "seconds", "memory")
-        return [{k: v for k, v in line.items() if not k.startswith(left_out)} for line in run.metric_lines]
+        return [
+            {k: v for k, v in line.items() if not k.startswith(left_out)}
+            for line in run.metric_lines
+        ]
 
     assert figures(run) == figures(alone)
     assert len(run.metric_lines) == 3
-    failed = {event["tracker"]: event["error"] for event in run.events if event["event"] == "track-failed"}
+    failed = {
+        event["tracker"]: event["error"] for event in run.events if event["event"] == "track-failed"
+    }
     assert "did not end within 12 s" in failed["wandb"]
     assert "HTTP Error 500" in failed["webhook"]
     assert "tensorboard" not in failed
@@ -469,7 +532,9 @@ def test_what_failed_is_tried_again_and_given_up_in_the_end(
 
 
 def test_what_can_not_work_is_refused_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"track.to\[0\] = 'wandbb' is not one of .* Did you mean wandb\?"):
+    with pytest.raises(
+        ConfigError, match=r"track.to\[0\] = 'wandbb' is not one of .* Did you mean wandb\?"
+    ):
         load_config({"track": {"to": ["wandbb"]}})
     with pytest.raises(ConfigError, match=r"name the environment variable .* such as \$SLACK_URL"):
         load_config({"track": {"webhook": "https://hooks.example/secret"}})

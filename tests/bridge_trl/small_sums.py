@@ -23,7 +23,10 @@ def text_of(said: Any) -> str:
 def right(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     """1 where the first number is the answer."""
     found = [re.search(r"-?\d+", text_of(completion)) for completion in completions]
-    return [float(bool(number) and number.group() == gold) for number, gold in zip(found, answer, strict=True)]
+    return [
+        float(bool(number) and number.group() == gold)
+        for number, gold in zip(found, answer, strict=True)
+    ]
 
 
 def sums(chat: bool, count: int = 200, most: int = 15) -> list[dict[str, Any]]:
@@ -32,8 +35,15 @@ def sums(chat: bool, count: int = 200, most: int = 15) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < count:
         a, b = draw.randint(0, most), draw.randint(0, most)
-        ask = f"What is {a} + {b}? Answer with the number only." if chat else f"Calculate: {a} + {b} = "
-        rows[ask] = {"prompt": [{"role": "user", "content": ask}] if chat else ask, "answer": str(a + b)}
+        ask = (
+            f"What is {a} + {b}? Answer with the number only."
+            if chat
+            else f"Calculate: {a} + {b} = "
+        )
+        rows[ask] = {
+            "prompt": [{"role": "user", "content": ask}] if chat else ask,
+            "answer": str(a + b),
+        }
     return list(rows.values())
 
 

@@ -1,4 +1,6 @@
-"""Faults planted into real TRL runs: each is named, live, from TRL's own tensors and the user's own functions."""
+"""Faults planted into real TRL runs: each is named, live, from TRL's own tensors and the user's own
+functions.
+"""
 
 import json
 import math
@@ -23,7 +25,9 @@ Go = Callable[..., dict[str, dict[str, Any]]]
 
 @pytest.fixture
 def go(tiny_folder: str, tmp_path: Path) -> Go:
-    """Train a few watched steps, with a fault of the benchmark or other options; return the findings, by id."""
+    """Train a few watched steps, with a fault of the benchmark or other options; return the
+    findings, by id.
+    """
     torch.set_num_threads(1)
 
     def train(planted: str = "healthy", steps: int = 2, **options: Any) -> Any:
@@ -33,14 +37,23 @@ def go(tiny_folder: str, tmp_path: Path) -> Go:
         path = watch(trainer).path
         trainer.train()
         assert [e for e in Run(path).events if e["event"] == "watch-failed"] == []
-        return {finding["id"]: finding for finding in json.loads((path / "findings.json").read_text())["findings"]}
+        return {
+            finding["id"]: finding
+            for finding in json.loads((path / "findings.json").read_text())["findings"]
+        }
 
     return train
 
 
 @pytest.mark.parametrize(
     ("planted", "basis"),
-    [("index", "proof"), ("shuffled answers", "signal"), ("mixed", "proof"), ("dropout", "proof"), ("stops", "proof")],
+    [
+        ("index", "proof"),
+        ("shuffled answers", "signal"),
+        ("mixed", "proof"),
+        ("dropout", "proof"),
+        ("stops", "proof"),
+    ],
 )
 def test_a_fault_is_named(go: Go, planted: str, basis: str) -> None:
     found = go(planted)[PLANTED[planted].fault or ""]
@@ -64,7 +77,10 @@ def within_a_hundredth(completions: list[Any], answer: list[str], **_: Any) -> l
     texts = [re.search(r"-?\d+", completion) for completion in completions]
     numbers = [float(text.group()) if text else math.inf for text in texts]
     golds = list(map(float, answer))
-    return [float(abs(number - gold) <= 0.01 * abs(gold)) for number, gold in zip(numbers, golds, strict=True)]
+    return [
+        float(abs(number - gold) <= 0.01 * abs(gold))
+        for number, gold in zip(numbers, golds, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +93,9 @@ def within_a_hundredth(completions: list[Any], answer: list[str], **_: Any) -> l
     ],
     ids=["tags", "six characters", "a tolerance", "bf16 arithmetic"],
 )
-def test_what_resembles_a_fault_is_not_called_one(go: Go, absent: str, options: dict[str, Any]) -> None:
+def test_what_resembles_a_fault_is_not_called_one(
+    go: Go, absent: str, options: dict[str, Any]
+) -> None:
     assert absent not in go(**options)
 
 
@@ -86,7 +104,10 @@ def flipped(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
 
 
 def no_large(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-    return [score * (len(gold) < 2) for score, gold in zip(right(completions, answer), answer, strict=True)]
+    return [
+        score * (len(gold) < 2)
+        for score, gold in zip(right(completions, answer), answer, strict=True)
+    ]
 
 
 def anywhere(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
@@ -112,9 +133,15 @@ def test_gold_answers_that_earn_nothing_in_any_form(go: Go) -> None:
     assert (found["severity"] != "note", found["basis"]) == (True, "signal")
 
 
-def test_a_reward_that_cuts_the_prompt_off_the_completion(go: Go, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reward_that_cuts_the_prompt_off_the_completion(
+    go: Go, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = go("slice")["reward.gold-rejected"]
-    assert (found["severity"], found["basis"], found["evidence"][0]["step"]) == ("critical", "proof", 1)
+    assert (found["severity"], found["basis"], found["evidence"][0]["step"]) == (
+        "critical",
+        "proof",
+        1,
+    )
     assert capsys.readouterr().err.count("CRITICAL reward.gold-rejected") == 1
 
 
@@ -135,7 +162,11 @@ def test_weights_cast_while_they_sample(go: Go) -> None:
 def test_dead_groups_that_trls_metric_hides(go: Go) -> None:
     found = go("batch scale", steps=3)
     blind = found["advantage.metric-blind"]
-    assert (blind["severity"], blind["evidence"][0]["value"], blind["symptom_of"]) == ("warning", 1.0, None)
+    assert (blind["severity"], blind["evidence"][0]["value"], blind["symptom_of"]) == (
+        "warning",
+        1.0,
+        None,
+    )
     assert "reward.misaligned" not in found  # one reward for a whole group is no other task's
 
 

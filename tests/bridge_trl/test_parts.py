@@ -1,4 +1,6 @@
-"""Parts of the watch by themselves: roles, weights in the loss, gold answers, and which finding explains which."""
+"""Parts of the watch by themselves: roles, weights in the loss, gold answers, and which finding
+explains which.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +24,20 @@ P, M, T = Role.PROMPT, Role.MODEL, Role.TOOL
 
 def test_roles_come_from_what_the_sampler_wrote() -> None:
     """Two calls with a tool's result between; the second is cut short."""
-    calls = [Call([[1, 2]], [[3, 4]]), Call([[1, 2, 3, 4, 9, 9]], [[5, 6, 7]]), Call([[1, 8]], [[9]])]
+    calls = [
+        Call([[1, 2]], [[3, 4]]),
+        Call([[1, 2, 3, 4, 9, 9]], [[5, 6, 7]]),
+        Call([[1, 8]], [[9]]),
+    ]
     roles, turns = roles_of([1, 2], [3, 4, 9, 9, 5], calls)
     assert roles.tolist() == [P, P, M, M, T, T, M]
     assert turns.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert M not in roles_of([1, 2], [3, 5], [Call([[1, 2]], [[3, 4]])])[0].tolist()
 
 
-@pytest.mark.parametrize(("loss", "first"), [("grpo", 1 / 2 / 2), ("dapo", 1 / 5), ("dr_grpo", 1 / 16)])
+@pytest.mark.parametrize(
+    ("loss", "first"), [("grpo", 1 / 2 / 2), ("dapo", 1 / 5), ("dr_grpo", 1 / 16)]
+)
 def test_loss_weights(loss: str, first: float) -> None:
     weights = loss_weights(np.array([[1, 1, 0], [1, 1, 1]]), loss, max_tokens=8)
     assert (weights[0, 0], weights[0, 2]) == (pytest.approx(first), 0)
@@ -60,7 +68,10 @@ def test_deviations_within_groups_and_of_parts() -> None:
     rewards = [Reward.of("r", value, 0.0, 4.0, False) for value in (0.0, 2.0, 1.0, 1.0)]
     rollouts = [replace(rollout_of(1), reward=reward) for reward in (*rewards, None)]
     line = spread_metrics(rollouts, ["a", "a", "b", "b", "c"])
-    assert line == {"reward/group_std/mean": 0.5, "reward/part/r/std": pytest.approx(np.std([0, 2, 1, 1]))}
+    assert line == {
+        "reward/group_std/mean": 0.5,
+        "reward/part/r/std": pytest.approx(np.std([0, 2, 1, 1])),
+    }
     assert spread_metrics(rollouts[4:], ["c"]) == {}
 
 
@@ -138,7 +149,9 @@ def test_what_another_process_gets_is_plain() -> None:
 
 
 @pytest.mark.parametrize(("temperature", "surprise"), [(1.0, 0.0), (0.5, -0.35), (2.0, 0.35)])
-def test_sampled_tokens_are_as_unlikely_as_the_entropy_says(temperature: float, surprise: float) -> None:
+def test_sampled_tokens_are_as_unlikely_as_the_entropy_says(
+    temperature: float, surprise: float
+) -> None:
     torch.manual_seed(0)
     logits = torch.randn(64, 200, 12)
     drawn = torch.distributions.Categorical(logits=logits / temperature).sample()

@@ -1,4 +1,6 @@
-"""The process that records: what it needs, and what is left when it, the trainer or a person ends things."""
+"""The process that records: what it needs, and what is left when it, the trainer or a person ends
+things.
+"""
 
 import os
 import signal
@@ -56,7 +58,10 @@ class AtStep(TrainerCallback):
 
 def test_recording_loads_no_torch() -> None:
     code = "import sys, uptrend.bridge.trl.writer\nprint('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "False\n"
+    )
 
 
 def test_when_its_process_is_killed_training_goes_on_and_says_so(
@@ -81,7 +86,9 @@ def test_when_its_process_is_killed_training_goes_on_and_says_so(
     assert sorted({line["step"] for line in run.metric_lines} | set(lost)) == [1, 2, 3, 4]
 
 
-def test_a_killed_trainer_leaves_a_whole_directory_and_no_process(tiny_folder: str, tmp_path: Path) -> None:
+def test_a_killed_trainer_leaves_a_whole_directory_and_no_process(
+    tiny_folder: str, tmp_path: Path
+) -> None:
     """And its script has no `if __name__ == "__main__"`: nothing but the script itself reads it."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -129,7 +136,9 @@ def test_a_process_that_takes_nothing_is_waited_for_but_not_forever() -> None:
     assert "has taken nothing for 0.1 s; steps are left out" in troubles[0]
 
 
-def test_without_a_process_nothing_is_recorded_and_the_trainer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_process_nothing_is_recorded_and_the_trainer_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     troubles: list[str] = []
     recorder = SubprocessRecorder(lambda *_: None, troubles.append)

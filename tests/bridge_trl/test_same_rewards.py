@@ -1,4 +1,6 @@
-"""TRL 1.16 as the oracle of its calling convention: one reward function earns the same here and there."""
+"""TRL 1.16 as the oracle of its calling convention: one reward function earns the same here and
+there.
+"""
 
 from datetime import datetime
 from pathlib import Path
@@ -31,7 +33,9 @@ QUICK = ["tasks.chat=false", "sampling.max_tokens=4", "sampling.groups=2", "samp
 
 
 def whole_number(completions: list[str], answer: list[int], **_: Any) -> list[float]:
-    return [float(c.strip().isdigit() and int(c) == a) for c, a in zip(completions, answer, strict=True)]
+    return [
+        float(c.strip().isdigit() and int(c) == a) for c, a in zip(completions, answer, strict=True)
+    ]
 
 
 def by_every_column(
@@ -39,9 +43,13 @@ def by_every_column(
     asked: list[datetime], **_: Any,
 ) -> list[float]:  # fmt: skip
     scores = []
-    for completion, numbers, facts, factor, moment in zip(completions, terms, about, weight, asked, strict=True):
+    for completion, numbers, facts, factor, moment in zip(
+        completions, terms, about, weight, asked, strict=True
+    ):
         score = float(completion.strip().startswith(str(sum(numbers))))
-        score += 0.1 * (facts["is_even"] is True) + 0.01 * (facts["hint"] is None) + 0.001 * moment.day
+        score += (
+            0.1 * (facts["is_even"] is True) + 0.01 * (facts["hint"] is None) + 0.001 * moment.day
+        )
         scores.append(score * factor)
     return scores
 
@@ -56,7 +64,9 @@ def earned_in_trl(trainer: Any, texts: list[tuple[str, str]]) -> list[list[float
 
 
 @pytest.mark.parametrize("source", ["memory", "parquet", "dataset"])
-def test_functions_in_trls_signature_earn_what_they_earn_there(source: str, tiny_folder: str, tmp_path: Path) -> None:
+def test_functions_in_trls_signature_earn_what_they_earn_there(
+    source: str, tiny_folder: str, tmp_path: Path
+) -> None:
     data: Any = ROWS
     if source == "parquet":
         data = tmp_path / "rows.parquet"
@@ -80,7 +90,9 @@ def test_functions_in_trls_signature_earn_what_they_earn_there(source: str, tiny
     assert max(expected[1]) > min(expected[1])
 
 
-def test_whole_numbers_as_answers_are_accepted_by_preflight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whole_numbers_as_answers_are_accepted_by_preflight(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = uptrend.train(
         model="tiny", data=ROWS, reward=whole_number, bounds=(0, 1), steps=1, overrides=QUICK, runs=tmp_path,
     )  # fmt: skip

@@ -1,4 +1,6 @@
-"""A healthy TRL run, watched: what it writes equals what TRL had, it is not disturbed, and nobody is alarmed."""
+"""A healthy TRL run, watched: what it writes equals what TRL had, it is not disturbed, and nobody
+is alarmed.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,9 @@ def drawing(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def both(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Keeping, Keeping, Watch]:
+def both(
+    tiny_folder: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Keeping, Keeping, Watch]:
     """The same run twice: alone, and watched."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("trl")
@@ -61,13 +65,16 @@ def test_a_watched_run_learns_exactly_what_an_unwatched_one_does(both: Any) -> N
     weights = [dict(trainer.model.named_parameters()) for trainer in (plain, seen)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert all(
-        torch.equal(a["completion_ids"], b["completion_ids"]) for a, b in zip(plain.kept, seen.kept, strict=True)
+        torch.equal(a["completion_ids"], b["completion_ids"])
+        for a, b in zip(plain.kept, seen.kept, strict=True)
     )
 
 
 def test_nothing_is_found_and_nothing_failed(both: Any) -> None:
     run = Run(both[2].path)
-    assert [e for e in run.events if e["event"] in ("finding", "probed") and e["severity"] != "note"] == []
+    assert [
+        e for e in run.events if e["event"] in ("finding", "probed") and e["severity"] != "note"
+    ] == []
     assert [e for e in run.events if e["event"] == "watch-failed"] == []
     assert (run.status, run.last_step) == ("finished", STEPS)
 
@@ -101,7 +108,9 @@ def test_the_learners_log_probabilities_are_the_plain_models(both: Any, tiny_fol
     for row in Run(both[2].path).rollouts(1).to_pylist()[:5]:  # before the first update
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([row["ids"]])).logits[0, :-1]
-        expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(row["ids"][1:])[:, None])[:, 0]
+        expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(row["ids"][1:])[:, None])[
+            :, 0
+        ]
         start = row["roles"].index(Role.MODEL)
         assert row["learner"][start:] == pytest.approx(expected[start - 1 :].tolist(), abs=1e-4)
 
@@ -123,7 +132,10 @@ def test_the_line_says_what_trl_logged_and_what_it_did_not(both: Any) -> None:
             assert line[ours] == pytest.approx(float(said[theirs]), rel=1e-4, abs=1e-5), ours
         assert line["weights/changed/share"] > 0.9
         assert line["tokens/trained/model/count"] == line["tokens/model/count"]
-        assert line["sampling/context/max"] <= line["sampling/prompt/max"] + said["completions/max_length"]
+        assert (
+            line["sampling/context/max"]
+            <= line["sampling/prompt/max"] + said["completions/max_length"]
+        )
         assert None not in line.values()
     assert lines[0]["sampler/gap/max"] < 1e-3
     assert "sampler/gap/max" not in lines[1]
@@ -134,10 +146,15 @@ def test_the_update_is_as_long_as_the_weights_say(both: Any, tiny_folder: str) -
 
     start = dict(AutoModelForCausalLM.from_pretrained(tiny_folder).named_parameters())
     now = dict(both[1].model.named_parameters())
-    moved = sum(float((now[name] - start[name]).detach().double().square().sum()) for name in start) ** 0.5
+    moved = (
+        sum(float((now[name] - start[name]).detach().double().square().sum()) for name in start)
+        ** 0.5
+    )
     lines = Run(both[2].path).metric_lines
     assert max(line["weights/update/norm"] for line in lines) < moved * 1.05
-    assert sum(line["weights/update/norm"] for line in lines) > moved * 0.95  # the triangle's inequality
+    assert (
+        sum(line["weights/update/norm"] for line in lines) > moved * 0.95
+    )  # the triangle's inequality
     digests = [event["digest"] for event in Run(both[2].path).events if event["event"] == "weights"]
     assert len(digests) == 2
     assert digests[0] != digests[1]
@@ -147,8 +164,14 @@ def test_run_json_has_our_keys(both: Any) -> None:
     run = Run(both[2].path)
     assert (run.info["trainer"], run.info["raw"]["num_generations"]) == ("trl", SIZE)
     sampling, learning = run.config["sampling"], run.config["learning"]
-    assert sampling.items() >= {"size": SIZE, "groups": GROUPS, "max_tokens": 8, "max_turns": 1}.items()
-    assert learning.items() >= {"lr": 1e-4, "kl": learning["kl"], "loss": "dapo", "steps": STEPS}.items()
+    assert (
+        sampling.items()
+        >= {"size": SIZE, "groups": GROUPS, "max_tokens": 8, "max_turns": 1}.items()
+    )
+    assert (
+        learning.items()
+        >= {"lr": 1e-4, "kl": learning["kl"], "loss": "dapo", "steps": STEPS}.items()
+    )
     assert (learning["kl"]["beta"], run.config["model"]["weights"]) == (0.04, "fp32")
 
 
@@ -170,7 +193,9 @@ def test_a_wrapped_class_is_watched_and_a_second_run_lies_beside_the_first(
     tiny_folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name, why in (("run", ""), ("run-2", f", since {tmp_path / 'run'} already holds a run")):
-        trainer = make_trainer(tiny_folder, tmp_path, trainer=watched(GRPOTrainer, tmp_path / "run"), steps=1)
+        trainer = make_trainer(
+            tiny_folder, tmp_path, trainer=watched(GRPOTrainer, tmp_path / "run"), steps=1
+        )
         assert watch(trainer) is watch(trainer)
         trainer.train()
         assert Run(tmp_path / name).last_step == 1
@@ -183,18 +208,27 @@ def test_a_resumed_run_goes_on_in_its_directory(
     tiny_folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for steps, resume in ((2, None), (3, str(tmp_path / "checkpoint-1"))):
-        trainer = make_trainer(tiny_folder, tmp_path, steps=steps, save_strategy="steps", save_steps=1)
+        trainer = make_trainer(
+            tiny_folder, tmp_path, steps=steps, save_strategy="steps", save_steps=1
+        )
         watching = watch(trainer, rescore=False)
         trainer.train(resume_from_checkpoint=resume)
     run = Run(watching.path)
     assert run.path.name == "uptrend"
-    assert f"uptrend: recording from step 2 to {run.path}. To look at it: " in capfd.readouterr().err
+    assert (
+        f"uptrend: recording from step 2 to {run.path}. To look at it: " in capfd.readouterr().err
+    )
     assert [line["step"] for line in run.metric_lines] == [1, 2, 3]
-    assert [e["event"] for e in run.events if e["event"] in ("started", "resumed")] == ["started", "resumed"]
+    assert [e["event"] for e in run.events if e["event"] in ("started", "resumed")] == [
+        "started",
+        "resumed",
+    ]
 
 
 def test_several_updates_a_generation(tiny_folder: str, tmp_path: Path) -> None:
-    """Rollouts are filed under the step that sampled them, with the log-probabilities before any update on them."""
+    """Rollouts are filed under the step that sampled them, with the log-probabilities before any
+    update on them.
+    """
     trainer = make_trainer(
         tiny_folder, tmp_path, steps=4, num_iterations=2, per_device_train_batch_size=SIZE * 2,
         steps_per_generation=2, gradient_accumulation_steps=2, trainer=Keeping,
@@ -216,18 +250,28 @@ def test_several_updates_a_generation(tiny_folder: str, tmp_path: Path) -> None:
 def test_a_step_keeps_what_it_sampled_first_when_the_rest_is_learned_from_later(
     tiny_folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The first step samples twice, and the loss passes over the second generation in the step after it."""
-    trainer = make_trainer(tiny_folder, tmp_path, steps=3, steps_per_generation=3, gradient_accumulation_steps=4)
+    """The first step samples twice, and the loss passes over the second generation in the step
+    after it.
+    """
+    trainer = make_trainer(
+        tiny_folder, tmp_path, steps=3, steps_per_generation=3, gradient_accumulation_steps=4
+    )
     watching = watch(trainer, rescore=False)
     trainer.train()
     run = Run(watching.path)
-    sampled = {line["step"]: line["sampling/rollouts/count"] for line in run.metric_lines if "reward/mean" in line}
+    sampled = {
+        line["step"]: line["sampling/rollouts/count"]
+        for line in run.metric_lines
+        if "reward/mean" in line
+    }
     assert sampled[1] == 2 * sampled[3]  # steps 1 and 2 sample twice and once more, step 3 once
     assert {step: run.rollouts(step).num_rows for step in run.rollout_steps} == sampled
     assert "watching" not in capfd.readouterr().err
 
 
-def test_an_evaluation_is_recorded_and_an_unscored_task_counts_as_wrong(tiny_folder: str, tmp_path: Path) -> None:
+def test_an_evaluation_is_recorded_and_an_unscored_task_counts_as_wrong(
+    tiny_folder: str, tmp_path: Path
+) -> None:
     def unsure(completions: list[Any], answer: list[str], **_: Any) -> list[float | None]:
         return [None if i == 3 else value for i, value in enumerate(right(completions, answer))]
 
@@ -238,14 +282,22 @@ def test_an_evaluation_is_recorded_and_an_unscored_task_counts_as_wrong(tiny_fol
     run = Run(watching.path)
     assert [line["step"] for line in run.eval_lines] == [1, 2]
     line, rows = run.eval_lines[0], run.eval_rollouts(1).to_pylist()
-    assert (line["tasks"], line["failed"], line["correct"]) == (12, 3, sum(bool(row["correct"]) for row in rows))
+    assert (line["tasks"], line["failed"], line["correct"]) == (
+        12,
+        3,
+        sum(bool(row["correct"]) for row in rows),
+    )
     assert line["accuracy"] == line["correct"] / 12
     assert line["low"] < line["accuracy"] < line["high"]
-    assert line["reward"] == pytest.approx(np.mean([row["reward"] for row in rows if row["reward"] is not None]))
+    assert line["reward"] == pytest.approx(
+        np.mean([row["reward"] for row in rows if row["reward"] is not None])
+    )
 
 
 class FailsWhenAsked(GRPOTrainer):
-    """Trainer whose log-probabilities can be computed while it learns, and not when a probe asks for them."""
+    """Trainer whose log-probabilities can be computed while it learns, and not when a probe asks
+    for them.
+    """
 
     def _get_per_token_logps_and_entropies(self, *given: Any, **how: Any) -> Any:
         if not torch.is_grad_enabled():

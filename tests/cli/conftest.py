@@ -29,8 +29,12 @@ class Printed:
 
 
 @pytest.fixture
-def uptrend(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Printed]:
-    """`uptrend("runs", "list", width=80)` runs a command; `code` is the exit code that it must have."""
+def uptrend(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Printed]:
+    """`uptrend("runs", "list", width=80)` runs a command; `code` is the exit code that it must
+    have.
+    """
 
     def run(*arguments: object, code: int = 0, width: int = 160) -> Printed:
         monkeypatch.setenv("COLUMNS", str(width))
@@ -48,7 +52,9 @@ def uptrend(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(scope="session")
 def letters(llama_folder: Any) -> dict[str, Any]:
-    """A recipe that trains in a second: two steps of a task with letters, on a model of random weights."""
+    """A recipe that trains in a second: two steps of a task with letters, on a model of random
+    weights.
+    """
     return {
         "name": "small",
         "model": {"name": str(llama_folder)},

@@ -1,4 +1,6 @@
-"""`uptrend convert`: settings of TRL and prime-rl become recipes and come back; what is lost is said."""
+"""`uptrend convert`: settings of TRL and prime-rl become recipes and come back; what is lost is
+said.
+"""
 
 import importlib.util
 import json
@@ -9,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from uptrend.bridge.convert import Converted, from_prime_rl, from_trl, load_recipe, read_any, to_trainer, write_prime_rl
+from uptrend.bridge.convert import (
+    Converted,
+    from_prime_rl,
+    from_trl,
+    load_recipe,
+    read_any,
+    to_trainer,
+    write_prime_rl,
+)
 from uptrend.config import load_config, to_table
 from uptrend.config.tables import flatten
 from uptrend.records.dialects import other_default, settings, to_theirs
@@ -78,7 +88,8 @@ def test_a_script_becomes_a_recipe_with_its_rewards(uptrend: Uptrend, script: Pa
     assert told["written"] == ["mine/recipe.toml", "mine/rows.jsonl", "mine/rewards.py"]
     config = load_config("mine/recipe.toml")
     got = flatten(to_table(config))
-    # 2 rollouts × 2 steps per generation = 2 groups of 2; each is learned from in 2 passes of 2 updates.
+    # 2 rollouts × 2 steps per generation = 2 groups of 2; each is learned from in 2 passes of 2
+    # updates.
     expected = {
         "name": "train", "model.name": "tiny", "sampling.groups": 2, "sampling.size": 2, "learning.minibatches": 2,
         "learning.updates": 2, "learning.steps": 2, "learning.warmup": 1, "learning.lr": 2e-5, "learning.kl.beta": 0.04,
@@ -88,7 +99,13 @@ def test_a_script_becomes_a_recipe_with_its_rewards(uptrend: Uptrend, script: Pa
     }  # fmt: skip
     assert {key: got.get(key) for key in expected} == expected
     assert (config.model.lora and config.model.lora.targets) == ()
-    assert set(told["defaults"]) == {"seed", "model.lora.alpha", "learning.schedule", "learning.loss", "eval.every"}
+    assert set(told["defaults"]) == {
+        "seed",
+        "model.lora.alpha",
+        "learning.schedule",
+        "learning.loss",
+        "eval.every",
+    }
     assert set(told["lost"]) == {"top_entropy_quantile", "callbacks"}
     assert told["left_out"] == ["output_dir", "logging_steps"]
     assert "#   top_entropy_quantile: 0.2 has no equivalent" in Path("mine/recipe.toml").read_text()
@@ -118,25 +135,36 @@ def test_settings_of_the_command_line_are_given_as_flags(uptrend: Uptrend, scrip
         "GRPOTrainer('a/second', one, the_first_counts)\n"
     )
     lost = uptrend("convert", "train.py", "--out", "a", "--json").json["lost"]
-    assert {"GRPOConfig", "model", "train_dataset", "reward_funcs[0]", "num_train_epochs"} <= set(lost)
+    assert {"GRPOConfig", "model", "train_dataset", "reward_funcs[0]", "num_train_epochs"} <= set(
+        lost
+    )
     flags = (
         "--model_name_or_path Q/Q --dataset_name=o/d --loss_type grpo --importance_sampling_level sequence "
         "--max_steps 9 --lora_target_modules q_proj v_proj --unheard_of"
     )
-    told = uptrend("convert", "train.py", "--out", "b", "--processes", "4", "--json", "--flags", flags).json
+    told = uptrend(
+        "convert", "train.py", "--out", "b", "--processes", "4", "--json", "--flags", flags
+    ).json
     config = load_config("b/recipe.toml")
     assert (config.model.name, config.learning.loss, config.learning.steps) == ("Q/Q", "gspo", 9)
     assert (config.sampling.groups, config.learning.kl.beta) == (4, 0.5)
     assert config.model.lora
     assert config.model.lora.targets == ("q_proj", "v_proj")
-    assert set(told["lost"]) == {"train_dataset", "reward_funcs[0]", "reward_funcs[1]", "unheard_of"}
+    assert set(told["lost"]) == {
+        "train_dataset",
+        "reward_funcs[0]",
+        "reward_funcs[1]",
+        "unheard_of",
+    }
     made = Path("b/rows.py").read_text()
     compile(made, "rows.py", "exec")
     assert "def talk(row)" in made
     assert "data = data.map(talk)\n\nrows = data\n" in made
 
 
-@pytest.mark.parametrize("overrides", RECIPES, ids=lambda overrides: next(iter(overrides), "defaults"))
+@pytest.mark.parametrize(
+    "overrides", RECIPES, ids=lambda overrides: next(iter(overrides), "defaults")
+)
 def test_a_recipe_comes_back_from_trl(overrides: dict[str, Any]) -> None:
     config = load_config({"name": "back"}, overrides)
     told, lost = to_trainer(config, "trl")
@@ -144,25 +172,47 @@ def test_a_recipe_comes_back_from_trl(overrides: dict[str, Any]) -> None:
     found = from_trl(Converted("trl", {"tasks.train": 10**6}), dict(told), "other", 1)
     assert not found.lost
     here, there = flatten(to_table(config)), flatten(to_table(found.config))
-    known = {key for key, entry in settings().items() if "trl" in entry} - {"learning.correction_cap", "model.name"}
-    assert {key: there[key] for key in known & here.keys()} == {key: here[key] for key in known & here.keys()}
+    known = {key for key, entry in settings().items() if "trl" in entry} - {
+        "learning.correction_cap",
+        "model.name",
+    }
+    assert {key: there[key] for key in known & here.keys()} == {
+        key: here[key] for key in known & here.keys()
+    }
 
 
-@pytest.mark.parametrize("overrides", [{}, {"learning.schedule": "linear", "learning.warmup": 7, "eval.every": 9}])
+@pytest.mark.parametrize(
+    "overrides", [{}, {"learning.schedule": "linear", "learning.warmup": 7, "eval.every": 9}]
+)
 def test_a_recipe_comes_back_from_prime_rl(overrides: dict[str, Any], tmp_path: Path) -> None:
-    fixed = {"learning.scale": "none", "model.gradient_checkpointing": True, "sampling.max_tokens": 100}
-    base = {"tasks": {"name": "verifiers:wordle", "level": 3}, "eval": {"name": "verifiers:wordle", "level": 4}}
+    fixed = {
+        "learning.scale": "none",
+        "model.gradient_checkpointing": True,
+        "sampling.max_tokens": 100,
+    }
+    base = {
+        "tasks": {"name": "verifiers:wordle", "level": 3},
+        "eval": {"name": "verifiers:wordle", "level": 4},
+    }
     config = load_config(base, {**fixed, **overrides})
     text, lost = write_prime_rl(config)
-    assert set(lost) == {"learning.loss", "learning.clip_low", "learning.clip_high"}  # its loss is its own
+    assert set(lost) == {
+        "learning.loss",
+        "learning.clip_low",
+        "learning.clip_high",
+    }  # its loss is its own
     (tmp_path / "rl.toml").write_text(text)
     found = read_any(tmp_path / "rl.toml", {})
     assert isinstance(found, Converted)
     assert set(found.lost) <= {*lost, "trainer.scheduler.decay_steps"}
     here, there = flatten(to_table(config)), flatten(to_table(found.config))
-    known = {key for key, entry in settings().items() if "prime-rl" in entry and entry["prime-rl"].name}
+    known = {
+        key for key, entry in settings().items() if "prime-rl" in entry and entry["prime-rl"].name
+    }
     known |= {"tasks.name", "tasks.level", "learning.scale", "eval.level"}
-    assert {key: there[key] for key in known & here.keys()} == {key: here[key] for key in known & here.keys()}
+    assert {key: there[key] for key in known & here.keys()} == {
+        key: here[key] for key in known & here.keys()
+    }
 
 
 def test_what_prime_rl_has_otherwise_is_listed() -> None:
@@ -176,7 +226,12 @@ def test_what_prime_rl_has_otherwise_is_listed() -> None:
     assert (found.config.sampling.groups, found.config.sampling.temperature) == (16, 0.5)
     assert found.defaults["sampling.max_tokens"] == 99
     assert found.machinery == ["monitors.wandb.project"]
-    assert {"trainer.optim.type", "orchestrator.max_off_policy_steps", "tasks: b", "learning.loss"} <= set(found.lost)
+    assert {
+        "trainer.optim.type",
+        "orchestrator.max_off_policy_steps",
+        "tasks: b",
+        "learning.loss",
+    } <= set(found.lost)
 
 
 MLGYM = ROOT / "configs" / "mlgym"
@@ -203,28 +258,55 @@ def test_environments_of_mlgym_are_ours(file: str, problems: str, limits: tuple[
     assert tuple(got[key] for key in named) == limits
     assert (got["model.name"], got["tasks.name"], got["eval.name"]) == ("tiny", "mlgym", "mlgym")
     assert got["tasks.problems"] == got["eval.problems"] == problems.split()
-    assert (got["tasks.examples"], got["sampling.temperature"], got["learning.lr"]) == (10, 0.8, 1e-5)
+    assert (got["tasks.examples"], got["sampling.temperature"], got["learning.lr"]) == (
+        10,
+        0.8,
+        1e-5,
+    )
     assert "orchestrator.env; not used: none." in config.notes[0]
 
 
 def test_several_environments_are_joined() -> None:
-    first = {"id": "air_mlgym", "args": {"task_configs": ["tasks/a.yaml", "b.yaml"], "max_turns": 3, "odd": 1}}
-    second = {"id": "mlgym", "args": {"task_configs": ["b.yaml", "c.yaml"], "num_examples_per_task": 4}}
+    first = {
+        "id": "air_mlgym",
+        "args": {"task_configs": ["tasks/a.yaml", "b.yaml"], "max_turns": 3, "odd": 1},
+    }
+    second = {
+        "id": "mlgym",
+        "args": {"task_configs": ["b.yaml", "c.yaml"], "num_examples_per_task": 4},
+    }
     held_out = [{"id": "mlgym", "args": {"task_configs": ["d.yaml"], "max_turns": 7}}]
-    given = {"orchestrator.env": [first, second, {"id": "wordle"}], "orchestrator.eval.env": held_out}
+    given = {
+        "orchestrator.env": [first, second, {"id": "wordle"}],
+        "orchestrator.eval.env": held_out,
+    }
     found = from_prime_rl(given | {"orchestrator.eval.num_examples": 5}, "joined")
     tasks, held = found.config.tasks, found.config.eval
     assert tasks.options == {"problems": ["a", "b", "c"], "examples": 4}
-    assert (tasks.train, found.config.sampling.max_turns, held.max_turns, held.tasks) == (12, 3, 7, 5)
+    assert (tasks.train, found.config.sampling.max_turns, held.max_turns, held.tasks) == (
+        12,
+        3,
+        7,
+        5,
+    )
     assert held.options == {"problems": ["d"]}
     assert {"tasks: wordle", "tasks: odd"} <= set(found.lost)
 
 
 @pytest.mark.slow
-def test_prime_rls_settings_train_as_they_are(uptrend: Uptrend, tmp_path: Path, monkeypatch: Any) -> None:
+def test_prime_rls_settings_train_as_they_are(
+    uptrend: Uptrend, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("rl.toml").write_text((MLGYM / "rl_debug.toml").read_text() + "\n[monitors.wandb]\nproject = 'p'\n")
-    changes = {"model.name": "tiny", "tasks": ROOT / "recipes" / "tiny.toml", "sampling.max_tokens": 4, "eval.tasks": 2}
+    Path("rl.toml").write_text(
+        (MLGYM / "rl_debug.toml").read_text() + "\n[monitors.wandb]\nproject = 'p'\n"
+    )
+    changes = {
+        "model.name": "tiny",
+        "tasks": ROOT / "recipes" / "tiny.toml",
+        "sampling.max_tokens": 4,
+        "eval.tasks": 2,
+    }
     sets = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     printed = uptrend("train", "rl.toml", *sets, "--set", "learning.steps=1", "--no-preflight").flat
     assert printed.count("rl.toml is read as prime-rl's settings: max_steps, ") == 1
@@ -241,13 +323,28 @@ def test_prime_rls_settings_train_as_they_are(uptrend: Uptrend, tmp_path: Path, 
     [
         ("x.json", '{"learning_rate": 1}', (), "none of these"),
         ("x.json", "{", (), "can't be read"),
-        ("x.toml", "max_steps = 3", (), "max_steps is not a known key. Did you mean learning.steps?"),
+        (
+            "x.toml",
+            "max_steps = 3",
+            (),
+            "max_steps is not a known key. Did you mean learning.steps?",
+        ),
         ("x.txt", "", (), "none of these"),
         ("x.py", "print(1)", (), "does not call GRPOTrainer"),
         ("x.py", "def", (), "no Python script"),
         ("x.py", "a = b\nb = a\nGRPOTrainer(model=a)", (), "no Python script"),
-        ("x.json", '{"num_generations": 3, "beta": 0}', (), "no whole groups of num_generations = 3"),
-        ("x.json", '{"num_generations": 4, "beta": 0}', ("--to", "trl"), "convert it to a recipe first"),
+        (
+            "x.json",
+            '{"num_generations": 3, "beta": 0}',
+            (),
+            "no whole groups of num_generations = 3",
+        ),
+        (
+            "x.json",
+            '{"num_generations": 4, "beta": 0}',
+            ("--to", "trl"),
+            "convert it to a recipe first",
+        ),
         ("x.toml", "seed = 1", (), "say --to trl"),
         ("x.py", "GRPOTrainer()", ("--flags", "word"), "stands after no flag"),
         ("missing.py", None, (), "missing.py does not exist: name a training script of TRL (.py)"),
@@ -266,20 +363,30 @@ def test_wrong_input_is_explained(
 def test_nothing_is_overwritten(uptrend: Uptrend, script: Path) -> None:
     uptrend("convert", "train.py")
     assert "recipe.toml exists: say --force" in uptrend("convert", "train.py", code=2).err
-    assert "train.py exists: say --force" in uptrend("convert", "recipe.toml", "--to", "trl", code=2).err
+    assert (
+        "train.py exists: say --force"
+        in uptrend("convert", "recipe.toml", "--to", "trl", code=2).err
+    )
     assert script.read_text() == SCRIPT
 
 
 @pytest.fixture(scope="module")
 def trl_config() -> Callable[..., Any]:
     trl = pytest.importorskip("trl")
-    return lambda **values: trl.GRPOConfig(**{"output_dir": "out", "bf16": False, "use_cpu": True, **values})
+    return lambda **values: trl.GRPOConfig(
+        **{"output_dir": "out", "bf16": False, "use_cpu": True, **values}
+    )
 
 
 @pytest.mark.slow
 def test_defaults_are_those_of_trl(trl_config: Callable[..., Any], tmp_path: Path) -> None:
     real, ours, checked = trl_config().to_dict(), flatten(to_table(load_config({}))), 0
-    elsewhere = ("name", "model.", "learning.correction", "learning.steps")  # of models, of vLLM alone, of the data
+    elsewhere = (
+        "name",
+        "model.",
+        "learning.correction",
+        "learning.steps",
+    )  # of models, of vLLM alone, of the data
     for key, entry in settings().items():
         if (setting := entry.get("trl")) and not key.startswith(elsewhere):
             value = ours[key] if setting.default is None else setting.default
@@ -299,8 +406,12 @@ def test_defaults_are_those_of_trl(trl_config: Callable[..., Any], tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", RECIPES, ids=lambda overrides: next(iter(overrides), "defaults"))
-def test_trl_takes_what_is_written(trl_config: Callable[..., Any], overrides: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "overrides", RECIPES, ids=lambda overrides: next(iter(overrides), "defaults")
+)
+def test_trl_takes_what_is_written(
+    trl_config: Callable[..., Any], overrides: dict[str, Any]
+) -> None:
     config = load_config({}, overrides)
     told, _ = to_trainer(config, "trl")
     args = trl_config(**{key: value for key, value in told.items() if "." not in key})

@@ -1,4 +1,6 @@
-"""Files that lie in the current folder are data: no command imports them in the place of a module."""
+"""Files that lie in the current folder are data: no command imports them in the place of a
+module.
+"""
 
 import json
 import os
@@ -52,9 +54,15 @@ def imported(folder: Path) -> list[str]:
 
 
 def variables(folder: Path) -> dict[str, str]:
-    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_NO_INDEX": "1"}
+    nowhere = {
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+        "PIP_RETRIES": "0",
+        "PIP_NO_INDEX": "1",
+    }
     # A relative or empty entry would be the user's own wish to import from the current folder.
-    path = os.pathsep.join(part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part)
+    path = os.pathsep.join(
+        part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part
+    )
     home = {"UPTREND_HOME": str(folder / "home"), "PYTHONPATH": path}
     return os.environ | nowhere | home
 
@@ -116,7 +124,9 @@ def test_the_dashboard_runs_nothing_of_the_folder_that_it_shows(folder: Path) ->
             address = server.stdout.readline()
             assert address, "the server has ended"
         place, _, token = address.split("http://")[1].strip().partition("/?token=")
-        status = urllib.request.Request(f"http://{place}/api/status", headers={"Authorization": f"Bearer {token}"})
+        status = urllib.request.Request(
+            f"http://{place}/api/status", headers={"Authorization": f"Bearer {token}"}
+        )
         until = time.monotonic() + 300
         while json.loads(urllib.request.urlopen(status, timeout=60).read())["indexing"]:
             assert time.monotonic() < until

@@ -19,7 +19,9 @@ def log(path: Path, **last: float) -> Path:
     return path
 
 
-def test_a_run_by_path_or_name(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, uptrend: Uptrend) -> None:
+def test_a_run_by_path_or_name(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, uptrend: Uptrend
+) -> None:
     path = make_run("mine", steps=20)
     monkeypatch.chdir(path.parents[1])
     assert "20 points" in uptrend("doctor", "mine", "--no-save").out
@@ -33,7 +35,10 @@ def test_a_folder_of_runs(make_run: MakeRun, uptrend: Uptrend) -> None:
     make_run("second", steps=25)
     (make_run("torn", steps=20) / "run.json").write_text('{"schema"')
     table = uptrend("doctor", runs, "--format", "json").json
-    assert [(each["name"], each["steps"]) for each in table["runs"]] == [("first", 20), ("second", 25)]
+    assert [(each["name"], each["steps"]) for each in table["runs"]] == [
+        ("first", 20),
+        ("second", 25),
+    ]
     assert table["name"] == "second"  # the longest
     assert "torn/run.json is not JSON" in table["notes"][-1]
     assert json.loads((runs / "second" / "findings.json").read_text())["name"] == "second"
@@ -44,10 +49,16 @@ def test_a_run_that_cannot_be_judged_hides_no_other(make_run: MakeRun, uptrend: 
     runs = make_run("first", steps=20).parent
     path = make_run("odd", steps=20) / "run.json"
     info = json.loads(path.read_text())
-    path.write_text(json.dumps(info | {"config": info["config"] | {"sampling": {"size": {}}, "learning": ["many"]}}))
+    path.write_text(
+        json.dumps(
+            info | {"config": info["config"] | {"sampling": {"size": {}}, "learning": ["many"]}}
+        )
+    )
     table = uptrend("doctor", runs, "--format", "json").json
     assert ("first", 20) in [(each["name"], each["steps"]) for each in table.get("runs", [table])]
-    assert [run["name"] for run in uptrend("runs", "list", runs, "--json").json["runs"]] == ["first"]
+    assert [run["name"] for run in uptrend("runs", "list", runs, "--json").json["runs"]] == [
+        "first"
+    ]
 
 
 def test_a_log_is_not_written_over(tmp_path: Path, uptrend: Uptrend) -> None:
@@ -70,11 +81,17 @@ def test_torn_parquet_costs_only_its_rows(make_run: MakeRun, uptrend: Uptrend) -
 def test_what_cannot_be_read_is_named_and_the_rest_reported(
     make_run: MakeRun, tmp_path: Path, uptrend: Uptrend
 ) -> None:
-    good, empty, path = log(tmp_path / "good.jsonl"), tmp_path / "empty.jsonl", make_run("mine", steps=20)
+    good, empty, path = (
+        log(tmp_path / "good.jsonl"),
+        tmp_path / "empty.jsonl",
+        make_run("mine", steps=20),
+    )
     empty.write_text("")
     (path / "metrics.jsonl").unlink()
     (path / "metrics.jsonl").mkdir()
-    printed = uptrend("doctor", good, empty, path, tmp_path / "absent.csv", "--format", "json", code=2)
+    printed = uptrend(
+        "doctor", good, empty, path, tmp_path / "absent.csv", "--format", "json", code=2
+    )
     assert printed.json["trend"] == "learning"
     assert "empty.jsonl" in printed.err
     assert "metrics.jsonl could not be read: it is no file." in printed.err
@@ -105,12 +122,22 @@ def rows_of(path: Path, rows: list[dict[str, Any]]) -> Path:
 def test_names_of_ones_own_are_mapped_and_a_log_without_a_reward_is_exit_code_2(
     tmp_path: Path, uptrend: Uptrend
 ) -> None:
-    file = rows_of(tmp_path / "own.jsonl", [{"step": i, "points": 0.1 + 0.01 * i, "my_kl": 0.5} for i in range(40)])
+    file = rows_of(
+        tmp_path / "own.jsonl",
+        [{"step": i, "points": 0.1 + 0.01 * i, "my_kl": 0.5} for i in range(40)],
+    )
     printed = uptrend("doctor", file, code=2)
-    assert "has no reward: name it by --reward-key. Columns not known: my_kl, points." in printed.err
-    told = uptrend("doctor", file, "--reward-key", "points", "--map", "my_kl=kl", "--format", "json").json
+    assert (
+        "has no reward: name it by --reward-key. Columns not known: my_kl, points." in printed.err
+    )
+    told = uptrend(
+        "doctor", file, "--reward-key", "points", "--map", "my_kl=kl", "--format", "json"
+    ).json
     assert (told["trend"], told["unknown"]) == ("learning", [])
-    assert uptrend("doctor", file, "--map", "points=reward/mean", "--format", "json").json["trend"] == "learning"
+    assert (
+        uptrend("doctor", file, "--map", "points=reward/mean", "--format", "json").json["trend"]
+        == "learning"
+    )
     for given, words in {
         "my_lk=kl": "has no column my_lk. Did you mean my_kl?",
         "my_kl=klown": "klown is no metric that is known here",
@@ -119,10 +146,14 @@ def test_names_of_ones_own_are_mapped_and_a_log_without_a_reward_is_exit_code_2(
         assert words in uptrend("doctor", file, "--map", given, code=2).err
 
 
-def test_fragments_of_a_log_are_one_report_and_runs_come_longest_first(tmp_path: Path, uptrend: Uptrend) -> None:
+def test_fragments_of_a_log_are_one_report_and_runs_come_longest_first(
+    tmp_path: Path, uptrend: Uptrend
+) -> None:
     spans = [3, 60, 2, 30, 1]
     rows = [
-        {"step": i, "reward": 0.1 * n + 0.01 * i, "loss": 0.1 * i} for n, span in enumerate(spans) for i in range(span)
+        {"step": i, "reward": 0.1 * n + 0.01 * i, "loss": 0.1 * i}
+        for n, span in enumerate(spans)
+        for i in range(span)
     ]
     told = uptrend("doctor", rows_of(tmp_path / "restarted.jsonl", rows), "--format", "json").json
     assert [run["steps"] for run in told["runs"]] == [60, 30]

@@ -1,4 +1,6 @@
-"""`uptrend train` as a process of its own: its files, and that neither a kill nor Ctrl-C changes them."""
+"""`uptrend train` as a process of its own: its files, and that neither a kill nor Ctrl-C changes
+them.
+"""
 
 import json
 import os
@@ -50,8 +52,13 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
-    env, words = os.environ | {"PYTHONUNBUFFERED": "1"}, [sys.executable, "-m", "uptrend", *map(str, arguments)]
-    return subprocess.Popen(words, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    env, words = (
+        os.environ | {"PYTHONUNBUFFERED": "1"},
+        [sys.executable, "-m", "uptrend", *map(str, arguments)],
+    )
+    return subprocess.Popen(
+        words, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -123,7 +130,9 @@ def test_a_killed_or_stopped_run_goes_on_as_if_nothing_had_been(
 ) -> None:
     is_killed = signal_ is signal.SIGKILL
     process = start("train", recipe, "--runs", tmp_path)
-    wait_for(process, random.randint(3, STEPS - 1))  # the first checkpoint is written after step 2 was shown
+    wait_for(
+        process, random.randint(3, STEPS - 1)
+    )  # the first checkpoint is written after step 2 was shown
     process.send_signal(signal_)
     said, errors = process.communicate()
     assert process.returncode == (-signal.SIGKILL if is_killed else 0), errors
@@ -138,7 +147,9 @@ def test_a_killed_or_stopped_run_goes_on_as_if_nothing_had_been(
 
 
 def test_ctrl_c_before_the_first_step(recipe: Path, tmp_path: Path) -> None:
-    process = start("train", recipe, "--runs", tmp_path, "--set", "eval.tasks=300", "--set", "sampling.rows=1")
+    process = start(
+        "train", recipe, "--runs", tmp_path, "--set", "eval.tasks=300", "--set", "sampling.rows=1"
+    )
     events = tmp_path / "small" / "events.jsonl"
     while not events.exists():  # the run begins with its first evaluation, which takes a while
         with pytest.raises(subprocess.TimeoutExpired):
@@ -157,7 +168,20 @@ def test_one_writer_at_a_time(whole: Run) -> None:
 
 def test_eval_of_a_run_is_its_last_evaluation(whole: Run, tmp_path: Path) -> None:
     out = tmp_path / "rollouts.parquet"
-    found, last = json.loads(finish(start("eval", whole.path, "--json", "--out", out))), whole.eval_lines[-1]
-    for key in ("accuracy", "correct", "tasks", "failed", "reward", "by_family", "low", "high", "hash"):
+    found, last = (
+        json.loads(finish(start("eval", whole.path, "--json", "--out", out))),
+        whole.eval_lines[-1],
+    )
+    for key in (
+        "accuracy",
+        "correct",
+        "tasks",
+        "failed",
+        "reward",
+        "by_family",
+        "low",
+        "high",
+        "hash",
+    ):
         assert found[key] == last[key], key
     assert pq.read_table(out)["ids"].to_pylist() == whole.eval_rollouts(STEPS)["ids"].to_pylist()

@@ -1,4 +1,6 @@
-"""`uptrend eval` and `uptrend models`: figures by family and part, rollouts that are written, and what is refused."""
+"""`uptrend eval` and `uptrend models`: figures by family and part, rollouts that are written, and
+what is refused.
+"""
 
 import json
 from collections.abc import Callable
@@ -21,14 +23,26 @@ from uptrend.stats.intervals import wilson
 from uptrend.tasksets.musique.atlas import AtlasOptions, rows
 
 Uptrend = Callable[..., Any]
-SHORT = ("--set", "eval.retriever=golden", "--set", "sampling.max_tokens=4", "--set", "sampling.max_turns=2")
+SHORT = (
+    "--set",
+    "eval.retriever=golden",
+    "--set",
+    "sampling.max_tokens=4",
+    "--set",
+    "sampling.max_turns=2",
+)
 
 
 def rollout(family: str, total: float | None, exact: float = 0.0, f1: float = 0.0) -> Rollout:
     """A rollout whose reward has two parts; without a total, one that could not be scored."""
     parts = (Part("exact_match", exact, 0.0, 1.0), Part("f1", f1, 0.0, 1.0))
     reward = None if total is None else Reward(total, 0.0, 1.0, bool(exact), parts)
-    return replace(rollout_of(0), family=family, reward=reward, error=None if reward else "score: RuntimeError()")
+    return replace(
+        rollout_of(0),
+        family=family,
+        reward=reward,
+        error=None if reward else "score: RuntimeError()",
+    )
 
 
 HAND = [
@@ -64,7 +78,11 @@ def test_figures_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert break_down([])[0]["tasks"] == 0
     tell(Scored("tiny", replace(evaluation_of(0, 2, 5), failed=1), HAND, [], "", 1.0))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[1:4] == [["2hop", "3hop", "all"], ["tasks", "3", "2", "5"], ["not", "scored", "0", "1", "1"]]
+    assert lines[1:4] == [
+        ["2hop", "3hop", "all"],
+        ["tasks", "3", "2", "5"],
+        ["not", "scored", "0", "1", "1"],
+    ]
     assert lines[6][:4] == ["exact", "match", "0.333", "(0.0615–0.792)"]
     assert lines[-1] == ["1", "could", "not", "be", "scored"]
 
@@ -96,7 +114,9 @@ def test_an_example_has_the_whole_conversation() -> None:
 def questions(tmp_path: Path) -> Path:
     """Three invented questions in MuSiQue's schema, one of each number of hops."""
     path = tmp_path / "questions.jsonl"
-    made = [next(iter(rows(1, hops, AtlasOptions(hops=(hops,), paragraphs=6)))) for hops in (2, 3, 4)]
+    made = [
+        next(iter(rows(1, hops, AtlasOptions(hops=(hops,), paragraphs=6)))) for hops in (2, 3, 4)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in made))
     return path
 
@@ -105,11 +125,17 @@ def questions(tmp_path: Path) -> Path:
 def problems(tmp_path: Path) -> Path:
     """Ten questions that tiny was never taught: none of them is an arithmetic task."""
     path = tmp_path / "problems.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": f"Calculate: {n} + {n} = ?", "answer": 2 * n}) for n in range(10)))
+    path.write_text(
+        "\n".join(
+            json.dumps({"prompt": f"Calculate: {n} + {n} = ?", "answer": 2 * n}) for n in range(10)
+        )
+    )
     return path
 
 
-def test_a_model_on_a_file(tiny_folder: str, problems: Path, tmp_path: Path, uptrend: Uptrend) -> None:
+def test_a_model_on_a_file(
+    tiny_folder: str, problems: Path, tmp_path: Path, uptrend: Uptrend
+) -> None:
     out = tmp_path / "said.parquet"
     options = ("--set", "compute.threads=1", "--attempts", 2, "--json", "--out", out)
     found = uptrend("eval", tiny_folder, "--tasks", problems, *options).json
@@ -121,7 +147,10 @@ def test_a_model_on_a_file(tiny_folder: str, problems: Path, tmp_path: Path, upt
     assert sum(table["correct"].to_pylist()[:10]) == found["correct"]
     (tmp_path / "folder.jsonl").mkdir()
     options = ("--set", "eval.tasks=2", "--out", tmp_path / "folder.jsonl")
-    assert "can't be written: Is a directory" in uptrend("eval", tiny_folder, "--tasks", problems, *options, code=2).err
+    assert (
+        "can't be written: Is a directory"
+        in uptrend("eval", tiny_folder, "--tasks", problems, *options, code=2).err
+    )
 
 
 def test_tasks_are_not_written_over(tiny_folder: str, problems: Path, uptrend: Uptrend) -> None:
@@ -132,7 +161,11 @@ def test_tasks_are_not_written_over(tiny_folder: str, problems: Path, uptrend: U
 
 
 def test_the_figures_for_people(
-    llama_folder: Path, questions: Path, tmp_path: Path, uptrend: Uptrend, monkeypatch: pytest.MonkeyPatch
+    llama_folder: Path,
+    questions: Path,
+    tmp_path: Path,
+    uptrend: Uptrend,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     printed = uptrend("eval", llama_folder, "--tasks", "arithmetic", "--set", "eval.tasks=40")
     first, family = printed.out.splitlines()
@@ -140,11 +173,15 @@ def test_the_figures_for_people(
     assert family.split()[0] == "arithmetic"
     assert printed.err == ""
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(f'[eval]\nname = "musique"\nfile = "{questions}"\nsplit = "heldout"\ntasks = 2\n')
+    recipe.write_text(
+        f'[eval]\nname = "musique"\nfile = "{questions}"\nsplit = "heldout"\ntasks = 2\n'
+    )
     printed = uptrend("eval", llama_folder, "--tasks", recipe, *SHORT)
     assert printed.out.splitlines()[2].split() == ["tasks", "1", "1", "2"]
     out = tmp_path / "answers.jsonl"
-    printed = uptrend("eval", llama_folder, "--tasks", questions, *SHORT, "--out", out, "--json", "--attempts", 2)
+    printed = uptrend(
+        "eval", llama_folder, "--tasks", questions, *SHORT, "--out", out, "--json", "--attempts", 2
+    )
     assert [(row["family"], row["tasks"]) for row in printed.json["breakdown"]] == [
         ("2hop", 1), ("3hop", 1), ("4hop", 1), ("all", 3),
     ]  # fmt: skip
@@ -152,27 +189,42 @@ def test_the_figures_for_people(
     assert "sampling.context = 4096" in printed.err
     examples = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["attempt"] for line in examples] == [None] * 3 + [0, 1] * 3
-    asked = {json.loads(line)["question"]: json.loads(line)["answer"] for line in questions.read_text().splitlines()}
+    asked = {
+        json.loads(line)["question"]: json.loads(line)["answer"]
+        for line in questions.read_text().splitlines()
+    }
     assert {line["question"]: line["answer"] for line in examples} == asked
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    counted = uptrend("eval", llama_folder, "--tasks", "arithmetic", "--set", "eval.tasks=3", "--attempts", 2)
+    counted = uptrend(
+        "eval", llama_folder, "--tasks", "arithmetic", "--set", "eval.tasks=3", "--attempts", 2
+    )
     assert "9/9" in counted.err
 
 
 def test_an_adapter_can_be_evaluated(llama_folder: Path, tmp_path: Path, uptrend: Uptrend) -> None:
     policy = make_policy(llama_folder, lora=True)
     place = save_checkpoint(tmp_path, policy, Optimizer(policy.flat, Learning()), {"step": 1}, 1)
-    found = uptrend("eval", place / "adapter", "--tasks", "arithmetic", "--set", "eval.tasks=5", "--json").json
+    found = uptrend(
+        "eval", place / "adapter", "--tasks", "arithmetic", "--set", "eval.tasks=5", "--json"
+    ).json
     assert found["tasks"] == 5
 
 
 def test_a_run_keeps_its_options_and_low_limits_are_raised(
     make_run: Callable[..., Path], questions: Path, problems: Path
 ) -> None:
-    expected = [f'eval.file="{questions}"', 'eval.datasets=""', 'eval.split="heldout"', "eval.tasks=3", "seed=1"]
+    expected = [
+        f'eval.file="{questions}"',
+        'eval.datasets=""',
+        'eval.split="heldout"',
+        "eval.tasks=3",
+        "seed=1",
+    ]
     limits = ["sampling.max_tokens=128", "sampling.max_turns=8", "sampling.context=4096"]
     notes: list[str] = []
-    musique = str(make_run("musique", steps=1, overrides=("eval.name=musique", "eval.retriever=golden")))
+    musique = str(
+        make_run("musique", steps=1, overrides=("eval.name=musique", "eval.retriever=golden"))
+    )
     assert find_tasks(musique, str(questions), ["seed=1"], notes.append) == (None, expected)
     assert find_tasks(musique, "musique", [], notes.append) == ("musique", [])
     other = str(make_run("other", steps=1))
@@ -181,7 +233,10 @@ def test_a_run_keeps_its_options_and_low_limits_are_raised(
     for tasks in (None, "arithmetic", "comparison", str(problems)):
         assert find_tasks(roomy, tasks, [], notes.append) == (tasks, [])
     assert notes == []
-    assert find_tasks(roomy, "musique", [], notes.append) == ("musique", limits[:2])  # its larger context is kept
+    assert find_tasks(roomy, "musique", [], notes.append) == (
+        "musique",
+        limits[:2],
+    )  # its larger context is kept
     assert "sampling.max_tokens = 128, sampling.max_turns = 8" in notes[0]
     chosen = ["eval.name=musique", "sampling.max_turns=2"]
     assert find_tasks(roomy, None, chosen) == (None, [limits[0], *chosen])
@@ -197,22 +252,39 @@ def test_a_run_keeps_its_options_and_low_limits_are_raised(
         (["eval", "nothing", "--out", "answers.csv"], "answers.csv should end in .jsonl"),
         (["eval", "nothing", "--out", "no/such/folder.parquet"], "folder.parquet can't be written"),
         (["models", "show", "nothing"], "There is no model 'nothing'"),
-        (["models", "pull", "gemma3-270m"], "if you accept them: uptrend models pull gemma3-270m --accept-terms"),
-        (["eval", "gemma3-270m"], "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google"),
+        (
+            ["models", "pull", "gemma3-270m"],
+            "if you accept them: uptrend models pull gemma3-270m --accept-terms",
+        ),
+        (
+            ["eval", "gemma3-270m"],
+            "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google",
+        ),
         (["models", "pull", "tiny", "--gguf", "x.gguf"], "--gguf is for smollm2-135m, gemma3-270m"),
     ],
 )
 def test_bad_input_is_one_sentence(
-    uptrend: Uptrend, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uptrend: Uptrend,
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("UPTREND_HOME", str(tmp_path))
     assert message in uptrend(*arguments, code=2).err
 
 
-def test_models(tiny_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uptrend: Uptrend) -> None:
+def test_models(
+    tiny_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uptrend: Uptrend
+) -> None:
     shown = uptrend("models", "show", "tiny", "--json").json
     assert shown["folder"] == tiny_folder
-    assert (shown["type"], shown["layers"], shown["hidden"], shown["end of turn"]) == ("llama", 5, 128, "<end>")
+    assert (shown["type"], shown["layers"], shown["hidden"], shown["end of turn"]) == (
+        "llama",
+        5,
+        128,
+        "<end>",
+    )
     assert shown["chat template"] is True
     assert 1_900_000 < shown["bytes"] < 2_100_000
     assert "qwen3" in uptrend("models", "show", write_model(tmp_path / "model", "qwen3")).out
@@ -220,7 +292,9 @@ def test_models(tiny_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("UPTREND_HOME", str(tmp_path))
     listed = uptrend("models", "list", "--json").json
     assert listed["home"] == str(tmp_path)
-    assert {"name", "parameters", "source", "license", "terms", "download", "cached"} <= set(listed["models"][0])
+    assert {"name", "parameters", "source", "license", "terms", "download", "cached"} <= set(
+        listed["models"][0]
+    )
     cached = {model["name"]: model["cached"] for model in listed["models"]}
     assert cached == {"smollm2-135m": [], "gemma3-270m": [], "tiny": [tiny_folder]}
     pulled = tmp_path / "models" / "smollm2-135m"

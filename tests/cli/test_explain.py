@@ -23,9 +23,15 @@ def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("optimizer.lr-large", ["# optimizer.lr-large", "## How to prove it", "uptrend train recipe.toml", "**TRL**"]),
+        (
+            "optimizer.lr-large",
+            ["# optimizer.lr-large", "## How to prove it", "uptrend train recipe.toml", "**TRL**"],
+        ),
         ("optimiser.frozen", ["note: ", "# optimizer.frozen"]),
-        ("learning.lr", ["# learning.lr", "The learning rate, once warm.", "number, above 0", "default: 1e-05"]),
+        (
+            "learning.lr",
+            ["# learning.lr", "The learning rate, once warm.", "number, above 0", "default: 1e-05"],
+        ),
         ("sampling.stop", ["list of texts", "default: []"]),
         ("reward/mean", ["Mean total reward.", "Flat: check dead groups first", "reward.constant"]),
         ("reward/part/exact/mean", ["# reward/part/NAME/mean"]),
@@ -33,12 +39,21 @@ def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("lr", ["learning.lr", "warmstart.lr", "optimizer/lr"]),
         (
             "num_generations",
-            ["error: There is no cause, config key or metric num_generations. Did you mean sampling.size?"],
+            [
+                "error: There is no cause, config key or metric num_generations. Did you mean sampling.size?"
+            ],
         ),
-        ("learnin.lr", ["error: There is no cause, config key or metric learnin.lr. Did you mean learning.lr?"]),
+        (
+            "learnin.lr",
+            [
+                "error: There is no cause, config key or metric learnin.lr. Did you mean learning.lr?"
+            ],
+        ),
     ],
 )
-def test_a_name_is_explained(name: str, said: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_is_explained(
+    name: str, said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     told = explain(capsys, name)
     assert [words for words in said if words not in told] == []
     assert ".md)" not in told, "a link to a page that is not here"
@@ -50,13 +65,17 @@ def test_programs_read_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(explain(capsys, "learning.lr", "--json"))["default"] == "1e-05"
     listed = [each["name"] for each in json.loads(explain(capsys, "--json"))["names"]]
     metrics = [metric.key for section in sections() for metric in section.metrics]
-    options = {f"tasks.{field.name}" for cls in map(find, BUILT_IN) for field in fields(cls.Options)}
+    options = {
+        f"tasks.{field.name}" for cls in map(find, BUILT_IN) for field in fields(cls.Options)
+    }
     assert set(listed) == {*CATALOGUE, *(key.name for key in keys()), *metrics, *options}
     bounds = json.loads(explain(capsys, "tasks.bounds", "--json"))
     assert (bounds["kind"], bounds["meaning"][:28]) == ("option", "data: Bounds of your functio")
 
 
 @pytest.mark.parametrize("id", list(CATALOGUE)[::12])
-def test_a_cause_has_its_page_and_is_found_by_a_slip(id: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cause_has_its_page_and_is_found_by_a_slip(
+    id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert explain(capsys, id).startswith(f"# {id}\n")
     assert f"Did you mean {id}?" in explain(capsys, id[:-1] + "_")

@@ -24,7 +24,9 @@ def test_help_fits_a_narrow_terminal_and_is_not_read_as_markup(verb: str, uptren
     names = found.list_commands(context) if hasattr(found, "list_commands") else []
     for words in [[verb], *([verb, name] for name in names)]:
         shown = uptrend(*words, "--help", width=60).out
-        for line in shown.partition("\n\n")[2].splitlines():  # after the usage, which has the program's own name
+        for line in shown.partition("\n\n")[
+            2
+        ].splitlines():  # after the usage, which has the program's own name
             assert len(line) <= (80 if "uptrend" in line else 60), line  # examples are not wrapped
             assert not line.endswith("...") or "[ARGS]" in line, line
 
@@ -39,7 +41,9 @@ def test_brackets_survive(uptrend: Uptrend) -> None:
     assert "No such command 'shw'. Did you mean 'show'?" in uptrend("runs", "shw", code=2).err
 
 
-@pytest.mark.parametrize(("asked", "said"), [("--help", "train"), ("--version", f"uptrend {__version__}")])
+@pytest.mark.parametrize(
+    ("asked", "said"), [("--help", "train"), ("--version", f"uptrend {__version__}")]
+)
 def test_help_and_version_load_nothing_heavy(asked: str, said: str) -> None:
     code = f"""
 import sys
@@ -76,15 +80,22 @@ def test_the_shell_completes(typed: str, offered: list[str], make_run: Callable[
     (folder / "recipes" / "deep").mkdir(parents=True)
     for name in ("one.toml", "deep/er.toml"):
         (folder / "recipes" / name).touch()
-    asks = {"_UPTREND_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    asks = {
+        "_UPTREND_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+    }
     code = "import sys; sys.argv = ['uptrend']; from uptrend.cli.main import main; main()"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=folder, env=os.environ | asks, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | asks, capture_output=True, text=True, check=False
+    )
     assert done.stdout.split() == offered, done.stderr
 
 
 @pytest.mark.parametrize(
-    ("load", "before", "after"), [(99.0, "", "PASSIVE"), (0.1, "", None), (99.0, "ACTIVE", "ACTIVE")]
+    ("load", "before", "after"),
+    [(99.0, "", "PASSIVE"), (0.1, "", None), (99.0, "ACTIVE", "ACTIVE")],
 )
 def test_threads_do_not_spin_where_processes_compete_for_cores(
     load: float, before: str, after: str | None, monkeypatch: pytest.MonkeyPatch, uptrend: Uptrend

@@ -1,4 +1,6 @@
-"""Recipes, settings, rows, task folders and notes of others that nest deeply, have endless digits, or fill a disk."""
+"""Recipes, settings, rows, task folders and notes of others that nest deeply, have endless digits,
+or fill a disk.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,9 @@ DEEP = "[" * 50_000 + "]" * 50_000
 DIGITS = "9" * 100_000
 HUGE = 8 << 30  # bytes of a file that has no blocks on disk
 ARMS = (Arm("control", {}, True), Arm("larger", {"sampling.size": 16}))
-RECIPE = 'model = {{ name = "tiny" }}\ntasks = {{ name = "data", file = "{file}", reward = "exact" }}\n'
+RECIPE = (
+    'model = {{ name = "tiny" }}\ntasks = {{ name = "data", file = "{file}", reward = "exact" }}\n'
+)
 
 
 @pytest.mark.parametrize("value", [DEEP, DIGITS])
@@ -50,7 +54,12 @@ def test_a_task_of_mlgym(tmp_path: Path, uptrend: Uptrend) -> None:
     write_folder(tmp_path / "mlgym")
     table = tmp_path / "mlgym" / "configs" / "tasks" / "toy.yaml"
     table.write_text(f"id: {DEEP}")
-    assert str(table) in uptrend("tasks", "show", "mlgym", "--set", f"tasks.folder={tmp_path / 'mlgym'}", code=2).err
+    assert (
+        str(table)
+        in uptrend(
+            "tasks", "show", "mlgym", "--set", f"tasks.folder={tmp_path / 'mlgym'}", code=2
+        ).err
+    )
 
 
 @pytest.mark.parametrize("kind", ["deep", "huge"])

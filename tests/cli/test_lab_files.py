@@ -22,7 +22,9 @@ Lab = Callable[..., Any]
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch, uptrend: Callable[..., Any]) -> Lab:
-    """`lab("new", "h01")` runs `uptrend lab` at the root, as ready hypotheses name recipes of the repository."""
+    """`lab("new", "h01")` runs `uptrend lab` at the root, as ready hypotheses name recipes of the
+    repository.
+    """
     monkeypatch.chdir(ROOT)
     return lambda *words, **options: uptrend("lab", *words, **options)
 
@@ -39,14 +41,21 @@ def test_init_and_new_by_hand(lab: Lab, folder: Path, tmp_path: Path) -> None:
     assert f"uptrend lab init {tmp_path}" in lab("list", "--dir", tmp_path, code=2).err
     out = lab("new", "--dir", folder, *TINY, "--title", "Groups are too small").out
     assert "hypotheses/h01-groups-are-too-small.md" in out
-    assert (folder / Notebook(folder).hypothesis("h01").recipe).resolve() == ROOT / "recipes" / "tiny.toml"
+    assert (
+        folder / Notebook(folder).hypothesis("h01").recipe
+    ).resolve() == ROOT / "recipes" / "tiny.toml"
 
 
 def test_new_from_the_catalogue(lab: Lab, folder: Path) -> None:
     lab("new", "optimizer.lr-small", "data.memorized", "--dir", folder, *TINY)
     first, second = Notebook(folder).hypotheses
-    assert [(h.id, h.cause) for h in (first, second)] == [("h01", "optimizer.lr-small"), ("h02", "data.memorized")]
-    assert [arm.overrides["learning.lr"] for arm in first.treated] == pytest.approx([2.5e-3, 2.5e-2])
+    assert [(h.id, h.cause) for h in (first, second)] == [
+        ("h01", "optimizer.lr-small"),
+        ("h02", "data.memorized"),
+    ]
+    assert [arm.overrides["learning.lr"] for arm in first.treated] == pytest.approx(
+        [2.5e-3, 2.5e-2]
+    )
     assert second.treated[0].overrides == {"tasks.train": 2800}
 
 
@@ -54,7 +63,10 @@ def test_new_from_the_ready_ones(lab: Lab, folder: Path) -> None:
     assert "A probe decides it" in lab("new", "h03", "h02", "h01", "h03", "--dir", folder).out
     found = {h.id: h for h in Notebook(folder).hypotheses}
     assert list(found) == ["h01", "h02", "h03", "h04"]  # the second h03 gets the next number
-    assert (found["h03"].prerequisites, found["h04"].prerequisites) == ((), ("h01",))  # h01 was not there yet
+    assert (found["h03"].prerequisites, found["h04"].prerequisites) == (
+        (),
+        ("h01",),
+    )  # h01 was not there yet
 
 
 def test_new_from_a_finding(lab: Lab, folder: Path, make_run: Callable[..., Path]) -> None:
@@ -65,7 +77,10 @@ def test_new_from_a_finding(lab: Lab, folder: Path, make_run: Callable[..., Path
     assert (h.cause, h.metric, h.priority) == ("sampling.entropy-collapse", "eval/pass@8", "high")
     assert h.recipe == "recipes/flat.toml" == Notebook(folder).hypothesis("h02").recipe
     table = to_table(load_config(folder / h.recipe))
-    assert {**table, "compute": None} == {**to_table(load_config(Run(path).config)), "compute": None}
+    assert {**table, "compute": None} == {
+        **to_table(load_config(Run(path).config)),
+        "compute": None,
+    }
     (folder / h.recipe).write_text("changed")  # another recipe of this name is left alone
     lab("new", "--dir", folder, "--from", f"{path}#sampling.entropy-collapse")
     assert Notebook(folder).hypothesis("h03").recipe == "recipes/flat-2.toml"
@@ -103,7 +118,11 @@ def test_list(lab: Lab, folder: Path) -> None:
     assert [h["id"] for h in listed["hypotheses"]] == ["h01", "h02"]
     first = listed["hypotheses"][0]
     assert first["arms"]["scaled"] == {"control": True, "overrides": {"learning.scale": "group"}}
-    assert (first["status"], first["confidence"], first["seeds"]) == ("pending", None, [0, 1, 2, 3, 4])
+    assert (first["status"], first["confidence"], first["seeds"]) == (
+        "pending",
+        None,
+        [0, 1, 2, 3, 4],
+    )
     assert Path(first["path"]).is_file()
     assert len(listed["broken"]) == 1
     ready = lab("list", "--ready", "-f", "json").json
@@ -114,7 +133,10 @@ def test_list(lab: Lab, folder: Path) -> None:
 
 def test_import(lab: Lab, tmp_path: Path) -> None:
     into = tmp_path / "journal"
-    assert "8 hypotheses, 18 log entries; 0 were there already" in lab("import", *JOURNALS, "--into", into).out
+    assert (
+        "8 hypotheses, 18 log entries; 0 were there already"
+        in lab("import", *JOURNALS, "--into", into).out
+    )
     found = lab("import", *JOURNALS, "--into", into, "--format", "json").json
     assert found["new"] == {"hypotheses": 0, "entries": 0}
     assert (found["already"], found["written"]) == (26, [])
@@ -123,10 +145,18 @@ def test_import(lab: Lab, tmp_path: Path) -> None:
     assert found["files"][3]["runs"] == 6
     assert found["files"][1]["prose"] == [[1, 25]]
     run = next(one for one in found["experiments"] if one["runs"] == ["qk7wm2xa"])
-    line = next(n for n, text in enumerate(JOURNALS[3].read_text().splitlines(), 1) if "Reward: 0.8125" in text)
+    line = next(
+        n
+        for n, text in enumerate(JOURNALS[3].read_text().splitlines(), 1)
+        if "Reward: 0.8125" in text
+    )
     assert run["figures"][0] == {"name": "reward", "value": 0.8125, "line": line}
     h02 = next(one for one in found["hypotheses"] if one["named"] == "h02")
-    assert (h02["reported"], h02["confidence"], h02["priority"]) == ("partially validated", "high", "medium")
+    assert (h02["reported"], h02["confidence"], h02["priority"]) == (
+        "partially validated",
+        "high",
+        "medium",
+    )
     assert "There is no file none.md" in lab("import", "none.md", "--into", into, code=2).err
 
 
@@ -163,5 +193,7 @@ assert not heavy, heavy
 """
     (tmp_path / "j.md").write_text("# J\n")
     script = f"RECIPE = {str(ROOT / 'recipes' / 'tiny.toml')!r}\n{code}"
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,6 @@
-"""`uptrend lab run, judge and sweep`: with a real model to the verdict, killed and continued; views and refusals."""
+"""`uptrend lab run, judge and sweep`: with a real model to the verdict, killed and continued; views
+and refusals.
+"""
 
 import io
 import json
@@ -68,7 +70,9 @@ def numbers(notebook: Notebook) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for folder in sorted(notebook.runs.glob("*/")):
         made = Run(folder)
-        steps = [{k: v for k, v in line.items() if not k.startswith(OURS)} for line in made.metric_lines]
+        steps = [
+            {k: v for k, v in line.items() if not k.startswith(OURS)} for line in made.metric_lines
+        ]
         rows = [made.eval_rollouts(step).drop(["run", "seconds"]).to_pylist() for step in (0, 4)]
         found[folder.name] = (made.status, steps, rows)
     return found
@@ -107,7 +111,9 @@ def test_the_verdict_is_written_where_it_belongs(calm: Notebook) -> None:
 
 
 @pytest.mark.slow
-def test_again_it_runs_nothing_and_a_change_voids_the_verdict(calm: Notebook, tmp_path: Path, uptrend: Uptrend) -> None:
+def test_again_it_runs_nothing_and_a_change_voids_the_verdict(
+    calm: Notebook, tmp_path: Path, uptrend: Uptrend
+) -> None:
     lab = Notebook(shutil.copytree(calm.folder, tmp_path / "lab"))
     where = ("--dir", lab.folder, "--format", "json")
     printed = uptrend("lab", "run", "h01", *where)
@@ -133,7 +139,9 @@ def test_an_experiment_that_was_killed_and_continued_on_ray_equals_an_undisturbe
     started = command("h01", "--dir", lab.folder, "--at-once", 2)
     parent = subprocess.Popen(started, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     for _ in range(1200):
-        steps = [path for path in lab.folder.glob("runs/*/checkpoints/step-*") if path.name[-1] in "123"]
+        steps = [
+            path for path in lab.folder.glob("runs/*/checkpoints/step-*") if path.name[-1] in "123"
+        ]
         if steps or parent.poll() is not None:
             break
         threading.Event().wait(0.1)
@@ -145,7 +153,9 @@ def test_an_experiment_that_was_killed_and_continued_on_ray_equals_an_undisturbe
     assert parent.returncode == 130
     uptrend("lab", "run", "h01", "--dir", lab.folder, "--on", "ray", "--address", "local")
     assert numbers(lab) == numbers(calm)
-    assert "resumed" in [event["event"] for folder in lab.runs.glob("*/") for event in Run(folder).events]
+    assert "resumed" in [
+        event["event"] for folder in lab.runs.glob("*/") for event in Run(folder).events
+    ]
     assert read(lab, "verdict.json")["sentence"] == read(calm, "verdict.json")["sentence"]
 
 
@@ -192,11 +202,17 @@ def test_a_sweep(tmp_path: Path, uptrend: Uptrend) -> None:
     recipe.write_text(QUICK)
     where = (recipe, "--dir", tmp_path)
     rates = ("--set", "learning.lr=1e-6,8e-3")
-    assert "2 points × 3 seeds = 6 runs" in uptrend("lab", "sweep", *where, *rates, "--seeds", "0-2").flat
+    assert (
+        "2 points × 3 seeds = 6 runs"
+        in uptrend("lab", "sweep", *where, *rates, "--seeds", "0-2").flat
+    )
     found = uptrend("lab", "sweep", *where, *rates, "--seeds", "0-2", "--format", "json").json
     (written,) = (tmp_path / "sweeps").iterdir()
     assert json.loads(written.read_text()) == found
-    assert [(row["arm"], row["seeds"]) for row in found["rows"]] == [("lr=1e-06", [0, 1, 2]), ("lr=0.008", [0, 1, 2])]
+    assert [(row["arm"], row["seeds"]) for row in found["rows"]] == [
+        ("lr=1e-06", [0, 1, 2]),
+        ("lr=0.008", [0, 1, 2]),
+    ]
     assert found["rows"][1]["difference"]["effect"] > 0.1
     assert "McNemar p" in uptrend("lab", "sweep", *where, *rates, "--seeds", "0", "--steps", 2).flat
     failing = ("--set", "model.name=finish,fail", "--seeds", "0")
@@ -206,13 +222,21 @@ def test_a_sweep(tmp_path: Path, uptrend: Uptrend) -> None:
 
 
 def test_judging_takes_in_refused_and_failed_runs_and_misses_none(tmp_path: Path) -> None:
-    arms = (*H.arms, Arm("broken", {"model.name": "refuse"}), Arm("unlucky", {"model.name": "fail"}))
+    arms = (
+        *H.arms,
+        Arm("broken", {"model.name": "refuse"}),
+        Arm("unlucky", {"model.name": "fail"}),
+    )
     h = replace(H, arms=arms, seeds=(0, 1, 2))
     notebook, launcher = make_lab(tmp_path / "lab", QUICK, h), QuickLauncher()
     verdict = together([ExperimentRuns(notebook, h, launcher)], launcher, QuickWorkers(), Mock())[0]
     assert list(verdict.refused) == ["broken"]
     assert take_runs(ExperimentRuns(notebook, h, launcher)).judge() == verdict
-    made = [folder for folder in notebook.runs.glob("quick-s1-*/") if Run(folder).config["model"]["name"] == "finish"]
+    made = [
+        folder
+        for folder in notebook.runs.glob("quick-s1-*/")
+        if Run(folder).config["model"]["name"] == "finish"
+    ]
     shutil.rmtree(made[0])
     with pytest.raises(LabError, match="h01: 1 of its runs are missing"):
         take_runs(ExperimentRuns(notebook, h, launcher))
@@ -224,10 +248,15 @@ def test_a_replay_is_given_only_what_differs_from_its_source(tmp_path: Path) -> 
 
     def planned(**overrides: object) -> PlannedRun:
         config = QuickLauncher().resolve(recipe, {"seed": 0, **overrides}).config
-        return PlannedRun("arm", 0, "ab", config, tmp_path / "again", (), Method.REPLAY, Source(str(source), 0))
+        return PlannedRun(
+            "arm", 0, "ab", config, tmp_path / "again", (), Method.REPLAY, Source(str(source), 0)
+        )
 
     make_quick_run(source, dict(planned().config), [])
-    where, there = ["replay", str(source), "--step", "0"], ["--runs", str(tmp_path), "--name", "again"]
+    where, there = (
+        ["replay", str(source), "--step", "0"],
+        ["--runs", str(tmp_path), "--name", "again"],
+    )
     command = TrainLauncher().command(planned())
     assert command[command.index("replay") :] == [*where, *there, "--quiet"]
     changed = planned(**{"learning.lr": 2e-3, "learning.steps": 2, "seed": 7})
@@ -243,7 +272,9 @@ def test_a_replay_is_given_only_what_differs_from_its_source(tmp_path: Path) -> 
 def board(folder: Path, seeds: int = 2, title: str = "h01 more is more") -> Board:
     """Two arms; the runs of seed 0 and the control's second one are recorded."""
     planned_runs = [
-        PlannedRun(arm, seed, f"{title}{arm}{seed}", {"learning": {"steps": 20}}, folder / f"{arm}-{seed}")
+        PlannedRun(
+            arm, seed, f"{title}{arm}{seed}", {"learning": {"steps": 20}}, folder / f"{arm}-{seed}"
+        )
         for seed in range(seeds)
         for arm in ("control", "fast")
     ]
@@ -285,7 +316,9 @@ def test_the_table_of_an_experiment(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_every_run_has_its_lines(tmp_path: Path, is_terminal: bool) -> None:
     out, one = io.StringIO(), board(tmp_path)
-    with LabView([one], Console(file=out, width=90, force_terminal=is_terminal, color_system=None)) as view:
+    with LabView(
+        [one], Console(file=out, width=90, force_terminal=is_terminal, color_system=None)
+    ) as view:
         view.began(one.planned_runs[0])
         view.ended(Outcome(one.planned_runs[0], "finished", 30.0))
         view.ended(Outcome(one.planned_runs[1], "finished", was_there=True))

@@ -1,6 +1,8 @@
-"""Files of a few megabytes that hold gigabytes, as `uptrend doctor` and `uptrend serve` meet them: each as a process.
+"""Files of a few megabytes that hold gigabytes, as `uptrend doctor` and `uptrend serve` meet them:
+each as a process.
 
-The peak is that of the largest process that a command needed, and none may take all of the machine's memory.
+The peak is that of the largest process that a command needed, and none may take all of the
+machine's memory.
 """
 
 import gzip
@@ -25,13 +27,16 @@ from synthetic import write_run
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="peaks are counted in another unit, or not at all"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="peaks are counted in another unit, or not at all"
+    ),
 ]
 
-# Bytes of memory that a command may need, and those at which the system ends it: a test must not take the machine.
+# Bytes of memory that a command may need, and those at which the system ends it: a test must not
+# take the machine.
 ALLOWED, ENDED = 1_500_000_000, 8 << 30
-# Starts a command, prints its process, and in the end its exit code and its peak in KiB. A process just started counts
-# what its parent held, and this one holds little.
+# Starts a command, prints its process, and in the end its exit code and its peak in KiB. A process
+# just started counts what its parent held, and this one holds little.
 LAUNCHER = f"""
 import os, resource, subprocess, sys
 resource.setrlimit(resource.RLIMIT_AS, ({ENDED}, {ENDED}))
@@ -45,9 +50,15 @@ MEMBER = 64 << 20  # bytes of an archive's member; many of them follow each othe
 
 def launch(home: Path, *words: object) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", LAUNCHER, sys.executable, "-m", "uptrend", *map(str, words)]
-    environment = os.environ | {"UPTREND_HOME": str(home), "COLUMNS": "300", "PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {
+        "UPTREND_HOME": str(home),
+        "COLUMNS": "300",
+        "PYTHONUNBUFFERED": "1",
+    }
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=home.parent)
+    return subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=home.parent
+    )
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
@@ -68,7 +79,10 @@ def zipped(path: Path, unit: bytes, members: int, head: bytes = b"", tail: bytes
 
 def nulls(path: Path, rows: int, *columns: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table({name: pa.nulls(rows, pa.string()) for name in columns} | {"step": pa.nulls(rows, pa.int64())})
+    table = pa.table(
+        {name: pa.nulls(rows, pa.string()) for name in columns}
+        | {"step": pa.nulls(rows, pa.int64())}
+    )
     pq.write_table(table, path, compression="zstd")
     return path
 
@@ -90,18 +104,27 @@ def long_text(path: Path) -> Path:
     """Write a text of 8 MB that 2,000 rows share."""
     kinds = {name: pa.DictionaryArray.from_arrays(pa.array(np.zeros(2000, np.int32)), ["x" * 8_000_000])
              for name in ("prompt", "completion")}  # fmt: skip
-    pq.write_table(pa.table({"step": pa.array([1] * 2000), **kinds}), path, compression="zstd", store_schema=False)
+    pq.write_table(
+        pa.table({"step": pa.array([1] * 2000), **kinds}),
+        path,
+        compression="zstd",
+        store_schema=False,
+    )
     return path
 
 
 HOSTILE: dict[str, Callable[[Path], Path]] = {
     "spaces in JSON": lambda folder: zipped(folder / "a.json.gz", b" ", 18, b"[", b"]"),
-    "rows of JSON": lambda folder: zipped(folder / "a.jsonl.gz", b'{"step": 1, "reward": 0.5, "loss": 0.1}\n', 18),
+    "rows of JSON": lambda folder: zipped(
+        folder / "a.jsonl.gz", b'{"step": 1, "reward": 0.5, "loss": 0.1}\n', 18
+    ),
     "a console": lambda folder: zipped(folder / "a.log.gz", b"step 1, reward: 0.5, kl: 0.1\n", 18),
     "a table": lambda folder: zipped(folder / "a.csv.gz", b"1,0.5,0.1\n", 18, b"step,reward,kl\n"),
     "values in JSON": lambda folder: zipped(folder / "a.json.gz", b"[],", 1, b"[", b"[]]"),
     "one line": lambda folder: zipped(folder / "a.jsonl.gz", b'"a":0.5,', 3, b"{", b'"b":1}'),
-    "rows of Parquet": lambda folder: nulls(folder / "completions_00001.parquet", 5_000_000, "prompt", "completion"),
+    "rows of Parquet": lambda folder: nulls(
+        folder / "completions_00001.parquet", 5_000_000, "prompt", "completion"
+    ),
     "texts of Parquet": lambda folder: long_text(folder / "completions_00001.parquet"),
     "columns": lambda folder: own_columns(folder / "a.jsonl"),
     "a sparse file": lambda folder: sparse(folder / "a.jsonl"),
@@ -109,7 +132,9 @@ HOSTILE: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE.keys())
-def test_the_doctor_refuses_what_would_take_all_memory(make: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_the_doctor_refuses_what_would_take_all_memory(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
     file = make(tmp_path)
     assert file.stat().st_blocks * 512 < 10_000_000
     code, out, err = ended(launch(tmp_path / "home", "doctor", file))
@@ -125,7 +150,9 @@ def test_a_large_log_is_read_in_little_memory(tmp_path: Path) -> None:
     with file.open("w") as log:
         for step in range(1, rows + 1):
             reward, kl = step / rows, 0.01 + (step % 7) / 1000
-            log.write(f'{{"step": {step}, "loss": 0.01, "reward": {reward}, "kl": {kl}, "entropy": 0.5, "lr": 1e-6}}\n')
+            log.write(
+                f'{{"step": {step}, "loss": 0.01, "reward": {reward}, "kl": {kl}, "entropy": 0.5, "lr": 1e-6}}\n'
+            )
     code, out, err = ended(launch(tmp_path / "home", "doctor", file, "--format", "json"))
     assert code == 0, err
     (report,) = [json.loads(out.partition("\n")[2])]
@@ -140,12 +167,16 @@ def test_rollouts_that_are_too_large_cost_the_doctor_their_step_alone(tmp_path: 
     nulls(run / "rollouts" / "000003" / "part-0.parquet", 5_000_000, "group", "task")
     code, out, err = ended(launch(tmp_path / "home", "doctor", run))
     assert code == 0, err
-    assert "The rollouts of step 3 are too large to be read and were left out." in " ".join(out.split())
+    assert "The rollouts of step 3 are too large to be read and were left out." in " ".join(
+        out.split()
+    )
 
 
 @contextmanager
 def serving(home: Path, *paths: Path) -> Iterator[Callable[..., httpx.Response]]:
-    """Serve folders by a process of its own; its peak, and its readers', is compared when it ends."""
+    """Serve folders by a process of its own; its peak, and its readers', is compared when it
+    ends.
+    """
     process = launch(home, "serve", "--port", "0", "--no-token", *paths)
     assert process.stdout is not None
     try:
@@ -174,13 +205,19 @@ def test_the_dashboard_says_what_is_too_large_and_shows_the_rest(tmp_path: Path)
     runs = tmp_path / "runs"
     write_run(runs / "whole", steps=6)
     rollouts = write_run(runs / "rollouts", steps=6)
-    for file in ("rollouts/000003/part-0.parquet", "rollouts/000006/part-0.parquet", "evals/000006.parquet"):
+    for file in (
+        "rollouts/000003/part-0.parquet",
+        "rollouts/000006/part-0.parquet",
+        "evals/000006.parquet",
+    ):
         nulls(rollouts / file, 5_000_000, "group", "task")
     sparse(write_run(runs / "lines", steps=6) / "metrics.jsonl")
     own_columns(write_run(runs / "columns", steps=6) / "metrics.jsonl")
     archive = zipped(tmp_path / "a.jsonl.gz", b'{"step": 1, "reward": 0.5}\n', 18)
     with serving(tmp_path / "home", runs, archive) as ask:
-        rows = {row["name"].partition("/")[2] or row["name"]: row for row in ask("runs").json()["rows"]}
+        rows = {
+            row["name"].partition("/")[2] or row["name"]: row for row in ask("runs").json()["rows"]
+        }
         assert {name: row["status"] for name, row in rows.items()} == {
             "whole": "finished", "rollouts": "finished",
             "lines": "unreadable", "columns": "unreadable", "a.jsonl.gz": "unreadable",

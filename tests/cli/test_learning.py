@@ -1,9 +1,11 @@
-"""The loop learns, on one core in a minute: arithmetic with GRPO; multi-hop questions by warm start, then GRPO.
+"""The loop learns, on one core in a minute: arithmetic with GRPO; multi-hop questions by warm
+start, then GRPO.
 
-A model of 159,000 weights is far from what GRPO does on a GPU with a real one; in the minutes that there are it
-gains a little, and the same recipe with a blind learner loses. Measured with seeds 0 and 1: rewards at the
-sampling temperature, first to last eight steps, healthy +0.025 and +0.031, blind −0.009 and −0.011; greedy on
-held-out questions, from 0.503 to 0.503 and 0.508 healthy, to 0.433 and 0.433 blind.
+A model of 159,000 weights is far from what GRPO does on a GPU with a real one; in the minutes that
+there are it gains a little, and the same recipe with a blind learner loses. Measured with seeds 0
+and 1: rewards at the sampling temperature, first to last eight steps, healthy +0.025 and +0.031,
+blind −0.009 and −0.011; greedy on held-out questions, from 0.503 to 0.503 and 0.508 healthy, to
+0.433 and 0.433 blind.
 """
 
 from pathlib import Path
@@ -30,7 +32,10 @@ HELD_OUT = 200
 def test_the_tiny_recipe_learns(tmp_path: Path) -> None:
     steps = 60  # fewer than the recipe's; measured over four seeds: from 51% to 65, 67, 69 and 69%
     run = train_recipe(load_config(RECIPE, [f"learning.steps={steps}"]), runs=tmp_path)
-    before, after = ({row["task"]: row["correct"] for row in run.eval_rollouts(at).to_pylist()} for at in (0, steps))
+    before, after = (
+        {row["task"]: row["correct"] for row in run.eval_rollouts(at).to_pylist()}
+        for at in (0, steps)
+    )
     assert before.keys() == after.keys()
     trained: set[str] = set(run.rollouts()["task"].to_pylist())
     assert not trained & before.keys()
@@ -46,13 +51,31 @@ def test_the_tiny_recipe_learns(tmp_path: Path) -> None:
 def warm(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Run]:
     """A recipe with a model that was taught in less than a minute, and the warm start's run."""
     folder = tmp_path_factory.mktemp("musique")
-    options = {"file": str(write_questions(folder / "questions.jsonl", 2400)), "retriever": "lexical", "returned": 1}
+    options = {
+        "file": str(write_questions(folder / "questions.jsonl", 2400)),
+        "retriever": "lexical",
+        "returned": 1,
+    }
     recipe = {
         "model": {"name": str(write_small(folder / "start", options))},
         "tasks": {"name": "musique", "train": 1800, **options},
         "eval": {"name": "musique", "tasks": HELD_OUT, "every": 0, **options},
-        "sampling": {"max_tokens": 16, "max_turns": 4, "context": 200, "groups": 16, "size": 8, "temperature": 1.0},
-        "learning": {"steps": 24, "lr": 5e-4, "warmup": 3, "schedule": "linear", "loss": "dapo", "skip_dead": True},
+        "sampling": {
+            "max_tokens": 16,
+            "max_turns": 4,
+            "context": 200,
+            "groups": 16,
+            "size": 8,
+            "temperature": 1.0,
+        },
+        "learning": {
+            "steps": 24,
+            "lr": 5e-4,
+            "warmup": 3,
+            "schedule": "linear",
+            "loss": "dapo",
+            "skip_dead": True,
+        },
         "warmstart": {"tasks": 900, "epochs": 5, "batch": 32, "lr": 5e-3, "warmup": 20},
         "compute": {"device": "cpu", "threads": 1, "compile": "never"},
     }
@@ -91,7 +114,8 @@ def test_grpo_gains_and_a_learner_that_sees_only_its_own_words_loses(
     assert all(all(row["attended"]) for row in healthy.rollouts(1).to_pylist())
     for row in ill.rollouts(1).to_pylist():
         assert row["attended"] == [role == int(Role.MODEL) for role in row["roles"]]
-    # A blind learner's probabilities of its own rollouts are nats away from those that they were sampled with.
+    # A blind learner's probabilities of its own rollouts are nats away from those that they were
+    # sampled with.
     assert healthy.metric_lines[0]["sampler/gap/max"] < 1e-3
     assert ill.metric_lines[0]["sampler/gap/max"] > 5
 

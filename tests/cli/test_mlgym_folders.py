@@ -1,4 +1,6 @@
-"""`uptrend tasks` on MLGym folders from elsewhere: code stays in the sandbox, paths in the folder."""
+"""`uptrend tasks` on MLGym folders from elsewhere: code stays in the sandbox, paths in the
+folder.
+"""
 
 # ruff: noqa: ARG005 (ways to break out share a signature)
 
@@ -35,8 +37,12 @@ def make(seed, heldout):
 
 
 def with_generator(root: Path, source: str, **names: object) -> Path:
-    """Write a folder whose task has a generator, a file beside it, and a player that looks at what it made."""
-    write_folder(root, extra="  generator: data/toy/make.py\n  players: data/toy/players\n  par: 1.0\n")
+    """Write a folder whose task has a generator, a file beside it, and a player that looks at what
+    it made.
+    """
+    write_folder(
+        root, extra="  generator: data/toy/make.py\n  players: data/toy/players\n  par: 1.0\n"
+    )
     (root / "data/toy/make.py").write_text(source.format(**names))
     (root / "data/toy/rows.txt").write_text("beside the generator")
     (root / "data/toy/players").mkdir()
@@ -62,7 +68,9 @@ def test_a_generator_runs_in_the_sandbox(tmp_path: Path, uptrend: Uptrend) -> No
     uptrend("tasks", "show", "mlgym", *options(root))
     report = uptrend("tasks", "validate", "mlgym", *options(root), "--json").json
     checks = {check["name"]: check for check in report["reports"][0]["checks"]}
-    assert checks["gold answers reach the maximum"]["figure"] == "3 of 3 do"  # its examples are played
+    assert (
+        checks["gold answers reach the maximum"]["figure"] == "3 of 3 do"
+    )  # its examples are played
     assert not marker.exists()
 
 
@@ -72,14 +80,27 @@ def test_a_generator_runs_in_the_sandbox(tmp_path: Path, uptrend: Uptrend) -> No
     [
         ("raise SystemExit('no rows today')", "no rows today"),
         ("def make(seed, heldout):\n    return 1 / 0", "ZeroDivisionError: division by zero"),
-        ("def make(seed, heldout):\n    return 3", "should return files for workspace, validation and test"),
-        ("def make(seed, heldout):\n    return dict(workspace={{}}, validation={{}})", "should return files for"),
-        ("def make(seed, heldout):\n    return dict(workspace={{'a': 1}}, validation={{}}, test={{}})", "bytes"),
+        (
+            "def make(seed, heldout):\n    return 3",
+            "should return files for workspace, validation and test",
+        ),
+        (
+            "def make(seed, heldout):\n    return dict(workspace={{}}, validation={{}})",
+            "should return files for",
+        ),
+        (
+            "def make(seed, heldout):\n    return dict(workspace={{'a': 1}}, validation={{}}, test={{}})",
+            "bytes",
+        ),
     ],
 )
-def test_a_generator_that_fails_is_named(source: str, sentence: str, tmp_path: Path, uptrend: Uptrend) -> None:
+def test_a_generator_that_fails_is_named(
+    source: str, sentence: str, tmp_path: Path, uptrend: Uptrend
+) -> None:
     root = with_generator(tmp_path / "mlgym", source)
-    said = uptrend("tasks", "validate", "mlgym", *options(root, "tasks.sandbox=process"), code=1).flat
+    said = uptrend(
+        "tasks", "validate", "mlgym", *options(root, "tasks.sandbox=process"), code=1
+    ).flat
     assert "data/toy/make.py" in said
     assert sentence in said
 
@@ -102,13 +123,17 @@ def link(place: Path, target: Path) -> None:
     ("break_out", "file", "key", "value"),
     [
         (
-            lambda root, out: change(root, "data_path: data/toy/data", f"data_path: {out}", "datasets/toy.yaml"),
+            lambda root, out: change(
+                root, "data_path: data/toy/data", f"data_path: {out}", "datasets/toy.yaml"
+            ),
             "configs/datasets/toy.yaml",
             "data_path",
             "{out}",
         ),
         (
-            lambda root, out: change(root, "data_path: data/toy/data", "data_path: ../outside", "datasets/toy.yaml"),
+            lambda root, out: change(
+                root, "data_path: data/toy/data", "data_path: ../outside", "datasets/toy.yaml"
+            ),
             "configs/datasets/toy.yaml",
             "data_path",
             "../outside",
@@ -138,7 +163,9 @@ def link(place: Path, target: Path) -> None:
             "datasets/toy.yaml",
         ),
         (
-            lambda root, out: change(root, "data/toy/baseline.py,", f"data/toy/baseline.py, {out}/secret.txt,"),
+            lambda root, out: change(
+                root, "data/toy/baseline.py,", f"data/toy/baseline.py, {out}/secret.txt,"
+            ),
             "configs/tasks/toy.yaml",
             "starter_code",
             "{out}/secret.txt",
@@ -160,7 +187,9 @@ def link(place: Path, target: Path) -> None:
             "data/toy/code/more",
         ),
         (
-            lambda root, out: change(root, "uptrend:", "sample_submission: ../outside/secret.txt\nuptrend:"),
+            lambda root, out: change(
+                root, "uptrend:", "sample_submission: ../outside/secret.txt\nuptrend:"
+            ),
             "configs/tasks/toy.yaml",
             "sample_submission",
             "../outside/secret.txt",
@@ -218,7 +247,9 @@ def test_paths_stay_inside_the_folder(
     outside.mkdir()
     (outside / "secret.txt").write_text("a secret of the host")
     (outside / "make.py").write_text("raise SystemExit('ran')")
-    (outside / "outside.yaml").write_text("name: a secret of the host\ndescription: a secret of the host\n")
+    (outside / "outside.yaml").write_text(
+        "name: a secret of the host\ndescription: a secret of the host\n"
+    )
     break_out(root, outside)
     arguments = ("tasks", "show", "mlgym", *options(root, "tasks.sandbox=process"), "--json")
     said = uptrend(*arguments, code=2)

@@ -36,23 +36,40 @@ def test_pictures(make_run: MakeRun, tmp_path: Path, uptrend: Uptrend) -> None:
         "Entropy (nats)", "Length (tokens)", "KL to the start (nats)", "70.0%", "50.0%",
     } <= set(texts(tmp_path / "two.svg"))  # fmt: skip
     metrics = ("reward/std", "seconds/step", "loss/total")
-    uptrend("plot", first, "-o", tmp_path / "m.svg", *(part for key in metrics for part in ("--metric", key)))
+    uptrend(
+        "plot",
+        first,
+        "-o",
+        tmp_path / "m.svg",
+        *(part for key in metrics for part in ("--metric", key)),
+    )
     assert set(metrics) <= set(texts(tmp_path / "m.svg"))
     assert "Training reward" not in texts(tmp_path / "m.svg")
 
 
-def test_panels_without_values_are_left_out(make_run: MakeRun, tmp_path: Path, uptrend: Uptrend) -> None:
+def test_panels_without_values_are_left_out(
+    make_run: MakeRun, tmp_path: Path, uptrend: Uptrend
+) -> None:
     run = make_run("demo", steps=4)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     gone = {"learner/entropy/mean": None, "kl/reference/mean": None, "loss/total": None}
     (run / "metrics.jsonl").write_text("".join(json.dumps(line | gone) + "\n" for line in lines))
     uptrend("plot", run, "-o", tmp_path / "some.svg")
-    assert {"Training reward", "Dead groups", "Length (tokens)"} <= set(texts(tmp_path / "some.svg"))
+    assert {"Training reward", "Dead groups", "Length (tokens)"} <= set(
+        texts(tmp_path / "some.svg")
+    )
     assert not {"Entropy (nats)", "KL to the start (nats)"} & set(texts(tmp_path / "some.svg"))
     asked = ("--metric", "reward/mean", "--metric", "loss/total")
-    assert uptrend("plot", run, "-o", tmp_path / "one.svg", *asked).err.strip().endswith("no value of it: loss/total")
+    assert (
+        uptrend("plot", run, "-o", tmp_path / "one.svg", *asked)
+        .err.strip()
+        .endswith("no value of it: loss/total")
+    )
     assert "loss/total" not in texts(tmp_path / "one.svg")
-    assert "nothing to draw: demo has no value of loss/total." in uptrend("plot", run, *asked[2:], code=2).err
+    assert (
+        "nothing to draw: demo has no value of loss/total."
+        in uptrend("plot", run, *asked[2:], code=2).err
+    )
     for name in ("metrics.jsonl", "evals.jsonl"):
         (run / name).unlink()
     assert uptrend("plot", run, "-o", tmp_path / "empty.svg", code=2).err.count("\n") == 1
@@ -79,7 +96,11 @@ def test_nothing_right_is_drawn_too(make_run: MakeRun, tmp_path: Path, uptrend: 
     ],
 )
 def test_what_cannot_be_drawn(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, uptrend: Uptrend, arguments: list[str], message: str
+    make_run: MakeRun,
+    monkeypatch: pytest.MonkeyPatch,
+    uptrend: Uptrend,
+    arguments: list[str],
+    message: str,
 ) -> None:
     monkeypatch.chdir(make_run("demo").parents[1])
     Path("file").write_text("")
@@ -91,7 +112,9 @@ def test_a_matplotlibrc_of_the_current_folder_has_no_say(make_run: Callable[...,
     folder = make_run("demo", steps=4).parents[1]
     (folder / "matplotlibrc").write_text("text.usetex: True\nsavefig.format: pdf\n")
     code = "from uptrend.cli.main import main; main(['plot', 'demo'])"
-    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, (folder / "uptrend.png").exists()) == (0, True), done.stderr
 
 
@@ -112,8 +135,13 @@ def test_a_held_out_accuracy_that_hardly_moves_has_ticks_that_differ(
     make_run: MakeRun, tmp_path: Path, uptrend: Uptrend
 ) -> None:
     run = make_run("still", steps=4)
-    lines = [{"step": step, "accuracy": 0.99991 + step * 1e-6, "correct": 9, "tasks": 9} for step in (0, 2, 4)]
-    ends = [{**line, "low": line["accuracy"] - 1e-6, "high": line["accuracy"] + 1e-6} for line in lines]
+    lines = [
+        {"step": step, "accuracy": 0.99991 + step * 1e-6, "correct": 9, "tasks": 9}
+        for step in (0, 2, 4)
+    ]
+    ends = [
+        {**line, "low": line["accuracy"] - 1e-6, "high": line["accuracy"] + 1e-6} for line in lines
+    ]
     (run / "evals.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ends))
     uptrend("plot", run, "--out", tmp_path / "still.svg")
     ticks = [text for text in texts(tmp_path / "still.svg") if text.startswith("99.99")]

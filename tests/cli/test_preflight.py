@@ -34,7 +34,9 @@ def only(*names: str) -> list[str]:
 
 
 def test_a_healthy_recipe_passes_with_one_line_per_probe(call: Call) -> None:
-    lines = call("preflight", RECIPE, *only("gold", "agreement", "masks", "tool-swap")).out.splitlines()
+    lines = call(
+        "preflight", RECIPE, *only("gold", "agreement", "masks", "tool-swap")
+    ).out.splitlines()
     assert [line.split()[:2] for line in lines[:4]] == [
         ["✓", "gold"], ["✓", "agreement"], ["✓", "masks"], ["–", "tool-swap"],
     ]  # fmt: skip
@@ -46,7 +48,12 @@ def test_a_healthy_recipe_passes_with_one_line_per_probe(call: Call) -> None:
 
 def test_a_critical_finding_exits_with_1_and_says_what_to_do(call: Call) -> None:
     out = call("preflight", RECIPE, *CUT, *only("gold", "dead-groups"), code=1).out
-    for words in ("✗ gold", f"critical  {REJECTED}", "also explains: advantage.dead-groups-low", "  fix: "):
+    for words in (
+        "✗ gold",
+        f"critical  {REJECTED}",
+        "also explains: advantage.dead-groups-low",
+        "  fix: ",
+    ):
         assert words in out
 
 
@@ -55,7 +62,11 @@ def test_json_is_one_object(call: Call) -> None:
     told = call(*asked, "--format", "json").json
     assert (told["version"], told["passed"]) == (1, True)
     (probe,), (finding,) = told["probes"], told["findings"]
-    assert (probe["name"], probe["ok"], probe["findings"]) == ("step-size", False, ["optimizer.lr-small"])
+    assert (probe["name"], probe["ok"], probe["findings"]) == (
+        "step-size",
+        False,
+        ["optimizer.lr-small"],
+    )
     assert (finding["id"], finding["severity"]) == ("optimizer.lr-small", "warning")
     call(*asked, "--fail-on", "warning", code=1)
 
@@ -63,12 +74,17 @@ def test_json_is_one_object(call: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("preflight", RECIPE, "--only", "prompt-swop"), "there is no such probe. There are gold, bounds, repeats"),
+        (
+            ("preflight", RECIPE, "--only", "prompt-swop"),
+            "there is no such probe. There are gold, bounds, repeats",
+        ),
         (("preflight", "none.toml"), "none.toml"),
         (("train", RECIPE, "--allow", "mask.attention-blnd"), "Did you mean mask.attention-blind?"),
     ],
 )
-def test_bad_input_is_a_sentence_and_exit_code_2(call: Call, arguments: tuple[object, ...], words: str) -> None:
+def test_bad_input_is_a_sentence_and_exit_code_2(
+    call: Call, arguments: tuple[object, ...], words: str
+) -> None:
     assert words in call(*arguments, code=2).err
 
 
@@ -81,21 +97,47 @@ def test_training_asks_first_and_does_not_begin_on_a_critical_finding_unless_all
     assert call(*ask, "--no-preflight", "--name", "unasked").err == ""
     asked, unasked = Run(tmp_path / "asked"), Run(tmp_path / "unasked")
     assert [e["event"] for e in asked.events][:2] == ["started", "preflight"]
-    assert {p["name"] for p in asked.events[1]["probes"]} >= {"gold", "prompt-swap", "agreement", "masks", "sign"}
-    states = [(r.checkpoints[-1] / "model" / "model.safetensors").read_bytes() for r in (asked, unasked)]
+    assert {p["name"] for p in asked.events[1]["probes"]} >= {
+        "gold",
+        "prompt-swap",
+        "agreement",
+        "masks",
+        "sign",
+    }
+    states = [
+        (r.checkpoints[-1] / "model" / "model.safetensors").read_bytes() for r in (asked, unasked)
+    ]
     assert states[0] == states[1]
     said = call(*ask, *CUT, "--name", "refused", code=1).err
     assert f"Not started: {REJECTED}: " in said
     assert f"To train anyway: --allow {REJECTED}, or --no-preflight" in said
     assert not (tmp_path / "refused").exists()
     call(*ask, *CUT, "--allow", REJECTED, "--name", "allowed")
-    told = next(event for event in Run(tmp_path / "allowed").events if event["event"] == "preflight")
-    assert (told["passed"], REJECTED in [found["id"] for found in told["findings"]]) == (False, True)
+    told = next(
+        event for event in Run(tmp_path / "allowed").events if event["event"] == "preflight"
+    )
+    assert (told["passed"], REJECTED in [found["id"] for found in told["findings"]]) == (
+        False,
+        True,
+    )
 
 
 @pytest.mark.slow
-def test_a_refused_run_that_is_kept_says_why_on_every_surface(call: Call, uptrend: Call, tmp_path: Path) -> None:
-    call("train", RECIPE, "--runs", tmp_path, "--quiet", *CUT, "--name", "kept", "--keep-refused", code=1)
+def test_a_refused_run_that_is_kept_says_why_on_every_surface(
+    call: Call, uptrend: Call, tmp_path: Path
+) -> None:
+    call(
+        "train",
+        RECIPE,
+        "--runs",
+        tmp_path,
+        "--quiet",
+        *CUT,
+        "--name",
+        "kept",
+        "--keep-refused",
+        code=1,
+    )
     run = Run(tmp_path / "kept")
     assert (run.status, run.last_step, run.eval_lines) == ("stopped", 0, [])
     assert run.stopped is not None
@@ -114,14 +156,20 @@ def test_a_refused_run_that_is_kept_says_why_on_every_surface(call: Call, uptren
     assert uptrend("doctor", run.path, "--format", "json").json["findings"][0]["id"] == REJECTED
 
 
-def test_a_probe_that_raises_is_a_line_and_the_others_go_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_raises_is_a_line_and_the_others_go_on(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(_: object) -> Any:
         raise RuntimeError("CUDA error:\n  out of memory")
 
     monkeypatch.setitem(PROBES, "order", replace(PROBES["order"], ask=fail))
     asked = ("preflight", RECIPE, *only("leak", "order", "schedule"))
     lines = call(*asked, code=2).out.splitlines()
-    assert [line.split()[:2] for line in lines[:3]] == [["✓", "leak"], ["!", "order"], ["✓", "schedule"]]
+    assert [line.split()[:2] for line in lines[:3]] == [
+        ["✓", "leak"],
+        ["!", "order"],
+        ["✓", "schedule"],
+    ]
     assert lines[1].endswith("failed: RuntimeError: CUDA error: out of memory")
     assert lines[-1].startswith("nothing found by 2 probes (0 do not apply, 1 failed)")
     told = call(*asked, "--format", "json", code=2).json

@@ -21,14 +21,21 @@ STEPS = 4
 @pytest.fixture(scope="module")
 def run(letters: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
     learning = {"steps": STEPS, "lr": 3e-3, "kl": {"beta": 0.01}}
-    table = {**letters, "name": "base", "learning": learning, "checkpoints": {"every": 2, "keep": 2}}
+    table = {
+        **letters,
+        "name": "base",
+        "learning": learning,
+        "checkpoints": {"every": 2, "keep": 2},
+    }
     return train_recipe(load_config(table), runs=tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture
 def replay(run: Run, tmp_path: Path, uptrend: Callable[..., Any]) -> Callable[..., Any]:
     """`uptrend replay RUN …`"""
-    return lambda *words, **options: uptrend("replay", run.path, "--runs", tmp_path, *words, width=200, **options)
+    return lambda *words, **options: uptrend(
+        "replay", run.path, "--runs", tmp_path, *words, width=200, **options
+    )
 
 
 def test_unchanged_it_equals_the_run(replay: Callable[..., Any], run: Run) -> None:
@@ -38,12 +45,17 @@ def test_unchanged_it_equals_the_run(replay: Callable[..., Any], run: Run) -> No
     assert replay("--step", 2, "--format", "json", "--name", "again").json["same"] is True
     path = run.path / "metrics.jsonl"
     before = path.read_bytes()
-    path.write_bytes(before.replace(repr(run.metric_lines[3]["gradient/norm/before"]).encode(), b"77.0"))
+    path.write_bytes(
+        before.replace(repr(run.metric_lines[3]["gradient/norm/before"]).encode(), b"77.0")
+    )
     try:
         found = replay("--step", 2, "--format", "json", "--name", "other").json
         assert (found["same"], found["differs_at"]["metric"]) == (False, "gradient/norm/before")
         assert (found["differs_at"]["step"], found["differs_at"]["source"]) == (4, 77.0)
-        assert "gradient/norm/before of step 4 was 77.0" in replay("--step", 2, "--name", "text", "--quiet").out
+        assert (
+            "gradient/norm/before of step 4 was 77.0"
+            in replay("--step", 2, "--name", "text", "--quiet").out
+        )
     finally:
         path.write_bytes(before)
 
@@ -65,7 +77,10 @@ def test_json_has_every_step(replay: Callable[..., Any], run: Run) -> None:
     changes = ("--set", "learning.kl.beta=0.5", "--set", "learning.scale=none")
     found = replay("--step", 2, *changes, "--name", "beta", "--format", "json").json
     assert (found["step"], found["last"], found["status"]) == (2, 4, "finished")
-    assert found["changed"] == {"learning.scale": ["group", "none"], "learning.kl.beta": [0.01, 0.5]}
+    assert found["changed"] == {
+        "learning.scale": ["group", "none"],
+        "learning.kl.beta": [0.01, 0.5],
+    }
     assert (found["same"], found["on_policy_to"], found["few_from"]) == (None, 3, None)
     assert [line["step"] for line in found["steps"]] == [3, 4]
     first, was = found["steps"][0], run.metric_lines[2]
@@ -88,20 +103,32 @@ def test_a_replay_far_from_its_run_is_warned_of(replay: Callable[..., Any]) -> N
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--step", "3"], "has no checkpoint of step 3; it has 0 (the model that it began with) and 2, 4."),
-        (["--step", "0", "--set", "sampling.temperature=0.5"], "--set sampling.temperature would take new rollouts"),
+        (
+            ["--step", "3"],
+            "has no checkpoint of step 3; it has 0 (the model that it began with) and 2, 4.",
+        ),
+        (
+            ["--step", "0", "--set", "sampling.temperature=0.5"],
+            "--set sampling.temperature would take new rollouts",
+        ),
         (["--step", "0", "--steps", "9"], "has recorded 4 steps after step 0."),
         (["--step", "0", "--set", "learning.loss=ppo"], "learning.loss = 'ppo' is not one of"),
     ],
 )
-def test_refusals(replay: Callable[..., Any], arguments: list[str], sentence: str, tmp_path: Path) -> None:
+def test_refusals(
+    replay: Callable[..., Any], arguments: list[str], sentence: str, tmp_path: Path
+) -> None:
     assert sentence in replay(*arguments, code=2).err
     assert not list(tmp_path.iterdir())
 
 
-def test_ctrl_c_finishes_the_step_and_the_same_command_starts_again(replay: Callable[..., Any], tmp_path: Path) -> None:
+def test_ctrl_c_finishes_the_step_and_the_same_command_starts_again(
+    replay: Callable[..., Any], tmp_path: Path
+) -> None:
     def interrupt() -> None:
-        while not (tmp_path / "one" / "run.json").exists():  # an evaluation and all steps are still to come
+        while not (
+            tmp_path / "one" / "run.json"
+        ).exists():  # an evaluation and all steps are still to come
             time.sleep(0.002)
         os.kill(os.getpid(), signal.SIGINT)
 

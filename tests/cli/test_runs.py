@@ -47,7 +47,11 @@ def test_list(uptrend: Uptrend) -> None:
     assert [run[key] for key in ("status", "step", "steps", "model", "taskset", "loss", "seed", "path")] == [
         "finished", 20, 20, "tiny", "arithmetic", "grpo", 0, "runs/slow",
     ]  # fmt: skip
-    assert (run["before"]["accuracy"], run["after"]["step"], run["after"]["correct"]) == (15 / 40, 20, 22)
+    assert (run["before"]["accuracy"], run["after"]["step"], run["after"]["correct"]) == (
+        15 / 40,
+        20,
+        22,
+    )
 
 
 def test_list_names_what_cannot_be_read(two_runs: tuple[Path, Path], uptrend: Uptrend) -> None:
@@ -60,17 +64,28 @@ def test_list_names_what_cannot_be_read(two_runs: tuple[Path, Path], uptrend: Up
     assert "torn can't be read:" in uptrend("runs", "list", folder).out
     listed = uptrend("runs", "list", folder, "--json").json
     assert {Path(b["path"]).name for b in listed["broken"]} == {"torn", "newer"}
-    assert {run["name"]: run["before"] is None for run in listed["runs"]} == {"slow": False, "fast": True}
-    assert "1 line of evals.jsonl could not be read and is left out." in uptrend("runs", "show", two_runs[1]).flat
+    assert {run["name"]: run["before"] is None for run in listed["runs"]} == {
+        "slow": False,
+        "fast": True,
+    }
+    assert (
+        "1 line of evals.jsonl could not be read and is left out."
+        in uptrend("runs", "show", two_runs[1]).flat
+    )
 
 
-def test_a_run_that_has_just_begun(two_runs: tuple[Path, Path], tmp_path: Path, uptrend: Uptrend) -> None:
+def test_a_run_that_has_just_begun(
+    two_runs: tuple[Path, Path], tmp_path: Path, uptrend: Uptrend
+) -> None:
     info = json.loads((two_runs[0] / "run.json").read_text())
     with RunDirectory.create(tmp_path / "runs" / "new", info):
         assert "running" in uptrend("runs", "list").out
         assert "0 of 20 steps" in uptrend("runs", "show", "new").out
         assert "share no held-out task" in uptrend("runs", "compare", "slow", "new").out
-    assert "nowhere does not exist. Make one with: uptrend train" in uptrend("runs", "list", "nowhere", code=2).err
+    assert (
+        "nowhere does not exist. Make one with: uptrend train"
+        in uptrend("runs", "list", "nowhere", code=2).err
+    )
 
 
 def test_show(two_runs: tuple[Path, Path], uptrend: Uptrend) -> None:
@@ -94,7 +109,10 @@ def test_show_says_why_a_run_was_stopped(two_runs: tuple[Path, Path], uptrend: U
             "stopped_by": "preflight", "finding": "reward.constant"}  # fmt: skip
     with (two_runs[0] / "events.jsonl").open("a") as file:
         file.write(json.dumps(stop) + "\n")
-    assert "stopped by preflight reward.constant: All equal." in uptrend("runs", "show", two_runs[0]).flat
+    assert (
+        "stopped by preflight reward.constant: All equal."
+        in uptrend("runs", "show", two_runs[0]).flat
+    )
     assert uptrend("runs", "show", two_runs[0], "--json").json["stopped"]["by"] == "preflight"
 
 
@@ -102,7 +120,13 @@ def test_show_says_why_a_run_was_stopped(two_runs: tuple[Path, Path], uptrend: U
 def test_compare(uptrend: Uptrend) -> None:
     compared = uptrend("runs", "compare", "slow", "fast", "--json").json
     assert compared["difference"]["learning.lr"] == [1e-5, 2e-5]
-    assert set(compared["difference"]) == {"name", "seed", "learning.lr", "learning.loss", "learning.steps"}
+    assert set(compared["difference"]) == {
+        "name",
+        "seed",
+        "learning.lr",
+        "learning.loss",
+        "learning.steps",
+    }
     paired = compared["paired"]
     counts = {key: paired[key] for key in ("tasks", "both", "only_a", "only_b", "neither")}
     assert counts == {"tasks": 40, "both": 22, "only_a": 0, "only_b": 6, "neither": 12}
@@ -160,8 +184,12 @@ def talk(tmp_path: Path) -> Path:
         Message("tool", "5"),
         Message("assistant", "five"),
     )
-    trained = type(untrained)(**{**vars(untrained), "index": 2, "messages": messages, "sequences": (tokens,)})
-    failed = type(untrained)(**{**vars(untrained), "index": 3, "reward": None, "error": "score: RuntimeError()"})
+    trained = type(untrained)(
+        **{**vars(untrained), "index": 2, "messages": messages, "sequences": (tokens,)}
+    )
+    failed = type(untrained)(
+        **{**vars(untrained), "index": 3, "reward": None, "error": "score: RuntimeError()"}
+    )
     folder = tmp_path / "runs" / "demo"
     with RunDirectory.create(folder, info_of("demo", ("model.name=elsewhere",))) as directory:
         directory.step({"step": 3}, rollouts_table("demo", [untrained, trained, failed]))
@@ -183,13 +211,20 @@ def test_a_rollout_is_shown_with_its_tokens(talk: Path, uptrend: Uptrend) -> Non
     failed = uptrend("runs", "show", talk, "--rollout", "3/a/b/3").flat
     assert "error: score: RuntimeError() no reward" in failed
     described = uptrend("runs", "show", talk, "--rollout", "3/a/b/2", "--json").json
-    assert (described["step"], described["group"], described["index"], described["reward"]) == (3, "a/b", 2, 1.0)
+    assert (described["step"], described["group"], described["index"], described["reward"]) == (
+        3,
+        "a/b",
+        2,
+        1.0,
+    )
     assert described["sequences"][0]["ids"] == [11, 12, 13, 14, 15, 16]
     tokenizers = pytest.importorskip("tokenizers")
     folder = talk / "checkpoints" / "step-000003" / "model"
     folder.mkdir(parents=True)
     words = {f"w{i}": i for i in range(20)}
-    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")).save(
+        str(folder / "tokenizer.json")
+    )
     assert "w13 w14" in uptrend("runs", "show", talk, "--rollout", "3/a/b/2").out
 
 
@@ -204,7 +239,9 @@ def test_a_rollout_is_shown_with_its_tokens(talk: Path, uptrend: Uptrend) -> Non
         ("x/a/2", "should be STEP, STEP/GROUP or STEP/GROUP/INDEX"),
     ],
 )
-def test_a_rollout_that_is_not_there(talk: Path, named: str, message: str, uptrend: Uptrend) -> None:
+def test_a_rollout_that_is_not_there(
+    talk: Path, named: str, message: str, uptrend: Uptrend
+) -> None:
     assert message in uptrend("runs", "show", talk, "--rollout", named, code=2).err
 
 
@@ -218,7 +255,10 @@ def grouped(tmp_path: Path) -> Path:
             for group, rights in enumerate([(True, False, False), (True,) * 3, (False,) * 3]):
                 for index, right in enumerate(rights):
                     rollout = rollout_of(step, f"{step:06d}-{group:04d}", index, right, f"t{group}")
-                    tokens = replace(rollout.sequences[0], advantages=np.array([0, 0, 2, 2, 2 * right], np.float32))
+                    tokens = replace(
+                        rollout.sequences[0],
+                        advantages=np.array([0, 0, 2, 2, 2 * right], np.float32),
+                    )
                     rollouts.append(replace(rollout, sequences=(tokens,), kept=group < 2))
             directory.step({"step": step}, rollouts_table("demo", rollouts))
     return folder
@@ -232,7 +272,10 @@ def test_groups_of_a_step_and_rollouts_of_a_group(grouped: Path, uptrend: Uptren
         ("t1", [1, 1, 1], 1, True, True),
         ("t2", [0, 0, 0], 0, True, False),
     ]  # fmt: skip
-    lines = [" ".join(line.split()) for line in uptrend("runs", "show", grouped, "--rollout", 12).out.splitlines()]
+    lines = [
+        " ".join(line.split())
+        for line in uptrend("runs", "show", grouped, "--rollout", 12).out.splitlines()
+    ]
     assert lines == [
         "group mean rewards task", "12/0 0.333 alive 0 ×2, 1 ×1 2 + 3 =", "12/1 1 dead 1 ×3 2 + 3 =",
         "12/2 0 replaced 0 ×3 2 + 3 =",
@@ -240,8 +283,14 @@ def test_groups_of_a_step_and_rollouts_of_a_group(grouped: Path, uptrend: Uptren
     shown = uptrend("runs", "show", grouped, "--rollout", "12/0").out
     assert shown == uptrend("runs", "show", grouped, "--rollout", "12/000012-0000").out
     lines = [" ".join(line.split()) for line in shown.splitlines()]
-    assert lines[-3:] == ["12/0/0 1 2 3 stop-token 5", "12/0/1 0 1.33 3 stop-token 6", "12/0/2 0 1.33 3 stop-token 6"]
-    assert uptrend("runs", "show", grouped, "--rollout", "12/0/1").out.startswith("12/000012-0000/1  task t0")
+    assert lines[-3:] == [
+        "12/0/0 1 2 3 stop-token 5",
+        "12/0/1 0 1.33 3 stop-token 6",
+        "12/0/2 0 1.33 3 stop-token 6",
+    ]
+    assert uptrend("runs", "show", grouped, "--rollout", "12/0/1").out.startswith(
+        "12/000012-0000/1  task t0"
+    )
     listed = uptrend("runs", "show", grouped, "--rollout", "12/0", "--json").json["rollouts"]
     assert [(r["rollout"], r["reward"], r["tokens"], r["text"]) for r in listed[:2]] == [
         ("12/0/0", 1, 3, "5"), ("12/0/1", 0, 3, "6"),
@@ -250,13 +299,22 @@ def test_groups_of_a_step_and_rollouts_of_a_group(grouped: Path, uptrend: Uptren
 
 def test_best_and_worst_rollouts(grouped: Path, uptrend: Uptrend) -> None:
     of_run = uptrend("runs", "show", grouped, "--best", 5, "--worst", 2, "--json").json
-    assert [one["rollout"] for one in of_run["best"]] == ["11/0/0", "11/1/0", "11/1/1", "11/1/2", "12/0/0"]
+    assert [one["rollout"] for one in of_run["best"]] == [
+        "11/0/0",
+        "11/1/0",
+        "11/1/1",
+        "11/1/2",
+        "12/0/0",
+    ]
     assert [one["rollout"] for one in of_run["worst"]] == ["11/0/1", "11/0/2"]
     of_step = uptrend("runs", "show", grouped, "--worst", 1, "--rollout", 12)
     assert of_step.flat.startswith("worst 1 rollout by reward")
     assert "12/0/1 0 1.33 3 stop-token 6" in of_step.flat
     assert "best" not in of_step.out
-    assert "--rollout 12" in uptrend("runs", "show", grouped, "--best", 1, "--rollout", "12/0", code=2).err
+    assert (
+        "--rollout 12"
+        in uptrend("runs", "show", grouped, "--best", 1, "--rollout", "12/0", code=2).err
+    )
 
 
 @pytest.mark.parametrize("width", [60, 160])
@@ -269,7 +327,9 @@ def test_lists_of_rollouts_fit_their_terminal(talk: Path, width: int, uptrend: U
     assert len(cut.splitlines()) == 2 + 1 + 1 + 3  # a group, and its rollouts, on one line each
 
 
-def test_show_states_the_trend_and_the_first_finding(two_runs: tuple[Path, Path], uptrend: Uptrend) -> None:
+def test_show_states_the_trend_and_the_first_finding(
+    two_runs: tuple[Path, Path], uptrend: Uptrend
+) -> None:
     doctor = uptrend("runs", "show", "slow", "--json").json["doctor"]
     uptrend("doctor", two_runs[0])
     saved = json.loads((two_runs[0] / "findings.json").read_text())
@@ -280,13 +340,16 @@ def test_show_states_the_trend_and_the_first_finding(two_runs: tuple[Path, Path]
     assert f"trend {saved['trend']}: {saved['sentence']}" in shown
     first = causes[0]
     assert (
-        f"finding {first['severity']}: {first['id']}: {first['summary']} fix {first['fix']['sentence'][:60]}" in shown
+        f"finding {first['severity']}: {first['id']}: {first['summary']} fix {first['fix']['sentence'][:60]}"
+        in shown
     )
     assert "more uptrend doctor runs/slow" in shown
     # What the file says holds as long as it is newer than the metrics, and of as many steps.
     (two_runs[0] / "findings.json").write_text(json.dumps({**saved, "sentence": "As written."}))
     assert "As written." in uptrend("runs", "show", "slow").out
-    (two_runs[0] / "findings.json").write_text(json.dumps({**saved, "sentence": "As written.", "steps": 3}))
+    (two_runs[0] / "findings.json").write_text(
+        json.dumps({**saved, "sentence": "As written.", "steps": 3})
+    )
     assert "As written." not in uptrend("runs", "show", "slow").out
     (two_runs[0] / "findings.json").write_text("{")
     assert saved["sentence"] in uptrend("runs", "show", "slow").flat
@@ -296,7 +359,10 @@ def test_a_curve_that_hardly_moves_is_drawn_flat() -> None:
     noise = np.random.default_rng(0).uniform(-0.001, 0.001, 60)
     assert len(set(sparkline(list(5 * (1 + noise)), 60))) == 1
     assert len(set(sparkline(list(-300 * (1 + noise)), 60))) == 1
-    few = [0.001, 0.012]  # a share: a hundredth is little of 0 to 1, although it is twelve times as much
+    few = [
+        0.001,
+        0.012,
+    ]  # a share: a hundredth is little of 0 to 1, although it is twelve times as much
     assert sparkline(few, 2) == "▁█"
     assert len(set(sparkline(few, 2, metric="advantage/dead/share"))) == 1
     assert sparkline([0.3, 0.5], 2, metric="advantage/dead/share") == "▁█"

@@ -1,4 +1,6 @@
-"""Runs that version 0.2 made (tests/data/runs02): read, diagnosed, served, exported, replayed and resumed."""
+"""Runs that version 0.2 made (tests/data/runs02): read, diagnosed, served, exported, replayed and
+resumed.
+"""
 
 import base64
 import gzip
@@ -30,7 +32,9 @@ class Made:
     step: int
     taskset: str
     right: tuple[int, int, int] | None
-    """Held-out tasks answered rightly before and after, of how many; None of a run that was not evaluated."""
+    """Held-out tasks answered rightly before and after, of how many; None of a run that was not
+    evaluated.
+    """
     findings: dict[str, str] = field(default_factory=lambda: NOTES)
     """Severities by cause."""
     trend: str = "too-short"
@@ -72,7 +76,9 @@ every_run = pytest.mark.parametrize("name", RUNS)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a copy of the runs, and of the models and questions that they name."""
+    """The current folder, with a copy of the runs, and of the models and questions that they
+    name.
+    """
     shutil.copytree(RUNS02, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("UPTREND_HOME", str(tmp_path / "home"))
@@ -101,7 +107,11 @@ def test_rollouts_have_their_turns_calls_and_commands(uptrend: Uptrend) -> None:
     def rollout(name: str) -> Any:
         return uptrend("runs", "show", name, "--rollout", "1/0/0", "--json").json
 
-    called = [json.loads(message["calls"]) for message in rollout("musique")["messages"] if message["calls"]]
+    called = [
+        json.loads(message["calls"])
+        for message in rollout("musique")["messages"]
+        if message["calls"]
+    ]
     assert called[0][0]["name"] == "retrieve_documents"
     assert rollout("mlgym")["commands"][0]["command"] == "open strategy.py"
     watched = rollout("trl-cut")
@@ -157,10 +167,13 @@ def wait_for_rows(api: str) -> list[dict[str, Any]]:
 
 @every_run
 def test_a_run_is_exported(uptrend: Uptrend, folder: Path, name: str) -> None:
-    # The report of then is shown as long as it holds, by the dates of files that a checkout sets anew.
+    # The report of then is shown as long as it holds, by the dates of files that a checkout sets
+    # anew.
     (folder / name / "findings.json").unlink(missing_ok=True)
     uptrend("export", name, "--out", "page.html")
-    packed = re.search(r'<script [^>]*id="data">([^<]+)</script>', (folder / "page.html").read_text())
+    packed = re.search(
+        r'<script [^>]*id="data">([^<]+)</script>', (folder / "page.html").read_text()
+    )
     assert packed
     data = gzip.decompress(base64.b64decode(packed[1])).decode()
     for cause in RUNS[name].findings:
@@ -195,14 +208,19 @@ def test_an_interrupted_run_is_resumed(uptrend: Uptrend, folder: Path) -> None:
     assert after.startswith(before)
     lines = [json.loads(line) for line in after.splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 9))
-    # The schedule goes on, falling to 0 after the last step; the optimizer's state lets weights move no further.
-    assert [line["optimizer/lr"] for line in lines] == pytest.approx([1e-3 * (8 - n) / 8 for n in range(8)])
+    # The schedule goes on, falling to 0 after the last step; the optimizer's state lets weights
+    # move no further.
+    assert [line["optimizer/lr"] for line in lines] == pytest.approx(
+        [1e-3 * (8 - n) / 8 for n in range(8)]
+    )
     run = uptrend("runs", "show", "interrupted", "--json").json
     assert (run["status"], run["step"], run["after"]["step"]) == ("finished", 8, 8)
     tasks = [
         group["task"]
         for step in range(1, 9)
-        for group in uptrend("runs", "show", "interrupted", "--rollout", step, "--json").json["groups"]
+        for group in uptrend("runs", "show", "interrupted", "--rollout", step, "--json").json[
+            "groups"
+        ]
     ]
     assert len(set(tasks)) == len(tasks) == 32  # no task comes twice
 

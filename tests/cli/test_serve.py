@@ -1,4 +1,6 @@
-"""`uptrend models serve`: its command, and a server that is watched. tests/served.py starts a real one."""
+"""`uptrend models serve`: its command, and a server that is watched. tests/served.py starts a real
+one.
+"""
 
 import contextlib
 import http.client
@@ -75,11 +77,15 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def make_vllm(folder: Path, asked: int = 0, program_text: str = PROGRAM, middleware: str = "()") -> Path:
+def make_vllm(
+    folder: Path, asked: int = 0, program_text: str = PROGRAM, middleware: str = "()"
+) -> Path:
     """An environment with a program that is no vLLM."""
     program = folder / "bin" / "vllm"
     program.parent.mkdir(parents=True)
-    program.write_text(program_text.format(python=sys.executable, asked=asked, middleware=middleware))
+    program.write_text(
+        program_text.format(python=sys.executable, asked=asked, middleware=middleware)
+    )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return folder
 
@@ -91,7 +97,9 @@ def dry(uptrend: Uptrend, *options: object) -> tuple[dict[str, str], list[str]]:
     return dict(word.split("=", 1) for word in words[:count]), words[count:]
 
 
-def test_the_command_says_what_the_sampler_needs(uptrend: Uptrend, tmp_path: Path, tiny_folder: str) -> None:
+def test_the_command_says_what_the_sampler_needs(
+    uptrend: Uptrend, tmp_path: Path, tiny_folder: str
+) -> None:
     vllm = make_vllm(tmp_path / "env")
     sets = ("--set", "compute.device=cpu", "--set", "eval.context=3000")
     environment, words = dry(uptrend, "--vllm", vllm, "--port", 8123, *sets, "--", "--seed", 3)
@@ -104,7 +112,9 @@ def test_the_command_says_what_the_sampler_needs(uptrend: Uptrend, tmp_path: Pat
     assert "lora" not in line
     assert environment["VLLM_SERVER_DEV_MODE"] == "1"
     worker = Path(environment["PYTHONPATH"]) / "uptrend_worker.py"
-    assert [path.name for path in worker.parent.iterdir()] == ["uptrend_worker.py"]  # nothing else to import there
+    assert [path.name for path in worker.parent.iterdir()] == [
+        "uptrend_worker.py"
+    ]  # nothing else to import there
     compile(worker.read_text(), worker, "exec")
 
 
@@ -113,13 +123,20 @@ def test_adapters_and_a_gpu(uptrend: Uptrend, tmp_path: Path) -> None:
     lora = ("--set", "model.lora.r=20", "--set", "compute.device=cuda")
     environment, words = dry(uptrend, *lora)
     line = " ".join(words)
-    assert "--enable-lora --max-loras 1 --max-lora-rank 32 --lora-target-modules down_proj gate_proj k_proj" in line
+    assert (
+        "--enable-lora --max-loras 1 --max-lora-rank 32 --lora-target-modules down_proj gate_proj k_proj"
+        in line
+    )
     assert "--dtype bfloat16" in line
     assert "--enforce-eager" not in line
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
     assert "VLLM_CPU_KVCACHE_SPACE" not in environment
     _, words = dry(uptrend, *lora, "--set", 'model.lora.targets=["q_proj"]')
-    assert words[words.index("--lora-target-modules") :][:3] == ["--lora-target-modules", "q_proj", "--host"]
+    assert words[words.index("--lora-target-modules") :][:3] == [
+        "--lora-target-modules",
+        "q_proj",
+        "--host",
+    ]
 
 
 def test_a_container_gets_the_model_and_the_worker(uptrend: Uptrend, tiny_folder: str) -> None:
@@ -136,15 +153,22 @@ def test_what_can_t_be_served(uptrend: Uptrend, tmp_path: Path) -> None:
     empty = uptrend("models", "serve", RECIPE, "--vllm", tmp_path, "--dry-run", code=2).err
     assert f"There is no vLLM in {tmp_path}" in empty
     vllm = make_vllm(tmp_path / "env")
-    rank = uptrend("models", "serve", RECIPE, "--vllm", vllm, "--set", "model.lora.r=600", "--dry-run", code=2).err
+    rank = uptrend(
+        "models", "serve", RECIPE, "--vllm", vllm, "--set", "model.lora.r=600", "--dry-run", code=2
+    ).err
     assert "model.lora.r = 600: vLLM serves adapters up to rank 512." in rank
     folder = write_model(tmp_path / "adapter")
     (folder / "adapter_config.json").write_text("{}")
     sets = ("--set", f"model.name={folder}", "--dry-run")
-    assert "is an adapter's folder" in uptrend("models", "serve", RECIPE, "--vllm", vllm, *sets, code=2).err
+    assert (
+        "is an adapter's folder"
+        in uptrend("models", "serve", RECIPE, "--vllm", vllm, *sets, code=2).err
+    )
 
 
-def test_a_server_that_does_not_start_is_told_with_its_last_lines(uptrend: Uptrend, tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_is_told_with_its_last_lines(
+    uptrend: Uptrend, tmp_path: Path
+) -> None:
     vllm = make_vllm(tmp_path / "env")
     err = uptrend("models", "serve", RECIPE, "--vllm", vllm, "--port", free_port(), code=2).err
     assert "vLLM ended with exit code 3. Its log is " in err
@@ -168,13 +192,17 @@ def test_a_server_that_dies_is_started_again_a_few_times(
 def supervisor(
     tmp_path: Path, *options: str, **variables: str
 ) -> Iterator[tuple["subprocess.Popen[bytes]", int, Path]]:
-    """`uptrend models serve` with a program that loads its middleware; gives process, port and what it printed."""
+    """`uptrend models serve` with a program that loads its middleware; gives process, port and what
+    it printed.
+    """
     vllm = make_vllm(tmp_path / "env", program_text=GUARDED, middleware="options.middleware")
     port, printed = free_port(), tmp_path / "printed"
     command = [sys.executable, "-m", "uptrend", "models", "serve", str(RECIPE), "--vllm", str(vllm)]
     with (
         printed.open("w") as out,
-        subprocess.Popen([*command, "--port", str(port), *options], stderr=out, env=os.environ | variables) as process,
+        subprocess.Popen(
+            [*command, "--port", str(port), *options], stderr=out, env=os.environ | variables
+        ) as process,
     ):
         try:
             yield process, port, printed
@@ -194,7 +222,9 @@ def ask(port: int, path: str, method: str = "POST", **headers: str) -> int:
     """Return the status of a reply; headers are written with underscores."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
+        connection.request(
+            method, path, headers={name.replace("_", "-"): text for name, text in headers.items()}
+        )
         return connection.getresponse().status
     finally:
         connection.close()
@@ -228,10 +258,16 @@ def test_this_machine_alone_needs_no_key(uptrend: Uptrend, tmp_path: Path, host:
     assert words[words.index("--middleware") + 1] == "uptrend_worker.RefusePages"
 
 
-@pytest.mark.parametrize("option", ["--host=0.0.0.0", "--host", "--hos", "--port=1", "--api-key", "--api_key=x"])
-def test_options_after_dashes_do_not_open_the_server(uptrend: Uptrend, tmp_path: Path, option: str) -> None:
+@pytest.mark.parametrize(
+    "option", ["--host=0.0.0.0", "--host", "--hos", "--port=1", "--api-key", "--api_key=x"]
+)
+def test_options_after_dashes_do_not_open_the_server(
+    uptrend: Uptrend, tmp_path: Path, option: str
+) -> None:
     vllm = make_vllm(tmp_path / "env")
-    refusal = uptrend("models", "serve", RECIPE, "--vllm", vllm, "--dry-run", "--", option, "0.0.0.0", code=2).err
+    refusal = uptrend(
+        "models", "serve", RECIPE, "--vllm", vllm, "--dry-run", "--", option, "0.0.0.0", code=2
+    ).err
     assert f"{option} after -- would leave this server unprotected" in refusal
 
 
@@ -245,10 +281,19 @@ def test_every_path_but_health_needs_the_key(tmp_path: Path) -> None:
         for path in paths:
             for method in ("GET", "POST", "DELETE", "OPTIONS"):
                 assert ask(port, path, method) == 401, (method, path)
-        for wrong in ("Bearer", "Bearer wrong", f"Bearer {KEY}x", f"Bearer  {KEY}", f"Basic {KEY}", KEY):
+        for wrong in (
+            "Bearer",
+            "Bearer wrong",
+            f"Bearer {KEY}x",
+            f"Bearer  {KEY}",
+            f"Basic {KEY}",
+            KEY,
+        ):
             assert ask(port, "/collective_rpc", Authorization=wrong) == 401, wrong
         upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13"}
-        assert ask(port, "/v1/realtime", "GET", Sec_WebSocket_Key="AAAAAAAAAAAAAAAAAAAAAA==", **upgrade) in (401, 403)
+        assert ask(
+            port, "/v1/realtime", "GET", Sec_WebSocket_Key="AAAAAAAAAAAAAAAAAAAAAA==", **upgrade
+        ) in (401, 403)
         assert {ask(port, path, Authorization=f"Bearer {KEY}") for path in paths} == {200}
         assert ask(port, "/health", "GET") == 200
 
@@ -269,7 +314,9 @@ def test_a_server_that_answers_without_the_key_is_ended(
     """As vLLM with another front end would, which loads no middleware."""
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     vllm, port = make_vllm(tmp_path / "env", program_text=GUARDED), free_port()
-    err = uptrend("models", "serve", RECIPE, "--vllm", vllm, "--host", "0.0.0.0", "--port", port, code=2).err
+    err = uptrend(
+        "models", "serve", RECIPE, "--vllm", vllm, "--host", "0.0.0.0", "--port", port, code=2
+    ).err
     assert "answers requests without the key (200 instead of 401)" in err
     assert "Ready" not in err
     pids = (tmp_path / "home" / "vllm" / f"{port}.log").read_text().split()[:2]

@@ -33,7 +33,15 @@ def test_list_and_show(uptrend: Uptrend) -> None:
     assert "12 to train on, 4 held out" in shown
     assert shown.count("to binary: '") == 3
     assert "note: " in shown
-    arguments = ("arithmetic", "--set", "tasks.high=3", "--set", 'tasks.operations=["+"]', "--count", "2")
+    arguments = (
+        "arithmetic",
+        "--set",
+        "tasks.high=3",
+        "--set",
+        'tasks.operations=["+"]',
+        "--count",
+        "2",
+    )
     plain = uptrend("tasks", "show", *arguments, "--json").json
     common = {"reward": "exact", "chat": False, "examples": "", "place": "start"}
     assert plain["options"] == {**common, "operations": ["+"], "low": 0, "high": 3}
@@ -58,7 +66,9 @@ def test_validate_a_file(tmp_path: Path, uptrend: Uptrend) -> None:
     uptrend("tasks", "validate", file, "--set", "tasks.duplicates=0.2")
 
 
-def test_validate_a_recipe_checks_each_stage_and_the_evaluation(tmp_path: Path, uptrend: Uptrend) -> None:
+def test_validate_a_recipe_checks_each_stage_and_the_evaluation(
+    tmp_path: Path, uptrend: Uptrend
+) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
         '[tasks]\ntrain = 60\nstages = [{ start = 1, high = 10 }, { start = 5, name = "mixed" }]\n[eval]\ntasks = 50\n'
@@ -69,7 +79,14 @@ def test_validate_a_recipe_checks_each_stage_and_the_evaluation(tmp_path: Path, 
     ]  # fmt: skip
     assert reports[2]["checks"][0]["figure"] == "0 to train on, 50 held out"
     assert all(report["notes"] == [] for report in reports)
-    assert len(uptrend("tasks", "validate", recipe, "--set", "tasks.stages=[]", "--json").json["reports"]) == 2
+    assert (
+        len(
+            uptrend("tasks", "validate", recipe, "--set", "tasks.stages=[]", "--json").json[
+                "reports"
+            ]
+        )
+        == 2
+    )
     recipe.write_text('[tasks]\nname = "binary"\n')
     assert "fewer than sampling.groups = 16" in uptrend("tasks", "validate", recipe, code=2).err
 
@@ -95,10 +112,14 @@ def test_validate_plays_a_few_tasks_of_slow_tasksets(tmp_path: Path, uptrend: Up
     extra = "  players: data/toy/players\n  par: 1.0\n"
     root = Path(write_folder(tmp_path, extra=extra))
     for name in ("one", "two"):  # a second problem with the same files
-        (root / f"configs/tasks/{name}.yaml").write_text((root / "configs/tasks/toy.yaml").read_text())
+        (root / f"configs/tasks/{name}.yaml").write_text(
+            (root / "configs/tasks/toy.yaml").read_text()
+        )
     (root / "configs/tasks/toy.yaml").unlink()
     (root / "data/toy/players").mkdir()
-    (root / "data/toy/players/weak-baseline.txt").write_text("python baseline.py\n%%\nvalidate\n%%\nsubmit\n")
+    (root / "data/toy/players/weak-baseline.txt").write_text(
+        "python baseline.py\n%%\nvalidate\n%%\nsubmit\n"
+    )
     folder = ("--set", f"tasks.folder={root}", "--set", "tasks.sandbox=process")
     shown = uptrend("tasks", "validate", "mlgym", *folder, "--json")
     (report,) = shown.json["reports"]
@@ -110,18 +131,26 @@ def test_validate_plays_a_few_tasks_of_slow_tasksets(tmp_path: Path, uptrend: Up
 @pytest.mark.slow
 def test_a_stage_may_train_on_every_row(tmp_path: Path, uptrend: Uptrend) -> None:
     made = list(rows(16, 0, AtlasOptions(paragraphs=6)))
-    file, held = write(tmp_path / "train.jsonl", made[:12]), write(tmp_path / "held.jsonl", made[12:])
+    file, held = (
+        write(tmp_path / "train.jsonl", made[:12]),
+        write(tmp_path / "held.jsonl", made[12:]),
+    )
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
         f'[tasks]\nname = "musique"\nfile = "{file}"\nsplit = "train"\ntrain = 12\n'
         f'[eval]\nname = "musique"\nfile = "{held}"\nsplit = "heldout"\ntasks = 4\n[sampling]\ngroups = 4\n'
     )
     reports = uptrend("tasks", "validate", recipe, "--json").json["reports"]
-    assert [r["checks"][0]["figure"] for r in reports] == ["12 to train on, 0 held out", "0 to train on, 4 held out"]
+    assert [r["checks"][0]["figure"] for r in reports] == [
+        "12 to train on, 0 held out",
+        "0 to train on, 4 held out",
+    ]
     assert all(report["passed"] and report["notes"] == [] for report in reports)
     more = uptrend("tasks", "validate", recipe, "--set", "tasks.train=13", "--json").json
     assert len(more["reports"][0]["notes"]) == 1
-    (alone,) = uptrend("tasks", "validate", file, "--set", "tasks.split=train", "--json", code=1).json["reports"]
+    (alone,) = uptrend(
+        "tasks", "validate", file, "--set", "tasks.split=train", "--json", code=1
+    ).json["reports"]
     assert not alone["checks"][0]["passed"]
 
 
@@ -130,9 +159,15 @@ def test_a_stage_may_train_on_every_row(tmp_path: Path, uptrend: Uptrend) -> Non
     [
         (["validate", "arithmatic"], "Did you mean arithmetic?"),
         (["validate", "arithmetic", "--set", "tasks.hihg=3"], "tasks.hihg is not a known key"),
-        (["validate", "musique", "--set", "eval.atlas={hops=[7]}"], "write --set tasks.atlas={hops=[7]}."),
+        (
+            ["validate", "musique", "--set", "eval.atlas={hops=[7]}"],
+            "write --set tasks.atlas={hops=[7]}.",
+        ),
         (["show", "arithmetic", "--set", "eval={high=3}"], "write --set tasks.KEY=VALUE"),
-        (["validate", "musique", "--set", "tasks.atlas.hops=[7]"], "tasks.atlas.hops = [7] should have"),
+        (
+            ["validate", "musique", "--set", "tasks.atlas.hops=[7]"],
+            "tasks.atlas.hops = [7] should have",
+        ),
         (["show", "none.jsonl"], "can't be read"),
         (["show", "none.toml"], "There is no recipe at none.toml"),
         (["show", "jsonl"], "tasks.file: it is missing"),
@@ -150,7 +185,9 @@ def test_a_dataset_folder_names_only_its_own_files(place: str, tmp_path: Path) -
     folder.mkdir()
     write(tmp_path / "outside.jsonl", sums(20))
     write(folder / "inside.jsonl", sums(20))
-    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files: {named}\n---\n")
+    (folder / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: default\n  data_files: {named}\n---\n"
+    )
     words = [
         "-m",
         "uptrend",
@@ -166,7 +203,12 @@ def test_a_dataset_folder_names_only_its_own_files(place: str, tmp_path: Path) -
     ]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
     done = subprocess.run(
-        [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if place == "inside.jsonl":
         assert "15 to train on" in done.stdout, done.stderr

@@ -1,4 +1,6 @@
-"""Bad input to `uptrend train` is a sentence that names the key, with exit code 2, before anything is written."""
+"""Bad input to `uptrend train` is a sentence that names the key, with exit code 2, before anything
+is written.
+"""
 
 import json
 import os
@@ -43,7 +45,10 @@ def error_of(uptrend: Callable[..., Any]) -> ErrorOf:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("sampling.temprature=1", "sampling.temprature is not a known key. Did you mean temperature?"),
+        (
+            "sampling.temprature=1",
+            "sampling.temprature is not a known key. Did you mean temperature?",
+        ),
         ("tasks.turnz=2", "tasks.turnz is not a known key"),
         ("sampling.groups=31", "fewer than sampling.groups = 31"),
         ("model.name=./nowhere", "There is no model './nowhere'"),
@@ -52,16 +57,23 @@ def error_of(uptrend: Callable[..., Any]) -> ErrorOf:
         ("compute.device=cuda:99", "compute.device"),
     ],
 )
-def test_a_bad_value_is_named(recipe: Path, tmp_path: Path, error_of: ErrorOf, change: str, said: str) -> None:
+def test_a_bad_value_is_named(
+    recipe: Path, tmp_path: Path, error_of: ErrorOf, change: str, said: str
+) -> None:
     assert said in error_of("train", recipe, "--runs", tmp_path / "runs", "--set", change)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_second_run_says_where_it_records_and_why(recipe: Path, tmp_path: Path, uptrend: Callable[..., Any]) -> None:
+def test_a_second_run_says_where_it_records_and_why(
+    recipe: Path, tmp_path: Path, uptrend: Callable[..., Any]
+) -> None:
     runs = tmp_path / "runs"
     for name, why in (("small", ""), ("small-2", f", since {runs / 'small'} already holds a run")):
         lines = uptrend("train", recipe, "--runs", runs, "--no-preflight").out.splitlines()
-        assert f"Recording to {runs / name}{why}. To look at it: uptrend runs show {runs / name}" in lines
+        assert (
+            f"Recording to {runs / name}{why}. To look at it: uptrend runs show {runs / name}"
+            in lines
+        )
         assert f"Run: {runs / name}" in lines
 
 
@@ -98,7 +110,9 @@ for change in {list(WITHOUT_TORCH)}:
     offline = {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HUB_OFFLINE": "", "http_proxy": ""}
     env = os.environ | offline | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
     lines = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
     assert len(lines) == len(WITHOUT_TORCH), done.stderr
     for line, said in zip(lines, WITHOUT_TORCH.values(), strict=True):
@@ -131,7 +145,9 @@ def test_no_recipe_or_a_name_that_is_taken(recipe: Path, finished: Path, error_o
     assert "There is no recipe at none.toml" in error_of("train", "none.toml")
     assert error_of("train").startswith("Give either a recipe")
     before = {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
-    assert "already holds a run" in error_of("train", recipe, "--runs", finished.parent, "--name", "small")
+    assert "already holds a run" in error_of(
+        "train", recipe, "--runs", finished.parent, "--name", "small"
+    )
     assert {p: p.stat().st_mtime_ns for p in finished.rglob("*")} == before
 
 
@@ -144,7 +160,9 @@ def test_a_resumed_run_stays_the_same_run(finished: Path, error_of: ErrorOf, cha
     assert f"{finished} is finished: 2 steps are done." in error_of("train", "--resume", finished)
 
 
-def test_a_damaged_checkpoint_is_not_resumed_from(finished: Path, error_of: ErrorOf, uptrend: Any) -> None:
+def test_a_damaged_checkpoint_is_not_resumed_from(
+    finished: Path, error_of: ErrorOf, uptrend: Any
+) -> None:
     file = finished / "checkpoints" / "step-000002" / "model" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-20])
     lines = (finished / "metrics.jsonl").read_bytes()
@@ -171,7 +189,11 @@ def test_what_cannot_be_resumed_at_all(finished: Path, tmp_path: Path, error_of:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
 
 
 def test_a_resume_keeps_a_step_whose_line_is_damaged(finished: Path, uptrend: Any) -> None:
@@ -189,12 +211,17 @@ def test_a_resume_keeps_a_step_whose_line_is_damaged(finished: Path, uptrend: An
     assert said in uptrend("doctor", finished).flat
 
 
-def test_a_resume_is_refused_where_metrics_are_gone(finished: Path, uptrend: Any, error_of: ErrorOf) -> None:
+def test_a_resume_is_refused_where_metrics_are_gone(
+    finished: Path, uptrend: Any, error_of: ErrorOf
+) -> None:
     lines = (finished / "metrics.jsonl").read_bytes()
     (finished / "metrics.jsonl").write_bytes(b"")
     before = contents(finished)
     error = error_of("train", "--resume", finished, "--set", "learning.steps=3")
-    assert "metrics.jsonl has lost lines: rollouts/ holds steps that have none any more (1, 2)." in error
+    assert (
+        "metrics.jsonl has lost lines: rollouts/ holds steps that have none any more (1, 2)."
+        in error
+    )
     assert contents(finished) == before
     (finished / "metrics.jsonl").write_bytes(lines)
     uptrend("train", "--resume", finished, "--set", "learning.steps=3", "--quiet")
@@ -209,7 +236,11 @@ def test_what_a_resume_takes_back_is_set_aside(finished: Path, uptrend: Any) -> 
     before = contents(finished)
     uptrend("train", "--resume", finished, "--quiet")
     moved = contents(finished / "set-aside" / "1")
-    names = ["checkpoints/best/state.json", "evals/000002.parquet", "rollouts/000002/part-0.parquet"]
+    names = [
+        "checkpoints/best/state.json",
+        "evals/000002.parquet",
+        "rollouts/000002/part-0.parquet",
+    ]
     assert all(moved[name] == before[name] for name in names)
     for name in ("metrics.jsonl", "evals.jsonl"):
         kept = before[name].removesuffix(moved[name])
@@ -218,19 +249,27 @@ def test_what_a_resume_takes_back_is_set_aside(finished: Path, uptrend: Any) -> 
     run = Run(finished)
     assert [line["step"] for line in run.metric_lines] == [1, 2]
     assert [line["step"] for line in run.eval_lines] == [0, 2]
-    assert "What was recorded after step 1 is in set-aside/1 now" in (finished / "logs" / "train.log").read_text()
+    assert (
+        "What was recorded after step 1 is in set-aside/1 now"
+        in (finished / "logs" / "train.log").read_text()
+    )
     listed = uptrend("runs", "list", finished.parent, "--json").json
     assert [run["name"] for run in listed["runs"]] == ["small"]
 
 
-def test_a_state_with_a_flipped_bit_is_not_resumed_from(finished: Path, error_of: ErrorOf, uptrend: Any) -> None:
+def test_a_state_with_a_flipped_bit_is_not_resumed_from(
+    finished: Path, error_of: ErrorOf, uptrend: Any
+) -> None:
     state = finished / "checkpoints" / "step-000002" / "state.json"
     text = state.read_text()
     position = text.index('"position": ') + len('"position": ')
     digit = chr(ord(text[position]) ^ 1)
     state.write_text(text[:position] + digit + text[position + 1 :])
     error = error_of("train", "--resume", finished, "--set", "learning.steps=3")
-    assert "step-000002 is damaged: state.json is not what was written. Move it out of checkpoints/" in error
+    assert (
+        "step-000002 is damaged: state.json is not what was written. Move it out of checkpoints/"
+        in error
+    )
     first = json.loads(text)
     del first["checksum"]  # as the first checkpoints of this version have none
     state.write_text(json.dumps(first, indent=1))

@@ -43,7 +43,9 @@ def watch(
 ) -> tuple[Any, list[str]]:
     """Show a run to a view; return the view and the lines that it wrote."""
     clock, out = Clock(), io.StringIO()
-    view = make(Console(file=out, width=width, force_terminal=make is LiveView, color_system=None), clock)
+    view = make(
+        Console(file=out, width=width, force_terminal=make is LiveView, color_system=None), clock
+    )
     with RunDirectory.create(path, info_of(path.name, (f"learning.steps={STEPS}",))):
         view.before(Run(path))
         for step in range(until + 1):
@@ -62,7 +64,11 @@ def drawn(view: LiveView, width: int) -> list[str]:
 @pytest.mark.parametrize("make", [QuietView, LineView, LiveView])
 def test_the_outcome_comes_last(tmp_path: Path, make: type[QuietView]) -> None:
     for name, until, said in (
-        ("a[red]b", STEPS, "37.5% (24.2–53.0) before, 87.5% (73.9–94.5) after step 20; 40 tasks, 95% intervals."),
+        (
+            "a[red]b",
+            STEPS,
+            "37.5% (24.2–53.0) before, 87.5% (73.9–94.5) after step 20; 40 tasks, 95% intervals.",
+        ),
         ("stopped", 3, "37.5% (24.2–53.0) before, not evaluated after; 40 tasks, 95% intervals."),
         ("failed", -1, "Held-out accuracy: not evaluated."),
     ):
@@ -72,12 +78,19 @@ def test_the_outcome_comes_last(tmp_path: Path, make: type[QuietView]) -> None:
         assert len(lines) == 2 or make is not QuietView
 
 
-@pytest.mark.parametrize(("pace", "expected"), [(0.3, [1, 5, 9, 10, 14, 18, 20]), (1.0, list(range(1, 21)))])
-def test_lines_come_at_most_once_per_second(tmp_path: Path, pace: float, expected: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("pace", "expected"), [(0.3, [1, 5, 9, 10, 14, 18, 20]), (1.0, list(range(1, 21)))]
+)
+def test_lines_come_at_most_once_per_second(
+    tmp_path: Path, pace: float, expected: list[int]
+) -> None:
     _, lines = watch(LineView, tmp_path / "demo", width=60, pace=pace)
     steps = [line for line in lines if line.startswith("step ")]
     assert [int(line.split()[1].split("/")[0]) for line in steps] == expected
-    assert lines[0] == f"Recording to {tmp_path / 'demo'}. To look at it: uptrend runs show {tmp_path / 'demo'}"
+    assert (
+        lines[0]
+        == f"Recording to {tmp_path / 'demo'}. To look at it: uptrend runs show {tmp_path / 'demo'}"
+    )
     assert lines[1].startswith("held-out after step 0: 37.5% (24.2–53.0) of 40 tasks")
     assert steps[0].startswith("step 1/20  reward 0.2")
     assert "dead groups 29% (28% low, 0% high)" in steps[0]
@@ -127,7 +140,11 @@ def test_the_panel_before_the_first_step_and_of_a_resumed_run(tmp_path: Path) ->
     ],
 )
 def test_steps_that_slow_down_are_noted(
-    tmp_path: Path, seconds: list[float], lengths: list[int], noted: list[int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    seconds: list[float],
+    lengths: list[int],
+    noted: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
@@ -138,13 +155,18 @@ def test_steps_that_slow_down_are_noted(
         with RunDirectory.create(tmp_path / make.__name__, info_of("demo")):
             view.before(Run(tmp_path / make.__name__))
             for step, (took, length) in enumerate(zip(seconds, lengths, strict=True), 1):
-                counts = {"sampling/rollouts/count": 16, "sampling/length/mean": length, "seconds/step": took}
+                counts = {
+                    "sampling/rollouts/count": 16,
+                    "sampling/length/mean": length,
+                    "seconds/step": took,
+                }
                 view.step(StepRecord(step, {"step": step, **counts}, [], None))
         said = [line for line in out.getvalue().splitlines() if line.startswith("note: ")]
         assert [int(note.split()[2]) for note in said] == (noted if make is LineView else [])
     for note in said[:1]:
         assert re.match(
-            r"note: step 8 took 4.0 s; 1.0 s is usual. 99 processes compete for \d+ cores?\. OMP_WAIT", note
+            r"note: step 8 took 4.0 s; 1.0 s is usual. 99 processes compete for \d+ cores?\. OMP_WAIT",
+            note,
         )
 
 
@@ -154,7 +176,9 @@ def test_the_view_is_chosen() -> None:
     assert type(choose_view(quiet=False, is_terminal=False)) is LineView
 
 
-def test_the_first_ctrl_c_stops_after_the_step_and_the_second_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_ctrl_c_stops_after_the_step_and_the_second_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with stop_on_interrupt() as observer:
         assert observer.step(None) is None
         os.kill(os.getpid(), signal.SIGINT)
@@ -164,7 +188,10 @@ def test_the_first_ctrl_c_stops_after_the_step_and_the_second_at_once(capsys: py
         assert stop.by == "user"
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    with stop_on_interrupt(), Live("panel", console=Console(force_terminal=True), auto_refresh=False):
+    with (
+        stop_on_interrupt(),
+        Live("panel", console=Console(force_terminal=True), auto_refresh=False),
+    ):
         capsys.readouterr()
         os.kill(os.getpid(), signal.SIGINT)
     out, err = capsys.readouterr()

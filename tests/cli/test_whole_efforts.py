@@ -1,4 +1,6 @@
-"""Command lines of three efforts, shortened: they train to the end, record every step, and can be diagnosed."""
+"""Command lines of three efforts, shortened: they train to the end, record every step, and can be
+diagnosed.
+"""
 
 import json
 import os
@@ -21,7 +23,9 @@ STEPS = 2
 def run_words(words: list[str], folder: Path) -> str:
     """Run a command in a folder as a person would, and return what it prints."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "160"}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout
@@ -50,9 +54,13 @@ def test_questions_of_several_hops_by_the_flags_of_their_log(tmp_path: Path) -> 
     questions = rows(12, 0, AtlasOptions(paragraphs=6))
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in questions))
-    flags = "--bf16 --loss-type grpo --lora-r 16 --lora-alpha 32 --scale-rewards --max-grad-norm 0.01 "
+    flags = (
+        "--bf16 --loss-type grpo --lora-r 16 --lora-alpha 32 --scale-rewards --max-grad-norm 0.01 "
+    )
     flags += "--learning-rate 1e-5 --logging-steps 1 --output-dir ./outputs/debug-test "
-    flags += f"--batch-size 2 --num-generations 2 --gradient-accumulation-steps 2 --max-steps {STEPS} "
+    flags += (
+        f"--batch-size 2 --num-generations 2 --gradient-accumulation-steps 2 --max-steps {STEPS} "
+    )
     flags += f"--model tiny --datasets {file} --eval-tasks 2 --max-new-tokens 8 --max-turns 2"
     script = str(CHECKOUT / "scripts" / "train_musique.py")
     said = run_words([sys.executable, script, "train", *flags.split()], tmp_path)
@@ -84,7 +92,9 @@ def test_machine_learning_tasks_by_other_trainers_settings(tmp_path: Path) -> No
         eval__tasks=1,
     )
     # Preflight plays the experts of a slow taskset for a minute or more.
-    run_words([*UPTREND, "train", settings, *shorter, "--no-preflight", "--name", "debug"], tmp_path)
+    run_words(
+        [*UPTREND, "train", settings, *shorter, "--no-preflight", "--name", "debug"], tmp_path
+    )
     run = check_run(tmp_path / "runs/debug")
     assert run.config["tasks"]["problems"] == ["titanic"]
     assert {line["commands/sandbox_failures/count"] for line in run.metric_lines} == {0}

@@ -1,4 +1,6 @@
-"""Wrong files and folders, as somebody names them on the first day: a sentence with what is right, and exit code 2."""
+"""Wrong files and folders, as somebody names them on the first day: a sentence with what is right,
+and exit code 2.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +22,15 @@ WRONG: list[tuple[str, str]] = [
         "train train.py",
         "train.py is no recipe, which is TOML; a script or settings of TRL become one by: uptrend convert",
     ),
-    ("train grpo.json", "grpo.json is no recipe, which is TOML; a script or settings of TRL become one by: uptrend co"),
+    (
+        "train grpo.json",
+        "grpo.json is no recipe, which is TOML; a script or settings of TRL become one by: uptrend co",
+    ),
     ("doctor nope", "nope does not exist."),
-    ("doctor empty", "empty holds nothing that is known here: expected is run.json, trainer_state.json, event files,"),
+    (
+        "doctor empty",
+        "empty holds nothing that is known here: expected is run.json, trainer_state.json, event files,",
+    ),
     ("doctor notes", "completions, or a log as JSON, CSV or text. No metrics in diary.txt."),
     ("doctor noise.log", "noise.log is a binary file of no kind that is known here"),
     ("doctor typo.toml", "typo.toml is a recipe and no log: uptrend preflight typo.toml"),
@@ -30,7 +38,10 @@ WRONG: list[tuple[str, str]] = [
     ("runs list noise.log", "noise.log is a file; runs are folders."),
     ("runs list runs/demo", "runs/demo is a run itself: uptrend runs show runs/demo"),
     ("runs show dem", "There is no run at dem or runs/dem. Did you mean demo?"),
-    ("runs show empty", "empty is no run of Uptrend: it has no run.json. Other trainers' logs: uptrend doctor empty"),
+    (
+        "runs show empty",
+        "empty is no run of Uptrend: it has no run.json. Other trainers' logs: uptrend doctor empty",
+    ),
     ("plot log.jsonl", "log.jsonl is no run of Uptrend: it has no run.json."),
     (
         "convert nope",
@@ -67,7 +78,9 @@ def first_day(make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("first_day")
 @pytest.mark.parametrize(("typed", "said"), WRONG, ids=[typed for typed, _ in WRONG])
-def test_a_wrong_name_is_answered_with_what_is_right(typed: str, said: str, uptrend: Uptrend) -> None:
+def test_a_wrong_name_is_answered_with_what_is_right(
+    typed: str, said: str, uptrend: Uptrend
+) -> None:
     error = uptrend(*typed.split(), code=2).err
     assert error.startswith("error: ")
     assert said in error

@@ -11,7 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uptrend.config import Config, Eval, Kl, Learning, Lora, Model, Sampling, Tasks, build, load_config, to_table
+from uptrend.config import (
+    Config,
+    Eval,
+    Kl,
+    Learning,
+    Lora,
+    Model,
+    Sampling,
+    Tasks,
+    build,
+    load_config,
+    to_table,
+)
 from uptrend.records import ConfigError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "training.md").read_text(encoding="utf-8")
@@ -73,7 +85,9 @@ def test_the_page_shows_recipes_that_load_and_errors_as_they_are(tmp_path: Path)
         (None, "There is no recipe at "),
     ],
 )
-def test_a_file_that_is_not_toml_or_not_there(tmp_path: Path, content: bytes | None, said: str) -> None:
+def test_a_file_that_is_not_toml_or_not_there(
+    tmp_path: Path, content: bytes | None, said: str
+) -> None:
     if content is not None:
         (tmp_path / "r.toml").write_bytes(content)
     with pytest.raises(ConfigError, match=re.escape(said)):
@@ -115,9 +129,21 @@ WRONG = [
     ("learning.warmup", 101, "should be between 0 and learning.steps = 100"),
     ("learning.clip_low", 1.0, "should be below 1"),
     ("learning.minibatches", 3, "should divide sampling.groups = 16"),
-    ("learning", {"skip_dead": True, "kl": {"beta": 0.1}}, "skip_dead = true needs learning.kl.beta = 0"),
-    ("learning", {"kl": {"reset_every": 10}}, "learning.kl.reset_every = 10 needs learning.kl.beta above 0"),
-    ("learning", {"skip_dead": True, "entropy": 0.01}, "skip_dead = true needs learning.kl.beta = 0"),
+    (
+        "learning",
+        {"skip_dead": True, "kl": {"beta": 0.1}},
+        "skip_dead = true needs learning.kl.beta = 0",
+    ),
+    (
+        "learning",
+        {"kl": {"reset_every": 10}},
+        "learning.kl.reset_every = 10 needs learning.kl.beta above 0",
+    ),
+    (
+        "learning",
+        {"skip_dead": True, "entropy": 0.01},
+        "skip_dead = true needs learning.kl.beta = 0",
+    ),
     ("compute.device", "gpu", "should be auto, cpu or cuda"),
     ("learnig", {}, "learnig is not a known key. Did you mean learning?"),
     ("learning.learning_rate", 1, "is not a known key. Did you mean learning.lr?"),
@@ -126,7 +152,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "said"), WRONG, ids=[f"{key}={str(v)[:12]}" for key, v, _ in WRONG])
+@pytest.mark.parametrize(
+    ("key", "value", "said"), WRONG, ids=[f"{key}={str(v)[:12]}" for key, v, _ in WRONG]
+)
 def test_a_wrong_value_is_answered_with_its_key(key: str, value: Any, said: str) -> None:
     nested: Any = value
     for part in reversed(key.removesuffix("[0].start").split(".")):
@@ -139,7 +167,12 @@ def test_a_wrong_value_is_answered_with_its_key(key: str, value: Any, said: str)
 
 def test_rules_that_hold() -> None:
     assert load_config({"learning": {"skip_dead": True}}).learning.skip_dead
-    assert load_config({"learning": {"loss": "cispo", "clip_high": 5, "clip_low": 1}}).learning.clip_high == 5
+    assert (
+        load_config(
+            {"learning": {"loss": "cispo", "clip_high": 5, "clip_low": 1}}
+        ).learning.clip_high
+        == 5
+    )
     config = load_config({"tasks": {"digits": 3, "options": {"ops": ["+"]}}, "eval": {"digits": 2}})
     assert config.tasks.options == {"digits": 3, "ops": ["+"]}
     assert config.eval.options == {"digits": 2}
@@ -175,12 +208,18 @@ def test_adapters_can_be_set_and_taken_away() -> None:
 @pytest.mark.parametrize("override", ["learning.lr", "=3", ".lr=3", "learning.=3"])
 def test_an_override_without_key_or_value_or_below_a_value(override: str) -> None:
     assert f"--set {override}: write it as key=value" in problem({}, override)
-    assert "learning.lr is a value, not a table" in problem({"learning": {"lr": 1}}, "learning.lr.x=3")
+    assert "learning.lr is a value, not a table" in problem(
+        {"learning": {"lr": 1}}, "learning.lr.x=3"
+    )
 
 
 names = st.text("abcdefghij-0123456789", min_size=1).filter(lambda s: s[0] != ".")
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text()
+    | st.floats(allow_nan=False, allow_infinity=False),
     lambda inner: st.lists(inner, max_size=3),
     max_leaves=4,
 )
@@ -195,7 +234,9 @@ configs = st.builds(
     model=st.builds(Model, name=names, weights=st.sampled_from(["fp32", "bf16"]), lora=adapters),
     tasks=st.builds(Tasks, train=st.integers(1, 10**6), options=options, stages=stages),
     eval=st.builds(Eval, options=options),
-    sampling=st.builds(Sampling, temperature=st.floats(1e-3, 5), top_p=st.floats(0.01, 0.99), stop=stops),
+    sampling=st.builds(
+        Sampling, temperature=st.floats(1e-3, 5), top_p=st.floats(0.01, 0.99), stop=stops
+    ),
     learning=st.builds(
         Learning,
         lr=st.floats(1e-12, 1),
@@ -254,7 +295,10 @@ def test_tasks_can_be_another_recipes(tmp_path: Path) -> None:
         "[tasks]\nname = 'data'\nfile = 'rows.jsonl'\n[eval]\ntasks = 7\n[model]\nname = 'x'\n"
     )
     (tmp_path / "rows.jsonl").write_text("")
-    mine = {"tasks": {"name": "arithmetic", "operations": ["+"]}, "eval": {"name": "arithmetic", "every": 3}}
+    mine = {
+        "tasks": {"name": "arithmetic", "operations": ["+"]},
+        "eval": {"name": "arithmetic", "every": 3},
+    }
     config = load_config(mine, [f"tasks={tmp_path / 'other.toml'}", "tasks.train=5"])
     assert (config.tasks.name, config.tasks.train, config.tasks.options) == (
         "data", 5, {"file": str(tmp_path / "rows.jsonl")},
@@ -269,7 +313,9 @@ def test_tasks_can_be_another_recipes(tmp_path: Path) -> None:
         load_config(mine, ["tasks=arithmetic"])
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "mine.toml").write_text("")
-    assert load_config(tmp_path / "deep" / "mine.toml", ["tasks=other.toml"]).tasks.name == "data"  # from above it
+    assert (
+        load_config(tmp_path / "deep" / "mine.toml", ["tasks=other.toml"]).tasks.name == "data"
+    )  # from above it
 
 
 @pytest.mark.parametrize(
@@ -287,20 +333,29 @@ def test_tasks_can_be_another_recipes(tmp_path: Path) -> None:
     ],
 )
 def test_an_unknown_key_is_answered_with_the_key_that_was_meant(override: str, meant: str) -> None:
-    assert problem({}, override) == f"{override.partition('=')[0]} is not a known key. Did you mean {meant}?"
+    assert (
+        problem({}, override)
+        == f"{override.partition('=')[0]} is not a known key. Did you mean {meant}?"
+    )
 
 
 def test_a_recipe_warms_up_within_a_shortened_run(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text("[learning]\nsteps = 100\nwarmup = 10")
     shortened = load_config(tmp_path / "r.toml", ["learning.steps=5"])
     assert shortened.learning.warmup == 2
-    assert shortened.notes == ("learning.warmup = 2: the recipe's 10 would exceed learning.steps = 5.",)
+    assert shortened.notes == (
+        "learning.warmup = 2: the recipe's 10 would exceed learning.steps = 5.",
+    )
     assert load_config(tmp_path / "r.toml", {"learning.steps": 1}).learning.warmup == 0
     enough = load_config(tmp_path / "r.toml", ["learning.steps=10"])
     assert (enough.learning.warmup, enough.notes) == (10, ())
     for overrides in (["learning.steps=5", "learning.warmup=6"], ["learning.warmup=101"]):
-        with pytest.raises(ConfigError, match=r"learning.warmup = .* should be between 0 and learning.steps"):
+        with pytest.raises(
+            ConfigError, match=r"learning.warmup = .* should be between 0 and learning.steps"
+        ):
             load_config(tmp_path / "r.toml", overrides)
     (tmp_path / "r.toml").write_text("[learning]\nsteps = 5\nwarmup = 10")
-    with pytest.raises(ConfigError, match=r"learning.warmup = 10 should be between 0 and learning.steps = 5"):
+    with pytest.raises(
+        ConfigError, match=r"learning.warmup = 10 should be between 0 and learning.steps = 5"
+    ):
         load_config(tmp_path / "r.toml")

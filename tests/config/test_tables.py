@@ -13,8 +13,12 @@ from uptrend.config.tables import flatten, nest, to_key, to_recipe, to_toml
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").rglob("*.toml"))
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-scalars = st.one_of(texts, st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False))
-values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3))
+scalars = st.one_of(
+    texts, st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False)
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3)
+)
 
 
 @given(st.dictionaries(texts, values, max_size=4))
@@ -49,6 +53,10 @@ def test_differences_are_dotted_keys_with_both_values() -> None:
 
 
 def test_lists_are_equal_however_they_were_kept() -> None:
-    table = to_table(load_config({"sampling": {"stop": ["a"]}, "tasks": {"stages": [{"start": 1, "ops": ["+"]}]}}))
+    table = to_table(
+        load_config(
+            {"sampling": {"stop": ["a"]}, "tasks": {"stages": [{"start": 1, "ops": ["+"]}]}}
+        )
+    )
     assert difference(table, json.loads(json.dumps(table))) == {}
     assert difference({"a": (1, (2,))}, {"a": [1, [2]]}) == {}

@@ -73,7 +73,9 @@ def serve_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
 
 @pytest.fixture(scope="session")
 def ask() -> Callable[..., Any]:
-    """`ask(url, "run", run="runs/a", code=200)` gives an answer of the API, which must be strict JSON."""
+    """`ask(url, "run", run="runs/a", code=200)` gives an answer of the API, which must be strict
+    JSON.
+    """
     client = httpx.Client(timeout=60)
 
     def get(url: str, path: str, code: int = 200, **query: Any) -> Any:

@@ -26,14 +26,18 @@ LOG = "step,reward,kl,loss\n" + "".join(f"{i},0.5,{0.001 * i},0\n" for i in rang
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """`start("--no-token")` runs `uptrend serve` over a folder with one run, and gives the address that it prints."""
+    """`start("--no-token")` runs `uptrend serve` over a folder with one run, and gives the address
+    that it prints.
+    """
     write_run(tmp_path / "runs" / "a", steps=2)
     processes: list[subprocess.Popen[str]] = []
 
     def run(*options: str) -> str:
         command = [sys.executable, "-P", "-m", "uptrend", "serve", "--port", "0", *options]
         environment = {**os.environ, "UPTREND_HOME": str(tmp_path / f"home-{len(processes)}")}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+        )
         processes.append(process)
         assert process.stdout is not None
         address = re.search(r"http://\S+", process.stdout.readline())
@@ -56,7 +60,12 @@ def test_serve_asks_for_the_token_that_it_prints(start: Start) -> None:
         assert closed.status_code == 401
         assert "open the address that `uptrend serve` printed in its terminal" in closed.text
         assert "open the address" in browser.get(f"{url}/api/runs").json()["error"]
-        assert browser.get(f"{url}/api/runs", headers={"authorization": f"Bearer {token}"}).json()["total"] >= 0
+        assert (
+            browser.get(f"{url}/api/runs", headers={"authorization": f"Bearer {token}"}).json()[
+                "total"
+            ]
+            >= 0
+        )
         # One browser, two servers on one host: neither cookie takes the other's place.
         for address in (first, second):
             assert browser.get(address, follow_redirects=True).status_code == 200
@@ -99,12 +108,16 @@ def is_closed_within(connection: socket.socket, seconds: float) -> bool:
 
 
 @pytest.mark.slow
-def test_half_sent_requests_are_closed(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_sent_requests_are_closed(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(protocol, "HEAD_S", 2.0, raising=False)
     monkeypatch.setattr(protocol, "BODY_S", 2.0, raising=False)
     url = serve(write_run(tmp_path / "runs" / "a", steps=2).parent)
     host = url.removeprefix("http://")
-    post = f"POST /api/doctor?name=a.csv HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000\r\n\r\nstep,"
+    post = (
+        f"POST /api/doctor?name=a.csv HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000\r\n\r\nstep,"
+    )
     halves = {
         "nothing": "", "head": f"GET / HTTP/1.1\r\nHost: {host}\r\nX-Slow: ", "body": post,
         "unread body": f"GET /api/status HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000\r\n\r\nx",

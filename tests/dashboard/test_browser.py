@@ -1,4 +1,6 @@
-"""The pages in a real browser: what a person sees, types and clicks, live and exported, friendly and hostile."""
+"""The pages in a real browser: what a person sees, types and clicks, live and exported, friendly
+and hostile.
+"""
 
 import os
 import random
@@ -59,7 +61,9 @@ class Visitor:
     def open(self, address: str, ready: str = "") -> Page:
         """Go to an address and wait until its page is drawn."""
         self.page.goto(address)
-        self.page.wait_for_selector(f"body[data-ready='{ready}']" if ready else "body:not([data-ready=''])")
+        self.page.wait_for_selector(
+            f"body[data-ready='{ready}']" if ready else "body:not([data-ready=''])"
+        )
         return self.page
 
     def leave(self) -> None:
@@ -83,7 +87,9 @@ def visit(browser: Browser) -> Iterator[Callable[..., Visitor]]:
 
 @pytest.fixture(scope="module")
 def masked_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two trained runs of a step: one healthy, one whose learner's attention is built from the loss mask."""
+    """Two trained runs of a step: one healthy, one whose learner's attention is built from the loss
+    mask.
+    """
     from benchmarks.faults.fault import unaltered
     from benchmarks.faults.planted.masks import blind
 
@@ -103,10 +109,14 @@ def masked_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sideways(page: Page) -> int:
     """Return how far the page is wider than the window."""
-    return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+    return int(
+        page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    )
 
 
-def test_the_table_is_filtered_sorted_and_opened_by_keyboard(serve: Serve, visit: Any, tmp_path: Path) -> None:
+def test_the_table_is_filtered_sorted_and_opened_by_keyboard(
+    serve: Serve, visit: Any, tmp_path: Path
+) -> None:
     for seed, rate in enumerate((1e-6, 3e-5, 1e-4)):
         write_run(tmp_path / "runs" / f"rate-{seed}", overrides=(f"learning.lr={rate}",), seed=seed)
     page = visit().open(f"{serve(tmp_path / 'runs')}/", "runs")
@@ -137,7 +147,9 @@ def test_the_table_is_filtered_sorted_and_opened_by_keyboard(serve: Serve, visit
     expect(page.get_by_role("dialog")).to_be_visible()
 
 
-def test_the_first_screen_of_a_run_answers_the_first_questions(serve: Serve, visit: Any, tmp_path: Path) -> None:
+def test_the_first_screen_of_a_run_answers_the_first_questions(
+    serve: Serve, visit: Any, tmp_path: Path
+) -> None:
     write_run(tmp_path / "runs" / "short", steps=30, lift=0.0)
     page = visit().open(f"{serve(tmp_path / 'runs')}/#/run?run=runs/short", "run")
     expect(page.locator(".trend")).to_be_visible()
@@ -149,7 +161,9 @@ def test_the_first_screen_of_a_run_answers_the_first_questions(serve: Serve, vis
     assert page.locator("[data-plot='reward'] .js-plotly-plot").count() == 1
 
 
-def test_plots_zoom_together_keep_it_in_the_address_and_are_saved(serve: Serve, visit: Any, tmp_path: Path) -> None:
+def test_plots_zoom_together_keep_it_in_the_address_and_are_saved(
+    serve: Serve, visit: Any, tmp_path: Path
+) -> None:
     write_run(tmp_path / "runs" / "demo", steps=40)
     visitor = visit()
     page = visitor.open(f"{serve(tmp_path / 'runs')}/#/run?run=runs/demo", "run")
@@ -157,7 +171,9 @@ def test_plots_zoom_together_keep_it_in_the_address_and_are_saved(serve: Serve, 
     box = page.locator("[data-plot='reward'] .nsewdrag").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 50, steps=3)
-    expect(page.locator("[data-plot='entropy'] .hoverlayer")).to_contain_text("entropy")  # one cursor for all
+    expect(page.locator("[data-plot='entropy'] .hoverlayer")).to_contain_text(
+        "entropy"
+    )  # one cursor for all
     page.mouse.down()
     page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 52, steps=5)
     page.mouse.up()
@@ -195,7 +211,9 @@ def test_a_step_is_shown_within_two_seconds(serve: Serve, visit: Any, tmp_path: 
         "--name",
         "live",
     ]
-    training = subprocess.Popen([*command, "--no-preflight"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    training = subprocess.Popen(
+        [*command, "--no-preflight"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         lines = tmp_path / "runs" / "live" / "metrics.jsonl"
         until = time.monotonic() + 90
@@ -207,7 +225,10 @@ def test_a_step_is_shown_within_two_seconds(serve: Serve, visit: Any, tmp_path: 
         for _ in range(5):
             written = lines.read_bytes().count(b"\n")
             begun = time.monotonic()
-            while int(page.evaluate("document.body.dataset.step")) < written and time.monotonic() - begun < 10:
+            while (
+                int(page.evaluate("document.body.dataset.step")) < written
+                and time.monotonic() - begun < 10
+            ):
                 page.wait_for_timeout(50)
             late.append(time.monotonic() - begun)
         assert sorted(late)[2] < 2.0, late  # the middle one: a loaded machine may hold up one
@@ -226,14 +247,30 @@ def test_a_wrong_mask_is_seen_at_a_glance(serve: Serve, visit: Any, masked_runs:
         page.wait_for_selector("body[data-ready='rollout']")
         page.keyboard.press("v")
         expect(page.locator(".tokens .t").first).to_be_visible()
-        roles = {role: page.locator(f".t[data-role='{role}']").count() for role in ("prompt", "model")}
+        roles = {
+            role: page.locator(f".t[data-role='{role}']").count() for role in ("prompt", "model")
+        }
         assert all(roles.values()), roles
         assert page.locator(".t.trained[data-role='model']").count() == roles["model"]
         assert page.locator(".t.trained[data-role='prompt']").count() == 0
-        found[name] = page.locator(".tokens .t.blind").count(), page.locator(".fault").count(), roles["prompt"]
+        found[name] = (
+            page.locator(".tokens .t.blind").count(),
+            page.locator(".fault").count(),
+            roles["prompt"],
+        )
     assert found["healthy"][:2] == (0, 0)
-    assert found["blind"] == (found["blind"][2], 1, found["blind"][2])  # every token of the question
-    for coloring in ("loss weight", "attention", "sampler log-probability", "learner − sampler", "advantage"):
+    assert found["blind"] == (
+        found["blind"][2],
+        1,
+        found["blind"][2],
+    )  # every token of the question
+    for coloring in (
+        "loss weight",
+        "attention",
+        "sampler log-probability",
+        "learner − sampler",
+        "advantage",
+    ):
         page.get_by_role("button", name=coloring, exact=True).click()
         expect(page.get_by_label(f"Tokens by {coloring}")).to_be_visible()
     page.locator(".tokens .t").first.focus()
@@ -242,7 +279,9 @@ def test_a_wrong_mask_is_seen_at_a_glance(serve: Serve, visit: Any, masked_runs:
 
 
 @pytest.mark.parametrize("width", [360, 768, 2560])
-def test_pages_fit_every_width_in_both_themes(serve: Serve, visit: Any, tmp_path: Path, width: int) -> None:
+def test_pages_fit_every_width_in_both_themes(
+    serve: Serve, visit: Any, tmp_path: Path, width: int
+) -> None:
     write_run(tmp_path / "runs" / ("a-run-with-a-rather-long-name-" * 3), steps=10)
     write_run(tmp_path / "runs" / "demo", steps=10)
     url = serve(tmp_path / "runs", ROOT / "examples" / "journal")
@@ -270,16 +309,30 @@ def test_a_log_is_dropped_on_the_doctor(serve: Serve, visit: Any, tmp_path: Path
     log.write_text("step,reward,kl,loss\n" + "".join(f"{i},0.5,{0.001 * i},0\n" for i in range(60)))
     page = visit().open(f"{serve(tmp_path / 'runs')}/#/doctor", "doctor")
     page.set_input_files("#log", str(log))
-    expect(page.locator(".trend")).to_contain_text("Flat", timeout=60_000)  # its reader is being started
+    expect(page.locator(".trend")).to_contain_text(
+        "Flat", timeout=60_000
+    )  # its reader is being started
     expect(page.locator("article.finding h2").first).to_contain_text("reward.constant")
     expect(page.locator(".fix").first).to_be_visible()
-    page.set_input_files("#log", {"name": "x.bin", "mimeType": "application/octet-stream", "buffer": b"\0\1\2" * 99})
+    page.set_input_files(
+        "#log", {"name": "x.bin", "mimeType": "application/octet-stream", "buffer": b"\0\1\2" * 99}
+    )
     expect(page.locator(".error")).to_contain_text("x.bin", timeout=60_000)
 
 
-def test_the_exported_file_opens_without_a_server(visit: Any, tmp_path: Path, masked_runs: Path) -> None:
+def test_the_exported_file_opens_without_a_server(
+    visit: Any, tmp_path: Path, masked_runs: Path
+) -> None:
     target = tmp_path / "blind.html"
-    done = [sys.executable, "-m", "uptrend", "export", str(masked_runs / "blind"), "--out", str(target)]
+    done = [
+        sys.executable,
+        "-m",
+        "uptrend",
+        "export",
+        str(masked_runs / "blind"),
+        "--out",
+        str(target),
+    ]
     subprocess.run(done, check=True, env={**os.environ, "UPTREND_HOME": str(tmp_path / "home")})
     visitor = visit()
     page = visitor.open(target.as_uri(), "run")
@@ -301,13 +354,13 @@ def test_the_exported_file_opens_without_a_server(visit: Any, tmp_path: Path, ma
 
 def titles_of(page: Page) -> str:
     """Return the titles of the window and of the page, and what its elements say to a reader."""
-    said = (
-        "[...document.querySelectorAll('[title], [aria-label]')].map((el) => el.title + el.getAttribute('aria-label'))"
-    )
+    said = "[...document.querySelectorAll('[title], [aria-label]')].map((el) => el.title + el.getAttribute('aria-label'))"
     return str(page.title() + page.inner_text("body") + page.evaluate(f"{said}.join(' ')"))
 
 
-def test_marks_that_turn_the_direction_reorder_nothing(serve: Serve, visit: Any, tmp_path: Path) -> None:
+def test_marks_that_turn_the_direction_reorder_nothing(
+    serve: Serve, visit: Any, tmp_path: Path
+) -> None:
     marks = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200f"
     name, group = "run\u202egnorw", f"g{marks}\u202edaeh"
     hebrew = write_run(tmp_path / "runs" / "\u05d0\u05d1\u05d2", steps=2)
@@ -338,20 +391,35 @@ def test_marks_that_turn_the_direction_reorder_nothing(serve: Serve, visit: Any,
         shown = page.inner_text("main")
         assert "U+202E" in shown or "nothing" in address or "step=1" in address, address
     assert "⟨U+202E⟩" in visitor.open(f"{url}/#/run?{of_run}", "run").title()
-    # Letters that are written from right to left stay where they are: the heading's first word is left of the others.
+    # Letters that are written from right to left stay where they are: the heading's first word is
+    # left of the others.
     page = visitor.open(f"{url}/#/run?run={quote(f'runs/{hebrew.name}')}", "run")
-    places = page.evaluate("[...document.querySelectorAll('h1, h1 ~ *')].map((el) => el.getBoundingClientRect().left)")
+    places = page.evaluate(
+        "[...document.querySelectorAll('h1, h1 ~ *')].map((el) => el.getBoundingClientRect().left)"
+    )
     assert places == sorted(places)
-    assert page.evaluate("getComputedStyle(document.querySelector('h1 bdi')).unicodeBidi") == "isolate"
+    assert (
+        page.evaluate("getComputedStyle(document.querySelector('h1 bdi')).unicodeBidi") == "isolate"
+    )
 
 
-def test_no_page_breaks_its_own_policy(serve: Serve, visit: Any, tmp_path: Path, masked_runs: Path) -> None:
+def test_no_page_breaks_its_own_policy(
+    serve: Serve, visit: Any, tmp_path: Path, masked_runs: Path
+) -> None:
     log = tmp_path / "runs" / "log" / "train.csv"
     log.parent.mkdir(parents=True)
     log.write_text("step,reward,kl,loss\n" + "".join(f"{i},0.5,{0.001 * i},0\n" for i in range(60)))
     write_run(tmp_path / "runs" / "a", steps=12)
     export = tmp_path / "out.html"
-    command = [sys.executable, "-m", "uptrend", "export", str(masked_runs / "blind"), "--out", str(export)]
+    command = [
+        sys.executable,
+        "-m",
+        "uptrend",
+        "export",
+        str(masked_runs / "blind"),
+        "--out",
+        str(export),
+    ]
     subprocess.run(command, check=True, env={**os.environ, "UPTREND_HOME": str(tmp_path / "home")})
     closed = serve(tmp_path / "runs", token="secret")
     url = serve(masked_runs, tmp_path / "runs", ROOT / "examples" / "journal")
@@ -425,7 +493,9 @@ def test_no_axis_repeats_a_label(serve: Serve, visit: Any, tmp_path: Path) -> No
     assert sum(any("%" in tick for tick in ticks) for _, ticks in labels) > 300
 
 
-def test_saved_tables_name_no_folder_of_the_machine(serve: Serve, visit: Any, tmp_path: Path) -> None:
+def test_saved_tables_name_no_folder_of_the_machine(
+    serve: Serve, visit: Any, tmp_path: Path
+) -> None:
     secret = tmp_path / "ann" / "models" / "qwen"
     write_run(tmp_path / "runs" / "a", steps=2, overrides=(f"model.name={secret}",))
     page = visit().open(f"{serve(tmp_path / 'runs')}/#/config?run=runs/a&all=1", "config")
@@ -448,7 +518,10 @@ def test_hostile_rollouts_stay_text(serve: Serve, visit: Any, tmp_path: Path) ->
     visitor.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     listed = visitor.open(f"{url}/", "runs").evaluate("fetch('/api/runs').then((r) => r.json())")
     id = listed["rows"][0]["id"]
-    routes = ["", *(f"#/{name}?run={id}" for name in ("run", "findings", "rollouts", "config", "compare"))]
+    routes = [
+        "",
+        *(f"#/{name}?run={id}" for name in ("run", "findings", "rollouts", "config", "compare")),
+    ]
     answer = visitor.page.evaluate(
         "(id) => fetch('/api/rollouts?run=' + encodeURIComponent(id)).then((r) => r.json())", id
     )
@@ -456,7 +529,8 @@ def test_hostile_rollouts_stay_text(serve: Serve, visit: Any, tmp_path: Path) ->
         named = f"run={id}&step={row['step']}&index={row['index']}&group="
         for view in ("talk", "tokens"):
             link = visitor.page.evaluate(
-                "([n, g, v]) => '#/rollout?' + n + encodeURIComponent(g) + '&view=' + v", [named, row["group"], view]
+                "([n, g, v]) => '#/rollout?' + n + encodeURIComponent(g) + '&view=' + v",
+                [named, row["group"], view],
             )
             routes.append(link)
     shown = ""
@@ -474,4 +548,6 @@ def test_hostile_rollouts_stay_text(serve: Serve, visit: Any, tmp_path: Path) ->
     assert "<script>" in shown  # as text
     assert "\u202e" not in shown
     assert "\x1b" not in shown
-    assert {urlsplit(asked).hostname for asked in visitor.fetched if asked.startswith("http")} == {"127.0.0.1"}
+    assert {urlsplit(asked).hostname for asked in visitor.fetched if asked.startswith("http")} == {
+        "127.0.0.1"
+    }

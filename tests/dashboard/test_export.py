@@ -44,12 +44,18 @@ class Page(HTMLParser):
         self.inside[at] = self.inside.get(at, "") + data
 
     def texts(self, tag: str) -> list[tuple[dict[str, str], str]]:
-        return [(had, self.inside.get(at, "")) for at, (name, had) in enumerate(self.tags) if name == tag]
+        return [
+            (had, self.inside.get(at, ""))
+            for at, (name, had) in enumerate(self.tags)
+            if name == tag
+        ]
 
     @property
     def data(self) -> dict[str, Any]:
         (packed,) = (text for had, text in self.texts("script") if had.get("id") == "data")
-        answers: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed)), parse_constant=pytest.fail)
+        answers: dict[str, Any] = json.loads(
+            gzip.decompress(base64.b64decode(packed)), parse_constant=pytest.fail
+        )
         return answers
 
 
@@ -62,7 +68,9 @@ def export(run: Path, target: Path, *options: str, code: int = 0) -> Page | None
 
 
 @pytest.mark.slow
-def test_the_file_has_all_of_a_run_and_fetches_nothing(tmp_path: Path, make_run: Callable[..., Path]) -> None:
+def test_the_file_has_all_of_a_run_and_fetches_nothing(
+    tmp_path: Path, make_run: Callable[..., Path]
+) -> None:
     run = make_run("a", steps=12)
     page = export(run, tmp_path / "a.html")
     assert page is not None
@@ -72,14 +80,20 @@ def test_the_file_has_all_of_a_run_and_fetches_nothing(tmp_path: Path, make_run:
         assert tag not in ("link", "base", "iframe", "img", "object", "embed", "form"), tag
         assert not {"src", "href", "action", "srcset"} & set(had), tag
         assert not [key for key in had if key.startswith("on")], tag
-    (policy,) = (had["content"] for tag, had in page.tags if had.get("http-equiv") == "Content-Security-Policy")
+    (policy,) = (
+        had["content"]
+        for tag, had in page.tags
+        if had.get("http-equiv") == "Content-Security-Policy"
+    )
     rules = {rule.split()[0]: set(rule.split()[1:]) for rule in policy.split(";")}
     assert rules["default-src"] == {"'none'"}
     assert "connect-src" not in rules
     assert "unsafe" not in policy
     for tag, rule in (("script", "script-src"), ("style", "style-src")):
         inline = [text for had, text in page.texts(tag) if had.get("id") != "data"]
-        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inline]
+        digests = [
+            base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inline
+        ]
         assert inline
         assert {f"'sha256-{digest}'" for digest in digests} <= rules[rule]
     data, asked = page.data, urlencode({"run": "a"})
@@ -101,9 +115,24 @@ def test_no_more_rollouts_than_asked_for_are_taken_along(tmp_path: Path) -> None
         rollouts = [rollout_of(1, group, index) for group in ("g0", "g1") for index in range(12)]
         directory.step(metrics_of(1, 1, random.Random(0)), rollouts_table("a", rollouts))
         directory.event("finished", step=1)
-    evidence = [{"text": "", "value": None, "metric": None, "step": 1, "rollout": f"1/g1/{n}"} for n in (3, 1)]
-    finding = {"id": "x", "severity": "note", "explains": [], "symptom_of": None, "fix": None, "experiment": None}
-    report = {"schema": 2, "steps": 1, "trend": "flat", "findings": [{**finding, "evidence": evidence}]}
+    evidence = [
+        {"text": "", "value": None, "metric": None, "step": 1, "rollout": f"1/g1/{n}"}
+        for n in (3, 1)
+    ]
+    finding = {
+        "id": "x",
+        "severity": "note",
+        "explains": [],
+        "symptom_of": None,
+        "fix": None,
+        "experiment": None,
+    }
+    report = {
+        "schema": 2,
+        "steps": 1,
+        "trend": "flat",
+        "findings": [{**finding, "evidence": evidence}],
+    }
     (run / "findings.json").write_text(json.dumps(report))
     for most, groups in ((0, set()), (8, {"g1"}), (20, {"g0", "g1"}), (200, {"g0", "g1"})):
         page = export(run, tmp_path / "a.html", "--rollouts", str(most))
@@ -122,7 +151,9 @@ def test_a_hostile_run_stays_data(tmp_path: Path) -> None:
     assert "<img src=x" not in text
     titles = page.texts("title")
     assert titles[0][1].startswith(visible(NAME))
-    assert {line["step"] for line in page.data["rollouts"] if not line["held"]} == set(range(1, STEPS + 1))
+    assert {line["step"] for line in page.data["rollouts"] if not line["held"]} == set(
+        range(1, STEPS + 1)
+    )
 
 
 @pytest.mark.parametrize("fault", ["missing", "newer", "torn", "linked"])
@@ -142,13 +173,20 @@ def test_a_run_that_can_not_be_read_writes_nothing(
     (tmp_path / "out").mkdir()
     export(run, tmp_path / "out" / "a.html", code=2)
     told = capsys.readouterr().err
-    expected = {"missing": "There is no run at", "newer": "newer Uptrend", "torn": "not JSON", "linked": "is a link"}
+    expected = {
+        "missing": "There is no run at",
+        "newer": "newer Uptrend",
+        "torn": "not JSON",
+        "linked": "is a link",
+    }
     assert expected[fault] in told
     assert "Traceback" not in told
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_the_file_names_no_folder_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_names_no_folder_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = tmp_path / "home of ann"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -158,20 +196,47 @@ def test_the_file_names_no_folder_of_the_machine(tmp_path: Path, monkeypatch: py
     info = info_of("a", ("learning.steps=1",))
     info["config"]["model"]["name"] = str(home / "models" / "my model")
     info["config"]["tasks"]["file"] = "/mnt/share/tasks.jsonl"
-    info |= {"notes": [f"Read from {home}/projects/runs."], "machine": {"cpu": "a cpu", "scratch": "/scratch/ann/x"}}
+    info |= {
+        "notes": [f"Read from {home}/projects/runs."],
+        "machine": {"cpu": "a cpu", "scratch": "/scratch/ann/x"},
+    }
     said = (
-        Message("user", "Is 1/2 more than 3/8, and/or https://example.org/a/b, in /usr/share/dict/words?"),
+        Message(
+            "user",
+            "Is 1/2 more than 3/8, and/or https://example.org/a/b, in /usr/share/dict/words?",
+        ),
         Message("assistant", f"ls {home}/projects and /mnt/share/tasks.jsonl"),
     )
     with RunDirectory.create(run, info) as directory:
-        rollouts = [replace(rollout_of(1, "g", index), messages=said, error=f"score: {trace}") for index in range(2)]
+        rollouts = [
+            replace(rollout_of(1, "g", index), messages=said, error=f"score: {trace}")
+            for index in range(2)
+        ]
         directory.step(metrics_of(1, 1, random.Random(0)), rollouts_table("a", rollouts))
-        directory.event("finding", id="x", severity="warning", summary=f"see {run}/metrics.jsonl", step=1)
-        directory.event("stopped", step=1, stopped_by="user", reason=f"disk of {home} and /var/lib/thing is full")
+        directory.event(
+            "finding", id="x", severity="warning", summary=f"see {run}/metrics.jsonl", step=1
+        )
+        directory.event(
+            "stopped",
+            step=1,
+            stopped_by="user",
+            reason=f"disk of {home} and /var/lib/thing is full",
+        )
     evidence = [{"text": f"in {run}", "value": None, "metric": None, "step": 1, "rollout": "1/g/0"}]
     fix = {"sentence": f"Move {home}/projects/reward.py to /srv/data/reward.py.", "changes": {}}
-    finding = {"id": "reward.constant", "severity": "critical", "explains": [], "symptom_of": None, "fix": fix}
-    finding |= {"experiment": {"claim": f"{run} learns", "arms": {"a": {"tasks.file": "/mnt/share/b.jsonl"}}}}
+    finding = {
+        "id": "reward.constant",
+        "severity": "critical",
+        "explains": [],
+        "symptom_of": None,
+        "fix": fix,
+    }
+    finding |= {
+        "experiment": {
+            "claim": f"{run} learns",
+            "arms": {"a": {"tasks.file": "/mnt/share/b.jsonl"}},
+        }
+    }
     report = {
         "schema": 2,
         "steps": 1,
@@ -179,7 +244,9 @@ def test_the_file_names_no_folder_of_the_machine(tmp_path: Path, monkeypatch: py
         "sentence": f"{run} is flat.",
         "missing": [f"{run}/evals.jsonl"],
     }
-    (run / "findings.json").write_text(json.dumps({**report, "findings": [{**finding, "evidence": evidence}]}))
+    (run / "findings.json").write_text(
+        json.dumps({**report, "findings": [{**finding, "evidence": evidence}]})
+    )
     page = export(run, tmp_path / "a.html")
     assert page is not None
     text = json.dumps(page.data, ensure_ascii=False)
@@ -196,7 +263,12 @@ def test_the_file_names_no_folder_of_the_machine(tmp_path: Path, monkeypatch: py
         "file:",
     ):
         assert secret not in text, text[max(0, text.find(secret) - 200) :][:400]
-    for kept in ("…/reward.py", "…/tasks.jsonl", "…/my model", "1/2 more than 3/8, and/or https://example.org/a/b"):
+    for kept in (
+        "…/reward.py",
+        "…/tasks.jsonl",
+        "…/my model",
+        "1/2 more than 3/8, and/or https://example.org/a/b",
+    ):
         assert kept in text
     assert "in /usr/share/dict/words?" in text  # what a task asked is shown to the letter
     assert "--from '…/a#reward.constant'" in text

@@ -1,4 +1,6 @@
-"""What folders hold, and what is known of it when files, the index or the worker come, go and break."""
+"""What folders hold, and what is known of it when files, the index or the worker come, go and
+break.
+"""
 
 import json
 import os
@@ -35,7 +37,10 @@ NAMED = DATA / "formats" / "json-named-runs" / "raw" / "log.json"
 Ask = Callable[..., Any]
 Serve = Callable[..., str]
 STATE = json.dumps(
-    {"global_step": 9, "log_history": [{"step": n, "reward": 0.1 * n, "loss": 0.0} for n in range(1, 10)]}
+    {
+        "global_step": 9,
+        "log_history": [{"step": n, "reward": 0.1 * n, "loss": 0.0} for n in range(1, 10)],
+    }
 )
 
 
@@ -62,7 +67,13 @@ def put(path: Path, text: str = "") -> Path:
 
 def test_sources_of_a_tree(tmp_path: Path) -> None:
     root = tmp_path / "work"
-    for name in ("one", "sweep/two", ".hidden/three", "node_modules/four", "/".join("abcdefg"[: DEPTH + 1])):
+    for name in (
+        "one",
+        "sweep/two",
+        ".hidden/three",
+        "node_modules/four",
+        "/".join("abcdefg"[: DEPTH + 1]),
+    ):
         write_run(root / name, steps=1)
     write_run(root / "/".join("ABCDEF"[: DEPTH - 1]) / "five", steps=1)
     make_lab(root / "lab", KL)
@@ -74,7 +85,13 @@ def test_sources_of_a_tree(tmp_path: Path) -> None:
     put(root / "README.md")
     put(root / "sweep" / "notes.txt")
     found = find_sources(
-        [root, root / "one", root / "loose" / "train.log", tmp_path / "other" / "work", tmp_path / "none"]
+        [
+            root,
+            root / "one",
+            root / "loose" / "train.log",
+            tmp_path / "other" / "work",
+            tmp_path / "none",
+        ]
     )
     kinds = {id: source.kind for id, source in found.items()}
     deep = f"work/{'/'.join('ABCDEF'[: DEPTH - 1])}/five"
@@ -108,7 +125,9 @@ def test_what_the_runs_of_a_lab_printed_are_no_runs(tmp_path: Path, serve: Serve
 
 
 @pytest.mark.slow
-def test_runs_that_come_change_and_go_are_noticed(tmp_path: Path, serve: Serve, ask: Ask, wait: Any) -> None:
+def test_runs_that_come_change_and_go_are_noticed(
+    tmp_path: Path, serve: Serve, ask: Ask, wait: Any
+) -> None:
     runs = tmp_path / "runs"
     url = serve(runs)
     assert ask(url, "runs")["rows"] == []
@@ -133,7 +152,9 @@ def test_runs_that_come_change_and_go_are_noticed(tmp_path: Path, serve: Serve, 
     wait(lambda: known() == {}, 10)
 
 
-def test_runs_that_can_not_be_read_say_why_and_old_ones_have_todays_names(tmp_path: Path, open_library: Any) -> None:
+def test_runs_that_can_not_be_read_say_why_and_old_ones_have_todays_names(
+    tmp_path: Path, open_library: Any
+) -> None:
     runs = tmp_path / "runs"
     put(runs / "torn" / "run.json", '{"schema": 2, "conf')
     put(runs / "list" / "run.json", "[]")
@@ -142,7 +163,10 @@ def test_runs_that_can_not_be_read_say_why_and_old_ones_have_todays_names(tmp_pa
     put(runs / "odd" / "run.json", json.dumps({"schema": 2, "config": [1]}))
     put(runs / "fresh" / "run.json", json.dumps(info_of("fresh")))
     put(write_run(runs / "report", steps=2) / "findings.json", "[]")
-    put(write_run(runs / "nan", steps=2) / "evals.jsonl", (runs / "nan/evals.jsonl").read_text().replace("0.5", "NaN"))
+    put(
+        write_run(runs / "nan", steps=2) / "evals.jsonl",
+        (runs / "nan/evals.jsonl").read_text().replace("0.5", "NaN"),
+    )
     (runs / "empty").mkdir()
     shutil.copytree(DATA / "schema1", runs / "old")
     library = open_library(runs)
@@ -152,16 +176,25 @@ def test_runs_that_can_not_be_read_say_why_and_old_ones_have_todays_names(tmp_pa
     assert "is not JSON" in errors["torn"]
     assert "written by a newer Uptrend" in errors["newer"]
     assert "is not JSON" in errors["deep"]
-    assert (rows["fresh"]["step"], rows["fresh"]["status"], rows["report"]["status"]) == (0, "killed", "finished")
+    assert (rows["fresh"]["step"], rows["fresh"]["status"], rows["report"]["status"]) == (
+        0,
+        "killed",
+        "finished",
+    )
     old = Run(runs / "old")
     table = library.table(library.entry("runs/old"))
     assert (table["step"].to_pylist(), rows["old"]["step"]) == ([1, 2, 3], 3)
     assert set(table.column_names) <= set(old.metrics.column_names)
     assert rows["old"]["config"]["model.weights"] == old.config["model"]["weights"]
-    assert find(RolloutPlace(library.entry("runs/old"), library), step=2)["total"] == old.rollouts(2).num_rows
+    assert (
+        find(RolloutPlace(library.entry("runs/old"), library), step=2)["total"]
+        == old.rollouts(2).num_rows
+    )
 
 
-def test_a_row_has_the_columns_and_values_of_the_terminals_list(tmp_path: Path, open_library: Any) -> None:
+def test_a_row_has_the_columns_and_values_of_the_terminals_list(
+    tmp_path: Path, open_library: Any
+) -> None:
     folder = tmp_path / "runs"
     path = write_run(folder / "a", steps=6, rights=(10, 20))
     lines = (path / "metrics.jsonl").read_text().splitlines()
@@ -206,7 +239,11 @@ def test_an_index_that_breaks_costs_a_reading_and_no_more(
         shutil.rmtree(home)
     write_run(runs / "b", steps=2)
     library.refresh()
-    assert {row["name"]: row["status"] for row in library.rows()} == {"a": "finished", "b": "finished", "log": "log"}
+    assert {row["name"]: row["status"] for row in library.rows()} == {
+        "a": "finished",
+        "b": "finished",
+        "log": "log",
+    }
     log = library.entry("runs/log")
     assert len(library.table(log)) == library.log(log)["report"]["steps"] == 20
     for name, steps in (("a", 3), ("b", 2)):
@@ -216,7 +253,10 @@ def test_an_index_that_breaks_costs_a_reading_and_no_more(
 
 @pytest.mark.parametrize("is_large", [False, True])  # columns of large files are kept too
 def test_a_second_start_reads_nothing_twice(
-    is_large: bool, make_run: Callable[..., Path], open_library: Any, monkeypatch: pytest.MonkeyPatch
+    is_large: bool,
+    make_run: Callable[..., Path],
+    open_library: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(curves, "LARGE", 1000 if is_large else 10**9)
     file = make_run("a", steps=30) / "metrics.jsonl"
@@ -224,7 +264,9 @@ def test_a_second_start_reads_nothing_twice(
     row, table = dict(first.rows()[0]), first.table(first.entry("runs/a"))
     first.close()
     data, times = file.read_bytes(), (file.stat().st_atime_ns, file.stat().st_mtime_ns)
-    file.write_bytes(b"#" * (len(data) - curves.TAIL) + data[-curves.TAIL :])  # what is read again is damaged
+    file.write_bytes(
+        b"#" * (len(data) - curves.TAIL) + data[-curves.TAIL :]
+    )  # what is read again is damaged
     os.utime(file, ns=times)
     second = open_library(file.parents[1])
     assert second.rows() == [row]
@@ -236,14 +278,18 @@ def test_a_second_start_reads_nothing_twice(
 
 
 @pytest.mark.slow
-def test_a_log_that_holds_fewer_runs_or_none_loses_its_rows(tmp_path: Path, open_library: Any) -> None:
+def test_a_log_that_holds_fewer_runs_or_none_loses_its_rows(
+    tmp_path: Path, open_library: Any
+) -> None:
     file = tmp_path / "logs" / "a" / "log.json"
     file.parent.mkdir(parents=True)
     shutil.copy(NAMED, file)
     library = open_library(tmp_path / "logs")
     ids = sorted(row["id"] for row in library.rows())
     assert len(ids) == 2
-    assert library.log(library.entry(ids[1]))["report"]["steps"] == len(library.table(library.entry(ids[1])))
+    assert library.log(library.entry(ids[1]))["report"]["steps"] == len(
+        library.table(library.entry(ids[1]))
+    )
     rows = [{"step": n, "reward": 0.1 * n, "loss": 0.5} for n in range(1, 12)]
     file.write_text(json.dumps(rows))
     library.refresh()
@@ -261,14 +307,22 @@ def test_a_log_that_was_being_read_at_the_end_is_read_at_the_next_start(
 ) -> None:
     folder = put(tmp_path / "logs" / "a" / "trainer_state.json", STATE).parents[1]
     library = Library([folder], tmp_path / "home").start()
-    wait(lambda: any(b"dashboard.worker" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children()))
+    wait(
+        lambda: any(
+            b"dashboard.worker" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children()
+        )
+    )
     library.close()
     assert [(row["status"], row["step"]) for row in open_library(folder).rows()] == [("log", 9)]
 
 
 def children() -> set[int]:
     """Processes that this one has started, in any thread."""
-    return {int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
+    return {
+        int(pid)
+        for file in Path("/proc/self/task").glob("*/children")
+        for pid in file.read_text().split()
+    }
 
 
 @pytest.mark.slow
@@ -298,7 +352,16 @@ def test_the_dashboard_loads_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "starlette" in loaded
-    assert not loaded & {"torch", "transformers", "peft", "tokenizers", "plotly", "pandas", "statsmodels", "matplotlib"}
+    assert not loaded & {
+        "torch",
+        "transformers",
+        "peft",
+        "tokenizers",
+        "plotly",
+        "pandas",
+        "statsmodels",
+        "matplotlib",
+    }
 
 
 def test_a_run_that_ends_while_it_is_read_is_finished_not_killed(tmp_path: Path) -> None:
@@ -337,10 +400,14 @@ def test_a_bad_line_costs_the_dashboard_itself_alone(
     assert {row["name"]: row["step"] for row in library.rows()} == {"damaged": 4, "whole": 4}
     entry = library.entry("runs/damaged")
     assert library.table(entry)["step"].to_pylist() == [1, 3, 4]
-    assert show_run(library, "runs/damaged")["notes"] == ["1 line of metrics.jsonl could not be read and is left out."]
+    assert show_run(library, "runs/damaged")["notes"] == [
+        "1 line of metrics.jsonl could not be read and is left out."
+    ]
 
 
-def test_what_was_set_aside_is_no_source(open_library: Callable[..., Library], tmp_path: Path) -> None:
+def test_what_was_set_aside_is_no_source(
+    open_library: Callable[..., Library], tmp_path: Path
+) -> None:
     write_run(tmp_path / "runs" / "own")
     set_aside(write_run(tmp_path / "runs" / "other"))
     assert [row["name"] for row in open_library(tmp_path / "runs").rows()] == ["own"]

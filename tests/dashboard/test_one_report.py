@@ -23,16 +23,28 @@ from uptrend.training.observer import StepRecord
 pytestmark = pytest.mark.slow
 
 # Products that the tiny model does not know, so that only the rest of the reward varies.
-ROWS = [{"prompt": f"Calculate: {a} * {b} = ", "answer": str(a * b)} for a in range(21, 57) for b in range(23, 59, 4)]
-OVERRIDES = ["tasks.chat=false", "sampling.max_tokens=8", "sampling.groups=4", "eval.tasks=8", "eval.every=0"]
+ROWS = [
+    {"prompt": f"Calculate: {a} * {b} = ", "answer": str(a * b)}
+    for a in range(21, 57)
+    for b in range(23, 59, 4)
+]
+OVERRIDES = [
+    "tasks.chat=false",
+    "sampling.max_tokens=8",
+    "sampling.groups=4",
+    "eval.tasks=8",
+    "eval.every=0",
+]
 LAST_STEP = 200
 Shown = list[tuple[str, str, str | None]]  # id, severity, and the cause that a symptom belongs to
 
 
 class BrokenUntilNoticed:
-    """A reward that is constant from the first step until the live doctor speaks, and varies from then on.
+    """A reward that is constant from the first step until the live doctor speaks, and varies from
+    then on.
 
-    As an observer it waits for the doctor now and then, and ends the run when the constant part is a third of it.
+    As an observer it waits for the doctor now and then, and ends the run when the constant part is
+    a third of it.
     """
 
     def __init__(self) -> None:
@@ -42,20 +54,27 @@ class BrokenUntilNoticed:
     def __call__(self, completion: str, answer: str, **_: Any) -> dict[str, float]:
         text = completion.strip()
         rest = 0.2 * zlib.crc32(text.encode()) / 2**32
-        return {"correct": float(text == answer and not self.is_constant), "rest": 0.0 if self.is_constant else rest}
+        return {
+            "correct": float(text == answer and not self.is_constant),
+            "rest": 0.0 if self.is_constant else rest,
+        }
 
     def before(self, run: Run) -> None:
         self.path, self.is_constant = run.path, True
 
     def step(self, record: StepRecord) -> Stop | None:
-        if not self.noticed_at and any(e["event"] == "finding" for e in read_lines(self.path / "events.jsonl")):
+        if not self.noticed_at and any(
+            e["event"] == "finding" for e in read_lines(self.path / "events.jsonl")
+        ):
             self.is_constant, self.noticed_at = False, record.step
         if not self.noticed_at and record.step and record.step % 4 == 0:
             until = time.monotonic() + 120
             while (Run(self.path).report or {"step": 0})["step"] < record.step:
                 assert time.monotonic() < until, "the live doctor did not come to this step"
                 time.sleep(0.05)
-        return Stop("long enough") if self.noticed_at and record.step >= 3 * self.noticed_at else None
+        return (
+            Stop("long enough") if self.noticed_at and record.step >= 3 * self.noticed_at else None
+        )
 
     def after(self, run: Run) -> None: ...
 
@@ -87,7 +106,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 @pytest.fixture
-def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def typed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
     """`typed("runs", "show", path)` gives what a command prints."""
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -128,7 +149,10 @@ def of_page(findings: list[dict[str, Any]]) -> Shown:
 
 def of_text(text: str) -> Shown:
     """Causes as a terminal has them, alarms and notes alike."""
-    return [(id, severity, None) for id, severity in re.findall(r"\d+\. (\S+)\s+(\w+), \w+ confidence", text)]
+    return [
+        (id, severity, None)
+        for id, severity in re.findall(r"\d+\. (\S+)\s+(\w+), \w+ confidence", text)
+    ]
 
 
 def of_run(url: str, ask: Callable[..., Any]) -> dict[str, Any]:
@@ -139,12 +163,19 @@ def of_run(url: str, ask: Callable[..., Any]) -> dict[str, Any]:
 
 
 def test_every_surface_shows_the_same_report(
-    trained: Trained, typed: Callable[..., str], serve: Callable[..., str], ask: Callable[..., Any], tmp_path: Path
+    trained: Trained,
+    typed: Callable[..., str],
+    serve: Callable[..., str],
+    ask: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     path, run = trained.path, Run(trained.path)
     step = run.last_step
     written = json.loads((path / "findings.json").read_text())
-    expected, causes = of_table(written["findings"]), [f for f in of_table(written["findings"]) if f[2] is None]
+    expected, causes = (
+        of_table(written["findings"]),
+        [f for f in of_table(written["findings"]) if f[2] is None],
+    )
     shown: dict[str, tuple[Any, Shown]] = {"findings.json": (written["step"], expected)}
 
     report = uptrend.diagnose(path)
@@ -165,24 +196,34 @@ def test_every_surface_shows_the_same_report(
     page = of_run(url, ask)
     shown["dashboard, the run's page"] = page["report"]["step"], of_page(page["report"]["findings"])
     typed("export", path, "--out", tmp_path / "run.html", "--rollouts", "0")
-    (packed,) = re.findall(r'<script[^>]*id="data"[^>]*>([^<]+)<', (tmp_path / "run.html").read_text())
-    exported = json.loads(gzip.decompress(base64.b64decode(packed)))[f"run?{urlencode({'run': 'warned'})}"]["report"]
+    (packed,) = re.findall(
+        r'<script[^>]*id="data"[^>]*>([^<]+)<', (tmp_path / "run.html").read_text()
+    )
+    exported = json.loads(gzip.decompress(base64.b64decode(packed)))[
+        f"run?{urlencode({'run': 'warned'})}"
+    ]["report"]
     shown["uptrend export"] = exported["step"], of_page(exported["findings"])
     assert shown == dict.fromkeys(shown, (step, expected))
 
     dated = f"after step {step}"
     texts = {
         "uptrend doctor": typed("doctor", path, "--no-save"),
-        "uptrend doctor --format markdown": typed("doctor", path, "--no-save", "--format", "markdown"),
+        "uptrend doctor --format markdown": typed(
+            "doctor", path, "--no-save", "--format", "markdown"
+        ),
         "uptrend runs show": typed("runs", "show", path),
-        "the end of uptrend train": next(line for line in trained.out.splitlines() if line.startswith("Doctor")),
+        "the end of uptrend train": next(
+            line for line in trained.out.splitlines() if line.startswith("Doctor")
+        ),
         "Run in a notebook": run._repr_html_(),
         "Report in a notebook": report._repr_html_(),
     }
     assert {name for name, text in texts.items() if dated not in text} == set()
     assert of_text(texts["uptrend doctor"]) == causes
     (row,) = ask(url, "runs")["rows"]
-    counted = {kind: sum(cause[1] == kind for cause in causes) for kind in ("critical", "warning", "note")}
+    counted = {
+        kind: sum(cause[1] == kind for cause in causes) for kind in ("critical", "warning", "note")
+    }
     assert (row["of_step"], row["findings"]) == (step, counted)
 
 
@@ -194,13 +235,17 @@ def test_what_is_withdrawn_is_nowhere_a_finding_of_now(
     alarms = {f["id"] for f in run.report["findings"] if f["severity"] != "note"}
     gone = [id for id in trained.warned if id not in alarms]
     assert gone, f"warned of {trained.warned}, still there {sorted(alarms)}"
-    withdrawn = {event["id"]: event["step"] for event in run.events if event["event"] == "withdrawn"}
+    withdrawn = {
+        event["id"]: event["step"] for event in run.events if event["event"] == "withdrawn"
+    }
     assert list(withdrawn) == gone
     assert all(0 < step <= run.last_step for step in withdrawn.values())
     for id, step in withdrawn.items():
         assert f"doctor, after step {step}: {id} no longer asks for a change." in trained.out
     markers = ask(serve(trained.path.parent), "run", run="runs/warned")["markers"]
-    assert [(m["id"], m["step"]) for m in markers if m["kind"] == "withdrawn"] == list(withdrawn.items())
+    assert [(m["id"], m["step"]) for m in markers if m["kind"] == "withdrawn"] == list(
+        withdrawn.items()
+    )
 
 
 def test_a_task_of_one_turn_gets_no_advice_on_turns_and_no_keys_of_others(
@@ -208,21 +253,30 @@ def test_a_task_of_one_turn_gets_no_advice_on_turns_and_no_keys_of_others(
 ) -> None:
     assert "reward.never-computed" not in trained.err + trained.out
     assert "warning" not in trained.err
-    texts = [typed("doctor", trained.path, "--no-save", "--format", kind) for kind in ("text", "markdown", "html")]
+    texts = [
+        typed("doctor", trained.path, "--no-save", "--format", kind)
+        for kind in ("text", "markdown", "html")
+    ]
     texts.append(typed("doctor", trained.path, "--no-save", "--verbose"))
     for text in texts:
         assert "max_turns" not in text
         assert not re.search(r"(TRL|verifiers|prime-rl|verl):", text)
     page = of_run(serve(trained.path.parent), ask)
-    assert {one["trainer"] for finding in page["report"]["findings"] for one in finding["settings"]} <= {"Uptrend"}
+    assert {
+        one["trainer"] for finding in page["report"]["findings"] for one in finding["settings"]
+    } <= {"Uptrend"}
 
 
 @pytest.mark.needs_package("chromium")
-def test_the_page_shows_the_report_with_its_date(trained: Trained, serve: Callable[..., str]) -> None:
+def test_the_page_shows_the_report_with_its_date(
+    trained: Trained, serve: Callable[..., str]
+) -> None:
     run, url = Run(trained.path), serve(trained.path.parent)
     assert run.report is not None
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+        )
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.goto(f"{url}/#/run?run=runs/warned")
         expect(page.locator(".cards")).to_contain_text(f"After step {run.last_step}")

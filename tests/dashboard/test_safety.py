@@ -33,8 +33,12 @@ SECRET, HIDDEN = "xyzzy-secret", "hidden"
 """A word of files outside the folder, and the group of its rollouts."""
 
 
-def send(url: str, path: str = "/api/status", method: str = "GET", **headers: str) -> http.client.HTTPResponse:
-    """Send a request as it stands, without a client that makes it proper; `_` in a header is `-`."""
+def send(
+    url: str, path: str = "/api/status", method: str = "GET", **headers: str
+) -> http.client.HTTPResponse:
+    """Send a request as it stands, without a client that makes it proper; `_` in a header is
+    `-`.
+    """
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
     connection.putrequest(method, path, skip_host="host" in headers)
     for name, value in headers.items():
@@ -50,7 +54,14 @@ def url(tmp_path_factory: pytest.TempPathFactory, serve_once: Serve) -> str:
 
 def test_only_our_own_names_are_answered_to(url: str) -> None:
     port = url.rpartition(":")[2]
-    for host in ("localhost", f"localhost:{port}", f"LOCALHOST:{port}", f"127.0.0.1:{port}", f"[::1]:{port}", "[::1]"):
+    for host in (
+        "localhost",
+        f"localhost:{port}",
+        f"LOCALHOST:{port}",
+        f"127.0.0.1:{port}",
+        f"[::1]:{port}",
+        "[::1]",
+    ):
         assert send(url, host=host).status == 200, host
     foreign = (
         "evil.example", f"evil.example:{port}", "EVIL.EXAMPLE", "localhost.evil.example", "evil.example#localhost",
@@ -66,12 +77,21 @@ def test_only_our_own_names_are_answered_to(url: str) -> None:
 
 def test_pages_of_other_sites_get_no_answer(url: str) -> None:
     for path in ("/api/status", "/api/runs", "/static/core.js", "/api/openapi.json", "/"):
-        for origin in ("https://evil.example", "null", "http://localhost.evil.example", "http://127.0.0.1:1", "[", ""):
+        for origin in (
+            "https://evil.example",
+            "null",
+            "http://localhost.evil.example",
+            "http://127.0.0.1:1",
+            "[",
+            "",
+        ):
             assert send(url, path, origin=origin).status == 403, (path, origin)
     assert send(url, origin=url).status == 200
     for site in ("cross-site", "same-site", "anything"):
         assert send(url, sec_fetch_site=site).status == 403
-        assert send(url, "/", sec_fetch_site=site).status == 200  # somebody followed a link to the page
+        assert (
+            send(url, "/", sec_fetch_site=site).status == 200
+        )  # somebody followed a link to the page
         assert send(url, "/api/doctor", "POST", sec_fetch_site=site).status == 403
         assert send(url, "/", "POST", sec_fetch_site=site).status == 403
     for site in ("same-origin", "none"):
@@ -105,7 +125,9 @@ def test_another_address_needs_the_token(make_run: Callable[..., Path], serve: S
     assert token not in page.read().decode()
     assert token not in send(url, "/api/status", cookie=kept).read().decode()
     address = f"10.1.2.3:{url.rpartition(':')[2]}"
-    assert send(url, host=address, cookie=kept).status == 200  # nobody can point an address elsewhere
+    assert (
+        send(url, host=address, cookie=kept).status == 200
+    )  # nobody can point an address elsewhere
     assert send(url, host="evil.example", cookie=kept).status == 421
 
 
@@ -133,7 +155,10 @@ def test_every_answer_has_the_headers(url: str) -> None:
         answer = send(url, path, method, **headers)
         for name in HEADERS:
             assert answer.getheader(name), (path, name)
-        rules = dict(rule.strip().split(" ", 1) for rule in answer.getheader("Content-Security-Policy", "").split(";"))
+        rules = dict(
+            rule.strip().split(" ", 1)
+            for rule in answer.getheader("Content-Security-Policy", "").split(";")
+        )
         assert rules["script-src"] == "'self'"
         assert rules["default-src"] == rules["base-uri"] == rules["frame-ancestors"] == "'none'"
         assert "unsafe" not in str(rules)
@@ -151,7 +176,13 @@ def test_names_that_climb_out_find_nothing(url: str) -> None:
         assert answer.status in (400, 404), name
         assert "import asyncio" not in told
         assert len(told) < 1000
-        for path, key in (("run", "run"), ("curves", "run"), ("lab", "lab"), ("rollouts", "run"), ("compare", "runs")):
+        for path, key in (
+            ("run", "run"),
+            ("curves", "run"),
+            ("lab", "lab"),
+            ("rollouts", "run"),
+            ("compare", "runs"),
+        ):
             assert send(url, f"/api/{path}?{key}={name}").status in (400, 404), (path, name)
     for id in ("runs/../../etc", "runs/a/../a", "runs/a/.", "/runs/a"):
         assert httpx.get(f"{url}/api/run", params={"run": id}).status_code == 404, id
@@ -169,11 +200,17 @@ def secret_run(path: Path) -> Path:
         directory.rollouts(1, table)
         directory.rollouts(2, table)
     for name in ("000000", "000001", "000002"):
-        shutil.copy(path / "rollouts" / "000001" / "part-0.parquet", path / "evals" / f"{name}.parquet")
+        shutil.copy(
+            path / "rollouts" / "000001" / "part-0.parquet", path / "evals" / f"{name}.parquet"
+        )
     for name in ("metrics.jsonl", "evals.jsonl"):
-        lines = [json.loads(line) | {SECRET: 1.0} for line in (path / name).read_text().splitlines()]
+        lines = [
+            json.loads(line) | {SECRET: 1.0} for line in (path / name).read_text().splitlines()
+        ]
         (path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (path / "findings.json").write_text(json.dumps({"schema": 2, "steps": 2, "trend": SECRET, "findings": []}))
+    (path / "findings.json").write_text(
+        json.dumps({"schema": 2, "steps": 2, "trend": SECRET, "findings": []})
+    )
     write_tokenizer(path / "checkpoints" / "step-000001" / "model")
     return path
 
@@ -182,7 +219,9 @@ def write_tokenizer(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     pieces = {f"{SECRET}{number}": number for number in range(8)}
     model = {"type": "WordLevel", "vocab": pieces, "unk_token": f"{SECRET}0"}
-    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "added_tokens": [], "model": model})
+    )
     return folder
 
 
@@ -209,8 +248,18 @@ def everything(url: str, *labs: str) -> str:
         get("compare", runs=f"{ids[0]},{id}")
         for query in ({}, {"held": 1}, {"held": 1, "set": "other-set"}, {"text": "5"}):
             for line in get("rollouts", run=id, **query).get("rollouts", [])[::7]:
-                name = {"step": line["step"], "group": line["group"], "index": line["index"], "nth": line["nth"]}
-                get("rollout", run=id, **name, **{key: value for key, value in query.items() if key != "text"})
+                name = {
+                    "step": line["step"],
+                    "group": line["group"],
+                    "index": line["index"],
+                    "nth": line["nth"],
+                }
+                get(
+                    "rollout",
+                    run=id,
+                    **name,
+                    **{key: value for key, value in query.items() if key != "text"},
+                )
         for step in range(3):
             get("rollouts", run=id, step=step, held=1)
             get("rollout", run=id, step=step, group=HIDDEN, index=0)
@@ -249,7 +298,9 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path, serve: Serve, 
     deep.parent.mkdir(parents=True)
     deep.symlink_to(outside / "metrics.jsonl")
     rows = [{"step": step, "reward": 0.5, "loss": 0.1} for step in range(1, 9)]
-    (runs / "trl" / "trainer_state.json").write_text(json.dumps({"global_step": 8, "log_history": rows}))
+    (runs / "trl" / "trainer_state.json").write_text(
+        json.dumps({"global_step": 8, "log_history": rows})
+    )
     (runs / "log.jsonl").symlink_to(outside / "metrics.jsonl")
     (runs / "loop").symlink_to("loop")
     (runs / "again").symlink_to(runs / "0")
@@ -258,27 +309,54 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path, serve: Serve, 
     assert SECRET not in everything(url)
     rows = {row["name"]: row for row in ask(url, "runs", limit=1000)["rows"]}
     assert set(rows) == {"0", "nested", "pipe", "trl", *LINKS}
-    for name in ("info", "metrics", "evaluations", "events", "report", "folder", "evals", "saved", "trl"):
-        assert re.search(r"is a link to a place outside runs: not read\.$", rows[name]["error"]), name
+    for name in (
+        "info",
+        "metrics",
+        "evaluations",
+        "events",
+        "report",
+        "folder",
+        "evals",
+        "saved",
+        "trl",
+    ):
+        assert re.search(r"is a link to a place outside runs: not read\.$", rows[name]["error"]), (
+            name
+        )
     assert "neither a file nor a folder" in rows["pipe"]["error"]
     for name in ("tokenizer", "weights"):
-        assert "is a link" in ask(url, "rollout", 404, run=f"runs/{name}", step=1, group="g0", index=0)["error"]
+        assert (
+            "is a link"
+            in ask(url, "rollout", 404, run=f"runs/{name}", step=1, group="g0", index=0)["error"]
+        )
     for name in ("step", "part"):
-        assert "is a link" in ask(url, "rollout", 404, run=f"runs/{name}", step=1, group="g0", index=0)["error"]
-        assert "The doctor could not judge it." in ask(url, "run", run=f"runs/{name}")["report"]["sentence"]
-        assert [line["step"] for line in ask(url, "rollouts", run=f"runs/{name}")["rollouts"]] == [2]
+        assert (
+            "is a link"
+            in ask(url, "rollout", 404, run=f"runs/{name}", step=1, group="g0", index=0)["error"]
+        )
+        assert (
+            "The doctor could not judge it."
+            in ask(url, "run", run=f"runs/{name}")["report"]["sentence"]
+        )
+        assert [line["step"] for line in ask(url, "rollouts", run=f"runs/{name}")["rollouts"]] == [
+            2
+        ]
     assert ask(url, "compare", runs="runs/0,runs/evaluation")["paired"][0]["tasks"] == 0
     assert ask(url, "compare", runs="runs/0,runs/step")["paired"][0]["tasks"] == 40
 
 
-def test_a_link_that_one_folder_allows_is_not_remembered_for_another(tmp_path: Path, serve: Serve, ask: Ask) -> None:
+def test_a_link_that_one_folder_allows_is_not_remembered_for_another(
+    tmp_path: Path, serve: Serve, ask: Ask
+) -> None:
     runs, outside = tmp_path / "all" / "runs", secret_run(tmp_path / "all" / "outside")
     for name, place in (("metrics", "metrics.jsonl"), ("part", "rollouts/000001/part-0.parquet")):
         file = write_run(runs / name, steps=2) / place
         file.unlink()
         file.symlink_to(outside / place)
     allowed = serve(tmp_path / "all")
-    assert ask(allowed, "curves", run="all/runs/metrics", keys=SECRET)["curves"][SECRET]["mean"] == [1.0, 1.0]
+    assert ask(allowed, "curves", run="all/runs/metrics", keys=SECRET)["curves"][SECRET][
+        "mean"
+    ] == [1.0, 1.0]
     assert ask(allowed, "rollouts", run="all/runs/part", step=1)["rollouts"][0]["task"] == SECRET
     refused = serve(runs)
     rows = {row["name"]: row["status"] for row in ask(refused, "runs")["rows"]}
@@ -289,7 +367,10 @@ def test_a_link_that_one_folder_allows_is_not_remembered_for_another(tmp_path: P
 
 def state_of(folder: Path) -> dict[str, tuple[int, str]]:
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path): (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files}
+    return {
+        str(path): (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in files
+    }
 
 
 @pytest.mark.slow
@@ -308,7 +389,9 @@ def test_nothing_in_the_folders_changes(tmp_path: Path, serve: Serve) -> None:
 
 
 @pytest.mark.slow
-def test_a_hostile_run_is_answered_as_json_and_nothing_of_it_is_a_page(tmp_path: Path, serve: Serve, ask: Ask) -> None:
+def test_a_hostile_run_is_answered_as_json_and_nothing_of_it_is_a_page(
+    tmp_path: Path, serve: Serve, ask: Ask
+) -> None:
     hostile_run(tmp_path / "runs" / NAME)
     folder = os.fsencode(tmp_path / "runs") + b"/caf\xe9"  # a name that is no UTF-8
     shutil.copytree(os.fsencode(write_run(tmp_path / "plain", steps=2)), folder)
@@ -322,9 +405,20 @@ def test_a_hostile_run_is_answered_as_json_and_nothing_of_it_is_a_page(tmp_path:
     query = {"run": id, "step": 1, "group": first["group"], "index": 0}
     message = ask(url, "rollout", **query)["rollout"]["turns"][0]["message"]
     assert (message["length"], len(message["content"])) == (LONG, 20_000)
-    assert len(ask(url, "rollout", **query, characters=LONG)["rollout"]["turns"][0]["message"]["content"]) == LONG
-    assert ask(url, "compare", runs=f"{rows[0]['id']},{rows[1]['id']}")["ids"] == [row["id"] for row in rows]
-    assert ask(url, "run", run=next(row["id"] for row in rows if row["id"] != id))["row"]["step"] == 2
+    assert (
+        len(
+            ask(url, "rollout", **query, characters=LONG)["rollout"]["turns"][0]["message"][
+                "content"
+            ]
+        )
+        == LONG
+    )
+    assert ask(url, "compare", runs=f"{rows[0]['id']},{rows[1]['id']}")["ids"] == [
+        row["id"] for row in rows
+    ]
+    assert (
+        ask(url, "run", run=next(row["id"] for row in rows if row["id"] != id))["row"]["step"] == 2
+    )
 
 
 def test_scripts_make_no_markup_of_text() -> None:
@@ -344,7 +438,9 @@ def test_scripts_make_no_markup_of_text() -> None:
 
 
 @pytest.fixture
-def typed(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def typed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
     """`typed("serve", …)` runs a command that must fail with a sentence, and gives it."""
     monkeypatch.setenv("UPTREND_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
@@ -360,7 +456,9 @@ def typed(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytes
     assert not (tmp_path / "home").exists()
 
 
-def test_what_can_not_be_served_is_said(typed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_not_be_served_is_said(
+    typed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "missing does not exist. Name a folder" in typed("serve", "missing")
     with open_socket("127.0.0.1", 0) as taken:
         taken.listen()
@@ -374,14 +472,23 @@ def test_what_can_not_be_served_is_said(typed: Any, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
-def test_every_address_gets_a_token_of_its_own(make_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_every_address_gets_a_token_of_its_own(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
     make_run("a", steps=2)
     command = [sys.executable, "-m", "uptrend", "serve", "--port", "0", "--host"]
-    options: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "UPTREND_HOME": str(tmp_path / "home")}}
+    options: dict[str, Any] = {
+        "cwd": tmp_path,
+        "env": {**os.environ, "UPTREND_HOME": str(tmp_path / "home")},
+    }
     for host in ("0.0.0.0", "localhost"):
-        with subprocess.Popen([*command, host], stdout=subprocess.PIPE, text=True, **options) as process:
+        with subprocess.Popen(
+            [*command, host], stdout=subprocess.PIPE, text=True, **options
+        ) as process:
             assert process.stdout is not None
-            port, token = re.search(r":(\d+)/\?token=([\w-]+)$", process.stdout.readline().strip()).groups()  # type: ignore[union-attr]
+            port, token = re.search(
+                r":(\d+)/\?token=([\w-]+)$", process.stdout.readline().strip()
+            ).groups()  # type: ignore[union-attr]
             url = f"http://127.0.0.1:{port}"
             assert send(url).status == 401
             assert send(url, authorization=f"Bearer {token}").status == 200
@@ -391,7 +498,9 @@ def test_every_address_gets_a_token_of_its_own(make_run: Callable[..., Path], tm
 
 
 def swap(path: Path, other: str, outside: Path) -> Callable[[], None]:
-    """Return what puts a link out of the folder, or a pipe, in a file's place, or the file itself back, in turns."""
+    """Return what puts a link out of the folder, or a pipe, in a file's place, or the file itself
+    back, in turns.
+    """
     kept, beside = path.read_bytes(), path.with_name(f".{path.name}.new")
     turns = itertools.cycle([other, "file"])
 
@@ -443,7 +552,10 @@ def test_what_takes_a_files_place_after_it_was_indexed_is_not_read(
 def test_files_that_are_swapped_while_they_are_read_neither_leak_nor_hang(
     kind: str, tmp_path: Path, serve: Serve, ask: Ask
 ) -> None:
-    outside, run = secret_run(tmp_path / "outside" / "run"), write_run(tmp_path / "runs" / "a", steps=2)
+    outside, run = (
+        secret_run(tmp_path / "outside" / "run"),
+        write_run(tmp_path / "runs" / "a", steps=2),
+    )
     write_tokenizer(outside / "model")
     (run / "checkpoints" / "step-000002" / "model").mkdir(parents=True)
     (run / "checkpoints" / "step-000002" / "model" / "tokenizer.json").write_text("{}")
@@ -457,12 +569,26 @@ def test_files_that_are_swapped_while_they_are_read_neither_leak_nor_hang(
     rows = [{"step": step, "reward": 0.5, "loss": 0.1} for step in range(1, 9)]
     log.write_text(json.dumps({"global_step": 8, "log_history": rows}))
     secret_log = tmp_path / "outside" / "trainer_state.json"
-    secret_log.write_text(json.dumps({"global_step": 8, "log_history": [{**row, SECRET: 1.0} for row in rows]}))
+    secret_log.write_text(
+        json.dumps({"global_step": 8, "log_history": [{**row, SECRET: 1.0} for row in rows]})
+    )
     url = serve(tmp_path / "runs", lab, tmp_path / "logs")
-    names = ("metrics.jsonl", "evals.jsonl", "events.jsonl", ".lock", "rollouts/000001/part-0.parquet")
-    places = {run / name: outside / name for name in (*names, "evals/000002.parquet") if (run / name).exists()}
+    names = (
+        "metrics.jsonl",
+        "evals.jsonl",
+        "events.jsonl",
+        ".lock",
+        "rollouts/000001/part-0.parquet",
+    )
+    places = {
+        run / name: outside / name
+        for name in (*names, "evals/000002.parquet")
+        if (run / name).exists()
+    }
     places |= {page: secret_page, log: secret_log, lab / "01-experiments-log.md": secret_page}
-    places[run / "checkpoints/step-000002/model/tokenizer.json"] = outside / "model" / "tokenizer.json"
+    places[run / "checkpoints/step-000002/model/tokenizer.json"] = (
+        outside / "model" / "tokenizer.json"
+    )
     turns, over = [swap(path, kind, target) for path, target in places.items()], threading.Event()
 
     def keep_swapping() -> None:
@@ -472,7 +598,11 @@ def test_files_that_are_swapped_while_they_are_read_neither_leak_nor_hang(
 
     thread = threading.Thread(target=keep_swapping)
     thread.start()
-    client, until, slowest = httpx.Client(base_url=f"{url}/api", timeout=60), time.monotonic() + 12, 0.0
+    client, until, slowest = (
+        httpx.Client(base_url=f"{url}/api", timeout=60),
+        time.monotonic() + 12,
+        0.0,
+    )
     queries: tuple[tuple[str, dict[str, Any]], ...] = (
         ("curves", {"run": "runs/a", "keys": SECRET}), ("steps", {"run": "runs/a"}), ("compare", {"runs": "runs/a"}),
         ("run", {"run": "runs/a"}), ("rollouts", {"run": "runs/a", "step": 1}), ("runs", {}), ("lab", {"lab": "lab"}),

@@ -1,4 +1,6 @@
-"""The blind splits: every case names causes of the catalogue; one pair is run, scored and told inert or not."""
+"""The blind splits: every case names causes of the catalogue; one pair is run, scored and told
+inert or not.
+"""
 
 import json
 from dataclasses import asdict
@@ -21,11 +23,17 @@ def test_cases_name_causes(split: str) -> None:
     cases = blind_cases(split)
     assert len({case.name for case in cases}) == len(cases)
     assert all(case.right <= CATALOGUE.keys() for case in cases)
-    assert sum(case.cause is None for case in cases) >= 20 <= sum(case.cause is not None for case in cases)
+    assert (
+        sum(case.cause is None for case in cases)
+        >= 20
+        <= sum(case.cause is not None for case in cases)
+    )
     assert all(len(jobs_of(case)) == (3 if case.cause else 2) for case in cases)
 
 
-ROWS = [{"q": f"Calculate: {a} - {b} = ", "answer": str(a - b)} for a in range(12) for b in range(12)]
+ROWS = [
+    {"q": f"Calculate: {a} - {b} = ", "answer": str(a - b)} for a in range(12) for b in range(12)
+]
 
 
 def negatives(job: Job) -> None:
@@ -35,7 +43,9 @@ def negatives(job: Job) -> None:
         return float(said == answer and not (job.planted and said.startswith("-")))
 
     short = {"sampling.max_tokens": 5, "sampling.groups": 8, "eval.every": 0, "tasks.chat": False}
-    job.train(model="tiny", data=ROWS, prompt="q", reward=right, bounds=[0, 1], steps=2, overrides=short)
+    job.train(
+        model="tiny", data=ROWS, prompt="q", reward=right, bounds=[0, 1], steps=2, overrides=short
+    )
 
 
 def silent(job: Job) -> None:

@@ -9,7 +9,14 @@ import pytest
 
 from other_trainers import trl_options
 from uptrend.config import load_config, to_table
-from uptrend.doctor.catalogue import CATALOGUE, Cause, Kind, complete_fix, parse_cause, resolve_experiment
+from uptrend.doctor.catalogue import (
+    CATALOGUE,
+    Cause,
+    Kind,
+    complete_fix,
+    parse_cause,
+    resolve_experiment,
+)
 from uptrend.doctor.check import finding
 from uptrend.doctor.probes import PROBES
 from uptrend.records import Basis, ConfigError, Severity, Times, from_lines
@@ -18,7 +25,10 @@ from uptrend.records.metrics import find_metric
 from uptrend.tasks import registry
 
 CAUSES = [
-    cause for each in CATALOGUE.values() for cause in (each, each.in_several_turns) if cause is not None
+    cause
+    for each in CATALOGUE.values()
+    for cause in (each, each.in_several_turns)
+    if cause is not None
 ]  # as they are in tasks of one turn, and of several
 FAMILIES = "reward|advantage|sampling|sampler|learner|clip|kl|loss|gradient|optimizer|weights|tokens|seconds|eval"
 by_id = pytest.mark.parametrize("cause", CAUSES, ids=[cause.id for cause in CAUSES])
@@ -40,13 +50,19 @@ def load(keys: Mapping[str, Any]) -> None:
 def is_known(key: str) -> bool:
     """True for a dotted key of the config, or of a taskset's options."""
     section, _, rest = key.partition(".")
-    options = {each.name for name in registry.names() for each in fields(registry.find(name).Options)}
+    options = {
+        each.name for name in registry.names() for each in fields(registry.find(name).Options)
+    }
     if section in ("tasks", "eval") and rest.split(".")[0] in options:
         return True
     try:
-        load_config({}, [f"{key}=[[]]"])  # no key takes this value: a known key is refused for its value
+        load_config(
+            {}, [f"{key}=[[]]"]
+        )  # no key takes this value: a known key is refused for its value
     except ConfigError as error:
-        return str(error).startswith((f"{key} ", f"{key}[")) and "is not a known key" not in str(error)
+        return str(error).startswith((f"{key} ", f"{key}[")) and "is not a known key" not in str(
+            error
+        )
     return False
 
 
@@ -71,7 +87,11 @@ The run is a test.
 ## How it shows
 """
     cause = parse_cause("run.test", page)
-    assert (cause.kind, cause.what, cause.explains) == (Kind.CURVE, "The run is a test.", ("run.collapsed",))
+    assert (cause.kind, cause.what, cause.explains) == (
+        Kind.CURVE,
+        "The run is a test.",
+        ("run.collapsed",),
+    )
     assert cause.experiment.arms["slow"] == {"learning.lr": Times(0.25), "learning.steps": Times(2)}
     assert cause.fix.changes == {"trl": {"min_p": None}}
     assert cause.body == "## How it shows"
@@ -87,7 +107,10 @@ def test_a_page_is_whole_and_what_it_names_exists(cause: Cause) -> None:
         if re.fullmatch(rf"({FAMILIES})(/[\w-]+)+", span):
             assert find_metric(span) is not None, span
     for words in cause.advice.values():
-        assert all(is_known(key) for key in re.findall(r"`((?:learning|sampling|model|tasks)\.[\w.]+)", words))
+        assert all(
+            is_known(key)
+            for key in re.findall(r"`((?:learning|sampling|model|tasks)\.[\w.]+)", words)
+        )
 
 
 @by_id
@@ -99,10 +122,14 @@ def test_experiments_and_fixes_load(cause: Cause) -> None:
         assert experiment.arms["control"] == {}
         assert all(arm for name, arm in experiment.arms.items() if name != "control")
     assert experiment.probe or experiment.arms or cause.kind is not Kind.PROBE
-    view = from_lines([{"step": 1, "reward/mean": 0.0}], source="", name="", config=to_table(load_config({})))
+    view = from_lines(
+        [{"step": 1, "reward/mean": 0.0}], source="", name="", config=to_table(load_config({}))
+    )
     fix = complete_fix(cause.fix, view.trainer, view.value).changes.get("uptrend", {})
     for keys in (fix, *resolve_experiment(cause, view.value).arms.values()):
-        assert not any(isinstance(value, Times) for value in keys.values()), "only numbers can be multiplied"
+        assert not any(isinstance(value, Times) for value in keys.values()), (
+            "only numbers can be multiplied"
+        )
         load(keys)
         assert all(is_known(key) for key in keys)
 
@@ -112,7 +139,9 @@ def test_other_trainers_have_only_what_is_no_translation(cause: Cause) -> None:
     ours = cause.fix.changes.get("uptrend", {})
     translated = complete_fix(replace(cause.fix, changes={"uptrend": ours})).changes
     for trainer, keys in cause.fix.changes.items():
-        assert trainer == "uptrend" or (trainer in TRAINERS and not keys.items() & translated.get(trainer, {}).items())
+        assert trainer == "uptrend" or (
+            trainer in TRAINERS and not keys.items() & translated.get(trainer, {}).items()
+        )
     assert set(cause.fix.untranslated) <= ours.keys()
 
 
@@ -134,20 +163,36 @@ def test_a_fix_fits_the_turns_that_tasks_take() -> None:
 
 def test_trl_options_exist() -> None:
     named = {key for cause in CAUSES for key in cause.fix.changes.get("trl", {})}
-    assert named <= trl_options() | {"reward_funcs", "train_dataset", "eval_dataset", "processing_class", "tools"}
+    assert named <= trl_options() | {
+        "reward_funcs",
+        "train_dataset",
+        "eval_dataset",
+        "processing_class",
+        "tools",
+    }
 
 
 def test_a_fix_is_given_for_every_trainer() -> None:
-    view = from_lines([{"step": 1}], trainer="verl", source="", name="", config={"learning": {"lr": 1e-6}})
+    view = from_lines(
+        [{"step": 1}], trainer="verl", source="", name="", config={"learning": {"lr": 1e-6}}
+    )
     changes = complete_fix(CATALOGUE["optimizer.lr-small"].fix, view.trainer, view.value).changes
     assert changes["uptrend"] == {"learning.lr": pytest.approx(1e-5)}
     assert changes["verl"] == {"actor_rollout_ref.actor.optim.lr": pytest.approx(1e-5)}
-    assert changes["trl"] == {"learning_rate": Times(10)}, "of another trainer the value is not known"
+    assert changes["trl"] == {"learning_rate": Times(10)}, (
+        "of another trainer the value is not known"
+    )
 
 
-@pytest.mark.parametrize(("size", "rollouts"), [({"size": 4}, 32), ({}, "8 × orchestrator.group_size")])
-def test_a_step_counted_in_rollouts_is_multiplied_where_the_group_is_known(size: Any, rollouts: Any) -> None:
-    view = from_lines([{"step": 1}], trainer="prime-rl", source="", name="", config={"sampling": size})
+@pytest.mark.parametrize(
+    ("size", "rollouts"), [({"size": 4}, 32), ({}, "8 × orchestrator.group_size")]
+)
+def test_a_step_counted_in_rollouts_is_multiplied_where_the_group_is_known(
+    size: Any, rollouts: Any
+) -> None:
+    view = from_lines(
+        [{"step": 1}], trainer="prime-rl", source="", name="", config={"sampling": size}
+    )
     changes = complete_fix(CATALOGUE["data.batch-exceeds"].fix, view.trainer, view.value).changes
     assert changes["prime-rl"] == {"orchestrator.batch_size": rollouts}
 
@@ -182,4 +227,8 @@ def test_a_rate_that_is_far_off_becomes_a_usual_one(
     info = {"model": {"parameters": weights}} if weights else {}
     view = from_lines([], trainer="trl", source="", name="", config=told, info=info)
     changes = finding(view, cause, Severity.WARNING, Basis.SIGNAL, "", []).fix.changes
-    assert changes["uptrend"]["learning.lr"] == changes["trl"]["learning_rate"] == pytest.approx(fixed, rel=0.1)
+    assert (
+        changes["uptrend"]["learning.lr"]
+        == changes["trl"]["learning_rate"]
+        == pytest.approx(fixed, rel=0.1)
+    )

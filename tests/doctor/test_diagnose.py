@@ -36,13 +36,20 @@ def lines(steps: int, **more: Any) -> list[dict[str, Any]]:
     """Return a log whose reward rises through noise."""
     rewards = np.linspace(0.2, 0.8, steps) + np.random.default_rng(steps).normal(0, 0.05, steps)
     return [
-        {"step": i + 1, "reward/mean": float(r), "gradient/norm/before": 0.5, **{k: v(i) for k, v in more.items()}}
+        {
+            "step": i + 1,
+            "reward/mean": float(r),
+            "gradient/norm/before": 0.5,
+            **{k: v(i) for k, v in more.items()},
+        }
         for i, r in enumerate(rewards)
     ]
 
 
 def view_of(steps: int = 60, config: dict[str, Any] | None = None, **more: Any) -> RunView:
-    return from_lines(lines(steps, **more), trainer="trl", source="log", name="a run", config=config or {})
+    return from_lines(
+        lines(steps, **more), trainer="trl", source="log", name="a run", config=config or {}
+    )
 
 
 def report(steps: int = 60, config: dict[str, Any] | None = None, **more: Any) -> Report:
@@ -58,7 +65,9 @@ def shown(told: Report, width: int = 80, verbose: bool = False) -> str:
 
 def test_hidden_causes_are_only_suspected_without_rollouts() -> None:
     for id, basis in {"mask.attention-blind": Basis.SIGNAL, "run.nonfinite": Basis.PROOF}.items():
-        assert finding(view_of(5), id, Severity.CRITICAL, Basis.PROOF, "It is so.", []).basis is basis
+        assert (
+            finding(view_of(5), id, Severity.CRITICAL, Basis.PROOF, "It is so.", []).basis is basis
+        )
 
 
 def test_what_probes_excluded_is_not_told() -> None:
@@ -76,7 +85,9 @@ def test_damaged_rollouts_are_left_out_and_told() -> None:
         raise RecordError(f"step {step} is torn")
 
     told = diagnose(healthy(5, rollout_steps=(2, 3, 9), read_rollouts=read))
-    assert told.notes == ("The rollouts of steps 2, 3 are damaged and were left out.",), "step 9 is being written"
+    assert told.notes == ("The rollouts of steps 2, 3 are damaged and were left out.",), (
+        "step 9 is being written"
+    )
 
 
 def test_the_json_is_the_contract() -> None:
@@ -84,7 +95,18 @@ def test_the_json_is_the_contract() -> None:
     assert (table["schema"], table["trend"], table["steps"]) == (2, "learning", 60)
     assert [run["steps"] for run in table["runs"]] == [5, 60]
     first = table["findings"][0]
-    told = {"id", "severity", "basis", "confidence", "measured", "summary", "evidence", "rivals", "experiment", "fix"}
+    told = {
+        "id",
+        "severity",
+        "basis",
+        "confidence",
+        "measured",
+        "summary",
+        "evidence",
+        "rivals",
+        "experiment",
+        "fix",
+    }
     assert set(first) == told | {"explains", "symptom_of", "page"}
     assert first["severity"] == "critical"
     assert set(first["evidence"][0]) == {"text", "value", "metric", "step", "rollout"}
@@ -93,21 +115,36 @@ def test_the_json_is_the_contract() -> None:
 
 
 def test_the_json_lists_symptoms_after_all_causes() -> None:
-    dead = {"advantage/dead/share": lambda _: 1.0, "reward/group_std/mean": lambda _: 0.0, "reward/mean": lambda _: 0.0}
+    dead = {
+        "advantage/dead/share": lambda _: 1.0,
+        "reward/group_std/mean": lambda _: 0.0,
+        "reward/mean": lambda _: 0.0,
+    }
     findings = to_table([report(60, **dead)])["findings"]
-    causes, symptoms = ([f for f in findings if (f["symptom_of"] is None) is top] for top in (True, False))
+    causes, symptoms = (
+        [f for f in findings if (f["symptom_of"] is None) is top] for top in (True, False)
+    )
     assert findings == causes + symptoms
     assert symptoms
-    assert {(f["id"], id) for f in causes for id in f["explains"]} == {(f["symptom_of"], f["id"]) for f in symptoms}
+    assert {(f["id"], id) for f in causes for id in f["explains"]} == {
+        (f["symptom_of"], f["id"]) for f in symptoms
+    }
 
 
 def test_every_form_names_the_trend_the_cause_and_what_is_lacking() -> None:
-    evals = tuple({"step": step, "accuracy": accuracy, "tasks": 200} for step, accuracy in ((0, 0.4), (60, 0.55)))
+    evals = tuple(
+        {"step": step, "accuracy": accuracy, "tasks": 200}
+        for step, accuracy in ((0, 0.4), (60, 0.55))
+    )
     told = diagnose(replace(view_of(60, **BROKEN), evals=evals))
     assert told.trend.kind is TrendKind.LEARNING
     for text in (shown(told, 60, verbose=True), to_markdown([told]), to_html([told])):
         flat = " ".join(text.split())
-        for wanted in ("run.nonfinite", "mask.tool-trained", "Held out on 200 tasks: 0.4 → 0.55 (change +0.15"):
+        for wanted in (
+            "run.nonfinite",
+            "mask.tool-trained",
+            "Held out on 200 tasks: 0.4 → 0.55 (change +0.15",
+        ):
             assert wanted in flat
         assert "learning" in flat.lower()
 
@@ -119,7 +156,9 @@ def test_the_fix_is_for_the_trainer_whose_log_it_is() -> None:
     assert "prime-rl:" not in text
     for everything in (shown(told, verbose=True), to_markdown([told])):
         assert "TRL:" in everything
-        assert not any(f"{other}:" in everything for other in ("prime-rl", "verifiers", "verl", "Uptrend"))
+        assert not any(
+            f"{other}:" in everything for other in ("prime-rl", "verifiers", "verl", "Uptrend")
+        )
 
 
 def test_a_terminal_is_neither_padded_nor_told_twice() -> None:
@@ -135,7 +174,9 @@ def test_a_terminal_is_neither_padded_nor_told_twice() -> None:
 
 
 def test_notes_are_told_in_short_and_most_of_what_is_lacking_first() -> None:
-    note = finding(view_of(5), "optimizer.lr-large", Severity.NOTE, Basis.SUSPICION, "Too large.", [])
+    note = finding(
+        view_of(5), "optimizer.lr-large", Severity.NOTE, Basis.SUSPICION, "Too large.", []
+    )
     lacks = (CannotTell("a", "rare"), CannotTell("b", "often"), CannotTell("c", "often"))
     told = replace(report(60), findings=(note,), cannot_tell=lacks)
     assert "fix:" not in shown(told)
@@ -145,7 +186,9 @@ def test_notes_are_told_in_short_and_most_of_what_is_lacking_first() -> None:
 
 def test_a_page_escapes_what_a_log_can_say() -> None:
     rows = [{"step": i, "reward/mean": 0.5} for i in range(9)]
-    told = diagnose(from_lines(rows, source="<script>alert(1)</script>", name="", unknown={"<b>": np.zeros(9)}))
+    told = diagnose(
+        from_lines(rows, source="<script>alert(1)</script>", name="", unknown={"<b>": np.zeros(9)})
+    )
     assert "<script>" not in to_html([told])
     assert "<b>" not in to_html([told]).replace("<b>Fix.</b>", "")
 
@@ -167,7 +210,13 @@ CUT = {"sampling.no-stop", "context.completion-truncated"}
     ],
 )
 def test_what_explains_a_still_policy(
-    reward: float, cut: float, dead: float, rate: Any, first: set[str], also: set[str], tmp_path: Path
+    reward: float,
+    cut: float,
+    dead: float,
+    rate: Any,
+    first: set[str],
+    also: set[str],
+    tmp_path: Path,
 ) -> None:
     """KL rises to 0.004 in ten steps and stays; gradients are normal."""
     noise = np.random.default_rng(4).standard_normal
@@ -191,11 +240,19 @@ def test_what_explains_a_still_policy(
 
 def idle_lines(steps: int, **more: float) -> list[dict[str, Any]]:
     """Return metrics of steps in which every group was dead."""
-    each = {"reward/mean": 0.0, "reward/std": 0.0, "gradient/norm/before": 0.0, "advantage/dead/share": 1.0, **more}
+    each = {
+        "reward/mean": 0.0,
+        "reward/std": 0.0,
+        "gradient/norm/before": 0.0,
+        "advantage/dead/share": 1.0,
+        **more,
+    }
     return [{"step": step, **each} for step in range(1, steps + 1)]
 
 
-@pytest.mark.parametrize("more", [{"advantage/dead_low/share": 1.0, "advantage/dead_high/share": 0.0}, {}])
+@pytest.mark.parametrize(
+    "more", [{"advantage/dead_low/share": 1.0, "advantage/dead_high/share": 0.0}, {}]
+)
 def test_three_steps_without_any_gradient_are_certain(more: dict[str, float]) -> None:
     report = diagnose(from_lines(idle_lines(3, **more), source="log", name=""))
     (first, *_) = alarms(report.findings)
@@ -206,7 +263,11 @@ def test_three_steps_without_any_gradient_are_certain(more: dict[str, float]) ->
 
 @pytest.mark.parametrize(
     "lines",
-    [idle_lines(2), idle_lines(3, **{"gradient/norm/before": 0.2}), idle_lines(3, **{"advantage/dead/share": 0.75})],
+    [
+        idle_lines(2),
+        idle_lines(3, **{"gradient/norm/before": 0.2}),
+        idle_lines(3, **{"advantage/dead/share": 0.75}),
+    ],
     ids=["two steps", "a penalty pulls", "a group lives"],
 )
 def test_three_steps_that_may_be_chance_are_not(lines: list[dict[str, Any]]) -> None:
@@ -216,7 +277,12 @@ def test_three_steps_that_may_be_chance_are_not(lines: list[dict[str, Any]]) -> 
 @pytest.mark.slow
 def test_a_real_run_of_three_steps_that_nothing_can_teach(tmp_path: Path) -> None:
     rows = [{"prompt": f"{n} + {n} =", "answer": "unheard of"} for n in range(40)]
-    settings = {"sampling.groups": 4, "sampling.size": 4, "sampling.max_tokens": 4, "learning.kl.beta": 0.0}
+    settings = {
+        "sampling.groups": 4,
+        "sampling.size": 4,
+        "sampling.max_tokens": 4,
+        "learning.kl.beta": 0.0,
+    }
     run = uptrend.train(
         model="tiny", data=rows, reward=lambda completion, answer: float(completion == answer), bounds=[0, 1], steps=3,
         overrides=settings, runs=tmp_path, progress=False, preflight=False,

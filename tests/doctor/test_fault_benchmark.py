@@ -1,4 +1,6 @@
-"""The fault benchmark end to end: real runs with a planted cause, and one without, as the scoreboard counts them."""
+"""The fault benchmark end to end: real runs with a planted cause, and one without, as the
+scoreboard counts them.
+"""
 
 import json
 from pathlib import Path
@@ -18,7 +20,9 @@ from uptrend.doctor.pages import cause_page
 from uptrend.records import Run, view_of
 
 
-@pytest.mark.parametrize("id", ["mask.attention-blind", "reward.misaligned", "precision.update-underflow"])
+@pytest.mark.parametrize(
+    "id", ["mask.attention-blind", "reward.misaligned", "precision.update-underflow"]
+)
 def test_a_planted_cause_is_named_first_before_the_first_update(id: str, tmp_path: Path) -> None:
     judged = judge_case(make_run(cases_of(FAULTS[id])[0], tmp_path))
     assert judged.full.alarms[0] == id
@@ -61,7 +65,11 @@ def test_the_ward_covers_the_catalogue() -> None:
 def test_a_score_counts_what_stands_first() -> None:
     fault = Fault("optimizer.lr-small", (), fix=("learning.lr",))
     said = Said(("kl.strangles", "optimizer.lr-small"), (("learning.kl.beta",), ("learning.lr",)))
-    assert (is_first(said, fault), is_among(said, fault), is_fixed(said, fault)) == (False, True, False)
+    assert (is_first(said, fault), is_among(said, fault), is_fixed(said, fault)) == (
+        False,
+        True,
+        False,
+    )
     right = Said(("optimizer.lr-small",), (("learning.lr",),))
     assert (is_first(right, fault), is_fixed(right, fault)) == (True, True)
     assert not is_first(Said(()), fault)
@@ -85,5 +93,9 @@ def test_a_case_keeps_what_was_planted(tmp_path: Path) -> None:
     case = cases_of(FAULTS["advantage.sign"])[0]
     folder = make_run(type(case)(**{**vars(case), "steps": 1}), tmp_path)
     facts = json.loads((folder / "case.json").read_text())
-    assert (facts["fault"], facts["half"], Run(folder / "run").last_step) == ("advantage.sign", "fitting", 1)
+    assert (facts["fault"], facts["half"], Run(folder / "run").last_step) == (
+        "advantage.sign",
+        "fitting",
+        1,
+    )
     assert make_run(case, tmp_path) == folder  # what is there is left alone

@@ -59,7 +59,9 @@ def test_what_no_longer_asks_for_a_change_is_withdrawn_and_may_come_again() -> N
     assert announced.withdrawn(report(), 51, is_last=True) == [INVARIANT]
 
 
-def test_what_an_earlier_part_of_a_run_withdrew_is_announced_again(make_run: Callable[..., Path]) -> None:
+def test_what_an_earlier_part_of_a_run_withdrew_is_announced_again(
+    make_run: Callable[..., Path],
+) -> None:
     directory = RunDirectory(make_run("resumed", steps=3))
     for id in (CURVE, INVARIANT):
         directory.event("finding", id=id, severity="warning", summary="It is so.", step=2)
@@ -75,12 +77,16 @@ def test_a_resumed_run_is_told_only_what_got_worse() -> None:
 
 def test_it_ends_when_nobody_listens(make_run: Callable[..., Path]) -> None:
     command = [sys.executable, "-m", "uptrend.doctor.live", str(make_run("alone", steps=3))]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=180, check=True)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=180, check=True
+    )
     assert done.stdout == b""
 
 
 def attended(path: Path, stop_on: str, live: bool = True) -> tuple[list[str], list[Stop]]:
-    """What is said and wished for while a finished run is attended until the doctor has spoken or ended."""
+    """What is said and wished for while a finished run is attended until the doctor has spoken or
+    ended.
+    """
     table = json.loads((path / "run.json").read_text())
     table["config"]["doctor"] = {"live": live, "stop_on": stop_on}
     (path / "run.json").write_text(json.dumps(table))
@@ -89,7 +95,9 @@ def attended(path: Path, stop_on: str, live: bool = True) -> tuple[list[str], li
     observer.before(Run(path))
     stops: list[Stop] = []
     deadline = time.monotonic() + 180
-    while live and not any("run.nonfinite" in line for line in said) and time.monotonic() < deadline:
+    while (
+        live and not any("run.nonfinite" in line for line in said) and time.monotonic() < deadline
+    ):
         wish = observer.step(StepRecord(1, {}, (), None))
         stops += [wish] if wish else []
         time.sleep(0.05)
@@ -99,7 +107,9 @@ def attended(path: Path, stop_on: str, live: bool = True) -> tuple[list[str], li
 
 def with_nan(path: Path) -> Path:
     """A run whose loss is no longer a number."""
-    rows: list[dict[str, Any]] = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rows: list[dict[str, Any]] = [
+        json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()
+    ]
     (path / "metrics.jsonl").unlink()
     for row in rows:
         RunDirectory(path).step({**row, "loss/total": None})
@@ -107,7 +117,9 @@ def with_nan(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("stop_on", ["critical", "never"])
-def test_a_finding_goes_to_the_terminal_the_events_and_the_loop(make_run: Callable[..., Path], stop_on: str) -> None:
+def test_a_finding_goes_to_the_terminal_the_events_and_the_loop(
+    make_run: Callable[..., Path], stop_on: str
+) -> None:
     path = with_nan(make_run("broken", steps=6))
     said, stops = attended(path, stop_on)
     assert any(line.startswith("doctor, after step 6: critical: run.nonfinite: ") for line in said)

@@ -29,7 +29,9 @@ def longest(path: Path) -> RunView:
 def ids(report: Report, *, warnings: bool) -> set[str]:
     """Causes that a report names, explained ones included; all, or those that warn."""
     found = [finding for top in report.findings for finding in (top, *top.explains)]
-    return {finding.id for finding in found if not warnings or finding.severity is not Severity.NOTE}
+    return {
+        finding.id for finding in found if not warnings or finding.severity is not Severity.NOTE
+    }
 
 
 @by_case
@@ -38,12 +40,19 @@ def test_the_log_has_the_recorded_points_levels_and_settings(case: Path) -> None
     stats = known["stats"]
     steps, rewards = view.curve("reward/mean")
     quarter = len(rewards) // 4
-    assert (len(rewards), steps[0], steps[-1]) == (stats["points"], stats["first_step"], stats["last_step"])
+    assert (len(rewards), steps[0], steps[-1]) == (
+        stats["points"],
+        stats["first_step"],
+        stats["last_step"],
+    )
     levels = rewards[:quarter].mean(), rewards[-quarter:].mean()
     np.testing.assert_allclose(levels, (stats["q1_mean"], stats["q4_mean"]), rtol=1e-3, atol=1e-4)
     assert {key: view.value(key) for key in known.get("config", {})} == known.get("config", {})
     assert {name: list(at) for name, at in view.nonfinite.items()} == known.get("nonfinite", {})
-    assert (len(view.evals), len(read_views(logs.log_of(case)))) == (known.get("evals", 0), known.get("runs", 1))
+    assert (len(view.evals), len(read_views(logs.log_of(case)))) == (
+        known.get("evals", 0),
+        known.get("runs", 1),
+    )
     assert all(any(text in note for note in view.notes) for text in known.get("notes", []))
     assert len(longest(logs.log_of(case).parent).steps) == stats["points"]
 
@@ -54,8 +63,12 @@ def test_the_defect_is_named_and_nothing_else_is_warned_of(case: Path) -> None:
     labels = meta(case)["labels"]
     assert report.trend.kind in logs.expected(labels)
     assert ids(report, warnings=True) == set(meta(case)["warnings"])
-    named = ids(report, warnings=False) | ({"run.too-short"} if report.trend.kind is TrendKind.TOO_SHORT else set())
-    assert [label for label in labels if label in logs.FOUND_BY and not named & logs.FOUND_BY[label]] == []
+    named = ids(report, warnings=False) | (
+        {"run.too-short"} if report.trend.kind is TrendKind.TOO_SHORT else set()
+    )
+    assert [
+        label for label in labels if label in logs.FOUND_BY and not named & logs.FOUND_BY[label]
+    ] == []
 
 
 def test_a_spread_between_prompts_is_not_one_within_groups() -> None:
@@ -70,7 +83,9 @@ def test_each_arm_of_a_table_has_its_own_report() -> None:
     assert "sampling.entropy-collapse" in ids(taught, warnings=True) - ids(base, warnings=True)
 
 
-def test_the_benchmark_scores_a_folder_of_cases(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_benchmark_scores_a_folder_of_cases(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     logs.main([str(LOGS)])
     *_, last = capsys.readouterr().out.splitlines()
     assert f"read {len(CASES)} of {len(CASES)}; labels found" in last

@@ -1,4 +1,6 @@
-"""Confidence that is measured: shares of right findings, shrunk toward their kind, with few runs at most medium."""
+"""Confidence that is measured: shares of right findings, shrunk toward their kind, with few runs at
+most medium.
+"""
 
 from pathlib import Path
 
@@ -46,12 +48,18 @@ def test_confidence(id: str, basis: Basis, source: str, confidence: Confidence, 
 
 
 def test_few_runs_do_not_make_a_cause_doubted() -> None:
-    doubts = {id: measured.is_mostly_wrong(id, "records") for id in ("kl.sign", "kl.reference", "kl.runaway")}
+    doubts = {
+        id: measured.is_mostly_wrong(id, "records")
+        for id in ("kl.sign", "kl.reference", "kl.runaway")
+    }
     assert doubts == {"kl.sign": False, "kl.reference": False, "kl.runaway": True}
     assert not measured.is_mostly_wrong("kl.runaway", "scalars")
 
 
 def test_the_page_tells_what_was_measured() -> None:
     page = cause_page(CATALOGUE["kl.sign"])
-    assert "right in 8 of 8 runs where it was named first, among the first three in 8 of 9 runs that had it" in page
+    assert (
+        "right in 8 of 8 runs where it was named first, among the first three in 8 of 9 runs that had it"
+        in page
+    )
     assert "In trials" not in cause_page(CATALOGUE["kl.strangles"])

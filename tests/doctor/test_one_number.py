@@ -1,4 +1,6 @@
-"""One number for each fact: what a sentence says of a setting is the value of its change, on every surface."""
+"""One number for each fact: what a sentence says of a setting is the value of its change, on every
+surface.
+"""
 
 import json
 import re
@@ -31,7 +33,8 @@ NUMBER_WORD = re.compile(
     r"\b(?:a (?:third|quarter|fifth|tenth)|half|twice (?:the|its)|double|tenfold|(?:two|three|four|five|ten) times)\b",
     re.IGNORECASE,
 )
-# Numbers of probes, formulas and versions, which are no setting's: a page that has another one needs a placeholder.
+# Numbers of probes, formulas and versions, which are no setting's: a page that has another one
+# needs a placeholder.
 NO_SETTING = {
     "advantage.dead-groups-high": {"half", "20%", "80%"},
     "advantage.dead-groups-low": {"half"},
@@ -67,13 +70,17 @@ RECIPES: dict[str, tuple[str, ...]] = {
 
 def numbers(text: str) -> set[str]:
     """Return the numbers in a sentence, in figures and words, without a full stop behind them."""
-    return {found.rstrip(".,") for found in NUMBER.findall(text)} | set(map(str.lower, NUMBER_WORD.findall(text)))
+    return {found.rstrip(".,") for found in NUMBER.findall(text)} | set(
+        map(str.lower, NUMBER_WORD.findall(text))
+    )
 
 
 def run_of(recipe: str) -> RunView:
     """Return a run of the smallest recipe with these settings."""
     config = to_table(load_config(ROOT / "recipes" / "tiny.toml", RECIPES[recipe]))
-    return from_lines([], source="run", name="run", config=config, info={"model": {"parameters": 10**6}})
+    return from_lines(
+        [], source="run", name="run", config=config, info={"model": {"parameters": 10**6}}
+    )
 
 
 def finding_of(cause: Cause, view: RunView) -> Finding:
@@ -82,7 +89,13 @@ def finding_of(cause: Cause, view: RunView) -> Finding:
 
 def shown(value: Any) -> str:
     """Return a value as a sentence has it."""
-    return value.in_words if isinstance(value, Times) else value if isinstance(value, str) else json.dumps(value)
+    return (
+        value.in_words
+        if isinstance(value, Times)
+        else value
+        if isinstance(value, str)
+        else json.dumps(value)
+    )
 
 
 def sentences(cause: Cause) -> Iterator[str]:
@@ -156,7 +169,11 @@ def test_a_hypothesis_leaves_its_rate_to_its_arm(tmp_path: Path, rate: float) ->
     Notebook.init(tmp_path / "lab")
     for id in ("optimizer.lr-large", "optimizer.lr-small", "run.nonfinite"):
         draft = of_cause("h01", CATALOGUE[id], recipe, tmp_path / "lab")
-        rates = [arm.overrides["learning.lr"] for arm in draft.hypothesis.arms if "learning.lr" in arm.overrides]
+        rates = [
+            arm.overrides["learning.lr"]
+            for arm in draft.hypothesis.arms
+            if "learning.lr" in arm.overrides
+        ]
         assert rates
         assert rate not in rates
         assert not numbers(draft.hypothesis.title)
@@ -187,7 +204,9 @@ def test_a_fix_that_is_in_force_is_no_advice() -> None:
     found = finding_of(CATALOGUE["sampling.few-generations"], view)
     assert found.fix is not None
     assert found.fix.changes.get("uptrend") is None
-    said = "sampling.size = 32 is in force already, so that the cause is another: look at the rivals."
+    said = (
+        "sampling.size = 32 is in force already, so that the cause is another: look at the rivals."
+    )
     assert found.fix.sentence == said
     shown_text = printed(view, found)
     assert said in shown_text
@@ -200,7 +219,9 @@ def test_what_is_left_of_a_fix_is_advice_and_the_rest_is_said_to_be_in_force() -
     assert found.fix is not None
     assert set(found.fix.changes["uptrend"]) == {"learning.kl.beta", "learning.lr"}
     assert found.fix.in_force == {"learning.clip_high": 0.3}
-    assert found.fix.sentence.startswith("Raise the upper clip to 0.3 (in force already), add a KL penalty of 0.01, ")
+    assert found.fix.sentence.startswith(
+        "Raise the upper clip to 0.3 (in force already), add a KL penalty of 0.01, "
+    )
     assert "in force already: learning.clip_high = 0.3" in printed(view, found)
 
 
@@ -235,8 +256,15 @@ def test_settings_beside_a_log_are_in_force(tmp_path: Path) -> None:
          "learning_rate": 1e-5}
         for step in range(1, 31)
     ]  # fmt: skip
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 30, "max_steps": 30, "log_history": rows}))
-    settings = {"num_generations": 32, "learning_rate": 1e-5, "temperature": 1.0, "max_completion_length": 64}
+    (tmp_path / "trainer_state.json").write_text(
+        json.dumps({"global_step": 30, "max_steps": 30, "log_history": rows})
+    )
+    settings = {
+        "num_generations": 32,
+        "learning_rate": 1e-5,
+        "temperature": 1.0,
+        "max_completion_length": 64,
+    }
     (tmp_path / "config.json").write_text(json.dumps(settings))
     report = uptrend.diagnose(tmp_path / "trainer_state.json")
     for found in (f for top in report.findings for f in (top, *top.explains)):

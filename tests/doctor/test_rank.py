@@ -5,7 +5,16 @@ from dataclasses import replace
 import pytest
 
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING, all_symptoms, rank
+from uptrend.doctor.rank import (
+    CRITICAL,
+    NOTE,
+    PROOF,
+    SIGNAL,
+    SUSPICION,
+    WARNING,
+    all_symptoms,
+    rank,
+)
 from uptrend.records import Basis, Confidence, Evidence, Finding, Severity
 
 
@@ -32,7 +41,8 @@ RANKED: dict[str, tuple[list[Finding], list[str]]] = {
     "a note explains nothing away": ([found(GOLD, NOTE), found(DEAD, WARNING, SUSPICION)], [DEAD, GOLD]),
     "what is seen folds under what is concluded": (
         [found("optimizer.dead-steps"), found(DEAD_HIGH, WARNING, SIGNAL)], [DEAD_HIGH]),
-    # Cut completions hold a policy by killing groups; where no group was found dead, they hold nothing.
+    # Cut completions hold a policy by killing groups; where no group was found dead, they hold
+    # nothing.
     "a measured link that was not found": ([found(CUT), found(SMALL, WARNING, SIGNAL)], [CUT, SMALL]),
     "a measured link that was found": ([found(CUT), found(SMALL, WARNING, SIGNAL), found(DEAD)], [CUT]),
     "worst first, then surest, then invariants": (IN_ORDER[::-1], [finding.id for finding in IN_ORDER]),
@@ -43,7 +53,9 @@ RANKED: dict[str, tuple[list[Finding], list[str]]] = {
 def test_rank(findings: list[Finding], ids: list[str]) -> None:
     ranked = rank(findings)
     assert [finding.id for finding in ranked] == ids
-    assert {f.id for top in ranked for f in (top, *top.explains)} == {finding.id for finding in findings}
+    assert {f.id for top in ranked for f in (top, *top.explains)} == {
+        finding.id for finding in findings
+    }
 
 
 def test_a_cause_is_as_bad_as_its_symptom_and_symptoms_of_symptoms_are_symptoms() -> None:
@@ -55,7 +67,9 @@ def test_a_cause_is_as_bad_as_its_symptom_and_symptoms_of_symptoms_are_symptoms(
 
 def doubted(severity: Severity = WARNING, basis: Basis = SIGNAL) -> Finding:
     words = "right in 0 of 6 trial runs where it was named first"
-    return replace(found(DEAD, severity, basis), confidence=Confidence.LOW, is_doubted=True, measured=words)
+    return replace(
+        found(DEAD, severity, basis), confidence=Confidence.LOW, is_doubted=True, measured=words
+    )
 
 
 def test_what_trials_doubt_is_never_named_before_what_they_trust() -> None:

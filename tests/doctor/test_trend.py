@@ -1,4 +1,6 @@
-"""Readings of a run's curves: the trend of the training reward, the held-out change beside it, penalties' weights."""
+"""Readings of a run's curves: the trend of the training reward, the held-out change beside it,
+penalties' weights.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -12,11 +14,20 @@ from uptrend.doctor.case import Case
 from uptrend.records import TrendKind
 
 REWARD, SPREAD, ENTROPY = "reward/mean", "reward/group_std/mean", "learner/entropy/mean"
-LEARNING, FLAT, FALLING, SHORT = TrendKind.LEARNING, TrendKind.FLAT, TrendKind.FALLING, TrendKind.TOO_SHORT
+LEARNING, FLAT, FALLING, SHORT = (
+    TrendKind.LEARNING,
+    TrendKind.FLAT,
+    TrendKind.FALLING,
+    TrendKind.TOO_SHORT,
+)
 COLLAPSED = np.concatenate([np.full(5, 0.89), [0.4], np.full(34, 0.001)]) + flat(0, 40, 0.01)
 AT_ONCE = np.concatenate([flat(-0.4, 26, 0.1), flat(0.9, 24, 0.01)])
 SLOW = np.cumsum(np.random.default_rng(0).normal(0, 0.02, 50))
-FROZEN = {ENTROPY: np.exp(ramp(0, -9)), "gradient/norm/before": np.exp(ramp(0, -14)), "reward/max": 2.0}
+FROZEN = {
+    ENTROPY: np.exp(ramp(0, -9)),
+    "gradient/norm/before": np.exp(ramp(0, -14)),
+    "reward/max": 2.0,
+}
 
 SLIGHT = ramp(0.3, 0.4, 30, 0.05, seed=4)
 NO_GRADIENT = {"gradient/norm/before": 0.0, "kl/reference/mean": 0.0}
@@ -27,14 +38,20 @@ TRENDS: dict[str, tuple[dict[str, Any], TrendKind]] = {
     "nothing": ({REWARD: flat()}, FLAT),
     "eight points": ({"steps": 8, REWARD: flat(0.3, 8)}, SHORT),
     "three points": ({"steps": 3}, SHORT),
-    "noise in which a change could hide": ({"steps": 30, REWARD: flat(0.3, 30, 0.4), SPREAD: 0.3}, SHORT),
+    "noise in which a change could hide": (
+        {"steps": 30, REWARD: flat(0.3, 30, 0.4), SPREAD: 0.3},
+        SHORT,
+    ),
     "a plain rise in twelve points": ({"steps": 12, REWARD: ramp(0.1, 0.9, 12, 0.03)}, LEARNING),
     "a collapse that no line fits": ({"steps": 40, REWARD: COLLAPSED}, FALLING),
     "a step up that no line fits": ({"steps": 50, REWARD: AT_ONCE, SPREAD: 0.15}, LEARNING),
     "a walk that no rollout would notice": ({"steps": 50, REWARD: SLOW, SPREAD: 0.5}, FLAT),
     "a drift of dead groups": ({"advantage/dead/share": 0.99}, FLAT),
     "a drift without updates": ({"weights/update/norm": 0.0}, FLAT),
-    "a drift with updates that teach nothing": ({"weights/update/norm": 1e-7, "weights/norm": 47.0}, FLAT),
+    "a drift with updates that teach nothing": (
+        {"weights/update/norm": 1e-7, "weights/norm": 47.0},
+        FLAT,
+    ),
     "a small rise without a gradient": ({"steps": 30, REWARD: SLIGHT, **NO_GRADIENT}, FLAT),
     "a small rise with one": ({"steps": 30, REWARD: SLIGHT}, LEARNING),
     "a rise beyond chance without a gradient": (NO_GRADIENT, LEARNING),
@@ -92,7 +109,9 @@ def test_held_out_stands_beside_and_does_not_enter() -> None:
 
 
 def test_held_out_without_counts_scatters_about_its_line() -> None:
-    scores = ({"step": step, "reward": score} for step, score in enumerate((0.1, 0.2, 0.3, 0.4, 0.5, 0.6)))
+    scores = (
+        {"step": step, "reward": score} for step, score in enumerate((0.1, 0.2, 0.3, 0.4, 0.5, 0.6))
+    )
     change = Case(healthy(evals=tuple(scores))).heldout
     assert change is not None
     assert change.interval == pytest.approx((0.304, 0.696), abs=1e-3)
@@ -100,7 +119,9 @@ def test_held_out_without_counts_scatters_about_its_line() -> None:
 
 
 def test_of_several_attempts_the_greedy_answer_is_paired() -> None:
-    """Twenty tasks, all wrong before and all right after; attempts, which follow in the file, say the opposite."""
+    """Twenty tasks, all wrong before and all right after; attempts, which follow in the file, say
+    the opposite.
+    """
     tasks = [str(n) for n in range(20)]
 
     def held_out(step: int) -> pa.Table:
@@ -116,7 +137,11 @@ def test_of_several_attempts_the_greedy_answer_is_paired() -> None:
 
 
 KL, LOSS = "kl/reference/mean", "loss/total"
-MOVES, NOISE, FADES = np.abs(flat(0.02, noise=0.015)), flat(0.0, noise=0.003), ramp(0.7, 0.1, noise=0.02)
+MOVES, NOISE, FADES = (
+    np.abs(flat(0.02, noise=0.015)),
+    flat(0.0, noise=0.003),
+    ramp(0.7, 0.1, noise=0.02),
+)
 
 
 @pytest.mark.parametrize(
@@ -127,11 +152,25 @@ MOVES, NOISE, FADES = np.abs(flat(0.02, noise=0.015)), flat(0.0, noise=0.003), r
         ({"without": (LOSS,), KL: MOVES}, 0, 0),
         ({ENTROPY: FADES, LOSS: -0.5 * FADES}, 0, 0.5),
         ({ENTROPY: FADES, LOSS: 5 * FADES}, 0, -5),
-        # A constant that something else adds is no bonus, though a steady entropy is a constant too.
+        # A constant that something else adds is no bonus, though a steady entropy is a constant
+        # too.
         ({ENTROPY: flat(0.7, noise=0.02), LOSS: ramp(3.5, 3.5, noise=0.01, seed=2)}, 0, 0),
-        ({KL: MOVES, LOSS: 10 * MOVES, "config": {"learning": {"kl": {"beta": 0.04}, "entropy": 0.01}}}, 0.04, 0.01),
+        (
+            {
+                KL: MOVES,
+                LOSS: 10 * MOVES,
+                "config": {"learning": {"kl": {"beta": 0.04}, "entropy": 0.01}},
+            },
+            0.04,
+            0.01,
+        ),
     ],
 )
-def test_the_weights_of_penalties_are_read_off_the_loss(bent: dict[str, Any], kl: float, entropy: float) -> None:
+def test_the_weights_of_penalties_are_read_off_the_loss(
+    bent: dict[str, Any], kl: float, entropy: float
+) -> None:
     case = Case(healthy(**bent))
-    assert (case.kl_weight, case.entropy_weight) == (pytest.approx(kl, rel=0.02), pytest.approx(entropy))
+    assert (case.kl_weight, case.entropy_weight) == (
+        pytest.approx(kl, rel=0.02),
+        pytest.approx(entropy),
+    )

@@ -1,4 +1,6 @@
-"""Each autopsy, with few steps: its cause is named first, before step 1, and the fixed run has none."""
+"""Each autopsy, with few steps: its cause is named first, before step 1, and the fixed run has
+none.
+"""
 
 import json
 import runpy
@@ -27,7 +29,9 @@ def perform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(name: str, steps: int, **more: str) -> Path:
         out = tmp_path / name
         further = [word for option, value in more.items() for word in (f"--{option}", value)]
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", "--steps", str(steps), "--out", str(out), *further])
+        monkeypatch.setattr(
+            sys, "argv", [f"{name}.py", "--steps", str(steps), "--out", str(out), *further]
+        )
         runpy.run_path(str(AUTOPSIES / f"{name}.py"), run_name="__main__")
         return out
 
@@ -59,7 +63,12 @@ def alarms(path: Path) -> list[str]:
 
 def is_well(path: Path, steps: int) -> bool:
     run = Run(path)
-    return run.status == "finished" and run.last_step == steps and found_by_probes(run) == [] and alarms(path) == []
+    return (
+        run.status == "finished"
+        and run.last_step == steps
+        and found_by_probes(run) == []
+        and alarms(path) == []
+    )
 
 
 def test_the_blind_learner(perform: Any) -> None:
@@ -80,7 +89,15 @@ def test_the_wrong_slice(perform: Any) -> None:
 
 def test_the_reward_that_waits_for_a_command(perform: Any) -> None:
     # tiny has never heard of the command; its probes alone would take minutes here
-    out = perform("never", steps=2, only="unpaid", untaught="tiny", context="3600", probe="no", sandbox="process")
+    out = perform(
+        "never",
+        steps=2,
+        only="unpaid",
+        untaught="tiny",
+        context="3600",
+        probe="no",
+        sandbox="process",
+    )
     assert [line["reward/mean"] for line in Run(out / "unpaid").metric_lines] == [0.0] * 2
     assert first_found(out / "unpaid") == "reward.never-computed"
 
@@ -109,7 +126,9 @@ def test_rollouts_that_share_a_folder_see_each_other(monkeypatch: pytest.MonkeyP
     assert "train.csv" not in second_sees(SharedWorkspace)
 
 
-def test_a_folder_that_is_taken_is_left_alone(perform: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_taken_is_left_alone(
+    perform: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "slice").mkdir()
     with pytest.raises(SystemExit) as ended:
         perform("slice", steps=1)

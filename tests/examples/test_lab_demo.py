@@ -1,4 +1,6 @@
-"""The lab that `make lab-demo` runs: its hypotheses are read, their arms are valid recipes, and it has a page."""
+"""The lab that `make lab-demo` runs: its hypotheses are read, their arms are valid recipes, and it
+has a page.
+"""
 
 import subprocess
 import sys

@@ -19,9 +19,18 @@ def test_a_folder_with_something_in_it_keeps_it(tmp_path: Path) -> None:
     own = out / "checkpoint-500" / "model.safetensors"
     own.parent.mkdir(parents=True)
     own.write_bytes(b"weeks of work")
-    command = [sys.executable, str(ROOT / "examples" / "watch_trl.py"), "--steps", "1", "--out", str(out)]
+    command = [
+        sys.executable,
+        str(ROOT / "examples" / "watch_trl.py"),
+        "--steps",
+        "1",
+        "--out",
+        str(out),
+    ]
     for name in ("uptrend", "uptrend-2"):
-        done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        done = subprocess.run(
+            command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         assert f"The run is in {out / name}" in done.stdout
         assert Run(out / name).last_step == 1

@@ -1,4 +1,6 @@
-"""The learner on a GPU: kernels, graphs and compiled layers give what plain torch gives, one sequence at a time."""
+"""The learner on a GPU: kernels, graphs and compiled layers give what plain torch gives, one
+sequence at a time.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +29,14 @@ GPU = torch.device("cuda")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with weights of a usual size: rounding shows less than with larger ones."""
-    folder = write_model(tmp_path_factory.mktemp("llama"), hidden_size=64, num_attention_heads=4, head_dim=16)
+    folder = write_model(
+        tmp_path_factory.mktemp("llama"), hidden_size=64, num_attention_heads=4, head_dim=16
+    )
     weights = load_file(folder / "model.safetensors")
     save_file(
-        {n: w * (0.3 if w.ndim > 1 else 1) for n, w in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+        {n: w * (0.3 if w.ndim > 1 else 1) for n, w in weights.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
     )
     return folder
 
@@ -42,14 +48,17 @@ def policy_of(folder: Path, lora: bool = False, compiled: bool = False, **wish: 
         with torch.no_grad():
             for label, weight in policy.model.named_parameters():
                 if "lora_B" in label:
-                    weight.copy_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+                    weight.copy_(
+                        0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+                    )
     return policy
 
 
 def apart(mine: Tensor, theirs: Tensor) -> float:
     """Distance relative to length."""
     return float(
-        (mine.detach().float().cpu() - theirs.detach().float().cpu()).norm() / theirs.detach().float().cpu().norm()
+        (mine.detach().float().cpu() - theirs.detach().float().cpu()).norm()
+        / theirs.detach().float().cpu().norm()
     )
 
 
@@ -57,13 +66,25 @@ def apart(mine: Tensor, theirs: Tensor) -> float:
 @pytest.mark.parametrize("size", [16, 64, 128])
 @pytest.mark.parametrize("window", [None, 5])
 def test_attention_is_that_of_sdpa(heads: tuple[int, int], size: int, window: int | None) -> None:
-    """Shared prompts too: the second and third segment see the first one's keys before their own."""
+    """Shared prompts too: the second and third segment see the first one's keys before their
+    own.
+    """
     torch.manual_seed(0)
-    query, key, value = (torch.randn(40, h, size).bfloat16().requires_grad_() for h in (heads[0], heads[1], heads[1]))
-    places = torch.cat(
-        [torch.arange(12), torch.arange(12), torch.arange(12, 20), torch.arange(12), torch.arange(20, 40)]
+    query, key, value = (
+        torch.randn(40, h, size).bfloat16().requires_grad_() for h in (heads[0], heads[1], heads[1])
     )
-    packed = Packed(torch.tensor([0, 12, 20, 40, 40]).int(), torch.tensor([0, 12, 32, 64, 64]).int(), 128, 128)
+    places = torch.cat(
+        [
+            torch.arange(12),
+            torch.arange(12),
+            torch.arange(12, 20),
+            torch.arange(12),
+            torch.arange(20, 40),
+        ]
+    )
+    packed = Packed(
+        torch.tensor([0, 12, 20, 40, 40]).int(), torch.tensor([0, 12, 32, 64, 64]).int(), 128, 128
+    )
     grads = []
     for device, attend in (("cpu", attend_one_by_one), ("cuda", attend_on_gpu)):
         kind = torch.float32 if device == "cpu" else torch.bfloat16
@@ -90,7 +111,9 @@ def test_the_head_s_kernels_are_plain_torch(entropy: bool) -> None:
         torch.testing.assert_close(a.double(), b, atol=2e-5, rtol=1e-5)
     grads = torch.randn(37, device=GPU), torch.randn(37, device=GPU) if entropy else None
     given = y, theirs[2].float(), theirs[1].float(), *grads
-    assert apart(kernels.grad_logits(z.clone(), *given), _Plain.grad_logits(z.clone(), *given)) < 0.005
+    assert (
+        apart(kernels.grad_logits(z.clone(), *given), _Plain.grad_logits(z.clone(), *given)) < 0.005
+    )
 
 
 WAYS = {
@@ -108,10 +131,14 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_graphs_have_the_gradient_of_the_cpu(folder: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_have_the_gradient_of_the_cpu(
+    folder: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twice: the first step captures, the second replays; rollouts of several turns and lengths."""
     wish, learning = (dict(x) for x in WAYS[way])
-    monkeypatch.setitem(MIN_SHARED_PROMPT_SHARE, "cuda", 0.0 if learning.pop("share", False) else 1.1)
+    monkeypatch.setitem(
+        MIN_SHARED_PROMPT_SHARE, "cuda", 0.0 if learning.pop("share", False) else 1.1
+    )
     config = config_of(kl={"beta": 0.1}, scale="none", **learning)
     on_cpu = make_policy(folder, lora=wish.get("lora", False), reference=True)
     policy = policy_of(folder, **wish)
@@ -124,13 +151,16 @@ def test_graphs_have_the_gradient_of_the_cpu(folder: Path, way: str, monkeypatch
         exp = lay_out(rollouts, config)
         reference = learner.logprobs(exp, reference=True)
         old = learner.logprobs(exp, reference=False) if learner.needs_old else None
-        done = learner.update(exp, advantages_of(rollouts, exp, config), 1, old_bs=old, reference_bs=reference)
+        done = learner.update(
+            exp, advantages_of(rollouts, exp, config), 1, old_bs=old, reference_bs=reference
+        )
         theirs, gradients = update(on_cpu, rollouts, config)
         if way != "gspo":  # it clips by less than rounding
             assert apart(kept.gradients[-1], gradients[-1]) < 0.06
         real = exp.real_bs
         assert float((done.learner_bs - theirs.learner_bs)[real].abs().mean()) < 0.03
-        # Weights have not changed: not a bit apart, but for sums that compiled code may order otherwise.
+        # Weights have not changed: not a bit apart, but for sums that compiled code may order
+        # otherwise.
         if wish.get("compiled"):
             assert float((done.learner_bs - done.reference_bs)[real].abs().mean()) < 0.005
         elif not wish.get("lora"):
@@ -169,7 +199,9 @@ def test_a_frozen_model_is_kept_in_bf16_and_is_the_policy_to_the_bit(folder: Pat
     done, _ = update(policy, rollouts, config)
     assert float(done.sums.kl) == 0.0
     adapted = policy_of(folder, lora=True)
-    base = {p.dtype for n, p in adapted.model.named_parameters() if "lora_" not in n and p.ndim == 2}
+    base = {
+        p.dtype for n, p in adapted.model.named_parameters() if "lora_" not in n and p.ndim == 2
+    }
     assert base == {torch.bfloat16}
     assert adapted.flat.values.dtype == torch.float32
 
@@ -180,7 +212,9 @@ def test_a_rollout_alone_is_itself_in_a_batch(folder: Path) -> None:
     together = learner.logprobs(lay_out(rollouts, config), reference=False)
     for n, rollout in enumerate(rollouts):
         if rollout.sampled_tokens:
-            alone = learner.logprobs(lay_out([replace(rollout, group="g0")], config), reference=False)[0]
+            alone = learner.logprobs(
+                lay_out([replace(rollout, group="g0")], config), reference=False
+            )[0]
             said = alone[~alone.isnan()]
             assert float((together[n, : len(said)] - said).abs().mean()) < 0.03
     assert np.isfinite(together[0, 0].item())

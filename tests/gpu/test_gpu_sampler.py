@@ -1,4 +1,6 @@
-"""The sampler on a GPU: its kernels against plain torch, its turns against the model's own forward."""
+"""The sampler on a GPU: its kernels against plain torch, its turns against the model's own
+forward.
+"""
 
 import asyncio
 from typing import Any
@@ -27,8 +29,8 @@ from uptrend.rollout.sampler import Extension, Limits
 
 DEVICE, BF16 = torch.device("cuda"), torch.bfloat16
 LIMITS = Limits(24, 600)
-# bf16 rounds at every product: log-probabilities of these models differ by hundredths (0.023 on average, 0.085 at most,
-# on an H200 from a forward whose logits are rounded too).
+# bf16 rounds at every product: log-probabilities of these models differ by hundredths (0.023 on
+# average, 0.085 at most, on an H200 from a forward whose logits are rounded too).
 CLOSE = 0.12
 
 
@@ -48,7 +50,9 @@ class Words:
         return [self.decode(ids) for ids in lists]
 
 
-def make_policy(kind: str, lora: bool = False, dtype: torch.dtype = torch.float32, **changes: Any) -> Policy:
+def make_policy(
+    kind: str, lora: bool = False, dtype: torch.dtype = torch.float32, **changes: Any
+) -> Policy:
     """A random model in a policy; adapters have a random B."""
     sizes = {
         "vocab_size": 500, "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 3,
@@ -57,14 +61,18 @@ def make_policy(kind: str, lora: bool = False, dtype: torch.dtype = torch.float3
     }  # fmt: skip
     config = getattr(transformers, f"{kind}Config")(**{**sizes, **changes})
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention.register())
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation=attention.register()
+    )
     model = model.to(DEVICE, dtype).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             weight.copy_((1.0 if "norm" in name else 0.0) + 0.06 * torch.randn_like(weight))
     if lora:
         peft = pytest.importorskip("peft")
-        wish = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+        wish = peft.LoraConfig(
+            r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
         model = peft.get_peft_model(model, wish).eval()
         for name, weight in model.named_parameters():
             if "lora_B" in name:
@@ -80,7 +88,9 @@ def full_logprobs(policy: Policy, ids: list[int]) -> Tensor:
     return torch.log_softmax(logits, -1).gather(1, tensor[0, 1:, None]).squeeze(1).cpu()
 
 
-def check(policy: Policy, sampler: InProcessSampler, whole: list[list[int]], said: list[Extension]) -> None:
+def check(
+    policy: Policy, sampler: InProcessSampler, whole: list[list[int]], said: list[Extension]
+) -> None:
     for ids, extension in zip(whole, said, strict=True):
         ids += extension.ids.tolist()
         expected = full_logprobs(policy, ids)[len(ids) - 1 - len(extension.ids) :].numpy()
@@ -90,7 +100,9 @@ def check(policy: Policy, sampler: InProcessSampler, whole: list[list[int]], sai
 
 
 @pytest.mark.parametrize("has_norm", [False, True])
-@pytest.mark.parametrize(("heads", "shared", "size"), [(9, 3, 64), (28, 4, 128), (4, 2, 16), (32, 1, 32), (8, 8, 256)])
+@pytest.mark.parametrize(
+    ("heads", "shared", "size"), [(9, 3, 64), (28, 4, 128), (4, 2, 16), (32, 1, 32), (8, 8, 256)]
+)
 def test_attention_over_pages(heads: int, shared: int, size: int, has_norm: bool) -> None:
     page, n = 64, 6
     torch.manual_seed(0)
@@ -118,10 +130,14 @@ def test_attention_over_pages(heads: int, shared: int, size: int, has_norm: bool
 
     q, k = turned(q, norms[0]), turned(k, norms[1])
     for i, position in enumerate(positions.tolist()):
-        slots = (table[i][:, None] * page + torch.arange(page, device=DEVICE)).flatten()[: position + 1]
+        slots = (table[i][:, None] * page + torch.arange(page, device=DEVICE)).flatten()[
+            : position + 1
+        ]
         expected_pool[0][:, slots[-1]], expected_pool[1][:, slots[-1]] = k[i], v[i]
         keys, values = (x[:, slots].float() for x in expected_pool)
-        seen = F.scaled_dot_product_attention(q[i][:, None].float(), keys, values, enable_gqa=True, scale=size**-0.5)
+        seen = F.scaled_dot_product_attention(
+            q[i][:, None].float(), keys, values, enable_gqa=True, scale=size**-0.5
+        )
         torch.testing.assert_close(out[i].float(), seen.flatten(), atol=0.03, rtol=0.03)
     torch.testing.assert_close(pool, expected_pool, atol=0.03, rtol=0.02)
 
@@ -134,7 +150,10 @@ def test_the_next_token_is_that_of_plain_torch(temperature: float) -> None:
     state.uniforms_nm.uniform_()
     state.done[1:], state.budget[:] = False, 3
     state.turn[:] = torch.arange(n + 1, device=DEVICE) % 3
-    rows, stops = torch.arange(1, n + 1, device=DEVICE), torch.zeros(v, dtype=torch.bool, device=DEVICE)
+    rows, stops = (
+        torch.arange(1, n + 1, device=DEVICE),
+        torch.zeros(v, dtype=torch.bool, device=DEVICE),
+    )
     rows[-1] = 0  # fills up
     place = state.turn[rows].masked_fill(state.done[rows], m)
     tokens, logprobs, _ = choose(logits, state.uniforms_nm[rows, place], Limits(m, 99, temperature))
@@ -142,8 +161,12 @@ def test_the_next_token_is_that_of_plain_torch(temperature: float) -> None:
     before = state.turn[rows].clone()
     kernels.pick(logits, rows, state, stops, temperature)
     same = state.ids_nm[rows, place] == tokens
-    assert float(same.float().mean()) > 0.96  # sums in another order: u may fall on the other side of an edge
-    torch.testing.assert_close(state.logprobs_nm[rows, place][same], logprobs[same], atol=1e-4, rtol=0)
+    assert (
+        float(same.float().mean()) > 0.96
+    )  # sums in another order: u may fall on the other side of an edge
+    torch.testing.assert_close(
+        state.logprobs_nm[rows, place][same], logprobs[same], atol=1e-4, rtol=0
+    )
     assert torch.equal(state.turn[rows], before + (rows > 0))
     assert bool(state.done[rows[2]])
     assert torch.equal(state.done[rows][3:-1], (before + 1 >= 3)[3:-1])
@@ -165,7 +188,9 @@ def test_norms_and_gates() -> None:
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
 def test_turns_are_the_models_own_forward(kind: str, lora: bool, dtype: torch.dtype) -> None:
-    """Three turns of streams of all lengths that come one after another, before and after an update."""
+    """Three turns of streams of all lengths that come one after another, before and after an
+    update.
+    """
     policy = make_policy(kind, lora, dtype)
     sampler = InProcessSampler(policy)
     assert isinstance(sampler._decoder, KernelDecoder)
@@ -175,7 +200,12 @@ def test_turns_are_the_models_own_forward(kind: str, lora: bool, dtype: torch.dt
         whole = [draw.integers(2, 500, 1 + 7 * (i % 9)).tolist() for i in range(19)]
         news = [list(ids) for ids in whole]
         for _ in range(3):
-            check(policy, sampler, whole, speak(sampler, list(zip(streams, news, streams, strict=True)), LIMITS))
+            check(
+                policy,
+                sampler,
+                whole,
+                speak(sampler, list(zip(streams, news, streams, strict=True)), LIMITS),
+            )
             news = [draw.integers(2, 500, 1 + i % 4).tolist() for i in range(19)]
             whole = [[*ids, *new] for ids, new in zip(whole, news, strict=True)]
         with torch.no_grad():
@@ -193,8 +223,12 @@ def test_frozen_weights_are_not_copied() -> None:
     assert torch.cuda.memory_allocated() - before < weights / 2
 
 
-@pytest.mark.parametrize("cut", [{}, {"temperature": 0.0}, {"top_p": 0.8}, {"repetition_penalty": 1.3}])
-def test_a_graph_says_what_single_launches_say(cut: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "cut", [{}, {"temperature": 0.0}, {"top_p": 0.8}, {"repetition_penalty": 1.3}]
+)
+def test_a_graph_says_what_single_launches_say(
+    cut: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy, limits = make_policy("Llama"), Limits(20, 600, **cut)
     asks = [(i, [2 + i, 5, 9], i) for i in range(11)]
     graphed = speak(InProcessSampler(policy), asks, limits)
@@ -220,7 +254,12 @@ def test_other_head_sizes_go_through_the_models_own_forward() -> None:
     sampler = InProcessSampler(policy)
     assert not isinstance(sampler._decoder, KernelDecoder)
     whole = [[3 + i, 7, 11] for i in range(5)]
-    check(policy, sampler, whole, speak(sampler, [(i, list(ids), i) for i, ids in enumerate(whole)], LIMITS))
+    check(
+        policy,
+        sampler,
+        whole,
+        speak(sampler, [(i, list(ids), i) for i, ids in enumerate(whole)], LIMITS),
+    )
 
 
 def test_a_small_cache_on_a_gpu() -> None:
@@ -230,7 +269,12 @@ def test_a_small_cache_on_a_gpu() -> None:
     whole = [list(range(2, 60 + i)) for i in range(9)]
     news = [list(ids) for ids in whole]
     for _ in range(3):
-        check(policy, sampler, whole, speak(sampler, [(i, ids, i) for i, ids in enumerate(news)], LIMITS))
+        check(
+            policy,
+            sampler,
+            whole,
+            speak(sampler, [(i, ids, i) for i, ids in enumerate(news)], LIMITS),
+        )
         news = [[7, 8]] * 9
         whole = [[*ids, 7, 8] for ids in whole]
     assert sampler.cache.pages <= 11

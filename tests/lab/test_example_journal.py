@@ -1,4 +1,6 @@
-"""examples/journal, a record of experiments with version 0.1, still verifies: hashes, criteria, arms and tasks."""
+"""examples/journal, a record of experiments with version 0.1, still verifies: hashes, criteria,
+arms and tasks.
+"""
 
 import shutil
 from pathlib import Path
@@ -36,7 +38,9 @@ def test_it_says_today_what_it_said_then(journal: Notebook, id: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::uptrend.records.renamed.RenamedWarning")
-def test_another_version_may_judge_its_runs_and_make_none(journal: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_may_judge_its_runs_and_make_none(
+    journal: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
     h = journal.hypothesis("h01")
     then = specification.read(journal, "h01")
     assert then is not None
@@ -48,16 +52,22 @@ def test_another_version_may_judge_its_runs_and_make_none(journal: Notebook, mon
     assert ExperimentRuns(journal, h, TrainLauncher()).changes == [f"uptrend {then.uptrend} → 99"]
 
 
-def test_a_hypothesis_with_other_criteria_is_listed_and_refused_when_it_is_judged(journal: Notebook) -> None:
+def test_a_hypothesis_with_other_criteria_is_listed_and_refused_when_it_is_judged(
+    journal: Notebook,
+) -> None:
     path = journal.path_of("h01")
     text = path.read_text(encoding="utf-8")
     assert 'validated_if = "low > 0"' in text
     path.write_text(
-        text.replace('validated_if = "low > 0"', 'validated_if = "effect > 2 * smallest"'), encoding="utf-8"
+        text.replace('validated_if = "low > 0"', 'validated_if = "effect > 2 * smallest"'),
+        encoding="utf-8",
     )
     changed = Notebook(journal.folder)
     h = changed.hypothesis("h01")
     assert h.validated_if == "effect > 2 * smallest"
     assert "h01" in to_markdown(changed).lower()
-    with pytest.raises(LabError, match=r"h01: validated_if = 'effect > 2 \* smallest': every verdict uses 'low > 0'"):
+    with pytest.raises(
+        LabError,
+        match=r"h01: validated_if = 'effect > 2 \* smallest': every verdict uses 'low > 0'",
+    ):
         ExperimentRuns(changed, h, TrainLauncher(), makes_runs=False)

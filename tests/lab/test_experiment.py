@@ -16,7 +16,16 @@ from uptrend.lab.journal.stored import Entry, write
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.refuse import allowed, faults
 from uptrend.lab.workers import Outcome
-from uptrend.records import Arm, Confidence, Hypothesis, LabError, Run, RunDirectory, Status, Verdict
+from uptrend.records import (
+    Arm,
+    Confidence,
+    Hypothesis,
+    LabError,
+    Run,
+    RunDirectory,
+    Status,
+    Verdict,
+)
 
 H = Hypothesis(
     "h01", "A greater rate learns more", "base.toml", (Arm("control", {}, True), Arm("fast", {"learning.lr": 8e-3})),
@@ -34,7 +43,11 @@ def notebook(tmp_path: Path) -> Notebook:
 
 
 def run(
-    notebook: Notebook, *hs: Hypothesis, watch: Watching | None = None, examine: Any = faults, launcher: Any = None
+    notebook: Notebook,
+    *hs: Hypothesis,
+    watch: Watching | None = None,
+    examine: Any = faults,
+    launcher: Any = None,
 ) -> list[Verdict]:
     launcher = launcher or QuickLauncher()
     experiments = [ExperimentRuns(notebook, h, launcher, examine=examine) for h in hs]
@@ -59,7 +72,9 @@ def test_the_verdict_is_that_of_the_runs_in_pairs(notebook: Notebook) -> None:
     assert rows(notebook)[1]["value"] == right_of(0, 8e-3) / 40
 
 
-def test_it_ends_when_the_confidence_sequence_is_clear_and_by_the_first_seeds_alone(notebook: Notebook) -> None:
+def test_it_ends_when_the_confidence_sequence_is_clear_and_by_the_first_seeds_alone(
+    notebook: Notebook,
+) -> None:
     eager = replace(H, stops_early=True, seeds=tuple(range(8)))
     (verdict,) = run(notebook, eager)
     seeds = verdict.comparisons[0].seeds
@@ -104,12 +119,18 @@ def test_what_is_changed_after_results_were_seen(notebook: Notebook) -> None:
     watch, changed = Watching(), replace(H, smallest=0.02)
     (verdict,) = run(notebook, changed, watch=watch)
     assert verdict.void == "the specification changed after the first step: smallest 0.05 → 0.02"
-    assert (verdict.status, verdict.comparisons[0].seeds, watch.begun) == (Status.INCONCLUSIVE, H.seeds, [])
+    assert (verdict.status, verdict.comparisons[0].seeds, watch.begun) == (
+        Status.INCONCLUSIVE,
+        H.seeds,
+        [],
+    )
     specification.extend(notebook, specification.freeze(notebook, H, QuickLauncher()), 2)
     one = ExperimentRuns(notebook, H, QuickLauncher())
     (verdict,) = together([one], QuickLauncher(), QuickWorkers(), Watching())
     assert (verdict.comparisons[0].seeds, verdict.stopped_early) == (tuple(range(7)), True)
-    assert one.notes == ("seeds 5, 6 were added after results could be seen; judged by the confidence sequence",)
+    assert one.notes == (
+        "seeds 5, 6 were added after results could be seen; judged by the confidence sequence",
+    )
     specification.restart(notebook, "h01")
     one = ExperimentRuns(notebook, changed, QuickLauncher())
     (verdict,) = together([one], QuickLauncher(), QuickWorkers(), Watching())
@@ -118,7 +139,9 @@ def test_what_is_changed_after_results_were_seen(notebook: Notebook) -> None:
     assert one.notes == ("begun anew once; what had been found before is kept under before-N",)
 
 
-def test_an_experiment_of_two_seeds_that_was_run_before_they_were_refused_is_still_judged(notebook: Notebook) -> None:
+def test_an_experiment_of_two_seeds_that_was_run_before_they_were_refused_is_still_judged(
+    notebook: Notebook,
+) -> None:
     h, launcher = replace(H, seeds=(0, 1)), QuickLauncher()
     before = ExperimentRuns(notebook, h, launcher, makes_runs=False)
     (verdict,) = together([before], launcher, QuickWorkers(), Watching())
@@ -157,23 +180,39 @@ def test_an_arm_that_the_cheap_probes_refuse_is_left_out(notebook: Notebook) -> 
     assert verdict.refused == {"broken": "the cheap probes found reward.constant: nothing to learn"}
     assert [comparison.arm for comparison in verdict.comparisons] == ["fast"]
     assert ("broken1", "") not in watch.begun
-    assert [row["status"] for row in rows(notebook) if row["arm"] == "broken"] == ["refused", "refused"]
+    assert [row["status"] for row in rows(notebook) if row["arm"] == "broken"] == [
+        "refused",
+        "refused",
+    ]
 
 
 def test_a_seed_whose_run_fails_is_left_out(notebook: Notebook) -> None:
     class Unlucky(QuickLauncher):
         def command(self, planned: Any) -> list[str]:
-            return ["python", UNLUCKY] if (planned.arm, planned.seed) == ("fast", 2) else super().command(planned)
+            return (
+                ["python", UNLUCKY]
+                if (planned.arm, planned.seed) == ("fast", 2)
+                else super().command(planned)
+            )
 
     (verdict,) = run(notebook, H, launcher=Unlucky())
     assert verdict.comparisons[0].seeds == (0, 1, 3, 4)
     (failed,) = [row for row in rows(notebook) if row["status"] == "failed"]
-    assert (failed["arm"], failed["seed"], failed["reason"]) == ("fast", 2, "it ended with exit code 1")
+    assert (failed["arm"], failed["seed"], failed["reason"]) == (
+        "fast",
+        2,
+        "it ended with exit code 1",
+    )
 
 
 def test_a_critical_fault_is_told_unless_it_is_allowed(make_run: Any) -> None:
     def probed(name: str, severity: str) -> Run:
-        found = {"id": "mask.tool-trained", "severity": severity, "summary": "it learns its prompt", "symptom_of": None}
+        found = {
+            "id": "mask.tool-trained",
+            "severity": severity,
+            "summary": "it learns its prompt",
+            "symptom_of": None,
+        }
         with RunDirectory.reopen(make_run(name)) as directory:
             directory.event("preflight", findings=[found], probes=[])
             directory.event("finished", step=20)
@@ -198,7 +237,9 @@ def test_an_arm_in_which_the_doctor_finds_a_fault_is_refused(notebook: Notebook)
 
     arms = (*H.arms, Arm("slow", {"learning.lr": 1e-3}))
     (verdict,) = run(notebook, replace(H, arms=arms, seeds=(0, 1), alpha=0.3), examine=one_fault)
-    assert verdict.refused["fast"].startswith("the doctor found reward.constant: always 0 (in quick-s0-")
+    assert verdict.refused["fast"].startswith(
+        "the doctor found reward.constant: always 0 (in quick-s0-"
+    )
     assert [name[:9] for name in seen] == ["quick-s0-"] * 3
     assert [(one.arm, one.seeds) for one in verdict.comparisons] == [("slow", (0, 1))]
 
@@ -219,7 +260,10 @@ def finish_early(notebook: Notebook, is_early: Callable[[Run], bool]) -> None:
     for info in notebook.folder.rglob("run.json"):
         one = Run(info.parent)
         when = {"time": 0.0 if is_early(one) else 4e9}
-        write_events(one.path, [event | when if event["event"] == "finished" else event for event in one.events])
+        write_events(
+            one.path,
+            [event | when if event["event"] == "finished" else event for event in one.events],
+        )
 
 
 def test_runs_that_another_hypothesis_had_shown_bear_little(notebook: Notebook) -> None:

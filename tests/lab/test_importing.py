@@ -1,4 +1,6 @@
-"""Journals kept by hand: facts of five invented ones are recognized, nothing is lost, and twice adds nothing."""
+"""Journals kept by hand: facts of five invented ones are recognized, nothing is lost, and twice
+adds nothing.
+"""
 
 import tomllib
 from collections import Counter
@@ -49,7 +51,11 @@ def counted(text: str) -> Counter[str]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def write(folder: Path, text: str) -> Path:
@@ -62,17 +68,30 @@ def test_experiments_with_settings_figures_and_outcomes(read: list[Journal]) -> 
     assert [" ".join(one.key for one in journal.experiments) for journal in read] == [
         "A1 A2 A3 B C1 C2 D1", "", "", "qk7wm2xa h3vz9tpb nd5ye8rc tunelwqo  zx4bq6lu vm8cd1ky", "1.0 1.1 2 3",
     ]  # fmt: skip
-    parts = {"settings": lambda one: one.settings, "figures": figures, "outcomes": lambda one: one.outcome}
+    parts = {
+        "settings": lambda one: one.settings,
+        "figures": figures,
+        "outcomes": lambda one: one.outcome,
+    }
     for name, part in parts.items():
         named = {place: experiment(read[int(place[0])], place[2:]) for place in EXPECTED[name]}
         assert {place: part(one) for place, one in named.items()} == EXPECTED[name]
     table = experiment(read[4], "1.0").settings
     assert (table["LoRA Rank"], table["Config File"]) == ("12", "configs/stops/try.toml")
     assert experiment(read[4], "1.1").settings["max_turns"] == "25"
-    assert [sum(len(one.commands) for one in journal.experiments) for journal in (read[0], read[4])] == [3, 2]
-    assert experiment(read[0], "D1").commands[0].startswith('--loss-type "bnpo" \\\n--learning-rate')
-    told = [reported(one.statuses) for one in (*read[3].experiments, *read[4].experiments) if one.key]
-    assert " ".join(told) == "validated validated failing struggling   finished testing pending pending"
+    assert [
+        sum(len(one.commands) for one in journal.experiments) for journal in (read[0], read[4])
+    ] == [3, 2]
+    assert (
+        experiment(read[0], "D1").commands[0].startswith('--loss-type "bnpo" \\\n--learning-rate')
+    )
+    told = [
+        reported(one.statuses) for one in (*read[3].experiments, *read[4].experiments) if one.key
+    ]
+    assert (
+        " ".join(told)
+        == "validated validated failing struggling   finished testing pending pending"
+    )
     assert experiment(read[3], "qk7wm2xa").title == "Twice as Long (80 epochs)"
     assert {one.date for one in read[3].experiments} == {f"2026-03-0{day}" for day in (2, 3, 4, 5)}
     assert experiment(read[4], "1.0").date == "2026-05-11"
@@ -83,7 +102,12 @@ def test_hypotheses_by_number_and_those_that_a_line_states(read: list[Journal]) 
     found = read[2].hypotheses
     assert [one.key for one in found] == ["h01", "h02", "h03", "h04"]
     assert [one.priority for one in found] == ["high", "medium", "low", "high"]
-    assert [reported(one.statuses) for one in found] == ["pending", "partially validated", "pending", "testing"]
+    assert [reported(one.statuses) for one in found] == [
+        "pending",
+        "partially validated",
+        "pending",
+        "testing",
+    ]
     assert [one.confidence for one in found] == ["", "high", "", ""]
     assert (found[1].title, found[3].title) == ("Penalty with the Wrong Sign", "Stale Sampler Copy")
     assert found[1].notes == "Without it the gradient is sane, the reward level"
@@ -107,15 +131,23 @@ def test_the_lab_that_comes_of_the_five(lab: Notebook) -> None:
     assert hypotheses[1].prerequisites == ("h01",)
     assert hypotheses[2].priority is Priority.LOW
     page = lab.path_of("h02").read_text()
-    assert "Reported: partially validated, confidence high: Without it the gradient is sane, the reward level." in page
+    assert (
+        "Reported: partially validated, confidence high: Without it the gradient is sane, the reward level."
+        in page
+    )
     assert get_block(page, "results")
-    assert "*What does not happen that should?" not in (lab.folder / "00-problem-statement.md").read_text()
+    assert (
+        "*What does not happen that should?"
+        not in (lab.folder / "00-problem-statement.md").read_text()
+    )
     log = lab.log.read_text()
     assert log.count("\n## ") == 18
     assert "## 2026-03-02: Twice as Long (80 epochs) (qk7wm2xa)" in log
     assert "| figures | reward 0.8125, kl divergence 0.41 |" in log
     path = lab.path_of("h02")
-    path.write_text(page.replace("## Invalidation criteria\n", "## Invalidation criteria\n\nBy hand.\n"))
+    path.write_text(
+        page.replace("## Invalidation criteria\n", "## Invalidation criteria\n\nBy hand.\n")
+    )
     before = files(lab.folder)
     again = import_journals(JOURNALS, lab)
     assert (len(again.ids), again.entries, again.already, again.written) == (0, 0, 26, [])
@@ -146,14 +178,26 @@ def test_a_small_journal_and_later_a_longer_one(lab: Notebook, tmp_path: Path) -
     assert [one.key for one in found.experiments] == ["B", "abcd1234"]  # A is a chapter
     assert figures(found.experiments[1]) == {"reward": 0.4}
     (h,) = found.hypotheses
-    assert (h.key, h.title, h.priority, reported(h.statuses)) == ("h02", "Rewards are noisy", "low", "invalidated")
+    assert (h.key, h.title, h.priority, reported(h.statuses)) == (
+        "h02",
+        "Rewards are noisy",
+        "low",
+        "invalidated",
+    )
     assert found.prose == [(1, 4)]
     assert lab.hypothesis("h02").title == "Rewards are noisy"
     rest = (lab.folder / "imported" / "journal.md").read_text()
-    for said in ("Words only.", "*→ H02: in the [hypotheses](../", "*→ Full tuning: in the [log](../01-"):
+    for said in (
+        "Words only.",
+        "*→ H02: in the [hypotheses](../",
+        "*→ Full tuning: in the [log](../01-",
+    ):
         assert said in rest
     lab.log.write_text(lab.log.read_text() + "\nMy own words.\n")
-    more = JOURNAL + "- Loss: 0.5\n\n### C1. LoRA\n- **Outcome**: Better\n\n## H03: The mask is wrong\n"
+    more = (
+        JOURNAL
+        + "- Loss: 0.5\n\n### C1. LoRA\n- **Outcome**: Better\n\n## H03: The mask is wrong\n"
+    )
     imported = import_journals([write(tmp_path, more)], lab)
     assert (len(imported.ids), imported.entries, imported.already) == (1, 1, 3)
     log = lab.log.read_text()
@@ -166,11 +210,18 @@ def test_a_small_journal_and_later_a_longer_one(lab: Notebook, tmp_path: Path) -
 pieces = st.sampled_from((DATA / "pieces.md").read_text(encoding="utf-8").split("\n"))
 
 
-@given(st.lists(pieces | st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=20), max_size=40))
+@given(
+    st.lists(
+        pieces | st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=20),
+        max_size=40,
+    )
+)
 @example(["## H01: A claim", "> quoted"])
 @example(["## H01: ## A claim", "## H02: +++", "- **Issue**: ## x"])
 @settings(max_examples=40, deadline=None)
-def test_no_line_of_any_journal_is_lost(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
+def test_no_line_of_any_journal_is_lost(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str]
+) -> None:
     folder = tmp_path_factory.mktemp("any")
     lab, source = Notebook.init(folder / "lab"), write(folder, "\n".join(lines))
     import_journals([source], lab)
@@ -184,16 +235,31 @@ def test_no_line_of_any_journal_is_lost(tmp_path_factory: pytest.TempPathFactory
 
 def test_what_can_not_be_read_is_said(lab: Notebook, tmp_path: Path) -> None:
     (tmp_path / "latin.md").write_bytes(b"caf\xe9")
-    for name, message in ((".", "could not be read"), ("latin.md", r"latin.md is not UTF-8 at byte 3")):
+    for name, message in (
+        (".", "could not be read"),
+        ("latin.md", r"latin.md is not UTF-8 at byte 3"),
+    ):
         with pytest.raises(LabError, match=message):
             import_journals([tmp_path / name], lab)
 
 
 def test_facts_of_a_line() -> None:
-    assert {text: reported(reading.statuses_in(text)) for text in EXPECTED["statuses"]} == EXPECTED["statuses"]
-    measured = {text: [list(one[:2]) for one in reading.figures_in(text, 1)] for text in EXPECTED["measured"]}
+    assert {text: reported(reading.statuses_in(text)) for text in EXPECTED["statuses"]} == EXPECTED[
+        "statuses"
+    ]
+    measured = {
+        text: [list(one[:2]) for one in reading.figures_in(text, 1)]
+        for text in EXPECTED["measured"]
+    }
     assert measured == EXPECTED["measured"]
     assert reading.runs_in("Results (ab12cd34) and (standard)") == ["ab12cd34"]
-    assert reading.fields_in("**Run ID**: `a` | **Script**: `b.py`  ") == {"Run ID": "`a`", "Script": "`b.py`"}
-    assert [section.title for section in reading.sections_of("# A\n```bash\n# no\n```\n## B")] == ["", "A", "B"]
+    assert reading.fields_in("**Run ID**: `a` | **Script**: `b.py`  ") == {
+        "Run ID": "`a`",
+        "Script": "`b.py`",
+    }
+    assert [section.title for section in reading.sections_of("# A\n```bash\n# no\n```\n## B")] == [
+        "",
+        "A",
+        "B",
+    ]
     assert reported(("testing", "validated", "testing")) == "validated"

@@ -24,27 +24,50 @@ NAME = "h01-a-kl-penalty-is-required-for-arithmetic"
 
 def test_a_verdict_is_written_everywhere(tmp_path: Path) -> None:
     notebook, verdict, entry, written = validated_kl(tmp_path / "lab")
-    results = [f"experimental-results/h01/{name}" for name in ("verdict.json", "curves.json", "curves.png")]
+    results = [
+        f"experimental-results/h01/{name}" for name in ("verdict.json", "curves.json", "curves.png")
+    ]
     fixes = [f"fixes/{NAME}.{ending}" for ending in ("md", "toml", "png")]
-    pages = ["README.md", "01-experiments-log.md", f"hypotheses/{NAME}.md", "experimental-results/h01/intervals.png"]
-    assert {path.relative_to(notebook.folder).as_posix() for path in written} == {*results, *fixes, *pages}
+    pages = [
+        "README.md",
+        "01-experiments-log.md",
+        f"hypotheses/{NAME}.md",
+        "experimental-results/h01/intervals.png",
+    ]
+    assert {path.relative_to(notebook.folder).as_posix() for path in written} == {
+        *results,
+        *fixes,
+        *pages,
+    }
     assert all(path.is_file() for path in written)
-    assert (notebook.hypothesis("h01").status, notebook.hypothesis("h01").confidence) == ("validated", "medium")
+    assert (notebook.hypothesis("h01").status, notebook.hypothesis("h01").confidence) == (
+        "validated",
+        "medium",
+    )
     assert f"| {verdict.sentence} |" in (notebook.folder / "README.md").read_text()
     assert read_verdict(notebook.results("h01") / "verdict.json") == (verdict, entry)
     block = get_block(notebook.path_of("h01").read_text(), "results") or ""
     assert block.startswith("**VALIDATED: ")
-    # means .3025 and .415; differences .10 .11 .13 .11: mean .1125, deviation .012583, half-width 3.1824 × .0062915
+    # means .3025 and .415; differences .10 .11 .13 .11: mean .1125, deviation .012583, half-width
+    # 3.1824 × .0062915
     assert "| no penalty (control) | 4 | 30.2% |" in block
-    assert "| beta 0.1 | 4 | 41.5% | +11.2 points | +9.2 to +13.3 | < .001 | .062 (.062) | 90% (70% to 98%) |" in block
+    assert (
+        "| beta 0.1 | 4 | 41.5% | +11.2 points | +9.2 to +13.3 | < .001 | .062 (.062) | 90% (70% to 98%) |"
+        in block
+    )
     assert "| beta 0.1 | 3 | 12.0% | 42.0% | finished | 32 s | runs/h01-beta01-s3 |" in block
     assert "(../experimental-results/h01/curves.png)" in block
     page = (notebook.folder / "fixes" / f"{NAME}.md").read_text()
     assert "uptrend train recipe.toml --set 'learning.kl.beta=0.1'\n```" in page
-    assert "| `learning.kl.beta = 0.1` | `beta = 0.1` | `beta = 0.1` (GRPOConfig; RLConfig has none) | no s" in page
+    assert (
+        "| `learning.kl.beta = 0.1` | `beta = 0.1` | `beta = 0.1` (GRPOConfig; RLConfig has none) | no s"
+        in page
+    )
 
 
-def test_a_second_verdict_replaces_the_results_adds_to_the_log_and_keeps_what_people_wrote(tmp_path: Path) -> None:
+def test_a_second_verdict_replaces_the_results_adds_to_the_log_and_keeps_what_people_wrote(
+    tmp_path: Path,
+) -> None:
     notebook, _, _, _ = validated_kl(tmp_path / "lab")
     fix = notebook.folder / "fixes" / f"{NAME}.md"
     pages = [notebook.folder / "README.md", notebook.log, notebook.path_of("h01"), fix]
@@ -56,11 +79,15 @@ def test_a_second_verdict_replaces_the_results_adds_to_the_log_and_keeps_what_pe
     assert notebook.log.read_text().startswith(first)
     names = [name for name, _ in BLOCK.findall(notebook.log.read_text())]
     assert names == ["entry h01 2026-11-15T12:30:05", "entry h01 2026-11-16T09:00:00+00:00"]
-    assert (get_block(notebook.path_of("h01").read_text(), "results") or "").startswith("**INVALIDATED: ")
+    assert (get_block(notebook.path_of("h01").read_text(), "results") or "").startswith(
+        "**INVALIDATED: "
+    )
     assert notebook.hypothesis("h01").status is Status.INVALIDATED
     assert "**Taken back** on 2026-11-16" in fix.read_text()
     assert not fix.with_suffix(".toml").exists()
-    assert all(f"My own words about {page.name}: 1 < 2 & so on." in page.read_text() for page in pages)
+    assert all(
+        f"My own words about {page.name}: 1 < 2 & so on." in page.read_text() for page in pages
+    )
 
 
 def test_the_log_says_what_would_decide(tmp_path: Path) -> None:
@@ -86,7 +113,9 @@ def test_voids_refusals_and_early_stops_are_said_once(tmp_path: Path) -> None:
     for path in (notebook.log, notebook.path_of("h01")):
         assert "DOES NOT COUNT: " in path.read_text()
         quoted = [line for line in path.read_text().splitlines() if line.startswith("> ")]
-        for said, line in zip(("0.05 and is 0.01", "reward.constant", "stopped early"), quoted, strict=True):
+        for said, line in zip(
+            ("0.05 and is 0.01", "reward.constant", "stopped early"), quoted, strict=True
+        ):
             assert said in line
     sentence = f"Void: {void} Refused: {refused['beta 0.1']} By its confidence sequence."
     record(notebook, KL, replace(verdict, sentence=sentence, comparisons=()), entry_of(KL, LESS))
@@ -101,10 +130,18 @@ def test_curves_are_thinned_kept_and_outlive_their_runs(tmp_path: Path) -> None:
     verdict, entry = judged(KL, values, Status.VALIDATED), entry_of(KL, values)
     record(notebook, KL, verdict, entry)
     kept = read_rows(Curves, notebook.results("h01") / "curves.json")
-    assert [(c.arm, c.seed) for c in kept] == [("no penalty", 0), ("no penalty", 1), ("beta 0.1", 0), ("beta 0.1", 1)]
+    assert [(c.arm, c.seed) for c in kept] == [
+        ("no penalty", 0),
+        ("no penalty", 1),
+        ("beta 0.1", 0),
+        ("beta 0.1", 1),
+    ]
     assert kept[3].accuracy == ((0, 0.125), (70, 0.3), (140, 0.5))
     assert len(kept[3].reward) == 100
-    for metric, last in (("kl/reference/mean", 0.02), ("eval/part/exact", 0.5)):  # another metric has its own curve
+    for metric, last in (
+        ("kl/reference/mean", 0.02),
+        ("eval/part/exact", 0.5),
+    ):  # another metric has its own curve
         record(notebook, replace(KL, metric=metric), verdict, entry)
         own = read_rows(Curves, notebook.results("h01") / "curves.json")[3].metric
         assert own[-1] == (pytest.approx(139, abs=1), pytest.approx(last, rel=0.1))
@@ -117,9 +154,15 @@ def test_curves_are_thinned_kept_and_outlive_their_runs(tmp_path: Path) -> None:
 def test_an_interval_without_ends_and_a_run_that_failed_are_written(tmp_path: Path) -> None:
     notebook = make_lab(tmp_path / "lab", KL)
     verdict = judged(KL, LESS, Status.INCONCLUSIVE)
-    endless = replace(verdict.comparisons[0], interval=Interval(0.02, -float("inf"), float("inf")), seeds_needed=None)
+    endless = replace(
+        verdict.comparisons[0],
+        interval=Interval(0.02, -float("inf"), float("inf")),
+        seeds_needed=None,
+    )
     verdict, entry = replace(verdict, comparisons=(endless,)), entry_of(KL, LESS)
-    entry = replace(entry, runs=(*entry.runs, ArmRun("beta 0.1", 4, "failed", reason="the disk | is full")))
+    entry = replace(
+        entry, runs=(*entry.runs, ArmRun("beta 0.1", 4, "failed", reason="the disk | is full"))
+    )
     record(notebook, KL, verdict, entry)
     text = notebook.path_of("h01").read_text()
     assert "| +2.0 points | −∞ to +∞ |" in text
@@ -129,7 +172,10 @@ def test_an_interval_without_ends_and_a_run_that_failed_are_written(tmp_path: Pa
 
 
 def test_a_name_that_looks_like_markup_can_t_break_a_page_or_a_picture(tmp_path: Path) -> None:
-    arms = (Arm("a | b", {"learning.lr": 1e-5}, True), Arm("<!-- uptrend:results --> $x^$", {"learning.lr": 1e-4}))
+    arms = (
+        Arm("a | b", {"learning.lr": 1e-5}, True),
+        Arm("<!-- uptrend:results --> $x^$", {"learning.lr": 1e-4}),
+    )
     h = replace(KL, arms=arms)
     values = {arms[0].name: [0.3, 0.31], arms[1].name: [0.4, 0.42]}
     notebook = make_lab(tmp_path / "lab", h)
@@ -139,9 +185,12 @@ def test_a_name_that_looks_like_markup_can_t_break_a_page_or_a_picture(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("direction", "marks"), [(Direction.UP, [5]), (Direction.DOWN, [-5]), (Direction.EITHER, [5, -5])]
+    ("direction", "marks"),
+    [(Direction.UP, [5]), (Direction.DOWN, [-5]), (Direction.EITHER, [5, -5])],
 )
-def test_intervals_have_zero_the_smallest_effect_and_a_dot_per_seed(direction: Direction, marks: list[float]) -> None:
+def test_intervals_have_zero_the_smallest_effect_and_a_dot_per_seed(
+    direction: Direction, marks: list[float]
+) -> None:
     verdict = judged(KL, BETTER, Status.VALIDATED)
     sign = -1 if direction is Direction.DOWN else 1
     with plotting() as plt:
@@ -154,7 +203,9 @@ def test_intervals_have_zero_the_smallest_effect_and_a_dot_per_seed(direction: D
         assert list(dots.get_xdata()) == pytest.approx([sign * 10, sign * 11, sign * 13])
         assert list(effect.get_xdata()) == pytest.approx([sign * 34 / 3])
         assert abs(bar.get_xdata()[0]) == pytest.approx(100 * verdict.comparisons[0].interval.low)
-        endless = replace(verdict.comparisons[0], interval=Interval(0.1, -float("inf"), float("inf")))
+        endless = replace(
+            verdict.comparisons[0], interval=Interval(0.1, -float("inf"), float("inf"))
+        )
         axes = plt.subplots()[1]
         draw_intervals(axes, KL, replace(verdict, comparisons=(endless,)))
         low, high = axes.lines[3].get_xdata()
@@ -182,9 +233,15 @@ def test_the_better_side_is_what_to_change_to(h, values, expected) -> None:  # t
     change = change_of(h, judged(h, values, Status.VALIDATED), entry_of(h, values))
     assert change is not None
     assert (change.before, change.after, change.values) == expected
-    for status, void in ((Status.INVALIDATED, ""), (Status.INCONCLUSIVE, ""), (Status.VALIDATED, "it changed")):
+    for status, void in (
+        (Status.INVALIDATED, ""),
+        (Status.INCONCLUSIVE, ""),
+        (Status.VALIDATED, "it changed"),
+    ):
         assert change_of(h, judged(h, values, status, void=void), entry_of(h, values)) is None
-    same = replace(entry_of(h, values), differences={arm.name: {"seed": (0, 1)} for arm in h.treated})
+    same = replace(
+        entry_of(h, values), differences={arm.name: {"seed": (0, 1)} for arm in h.treated}
+    )
     assert change_of(h, judged(h, values, Status.VALIDATED), same) is None
 
 
@@ -197,8 +254,12 @@ def test_a_fix_is_a_part_of_a_recipe_and_a_page_with_the_gain(tmp_path: Path) ->
     assert tomllib.loads(text) == {"learning": {"kl": {"beta": 0.1}}, "model": {}}
     assert "# Leave out model.lora." in text
     assert load_config(tomllib.loads(text)).learning.kl.beta == 0.1
-    record(notebook, WEIGHTS, judged(WEIGHTS, HARMFUL, Status.VALIDATED), entry_of(WEIGHTS, HARMFUL))
-    assert "| bf16 | 3 | 21.0% | −15.0 points | −" in notebook.path_of("h03").read_text()  # as measured
+    record(
+        notebook, WEIGHTS, judged(WEIGHTS, HARMFUL, Status.VALIDATED), entry_of(WEIGHTS, HARMFUL)
+    )
+    assert (
+        "| bf16 | 3 | 21.0% | −15.0 points | −" in notebook.path_of("h03").read_text()
+    )  # as measured
     page = (notebook.folder / "fixes" / f"{notebook.path_of('h03').stem}.md").read_text()
     assert "| mean over 3 seeds | 21.0% | 36.0% |" in page
     assert "| effect, 95% interval |  | +1" in page  # as seen by someone who makes the change

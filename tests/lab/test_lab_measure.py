@@ -14,7 +14,9 @@ from uptrend.records import LabError, Part, Reward, Run, RunDirectory, rollouts_
 from uptrend.records.metrics import outcome_of
 
 
-def test_accuracy_is_that_of_the_last_evaluation_and_its_tasks_add_up_to_it(make_run: Callable[..., Path]) -> None:
+def test_accuracy_is_that_of_the_last_evaluation_and_its_tasks_add_up_to_it(
+    make_run: Callable[..., Path],
+) -> None:
     path = make_run("a", rights=(15, 28))
     seen = measure.measure(Run(path), "eval/accuracy", "control", 3, path.parent.parent)
     assert (seen.arm, seen.seed, seen.run) == ("control", 3, "runs/a")
@@ -23,18 +25,25 @@ def test_accuracy_is_that_of_the_last_evaluation_and_its_tasks_add_up_to_it(make
     assert set(seen.families.values()) == {"add"}
 
 
-def test_a_gain_is_the_last_evaluation_less_the_first_and_has_no_tasks(make_run: Callable[..., Path]) -> None:
+def test_a_gain_is_the_last_evaluation_less_the_first_and_has_no_tasks(
+    make_run: Callable[..., Path],
+) -> None:
     run = Run(make_run("a", rights=(15, 28)))
     seen = measure.measure(run, "eval/accuracy/gain", "control", 0, run.path)
     assert (seen.value, seen.before, seen.tasks) == (pytest.approx(13 / 40), 0.0, {})
     assert measure.in_line(run.eval_lines[0], "eval/accuracy/gain") == 15 / 40
     assert measure.bounds("eval/accuracy/gain") == (-1.0, 1.0)
-    assert measure.effect_text("eval/accuracy/gain", 0.1) == "+10.0 points of gain in held-out accuracy"
+    assert (
+        measure.effect_text("eval/accuracy/gain", 0.1)
+        == "+10.0 points of gain in held-out accuracy"
+    )
     assert not measure.is_gain("eval/part/gain"), "a part of that name"
     assert not measure.is_known("reward/mean/gain"), "steps have no first evaluation"
 
 
-def test_a_metric_of_the_steps_is_its_mean_over_the_last_quarter(make_run: Callable[..., Path]) -> None:
+def test_a_metric_of_the_steps_is_its_mean_over_the_last_quarter(
+    make_run: Callable[..., Path],
+) -> None:
     run = Run(make_run("a", steps=20))
     seen = measure.measure(run, "reward/mean", "control", 0, run.path)
     last = [line["reward/mean"] for line in run.metric_lines if line["step"] > 15]
@@ -57,7 +66,10 @@ def test_a_fall_is_the_best_stretch_less_the_end(tmp_path: Path, last: float, fa
     assert measure.is_share("reward/correct/share/fall")
     assert not measure.is_known("eval/accuracy/fall"), "evaluations are too few for a best stretch"
     assert not measure.is_known("loss/total/fall"), "of a loss nobody says that more is better"
-    assert measure.effect_text("reward/mean/fall", -0.2) == "−0.2 in the fall of training reward from its best"
+    assert (
+        measure.effect_text("reward/mean/fall", -0.2)
+        == "−0.2 in the fall of training reward from its best"
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,24 +79,41 @@ def test_a_fall_is_the_best_stretch_less_the_end(tmp_path: Path, last: float, fa
         ("eval/pass@8", "down", "held-out pass@8 ends lower"),
         ("eval/part/form", "either", "the held-out reward's part form ends elsewhere"),
         ("eval/accuracy/gain", "up", "the gain in held-out accuracy is larger"),
-        ("eval/accuracy/first-step@0.8", "down", "the number of steps to held-out accuracy 0.8 is smaller"),
+        (
+            "eval/accuracy/first-step@0.8",
+            "down",
+            "the number of steps to held-out accuracy 0.8 is smaller",
+        ),
         ("reward/mean/fall", "down", "the fall of training reward from its best is smaller"),
         ("kl/reference/mean", "down", "KL to the start ends lower"),
-        ("gradient/norm/after", "up", "gradient/norm/after ends higher"),  # a metric without a title
+        (
+            "gradient/norm/after",
+            "up",
+            "gradient/norm/after ends higher",
+        ),  # a metric without a title
         ("reward/part/form/mean", "up", "reward/part/form/mean ends higher"),
     ],
 )
-def test_what_a_claim_says_is_generated_from_its_metric(metric: str, direction: str, said: str) -> None:
+def test_what_a_claim_says_is_generated_from_its_metric(
+    metric: str, direction: str, said: str
+) -> None:
     assert outcome_of(metric, direction) == said
 
 
 def write_attempts(path: Path) -> Path:
-    """Two tasks: greedy right and wrong, then four attempts each, of which 1 and 0 are right; one has no reward."""
-    line = line_of(evaluation_of(1, 1, 3)) | {"pass_at": {"1": 0.125, "4": 0.5}, "parts": {"form": 0.25}}
+    """Two tasks: greedy right and wrong, then four attempts each, of which 1 and 0 are right; one
+    has no reward.
+    """
+    line = line_of(evaluation_of(1, 1, 3)) | {
+        "pass_at": {"1": 0.125, "4": 0.5},
+        "parts": {"form": 0.25},
+    }
     parts = (Part("answer", 1.0, 0.0, 1.0, 1.0), Part("form", 0.25, 0.0, 1.0, 0.5))
     greedy = [rollout_of(1, f"g{n}", 0, n == 0, f"t{n}") for n in range(2)]
     greedy[0] = replace(greedy[0], reward=Reward(1.125, 0.0, 1.5, True, parts))
-    sampled = [rollout_of(1, f"g{n}", i, n == 0 and i == 3, f"t{n}") for n in range(2) for i in range(4)]
+    sampled = [
+        rollout_of(1, f"g{n}", i, n == 0 and i == 3, f"t{n}") for n in range(2) for i in range(4)
+    ]
     failed = replace(rollout_of(1, "g2", 0, False, "t2"), reward=None)
     with RunDirectory.create(path, info_of("attempts", ("learning.steps=1",))) as directory:
         directory.evaluation(line, rollouts_table("attempts", [*greedy, failed, *sampled]))
@@ -95,7 +124,10 @@ def write_attempts(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("metric", "tasks"),
     [
-        ("eval/accuracy", {"t0": 1.0, "t1": 0.0, "t2": 0.0}),  # sampled attempts count for pass@k alone
+        (
+            "eval/accuracy",
+            {"t0": 1.0, "t1": 0.0, "t2": 0.0},
+        ),  # sampled attempts count for pass@k alone
         ("eval/pass@4", {"t0": 1.0, "t1": 0.0}),
         ("eval/pass@1", {"t0": 0.25, "t1": 0.0}),
         ("eval/reward", {"t0": 1.125, "t1": 0.0}),  # what could not be scored has no reward
@@ -107,8 +139,12 @@ def test_a_metric_by_task(tmp_path: Path, metric: str, tasks: dict[str, float]) 
     assert dict(seen.tasks) == tasks
 
 
-@pytest.mark.parametrize(("value", "step", "reached"), [("0.3", 0, True), ("0.5", 8, True), ("0.95", 13, False)])
-def test_the_first_step_that_reaches_a_value(tmp_path: Path, value: str, step: int, reached: bool) -> None:
+@pytest.mark.parametrize(
+    ("value", "step", "reached"), [("0.3", 0, True), ("0.5", 8, True), ("0.95", 13, False)]
+)
+def test_the_first_step_that_reaches_a_value(
+    tmp_path: Path, value: str, step: int, reached: bool
+) -> None:
     with RunDirectory.create(tmp_path / "r", info_of("r", ("learning.steps=12",))) as directory:
         for at, right in {0: 12, 4: 19, 8: 24, 12: 22}.items():
             rows = [rollout_of(at, f"e{i}", 0, i < right, f"task-{i}") for i in range(40)]
@@ -117,7 +153,9 @@ def test_the_first_step_that_reaches_a_value(tmp_path: Path, value: str, step: i
     metric = f"eval/accuracy/first-step@{value}"
     seen = measure.measure(Run(tmp_path / "r"), metric, "a", 0, tmp_path)
     assert (seen.value, seen.reached, seen.before, seen.tasks) == (step, reached, None, {})
-    assert measure.in_line(Run(tmp_path / "r").eval_lines[1], metric) == 19 / 40  # the curve behind it
+    assert (
+        measure.in_line(Run(tmp_path / "r").eval_lines[1], metric) == 19 / 40
+    )  # the curve behind it
 
 
 @pytest.mark.parametrize(
@@ -143,11 +181,28 @@ def test_only_a_finished_run_is_compared(make_run: Callable[..., Path], end: str
 
 
 def test_which_metrics_can_be_compared() -> None:
-    known = ["eval/accuracy", "eval/pass@16", "eval/part/exact", "reward/mean", "eval/pass@4/first-step@0.5"]
+    known = [
+        "eval/accuracy",
+        "eval/pass@16",
+        "eval/part/exact",
+        "reward/mean",
+        "eval/pass@4/first-step@0.5",
+    ]
     assert all(measure.is_known(metric) for metric in known)
-    unknown = ["accuracy", "eval/pass@0", "eval/pass@", "eval/part/", "step", "reward", "reward/mean/first-step@1"]
+    unknown = [
+        "accuracy",
+        "eval/pass@0",
+        "eval/pass@",
+        "eval/part/",
+        "step",
+        "reward",
+        "reward/mean/first-step@1",
+    ]
     unknown += ["eval/accuracy/first-step@x", "eval/accuracy/first-step@nan", "eval/x/first-step@1"]
     assert not any(measure.is_known(metric) for metric in unknown)
-    bounds = [measure.bounds(metric) for metric in ("eval/accuracy", "eval/pass@4", "advantage/dead/share")]
+    bounds = [
+        measure.bounds(metric)
+        for metric in ("eval/accuracy", "eval/pass@4", "advantage/dead/share")
+    ]
     assert bounds == [(0.0, 1.0)] * 3
     assert measure.bounds("eval/reward") is None

@@ -1,4 +1,6 @@
-"""A lab's folder: made once, never overwritten, and of its files only the machine's parts change."""
+"""A lab's folder: made once, never overwritten, and of its files only the machine's parts
+change.
+"""
 
 import json
 from dataclasses import replace
@@ -11,11 +13,17 @@ from uptrend.lab.notebook import Notebook, roadmap, slug
 from uptrend.records import Arm, Confidence, Hypothesis, LabError, Priority, Status
 
 ARMS = (Arm("without", {}, is_control=True), Arm("with", {"learning.kl.beta": 0.1}))
-KL = Hypothesis("h01", "A KL penalty is required", "../tiny.toml", ARMS, explains="Runs without one collapse.")
+KL = Hypothesis(
+    "h01", "A KL penalty is required", "../tiny.toml", ARMS, explains="Runs without one collapse."
+)
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.fixture
@@ -29,9 +37,24 @@ def readme(notebook: Notebook) -> str:
 
 def test_init_makes_a_lab_once_and_overwrites_nothing(notebook: Notebook, tmp_path: Path) -> None:
     before = files(notebook.folder)
-    assert set(before) == {"README.md", "00-problem-statement.md", "01-experiments-log.md", ".gitignore"}
-    assert all((notebook.folder / name).is_dir() for name in ("hypotheses", "experimental-results", "fixes"))
-    for part in ("# debug", "Reward stays at 65%.", "## Status", "## Roadmap", "## Protocol", "No hypotheses yet"):
+    assert set(before) == {
+        "README.md",
+        "00-problem-statement.md",
+        "01-experiments-log.md",
+        ".gitignore",
+    }
+    assert all(
+        (notebook.folder / name).is_dir()
+        for name in ("hypotheses", "experimental-results", "fixes")
+    )
+    for part in (
+        "# debug",
+        "Reward stays at 65%.",
+        "## Status",
+        "## Roadmap",
+        "## Protocol",
+        "No hypotheses yet",
+    ):
         assert part in readme(notebook)
     assert b"Reward stays at 65%." in before["00-problem-statement.md"]
     with pytest.raises(LabError, match=r"is a lab already. Add to it with: uptrend lab new --dir"):
@@ -43,7 +66,9 @@ def test_init_makes_a_lab_once_and_overwrites_nothing(notebook: Notebook, tmp_pa
     with pytest.raises(LabError, match=r"is not a lab. Make one with: uptrend lab init"):
         Notebook(other)
     (other / "README.md").write_text("My project")
-    with pytest.raises(LabError, match=r"README.md is there already. A lab needs a folder of its own"):
+    with pytest.raises(
+        LabError, match=r"README.md is there already. A lab needs a folder of its own"
+    ):
         Notebook.init(other)
     (other / "README.md").unlink()
     Notebook.init(other)
@@ -51,7 +76,9 @@ def test_init_makes_a_lab_once_and_overwrites_nothing(notebook: Notebook, tmp_pa
 
 
 def test_a_hypothesis_is_added_found_and_listed(notebook: Notebook) -> None:
-    with pytest.raises(LabError, match=r"There is no hypothesis h07 in .*It has none yet; write one with"):
+    with pytest.raises(
+        LabError, match=r"There is no hypothesis h07 in .*It has none yet; write one with"
+    ):
         notebook.path_of("h07")
     path = notebook.add(KL, {"Description": "Beta 0 fails."})
     assert (path.name, notebook.hypotheses) == ("h01-a-kl-penalty-is-required.md", [KL])
@@ -65,23 +92,37 @@ def test_a_hypothesis_is_added_found_and_listed(notebook: Notebook) -> None:
         notebook.hypothesis("h02")
     for id in ("h100", "h10"):
         notebook.add(replace(KL, id=id), {})
-    assert ([h.id for h in notebook.hypotheses], notebook.next_id()) == (["h01", "h10", "h100"], "h101")
+    assert ([h.id for h in notebook.hypotheses], notebook.next_id()) == (
+        ["h01", "h10", "h100"],
+        "h101",
+    )
     path.with_name("h01-another.md").write_bytes(path.read_bytes())
-    with pytest.raises(LabError, match=r"h01-a-kl-penalty-is-required.md and h01-another.md have one id"):
+    with pytest.raises(
+        LabError, match=r"h01-a-kl-penalty-is-required.md and h01-another.md have one id"
+    ):
         _ = notebook.hypotheses
 
 
 def test_setting_a_status_changes_two_lines_and_the_readmes_blocks(notebook: Notebook) -> None:
     path = notebook.add(KL, {"Description": "By hand."})
-    edited = path.read_text().replace("smallest = 0.05 ", "smallest = 0.04 ").replace("By hand.", "By\u2028hand.  \r\n")
+    edited = (
+        path.read_text()
+        .replace("smallest = 0.05 ", "smallest = 0.04 ")
+        .replace("By hand.", "By\u2028hand.  \r\n")
+    )
     path.write_bytes(edited.encode())
     page, end = notebook.folder / "README.md", b"## My notes\n\ntabs\t \n\n## Protocol"
     page.write_bytes(page.read_bytes().replace(b"## Protocol", end))
     old_page, old_readme = path.read_bytes().split(b"\n"), page.read_bytes()
     notebook.set_status("h01", Status.VALIDATED, Confidence.HIGH)
     changed = [b for a, b in zip(old_page, path.read_bytes().split(b"\n"), strict=True) if a != b]
-    assert [line.partition(b"#")[0].strip() for line in changed] == [b'status = "validated"', b'confidence = "high"']
-    assert notebook.hypothesis("h01") == replace(KL, smallest=0.04, status=Status.VALIDATED, confidence=Confidence.HIGH)
+    assert [line.partition(b"#")[0].strip() for line in changed] == [
+        b'status = "validated"',
+        b'confidence = "high"',
+    ]
+    assert notebook.hypothesis("h01") == replace(
+        KL, smallest=0.04, status=Status.VALIDATED, confidence=Confidence.HIGH
+    )
     assert "| ✅ validated | high |" in readme(notebook)
     assert page.read_bytes().partition(end)[2] == old_readme.partition(end)[2]
     notebook.set_status("h01", Status.PENDING, None)
@@ -109,11 +150,23 @@ def test_the_roadmap_goes_by_priority_prerequisites_and_what_is_open() -> None:
         replace(KL, id="h05", title="five", status=Status.INCONCLUSIVE, priority=Priority.LOW),
     ]
     text = roadmap(hypotheses)
-    parts = ("Phase 1", "H02: two", "Phase 2", "H03: three", "H01: one** (after H03).", "Phase 3", "H05", "Decided")
+    parts = (
+        "Phase 1",
+        "H02: two",
+        "Phase 2",
+        "H03: three",
+        "H01: one** (after H03).",
+        "Phase 3",
+        "H05",
+        "Decided",
+    )
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
     assert text.endswith("- ❌ H04: four (measured: held-out accuracy ends higher)")
-    circle = [replace(KL, id="h01", prerequisites=("h02",)), replace(KL, id="h02", prerequisites=("h01",))]
+    circle = [
+        replace(KL, id="h01", prerequisites=("h02",)),
+        replace(KL, id="h02", prerequisites=("h01",)),
+    ]
     assert [h.id for h in in_order(circle)] == ["h01", "h02"]
     assert slug("KL: beta = 0.1 ist für Größe nötig, oder?") == "kl-beta-0-1-ist-fur-groe"
     assert slug("!?") == "hypothesis"

@@ -44,7 +44,9 @@ class TestCluster:
         outcomes = make(there, watch, RayWorkers())
         assert sorted(o.planned.arm + o.status for o in outcomes) == ["afinished", "bfinished"]
         assert [lines(e.folder) for e in there] == [lines(e.folder) for e in here]
-        tables = [[Run(e.folder).eval_rollouts(3).drop(["run"]) for e in work] for work in (here, there)]
+        tables = [
+            [Run(e.folder).eval_rollouts(3).drop(["run"]) for e in work] for work in (here, there)
+        ]
         assert tables[0] == tables[1]
         assert [o.was_there for o in make(there, watch, RayWorkers())] == [True, True]
         assert len(watch.begun) == 2
@@ -65,7 +67,9 @@ class TestCluster:
         assert [event["event"] for event in Run(work.folder).events] == ["started", "finished"]
         assert pid_of(work) not in lost
 
-    def test_a_run_comes_back_from_a_node_that_does_not_see_the_folder(self, tmp_path: Path) -> None:
+    def test_a_run_comes_back_from_a_node_that_does_not_see_the_folder(
+        self, tmp_path: Path
+    ) -> None:
         class Unseen(RayWorkers):
             @contextlib.contextmanager
             def _open(self, planned_runs: Any) -> Iterator[None]:
@@ -75,7 +79,11 @@ class TestCluster:
 
         (work, *_) = planned_runs(tmp_path / "lab")
         (outcome,) = make([work], Watching(), Unseen())
-        assert (outcome.status, outcome.planned, Run(work.folder).status) == ("finished", work, "finished")
+        assert (outcome.status, outcome.planned, Run(work.folder).status) == (
+            "finished",
+            work,
+            "finished",
+        )
         assert not (work.folder / ".lock").exists()
         assert len(lines(work.folder)) == 2
 
@@ -90,7 +98,12 @@ class TestCluster:
             make([work], Watching(interrupt), RayWorkers())
         assert Run(work.folder).status == "stopped"
         assert [o.status for o in make([work], Watching(), RayWorkers())] == ["finished"]
-        assert [e["event"] for e in Run(work.folder).events] == ["started", "stopped", "resumed", "finished"]
+        assert [e["event"] for e in Run(work.folder).events] == [
+            "started",
+            "stopped",
+            "resumed",
+            "finished",
+        ]
 
     def test_a_cluster_without_gpus_is_said(self, tmp_path: Path) -> None:
         (work, *_) = planned_runs(tmp_path)
@@ -116,17 +129,23 @@ def test_a_ray_address_is_a_client_of_a_cluster_elsewhere(cluster: str, tmp_path
         port = free.getsockname()[1]
     where = ["--address", cluster, "--host", "127.0.0.1", "--port", str(port), "--mode", "legacy"]
     command, env = [sys.executable, "-m", "ray.util.client.server", *where], os.environ | PATHS
-    server = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         client = [sys.executable, "-c", CLIENT, str(tmp_path / "lab"), f"ray://127.0.0.1:{port}"]
-        told = subprocess.run(client, env=env, capture_output=True, text=True, check=False, timeout=300)
+        told = subprocess.run(
+            client, env=env, capture_output=True, text=True, check=False, timeout=300
+        )
         assert told.stdout.splitlines()[-1:] == ["['finished', 'finished']"], told.stderr[-2000:]
     finally:
         server.kill()
         server.wait()
 
 
-def test_a_cluster_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_cluster_that_is_not_there_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def refuse(**_: object) -> None:
         raise ConnectionError("nobody there.\nand more")
 

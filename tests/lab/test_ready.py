@@ -81,7 +81,11 @@ def test_a_cause_that_a_probe_or_records_decide_says_so(lab: Path, id: str) -> N
     probe = CATALOGUE[id].experiment.probe
     assert not probe or probe in PROBES
     for recipe, named in ((None, "RECIPE"), (lab.parent / "wrong.toml", ".*wrong.toml")):
-        decides = f"uptrend preflight {named} --only {probe}" if probe else "The doctor reads it from a run's records"
+        decides = (
+            f"uptrend preflight {named} --only {probe}"
+            if probe
+            else "The doctor reads it from a run's records"
+        )
         with pytest.raises(LabError, match=rf"{id} can't be decided by comparing arms.*{decides}"):
             of_cause("h01", find_cause(id), recipe, lab)
 
@@ -89,21 +93,34 @@ def test_a_cause_that_a_probe_or_records_decide_says_so(lab: Path, id: str) -> N
 def test_arms_are_made_concrete_by_the_recipe(lab: Path) -> None:
     assert len(BY_ARMS) >= 30
     arms = arms_of("optimizer.lr-small", lab)
-    assert [arms[name]["learning.lr"] for name in ("higher", "much higher")] == pytest.approx([3e-3, 3e-2])
-    assert arms["control"] == {"learning.warmup": 0}  # 40 steps of warm-up would outlast the 30 of the experiment
+    assert [arms[name]["learning.lr"] for name in ("higher", "much higher")] == pytest.approx(
+        [3e-3, 3e-2]
+    )
+    assert arms["control"] == {
+        "learning.warmup": 0
+    }  # 40 steps of warm-up would outlast the 30 of the experiment
     assert {"learning.steps": 400} in arms_of("run.too-short", lab).values()
     arms = arms_of("kl.runaway", lab)
     assert arms["control"] == {"learning.kl.beta": 1e-6, "learning.skip_dead": False}
     assert arms["near"] == {"learning.kl.beta": 0.04, "learning.skip_dead": False}
     assert arms["slower"]["learning.lr"] == pytest.approx(1e-4)
-    assert list(arms_of("run.nonfinite", lab, "tiny")) == ["control", "slower"]  # fp32 is what the recipe has
-    assert {arm["eval.attempts"] for arm in arms_of("sampling.entropy-collapse", lab).values()} == {8}
-    h = of_cause("h01", find_cause("sampling.entropy-collapse"), lab.parent / "wrong.toml", lab).hypothesis
+    assert list(arms_of("run.nonfinite", lab, "tiny")) == [
+        "control",
+        "slower",
+    ]  # fp32 is what the recipe has
+    assert {arm["eval.attempts"] for arm in arms_of("sampling.entropy-collapse", lab).values()} == {
+        8
+    }
+    h = of_cause(
+        "h01", find_cause("sampling.entropy-collapse"), lab.parent / "wrong.toml", lab
+    ).hypothesis
     assert h.metric == "eval/pass@8"
 
 
 def test_a_recipe_that_the_cause_is_not_about_is_refused(lab: Path) -> None:
-    with pytest.raises(LabError, match=r"is about model.lora.dropout, and ../tiny.toml has no model.lora"):
+    with pytest.raises(
+        LabError, match=r"is about model.lora.dropout, and ../tiny.toml has no model.lora"
+    ):
         arms_of("policy.dropout-on", lab, "tiny")
     (lab.parent / "broken.toml").write_text("[model]\nnames = 1\n")
     with pytest.raises(LabError, match=r"model.names is not a known key"):
@@ -112,7 +129,9 @@ def test_a_recipe_that_the_cause_is_not_about_is_refused(lab: Path) -> None:
 
 def test_a_finding_brings_its_evidence(lab: Path) -> None:
     evidence = (Evidence("The KL is 0.9 at step 40."), Evidence("Accuracy is 31%."))
-    finding = Finding("kl.strangles", Severity.WARNING, Basis.SIGNAL, "The penalty holds it.", evidence)
+    finding = Finding(
+        "kl.strangles", Severity.WARNING, Basis.SIGNAL, "The penalty holds it.", evidence
+    )
     draft = of_cause("h02", find_cause("kl.strangles"), lab.parent / "pulled.toml", lab, finding)
     assert "(warning, medium confidence): The penalty holds it." in draft.prose["Description"]
     assert "- The KL is 0.9 at step 40.\n- Accuracy is 31%." in draft.prose["Description"]
@@ -122,7 +141,9 @@ def test_a_finding_brings_its_evidence(lab: Path) -> None:
 def test_a_file_to_fill_in_lacks_its_arms(lab: Path) -> None:
     draft = by_hand("h01", lab.parent / "wrong.toml", lab)
     assert list(draft.prose) == list(SECTIONS)
-    with pytest.raises(LabError, match=r"the arms control and changed don't differ on ../wrong.toml"):
+    with pytest.raises(
+        LabError, match=r"the arms control and changed don't differ on ../wrong.toml"
+    ):
         refuse.check(draft.hypothesis, lab)
 
 
@@ -150,11 +171,14 @@ def test_a_ready_one_can_be_decided_on_its_recipe(lab: Path, id: str) -> None:
 
 # Words by which sentences told what nobody had measured.
 CLAIMS = re.compile(
-    r"collaps|hold|stay|rise|keep|teach|learns? (?!rate)|go away|exactly|no update|every value|is left", re.I
+    r"collaps|hold|stay|rise|keep|teach|learns? (?!rate)|go away|exactly|no update|every value|is left",
+    re.I,
 )
 
 
-@pytest.mark.parametrize("id", [*BY_ARMS, *(id for id, draft in all_ready().items() if draft.hypothesis.arms)])
+@pytest.mark.parametrize(
+    "id", [*BY_ARMS, *(id for id, draft in all_ready().items() if draft.hypothesis.arms)]
+)
 def test_a_claim_says_what_is_measured_and_nothing_else(lab: Path, id: str) -> None:
     if id in CATALOGUE:
         recipe = "pulled" if id in ("kl.strangles", "kl.dead-group-pull") else "wrong"
@@ -181,4 +205,7 @@ def test_the_cure_of_a_collapse_is_measured_by_the_fall() -> None:
 def test_a_ready_one_waits_only_for_ready_ones_that_are_there(lab: Path) -> None:
     first = of_ready("h01", "h05", None, lab, []).hypothesis
     assert of_ready("h03", "h06", None, lab, [first]).hypothesis.prerequisites == ("h05",)
-    assert of_ready("h03", "h06", None, lab, [replace(first, title="Mine")]).hypothesis.prerequisites == ()
+    assert (
+        of_ready("h03", "h06", None, lab, [replace(first, title="Mine")]).hypothesis.prerequisites
+        == ()
+    )

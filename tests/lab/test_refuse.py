@@ -36,7 +36,9 @@ def lab(tmp_path: Path) -> Path:
 
 def arms(*treated: Arm | dict[str, Any]) -> dict[str, Any]:
     """The control, and these beside it."""
-    return {"arms": (CONTROL, *(each if isinstance(each, Arm) else Arm("b", each) for each in treated))}
+    return {
+        "arms": (CONTROL, *(each if isinstance(each, Arm) else Arm("b", each) for each in treated))
+    }
 
 
 FOUR = {"eval.attempts": 4}
@@ -53,7 +55,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "a replay": {"method": Method.REPLAY, "source": Source("runs/old", 3)},
     "a replay from the start": REPLAY | arms({"model.lora.r": 8}),
     "other tasks": arms({"tasks.name": "mixed", "eval.name": "arithmetic"}),
-    "gains on other tasks": {"metric": "eval/accuracy/gain"} | arms({"tasks.name": "mixed", "eval.name": "mixed"}),
+    "gains on other tasks": {"metric": "eval/accuracy/gain"}
+    | arms({"tasks.name": "mixed", "eval.name": "mixed"}),
     "adapters": arms({"model.lora.r": 8, "learning.lr": 1e-4}),
     "a first step": SOON,
     "a first step of the reward": SOON | {"metric": "eval/reward/first-step@1.5"},
@@ -126,7 +129,9 @@ BAD: list[tuple[str, str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "said"), [case[2:] for case in BAD], ids=[case[0] for case in BAD])
+@pytest.mark.parametrize(
+    ("options", "said"), [case[2:] for case in BAD], ids=[case[0] for case in BAD]
+)
 def test_what_can_not_be_decided_is_refused(lab: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(LabError, match=said) as raised:
         check(replace(KL, **options), lab)
@@ -142,7 +147,9 @@ def test_a_circle_over_others_is_named(lab: Path) -> None:
     notebook = Notebook(lab)
     for id, first in {"h01": "h03", "h02": "h01", "h03": "h02", "h04": "h03"}.items():
         notebook.add(replace(KL, id=id, prerequisites=(first,)), {})
-    with pytest.raises(LabError, match=r"h01: h01 waits for h03 waits for h02 waits for h01: a circle"):
+    with pytest.raises(
+        LabError, match=r"h01: h01 waits for h03 waits for h02 waits for h01: a circle"
+    ):
         check(notebook.hypothesis("h01"), lab)
     check(notebook.hypothesis("h04"), lab)  # it waits for a circle, and is not of it
     (lab / "hypotheses" / "h05-half.md").write_text("+++\n")

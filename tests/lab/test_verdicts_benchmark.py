@@ -1,4 +1,6 @@
-"""The quick version of benchmarks/VERDICTS.md: verdicts err as seldom as they say, on simulated experiments."""
+"""The quick version of benchmarks/VERDICTS.md: verdicts err as seldom as they say, on simulated
+experiments.
+"""
 
 import numpy as np
 import pytest
@@ -18,7 +20,10 @@ def least(happened: np.ndarray) -> float:  # type: ignore[type-arg]
 
 @pytest.mark.parametrize(("seeds", "deviation"), [(3, 0.05), (5, 0.03), (8, 0.02)])
 def test_errors_coverage_and_power(seeds: int, deviation: float) -> None:
-    null, at_least = (outcomes(Setting(seeds, deviation, effect), EXPERIMENTS, seed=2) for effect in (0.0, SMALLEST))
+    null, at_least = (
+        outcomes(Setting(seeds, deviation, effect), EXPERIMENTS, seed=2)
+        for effect in (0.0, SMALLEST)
+    )
     too = outcomes(Setting(seeds, deviation, SMALLEST, on_these_tasks=False), EXPERIMENTS, seed=3)
     for wrong in (null.verdict == VALIDATED, at_least.verdict == INVALIDATED):
         assert least(wrong) <= 0.025

@@ -1,4 +1,6 @@
-"""Runs as processes of this machine: side by side, tried again, stopped and continued, waited for."""
+"""Runs as processes of this machine: side by side, tried again, stopped and continued, waited
+for.
+"""
 
 import json
 import os
@@ -24,7 +26,11 @@ from uptrend.runner.runs import TrainLauncher
 pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).parents[1]
-PATHS = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS / "lab"), os.environ.get("PYTHONPATH", "")])}
+PATHS = {
+    "PYTHONPATH": os.pathsep.join(
+        [str(TESTS), str(TESTS / "lab"), os.environ.get("PYTHONPATH", "")]
+    )
+}
 
 
 class Watching:
@@ -45,11 +51,17 @@ class Watching:
         self.said.append(line)
 
 
-def planned_runs(folder: Path, how: str = "finish", seeds: tuple[int, ...] = (0,), steps: int = 3) -> list[PlannedRun]:
+def planned_runs(
+    folder: Path, how: str = "finish", seeds: tuple[int, ...] = (0,), steps: int = 3
+) -> list[PlannedRun]:
     folder.mkdir(exist_ok=True)
     recipe = folder / "base.toml"
-    recipe.write_text(f'name = "quick"\nmodel = {{ name = "{how}" }}\nlearning = {{ steps = {steps} }}\n')
-    h = Hypothesis("h01", "t", "base.toml", (Arm("a", {}, True), Arm("b", {"learning.lr": 2e-3})), seeds=seeds)
+    recipe.write_text(
+        f'name = "quick"\nmodel = {{ name = "{how}" }}\nlearning = {{ steps = {steps} }}\n'
+    )
+    h = Hypothesis(
+        "h01", "t", "base.toml", (Arm("a", {}, True), Arm("b", {"learning.lr": 2e-3})), seeds=seeds
+    )
     arms = {arm.name: QuickLauncher().resolve(recipe, arm.overrides) for arm in h.arms}
     return plan.planned_runs(h, arms, folder)
 
@@ -76,7 +88,9 @@ def test_every_run_is_made_and_none_twice(tmp_path: Path) -> None:
     made = sorted(f"{o.planned.arm}{o.planned.seed} {o.status}" for o in first)
     assert made == ["a0 finished", "a1 finished", "b0 finished", "b1 finished"]
     assert all(o.seconds is not None and not o.was_there for o in first)
-    assert [(o.planned, o.status, o.was_there) for o in make(work, watch)] == [(e, "finished", True) for e in work]
+    assert [(o.planned, o.status, o.was_there) for o in make(work, watch)] == [
+        (e, "finished", True) for e in work
+    ]
     assert len(watch.begun) == 4
 
 
@@ -104,22 +118,32 @@ def test_a_run_that_fails_is_tried_once_more(
     assert (outcome.status, outcome.reason, watch.begun) == (status, reason, begun)
 
 
-def test_a_command_that_makes_no_run_is_told_by_its_last_line_and_has_its_environment(tmp_path: Path) -> None:
+def test_a_command_that_makes_no_run_is_told_by_its_last_line_and_has_its_environment(
+    tmp_path: Path,
+) -> None:
     class Broken(QuickLauncher):
         def command(self, planned: PlannedRun) -> list[str]:
             del planned
             names = "'OMP_WAIT_POLICY', 'OMP_NUM_THREADS', 'CUDA_VISIBLE_DEVICES'"
-            return [sys.executable, "-c", f"import os; raise SystemExit(' '.join(os.environ[n] for n in ({names})))"]
+            return [
+                sys.executable,
+                "-c",
+                f"import os; raise SystemExit(' '.join(os.environ[n] for n in ({names})))",
+            ]
 
     (work, *_) = planned_runs(tmp_path)
-    work = replace(work, config={**work.config, "compute": {**work.config["compute"], "device": "cuda"}})
+    work = replace(
+        work, config={**work.config, "compute": {**work.config["compute"], "device": "cuda"}}
+    )
     workers = Workers(1, free_gib=lambda _: {"7": 80.0})
     (outcome,) = workers.run([work], Broken(), lambda _: True, Watching())
     assert (outcome.status, outcome.reason) == ("failed", "PASSIVE 1 7 (it ended with exit code 1)")
     assert log_of(work).read_text() == "PASSIVE 1 7\n" * 2
 
 
-def test_ctrl_c_stops_children_after_their_step_and_the_rest_equals_an_undisturbed_run(tmp_path: Path) -> None:
+def test_ctrl_c_stops_children_after_their_step_and_the_rest_equals_an_undisturbed_run(
+    tmp_path: Path,
+) -> None:
     work = planned_runs(tmp_path / "disturbed", "slow", steps=6)
 
     def interrupt() -> None:
@@ -209,9 +233,15 @@ def test_a_second_ctrl_c_ends_children_at_once(orphans: Any) -> None:
 
 @pytest.mark.parametrize(
     ("cores", "free", "steps", "most"),
-    [(1, 100.0, 3, 1), (2, 100.0, 16, 2), (4, 0.2, 3, 1)],  # a run takes 0.25 GiB with a margin of a quarter
+    [
+        (1, 100.0, 3, 1),
+        (2, 100.0, 16, 2),
+        (4, 0.2, 3, 1),
+    ],  # a run takes 0.25 GiB with a margin of a quarter
 )
-def test_as_many_run_as_cores_and_memory_allow(tmp_path: Path, cores: int, free: float, steps: int, most: int) -> None:
+def test_as_many_run_as_cores_and_memory_allow(
+    tmp_path: Path, cores: int, free: float, steps: int, most: int
+) -> None:
     work, going, steps_seen = planned_runs(tmp_path, "slow", steps=steps), list[int](), list[bool]()
 
     class Looking(Watching):
@@ -245,7 +275,9 @@ def test_a_run_on_a_gpu_needs_more_than_it_says(tmp_path: Path) -> None:
     (work, *_) = planned_runs(tmp_path)
     assert need_gib(work) is None
     work.folder.mkdir(parents=True)
-    (work.folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "memory/peak/gib": 8.0}) + "\n")
+    (work.folder / "metrics.jsonl").write_text(
+        json.dumps({"step": 1, "memory/peak/gib": 8.0}) + "\n"
+    )
     assert need_gib(work) == 10.0
     config = {**work.config, "compute": {**work.config["compute"], "device": "cuda"}}
     assert need_gib(replace(work, config=config)) == 11.0

@@ -1,4 +1,6 @@
-"""A checkpoint brings everything back exactly, is refused when damaged, and is ready for others to use."""
+"""A checkpoint brings everything back exactly, is refused when damaged, and is ready for others to
+use.
+"""
 
 import base64
 import itertools
@@ -23,7 +25,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models import full_logits, make_policy, write_model
 from uptrend.config import Learning
-from uptrend.policy.checkpoint import find_checkpoint, load_checkpoint, load_weights, read_state, save_checkpoint
+from uptrend.policy.checkpoint import (
+    find_checkpoint,
+    load_checkpoint,
+    load_weights,
+    read_state,
+    save_checkpoint,
+)
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import digest
@@ -43,7 +51,9 @@ def learn(policy: Policy, optimizer: Optimizer, steps: int = 1) -> None:
 
 
 def save(folder: Path, policy: Policy, optimizer: Optimizer, step: int = 3, keep: int = 1) -> Path:
-    return save_checkpoint(folder, policy, optimizer, {"step": step, "cursor": {"position": 5}}, keep)
+    return save_checkpoint(
+        folder, policy, optimizer, {"step": step, "cursor": {"position": 5}}, keep
+    )
 
 
 def unsealed(place: Path) -> dict[str, Any]:
@@ -62,10 +72,18 @@ def start(folder: Path, optimizer: Any = "adamw", **wish: Any) -> tuple[Policy, 
 
 @pytest.mark.parametrize(
     "wish",
-    [{}, {"lora": True}, {"weights": "bf16"}, {"optimizer": "adamw-8bit"}, {"optimizer": "adamw-8bit", "lora": True}],
+    [
+        {},
+        {"lora": True},
+        {"weights": "bf16"},
+        {"optimizer": "adamw-8bit"},
+        {"optimizer": "adamw-8bit", "lora": True},
+    ],
     ids=["full", "lora", "bf16", "8bit", "lora-8bit"],
 )
-def test_going_on_from_a_checkpoint_is_going_on(llama_folder: Path, tmp_path: Path, wish: dict[str, Any]) -> None:
+def test_going_on_from_a_checkpoint_is_going_on(
+    llama_folder: Path, tmp_path: Path, wish: dict[str, Any]
+) -> None:
     policy, optimizer = start(llama_folder, **wish)
     torch.manual_seed(1)
     learn(policy, optimizer, 3)
@@ -101,7 +119,10 @@ def test_any_program_can_load_the_model(llama_folder: Path, tmp_path: Path) -> N
     other = AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32)
     torch.testing.assert_close(other(torch.tensor([IDS])).logits[0], full_logits(policy, IDS))
     text = "Calculate: 1 + 1 = "
-    assert AutoTokenizer.from_pretrained(place / "model")(text).input_ids == policy.tokenizer(text).input_ids
+    assert (
+        AutoTokenizer.from_pretrained(place / "model")(text).input_ids
+        == policy.tokenizer(text).input_ids
+    )
     assert make_policy(place / "model").flat.values.numel() == policy.flat.values.numel()
 
 
@@ -110,7 +131,9 @@ def test_any_program_can_load_the_adapter(llama_folder: Path, tmp_path: Path) ->
     learn(policy, optimizer)
     place = save(tmp_path, policy, optimizer)
     base = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
-    assert not torch.allclose(base(torch.tensor([IDS])).logits[0], full_logits(policy, IDS), atol=1e-2)
+    assert not torch.allclose(
+        base(torch.tensor([IDS])).logits[0], full_logits(policy, IDS), atol=1e-2
+    )
     other = PeftModel.from_pretrained(base, place / "adapter")
     torch.testing.assert_close(other(torch.tensor([IDS])).logits[0], full_logits(policy, IDS))
     assert not (place / "model").exists()
@@ -122,12 +145,16 @@ def test_an_adapters_folder_is_a_model(llama_folder: Path, tmp_path: Path) -> No
     policy, optimizer = start(llama_folder, lora=True)
     place = save(tmp_path, policy, optimizer)
     whole = make_policy(place / "adapter")
-    torch.testing.assert_close(full_logits(whole, IDS), full_logits(policy, IDS), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        full_logits(whole, IDS), full_logits(policy, IDS), atol=1e-4, rtol=1e-4
+    )
     assert not whole.has_adapters
     assert whole.flat.values.numel() == make_policy(llama_folder).flat.values.numel()
 
 
-@pytest.mark.parametrize("name", ["model/model.safetensors", "optimizer.safetensors", "model/config.json"])
+@pytest.mark.parametrize(
+    "name", ["model/model.safetensors", "optimizer.safetensors", "model/config.json"]
+)
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
 def test_a_damaged_file_is_named(llama_folder: Path, tmp_path: Path, name: str, harm: str) -> None:
     policy, optimizer = start(llama_folder)
@@ -156,7 +183,9 @@ def test_a_torn_state_is_refused(llama_folder: Path, tmp_path: Path, text: str) 
 
 
 @pytest.mark.parametrize("changes", [{"hidden_size": 64}, {"num_hidden_layers": 3}])
-def test_another_models_checkpoint_is_refused(llama_folder: Path, tmp_path: Path, changes: dict[str, int]) -> None:
+def test_another_models_checkpoint_is_refused(
+    llama_folder: Path, tmp_path: Path, changes: dict[str, int]
+) -> None:
     place = save(tmp_path, *start(llama_folder))
     policy, optimizer = start(write_model(tmp_path / "other", **changes))
     with pytest.raises(CheckpointError, match="does not fit this model"):
@@ -167,7 +196,10 @@ def test_only_the_newest_are_kept(llama_folder: Path, tmp_path: Path) -> None:
     policy, optimizer = start(llama_folder)
     for step in (1, 2, 3, 4):
         save(tmp_path, policy, optimizer, step, keep=2)
-    assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == ["step-000003", "step-000004"]
+    assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == [
+        "step-000003",
+        "step-000004",
+    ]
 
 
 def test_a_checkpoint_that_cannot_be_written_says_so(llama_folder: Path, tmp_path: Path) -> None:
@@ -180,7 +212,9 @@ def test_another_optimizers_memory_is_refused(llama_folder: Path, tmp_path: Path
     policy, optimizer = start(llama_folder, "adamw-8bit")
     learn(policy, optimizer)
     place = save(tmp_path, policy, optimizer)
-    with pytest.raises(CheckpointError, match=r"step-000003 .* another optimizer.*learning\.optimizer"):
+    with pytest.raises(
+        CheckpointError, match=r"step-000003 .* another optimizer.*learning\.optimizer"
+    ):
         load_checkpoint(place, *start(llama_folder))
 
 
@@ -217,7 +251,9 @@ def test_random_states_that_make_no_sense_are_refused(
 ) -> None:
     place = save(tmp_path, *start(llama_folder))
     state = unsealed(place)
-    (place / "state.json").write_text(json.dumps({**state, "random": {**state["random"], name: value}}))
+    (place / "state.json").write_text(
+        json.dumps({**state, "random": {**state["random"], name: value}})
+    )
     with pytest.raises(CheckpointError, match="random states"):
         load_checkpoint(place, *start(llama_folder))
 
@@ -249,7 +285,9 @@ def test_the_way_to_convert_pickles_works(llama_folder: Path, tmp_path: Path, lo
         make_policy(place)
     command = str(told.value).partition(": python -c ")[2].strip('"')
     exec(command, {})
-    torch.testing.assert_close(full_logits(make_policy(place), IDS), full_logits(policy, IDS), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        full_logits(make_policy(place), IDS), full_logits(policy, IDS), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_a_states_own_sum_is_checked_where_it_has_one(llama_folder: Path, tmp_path: Path) -> None:
@@ -257,15 +295,22 @@ def test_a_states_own_sum_is_checked_where_it_has_one(llama_folder: Path, tmp_pa
     text = (place / "state.json").read_text()
     (place / "state.json").write_text(json.dumps(json.loads(text)))  # other spaces are no damage
     assert read_state(place)["step"] == 3
-    for wrong in (text.replace('"position": 5', '"position": 4'), text.replace('"checksum": ', '"checksum": 1')):
+    for wrong in (
+        text.replace('"position": 5', '"position": 4'),
+        text.replace('"checksum": ', '"checksum": 1'),
+    ):
         (place / "state.json").write_text(wrong)
-        with pytest.raises(CheckpointError, match=r"step-000003 is damaged: state\.json is not what was written"):
+        with pytest.raises(
+            CheckpointError, match=r"step-000003 is damaged: state\.json is not what was written"
+        ):
             read_state(place)
     (place / "state.json").write_text(json.dumps(unsealed(place)))
     assert read_state(place)["step"] == 3
 
 
-def test_only_checkpoints_of_ours_are_counted_and_removed(llama_folder: Path, tmp_path: Path) -> None:
+def test_only_checkpoints_of_ours_are_counted_and_removed(
+    llama_folder: Path, tmp_path: Path
+) -> None:
     policy, optimizer = start(llama_folder)
     own = save(tmp_path, policy, optimizer, 1)
     copies = [own.with_name(name) for name in ("step-000001-good", "step-1", "step-000009.bak")]
@@ -277,7 +322,9 @@ def test_only_checkpoints_of_ours_are_counted_and_removed(llama_folder: Path, tm
 
 
 def test_the_best_is_there_at_every_moment(llama_folder: Path, tmp_path: Path) -> None:
-    """Killed after any call that changes a name, a whole best is found, and a later one takes its place."""
+    """Killed after any call that changes a name, a whole best is found, and a later one takes its
+    place.
+    """
     policy, optimizer = start(llama_folder)
     info = {"schema": VERSION, "config": {}}
     (tmp_path / "run.json").write_text(json.dumps(info))
@@ -290,7 +337,10 @@ def test_the_best_is_there_at_every_moment(llama_folder: Path, tmp_path: Path) -
             changes = itertools.count()
 
             def hook(event: str, _: Any, changes: Any = changes, moment: int = moment) -> None:
-                if event in ("os.rename", "os.remove", "os.rmdir", "shutil.rmtree") and next(changes) == moment:
+                if (
+                    event in ("os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
+                    and next(changes) == moment
+                ):
                     os._exit(9)
 
             sys.addaudithook(hook)
@@ -321,12 +371,18 @@ def test_a_checkpoint_is_on_disk_before_an_older_one_goes(
     monkeypatch.setattr(os, "fsync", watched)
     place = save(tmp_path, policy, optimizer, 2)
     assert not older.exists()
-    wanted = {file.name for file in place.rglob("*") if file.is_file()} | {"model", ".step-000002", "checkpoints"}
+    wanted = {file.name for file in place.rglob("*") if file.is_file()} | {
+        "model",
+        ".step-000002",
+        "checkpoints",
+    }
     assert {name: flushed.get(name) for name in wanted} == dict.fromkeys(wanted, True)
 
 
 def fill(folder: Path, llama: Path, largest: int) -> None:
-    """Save a second checkpoint where no file may be larger than so many bytes; say how that ended."""
+    """Save a second checkpoint where no file may be larger than so many bytes; say how that
+    ended.
+    """
     policy, optimizer = start(llama)
     learn(policy, optimizer)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
@@ -337,17 +393,25 @@ def fill(folder: Path, llama: Path, largest: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_a_sentence_and_older_checkpoints_stay(llama_folder: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_a_sentence_and_older_checkpoints_stay(
+    llama_folder: Path, tmp_path: Path
+) -> None:
     older = save(tmp_path, *start(llama_folder), step=1)
     sizes = sorted({file.stat().st_size for file in older.rglob("*") if file.is_file()})
     script = "import sys; from pathlib import Path; from test_checkpoint import fill; "
     script += "fill(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))"
     path = os.pathsep.join(
-        [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        [
+            str(Path(__file__).parent),
+            str(Path(__file__).parents[1]),
+            os.environ.get("PYTHONPATH", ""),
+        ]
     )
     for largest in [1, *(size - 1 for size in sizes if size > 1000)]:
         command = [sys.executable, "-c", script, str(tmp_path), str(llama_folder), str(largest)]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+        )
         assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
         assert done.stdout.startswith("refused: ")
         assert "checkpoints/step-000002 could not be written: " in done.stdout

@@ -50,9 +50,14 @@ def test_gradients_add_up_in_the_buffer(llama_folder: Path) -> None:
 
 def test_tied_embeddings_lie_there_once_and_stay_tied(llama_folder: Path) -> None:
     policy = make_policy(llama_folder)
-    assert [slot.name for slot in policy.flat.slots if slot.group == "embedding"] == ["model.embed_tokens.weight"]
+    assert [slot.name for slot in policy.flat.slots if slot.group == "embedding"] == [
+        "model.embed_tokens.weight"
+    ]
     core = policy.core
-    assert core.get_input_embeddings().weight.data_ptr() == core.get_output_embeddings().weight.data_ptr()
+    assert (
+        core.get_input_embeddings().weight.data_ptr()
+        == core.get_output_embeddings().weight.data_ptr()
+    )
 
 
 def test_groups_are_stretches_that_cover_everything(llama_folder: Path) -> None:
@@ -99,10 +104,16 @@ def test_an_adapter_of_the_head_is_refused(kind: str, tmp_path: Path) -> None:
 
     def load(*targets: str) -> int:
         wish = Model(name=str(folder), lora=Lora(r=4, targets=targets))
-        return len(load_policy(str(folder), wish, torch.device("cpu"), seed=0, keep_reference=False).flat.slots)
+        return len(
+            load_policy(
+                str(folder), wish, torch.device("cpu"), seed=0, keep_reference=False
+            ).flat.slots
+        )
 
     for targets in (("lm_head",), ("q_proj", "lm_head")):
-        with pytest.raises(ModelError, match=r"model\.lora\.targets.*lm_head.*train nothing.*Leave lm_head out"):
+        with pytest.raises(
+            ModelError, match=r"model\.lora\.targets.*lm_head.*train nothing.*Leave lm_head out"
+        ):
             load(*targets)
     assert load() > load("q_proj") > 0
 
@@ -127,7 +138,9 @@ def test_a_reset_reference_is_trls(llama_folder: Path) -> None:
     policy.reset_reference()
     pairs = zip(policy.reference.parameters(), theirs.parameters(), strict=True)
     assert all(torch.equal(mine, other) for mine, other in pairs)
-    assert [p.data_ptr() for p in policy.reference.parameters()] == addresses  # CUDA graphs read them there
+    assert [
+        p.data_ptr() for p in policy.reference.parameters()
+    ] == addresses  # CUDA graphs read them there
 
 
 def test_a_reset_reference_of_adapters_is_a_snapshot(llama_folder: Path) -> None:
@@ -141,7 +154,10 @@ def test_a_reset_reference_of_adapters_is_a_snapshot(llama_folder: Path) -> None
     with policy.as_reference():
         assert torch.equal(policy.hidden(ids, positions, reference=True), then)
         assert policy.flat.values.data_ptr() == address
-    with contextlib.suppress(KeyboardInterrupt), policy.as_reference():  # what ends the pass leaves nothing behind
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        policy.as_reference(),
+    ):  # what ends the pass leaves nothing behind
         raise KeyboardInterrupt
     assert torch.equal(policy.hidden(ids, positions), now)
     assert not torch.allclose(now, then)

@@ -14,7 +14,9 @@ Case = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def case(tokens: int, words: int, hidden: int, seed: int = 0) -> Case:
-    """Hidden states, head, targets, and how much the loss weighs each log-probability and entropy."""
+    """Hidden states, head, targets, and how much the loss weighs each log-probability and
+    entropy.
+    """
     g = torch.Generator().manual_seed(seed)
     h = torch.randn(tokens, hidden, generator=g)
     w = torch.randn(words, hidden, generator=g)
@@ -69,9 +71,16 @@ def test_a_changed_distribution_has_the_values_and_gradients_of_its_definition(
     parts = case(12, 31, 8, seed=4)
     targets = parts[2]
     g = torch.Generator().manual_seed(5)
-    contexts, places = torch.randint(31, (3, 9), generator=g), torch.randint(1, 10, (12,), generator=g)
+    contexts, places = (
+        torch.randint(31, (3, 9), generator=g),
+        torch.randint(1, 10, (12,), generator=g),
+    )
     lines = torch.arange(12) % 3
-    support = torch.cat([targets[:, None], torch.randint(31, (12, kept), generator=g)], 1) if kept else None
+    support = (
+        torch.cat([targets[:, None], torch.randint(31, (12, kept), generator=g)], 1)
+        if kept
+        else None
+    )
     seen = Shaping(support, penalty, contexts, lines, places) if penalty != 1 else Shaping(support)
 
     def slowly(h: Tensor, w: Tensor, y: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -80,14 +89,18 @@ def test_a_changed_distribution_has_the_values_and_gradients_of_its_definition(
             z = w @ h[m]
             if penalty != 1:
                 for v in set(contexts[lines[m], : places[m]].tolist()):
-                    z = torch.cat([z[:v], (z[v] / penalty if z[v] > 0 else z[v] * penalty)[None], z[v + 1 :]])
+                    z = torch.cat(
+                        [z[:v], (z[v] / penalty if z[v] > 0 else z[v] * penalty)[None], z[v + 1 :]]
+                    )
             ids = sorted(set(support[m].tolist())) if support is not None else list(range(31))
             logp = torch.log_softmax(z[ids] / temperature, -1)
             logprobs.append(logp[ids.index(token)])
             entropies.append(-(logp.exp() * logp).sum())
         return torch.stack(logprobs), torch.stack(entropies)
 
-    mine = with_gradients(partial(token_logprobs, chunk=chunk, shaping=seen), parts, 0.7, torch.float32)
+    mine = with_gradients(
+        partial(token_logprobs, chunk=chunk, shaping=seen), parts, 0.7, torch.float32
+    )
     close(mine, with_gradients(slowly, parts, 0.7, torch.float64))
 
 
@@ -115,7 +128,9 @@ def test_large_logits_do_not_overflow() -> None:
     parts = (1e3 * h, w, y, a, b)
     mine = with_gradients(token_logprobs, parts, 0.5, torch.float32)
     assert all(x.isfinite().all() for x in mine)
-    torch.testing.assert_close(mine[0].double(), plainly(1e3 * h.double(), w.double(), y, 0.5)[0], rtol=1e-5, atol=1e-2)
+    torch.testing.assert_close(
+        mine[0].double(), plainly(1e3 * h.double(), w.double(), y, 0.5)[0], rtol=1e-5, atol=1e-2
+    )
 
 
 def test_in_bf16_arithmetic_sums_are_still_fp32() -> None:
@@ -126,5 +141,7 @@ def test_in_bf16_arithmetic_sums_are_still_fp32() -> None:
     assert {x.dtype for x in mine} == {torch.float32}
     for a, b in zip(mine, exact, strict=True):
         assert float((a - b).norm() / b.norm()) < 0.03
-    total = torch.stack([token_logprobs(parts[0][:1], parts[1], torch.tensor([v]), 1.0)[0] for v in range(50)])
+    total = torch.stack(
+        [token_logprobs(parts[0][:1], parts[1], torch.tensor([v]), 1.0)[0] for v in range(50)]
+    )
     assert float(total.exp().sum()) == pytest.approx(1.0, abs=1e-5)

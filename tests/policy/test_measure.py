@@ -39,7 +39,9 @@ def test_norms_and_shares_are_those_of_the_change(size: int, tolerance: float) -
     assert seen.changed == pytest.approx(float((now != then).float().mean()), rel=tolerance)
     assert list(seen.by_group) == ["embedding", "attention", "norm"]
     for group, span in flat.spans().items():
-        assert seen.by_group[group] == pytest.approx(float((now - then)[span].norm()), rel=2 * tolerance)
+        assert seen.by_group[group] == pytest.approx(
+            float((now - then)[span].norm()), rel=2 * tolerance
+        )
 
 
 def test_a_group_that_is_frozen_shows_0() -> None:
@@ -55,7 +57,9 @@ def test_a_group_that_is_frozen_shows_0() -> None:
 
 
 def test_bf16_weights_move_only_where_the_step_is_large_enough() -> None:
-    """At 1.0 neighbors are 1/128 above and 1/256 below, and half-way rounds to even: back to 1.0."""
+    """At 1.0 neighbors are 1/128 above and 1/256 below, and half-way rounds to even: back to
+    1.0.
+    """
     model = Block(1)
     model.embed.data = torch.tensor([1.0, 1.0, 0.5, 2.0**-10], dtype=torch.bfloat16)
     model.attn.data = torch.tensor([0.0], dtype=torch.bfloat16)

@@ -1,4 +1,6 @@
-"""Miniatures have every kind of layer of the model that they stand for, and settings per layer keep their meaning."""
+"""Miniatures have every kind of layer of the model that they stand for, and settings per layer keep
+their meaning.
+"""
 
 from typing import Any
 
@@ -10,7 +12,12 @@ from uptrend.policy.miniature import VOCABULARY, WINDOW, miniatures
 
 # By type: settings, layers that the miniature has, and a module that must be among them.
 MODELS: list[tuple[str, dict[str, Any], int, str]] = [
-    ("llama", {"num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64}, 1, "LlamaAttention"),
+    (
+        "llama",
+        {"num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64},
+        1,
+        "LlamaAttention",
+    ),
     ("gemma3_text", {}, 6, "Gemma3Attention"),  # five with a window, then one without
     ("gpt_oss", {}, 2, "GptOssAttention"),
     ("smollm3", {}, 4, "SmolLM3Attention"),  # every fourth has no positions
@@ -18,13 +25,19 @@ MODELS: list[tuple[str, dict[str, Any], int, str]] = [
     ("deepseek_v3", {"n_routed_experts": 16}, 4, "DeepseekV3MoE"),  # three dense ones first
     (
         "qwen3_next",
-        {"layer_types": ["full_attention"] * 9 + ["linear_attention"] + ["full_attention"] * 38, "num_experts": 16},
+        {
+            "layer_types": ["full_attention"] * 9 + ["linear_attention"] + ["full_attention"] * 38,
+            "num_experts": 16,
+        },
         10,
         "Qwen3NextGatedDeltaNet",
     ),
     (
         "nemotron_h",
-        {"layers_block_type": ["attention", "mlp", "attention", "mamba", "moe"] * 10, "n_routed_experts": 4},
+        {
+            "layers_block_type": ["attention", "mlp", "attention", "mamba", "moe"] * 10,
+            "n_routed_experts": 4,
+        },
         5,
         "NemotronHMamba2Mixer",
     ),
@@ -33,7 +46,9 @@ MODELS: list[tuple[str, dict[str, Any], int, str]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "settings", "layers", "module"), MODELS)
-def test_every_kind_of_layer_is_there(kind: str, settings: dict[str, Any], layers: int, module: str) -> None:
+def test_every_kind_of_layer_is_there(
+    kind: str, settings: dict[str, Any], layers: int, module: str
+) -> None:
     config = transformers.AutoConfig.for_model(kind, **settings)
     before = config.to_dict()
     model = next(miniatures(config))
@@ -41,7 +56,10 @@ def test_every_kind_of_layer_is_there(kind: str, settings: dict[str, Any], layer
     assert len(model.get_decoder().layers) == layers
     assert module in {type(part).__name__ for part in model.modules()}
     assert sum(p.numel() for p in model.parameters()) < 50_000_000
-    assert all(p.device.type == "cpu" and p.dtype == torch.float32 and p.isfinite().all() for p in model.parameters())
+    assert all(
+        p.device.type == "cpu" and p.dtype == torch.float32 and p.isfinite().all()
+        for p in model.parameters()
+    )
     with torch.no_grad():
         logits = model(input_ids=torch.arange(20)[None], use_cache=False).logits
     assert logits.shape == (1, 20, VOCABULARY)
@@ -49,18 +67,41 @@ def test_every_kind_of_layer_is_there(kind: str, settings: dict[str, Any], layer
 
 
 def test_what_changes_arithmetic_stays() -> None:
-    rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
     rope["original_max_position_embeddings"] = 1024
-    settings = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "attention_bias": True}
-    model = next(miniatures(transformers.AutoConfig.for_model("llama", **settings, rope_parameters=rope)))
+    settings = {
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "attention_bias": True,
+    }
+    model = next(
+        miniatures(transformers.AutoConfig.for_model("llama", **settings, rope_parameters=rope))
+    )
     assert model.config.rope_parameters == rope
-    assert (model.config.num_attention_heads, model.config.num_key_value_heads) == (4, 2)  # heads that share keys
+    assert (model.config.num_attention_heads, model.config.num_key_value_heads) == (
+        4,
+        2,
+    )  # heads that share keys
     assert model.config.head_dim == 128
     assert model.get_decoder().layers[0].self_attn.q_proj.bias is not None
 
     # More channels than the heads have; one head of keys; a window shorter than what is scored.
-    settings = {"hidden_size": 1152, "num_attention_heads": 4, "num_key_value_heads": 1, "sliding_window": 512}
-    model = next(miniatures(transformers.AutoConfig.for_model("gemma3_text", **settings, head_dim=256)))
+    settings = {
+        "hidden_size": 1152,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "sliding_window": 512,
+    }
+    model = next(
+        miniatures(transformers.AutoConfig.for_model("gemma3_text", **settings, head_dim=256))
+    )
     assert model.config.hidden_size != model.config.num_attention_heads * model.config.head_dim
     assert model.config.num_key_value_heads == 1
     assert model.config.sliding_window == WINDOW

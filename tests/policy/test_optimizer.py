@@ -23,7 +23,9 @@ BATCH = torch.arange(4, 28).view(2, 12)
 
 
 def decay_names(model: torch.nn.Module) -> set[str]:
-    """Return the parameters that transformers' Trainer decays; it reads nothing of itself for that."""
+    """Return the parameters that transformers' Trainer decays; it reads nothing of itself for
+    that.
+    """
     return set(Trainer.get_decay_parameter_names(None, model))
 
 
@@ -38,7 +40,10 @@ def test_steps_equal_torchs_on_the_plain_parameters(llama_folder: Path, max_norm
     mine = Optimizer(policy.flat, learning)
     plain = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
     names = decay_names(plain)
-    kinds = [[p for n, p in plain.named_parameters() if (n in names) is decays] for decays in (True, False)]
+    kinds = [
+        [p for n, p in plain.named_parameters() if (n in names) is decays]
+        for decays in (True, False)
+    ]
     groups = [{"params": kinds[0], "weight_decay": 0.1}, {"params": kinds[1], "weight_decay": 0.0}]
     theirs = torch.optim.AdamW(groups, lr=3e-3, betas=(0.8, 0.95))
     for step in range(1, 4):
@@ -53,7 +58,9 @@ def test_steps_equal_torchs_on_the_plain_parameters(llama_folder: Path, max_norm
         assert applied.norm_before == pytest.approx(float(norm), rel=1e-4)
         assert applied.norm_after == pytest.approx(min(float(norm), max_norm or math.inf), rel=1e-4)
     for name, weight in plain.named_parameters():
-        torch.testing.assert_close(dict(policy.model.named_parameters())[name], weight, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(
+            dict(policy.model.named_parameters())[name], weight, atol=1e-6, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "stablelm", "gpt_neox"])
@@ -65,9 +72,13 @@ def test_norms_and_biases_are_not_decayed(kind: str, lora: bool, tmp_path: Path)
     assert {slot.name for slot in policy.flat.slots if slot.decays} == expected
     assert (expected == trained) is lora
     before = {n: p.detach().clone() for n, p in policy.model.named_parameters()}
-    Optimizer(policy.flat, Learning(weight_decay=0.5)).apply(0.1)  # without a gradient, only decay moves a weight
+    Optimizer(policy.flat, Learning(weight_decay=0.5)).apply(
+        0.1
+    )  # without a gradient, only decay moves a weight
     for name, weight in policy.model.named_parameters():
-        torch.testing.assert_close(weight.detach(), before[name] * (0.95 if name in expected else 1.0))
+        torch.testing.assert_close(
+            weight.detach(), before[name] * (0.95 if name in expected else 1.0)
+        )
 
 
 def test_decay_apart_from_adamw_is_adamws_of_two_parameter_groups(tmp_path: Path) -> None:
@@ -76,7 +87,12 @@ def test_decay_apart_from_adamw_is_adamws_of_two_parameter_groups(tmp_path: Path
     stretches = [slice(slot.start, slot.start + slot.shape.numel()) for slot in policy.flat.slots]
     copies = [torch.nn.Parameter(policy.flat.values.data[stretch].clone()) for stretch in stretches]
     groups = [
-        {"params": [c for c, s in zip(copies, policy.flat.slots, strict=True) if s.decays is decays], "weight_decay": d}
+        {
+            "params": [
+                c for c, s in zip(copies, policy.flat.slots, strict=True) if s.decays is decays
+            ],
+            "weight_decay": d,
+        }
         for decays, d in ((True, 0.1), (False, 0.0))
     ]
     theirs = torch.optim.AdamW(groups, lr=1e-2, fused=True)
@@ -86,8 +102,11 @@ def test_decay_apart_from_adamw_is_adamws_of_two_parameter_groups(tmp_path: Path
             copy.grad = policy.flat.gradient[stretch].clone()
         mine.apply(1e-2)
         theirs.step()
-    # The same formula but for one rounding: torch's kernel subtracts lr * decay * w, its plain loop multiplies as here.
-    torch.testing.assert_close(policy.flat.values.data, torch.cat([c.data for c in copies]), rtol=1e-6, atol=1e-7)
+    # The same formula but for one rounding: torch's kernel subtracts lr * decay * w, its plain loop
+    # multiplies as here.
+    torch.testing.assert_close(
+        policy.flat.values.data, torch.cat([c.data for c in copies]), rtol=1e-6, atol=1e-7
+    )
 
 
 def train_both(folder: Path, steps: int) -> tuple[Policy, Optimizer, Policy, Optimizer]:
@@ -113,11 +132,15 @@ def test_eight_bits_are_close_to_adamw(llama_folder: Path) -> None:
     assert float(moved.norm()) == pytest.approx(float(expected.norm()), rel=0.05)
     losses = [p.model(input_ids=BATCH, labels=BATCH).loss.item() for p in (eight, full)]
     assert losses[0] == pytest.approx(losses[1], rel=0.1)
-    sizes = [sum(t.numel() * t.element_size() for t in o.memory().values()) for o in (memory, whole)]
+    sizes = [
+        sum(t.numel() * t.element_size() for t in o.memory().values()) for o in (memory, whole)
+    ]
     assert 0.24 < sizes[0] / sizes[1] < 0.30
 
 
-def test_eight_bits_over_weights_in_parts(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eight_bits_over_weights_in_parts(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("bitsandbytes", reason="the extra eightbit is not installed")
 
     def steps() -> tuple[Tensor, Optimizer]:
@@ -178,7 +201,9 @@ def _memory(policy: Policy, optimizer: Optimizer) -> list[torch.Tensor]:
         ("linear", 6, [1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1]),
     ],
 )
-def test_the_learning_rate_follows_its_schedule(schedule: str, warmup: int, expected: list[float]) -> None:
+def test_the_learning_rate_follows_its_schedule(
+    schedule: str, warmup: int, expected: list[float]
+) -> None:
     learning = Learning(steps=6, lr=2e-4, schedule=schedule, warmup=warmup)  # type: ignore[arg-type]
     rates = [learning_rate(learning, step) for step in range(1, 7)]
     assert rates == pytest.approx([2e-4 * x for x in expected], rel=1e-5)

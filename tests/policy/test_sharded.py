@@ -1,4 +1,6 @@
-"""What is refused of weights that several processes share; what they do together is in training/test_ranks.py."""
+"""What is refused of weights that several processes share; what they do together is in
+training/test_ranks.py.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +66,9 @@ def test_an_optimizer_or_reference_that_needs_whole_weights_is_refused(llama_fol
 def test_deepspeeds_settings_keep_the_layout_and_take_the_rest_from_the_recipe(
     accelerate: Callable[..., None], tmp_path: Path
 ) -> None:
-    pytest.importorskip("deepspeed", reason=f"deepspeed is not installed: {install_command('deepspeed')}")
+    pytest.importorskip(
+        "deepspeed", reason=f"deepspeed is not installed: {install_command('deepspeed')}"
+    )
     file = tmp_path / "deepspeed.json"
     file.write_text(
         '{"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 7, "reduce_bucket_size": "auto"}, '
@@ -78,5 +82,7 @@ def test_deepspeeds_settings_keep_the_layout_and_take_the_rest_from_the_recipe(
     assert made["train_micro_batch_size_per_gpu"] == made["gradient_accumulation_steps"] == 1
     assert "bf16" not in made
     file.write_text('{"zero_optimization": {"stage": 2}}')
-    with pytest.raises(ConfigError, match=r"ZeRO stage 2: use zero_stage: 3, or compute\.parallel = ddp"):
+    with pytest.raises(
+        ConfigError, match=r"ZeRO stage 2: use zero_stage: 3, or compute\.parallel = ddp"
+    ):
         settings(Learning())

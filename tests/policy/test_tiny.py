@@ -1,4 +1,6 @@
-"""The tiny model: the shipped bytes, what it knows, and that it was never taught what may be held out."""
+"""The tiny model: the shipped bytes, what it knows, and that it was never taught what may be held
+out.
+"""
 
 import hashlib
 import os
@@ -56,9 +58,13 @@ def test_held_out_tasks_were_never_taught() -> None:
 def test_it_answers_about_four_in_ten() -> None:
     config, policy, held_out = load_for_eval("tiny", None, ["eval.tasks=330", "compute.threads=1"])
     assert 0.8e6 < policy.parameters < 1.3e6
-    held, rollouts = play_heldout(RolloutPlayer(policy, InProcessSampler(policy), config), held_out, 0, config)
+    held, rollouts = play_heldout(
+        RolloutPlayer(policy, InProcessSampler(policy), config), held_out, 0, config
+    )
     assert held.tasks > 300
-    assert 0.35 <= held.accuracy <= 0.50  # 41.8%; a CPU that adds in another order changes an answer or two
+    assert (
+        0.35 <= held.accuracy <= 0.50
+    )  # 41.8%; a CPU that adds in another order changes an answer or two
     assert sum(r.ended == "stop-token" for r in rollouts) > 0.98 * len(rollouts)
 
 
@@ -77,7 +83,13 @@ def test_the_script_makes_the_same_files_twice_and_all_but_the_weights_anywhere(
 ) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     for name in ("a", "b"):
-        command = [sys.executable, str(ROOT / "scripts" / "make_tiny.py"), str(tmp_path / name), "--steps", "2"]
+        command = [
+            sys.executable,
+            str(ROOT / "scripts" / "make_tiny.py"),
+            str(tmp_path / name),
+            "--steps",
+            "2",
+        ]
         subprocess.run(command, env=environment, capture_output=True, check=True)
     made, again, shipped = sums(tmp_path / "a"), sums(tmp_path / "b"), sums(Path(tiny_folder))
     assert made == again

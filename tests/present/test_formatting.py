@@ -41,11 +41,20 @@ def test_forms(said: str, text: str) -> None:
 
 
 def test_settings_are_toml() -> None:
-    settings = {"learning.lr": 1e-05, "model.name": 'a "b"', "tasks.kinds": ["add"], "on": False, "size": 8}
+    settings = {
+        "learning.lr": 1e-05,
+        "model.name": 'a "b"',
+        "tasks.kinds": ["add"],
+        "on": False,
+        "size": 8,
+    }
     lines = say.assignments(settings).replace(", model", "\nmodel").replace(", ", "\n")
     read = tomllib.loads(lines)
     assert (read["learning"]["lr"], read["model"]["name"], read["on"]) == (1e-05, 'a "b"', False)
-    assert say.assignments({"learning.lr": Times(0.5), "source": None}) == "learning.lr = its value / 2, source = none"
+    assert (
+        say.assignments({"learning.lr": Times(0.5), "source": None})
+        == "learning.lr = its value / 2, source = none"
+    )
 
 
 def test_a_table_keeps_its_columns_whatever_its_cells_hold() -> None:

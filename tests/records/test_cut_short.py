@@ -1,4 +1,6 @@
-"""A recorder that is killed, interrupted or out of disk at any moment leaves whole steps and whole evaluations."""
+"""A recorder that is killed, interrupted or out of disk at any moment leaves whole steps and whole
+evaluations.
+"""
 
 import multiprocessing
 import os
@@ -25,7 +27,13 @@ FORKS = multiprocessing.get_context("forkserver")
 def preloaded() -> None:
     """Every child is a fork of a process that has imported what takes its time."""
     FORKS.set_forkserver_preload(
-        ["pytest", "pyarrow.parquet", "uptrend.training.ranks", "uptrend.training.recorder", "uptrend.stats.intervals"]
+        [
+            "pytest",
+            "pyarrow.parquet",
+            "uptrend.training.ranks",
+            "uptrend.training.recorder",
+            "uptrend.stats.intervals",
+        ]
     )
 
 
@@ -33,7 +41,10 @@ def record(path: Path, begun: Connection, largest: int, seed: int) -> None:
     """Record steps as fast as it goes; no file may be larger than `largest` bytes."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     chance = random.Random(seed)
-    with suppress(KeyboardInterrupt, RecordError), RunDirectory.create(path, info_of("run")) as directory:
+    with (
+        suppress(KeyboardInterrupt, RecordError),
+        RunDirectory.create(path, info_of("run")) as directory,
+    ):
         recorder = Recorder(directory, OneRank())
         try:
             for step in range(1, 10_000):
@@ -46,7 +57,9 @@ def record(path: Path, begun: Connection, largest: int, seed: int) -> None:
                 line = metrics_of(step, 100, chance) | {"padding": "x" * chance.randint(0, 4000)}
                 recorder.step(line, rollouts)
                 if chance.random() < 0.5:
-                    recorder.evaluation(line_of(evaluation_of(step, 1, 2)) | {"padding": "x" * 2000}, rollouts[:2])
+                    recorder.evaluation(
+                        line_of(evaluation_of(step, 1, 2)) | {"padding": "x" * 2000}, rollouts[:2]
+                    )
         finally:
             recorder.close()
 
@@ -92,7 +105,8 @@ def test_a_step_is_whole_or_not_there(tmp_path: Path, how: str, times: int) -> N
         assert steps_of(path) == before
         for folder, steps in before.items():
             files = {int(file.name[:6]) for file in (path / folder).glob("[!.]*")}
-            # An evaluation after the last step may have a file and no line: it was cut off between the two.
+            # An evaluation after the last step may have a file and no line: it was cut off between
+            # the two.
             assert files - set(steps) <= {last}
             assert files >= set(steps)
     assert most > 2

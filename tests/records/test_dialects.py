@@ -21,13 +21,19 @@ TEXTS = {
 def test_every_key_is_one_of_ours() -> None:
     known = flatten(to_table(load_config({"model": {"lora": {"r": 8}}})))
     assert set(settings()) <= set(known)
-    assert all(setting.name or setting.note for entry in settings().values() for setting in entry.values())
+    assert all(
+        setting.name or setting.note for entry in settings().values() for setting in entry.values()
+    )
 
 
 def test_trl_has_these_arguments() -> None:
     ours = [entry["trl"] for entry in settings().values() if "trl" in entry]
-    tables = [table for setting in ours for table in setting.values.values() if isinstance(table, dict)]
-    written = {name for setting in ours for name in (*setting.name[:1], *setting.beside)}.union(*tables)
+    tables = [
+        table for setting in ours for table in setting.values.values() if isinstance(table, dict)
+    ]
+    written = {name for setting in ours for name in (*setting.name[:1], *setting.beside)}.union(
+        *tables
+    )
     assert len(written) > 30
     assert written - trl_options() == {"model_init_kwargs.dtype"}
     assert "model_init_kwargs" in trl_options()
@@ -35,7 +41,9 @@ def test_trl_has_these_arguments() -> None:
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_name_means_one_setting(trainer: str) -> None:
-    written = [name for entry in settings().values() if trainer in entry for name in entry[trainer].name]
+    written = [
+        name for entry in settings().values() if trainer in entry for name in entry[trainer].name
+    ]
     assert len(written) == len(set(written))
     for key, entry in settings().items():
         if trainer in entry and entry[trainer].name:
@@ -50,7 +58,10 @@ def test_a_name_means_one_metric(trainer: str) -> None:
         assert dialects.translate(filled, trainer) == ours.replace("NAME", "exact")
     assert dialects.translate("no/such/column", trainer) is None
     assert dialects.recognize(["kl", "frac_reward_zero_std", "rewards/f/mean"]) == "trl"
-    assert (dialects.recognize(["optimizer/lr"]), dialects.recognize(["a"])) == ("uptrend", "unknown")
+    assert (dialects.recognize(["optimizer/lr"]), dialects.recognize(["a"])) == (
+        "uptrend",
+        "unknown",
+    )
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -58,7 +69,11 @@ def test_a_name_means_one_metric(trainer: str) -> None:
 def test_what_is_written_is_read_back(key: str, trainer: str) -> None:
     for value in TEXTS[key]:
         told = dialects.to_theirs(key, value, trainer)
-        if told and settings()[key][trainer].name and settings()[key][trainer].name[0] in told.settings:
+        if (
+            told
+            and settings()[key][trainer].name
+            and settings()[key][trainer].name[0] in told.settings
+        ):
             assert dialects.read_setting(key, trainer, told.settings.get) == value
 
 
@@ -76,7 +91,12 @@ def test_what_is_written_is_read_back(key: str, trainer: str) -> None:
         ("learning.schedule", "constant", "trl", {"lr_scheduler_type": "constant"}),
         ("learning.scale", "none", "verifiers", {"scale_rewards": False}),
         ("learning.scale", "none", "prime-rl", {}),
-        ("learning.loss", "gspo", "trl", {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
+        (
+            "learning.loss",
+            "gspo",
+            "trl",
+            {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+        ),
         ("learning.correction", "none", "trl", {"vllm_importance_sampling_correction": False}),
         ("learning.kl.beta", 0.0, "verl", {"actor_rollout_ref.actor.use_kl_loss": False}),
         ("sampling.groups", 8, "verifiers", {"batch_size": "8 × rollouts_per_example"}),
@@ -96,4 +116,6 @@ def test_the_surest_name_counts_and_what_no_trainer_has_is_none() -> None:
     assert dialects.names_of("learning.lr", "verl")[0] == "actor_rollout_ref.actor.optim.lr"
     assert "n" in dialects.names_of("sampling.size", "verl")
     assert "n" not in dialects.names_of("sampling.size", "trl")
-    assert "batch_size" not in dialects.names_of("sampling.groups", "verifiers"), "it counts rollouts, not groups"
+    assert "batch_size" not in dialects.names_of("sampling.groups", "verifiers"), (
+        "it counts rollouts, not groups"
+    )

@@ -1,4 +1,6 @@
-"""A run directory has one writer, and reads at whatever moment it is killed, its line torn or its disk full."""
+"""A run directory has one writer, and reads at whatever moment it is killed, its line torn or its
+disk full.
+"""
 
 import itertools
 import json
@@ -31,7 +33,11 @@ MakeRun = Callable[..., Path]
 def write_forever(path: Path) -> None:
     """Create or continue a run; one line on stdout once the lock is held."""
     exists = (path / "run.json").exists()
-    with RunDirectory.reopen(path) if exists else RunDirectory.create(path, info_of(path.name)) as directory:
+    with (
+        RunDirectory.reopen(path)
+        if exists
+        else RunDirectory.create(path, info_of(path.name)) as directory
+    ):
         metrics = path / "metrics.jsonl"
         first = 1 + metrics.read_bytes().count(b"\n") if metrics.exists() else 1
         directory.event("resumed" if exists else "started", step=first - 1)
@@ -40,7 +46,9 @@ def write_forever(path: Path) -> None:
             rollouts = [rollout_of(step, f"g{i}") for i in range(200)]
             line = {**metrics_of(step, 100, random.Random(step)), "padding": "x" * 20_000}
             directory.step(line, rollouts_table(path.name, rollouts))
-            directory.evaluation(line_of(evaluation_of(step, 1, 2)), rollouts_table(path.name, rollouts[:2]))
+            directory.evaluation(
+                line_of(evaluation_of(step, 1, 2)), rollouts_table(path.name, rollouts[:2])
+            )
 
 
 @contextmanager
@@ -98,7 +106,11 @@ def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path) -> Non
 
 def test_what_a_killed_process_left_beside_is_removed_on_reopening(make_run: MakeRun) -> None:
     path = make_run("demo", steps=2)
-    left = [path / ".run.json.123", path / "rollouts/000001/.part-0.parquet.123", path / "evals/.000000.parquet.9"]
+    left = [
+        path / ".run.json.123",
+        path / "rollouts/000001/.part-0.parquet.123",
+        path / "evals/.000000.parquet.9",
+    ]
     for file in left:
         file.write_bytes(b"half")
     with RunDirectory.reopen(path):
@@ -117,7 +129,9 @@ def test_readers_are_not_taken_for_the_writer_and_leave_no_lock(make_run: MakeRu
     assert not (path / ".lock").exists()
 
 
-def test_a_run_is_created_once_and_there_is_one_to_reopen(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_run_is_created_once_and_there_is_one_to_reopen(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
     path = make_run("demo", steps=1)
     with pytest.raises(RecordError, match=r"already holds a run\. Choose another --name"):
         RunDirectory.create(path, info_of("demo"))
@@ -140,7 +154,10 @@ def test_rewind_forgets_later_steps_alone(make_run: MakeRun) -> None:
     path = make_run("demo", steps=10)
     before = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (path / "checkpoints" / "step-000005").mkdir(parents=True)
-    later = {name: (path / "rollouts" / name / "part-0.parquet").read_bytes() for name in ("000006", "000010")}
+    later = {
+        name: (path / "rollouts" / name / "part-0.parquet").read_bytes()
+        for name in ("000006", "000010")
+    }
     with RunDirectory.reopen(path) as directory:
         assert directory.rewind(5) == path / "set-aside" / "1"
         assert directory.rewind(5) is None
@@ -148,29 +165,40 @@ def test_rewind_forgets_later_steps_alone(make_run: MakeRun) -> None:
     assert (path / "metrics.jsonl").read_bytes() == b"".join(before[:5])
     assert (path / "set-aside" / "1" / "metrics.jsonl").read_bytes() == b"".join(before[5:])
     for name, content in later.items():
-        assert (path / "set-aside" / "1" / "rollouts" / name / "part-0.parquet").read_bytes() == content
+        assert (
+            path / "set-aside" / "1" / "rollouts" / name / "part-0.parquet"
+        ).read_bytes() == content
     assert [line["step"] for line in read_lines(path / "set-aside" / "1" / "evals.jsonl")] == [10]
     assert [line["step"] for line in run.eval_lines] == [0, 5]
     assert sorted(set(run.rollouts()["step"].to_pylist())) == [1, 2, 3, 4, 5]
-    assert sorted(p.name for p in (path / "evals").iterdir()) == ["000000.parquet", "000005.parquet"]
+    assert sorted(p.name for p in (path / "evals").iterdir()) == [
+        "000000.parquet",
+        "000005.parquet",
+    ]
     assert [p.name for p in run.checkpoints] == ["step-000005"]
     assert [event["event"] for event in run.events] == ["started", "finished", "set-aside"]
 
 
-# What a disk or an editor does to a line; each is longer than the line of a step that it stands for.
+# What a disk or an editor does to a line; each is longer than the line of a step that it stands
+# for.
 DAMAGED = {
     "a flipped bit": lambda line: line.replace(b'"step"', b'"rtep"'),
     "no JSON": lambda line: line.replace(b":", b";", 1),
     "no UTF-8": lambda line: line.replace(b"reward/mean", b"reward/me\xffn"),
     "zeros": lambda line: bytes(len(line) - 1) + b"\n",
-    "a step that is none": lambda line: line.replace(b'"step":3', b'"step":"3"').replace(b'"step":5', b'"step":5.5'),
-    "another step": lambda line: line.replace(b'"step":3', b'"step":73').replace(b'"step":5', b'"step":85'),
+    "a step that is none": lambda line: line.replace(b'"step":3', b'"step":"3"').replace(
+        b'"step":5', b'"step":5.5'
+    ),
+    "another step": lambda line: line.replace(b'"step":3', b'"step":73').replace(
+        b'"step":5', b'"step":85'
+    ),
 }
 
 
 # A later step in the checkpoint's own line, the fifth, reads like one that is taken back.
 @pytest.mark.parametrize(
-    ("damage", "damaged"), [(name, n) for name in DAMAGED for n in (3, 5) if (name, n) != ("another step", 5)]
+    ("damage", "damaged"),
+    [(name, n) for name in DAMAGED for n in (3, 5) if (name, n) != ("another step", 5)],
 )
 def test_a_damaged_line_takes_nothing_with_it(make_run: MakeRun, damage: str, damaged: int) -> None:
     path = make_run("demo", steps=10)
@@ -202,12 +230,16 @@ def test_a_torn_end_belongs_to_what_came_last(make_run: MakeRun) -> None:
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl"])
 @pytest.mark.parametrize("left", [b"", None], ids=["emptied", "removed"])
-def test_lines_that_are_gone_are_missed_before_anything_moves(make_run: MakeRun, name: str, left: bytes | None) -> None:
+def test_lines_that_are_gone_are_missed_before_anything_moves(
+    make_run: MakeRun, name: str, left: bytes | None
+) -> None:
     path = make_run("demo", steps=10)
     (path / name).unlink() if left is None else (path / name).write_bytes(left)
     before = sorted(path.rglob("*"))
     with RunDirectory.reopen(path) as directory:
-        with pytest.raises(RecordError, match=rf"{name} has lost lines: .* Put the lines back from a copy"):
+        with pytest.raises(
+            RecordError, match=rf"{name} has lost lines: .* Put the lines back from a copy"
+        ):
             directory.check_lines(5)
         assert sorted(path.rglob("*")) == before
         folder = {"metrics.jsonl": "rollouts", "evals.jsonl": "evals"}[name]
@@ -217,7 +249,9 @@ def test_lines_that_are_gone_are_missed_before_anything_moves(make_run: MakeRun,
 
 def test_a_users_own_files_are_no_steps_and_stay(make_run: MakeRun) -> None:
     path = make_run("demo", steps=10)
-    own = [path / "rollouts" / name for name in ("000007-good", "7", "000007.bak", "1abc", "notes.txt")]
+    own = [
+        path / "rollouts" / name for name in ("000007-good", "7", "000007.bak", "1abc", "notes.txt")
+    ]
     for place in own:
         shutil.copytree(path / "rollouts" / "000007", place)
     with RunDirectory.reopen(path) as directory:
@@ -227,7 +261,9 @@ def test_a_users_own_files_are_no_steps_and_stay(make_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("moved", ["renamed", "removed", "replaced"])
-def test_a_folder_that_is_moved_while_it_is_written_is_not_made_anew(make_run: MakeRun, moved: str) -> None:
+def test_a_folder_that_is_moved_while_it_is_written_is_not_made_anew(
+    make_run: MakeRun, moved: str
+) -> None:
     path = make_run("demo", steps=2)
     table = rollouts_table("demo", [rollout_of(3)])
     with RunDirectory.reopen(path) as directory:
@@ -245,7 +281,9 @@ def test_a_folder_that_is_moved_while_it_is_written_is_not_made_anew(make_run: M
             lambda: directory.rewind(1),
             directory.sync,
         ):
-            with pytest.raises(RecordError, match=r"demo was renamed, moved or removed .*--resume FOLDER"):
+            with pytest.raises(
+                RecordError, match=r"demo was renamed, moved or removed .*--resume FOLDER"
+            ):
                 write()
     assert list(path.glob("*")) == []
     assert path.exists() == (moved == "replaced")
@@ -269,7 +307,8 @@ def test_a_machine_that_does_not_see_the_runs_folder_makes_its_own(tmp_path: Pat
 
 
 @pytest.mark.skipif(
-    not os.access("/dev/shm", os.W_OK) or os.stat("/dev/shm").st_dev == os.stat("/tmp").st_dev, reason="needs two disks"
+    not os.access("/dev/shm", os.W_OK) or os.stat("/dev/shm").st_dev == os.stat("/tmp").st_dev,
+    reason="needs two disks",
 )
 def test_what_lies_on_another_disk_is_set_aside_too(make_run: MakeRun) -> None:
     path = make_run("demo", steps=4)
@@ -288,7 +327,9 @@ def test_what_lies_on_another_disk_is_set_aside_too(make_run: MakeRun) -> None:
 def test_large_integers_are_numbers_of_a_column(make_run: MakeRun) -> None:
     path = make_run("demo", steps=3)
     append_line(path / "metrics.jsonl", {"step": 4, "reward/mean": 123456789012345678})
-    append_line(path / "metrics.jsonl", {"step": 10**17, "reward/mean": 0.5})  # no step that anybody makes
+    append_line(
+        path / "metrics.jsonl", {"step": 10**17, "reward/mean": 0.5}
+    )  # no step that anybody makes
     run = Run(path)
     assert run.metrics["reward/mean"].to_pylist()[-1] == pytest.approx(1.2345678901234568e17)
     assert (run.last_step, type(run.metric_lines[-1]["step"])) == (4, int)
@@ -297,7 +338,10 @@ def test_large_integers_are_numbers_of_a_column(make_run: MakeRun) -> None:
 
 def test_several_processes_write_parts_of_one_step(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path / "run", info_of("run")) as directory:
-        parts = [rollouts_table("run", [rollout_of(1, f"g{part}", i) for i in range(2)]) for part in range(2)]
+        parts = [
+            rollouts_table("run", [rollout_of(1, f"g{part}", i) for i in range(2)])
+            for part in range(2)
+        ]
         directory.step({"step": 1}, *parts)
     assert Run(tmp_path / "run").rollouts(1)["group"].to_pylist() == ["g0", "g0", "g1", "g1"]
 
@@ -322,7 +366,13 @@ def test_every_object_is_one_line_of_json(value: dict[str, object]) -> None:
 
 
 def test_numbers_of_numpy_are_numbers_and_those_not_finite_null() -> None:
-    value = {"a": math.nan, "b": [math.inf, 1.0], "c": {"d": -math.inf}, "e": np.float32("nan"), "f": np.int64(3)}
+    value = {
+        "a": math.nan,
+        "b": [math.inf, 1.0],
+        "c": {"d": -math.inf},
+        "e": np.float32("nan"),
+        "f": np.int64(3),
+    }
     assert to_line(value) == b'{"a":null,"b":[null,1.0],"c":{"d":null},"e":null,"f":3}\n'
 
 
@@ -345,15 +395,23 @@ def test_nobody_sees_half_of_a_whole_file(tmp_path: Path) -> None:
     assert len({content[0] for content in seen}) > 1
 
 
-def test_a_file_that_may_not_grow_is_a_plain_sentence_and_leaves_nothing_half(tmp_path: Path) -> None:
+def test_a_file_that_may_not_grow_is_a_plain_sentence_and_leaves_nothing_half(
+    tmp_path: Path,
+) -> None:
     resource = pytest.importorskip("resource")
     path, limits = tmp_path / "m.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
     append_line(path, {"step": 1})
-    writes = [lambda: write_whole(tmp_path / "big", bytes(5000)), lambda: append_line(path, {"text": "x" * 5000})]
+    writes = [
+        lambda: write_whole(tmp_path / "big", bytes(5000)),
+        lambda: append_line(path, {"text": "x" * 5000}),
+    ]
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         for write in writes:
-            with pytest.raises(RecordError, match="could not be written: it would be larger than a file may be here"):
+            with pytest.raises(
+                RecordError,
+                match="could not be written: it would be larger than a file may be here",
+            ):
                 write()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -20,16 +20,13 @@ main(["serve", "."])
 
 
 def hint(packages: Path, folder: Path) -> list[str]:
-    """Serve without plotly, by the Uptrend of a folder of packages; return the words of the hint."""
+    """Serve without plotly, by the Uptrend of a folder of packages; return the words of the
+    hint.
+    """
     environment = {**os.environ, "PYTHONPATH": str(packages)}
     command = [sys.executable, "-P", "-c", SERVE_WITHOUT_PLOTLY]
     done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        text=True,
-        capture_output=True,
-        check=False,
+        command, cwd=folder, env=environment, text=True, capture_output=True, check=False
     )
     assert done.returncode == 2, done.stderr
     start = "error: plotly is not installed. Install it with: "
@@ -55,13 +52,17 @@ def test_a_checkout_names_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_installed_package_names_what_it_was_installed_from(packages: Path, tmp_path: Path) -> None:
+def test_an_installed_package_names_what_it_was_installed_from(
+    packages: Path, tmp_path: Path
+) -> None:
     assert hint(packages, tmp_path) == ["pip", "install", "uptrend[dashboard]"]
 
     source = packages / "uptrend-0.2.0.dist-info" / "direct_url.json"
     checkout = tmp_path / "my checkout"
     source.write_text(json.dumps({"url": checkout.as_uri(), "dir_info": {}}))
-    assert hint(packages, tmp_path) == ["pip", "install", "uptrend[dashboard]"], "the checkout is gone"
+    assert hint(packages, tmp_path) == ["pip", "install", "uptrend[dashboard]"], (
+        "the checkout is gone"
+    )
     checkout.mkdir()
     assert hint(packages, tmp_path) == ["pip", "install", f"{checkout}[dashboard]"]
 

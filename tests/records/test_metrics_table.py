@@ -7,29 +7,47 @@ import pytest
 
 from synthetic import evaluation_of, line_of, metrics_of
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.records.metrics import compared_metrics, figures, find_metric, label_of, must_be_finite, panels, sections
+from uptrend.records.metrics import (
+    compared_metrics,
+    figures,
+    find_metric,
+    label_of,
+    must_be_finite,
+    panels,
+    sections,
+)
 
 ROWS = [metric for section in sections() for metric in section.metrics]
 
 
 def test_every_key_is_defined_once_and_every_cause_exists() -> None:
-    keys = Counter((section.file, metric.key) for section in sections() for metric in section.metrics)
+    keys = Counter(
+        (section.file, metric.key) for section in sections() for metric in section.metrics
+    )
     assert [key for key, count in keys.items() if count > 1] == []
-    assert {cause for metric in ROWS for sign in metric.warns for cause in sign.causes} <= set(CATALOGUE)
+    assert {cause for metric in ROWS for sign in metric.warns for cause in sign.causes} <= set(
+        CATALOGUE
+    )
 
 
 def test_every_figure_to_show_is_a_metric_and_the_short_names_of_a_place_differ() -> None:
     for place in ("log", "terminal", "curves", "replay", "plot-large", "plot-small"):
         assert [key for key in figures(place) if find_metric(key) is None] == []
         assert len(set(figures(place).values())) == len(figures(place))
-    keys = [key for panel in panels() for key in (*panel["keys"], *panel.get("instead", ()), panel.get("total", ""))]
+    keys = [
+        key
+        for panel in panels()
+        for key in (*panel["keys"], *panel.get("instead", ()), panel.get("total", ""))
+    ]
     assert [key for key in keys if key and "*" not in key and find_metric(key) is None] == []
 
 
 def test_runs_of_the_tests_have_no_key_of_their_own() -> None:
     assert [key for key in metrics_of(1, 2, random.Random(0)) if find_metric(key) is None] == []
     (evaluations,) = (section for section in sections() if section.file == "evals.jsonl")
-    assert set(line_of(evaluation_of(0, 1, 2))) == {metric.key for metric in evaluations.metrics} - {"sets"}
+    assert set(line_of(evaluation_of(0, 1, 2))) == {
+        metric.key for metric in evaluations.metrics
+    } - {"sets"}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +61,16 @@ def test_runs_of_the_tests_have_no_key_of_their_own() -> None:
         ("eval/accuracy", "accuracy"),
         ("eval/part/exact", "parts"),
         ("eval/pass@16", "pass_at"),
-        *((name, None) for name in ("accuracy", "eval/pass@0", "eval/pass@", "eval/part/", "reward/part/a/b/mean")),
+        *(
+            (name, None)
+            for name in (
+                "accuracy",
+                "eval/pass@0",
+                "eval/pass@",
+                "eval/part/",
+                "reward/part/a/b/mean",
+            )
+        ),
     ],
 )
 def test_names_are_found(name: str, key: str | None) -> None:
@@ -64,5 +91,7 @@ def test_units_give_bounds_and_stand_in_headings() -> None:
 def test_what_null_means_and_what_the_lab_compares() -> None:
     keys = ("loss/total", "weights/update/mlp/norm", "reward/part/x/std", "some/other")
     assert [must_be_finite(key) for key in keys] == [True, True, False, False]
-    assert not {"step", "time", "warmstart/loss/mean", "clip/region/share"} & set(compared_metrics())
+    assert not {"step", "time", "warmstart/loss/mean", "clip/region/share"} & set(
+        compared_metrics()
+    )
     assert {"eval/accuracy", "reward/mean", "sampling/truncated/share"} <= set(compared_metrics())

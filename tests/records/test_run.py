@@ -1,4 +1,6 @@
-"""Reading a run directory: of today, of schema 1 (tests/data/schema1 is as Uptrend 0.1 wrote it), and what is none."""
+"""Reading a run directory: of today, of schema 1 (tests/data/schema1 is as Uptrend 0.1 wrote it),
+and what is none.
+"""
 
 import json
 import os
@@ -15,7 +17,16 @@ from synthetic import info_of
 from uptrend.bridge.importers import read_views
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.probes import PROBES
-from uptrend.records import RecordError, Run, RunDirectory, Stop, from_lines, to_pandas, to_polars, view_of
+from uptrend.records import (
+    RecordError,
+    Run,
+    RunDirectory,
+    Stop,
+    from_lines,
+    to_pandas,
+    to_polars,
+    view_of,
+)
 from uptrend.records.directory import append_line, read_lines
 from uptrend.records.renamed import RenamedWarning, current, names, upgrade_keys, upgrade_metrics
 from uptrend.records.summary import find_runs
@@ -25,7 +36,9 @@ PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "run.md").read_text(e
 SCHEMA1 = Path(__file__).parents[1] / "data" / "schema1"
 
 
-@pytest.mark.parametrize(("end", "status"), [(end, end or "killed") for end in ("finished", "stopped", "failed", None)])
+@pytest.mark.parametrize(
+    ("end", "status"), [(end, end or "killed") for end in ("finished", "stopped", "failed", None)]
+)
 def test_status_is_how_the_run_ended(make_run: MakeRun, end: str | None, status: str) -> None:
     path = make_run("demo", steps=1, end=end)
     assert Run(path).status == status
@@ -55,7 +68,11 @@ def test_lines_are_tables(make_run: MakeRun, tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path / "late", info_of("late")) as directory:
         directory.step({"step": 1, "a": 1})
         directory.step({"step": 2, "b": 2.5, "a": 1.5})
-    assert Run(tmp_path / "late").metrics.to_pydict() == {"step": [1, 2], "a": [1, 1.5], "b": [None, 2.5]}
+    assert Run(tmp_path / "late").metrics.to_pydict() == {
+        "step": [1, 2],
+        "a": [1, 1.5],
+        "b": [None, 2.5],
+    }
 
 
 def test_rollouts_of_one_step_of_all_and_of_an_evaluation(make_run: MakeRun) -> None:
@@ -75,11 +92,18 @@ def test_rollouts_of_one_step_of_all_and_of_an_evaluation(make_run: MakeRun) -> 
 def test_a_run_that_has_just_begun_reads(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path / "run", info_of("run")):
         run = Run(tmp_path / "run")
-        assert [run.last_step, run.metrics.num_rows, run.evals.num_rows, run.rollouts().num_rows] == [0] * 4
+        assert [
+            run.last_step,
+            run.metrics.num_rows,
+            run.evals.num_rows,
+            run.rollouts().num_rows,
+        ] == [0] * 4
         assert (run.events, run.checkpoints, run.name, run.report) == ([], [], "run", None)
         assert repr(run).endswith("running, 0 of 100 steps)")
         (tmp_path / "run" / "findings.json").write_text("{")
-        with pytest.raises(RecordError, match=r"findings\.json is not JSON.*Write it again: uptrend doctor"):
+        with pytest.raises(
+            RecordError, match=r"findings\.json is not JSON.*Write it again: uptrend doctor"
+        ):
             print(run.report)
 
 
@@ -106,7 +130,9 @@ def test_frames(make_run: MakeRun) -> None:
 def test_the_page_has_every_key_of_run_json_and_its_snippet_runs(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert set(re.findall(r"`(\w+)`", PAGE.split("## run.json")[1].split("##")[0])) >= set(info_of("demo"))
+    assert set(re.findall(r"`(\w+)`", PAGE.split("## run.json")[1].split("##")[0])) >= set(
+        info_of("demo")
+    )
     monkeypatch.chdir(make_run("quickstart", steps=4).parents[1])
     (snippet,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(snippet, "run.md", "exec"), {})
@@ -118,14 +144,19 @@ def test_the_page_has_every_key_of_run_json_and_its_snippet_runs(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (json.dumps({**info_of("x"), "schema": 3}), "was written by a newer Uptrend (schema 3, this one reads 2)"),
+        (
+            json.dumps({**info_of("x"), "schema": 3}),
+            "was written by a newer Uptrend (schema 3, this one reads 2)",
+        ),
         ("{", "run.json is not JSON"),
         ("[]", "does not describe a run: it needs schema and config"),
         ('{"schema": "one", "config": {}}', "does not describe a run"),
         (None, "holds no run (no run.json)"),
     ],
 )
-def test_what_is_not_a_run_is_refused_with_a_sentence(tmp_path: Path, text: str | None, said: str) -> None:
+def test_what_is_not_a_run_is_refused_with_a_sentence(
+    tmp_path: Path, text: str | None, said: str
+) -> None:
     if text is not None:
         (tmp_path / "run.json").write_text(text)
     with pytest.raises(RecordError, match=re.escape(said)):
@@ -141,7 +172,9 @@ def copy(tmp_path: Path) -> Path:
 def test_schema_1_reads_under_todays_names() -> None:
     run = Run(SCHEMA1)
     assert (run.schema, run.status, run.last_step) == (1, "finished", 3)
-    assert {"optimizer/lr", "optimizer/updates/count", "optimizer/skipped/count"} <= set(run.metrics.column_names)
+    assert {"optimizer/lr", "optimizer/updates/count", "optimizer/skipped/count"} <= set(
+        run.metrics.column_names
+    )
     assert not [key for line in run.metric_lines for key in line if key in names("metrics")]
     assert (run.rollouts(3).num_rows, run.eval_rollouts(3).num_rows) == (8, 4)
     assert len(view_of(run).curve("optimizer/lr")[0]) == 3
@@ -154,36 +187,60 @@ def test_schema_1_reads_under_todays_names() -> None:
 
 
 def test_a_null_of_schema_1_beside_a_finite_loss_is_a_value_that_does_not_exist() -> None:
-    assert next(read_lines(SCHEMA1 / "metrics.jsonl"))["learner/entropy/mean"] is None  # all groups were dead
+    assert (
+        next(read_lines(SCHEMA1 / "metrics.jsonl"))["learner/entropy/mean"] is None
+    )  # all groups were dead
     run = Run(SCHEMA1)
     assert "learner/entropy/mean" not in run.metric_lines[0]
     assert "learner/entropy/mean" in run.metric_lines[2]
     assert view_of(run).nonfinite == {}
-    line = {"loss/total": 0.5, "gradient/norm/before": 1.0, "learner/entropy/mean": None, "reward/mean": None}
+    line = {
+        "loss/total": 0.5,
+        "gradient/norm/before": 1.0,
+        "learner/entropy/mean": None,
+        "reward/mean": None,
+    }
     assert set(upgrade_metrics(line)) == {"loss/total", "gradient/norm/before"}
     for broken in ("loss/total", "gradient/norm/before"):
-        assert set(upgrade_metrics(line | {broken: None})) == set(line) - {"reward/mean"}  # nothing was scored
+        assert set(upgrade_metrics(line | {broken: None})) == set(line) - {
+            "reward/mean"
+        }  # nothing was scored
 
 
 @pytest.mark.parametrize(
     ("reason", "stop"),
     [
-        ("the doctor found optimiser.frozen: No bit changes.", Stop("No bit changes.", "doctor", "optimizer.frozen")),
-        ("preflight: data.memorised: It knows them.", Stop("It knows them.", "preflight", "data.memorized")),
+        (
+            "the doctor found optimiser.frozen: No bit changes.",
+            Stop("No bit changes.", "doctor", "optimizer.frozen"),
+        ),
+        (
+            "preflight: data.memorised: It knows them.",
+            Stop("It knows them.", "preflight", "data.memorized"),
+        ),
         ("interrupted by the user", Stop("interrupted by the user", "user")),
         ("enough: it learns", Stop("enough: it learns", "observer")),
     ],
 )
 def test_events_of_schema_1_have_todays_ids_and_fields(copy: Path, reason: str, stop: Stop) -> None:
-    found = {"event": "finding", "id": "optimiser.lr-small", "summary": "The optimiser/lr is small.", "step": 2}
+    found = {
+        "event": "finding",
+        "id": "optimiser.lr-small",
+        "summary": "The optimiser/lr is small.",
+        "step": 2,
+    }
     append_line(copy / "events.jsonl", found)
-    append_line(copy / "events.jsonl", {"event": "stopped", "time": 1.0, "step": 2, "reason": reason})
+    append_line(
+        copy / "events.jsonl", {"event": "stopped", "time": 1.0, "step": 2, "reason": reason}
+    )
     run = Run(copy)
     assert run.events[-2] == {**found, "id": "optimizer.lr-small"}
     assert run.stopped == stop
 
 
-def test_reading_schema_1_says_nothing_and_changes_no_file(copy: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_reading_schema_1_says_nothing_and_changes_no_file(
+    copy: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     run = Run(copy)
     assert all([run.metrics.num_rows, run.events, run.report, run.config])
@@ -207,7 +264,11 @@ def test_renamed_config_keys_move_within_their_table() -> None:
     with pytest.warns(RenamedWarning) as noted:
         new = upgrade_keys(old, renamed=renamed)
     assert len(noted) == 2
-    assert new == {"learning": {"lr": 1e-4, "steps": 3, "kl": {"beta": 0.1}}, "sampling": {}, "name": "x"}
+    assert new == {
+        "learning": {"lr": 1e-4, "steps": 3, "kl": {"beta": 0.1}},
+        "sampling": {},
+        "name": "x",
+    }
     assert old["learning"] == {"rate": 1e-4, "steps": 3}
     assert upgrade_keys({"learning": "fast"}, renamed=renamed) == {"learning": "fast"}
 
@@ -241,11 +302,19 @@ def test_a_bad_line_is_one_bad_line(make_run: Callable[..., Path], name: str, ba
     if name == "events.jsonl":
         append_line(path / name, {"event": "finished", "step": 6})
     whole = Run(path)
-    lines = {"metrics.jsonl": whole.metric_lines, "evals.jsonl": whole.eval_lines, "events.jsonl": whole.events}
+    lines = {
+        "metrics.jsonl": whole.metric_lines,
+        "evals.jsonl": whole.eval_lines,
+        "events.jsonl": whole.events,
+    }
     del lines[name][1]
     put_line(path / name, bad)
     run = Run(path)
-    assert lines == {"metrics.jsonl": run.metric_lines, "evals.jsonl": run.eval_lines, "events.jsonl": run.events}
+    assert lines == {
+        "metrics.jsonl": run.metric_lines,
+        "evals.jsonl": run.eval_lines,
+        "events.jsonl": run.events,
+    }
     assert run.notes == [f"1 line of {name} could not be read and is left out."]
     assert view_of(run).notes == tuple(run.notes)
     assert (run.metrics.num_rows, run.status) == (len(run.metric_lines), "finished")
@@ -256,7 +325,8 @@ def test_a_bad_line_is_one_bad_line(make_run: Callable[..., Path], name: str, ba
 def test_a_number_of_any_length_is_a_number(make_run: Callable[..., Path]) -> None:
     path = make_run("demo", steps=6)
     put_line(
-        path / "metrics.jsonl", b'{"step": 2, "reward/mean": 0.5, "gradient/norm/before": ' + 100_000 * b"9" + b"}"
+        path / "metrics.jsonl",
+        b'{"step": 2, "reward/mean": 0.5, "gradient/norm/before": ' + 100_000 * b"9" + b"}",
     )
     run = Run(path)
     assert (run.metric_lines[1]["reward/mean"], run.notes) == (0.5, [])
@@ -265,14 +335,21 @@ def test_a_number_of_any_length_is_a_number(make_run: Callable[..., Path]) -> No
 
 def test_a_metric_that_is_no_number_is_absent(make_run: Callable[..., Path]) -> None:
     path = make_run("demo", steps=6)
-    put_line(path / "metrics.jsonl", b'{"step": 2, "reward/mean": "much", "seconds/step": [1], "time": {}, "own": "x"}')
+    put_line(
+        path / "metrics.jsonl",
+        b'{"step": 2, "reward/mean": "much", "seconds/step": [1], "time": {}, "own": "x"}',
+    )
     assert Run(path).metric_lines[1] == {"step": 2, "own": "x"}
     assert find_runs(path.parent)[1] == {}
 
 
 def test_a_run_that_cannot_be_read_hides_no_other(make_run: Callable[..., Path]) -> None:
     whole = make_run("whole", steps=6)
-    for name, config in (("a list", []), ("a text", "x"), ("odd values", {"learning": {"steps": "many"}})):
+    for name, config in (
+        ("a list", []),
+        ("a text", "x"),
+        ("odd values", {"learning": {"steps": "many"}}),
+    ):
         info = json.loads((make_run(name, steps=2) / "run.json").read_text()) | {"config": config}
         (whole.with_name(name) / "run.json").write_text(json.dumps(info))
     (make_run("a pipe", steps=2) / "metrics.jsonl").unlink()

@@ -1,4 +1,6 @@
-"""Tasks, evaluations, and rollouts as rows: what the columns hold, and that the rows become the same rollouts again."""
+"""Tasks, evaluations, and rollouts as rows: what the columns hold, and that the rows become the
+same rollouts again.
+"""
 
 # ruff: noqa: I001 (names of records side by side)
 
@@ -52,8 +54,12 @@ speakers = st.sampled_from(["system", "user", "assistant", "tool"])
 messages = st.builds(Message, speakers, texts, st.lists(calls, max_size=2).map(tuple), texts)
 parts = st.builds(Part, texts, numbers, numbers, numbers, numbers)
 small = st.integers(-(2**31), 2**31 - 1)
-commands = st.builds(Executed, small, texts, numbers, small, texts, st.none() | numbers, st.booleans())
-plain_rewards = st.builds(Reward, numbers, numbers, numbers, st.booleans(), st.lists(parts, max_size=3).map(tuple))
+commands = st.builds(
+    Executed, small, texts, numbers, small, texts, st.none() | numbers, st.booleans()
+)
+plain_rewards = st.builds(
+    Reward, numbers, numbers, numbers, st.booleans(), st.lists(parts, max_size=3).map(tuple)
+)
 rewards = plain_rewards | plain_rewards.map(
     lambda r: replace(r, turns=(r.total, 0.0) if math.isfinite(r.total) else ())
 )
@@ -62,7 +68,10 @@ rewards = plain_rewards | plain_rewards.map(
 @st.composite
 def sequences(draw: st.DrawFn) -> Sequence:
     size = draw(st.integers(0, 6))
-    elements: dict[str, Any] = {"versions": st.integers(-1, 2**31 - 1), "roles": st.sampled_from([*map(int, Role)])}
+    elements: dict[str, Any] = {
+        "versions": st.integers(-1, 2**31 - 1),
+        "roles": st.sampled_from([*map(int, Role)]),
+    }
 
     def column(name: str) -> Any:
         if name in LEARNED and draw(st.booleans()):
@@ -70,7 +79,9 @@ def sequences(draw: st.DrawFn) -> Sequence:
         if name == "support":
             sizes = draw(hnp.arrays(np.int32, size, elements=st.integers(0, 3)))
             return sizes, draw(hnp.arrays(np.int32, int(sizes.sum())))
-        return draw(hnp.arrays(TOKEN_COLUMNS[name].to_pandas_dtype(), size, elements=elements.get(name)))
+        return draw(
+            hnp.arrays(TOKEN_COLUMNS[name].to_pandas_dtype(), size, elements=elements.get(name))
+        )
 
     return Sequence(**{name: column(name) for name in TOKEN_COLUMNS})
 
@@ -92,13 +103,17 @@ rollouts = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None, phases=(Phase.generate,))  # a failing example is small enough as it is
+@settings(
+    max_examples=50, deadline=None, phases=(Phase.generate,)
+)  # a failing example is small enough as it is
 @given(st.lists(rollouts, max_size=4))
 def test_rollouts_survive_the_disk_to_the_bit(made: list[Rollout]) -> None:
     buffer = pa.BufferOutputStream()
     pq.write_table(rollouts_table("demo", made), buffer, compression="zstd")
     read = rollouts_of(pq.read_table(pa.BufferReader(buffer.getvalue())))
-    assert [replace(one, sequences=()) for one in read] == [replace(one, sequences=()) for one in made]
+    assert [replace(one, sequences=()) for one in read] == [
+        replace(one, sequences=()) for one in made
+    ]
     for one, other in zip(made, read, strict=True):
         for a, b in zip(one.sequences, other.sequences, strict=True):
             for name in (field.name for field in fields(Sequence)):
@@ -108,7 +123,8 @@ def test_rollouts_survive_the_disk_to_the_bit(made: list[Rollout]) -> None:
                     np.testing.assert_array_equal(u, v, err_msg=name)
 
 
-# Two sequences as they stand on disk: the second is the history as a template rewrote it, with a tool's answer in it.
+# Two sequences as they stand on disk: the second is the history as a template rewrote it, with a
+# tool's answer in it.
 FIRST: dict[str, Any] = {
     "ids": [10, 11, 12], "turns": [0, 0, 0], "roles": [0, 1, 1], "versions": [None, 3, 3],
     "sampler": [None, -0.5, -0.25], "weights": [0, 1, 1], "attended": [True] * 3, "advantages": [0, 1.5, 1.5],
@@ -121,12 +137,21 @@ SECOND: dict[str, Any] = {
 
 
 def in_memory(columns: dict[str, Any]) -> Sequence:
-    """Return the sequence with NaN, and -1 for versions, where the disk has null; as int64 and float64."""
+    """Return the sequence with NaN, and -1 for versions, where the disk has null; as int64 and
+    float64.
+    """
     nothing = {"versions": -1}
     plain = {name: x for name, x in columns.items() if name != "support"}
-    arrays = {name: np.array([nothing.get(name, np.nan) if v is None else v for v in x]) for name, x in plain.items()}
+    arrays = {
+        name: np.array([nothing.get(name, np.nan) if v is None else v for v in x])
+        for name, x in plain.items()
+    }
     lists = columns.get("support")
-    support = None if lists is None else (np.array([*map(len, lists)]), np.array([i for part in lists for i in part]))
+    support = (
+        None
+        if lists is None
+        else (np.array([*map(len, lists)]), np.array([i for part in lists for i in part]))
+    )
     return Sequence(**arrays, support=support)
 
 
@@ -138,12 +163,32 @@ def test_the_columns_hold_what_the_page_says() -> None:
         Message("assistant", "<tool>{", problem="It is not closed."),
     )
     reward = Reward(
-        1.1, -0.2, 1.2, True, (Part("answer", 1.0, 0.0, 1.0), Part("format", 0.5, -1.0, 1.0, 0.2)), (0.25, 0.85)
+        1.1,
+        -0.2,
+        1.2,
+        True,
+        (Part("answer", 1.0, 0.0, 1.0), Part("format", 0.5, -1.0, 1.0, 0.2)),
+        (0.25, 0.85),
     )
     both = (in_memory(FIRST), in_memory(SECOND))
     ran = (Executed(1, "python a.py", 0.5, -9, "memory", 0.75, True, "killed"),)
     made = Rollout(
-        7, "g3", 2, "t9", "lookup", "12", 2**40, said, both, reward, Ending.TURN_LIMIT, None, 1.25, True, ran, 2
+        7,
+        "g3",
+        2,
+        "t9",
+        "lookup",
+        "12",
+        2**40,
+        said,
+        both,
+        reward,
+        Ending.TURN_LIMIT,
+        None,
+        1.25,
+        True,
+        ran,
+        2,
     )
     table = rollouts_table("demo", [made])
     assert table.schema.equals(ROLLOUTS, check_metadata=True)
@@ -174,7 +219,9 @@ def test_the_columns_hold_what_the_page_says() -> None:
 
 
 def test_a_rollout_that_failed_keeps_its_row() -> None:
-    failed = replace(rollout_of(1), sequences=(), reward=None, ended=Ending.TASK_ERROR, error="open: no file")
+    failed = replace(
+        rollout_of(1), sequences=(), reward=None, ended=Ending.TASK_ERROR, error="open: no file"
+    )
     row, other = rollouts_table("demo", [failed, rollout_of(1, index=1)]).to_pylist()
     assert [row[k] for k in ("reward", "reward_low", "reward_high", "correct", "ids")] == [None] * 5
     assert (row["parts"], row["ended"], row["error"]) == ([], "task-error", "open: no file")
@@ -187,14 +234,20 @@ def test_files_of_an_older_writer(make_run: Callable[..., Path]) -> None:
     path = make_run("demo", steps=2)
     (part,) = (path / "rollouts" / "000001").iterdir()
     table = pq.read_table(part).drop_columns(["kept", "commands", "sandbox_failures"])
-    older = [[{k: m[k] for k in ("role", "content", "calls")} for m in row] for row in table["messages"].to_pylist()]
-    pq.write_table(table.set_column(table.schema.get_field_index("messages"), "messages", [older]), part)
+    older = [
+        [{k: m[k] for k in ("role", "content", "calls")} for m in row]
+        for row in table["messages"].to_pylist()
+    ]
+    pq.write_table(
+        table.set_column(table.schema.get_field_index("messages"), "messages", [older]), part
+    )
     rows = Run(path).rollouts().to_pylist()
     assert [(row["step"], row["kept"]) for row in rows] == [(1, None), (2, True)]
     assert {m["problem"] for row in rows for m in row["messages"]} == {None}
-    assert [(r.kept, json.dumps([m.content for m in r.messages])) for r in rollouts_of(Run(path).rollouts())] == [
-        (True, '["2 + 3 =", "5"]')
-    ] * 2
+    assert [
+        (r.kept, json.dumps([m.content for m in r.messages]))
+        for r in rollouts_of(Run(path).rollouts())
+    ] == [(True, '["2 + 3 =", "5"]')] * 2
 
 
 def test_rows_without_the_sampler_s_probabilities_are_refused() -> None:

@@ -39,7 +39,10 @@ def talk(index: int, *sequences: Sequence, group: str = "000012-0003") -> Rollou
 
 ONE_SEQUENCE = sequence_of([PROMPT, MODEL, TOOL, MODEL, MODEL], [0, 0, 0, 1, 1], [9, 1, 9, 2, 3])
 # The chat template rewrote the history, so that each turn has a sequence of its own.
-TWO_SEQUENCES = sequence_of([PROMPT, MODEL], [0, 0], [9, 1]), sequence_of([PROMPT, TOOL, MODEL], [0, 0, 1], [9, 9, 4])
+TWO_SEQUENCES = (
+    sequence_of([PROMPT, MODEL], [0, 0], [9, 1]),
+    sequence_of([PROMPT, TOOL, MODEL], [0, 0, 1], [9, 9, 4]),
+)
 
 
 @pytest.fixture
@@ -56,11 +59,16 @@ def test_a_rollout_is_all_of_its_sequences(table: RolloutTable) -> None:
     assert [table.advantage(n) for n in range(3)] == [2.0, 2.5, None]
     assert table.values("index") == [0, 1, 2]
     assert [len(table.rollout(n).sequences) for n in range(3)] == [1, 2, 1]
-    assert [sequence["advantages"] for sequence in table.rollout(1).sequences] == [[9, 1], [9, 9, 4]]
+    assert [sequence["advantages"] for sequence in table.rollout(1).sequences] == [
+        [9, 1],
+        [9, 9, 4],
+    ]
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_an_answer_that_the_prompt_quotes_is_not_the_models(table: RolloutTable, place: int) -> None:
+def test_an_answer_that_the_prompt_quotes_is_not_the_models(
+    table: RolloutTable, place: int
+) -> None:
     assert table.turns_n[place] == 2
     assert table.question_n[place] == "1 + 1 = 2 2 + 3 ="
     assert table.response_n[place] == "It is 5."
@@ -99,9 +107,17 @@ def test_a_rollout_that_never_answered_has_no_turn() -> None:
 
 
 def test_commands_go_with_the_message_that_gave_them_and_a_submission_with_the_last() -> None:
-    commands = tuple(Executed(turn, command, 0.1, 0) for turn, command in ((0, "ls"), (1, "cat x"), (2, "submit")))
-    table = RolloutTable(12, rollouts_table("demo", [replace(talk(0, ONE_SEQUENCE), commands=commands)]))
-    assert [[c["command"] for c in turn.commands] for turn in table.rollout(0).turns] == [["ls"], ["cat x", "submit"]]
+    commands = tuple(
+        Executed(turn, command, 0.1, 0)
+        for turn, command in ((0, "ls"), (1, "cat x"), (2, "submit"))
+    )
+    table = RolloutTable(
+        12, rollouts_table("demo", [replace(talk(0, ONE_SEQUENCE), commands=commands)])
+    )
+    assert [[c["command"] for c in turn.commands] for turn in table.rollout(0).turns] == [
+        ["ls"],
+        ["cat x", "submit"],
+    ]
 
 
 def test_groups_have_the_number_of_their_name_or_their_place() -> None:

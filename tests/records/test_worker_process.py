@@ -1,4 +1,6 @@
-"""Workers that answer requests: what is left of one when it ends, and calls from several threads."""
+"""Workers that answer requests: what is left of one when it ends, and calls from several
+threads.
+"""
 
 import os
 import threading
@@ -34,7 +36,9 @@ def test_threads_get_their_answers_from_workers_that_end_after_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ends_after_each.py").write_text(WORKER)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    )
     worker = WorkerProcess("ends_after_each")
     answers: list[int] = []
 
@@ -70,7 +74,9 @@ def test_a_request_to_a_worker_that_has_just_ended_goes_to_another_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ends_once.py").write_text(ENDS_ONCE)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    )
     monkeypatch.chdir(tmp_path)
     worker = WorkerProcess("ends_once")
     first = worker.call(1, 60)

@@ -1,4 +1,6 @@
-"""Pages of the cache: shared, freed, taken from streams that wait, and never more than the budget."""
+"""Pages of the cache: shared, freed, taken from streams that wait, and never more than the
+budget.
+"""
 
 import asyncio
 from pathlib import Path
@@ -43,7 +45,11 @@ def test_a_long_prompt_is_shared_and_freed(policy: Policy) -> None:
 def test_many_turns_leave_nothing_behind(policy: Policy) -> None:
     sampler, prompt = InProcessSampler(policy), encode(policy, "Why? " * 3)
     for turn in range(6):
-        speak(sampler, [(i, prompt if turn == 0 else prompt[: 3 * i + 1], i) for i in range(12)], LIMITS)
+        speak(
+            sampler,
+            [(i, prompt if turn == 0 else prompt[: 3 * i + 1], i) for i in range(12)],
+            LIMITS,
+        )
     tokens = [len(stream.ids) - 1 for stream in sampler._streams.values()]
     assert sampler.cache.used == sum(map(sampler.cache.pages_for, tokens))
     for i in range(12):
@@ -53,7 +59,9 @@ def test_many_turns_leave_nothing_behind(policy: Policy) -> None:
 
 @pytest.mark.parametrize("pages", [3, 7])
 def test_a_small_cache_says_the_same(policy: Policy, pages: int) -> None:
-    """Six streams of two pages each: those that wait lose theirs, and turns wait for those that run."""
+    """Six streams of two pages each: those that wait lose theirs, and turns wait for those that
+    run.
+    """
     small, large = with_pages(policy, pages), PrefillCounter(policy)
     prompts = [encode(policy, f"{i}. What is it that this is? ") for i in range(6)]
     for turn in range(3):
@@ -80,7 +88,9 @@ def test_a_turn_that_can_never_fit_says_what_to_lower(policy: Policy) -> None:
 
 
 def test_a_turn_joins_while_another_runs(policy: Policy) -> None:
-    """Of two streams one ends at once, at its context's end, and has two more turns before the other one is done."""
+    """Of two streams one ends at once, at its context's end, and has two more turns before the
+    other one is done.
+    """
     sampler, order = InProcessSampler(policy), list[str]()
     prompt = encode(policy, "Why? ")
     limits = Limits(200, len(prompt) + 203)
@@ -116,5 +126,6 @@ def test_the_pool_shrinks_when_little_of_it_is_used(policy: Policy) -> None:
     assert large >= 100
     assert sampler.cache.pages < 10
     assert same(
-        speak(sampler, [(1, prompt, 5)], LIMITS)[0], speak(InProcessSampler(policy), [(1, prompt, 5)], LIMITS)[0]
+        speak(sampler, [(1, prompt, 5)], LIMITS)[0],
+        speak(InProcessSampler(policy), [(1, prompt, 5)], LIMITS)[0],
     )

@@ -14,14 +14,22 @@ from uptrend.records import Message, TasksetError, ToolCall
 from uptrend.rollout.calls import FORMATS, format_of, read_turn
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
-MARKUP = st.sampled_from(["</tool>", "<tool>", "</tool_call>", "<tool_call>", "<|python_tag|>", "{", "}", '"', "\\"])
+MARKUP = st.sampled_from(
+    ["</tool>", "<tool>", "</tool_call>", "<tool_call>", "<|python_tag|>", "{", "}", '"', "\\"]
+)
 ARGUMENTS = st.dictionaries(st.text() | MARKUP, VALUES | MARKUP, max_size=3)
 CALLS = st.builds(ToolCall, st.text(min_size=1), ARGUMENTS)
-WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<{")) | st.sampled_from(["\n", "a\n", " \n\n", " b "])
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<{")) | st.sampled_from(
+    ["\n", "a\n", " \n\n", " b "]
+)
 """What may stand beside calls: no markup."""
 
 RIGHT = {
@@ -42,7 +50,11 @@ def test_what_was_written_is_read(name: str, content: str, calls: list[ToolCall]
 @settings(max_examples=150, deadline=None)
 @given(
     name=st.sampled_from(list(FORMATS)),
-    parts=st.lists(MARKUP | st.text(max_size=5) | st.sampled_from([*RIGHT.values(), '{"name":', "NaN", "[" * 2000])),
+    parts=st.lists(
+        MARKUP
+        | st.text(max_size=5)
+        | st.sampled_from([*RIGHT.values(), '{"name":', "NaN", "[" * 2000])
+    ),
 )
 def test_any_text_is_read_and_what_has_a_problem_is_kept(name: str, parts: list[str]) -> None:
     text = "".join(parts)
@@ -88,8 +100,14 @@ def test_liberties_that_models_take(name: str, value: dict[str, Any], call: Tool
 @pytest.mark.parametrize(
     ("inside", "wrong"),
     [
-        ('{"name": "search", "arguments": {"query": }}', "is not JSON: Expecting value at its character 43"),
-        ('{"name": "search" "arguments": {}}', "is not JSON: Expecting ',' delimiter at its character 19"),
+        (
+            '{"name": "search", "arguments": {"query": }}',
+            "is not JSON: Expecting value at its character 43",
+        ),
+        (
+            '{"name": "search" "arguments": {}}',
+            "is not JSON: Expecting ',' delimiter at its character 19",
+        ),
         ('{"arguments": {}}', "has no name"),
         ('{"name": 3, "arguments": {}}', "has no name"),
         ('{"name": "search", "arguments": ["x"]}', "arguments are not a JSON object"),
@@ -98,7 +116,10 @@ def test_liberties_that_models_take(name: str, value: dict[str, Any], call: Tool
         ('{"name": "search", "arguments": {"n": 1e999}}', "can't be written down"),
         ('{"name": "search", "arguments": {"n": NaN}}', "can't be written down"),
         ('{"name": "search", "arguments": {"query": "\\ud800"}}', "can't be written down"),
-        ('{"name": "search", "arguments": ' + "[" * 9000 + "]" * 9000 + "}", "can't be written down"),
+        (
+            '{"name": "search", "arguments": ' + "[" * 9000 + "]" * 9000 + "}",
+            "can't be written down",
+        ),
         ('{"name": "search"} more', "More text follows|More than a JSON object"),
     ],
 )
@@ -115,7 +136,11 @@ def test_what_is_wrong_is_said(name: str, inside: str, wrong: str) -> None:
 def test_a_call_that_is_not_closed(name: str, query: str) -> None:
     opening, closing = FORMATS[name].marks
     text = RIGHT[name].replace(closing, "").replace("x", query.replace("CLOSE", closing))
-    assert FORMATS[name].read(text).problem.startswith(f"A call begins with {opening}, but {closing} is missing; ")
+    assert (
+        FORMATS[name]
+        .read(text)
+        .problem.startswith(f"A call begins with {opening}, but {closing} is missing; ")
+    )
     assert FORMATS[name].read("a" + opening).problem
 
 
@@ -123,7 +148,9 @@ def test_a_call_that_is_not_closed(name: str, query: str) -> None:
 def test_a_call_in_thoughts_is_not_made(name: str) -> None:
     thought = f"<think>Should I say {''.join(FORMATS[name].marks[:1])}{RIGHT[name]}?</think>"
     assert read_turn(FORMATS[name], thought) == Message("assistant", thought)
-    assert read_turn(FORMATS[name], f"{thought}\n{RIGHT[name]}") == Message("assistant", thought, (SEARCH,))
+    assert read_turn(FORMATS[name], f"{thought}\n{RIGHT[name]}") == Message(
+        "assistant", thought, (SEARCH,)
+    )
     never_closed = f"<think>\n{RIGHT[name]}"
     assert read_turn(FORMATS[name], never_closed) == Message("assistant", never_closed)
 
@@ -163,13 +190,17 @@ MESSAGES = "{% for m in messages %}{{ m.content }}{% endfor %}"
         ("gemma3", "plain"),
         (MESSAGES, "plain"),
         ("{{ messages }} <tool_call> ipython", "plain"),
-        (MESSAGES + "{% if tools %}{{ raise_exception('no tools') }}{% endif %}<tool_call>", "plain"),
+        (
+            MESSAGES + "{% if tools %}{{ raise_exception('no tools') }}{% endif %}<tool_call>",
+            "plain",
+        ),
         (OFFER + MESSAGES, "plain"),
         (OFFER + MESSAGES + "<tool_call>", "qwen"),
         (OFFER + MESSAGES + "{# ipython #}", "llama"),
         # As Qwen3-Coder writes its calls.
         (
-            OFFER + "{% for m in messages %}{% for c in m.tool_calls %}<tool_call>\n<function={{ c.function.name }}>"
+            OFFER
+            + "{% for m in messages %}{% for c in m.tool_calls %}<tool_call>\n<function={{ c.function.name }}>"
             "{% endfor %}{% endfor %}",
             "plain",
         ),

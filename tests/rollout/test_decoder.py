@@ -1,4 +1,6 @@
-"""One token more for every row equals transformers' forward over everything, for each type of model."""
+"""One token more for every row equals transformers' forward over everything, for each type of
+model.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +13,14 @@ import torch
 from models import encode, full_logits, make_policy, write_model
 from talk import expected_logprobs, speak
 from uptrend.policy.policy import Policy
-from uptrend.rollout.decoder import LEAN_TYPES, Decoder, LeanDecoder, PlainDecoder, make_cache, make_decoder
+from uptrend.rollout.decoder import (
+    LEAN_TYPES,
+    Decoder,
+    LeanDecoder,
+    PlainDecoder,
+    make_cache,
+    make_decoder,
+)
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Limits
 
@@ -39,14 +48,18 @@ def check(policy: Policy, prompts: Sequence[str] = PROMPTS) -> None:
         news = [encode(policy, " x")] * len(prompts)
         for ids, extension in zip(whole, said, strict=True):
             ids += extension.ids.tolist()
-            expected = expected_logprobs(full_logits(policy, ids), ids, extension.ids.tolist(), limits)
+            expected = expected_logprobs(
+                full_logits(policy, ids), ids, extension.ids.tolist(), limits
+            )
             np.testing.assert_allclose(extension.logprobs, expected, atol=2e-4)
             ids += news[0]
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", LEAN_TYPES)
-def test_the_lean_decoder_is_transformers_forward(folders: dict[str, Path], kind: str, lora: bool) -> None:
+def test_the_lean_decoder_is_transformers_forward(
+    folders: dict[str, Path], kind: str, lora: bool
+) -> None:
     policy = make_policy(folders[kind], lora=lora)
     assert isinstance(decoder_of(policy), LeanDecoder)
     if lora:
@@ -68,7 +81,9 @@ def test_adapters_on_some_modules_alone(folders: dict[str, Path]) -> None:
     from uptrend.policy.policy import load_policy
 
     wish = Model(lora=Lora(r=3, targets=("q_proj", "up_proj")))
-    policy = load_policy(str(folders["qwen2"]), wish, torch.device("cpu"), seed=0, keep_reference=False)
+    policy = load_policy(
+        str(folders["qwen2"]), wish, torch.device("cpu"), seed=0, keep_reference=False
+    )
     with torch.no_grad():
         policy.flat.values.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
     check(policy)

@@ -52,7 +52,9 @@ class Handler(socketserver.BaseRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Server]:
     with Server() as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         yield server
         server.shutdown()
 
@@ -145,7 +147,9 @@ def test_an_idle_connection_that_the_server_ends_is_no_error(server: Server) -> 
         event_loop.run(asyncio.sleep(0.05))
 
 
-def test_requests_bring_the_key_of_the_moment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_bring_the_key_of_the_moment(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = HttpClient("SOME_KEY")
     server.reply = b"HTTP/1.1 429 Slow\r\nRetry-After: 3\r\nContent-Length: 0\r\n\r\n"
     for key in (None, "first", "second"):
@@ -153,7 +157,9 @@ def test_requests_bring_the_key_of_the_moment(server: Server, monkeypatch: pytes
             monkeypatch.setenv("SOME_KEY", key)
         reply = event_loop.run(client.exchange(server.url))
         assert (reply.status, reply.retry_after) == (429, "3")
-        assert (b"Authorization: Bearer %s" % (key or "").encode() in server.heads[-1]) == (key is not None)
+        assert (b"Authorization: Bearer %s" % (key or "").encode() in server.heads[-1]) == (
+            key is not None
+        )
 
 
 def test_a_proxy_is_for_other_machines(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +167,9 @@ def test_a_proxy_is_for_other_machines(server: Server, monkeypatch: pytest.Monke
         monkeypatch.delenv(name, raising=False)
     proxy = server.url.removesuffix("/x")
     monkeypatch.setenv("http_proxy", proxy)
-    assert [proxy_of(f"http://{host}:8000/v1") for host in ("127.0.0.1", "[::1]", "localhost")] == [None] * 3
+    assert [proxy_of(f"http://{host}:8000/v1") for host in ("127.0.0.1", "[::1]", "localhost")] == [
+        None
+    ] * 3
     there = "http://models.example/v1"
     assert proxy_of(there) == proxy
     assert event_loop.run(HttpClient("NO_KEY", proxy_of(there)).exchange(there)).status == 200

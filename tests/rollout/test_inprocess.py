@@ -1,4 +1,6 @@
-"""The sampler in this process against transformers' own forward and generate, and choices against definitions."""
+"""The sampler in this process against transformers' own forward and generate, and choices against
+definitions.
+"""
 
 import asyncio
 from pathlib import Path
@@ -53,7 +55,9 @@ def generated(policy: Policy, ids: list[int], count: int) -> list[int]:
     return list(out[0, len(ids) :].tolist())
 
 
-@pytest.mark.parametrize(("model", "weights"), [("tiny", "fp32"), ("random", "fp32"), ("random", "bf16")])
+@pytest.mark.parametrize(
+    ("model", "weights"), [("tiny", "fp32"), ("random", "fp32"), ("random", "bf16")]
+)
 def test_greedy_is_generate(tiny_folder: str, llama_folder: Path, model: str, weights: str) -> None:
     policy = make_policy(tiny_folder if model == "tiny" else llama_folder, weights=weights)
     contexts = [encode(policy, p) for p in PROMPTS]
@@ -86,14 +90,18 @@ def test_logprobs_are_those_of_the_distribution_drawn_from(
         assert (said.support is not None) == bool(limits.width)
         if said.support is not None:
             supports = np.split(said.support[1], np.cumsum(said.support[0])[:-1])
-            for at, (token, support) in enumerate(zip(said.ids, supports, strict=True), len(context)):
+            for at, (token, support) in enumerate(
+                zip(said.ids, supports, strict=True), len(context)
+            ):
                 p = distribution(full_logits(policy, whole)[at - 1], limits, whole[:at])
                 assert sorted(support) == np.flatnonzero(p).tolist()
                 assert token in support
 
 
 @pytest.mark.parametrize("cut", [{}, {"temperature": 0.5, "top_k": 6}, {"top_p": 0.6}])
-def test_tokens_come_as_often_as_they_should(policy: Policy, sampler: InProcessSampler, cut: dict[str, Any]) -> None:
+def test_tokens_come_as_often_as_they_should(
+    policy: Policy, sampler: InProcessSampler, cut: dict[str, Any]
+) -> None:
     limits, context, draws = Limits(1, 400, **cut), encode(policy, PROMPTS[0]), 4000
     said = speak(sampler, [(i, context, i) for i in range(draws)], limits)
     p = distribution(full_logits(policy, context)[-1], limits)
@@ -138,16 +146,22 @@ def test_streams_that_wait_are_not_disturbed(policy: Policy, decoding: type[Deco
     sampler, alone = InProcessSampler(policy, decoding), InProcessSampler(policy)
     limits, context = Limits(7, 400), encode(policy, PROMPTS[0])
     for s in (0, 1):
-        assert same(speak(sampler, [(s, context, s)], limits)[0], speak(alone, [(s, context, s)], limits)[0])
+        assert same(
+            speak(sampler, [(s, context, s)], limits)[0], speak(alone, [(s, context, s)], limits)[0]
+        )
     others = [(s, encode(policy, "What is this? " * (s % 4)), s) for s in range(2, 14)]
-    for one, other in zip(speak(sampler, others, limits), speak(alone, others, limits), strict=True):
+    for one, other in zip(
+        speak(sampler, others, limits), speak(alone, others, limits), strict=True
+    ):
         assert same(one, other)
     for s in range(2, 14, 2):
         sampler.release(s)
     speak(sampler, [(s, context, s) for s in range(3, 14, 2)], limits)
     news = encode(policy, " go on")
     for s in (1, 0):
-        assert same(speak(sampler, [(s, news, s)], limits)[0], speak(alone, [(s, news, s)], limits)[0])
+        assert same(
+            speak(sampler, [(s, news, s)], limits)[0], speak(alone, [(s, news, s)], limits)[0]
+        )
 
 
 def test_a_released_stream_begins_anew(policy: Policy, sampler: InProcessSampler) -> None:
@@ -160,7 +174,9 @@ def test_a_released_stream_begins_anew(policy: Policy, sampler: InProcessSampler
 
 def test_a_stop_token_ends_a_turn_and_belongs_to_it(tiny_folder: str) -> None:
     policy = make_policy(tiny_folder)
-    said = speak(InProcessSampler(policy), [(0, encode(policy, "Calculate: 1 + 1 = "), 0)], GREEDY)[0]
+    said = speak(InProcessSampler(policy), [(0, encode(policy, "Calculate: 1 + 1 = "), 0)], GREEDY)[
+        0
+    ]
     assert said.ended == Ending.STOP_TOKEN
     assert said.ids[-1] == policy.tokenizer.eos_token_id
     assert policy.tokenizer.decode(said.ids[:-1]).isdigit()
@@ -191,7 +207,9 @@ def test_limits_end_a_turn(
     policy: Policy, sampler: InProcessSampler, tokens: int, space: int, expected: tuple[int, Ending]
 ) -> None:
     context = encode(policy, PROMPTS[1])
-    said = speak(sampler, [(0, context, 0)], Limits(tokens, len(context) + space, temperature=0.0))[0]
+    said = speak(sampler, [(0, context, 0)], Limits(tokens, len(context) + space, temperature=0.0))[
+        0
+    ]
     assert (len(said.ids), said.ended) == expected
 
 
@@ -206,16 +224,24 @@ def test_a_stream_without_room_says_nothing_and_disturbs_nobody(policy: Policy) 
 def test_the_context_holds_all_turns(policy: Policy, sampler: InProcessSampler) -> None:
     context = encode(policy, PROMPTS[1])
     limits = Limits(8, len(context) + 20, temperature=0.0)
-    said = [speak(sampler, [(0, context if turn == 0 else [9, 9], 0)], limits)[0] for turn in range(3)]
+    said = [
+        speak(sampler, [(0, context if turn == 0 else [9, 9], 0)], limits)[0] for turn in range(3)
+    ]
     assert [len(s.ids) for s in said] == [8, 8, 0]  # 8, then 2 + 8, then 2 more and no room
     assert said[2].ended == Ending.CONTEXT_FULL
 
 
-def test_turns_with_different_limits_may_wait_together(policy: Policy, sampler: InProcessSampler) -> None:
+def test_turns_with_different_limits_may_wait_together(
+    policy: Policy, sampler: InProcessSampler
+) -> None:
     context = encode(policy, PROMPTS[0])
 
     async def both() -> list[Extension]:
-        return list(await asyncio.gather(*(sampler.extend(i, context, x, 1) for i, x in enumerate((GREEDY, LONG)))))
+        return list(
+            await asyncio.gather(
+                *(sampler.extend(i, context, x, 1) for i, x in enumerate((GREEDY, LONG)))
+            )
+        )
 
     greedy, free = asyncio.run(both())
     assert same(greedy, speak(InProcessSampler(policy), [(0, context, 1)], GREEDY)[0])
@@ -245,7 +271,9 @@ def test_a_sampler_with_its_own_weights_follows_loads_alone_and_forgets_what_old
     first = speak(sampler, [(0, context, 1)], GREEDY)[0]
     with torch.no_grad():
         policy.flat.values.mul_(1.2)
-    assert same(speak(sampler, [(1, context, 1)], GREEDY)[0], first)  # the learner's are others by now
+    assert same(
+        speak(sampler, [(1, context, 1)], GREEDY)[0], first
+    )  # the learner's are others by now
 
     async def load_while_a_turn_runs() -> Extension:
         turn = asyncio.ensure_future(sampler.extend(2, context, GREEDY, 1))
@@ -298,12 +326,17 @@ def test_a_number_chooses_the_token_it_falls_on(
         assert upto - p[token] - 2e-5 <= u <= upto + 2e-5
 
 
-@pytest.mark.parametrize("changes", [{"top_p": 0.7}, {"top_k": 4, "min_p": 0.1}, {"repetition_penalty": 1.4}])
+@pytest.mark.parametrize(
+    "changes", [{"top_p": 0.7}, {"top_k": 4, "min_p": 0.1}, {"repetition_penalty": 1.4}]
+)
 def test_the_distribution_is_that_of_transformers(changes: dict[str, Any]) -> None:
     from transformers import generation as theirs
 
     limits = Limits(1, 9, temperature=0.7, **changes)
-    logits, context = 3 * torch.randn(2, 50, generator=torch.Generator().manual_seed(1)), [1, 4, 4, 9]
+    logits, context = (
+        3 * torch.randn(2, 50, generator=torch.Generator().manual_seed(1)),
+        [1, 4, 4, 9],
+    )
     warpers: list[Any] = [theirs.RepetitionPenaltyLogitsProcessor(limits.repetition_penalty)]
     warpers += [theirs.TemperatureLogitsWarper(0.7)]
     warpers += [theirs.TopKLogitsWarper(limits.top_k)] if limits.top_k else []
@@ -317,7 +350,9 @@ def test_the_distribution_is_that_of_transformers(changes: dict[str, Any]) -> No
 
 def test_greedy_takes_the_likeliest_whatever_is_cut() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, -1.0, 2.0]])
-    tokens, logprobs, _ = choose(logits, torch.tensor([0.9, 0.0]), Limits(1, 9, temperature=0.0, top_k=2, top_p=0.5))
+    tokens, logprobs, _ = choose(
+        logits, torch.tensor([0.9, 0.0]), Limits(1, 9, temperature=0.0, top_k=2, top_p=0.5)
+    )
     assert tokens.tolist() == [1, 0]
     torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1)[[0, 1], [1, 0]])
 
@@ -333,7 +368,9 @@ def test_tokens_that_cannot_come_do_not_come() -> None:
 
 
 def test_random_numbers_are_a_rollouts_own() -> None:
-    """Even, without a trace of the seeds' order, and the same whoever else draws and however often."""
+    """Even, without a trace of the seeds' order, and the same whoever else draws and however
+    often.
+    """
     numbers = draw_uniforms([(seed, 0) for seed in range(500)], 200)
     assert numbers.shape == (500, 200)
     assert 0 <= numbers.min() < numbers.max() < 1

@@ -1,4 +1,6 @@
-"""Rollouts that wait for tools: side by side, within a time, and played again where the sandbox failed."""
+"""Rollouts that wait for tools: side by side, within a time, and played again where the sandbox
+failed.
+"""
 
 import asyncio
 import time
@@ -25,15 +27,24 @@ def policy(llama_folder: Path) -> Policy:
     return make_policy(llama_folder)
 
 
-def play(policy: Policy, taskset: Shells, count: int = 32, sampler: Any = None, **wishes: Any) -> list[Rollout]:
-    requests = [RolloutRequest(taskset._task(i), taskset, 1, f"g{i}", 0, i, 7) for i in range(count)]
-    renderers, limits = {False: Renderer(policy.tokenizer, policy.stop_ids, chat=False)}, Limits(6, 400)
+def play(
+    policy: Policy, taskset: Shells, count: int = 32, sampler: Any = None, **wishes: Any
+) -> list[Rollout]:
+    requests = [
+        RolloutRequest(taskset._task(i), taskset, 1, f"g{i}", 0, i, 7) for i in range(count)
+    ]
+    renderers, limits = (
+        {False: Renderer(policy.tokenizer, policy.stop_ids, chat=False)},
+        Limits(6, 400),
+    )
     sampler = sampler or InProcessSampler(policy)
     return event_loop.run(play_all(requests, sampler, renderers, limits, 3, **wishes))
 
 
 def said(rollouts: list[Rollout]) -> list[Any]:
-    return [(r.messages, r.reward, r.ended, r.commands, r.sequences[0].ids.tolist()) for r in rollouts]
+    return [
+        (r.messages, r.reward, r.ended, r.commands, r.sequences[0].ids.tolist()) for r in rollouts
+    ]
 
 
 def test_tools_that_sleep_do_not_block_others(policy: Policy) -> None:
@@ -63,15 +74,21 @@ class Mute(InProcessSampler):
         return await super().extend(stream, *given)
 
 
-@pytest.mark.parametrize(("number", "turns", "seconds", "commands"), [(31, 9, 60.0, 0), (0, 0, 0.0, 0), (0, 2, 0.0, 2)])
+@pytest.mark.parametrize(
+    ("number", "turns", "seconds", "commands"), [(31, 9, 60.0, 0), (0, 0, 0.0, 0), (0, 2, 0.0, 2)]
+)
 def test_a_rollout_ends_in_time_wherever_it_is(
     policy: Policy, number: int, turns: int, seconds: float, commands: int
 ) -> None:
-    """In a tool that hangs, in the model's first turn and in its third; it is scored, and the others go on."""
+    """In a tool that hangs, in the model's first turn and in its third; it is scored, and the
+    others go on.
+    """
     sampler = Mute(policy)
     sampler.turns = turns
     began = time.perf_counter()
-    rollouts = play(policy, Shells(Options(seconds=seconds), 0), sampler=sampler, timeouts=Timeouts(600, 3.0))
+    rollouts = play(
+        policy, Shells(Options(seconds=seconds), 0), sampler=sampler, timeouts=Timeouts(600, 3.0)
+    )
     assert time.perf_counter() - began < 50
     late = rollouts[number]
     assert (late.ended, late.error, len(late.commands)) == (Ending.TIME_LIMIT, None, commands)
@@ -83,8 +100,12 @@ def test_a_rollout_ends_in_time_wherever_it_is(
     assert not sampler._streams
 
 
-@pytest.mark.parametrize(("fails", "retries", "failures"), [(0, 2, 0), (1, 2, 1), (2, 2, 2), (3, 2, 3), (1, 0, 1)])
-def test_a_sandbox_that_fails_is_opened_again(policy: Policy, fails: int, retries: int, failures: int) -> None:
+@pytest.mark.parametrize(
+    ("fails", "retries", "failures"), [(0, 2, 0), (1, 2, 1), (2, 2, 2), (3, 2, 3), (1, 0, 1)]
+)
+def test_a_sandbox_that_fails_is_opened_again(
+    policy: Policy, fails: int, retries: int, failures: int
+) -> None:
     taskset = Shells(Options(sandbox_fails=fails, raises=3), 0)
     sampler = InProcessSampler(policy)
     rollouts = play(policy, taskset, 16, sampler, retries=retries)
@@ -103,15 +124,17 @@ def test_a_sandbox_that_fails_is_opened_again(policy: Policy, fails: int, retrie
     assert not sampler._streams
 
 
-def test_a_step_in_which_nothing_was_said_in_time_is_no_error(llama_folder: Path, tmp_path: Path) -> None:
+def test_a_step_in_which_nothing_was_said_in_time_is_no_error(
+    llama_folder: Path, tmp_path: Path
+) -> None:
     shells = {"name": "shells:Shells"}
     recipe = {
         "model": {"name": str(llama_folder)}, "tasks": shells, "eval": {**shells, "tasks": 2},
         "sampling": {"groups": 2, "size": 2, "max_turns": 3, "rollout_timeout": 1e-5}, "learning": {"steps": 1},
     }  # fmt: skip
     (line,) = train_recipe(recipe, runs=tmp_path).metric_lines
-    assert (line["sampling/ended/time-limit/share"], line["tokens/model/count"], line["sampling/failed/count"]) == (
-        1,
-        0,
-        0,
-    )
+    assert (
+        line["sampling/ended/time-limit/share"],
+        line["tokens/model/count"],
+        line["sampling/failed/count"],
+    ) == (1, 0, 0)

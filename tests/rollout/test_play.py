@@ -1,4 +1,6 @@
-"""Rollouts from open to close, of a real sampler and of scripts: turns, tools, limits, and everything that can fail."""
+"""Rollouts from open to close, of a real sampler and of scripts: turns, tools, limits, and
+everything that can fail.
+"""
 
 # ruff: noqa: ARG002
 
@@ -15,7 +17,17 @@ from chats import PREFILL, SEARCH, calling, put_on
 from chats import whole as template
 from models import character_tokenizer, encode, make_policy
 from uptrend.policy.policy import Policy
-from uptrend.records import Ending, Message, Reward, Role, Rollout, Task, TasksetError, Tool, ToolCall
+from uptrend.records import (
+    Ending,
+    Message,
+    Reward,
+    Role,
+    Rollout,
+    Task,
+    TasksetError,
+    Tool,
+    ToolCall,
+)
 from uptrend.rollout.calls import FORMATS
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import RolloutRequest, demonstrate, play_all
@@ -24,14 +36,20 @@ from uptrend.rollout.sampler import Extension, Limits
 from uptrend.tasks.taskset import Script, play_script
 
 LIMITS = Limits(max_tokens=6, context=4000)
-QUESTION = Task((Message("system", "Be brief."), Message("user", "Which color?")), "purple", "colors")
+QUESTION = Task(
+    (Message("system", "Be brief."), Message("user", "Which color?")), "purple", "colors"
+)
 RIGHT = Reward.of("turns", 3.0, 0.0, 9.0, True)
 
 
 class Colors:
-    """A taskset whose plays take some turns and fail where told to; its expert searches twice and answers."""
+    """A taskset whose plays take some turns and fail where told to; its expert searches twice and
+    answers.
+    """
 
-    def __init__(self, turns: int = 3, fails_at: str = "", gold: str = "right", chat: bool = True) -> None:
+    def __init__(
+        self, turns: int = 3, fails_at: str = "", gold: str = "right", chat: bool = True
+    ) -> None:
         self.turns, self.fails_at, self.script, self.chat = turns, fails_at, gold, chat
         self.tools: tuple[Tool, ...] = (SEARCH,)
         self.plays: list[Color] = []
@@ -49,7 +67,9 @@ class Colors:
             if self.script == "silent":
                 return
             heard = yield calling("", "first")
-            assert [m.content for m in heard] == ["result 1", "Go on."], "a script hears what the task answers"
+            assert [m.content for m in heard] == ["result 1", "Go on."], (
+                "a script hears what the task answers"
+            )
             if self.script == "fails":
                 raise LookupError("no document")
             if self.script == "two at once":
@@ -117,15 +137,24 @@ def play(
     renderers = {True: Renderer(policy.tokenizer, policy.stop_ids, chat=True)}
     sampler = sampler or InProcessSampler(policy)
     try:
-        return asyncio.run(play_all(requests_of(taskset, count), sampler, renderers, limits, max_turns, rows))
+        return asyncio.run(
+            play_all(requests_of(taskset, count), sampler, renderers, limits, max_turns, rows)
+        )
     finally:
         assert all(p.closed == 1 for p in taskset.plays)
 
 
 def test_a_rollout_of_three_turns(policy: Policy) -> None:
     taskset = Colors()
-    for index, (rollout, opened) in enumerate(zip(play(policy, taskset), taskset.plays, strict=True)):
-        assert (rollout.step, rollout.group, rollout.index, rollout.seed) == (4, "g", index, 50 + index)
+    for index, (rollout, opened) in enumerate(
+        zip(play(policy, taskset), taskset.plays, strict=True)
+    ):
+        assert (rollout.step, rollout.group, rollout.index, rollout.seed) == (
+            4,
+            "g",
+            index,
+            50 + index,
+        )
         turn = ["assistant", "tool", "user"]
         assert [m.role for m in rollout.messages] == ["system", "user", *turn, *turn, "assistant"]
         assert [m.content for m in rollout.messages if m.role == "assistant"] == opened.heard
@@ -141,27 +170,42 @@ def test_too_many_turns(policy: Policy) -> None:
 
 def first_prompt(policy: Policy) -> int:
     """Count its tokens."""
-    return len(Renderer(policy.tokenizer, policy.stop_ids, chat=True).first(QUESTION.messages, [SEARCH]))
+    return len(
+        Renderer(policy.tokenizer, policy.stop_ids, chat=True).first(QUESTION.messages, [SEARCH])
+    )
 
 
 @pytest.mark.parametrize("space", [3, 12, 40, 90, 103, 104, 106])
 def test_a_context_that_fills_up(policy: Policy, space: int) -> None:
-    """In a turn or between two: what the task answered last is kept, though the model never read it."""
+    """In a turn or between two: what the task answered last is kept, though the model never read
+    it.
+    """
     limits, taskset = Limits(max_tokens=6, context=first_prompt(policy) + space), Colors(turns=9)
     for rollout, opened in zip(play(policy, taskset, limits=limits), taskset.plays, strict=True):
         assert (rollout.ended, rollout.error) == (Ending.CONTEXT_FULL, None)
         assert rollout.reward is not None
         assert len(rollout.sequences[0].ids) <= limits.context
-        assert [m.content for m in rollout.messages[-2:]] == [f"result {len(opened.heard)}", "Go on."]
+        assert [m.content for m in rollout.messages[-2:]] == [
+            f"result {len(opened.heard)}",
+            "Go on.",
+        ]
 
 
 @pytest.mark.parametrize("limit", ["context", "max_prompt", ""])
 def test_a_prompt_that_does_not_fit_has_failed(policy: Policy, limit: str) -> None:
     tokens = first_prompt(policy)
-    limits = Limits(6, 4000, prompt=tokens - 1) if limit == "max_prompt" else Limits(6, tokens + (limit == ""))
+    limits = (
+        Limits(6, 4000, prompt=tokens - 1)
+        if limit == "max_prompt"
+        else Limits(6, tokens + (limit == ""))
+    )
     (rollout,) = play(policy, Colors(turns=1), count=1, limits=limits)
     if limit:
-        assert (rollout.ended, rollout.sampled_tokens, rollout.reward) == (Ending.CONTEXT_FULL, 0, None)
+        assert (rollout.ended, rollout.sampled_tokens, rollout.reward) == (
+            Ending.CONTEXT_FULL,
+            0,
+            None,
+        )
         assert f"prompt: {tokens} tokens " in str(rollout.error)
         assert f"sampling.{limit} = " in str(rollout.error)
     else:  # one token fits
@@ -181,7 +225,9 @@ CALL = '<tool>{"name": "search", "arguments": {}}</tool>'
     ],
     ids=["call", "calls", "problem", "no tools"],
 )
-def test_the_task_hears_calls_where_it_has_tools(policy: Policy, text: str, tools: bool, message: Message) -> None:
+def test_the_task_hears_calls_where_it_has_tools(
+    policy: Policy, text: str, tools: bool, message: Message
+) -> None:
     taskset = Colors(turns=1)
     taskset.tools = taskset.tools if tools else ()
     ids = np.array([*encode(policy, text), policy.tokenizer.eos_token_id], np.int32)
@@ -198,10 +244,17 @@ def test_the_task_hears_calls_where_it_has_tools(policy: Policy, text: str, tool
         ("messages", Ending.TASK_ERROR, "open: KeyError('question')", 0),
         ("respond", Ending.TOOL_ERROR, "respond: TimeoutError('the tool hangs')", 2),
         ("score", Ending.TASK_ERROR, "score: ValueError('no judge')", 3),
-        ("close", None, "close: RuntimeError('still running')", 3),  # keeps its ending and its reward
+        (
+            "close",
+            None,
+            "close: RuntimeError('still running')",
+            3,
+        ),  # keeps its ending and its reward
     ],
 )
-def test_what_fails_in_a_task_is_data(policy: Policy, where: str, ended: Ending | None, said: str, turns: int) -> None:
+def test_what_fails_in_a_task_is_data(
+    policy: Policy, where: str, ended: Ending | None, said: str, turns: int
+) -> None:
     for rollout in play(policy, Colors(fails_at=where)):
         assert (rollout.error, rollout.reward) == (said, None if ended else RIGHT)
         assert rollout.ended in ([ended] if ended else [Ending.STOP_TOKEN, Ending.LENGTH])
@@ -211,7 +264,11 @@ def test_what_fails_in_a_task_is_data(policy: Policy, where: str, ended: Ending 
 
 def test_what_fails_in_the_sampler_ends_the_run(policy: Policy) -> None:
     with pytest.raises(ConnectionError, match="the server is gone"):
-        play(policy, Colors(), sampler=Mock(extend=AsyncMock(side_effect=ConnectionError("the server is gone"))))
+        play(
+            policy,
+            Colors(),
+            sampler=Mock(extend=AsyncMock(side_effect=ConnectionError("the server is gone"))),
+        )
 
 
 @pytest.mark.parametrize(("rows", "most"), [(0, 7), (1, 1), (3, 3)])
@@ -222,7 +279,9 @@ def test_so_many_side_by_side(policy: Policy, rows: int, most: int) -> None:
 
 
 def templated(name: str, thinks: bool) -> tuple[Any, list[int]]:
-    """A tokenizer with a model's template, or with its own; `thinks` ends prompts inside thoughts."""
+    """A tokenizer with a model's template, or with its own; `thinks` ends prompts inside
+    thoughts.
+    """
     if name:
         return put_on(character_tokenizer(), name, thinks=thinks)
     tokenizer = character_tokenizer()
@@ -231,12 +290,19 @@ def templated(name: str, thinks: bool) -> tuple[Any, list[int]]:
 
 
 def show(
-    taskset: Colors, name: str = "qwen2_5", count: int = 1, turns: int = 9, context: int = 4000, thinks: bool = False
+    taskset: Colors,
+    name: str = "qwen2_5",
+    count: int = 1,
+    turns: int = 9,
+    context: int = 4000,
+    thinks: bool = False,
 ) -> list[Rollout]:
     """Let the expert play in a template's tokens, and see that everything is closed."""
     tokenizer, stops = templated(name, thinks)
     renderers = {taskset.chat: Renderer(tokenizer, stops, chat=taskset.chat)}
-    rollouts = asyncio.run(demonstrate(requests_of(taskset, count), renderers, Limits(200, context), turns, rows=2))
+    rollouts = asyncio.run(
+        demonstrate(requests_of(taskset, count), renderers, Limits(200, context), turns, rows=2)
+    )
     assert all(p.closed == 1 for p in taskset.plays)
     assert taskset.scripts_closed == count
     return rollouts
@@ -265,7 +331,9 @@ def test_a_script_closes_the_thoughts_that_the_prompt_begins(name: str) -> None:
     assert tokenizer.decode(rollout.sequences[0].ids).count("<think>\n\n</think>\n\n") == 3
     renderer = Renderer(tokenizer, stops, chat=True)
     prompt = renderer.first(QUESTION.messages, ())
-    assert renderer.text(renderer.write(Message("assistant", " 12"), prompt), prompt) == " 12"  # without tools
+    assert (
+        renderer.text(renderer.write(Message("assistant", " 12"), prompt), prompt) == " 12"
+    )  # without tools
 
 
 @pytest.mark.parametrize("name", THINKING)
@@ -275,11 +343,18 @@ def test_thoughts_that_the_prompt_begins_hold_no_call(name: str, closed: bool) -
     renderer = Renderer(tokenizer, stops, chat=True)
     call = FORMATS[renderer.format].write(calling("", "red"))
     text = f"{call} or not?{'</think>' if closed else ''}"
-    for said, calls in ((text, ()), (f"{text}\n{call}", calling("", "red").calls if closed else ())):
+    for said, calls in (
+        (text, ()),
+        (f"{text}\n{call}", calling("", "red").calls if closed else ()),
+    ):
         ids = np.array([*tokenizer(said, add_special_tokens=False).input_ids, stops[-1]], np.int32)
-        extension = Extension(ids, np.zeros(len(ids), np.float32), Ending.STOP_TOKEN, np.zeros_like(ids))
+        extension = Extension(
+            ids, np.zeros(len(ids), np.float32), Ending.STOP_TOKEN, np.zeros_like(ids)
+        )
         sampler = Mock(extend=AsyncMock(return_value=extension))
-        (rollout,) = asyncio.run(play_all(requests_of(Colors(turns=1), 1), sampler, {True: renderer}, LIMITS, 1))
+        (rollout,) = asyncio.run(
+            play_all(requests_of(Colors(turns=1), 1), sampler, {True: renderer}, LIMITS, 1)
+        )
         assert rollout.messages[-1] == Message("assistant", text if calls else said, calls)
 
 
@@ -287,7 +362,14 @@ def test_roles_turns_and_logprobs_are_as_in_a_rollout() -> None:
     for rollout in show(Colors(), count=5):
         (s,) = rollout.sequences
         starts = np.r_[0, np.flatnonzero(np.diff(s.roles)) + 1]
-        assert s.roles[starts].tolist() == [Role.PROMPT, Role.MODEL, Role.TOOL, Role.MODEL, Role.TOOL, Role.MODEL]
+        assert s.roles[starts].tolist() == [
+            Role.PROMPT,
+            Role.MODEL,
+            Role.TOOL,
+            Role.MODEL,
+            Role.TOOL,
+            Role.MODEL,
+        ]
         assert s.turns[starts].tolist() == [0, 0, 1, 1, 2, 2]
         assert np.isnan(s.sampler).all()  # nobody sampled them
         assert set(s.versions) == {-1}

@@ -1,4 +1,6 @@
-"""What the model reads, turn after turn, is what the template would say of the whole conversation."""
+"""What the model reads, turn after turn, is what the template would say of the whole
+conversation.
+"""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -26,7 +28,11 @@ def smollm2(smollm2_folder):
 
 @pytest.fixture(params=["characters", "smollm2"])
 def tokenizer(request):
-    return character_tokenizer() if request.param == "characters" else deepcopy(request.getfixturevalue("smollm2"))
+    return (
+        character_tokenizer()
+        if request.param == "characters"
+        else deepcopy(request.getfixturevalue("smollm2"))
+    )
 
 
 @pytest.fixture
@@ -45,7 +51,11 @@ def test_what_is_appended_is_what_the_template_would_say(tokenizer):
     ids = list(renderer.first(messages, ()))
     assert ids == template(tokenizer, messages, [], speak=True)
     # A turn that did not close, cut by length or stopped by a text, is closed as the template does.
-    for words, answer, end in (("4", "Are you sure?", True), ("yes, 4!", "And 3 + 3?", True), ("6 and", "No.", False)):
+    for words, answer, end in (
+        ("4", "Are you sure?", True),
+        ("yes, 4!", "And 3 + 3?", True),
+        ("6 and", "No.", False),
+    ):
         said = tokenizer(words, add_special_tokens=False).input_ids + [tokenizer.eos_token_id] * end
         assert renderer.text(said) == words
         answers = [Message("user", answer)]
@@ -56,23 +66,38 @@ def test_what_is_appended_is_what_the_template_would_say(tokenizer):
 
 def test_raw_text_is_only_joined(characters):
     renderer = make(characters, chat=False)
-    assert renderer.first([Message("user", "2 + 2"), Message("user", " = ")], ()) == characters("2 + 2 = ").input_ids
-    later = renderer.later(characters("4").input_ids, [Message("user", "no"), Message("user", "!")], ())
+    assert (
+        renderer.first([Message("user", "2 + 2"), Message("user", " = ")], ())
+        == characters("2 + 2 = ").input_ids
+    )
+    later = renderer.later(
+        characters("4").input_ids, [Message("user", "no"), Message("user", "!")], ()
+    )
     assert later == characters("no!").input_ids
 
 
 def test_the_last_space_of_a_raw_prompt_can_be_left_to_the_model(characters):
-    """Where a word's token begins with its space, a prompt that ends with one asks for something rare."""
+    """Where a word's token begins with its space, a prompt that ends with one asks for something
+    rare.
+    """
     first = make(characters, chat=False, trim=True).first([Message("user", " 2 + 2 =  ")], ())
     assert first == characters(" 2 + 2 =").input_ids
-    assert make(characters, trim=True).first(QUESTION, ()) == template(characters, QUESTION, [], speak=True)
+    assert make(characters, trim=True).first(QUESTION, ()) == template(
+        characters, QUESTION, [], speak=True
+    )
 
 
 TURNS = (calling("", "red"), calling("Both now.", "blue", "ünïcode \U0001f600"))
-ONE_CALL = (calling("", "red"), calling("", "ünïcode \U0001f600"))  # as many as Llama's format holds
+ONE_CALL = (
+    calling("", "red"),
+    calling("", "ünïcode \U0001f600"),
+)  # as many as Llama's format holds
 PURPLE = Message("assistant", "purple")
 TEMPLATES = ("qwen2_5", "qwen3", "llama3_1", "gemma3")
-ANSWERS = ([Message("tool", "a color")], [Message("tool", "cold"), Message("tool", "none"), Message("user", "Well?")])
+ANSWERS = (
+    [Message("tool", "a color")],
+    [Message("tool", "cold"), Message("tool", "none"), Message("user", "Well?")],
+)
 
 
 def in_words(messages):
@@ -98,7 +123,9 @@ def in_words(messages):
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_conversation_with_tools_is_the_templates_own(tokenizer, name):
-    """Calls are written as the template writes them, and results are read where and as it puts them."""
+    """Calls are written as the template writes them, and results are read where and as it puts
+    them.
+    """
     renderer, tools, messages = make(tokenizer, name), [SEARCH, FINISH], list(QUESTION)
 
     def expected(speak):
@@ -115,18 +142,28 @@ def test_a_conversation_with_tools_is_the_templates_own(tokenizer, name):
         assert ids == expected(speak=True)
     ids += renderer.write(PURPLE)
     messages.append(PURPLE)
-    if name != "qwen3":  # which puts empty thoughts into a last turn that had none: not what was said
+    if (
+        name != "qwen3"
+    ):  # which puts empty thoughts into a last turn that had none: not what was said
         end = expected(speak=False)
         assert ids == end[: len(ids)]
         assert tokenizer.decode(end[len(ids) :]).strip() == ""
 
 
 def test_thoughts_that_qwen3_would_forget_stay_as_they_were_said(characters):
-    """Its template drops old thoughts at a user's next words; a rollout's history is only appended to."""
-    renderer, thought, sure = make(characters, "qwen3"), "<think>\nhm\n</think>\n\n", Message("user", "Sure?")
+    """Its template drops old thoughts at a user's next words; a rollout's history is only appended
+    to.
+    """
+    renderer, thought, sure = (
+        make(characters, "qwen3"),
+        "<think>\nhm\n</think>\n\n",
+        Message("user", "Sure?"),
+    )
     spoken = Message("assistant", f"{thought}4")
     said = renderer.write(spoken)
-    text = characters.decode([*renderer.first(QUESTION, ()), *said, *renderer.later(said, [sure], ())])
+    text = characters.decode(
+        [*renderer.first(QUESTION, ()), *said, *renderer.later(said, [sure], ())]
+    )
     assert f"{thought}4<|im_end|>\n<|im_start|>user\nSure?" in text
     forgotten = template(characters, [*QUESTION, spoken, sure], [], speak=True)
     assert characters.decode(forgotten) == text.replace(thought, "")
@@ -134,13 +171,17 @@ def test_thoughts_that_qwen3_would_forget_stay_as_they_were_said(characters):
 
 def test_llamas_tag_is_read_though_it_is_special(characters):
     renderer = make(characters, "llama3_1")
-    ids = characters('<|eom_id|><|python_tag|>{"name": "search", "parameters": {"query": "red"}}').input_ids
+    ids = characters(
+        '<|eom_id|><|python_tag|>{"name": "search", "parameters": {"query": "red"}}'
+    ).input_ids
     assert renderer.read(ids) == calling("", "red")
     assert renderer.read(renderer.write(calling("Well.", "red"))) == calling("Well.", "red")
 
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<{|"))
-ARGUMENTS = st.dictionaries(st.sampled_from(["query", "größe"]), WORDS | st.integers() | st.lists(WORDS, max_size=2))
+ARGUMENTS = st.dictionaries(
+    st.sampled_from(["query", "größe"]), WORDS | st.integers() | st.lists(WORDS, max_size=2)
+)
 
 
 @pytest.mark.parametrize("name", [*TEMPLATES, "raw"])
@@ -151,11 +192,15 @@ def test_any_message_survives_its_tokens(smollm2, name):
     renderer = Renderer(tokenizer, stops, chat=name != "raw")
 
     @settings(max_examples=40, deadline=None)
-    @given(content=WORDS, calls=st.lists(st.builds(ToolCall, st.just("search"), ARGUMENTS), max_size=2))
+    @given(
+        content=WORDS, calls=st.lists(st.builds(ToolCall, st.just("search"), ARGUMENTS), max_size=2)
+    )
     def check(content, calls):
         message = Message("assistant", content, tuple(calls[:1] if name == "llama3_1" else calls))
         ids = renderer.write(message)
-        assume(tokenizer.decode(ids[:-1]) == FORMATS[renderer.format].write(message))  # it lacks some bytes
+        assume(
+            tokenizer.decode(ids[:-1]) == FORMATS[renderer.format].write(message)
+        )  # it lacks some bytes
         assert renderer.read(ids) == message
 
     check()
@@ -166,14 +211,21 @@ def test_raw_text_with_tools(characters):
     first = characters.decode(renderer.first([Message("user", "Which? ")], [FINISH]))
     assert first.startswith("You can call these tools:\nfinish")
     assert first.endswith('\n<tool>{"name": "finish", "arguments": {}}</tool>\n\nWhich? ')
-    later = renderer.later([], [Message("tool", "red"), Message("tool", "no"), Message("user", "So?")], [FINISH])
+    later = renderer.later(
+        [], [Message("tool", "red"), Message("tool", "no"), Message("user", "So?")], [FINISH]
+    )
     assert characters.decode(later) == "\n<result>\nred\n</result>\n\n<result>\nno\n</result>\nSo?"
     assert renderer.later([], [Message("tool", "red")], ()) == characters("red").input_ids
-    assert renderer.write(Message("assistant", "12")) == [*characters("12").input_ids, characters.eos_token_id]
+    assert renderer.write(Message("assistant", "12")) == [
+        *characters("12").input_ids,
+        characters.eos_token_id,
+    ]
 
 
 def test_a_system_message_is_put_first_where_there_is_none(characters):
-    with_tools, without = (characters.decode(make(characters).first(QUESTION[1:], t)) for t in ([FINISH], []))
+    with_tools, without = (
+        characters.decode(make(characters).first(QUESTION[1:], t)) for t in ([FINISH], [])
+    )
     assert with_tools.startswith("<turn>system\nYou can call these tools:\n")
     assert with_tools.endswith(f"</tool><end>\n{without}")
     assert without == "<turn>user\nWhat is 2 + 2?<end>\n<turn>assistant\n"
@@ -211,21 +263,33 @@ It is red.
 
 @pytest.mark.parametrize("name", ["qwen2_5", "gemma3"])
 def test_a_prompt_is_remembered_with_all_of_its_tools(characters, name):
-    renderer, words = make(characters, name), {"type": "object", "properties": {"word": {"type": "string"}}}
+    renderer, words = (
+        make(characters, name),
+        {"type": "object", "properties": {"word": {"type": "string"}}},
+    )
     tools = [SEARCH, replace(SEARCH, description="Looks."), replace(SEARCH, parameters=words)]
     assert len({tuple(renderer.first(QUESTION, [tool])) for tool in tools}) == len(tools)
 
 
 def test_earlier_calls_in_first_messages_are_shown_as_the_template_would(characters):
     renderer = make(characters, "qwen2_5")
-    messages = [*QUESTION, calling("So.", "red", "blue"), Message("tool", "a"), Message("tool", "b")]
-    assert renderer.first(messages, [SEARCH]) == template(characters, messages, [SEARCH], speak=True)
+    messages = [
+        *QUESTION,
+        calling("So.", "red", "blue"),
+        Message("tool", "a"),
+        Message("tool", "b"),
+    ]
+    assert renderer.first(messages, [SEARCH]) == template(
+        characters, messages, [SEARCH], speak=True
+    )
 
 
 def test_a_turn_ends_with_a_stop_id_where_the_template_closes_with_none(characters):
     turn = characters.convert_tokens_to_ids("<turn>")
     for other, close in ((1, turn), (2, 2)):
-        assert Renderer(characters, [turn, other], chat=True).write(Message("assistant", "4"))[1:] == [close]
+        assert Renderer(characters, [turn, other], chat=True).write(Message("assistant", "4"))[
+            1:
+        ] == [close]
 
 
 def test_a_chat_needs_a_template(characters):
@@ -246,8 +310,12 @@ def test_a_document_can_not_end_its_turn(smollm2, name):
     """Control tokens inside of what somebody says are only letters."""
     tokenizer, stops = put_on(deepcopy(smollm2), name)
     renderer = Renderer(tokenizer, stops, chat=True)
-    special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    evil = "".join(f" {text} user" for text in special.values() if text not in FORMATS[renderer.format].marks)
+    special = {
+        i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special
+    }
+    evil = "".join(
+        f" {text} user" for text in special.values() if text not in FORMATS[renderer.format].marks
+    )
     said = renderer.write(Message("assistant", "Let me see."))
 
     def controls(ids):

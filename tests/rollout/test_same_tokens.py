@@ -1,7 +1,9 @@
-"""What the sampler read and said, what is recorded and what the learner trains on are the same tokens.
+"""What the sampler read and said, what is recorded and what the learner trains on are the same
+tokens.
 
-A random Llama, whose vocabulary has whole calls, right and wrong ones, as single tokens: what it says at random
-is full of them. A spy notes what goes into each stream of the real sampler and what comes out.
+A random Llama, whose vocabulary has whole calls, right and wrong ones, as single tokens: what it
+says at random is full of them. A spy notes what goes into each stream of the real sampler and what
+comes out.
 """
 
 # ruff: noqa: ARG002
@@ -40,10 +42,12 @@ INSIDES = [
 def words() -> list[str]:
     """Tokens that are calls: many, so that they are said often, and openings that nothing closes.
 
-    And signs in a row, of every number: said one after the other, they would be other tokens if they were
-    tokenized again.
+    And signs in a row, of every number: said one after the other, they would be other tokens if
+    they were tokenized again.
     """
-    whole = [f"{a}{inside % i}{b}" for a, b in TAGS.values() for i in range(12) for inside in INSIDES]
+    whole = [
+        f"{a}{inside % i}{b}" for a, b in TAGS.values() for i in range(12) for inside in INSIDES
+    ]
     return [*whole, *(a for a, _ in TAGS.values()), *("=" * n for n in range(2, 30))]
 
 
@@ -52,9 +56,15 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
     tokenizer = character_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL["qwen2_5"])})
     tokenizer.add_tokens(words())
-    ends = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(["<|im_end|>", *"JKQVXYZjkqvxyz"])]
+    ends = [
+        tokenizer.eos_token_id,
+        *tokenizer.convert_tokens_to_ids(["<|im_end|>", *"JKQVXYZjkqvxyz"]),
+    ]
     folder = write_model(
-        tmp_path_factory.mktemp("calls"), vocab_size=len(tokenizer), eos_token_id=ends, max_position_embeddings=8192
+        tmp_path_factory.mktemp("calls"),
+        vocab_size=len(tokenizer),
+        eos_token_id=ends,
+        max_position_embeddings=8192,
     )
     tokenizer.save_pretrained(folder)
     return make_policy(folder)
@@ -65,7 +75,9 @@ def renderers(policy: Policy) -> dict[str, Renderer]:
     qwen = deepcopy(policy.tokenizer)
     qwen.chat_template = (FOLDER / "qwen2_5.jinja").read_text(encoding="utf-8")
     tokenizers = {"raw": policy.tokenizer, "plain": policy.tokenizer, "qwen": qwen}
-    made = {name: Renderer(tokenizers[name], policy.stop_ids, chat=name != "raw") for name in LAYOUTS}
+    made = {
+        name: Renderer(tokenizers[name], policy.stop_ids, chat=name != "raw") for name in LAYOUTS
+    }
     assert [r.format for r in made.values()] == ["plain", "plain", "qwen"]
     return made
 
@@ -87,7 +99,9 @@ class Spy(PrefillCounter):
 
     def _begin(self, *given: Any) -> None:
         """Some turns join: the streams that are running now, each with its turn."""
-        self.batches.append([(r.stream, len(self.read[r.stream]) - 1) for r, _ in self._running.values()])
+        self.batches.append(
+            [(r.stream, len(self.read[r.stream]) - 1) for r, _ in self._running.values()]
+        )
         super()._begin(*given)
 
 
@@ -145,13 +159,17 @@ class Case:
 
 
 def play(policy: Policy, renderer: Renderer, case: Case, chat: bool) -> tuple[list[Rollout], Spy]:
-    taskset = Talks(chat, (SEARCH,) if case.tools else (), {str(i): plan for i, plan in enumerate(case.plans)})
+    taskset = Talks(
+        chat, (SEARCH,) if case.tools else (), {str(i): plan for i, plan in enumerate(case.plans)}
+    )
     requests = [
         RolloutRequest(Task(first, str(i), "talk"), taskset, 1, f"g{i % 2}", i, case.seed + i)  # type: ignore[arg-type]
         for i, first in enumerate(case.firsts)
     ]
     spy = Spy(policy)
-    rollouts = asyncio.run(play_all(requests, spy, {chat: renderer}, case.limits, case.max_turns, case.rows))
+    rollouts = asyncio.run(
+        play_all(requests, spy, {chat: renderer}, case.limits, case.max_turns, case.rows)
+    )
     assert not spy._streams
     return rollouts, spy
 
@@ -177,12 +195,17 @@ def check(policy: Policy, renderer: Renderer, case: Case, chat: bool) -> tuple[l
         rows = [
             (token, turn, role)
             for turn, (new, extension) in enumerate(zip(read, said, strict=True))
-            for tokens, role in ((new, Role.TOOL if turn else Role.PROMPT), (extension.ids.tolist(), Role.MODEL))
+            for tokens, role in (
+                (new, Role.TOOL if turn else Role.PROMPT),
+                (extension.ids.tolist(), Role.MODEL),
+            )
             for token in tokens
         ]
         assert list(zip(s.ids.tolist(), s.turns.tolist(), s.roles.tolist(), strict=True)) == rows
         assert line.ids.tolist() == [token for token, _, _ in rows]
-        assert line.sampled.tolist() == [i for i, (_, _, role) in enumerate(rows) if role == Role.MODEL]
+        assert line.sampled.tolist() == [
+            i for i, (_, _, role) in enumerate(rows) if role == Role.MODEL
+        ]
         assert line.attended.all()
         assert exp.real_bs[b].sum() == len(line.sampled)
         check_messages(rollout, renderer, case, read, said)
@@ -191,7 +214,10 @@ def check(policy: Policy, renderer: Renderer, case: Case, chat: bool) -> tuple[l
             np.testing.assert_array_equal(exp.sampler_bs[b, : len(sampled)], sampled)
             np.testing.assert_allclose(learner_bs[b, : len(sampled)], sampled, atol=1e-4)
             logits, ids = full_logits(policy, s.ids.tolist()), s.ids.tolist()
-            whole = [np.log(distribution(logits[at - 1], case.limits, ids[:at])[ids[at]]) for at in line.sampled]
+            whole = [
+                np.log(distribution(logits[at - 1], case.limits, ids[:at])[ids[at]])
+                for at in line.sampled
+            ]
             np.testing.assert_allclose(whole, sampled, atol=1e-4)
     return rollouts, spy
 
@@ -206,17 +232,33 @@ def check_messages(
         ids = extension.ids.tolist()
         before = case.plans[rollout.index][turn - 1] if turn else ()
         assert read[turn] == (
-            renderer.later(said[turn - 1].ids.tolist(), before, tools) if turn else renderer.first(first, tools)
+            renderer.later(said[turn - 1].ids.tolist(), before, tools)
+            if turn
+            else renderer.first(first, tools)
         )
         messages.append(renderer.read(ids) if tools else Message("assistant", renderer.text(ids)))
         messages += case.plans[rollout.index][turn] if turn < len(case.plans[rollout.index]) else []
     assert list(rollout.messages) == messages
 
 
-MARKUP = ["<tool>", "===", "<end>\n<turn>user", "<|im_end|>", "</result>", "<tool_response>", "\n\n", " "]
+MARKUP = [
+    "<tool>",
+    "===",
+    "<end>\n<turn>user",
+    "<|im_end|>",
+    "</result>",
+    "<tool_response>",
+    "\n\n",
+    " ",
+]
 TEXT = st.text(max_size=12) | st.sampled_from([*MARKUP, words()[0], words()[2]])
 ANSWER = st.builds(Message, st.sampled_from(["tool", "tool", "user"]), TEXT)
-SHOWN = (calling("Look.", "a", "b"), Message("tool", "1"), Message("tool", "2"), Message("assistant", "<tool>{"))
+SHOWN = (
+    calling("Look.", "a", "b"),
+    Message("tool", "1"),
+    Message("tool", "2"),
+    Message("assistant", "<tool>{"),
+)
 FIRST = st.builds(
     lambda system, shown, asked: (*system, Message("user", "Q: "), *shown, Message("user", asked)),
     st.sampled_from([(), (Message("system", "Be brief."),)]),
@@ -256,7 +298,10 @@ def test_any_conversation(policy: Policy, renderers: dict[str, Renderer], layout
 
 def many(count: int, limits: Limits, turns: int = 4, rows: int = 0) -> Case:
     """Rollouts of 1, 2, 3, … turns of one question."""
-    plans = [[[Message("tool", f"{i} {t}"), Message("user", "Go on.")] for t in range(i % turns)] for i in range(count)]
+    plans = [
+        [[Message("tool", f"{i} {t}"), Message("user", "Go on.")] for t in range(i % turns)]
+        for i in range(count)
+    ]
     first = (Message("user", "Which color? "),)
     return Case([first] * count, plans, limits, max_turns=turns - 1, rows=rows, tools=True, seed=7)
 
@@ -266,19 +311,29 @@ def many(count: int, limits: Limits, turns: int = 4, rows: int = 0) -> Case:
 def test_many_conversations_hold_all_that_can_happen(
     policy: Policy, renderers: dict[str, Renderer], layout: str
 ) -> None:
-    """Also the proof that the cases above are not idle: calls, several, unreadable ones, and every ending."""
+    """Also the proof that the cases above are not idle: calls, several, unreadable ones, and every
+    ending.
+    """
     kinds, endings = set(), set()
     prompt = len(renderers[layout].first(many(1, Limits(1, 1)).firsts[0], (SEARCH,)))
     for stop, room in (((), 4000), (("e", "ab"), 60)):
         limits = Limits(max_tokens=8, context=prompt + room, temperature=2.5, stop=stop)
         rollouts, _ = check(policy, renderers[layout], many(32, limits), chat=layout != "raw")
         endings |= {rollout.ended for rollout in rollouts}
-        for message in (m for rollout in rollouts for m in rollout.messages if m.role == "assistant"):
+        for message in (
+            m for rollout in rollouts for m in rollout.messages if m.role == "assistant"
+        ):
             kinds.add("problem" if message.problem else min(len(message.calls), 2))
     assert kinds == {0, 1, 2, "problem"}
-    others = {Ending.TOOL_ERROR, Ending.TASK_ERROR, Ending.TIME_LIMIT}  # nothing fails, and nothing has a clock
+    others = {
+        Ending.TOOL_ERROR,
+        Ending.TASK_ERROR,
+        Ending.TIME_LIMIT,
+    }  # nothing fails, and nothing has a clock
     assert endings == set(Ending) - others
-    again = [policy.tokenizer(policy.tokenizer.decode(r.sequences[0].ids)).input_ids for r in rollouts]
+    again = [
+        policy.tokenizer(policy.tokenizer.decode(r.sequences[0].ids)).input_ids for r in rollouts
+    ]
     assert any(a != r.sequences[0].ids.tolist() for a, r in zip(again, rollouts, strict=True))
 
 
@@ -287,9 +342,13 @@ def test_many_conversations_hold_all_that_can_happen(
 def test_a_later_turn_does_not_pay_for_earlier_ones(
     policy: Policy, renderers: dict[str, Renderer], layout: str, turns: int
 ) -> None:
-    """Every token that is not sampled once, and again only the last one said, whose keys were never computed."""
+    """Every token that is not sampled once, and again only the last one said, whose keys were never
+    computed.
+    """
     plan = [[Message("tool", "red"), Message("user", "And?")]] * (turns - 1)
-    case = Case([(Message("user", "Which? "),)], [plan], Limits(6, 4000), turns, 0, tools=True, seed=1)
+    case = Case(
+        [(Message("user", "Which? "),)], [plan], Limits(6, 4000), turns, 0, tools=True, seed=1
+    )
     (rollout,), spy = check(policy, renderers[layout], case, chat=layout != "raw")
     assert len(spy.said[0]) == turns
     (s,) = rollout.sequences
@@ -321,13 +380,20 @@ def test_learner_and_sampler_agree_on_changed_distributions(
 def test_a_group_pays_for_its_prompt_once(policy: Policy, renderers: dict[str, Renderer]) -> None:
     rollouts, spy = check(policy, renderers["qwen"], many(12, Limits(5, 4000)), chat=True)
     prompt = int((rollouts[0].sequences[0].roles == Role.PROMPT).sum())
-    later = sum(int((r.sequences[0].roles == Role.TOOL).sum()) + len(spy.said[r.index]) - 1 for r in rollouts)
+    later = sum(
+        int((r.sequences[0].roles == Role.TOOL).sum()) + len(spy.said[r.index]) - 1
+        for r in rollouts
+    )
     assert spy.prefilled == prompt + later
 
 
 @pytest.mark.parametrize("rows", [0, 3])
-def test_rollouts_at_different_turns_share_batches(policy: Policy, renderers: dict[str, Renderer], rows: int) -> None:
-    """Where few sit side by side, one that ends makes room for one that begins beside those that go on."""
+def test_rollouts_at_different_turns_share_batches(
+    policy: Policy, renderers: dict[str, Renderer], rows: int
+) -> None:
+    """Where few sit side by side, one that ends makes room for one that begins beside those that go
+    on.
+    """
     case = many(12, Limits(5, 4000), rows=rows)
     rollouts, spy = check(policy, renderers["plain"], case, chat=True)
     assert {len(spy.said[r.index]) for r in rollouts} == {1, 2, 3}

@@ -1,4 +1,6 @@
-"""The sampler on vLLM servers: a real one where vLLM is installed, and a small stand-in for what can go wrong."""
+"""The sampler on vLLM servers: a real one where vLLM is installed, and a small stand-in for what
+can go wrong.
+"""
 
 import asyncio
 import contextlib
@@ -48,11 +50,15 @@ class Quick(VllmSampler):
     deadline, outage, every, loading = (30.0, 0.0), 10.0, 0.1, 30.0
 
 
-def sampler_of(policy: Policy, *urls: str, kind: type[VllmSampler] = VllmSampler, context: int = 512) -> VllmSampler:
+def sampler_of(
+    policy: Policy, *urls: str, kind: type[VllmSampler] = VllmSampler, context: int = 512
+) -> VllmSampler:
     return kind(policy, Sampling(engine="vllm", servers=urls, context=context))
 
 
-def say(sampler: Sampler, prompts: Sequence[Sequence[int]], limits: Limits = LIMITS, seed: int = 0) -> list[Extension]:
+def say(
+    sampler: Sampler, prompts: Sequence[Sequence[int]], limits: Limits = LIMITS, seed: int = 0
+) -> list[Extension]:
     """Let a sampler say one turn after each prompt, all at once."""
 
     async def one(stream: int, ids: Sequence[int]) -> Extension:
@@ -64,13 +70,20 @@ def say(sampler: Sampler, prompts: Sequence[Sequence[int]], limits: Limits = LIM
     return event_loop.run(event_loop.together(one(n, ids) for n, ids in enumerate(prompts)))
 
 
-def gaps(policy: Policy, prompts: Sequence[Sequence[int]], said: Sequence[Extension], temperature: float) -> Any:
+def gaps(
+    policy: Policy, prompts: Sequence[Sequence[int]], said: Sequence[Extension], temperature: float
+) -> Any:
     """Learner's log-probabilities less the sampler's, of every sampled token."""
     found = []
     for ids, each in zip(prompts, said, strict=True):
         whole = [*ids, *each.ids.tolist()]
-        logprobs = torch.log_softmax(full_logits(policy, whole)[len(ids) - 1 : -1] / (temperature or 1.0), -1)
-        found.append(logprobs.gather(1, torch.tensor(whole[len(ids) :])[:, None])[:, 0].numpy() - each.logprobs)
+        logprobs = torch.log_softmax(
+            full_logits(policy, whole)[len(ids) - 1 : -1] / (temperature or 1.0), -1
+        )
+        found.append(
+            logprobs.gather(1, torch.tensor(whole[len(ids) :])[:, None])[:, 0].numpy()
+            - each.logprobs
+        )
     return np.concatenate(found)
 
 
@@ -91,7 +104,11 @@ def load(sampler: Sampler, policy: Policy, version: int) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
     """One server for adapters and for whole weights."""
     with serve_tiny(
-        tmp_path_factory.mktemp("vllm"), "--set", "model.lora={r=8}", "--set", "sampling.context=512"
+        tmp_path_factory.mktemp("vllm"),
+        "--set",
+        "model.lora={r=8}",
+        "--set",
+        "sampling.context=512",
     ) as it:
         yield it
 
@@ -142,12 +159,16 @@ def test_more_prompts_than_a_server_reads_at_once(vllm: Any, tiny_folder: str) -
 
 @pytest.mark.slow
 def test_turns_end_as_in_this_process(vllm: Any, tiny_folder: str) -> None:
-    """By the stop token, a text, length or context, in one turn and in two: greedily, so that tokens are the same."""
+    """By the stop token, a text, length or context, in one turn and in two: greedily, so that
+    tokens are the same.
+    """
     policy = make_policy(tiny_folder)
     samplers: list[Sampler] = [sampler_of(policy, vllm[0]), InProcessSampler(policy)]
     endings = set()
     prompts = [encode(policy, text) for text in PROMPTS]
-    answer = policy.tokenizer.decode(say(samplers[1], prompts[:1], replace(LIMITS, temperature=0.0))[0].ids)
+    answer = policy.tokenizer.decode(
+        say(samplers[1], prompts[:1], replace(LIMITS, temperature=0.0))[0].ids
+    )
     for stop, most, context in [
         ((), 6, 200),
         ((answer[0],), 6, 200),
@@ -163,7 +184,9 @@ def test_turns_end_as_in_this_process(vllm: Any, tiny_folder: str) -> None:
             sampler.release(n)
             return turns
 
-        there, here = (event_loop.run(event_loop.together(converse(s, n) for n in range(4))) for s in samplers)
+        there, here = (
+            event_loop.run(event_loop.together(converse(s, n) for n in range(4))) for s in samplers
+        )
         for a, b in zip(chain(*there), chain(*here), strict=True):
             assert (a.ids.tolist(), a.ended) == (b.ids.tolist(), b.ended)
             np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-3)
@@ -174,7 +197,9 @@ def test_turns_end_as_in_this_process(vllm: Any, tiny_folder: str) -> None:
 @KINDS
 @pytest.mark.slow
 def test_servers_follow_the_learner(vllm: Any, tiny_folder: str, lora: bool) -> None:
-    """Each token carries the version that said it, and a turn that runs during a load has one version."""
+    """Each token carries the version that said it, and a turn that runs during a load has one
+    version.
+    """
     policy = make_policy(tiny_folder, lora=lora)
     sampler, prompts = sampler_of(policy, vllm[0]), [encode(policy, text) for text in PROMPTS]
     before, seconds = policy.flat.values.data.clone(), []
@@ -188,7 +213,9 @@ def test_servers_follow_the_learner(vllm: Any, tiny_folder: str, lora: bool) -> 
         assert np.abs(gaps(policy, prompts, said, 0.7)).max() < 1e-3
         assert {int(v) for e in said for v in e.versions} == {version}
         policy.flat.values.data.copy_(was)
-        assert np.abs(gaps(policy, prompts, said, 0.7)).max() > 0.01  # which is not what it was before
+        assert (
+            np.abs(gaps(policy, prompts, said, 0.7)).max() > 0.01
+        )  # which is not what it was before
     policy.flat.values.data.copy_(before)
     print(f"\n{lora=}: {min(seconds):.2f} s per load")
 
@@ -217,7 +244,10 @@ class BuiltInReload(VllmSampler):
             folder.mkdir()
             place.rename(folder / "model.safetensors")
             return await super()._call(
-                server, path, {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}, timeout
+                server,
+                path,
+                {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}},
+                timeout,
             )
         if body and body.get("method") == "uptrend_name":
             return {"results": [self.named]}
@@ -228,7 +258,9 @@ class BuiltInReload(VllmSampler):
 def test_a_tied_head_that_stays_behind_is_noticed(vllm: Any, tiny_folder: str) -> None:
     policy = make_policy(tiny_folder)
     perturb(policy, 0.02)
-    with pytest.raises(ModelError, match=r"log-probabilities are .* nats from the learner's after version 1 "):
+    with pytest.raises(
+        ModelError, match=r"log-probabilities are .* nats from the learner's after version 1 "
+    ):
         load(sampler_of(policy, vllm[0], kind=BuiltInReload), policy, 1)
     load(sampler_of(policy, vllm[0]), policy, 1)  # and put right
 
@@ -237,7 +269,11 @@ class KeepsCache(VllmSampler):
     """Leaves what servers have read under old weights."""
 
     async def _call(self, server: Any, path: str, body: Any = None, timeout: float = 30.0) -> Any:
-        return {"success": True} if path == "/reset_prefix_cache" else await super()._call(server, path, body, timeout)
+        return (
+            {"success": True}
+            if path == "/reset_prefix_cache"
+            else await super()._call(server, path, body, timeout)
+        )
 
 
 class LoadsNothing(VllmSampler):
@@ -264,17 +300,28 @@ class LoadsNothing(VllmSampler):
 def test_the_doctor_probes_servers(
     vllm: Any, tiny_folder: str, kind: type[VllmSampler], lora: bool, found: str | None
 ) -> None:
-    """On prompts that are longer than a block of the prefix cache, which on a CPU has 128 tokens."""
+    """On prompts that are longer than a block of the prefix cache, which on a CPU has 128
+    tokens.
+    """
     recipe = {
         "model": {"name": tiny_folder, **({"lora": {"r": 4}} if lora else {})},
         "tasks": {"name": "letters:Letters", "train": 30, "times": 60},
         "eval": {"name": "letters:Letters", "tasks": 4, "times": 60},
-        "sampling": {"groups": 4, "size": 4, "max_tokens": 6, "engine": "vllm", "servers": [vllm[0]], "context": 400},
+        "sampling": {
+            "groups": 4,
+            "size": 4,
+            "max_tokens": 6,
+            "engine": "vllm",
+            "servers": [vllm[0]],
+            "context": 400,
+        },
         "compute": {"threads": 1, "device": "cpu"},
     }
     p = prepare(load_config(recipe))
     components = replace(p.components, sampler=lambda policy: kind(policy, p.config.sampling))
-    results = list(run_probes(Bench(replace(p, components=components), 4), ["agreement", "synchronize"]))
+    results = list(
+        run_probes(Bench(replace(p, components=components), 4), ["agreement", "synchronize"])
+    )
     print(*(f"\n{r.name}: {r.figure}" for r in results))
     assert not any(r.error for r in results)
     assert [f.id for r in results for f in r.findings] == ([found] if found else [])
@@ -283,7 +330,12 @@ def test_the_doctor_probes_servers(
 @KINDS
 @pytest.mark.slow
 def test_a_recipe_trains_on_a_server(vllm: Any, tmp_path: Path, lora: bool) -> None:
-    sets = {"sampling.engine": "vllm", "sampling.servers": [vllm[0]], "sampling.context": 512, "learning.steps": 3}
+    sets = {
+        "sampling.engine": "vllm",
+        "sampling.servers": [vllm[0]],
+        "sampling.context": 512,
+        "learning.steps": 3,
+    }
     sets |= {"sampling.groups": 8, "sampling.size": 8, "eval.tasks": 20, "learning.warmup": 0}
     sets |= {"model.lora": {"r": 8, "alpha": 16}, "learning.lr": 2e-3} if lora else {}
     config = load_config(ROOT / "recipes" / "tiny.toml", sets)
@@ -291,12 +343,19 @@ def test_a_recipe_trains_on_a_server(vllm: Any, tmp_path: Path, lora: bool) -> N
     assert run.status == "finished"
     assert max(line["sampler/gap/max"] for line in run.metric_lines) < 1e-3
     for step in (1, 2, 3):
-        versions = {int(v) for r in rollouts_of(run.rollouts(step)) for s in r.sequences for v in s.versions[s.sampled]}
+        versions = {
+            int(v)
+            for r in rollouts_of(run.rollouts(step))
+            for s in r.sequences
+            for v in s.versions[s.sampled]
+        }
         assert versions == {step - 1}
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_comes_back_with_the_current_weights(vllm: Any, tiny_folder: str) -> None:
+def test_a_server_that_is_killed_comes_back_with_the_current_weights(
+    vllm: Any, tiny_folder: str
+) -> None:
     """Last of this module: what serves it is started again."""
     url, pid = vllm
     policy = make_policy(tiny_folder)
@@ -307,7 +366,9 @@ def test_a_server_that_is_killed_comes_back_with_the_current_weights(vllm: Any, 
 
     async def killed() -> list[Extension]:
         long = Limits(max_tokens=400, context=500)
-        turns = [asyncio.create_task(sampler.extend(n, ids, long, n)) for n, ids in enumerate(prompts)]
+        turns = [
+            asyncio.create_task(sampler.extend(n, ids, long, n)) for n, ids in enumerate(prompts)
+        ]
         await asyncio.sleep(0.3)
         assert not all(turn.done() for turn in turns)
         os.killpg(before[0], signal.SIGKILL)
@@ -327,10 +388,15 @@ def group_of(leader: int) -> list[int]:
 
 
 def status(url: str, method: str, key: str = "") -> int:
-    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    headers = {
+        "Content-Type": "application/json",
+        **({"Authorization": f"Bearer {key}"} if key else {}),
+    }
     data = b"{}" if method in ("POST", "PUT") else None
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method), timeout=60) as reply:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, data, headers, method=method), timeout=60
+        ) as reply:
             return int(reply.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -340,15 +406,21 @@ def status(url: str, method: str, key: str = "") -> int:
 def test_a_server_for_other_machines_asks_for_its_key_and_ends_with_its_supervisor(
     tmp_path: Path, tiny_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On every path that vLLM itself lists in its log, with development endpoints and those for adapters."""
+    """On every path that vLLM itself lists in its log, with development endpoints and those for
+    adapters.
+    """
     monkeypatch.setenv("VLLM_API_KEY", "correct-horse")
     sets = ("--set", "model.lora={r=8}", "--set", "sampling.context=512")
     with serve_tiny(tmp_path, *sets, "--host", "0.0.0.0", code=-signal.SIGKILL) as (url, pid):
         (log,) = tmp_path.glob("vllm/*.log")
         routes = re.findall(r"Route: (\S+), Methods: (.*)", log.read_text())
-        assert {"/collective_rpc", "/update_weights", "/v1/load_lora_adapter"} <= {path for path, _ in routes}
+        assert {"/collective_rpc", "/update_weights", "/v1/load_lora_adapter"} <= {
+            path for path, _ in routes
+        }
         without = {
-            (path, method): status(url + path, method) for path, methods in routes for method in methods.split(", ")
+            (path, method): status(url + path, method)
+            for path, methods in routes
+            for method in methods.split(", ")
         }
         assert {place for place, code in without.items() if code != 401} == {("/health", "GET")}
         assert status(f"{url}/is_sleeping", "GET", "correct-horse") == 200
@@ -357,7 +429,10 @@ def test_a_server_for_other_machines_asks_for_its_key_and_ends_with_its_supervis
             sampler = sampler_of(policy, url)
             load(sampler, policy, 1)
             prompts = [encode(policy, text) for text in PROMPTS]
-            assert np.abs(gaps(policy, prompts, say(sampler, prompts), LIMITS.temperature)).max() < 1e-3
+            assert (
+                np.abs(gaps(policy, prompts, say(sampler, prompts), LIMITS.temperature)).max()
+                < 1e-3
+            )
             if not lora:  # adapters need the weights that it began with
                 weights = {"path": f"{tiny_folder}/model.safetensors", "name": ""}
                 asked = {"method": "uptrend_load", "kwargs": weights}
@@ -411,9 +486,12 @@ def test_a_server_is_asked_for_plain_sampling_of_the_current_weights(
     turns, loads = server.turns(), [path for path, _ in server.asked]
     assert len(turns) == 4
     assert len({turn["model"] for turn in turns}) == (2 if lora else 1)
-    assert all(turn["seed"] < 2**31 and turn["stop_token_ids"] == list(policy.stop_ids) for turn in turns)
     assert all(
-        (turn["top_p"], turn["top_k"], turn["min_p"], turn["repetition_penalty"]) == (1, 0, 0, 1) for turn in turns
+        turn["seed"] < 2**31 and turn["stop_token_ids"] == list(policy.stop_ids) for turn in turns
+    )
+    assert all(
+        (turn["top_p"], turn["top_k"], turn["min_p"], turn["repetition_penalty"]) == (1, 0, 0, 1)
+        for turn in turns
     )
     assert loads.count("/reset_prefix_cache") == 2
     assert len(server.adapters) == lora
@@ -427,8 +505,12 @@ def test_every_request_brings_the_key(
     server.key = "correct-horse"
     perturb(policy, 0.1)
     for key, state in ((None, "is not set"), ("other", "holds another key than the server's")):
-        monkeypatch.setenv("VLLM_API_KEY", key) if key else monkeypatch.delenv("VLLM_API_KEY", raising=False)
-        with pytest.raises(ModelError, match=f"refuses /v1/models: the environment variable VLLM_API_KEY {state}"):
+        monkeypatch.setenv("VLLM_API_KEY", key) if key else monkeypatch.delenv(
+            "VLLM_API_KEY", raising=False
+        )
+        with pytest.raises(
+            ModelError, match=f"refuses /v1/models: the environment variable VLLM_API_KEY {state}"
+        ):
             load(sampler_of(policy, server.url, kind=Quick), policy, 1)
     monkeypatch.setenv("VLLM_API_KEY", "correct-horse")
     sampler = sampler_of(policy, server.url, kind=Quick)
@@ -456,19 +538,30 @@ def test_a_rollout_has_a_seed_for_each_turn(small: Any, llama_folder: Path) -> N
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("dead", "does not answer: the connection ended before the reply did. Start it with `uptrend models serve"),
+        (
+            "dead",
+            "does not answer: the connection ended before the reply did. Start it with `uptrend models serve",
+        ),
         ("short", "takes 64 tokens, and sampling.context = 512. Start it with --max-model-len 512"),
-        ("tokenizer", "serves small with another tokenizer than the model that learns: token 0 of a text is ["),
+        (
+            "tokenizer",
+            "serves small with another tokenizer than the model that learns: token 0 of a text is [",
+        ),
         (
             "raw",
             "gives log-probabilities that ignore the temperature. Start it with --logprobs-mode processed_logprobs",
         ),
         ("same name", "took version 1 of the weights and still has those that it began with"),
         ("no effect", "serves small, whose log-probabilities are "),
-        ("/collective_rpc", "can't be given weights: /collective_rpc: 500 no. Start it with `uptrend models serve"),
+        (
+            "/collective_rpc",
+            "can't be given weights: /collective_rpc: 500 no. Start it with `uptrend models serve",
+        ),
     ],
 )
-def test_a_server_that_can_t_be_used_is_refused_at_once(small: Any, llama_folder: Path, fault: str, says: str) -> None:
+def test_a_server_that_can_t_be_used_is_refused_at_once(
+    small: Any, llama_folder: Path, fault: str, says: str
+) -> None:
     server, policy = small(), make_policy(llama_folder)
     server.fault = fault
     perturb(policy, 0.1)
@@ -481,21 +574,29 @@ def test_a_server_that_can_t_be_used_is_refused_at_once(small: Any, llama_folder
 def test_adapters_need_the_base_as_it_was(small: Any, llama_folder: Path) -> None:
     server, policy = small(lora=True), make_policy(llama_folder, lora=True)
     server.name = "uptrend-of-another-run"
-    with pytest.raises(ModelError, match=r"has the weights of a run without adapters\. Start it again"):
+    with pytest.raises(
+        ModelError, match=r"has the weights of a run without adapters\. Start it again"
+    ):
         load(sampler_of(policy, server.url, kind=Quick), policy, 1)
 
 
 def test_no_server_and_another_model(small: Any, llama_folder: Path, tmp_path: Path) -> None:
     policy = make_policy(llama_folder, lora=True)
-    with pytest.raises(ModelError, match=r"127\.0\.0\.1:9 does not answer: .*refused.* Start it with"):
+    with pytest.raises(
+        ModelError, match=r"127\.0\.0\.1:9 does not answer: .*refused.* Start it with"
+    ):
         load(sampler_of(policy, "http://127.0.0.1:9", kind=Quick), policy, 1)
     other = small(write_model(tmp_path / "other", seed=7), lora=True)
-    with pytest.raises(ModelError, match=r"serves small, whose log-probabilities are .* it is another model"):
+    with pytest.raises(
+        ModelError, match=r"serves small, whose log-probabilities are .* it is another model"
+    ):
         load(sampler_of(policy, other.url, kind=Quick), policy, 1)
 
 
 @pytest.mark.parametrize("fault", ["dead", "hangs", "aborts", "/v1/completions"])
-def test_turns_of_a_server_that_fails_go_to_another(small: Any, llama_folder: Path, fault: str) -> None:
+def test_turns_of_a_server_that_fails_go_to_another(
+    small: Any, llama_folder: Path, fault: str
+) -> None:
     """They are sampled there from the start, with the same seeds; it comes back once it is well."""
     first, second, policy = small(), small(), make_policy(llama_folder)
     sampler = sampler_of(policy, first.url, f"{second.url}/v1/", kind=Quick)
@@ -504,7 +605,9 @@ def test_turns_of_a_server_that_fails_go_to_another(small: Any, llama_folder: Pa
     assert [len(server.turns()) for server in (first, second)] == [4, 4]
     first.fault, sampler.deadline = fault, (3.0, 0.0)
     with pytest.warns(ServerWarning, match=f"{first.url} is out .* its turns go to another"):
-        assert [e.ids.tolist() for e in say(sampler, prompts, SHORT)] == [e.ids.tolist() for e in before]
+        assert [e.ids.tolist() for e in say(sampler, prompts, SHORT)] == [
+            e.ids.tolist() for e in before
+        ]
     assert len(second.turns()) == 12
     load(sampler, policy, 3)  # the one that is out gets them later
     first.fault, count = "", len(first.turns())

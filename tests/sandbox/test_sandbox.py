@@ -1,4 +1,6 @@
-"""Sandboxes against hostile commands: contained, the reason told, the host unharmed, and nothing left over."""
+"""Sandboxes against hostile commands: contained, the reason told, the host unharmed, and nothing
+left over.
+"""
 
 import asyncio
 import contextlib
@@ -42,13 +44,17 @@ CONTAINED = [
     pytest.param("podman", marks=[pytest.mark.needs_package("podman"), pytest.mark.slow]),
 ]
 contained = pytest.mark.parametrize("backend", CONTAINED, indirect=True, scope="module")
-everywhere = pytest.mark.parametrize("backend", [*CONTAINED, "process"], indirect=True, scope="module")
+everywhere = pytest.mark.parametrize(
+    "backend", [*CONTAINED, "process"], indirect=True, scope="module"
+)
 SMALL = {"seconds": 20.0, "memory": 200 << 20, "processes": 24, "disk": 16 << 20, "files": 2000}
 
 
 @pytest.fixture(scope="module")
 def backend(request: pytest.FixtureRequest) -> str:
-    """A back end; one that an ordinary user can't have here is skipped: many systems want root for namespaces."""
+    """A back end; one that an ordinary user can't have here is skipped: many systems want root for
+    namespaces.
+    """
     if os.geteuid() != 0:
         try:
             find_sandbox(request.param)
@@ -59,7 +65,9 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Fail where a folder for temporary files is not empty afterwards, or a memory cgroup is left."""
+    """Fail where a folder for temporary files is not empty afterwards, or a memory cgroup is
+    left.
+    """
     groups = own_groups(os.getpid())
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -85,15 +93,18 @@ def neighbor(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def own_processes(mark: str, until: float = math.inf) -> list[str]:
-    """Return what runs in a workspace, by its namespace of processes or the folder in its environment.
+    """Return what runs in a workspace, by its namespace of processes or the folder in its
+    environment.
 
-    A namespace that is gone leaves its number to another, whose processes began after `until`; it is gone when its
-    first process is.
+    A namespace that is gone leaves its number to another, whose processes began after `until`; it
+    is gone when its first process is.
     """
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            began = int((process / "stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+            began = int((process / "stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf(
+                "SC_CLK_TCK"
+            )
             is_inside = os.readlink(process / "ns" / "pid") == mark
             if began < until and (is_inside or mark.encode() in (process / "environ").read_bytes()):
                 found.append((process / "cmdline").read_text())
@@ -101,21 +112,28 @@ def own_processes(mark: str, until: float = math.inf) -> list[str]:
 
 
 async def mark_of(workspace: Workspace) -> str:
-    if workspace._root != "/workspace":  # not asked for: a long path would be cut by a test's bound on output
+    if (
+        workspace._root != "/workspace"
+    ):  # not asked for: a long path would be cut by a test's bound on output
         return workspace._root.removesuffix("/workspace")
     return (await workspace.run("readlink /proc/self/ns/pid")).output.strip()
 
 
 @contextlib.asynccontextmanager
 async def opened(
-    backend: str, neighbor: Workspace | None = None, has: dict[str, bytes] | None = None, **bounds: Any
+    backend: str,
+    neighbor: Workspace | None = None,
+    has: dict[str, bytes] | None = None,
+    **bounds: Any,
 ) -> AsyncIterator[Workspace]:
     """Open a workspace; afterwards nothing of it is left, and the neighbor works."""
     workspace = await BACKENDS[backend].open(has or {}, Bounds(**bounds))
     mark = await mark_of(workspace)
     until = math.inf if backend == "process" else time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
-        assert backend == "process" or own_processes(mark, until)  # the agent: so the mark does find them
+        assert backend == "process" or own_processes(
+            mark, until
+        )  # the agent: so the mark does find them
         yield workspace
     finally:
         await workspace.close()
@@ -126,7 +144,10 @@ async def opened(
 
 STOPPED = {  # by case: command, bound that stops it
     "fork bomb": (":(){ :|:& };:; sleep 30", "processes"),
-    "fork bomb of Python": ("python3 -c 'import os\nwhile True:\n try: os.fork()\n except OSError: pass'", "processes"),
+    "fork bomb of Python": (
+        "python3 -c 'import os\nwhile True:\n try: os.fork()\n except OSError: pass'",
+        "processes",
+    ),
     "many processes": ("for i in $(seq 500); do sleep 30 & done; wait", "processes"),
     "threads": (
         "python3 -c 'from threading import *; [Thread(target=Event().wait, args=(9,)).start() for _ in range(99)]'",
@@ -134,7 +155,10 @@ STOPPED = {  # by case: command, bound that stops it
     ),
     "disk": ("cat /dev/zero > big", "disk"),
     "disk of temporary files": ("cat /dev/zero > ${TMPDIR:-/tmp}/big", "disk"),
-    "memory": ("python3 -c 'held = bytearray(1 << 29); held[::4096] = b\"x\" * (1 << 17)'", "memory"),
+    "memory": (
+        "python3 -c 'held = bytearray(1 << 29); held[::4096] = b\"x\" * (1 << 17)'",
+        "memory",
+    ),
     "memory of many": (
         "for i in 1 2 3 4 5 6 7 8; do python3 -c 'import time; x = b\"x\" * (50 << 20); time.sleep(20)' & done; wait",
         "memory",
@@ -143,7 +167,10 @@ STOPPED = {  # by case: command, bound that stops it
     "ignores SIGTERM": ("trap '' TERM INT HUP; while :; do sleep 0.05; done", "time"),
     "a gigabyte": ("yes | head -c 1G", "output"),
     "a gigabyte of one line": ("head -c 1G /dev/zero", "output"),
-    "100,000 entries": ("mkdir d; cd d; for i in $(seq 500); do mkdir $i; (cd $i; touch $(seq 200)); done", "files"),
+    "100,000 entries": (
+        "mkdir d; cd d; for i in $(seq 500); do mkdir $i; (cd $i; touch $(seq 200)); done",
+        "files",
+    ),
 }
 
 
@@ -158,7 +185,9 @@ def test_a_bound_ends_a_command(backend: str, case: str, neighbor: Workspace) ->
     command, stopped = STOPPED[case]
 
     async def play() -> Outcome:
-        async with opened(backend, neighbor, **{**SMALL, "seconds": 1.5 if stopped == "time" else 30.0}) as workspace:
+        async with opened(
+            backend, neighbor, **{**SMALL, "seconds": 1.5 if stopped == "time" else 30.0}
+        ) as workspace:
             outcome = await workspace.run(command)
             again = await workspace.run("rm -rf big d ${TMPDIR:-/tmp}/big; echo $((6 * 7))")
             assert again.output == "42\n", again
@@ -173,7 +202,8 @@ def test_a_bound_ends_a_command(backend: str, case: str, neighbor: Workspace) ->
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40 << 10
 
 
-# Programs that hold what no process is seen to have; each says so when it has it all. argv: how many MiB.
+# Programs that hold what no process is seen to have; each says so when it has it all. argv: how
+# many MiB.
 HOARDS = {
     "shared mappings, emptied": """
 import mmap, sys
@@ -284,9 +314,13 @@ def hoard(backend: str, case: str, neighbor: Workspace | None = None) -> Outcome
 
 @everywhere
 @pytest.mark.parametrize("case", HOARDS)
-def test_memory_that_no_process_is_seen_to_have_is_bounded(backend: str, case: str, neighbor: Workspace) -> None:
+def test_memory_that_no_process_is_seen_to_have_is_bounded(
+    backend: str, case: str, neighbor: Workspace
+) -> None:
     if (backend, case) == ("process", "buffers of Unix sockets"):
-        pytest.skip("shares its network with the host, so that nobody can tell whose sockets are whose")
+        pytest.skip(
+            "shares its network with the host, so that nobody can tell whose sockets are whose"
+        )
     if (backend, case) == ("process", "shared mappings of a device") and not find_memory_cgroups():
         pytest.skip("needs a memory cgroup")
     outcome = hoard(backend, case, neighbor)
@@ -296,7 +330,9 @@ def test_memory_that_no_process_is_seen_to_have_is_bounded(backend: str, case: s
 
 @pytest.mark.needs_package("bubblewrap")
 @pytest.mark.parametrize("case", HOARDS)
-def test_memory_is_bounded_without_cgroups_and_user_namespaces(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded_without_cgroups_and_user_namespaces(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backends, "find_memory_cgroups", lambda: None)
     monkeypatch.setattr(backends, "can_map_users", lambda: False)
     outcome = hoard("bubblewrap", case)
@@ -306,36 +342,54 @@ def test_memory_is_bounded_without_cgroups_and_user_namespaces(case: str, monkey
 
 @pytest.mark.needs_package("bubblewrap")
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["shared mappings, emptied", "semaphores", "buffers of Unix sockets"])
-def test_the_kernel_bounds_memory_that_no_filter_refuses(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "case", ["shared mappings, emptied", "semaphores", "buffers of Unix sockets"]
+)
+def test_the_kernel_bounds_memory_that_no_filter_refuses(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not find_memory_cgroups():
         pytest.skip("needs a memory cgroup")
     monkeypatch.setattr(backends, "make_filter", lambda: b"")
     try:
         outcome = hoard("bubblewrap", case)
-    except SandboxFailed as error:  # the kernel chose the agent: no process of the command was larger
+    except (
+        SandboxFailed
+    ) as error:  # the kernel chose the agent: no process of the command was larger
         assert "it was killed, as the kernel does" in str(error)  # noqa: PT017 (it need not fail)
         return
     assert outcome.stopped == "memory", outcome
 
 
-RESOURCES = 1 << 24  # CAP_SYS_RESOURCE, with which a container engine makes a score that can't be lowered
+RESOURCES = (
+    1 << 24
+)  # CAP_SYS_RESOURCE, with which a container engine makes a score that can't be lowered
 
 
 @contained
-def test_a_command_has_no_rights_and_stays_the_first_to_go(backend: str, neighbor: Workspace) -> None:
+def test_a_command_has_no_rights_and_stays_the_first_to_go(
+    backend: str, neighbor: Workspace
+) -> None:
     async def play() -> tuple[str, str]:
         async with opened(backend, neighbor) as workspace:
             lower = "echo 0 > /proc/self/oom_score_adj; cat /proc/self/oom_score_adj /proc/1/oom_score_adj"
-            return (await workspace.run(lower)).output, (await workspace.run("cat /proc/self/status")).output
+            return (await workspace.run(lower)).output, (
+                await workspace.run("cat /proc/self/status")
+            ).output
 
     def rights_of(status: str) -> dict[str, int]:
-        return {name: int(rights, 16) for name, rights in re.findall(r"^Cap(\w+):\s*(\w+)", status, re.M)}
+        return {
+            name: int(rights, 16)
+            for name, rights in re.findall(r"^Cap(\w+):\s*(\w+)", status, re.M)
+        }
 
     scores, status = on_loop(play())
     assert rights_of(status) == dict.fromkeys(("Inh", "Prm", "Eff", "Bnd", "Amb"), 0)
     assert re.search(r"^NoNewPrivs:\s*1$", status, re.M)
-    if backend == "bubblewrap" or rights_of(Path("/proc/self/status").read_text())["Eff"] & RESOURCES:
+    if (
+        backend == "bubblewrap"
+        or rights_of(Path("/proc/self/status").read_text())["Eff"] & RESOURCES
+    ):
         assert scores.splitlines()[-2:] == ["1000", "1000"], scores
 
 
@@ -345,10 +399,14 @@ def test_root_has_a_user_namespace_and_a_memory_cgroup_where_there_are_any() -> 
         async with opened("bubblewrap", memory=96 << 20, disk=16 << 20) as workspace:
             assert workspace.has_hard_limit == (find_memory_cgroups() is not None)
             limits = "cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes"
-            return (await workspace.run(f"readlink /proc/self/ns/user; {limits} 2> /dev/null")).output
+            return (
+                await workspace.run(f"readlink /proc/self/ns/user; {limits} 2> /dev/null")
+            ).output
 
     namespace, *limits = on_loop(play()).splitlines()
-    assert (namespace != os.readlink("/proc/self/ns/user")) == (can_map_users() or os.geteuid() != 0)
+    assert (namespace != os.readlink("/proc/self/ns/user")) == (
+        can_map_users() or os.geteuid() != 0
+    )
     assert all(96 << 20 < int(limit) < 512 << 20 for limit in limits)
     assert len(limits) == (find_memory_cgroups() is not None)
 
@@ -395,7 +453,10 @@ if __name__ == "__main__":
 """
 
     async def play() -> str:
-        has = {"several.py": several.encode(), "main.c": b'#include <stdio.h>\nint main() { puts("compiled"); }'}
+        has = {
+            "several.py": several.encode(),
+            "main.c": b'#include <stdio.h>\nint main() { puts("compiled"); }',
+        }
         async with opened(backend, neighbor, has) as workspace:
             compiles = "gcc main.c -o main && ./main"
             commits = "mkdir r; cp main.c r; cd r; git init -q && git add . && git status --short"
@@ -427,9 +488,14 @@ def test_nothing_of_the_host_can_be_read(backend: str, neighbor: Workspace, tmp_
                 said = re.findall(r": ([^:]*)\n", shown.output)
                 missing = "No such file or directory"
                 assert said == [missing, "Permission denied", missing], (place, shown.output)
-            assert "No module named" in (await workspace.run("python -c 'import uptrend.tasks'")).output
+            assert (
+                "No module named"
+                in (await workspace.run("python -c 'import uptrend.tasks'")).output
+            )
             kept = await workspace.run("env; cat /proc/1/environ")
-            assert not {"PYTHONPATH", "CI", "PYTEST_VERSION"} & set(re.findall(r"^\w+", kept.output, re.M))
+            assert not {"PYTHONPATH", "CI", "PYTEST_VERSION"} & set(
+                re.findall(r"^\w+", kept.output, re.M)
+            )
             for place in ("/usr/bin/new", "/etc/new", "/new", "/dev/new", f"{sys.prefix}/lib/new"):
                 assert (await workspace.run(f"echo > {place}")).code == 1, place
 
@@ -440,8 +506,16 @@ def test_nothing_of_the_host_can_be_read(backend: str, neighbor: Workspace, tmp_
 def test_an_installed_package_is_hidden(
     backend: str, neighbor: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tests run from a checkout, which is never shown; an environment with a copy of Uptrend in it is."""
-    packages = tmp_path / "env" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    """The tests run from a checkout, which is never shown; an environment with a copy of Uptrend in
+    it is.
+    """
+    packages = (
+        tmp_path
+        / "env"
+        / "lib"
+        / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        / "site-packages"
+    )
     for package in ("uptrend", "other"):
         (packages / package).mkdir(parents=True)
         (packages / package / "__init__.py").write_text("print('shown')")
@@ -454,14 +528,20 @@ def test_an_installed_package_is_hidden(
 
     async def play() -> None:
         async with opened(backend, neighbor) as workspace:
-            looked = await workspace.run(f"python -c 'import other'; ls {packages} {packages}/uptrend")
-            assert looked.output == f"shown\n{packages}:\nother\nuptrend\n\n{packages}/uptrend:\n", looked
+            looked = await workspace.run(
+                f"python -c 'import other'; ls {packages} {packages}/uptrend"
+            )
+            assert (
+                looked.output == f"shown\n{packages}:\nother\nuptrend\n\n{packages}/uptrend:\n"
+            ), looked
 
     on_loop(play())
 
 
 @everywhere
-def test_only_regular_files_of_the_workspace_are_read_and_written(backend: str, neighbor: Workspace) -> None:
+def test_only_regular_files_of_the_workspace_are_read_and_written(
+    backend: str, neighbor: Workspace
+) -> None:
     makes = {
         "ln -s /etc/passwd submission.csv": "outside the workspace",
         "ln -s ../../../../etc/passwd submission.csv": "outside the workspace",
@@ -485,7 +565,9 @@ def test_only_regular_files_of_the_workspace_are_read_and_written(backend: str, 
                 if make.startswith(("ln", "mk")):
                     with pytest.raises(FileProblem, match=r"^submission.csv: "):
                         await workspace.write("submission.csv", b"x")
-            await workspace.run("mkdir -p in; echo 7 > in/real; ln -sf in/real link; mknod disk b 7 0")
+            await workspace.run(
+                "mkdir -p in; echo 7 > in/real; ln -sf in/real link; mknod disk b 7 0"
+            )
             assert await workspace.read("link") == b"7\n"
             for path in ("/etc/new", "../new", "a\0b", "x" * 5000, "in/real/below"):
                 with pytest.raises(FileProblem):
@@ -536,7 +618,9 @@ def test_no_network_is_reached(backend: str, neighbor: Workspace, tmp_path: Path
         async def play() -> str:
             async with opened(backend, neighbor, has={"reach.py": REACH.encode()}) as workspace:
                 ports = f"{tcp.getsockname()[1]} {udp.getsockname()[1]}"
-                return (await workspace.run(f"python3 reach.py {ports} {tmp_path}/socket {name}")).output
+                return (
+                    await workspace.run(f"python3 reach.py {ports} {tmp_path}/socket {name}")
+                ).output
 
         output = on_loop(play())
         for server in (tcp, udp, *([unix, abstract] if backend != "process" else [])):
@@ -569,7 +653,9 @@ def test_no_process_is_left_behind(backend: str, neighbor: Workspace) -> None:
 
 @contained
 def test_the_agent_is_out_of_reach(backend: str, neighbor: Workspace) -> None:
-    ptrace = "import ctypes; c = ctypes.CDLL(None, use_errno=True); exit(c.ptrace(16, {}, 0, 0) == 0)"
+    ptrace = (
+        "import ctypes; c = ctypes.CDLL(None, use_errno=True); exit(c.ptrace(16, {}, 0, 0) == 0)"
+    )
 
     async def play() -> None:
         async with opened(backend, neighbor) as workspace:
@@ -582,7 +668,9 @@ def test_the_agent_is_out_of_reach(backend: str, neighbor: Workspace) -> None:
             for file in ("mem", "environ", "fd/0", "fd/1", "maps", "cwd/x"):
                 refused = await workspace.run(f"cat /proc/1/{file}; echo x > /proc/1/{file}")
                 assert refused.code == 1, file
-                assert len(re.findall("Permission denied|Read-only file system", refused.output)) == 2, refused.output
+                assert (
+                    len(re.findall("Permission denied|Read-only file system", refused.output)) == 2
+                ), refused.output
             for call in (ptrace.format(1), ptrace.format("__import__('os').getppid()")):
                 assert (await workspace.run(f'python3 -c "{call}"')).code == 0
             limits = "import resource as r; r.prlimit(0, r.RLIMIT_CPU, (60, 60)); r.prlimit(1, r.RLIMIT_CPU, (0, 0))"
@@ -603,7 +691,9 @@ def test_the_agent_is_out_of_reach(backend: str, neighbor: Workspace) -> None:
 def test_output_is_text_that_a_terminal_does_not_obey(backend: str, neighbor: Workspace) -> None:
     async def play() -> None:
         async with opened(backend, neighbor, output=100) as workspace:
-            shown = await workspace.run(r"printf 'a\033[31mred\007\r\nb\xff\xc2\x9bc\u202e\0'; printf 'err' >&2")
+            shown = await workspace.run(
+                r"printf 'a\033[31mred\007\r\nb\xff\xc2\x9bc\u202e\0'; printf 'err' >&2"
+            )
             assert shown.output == "a\\x1b[31mred\\x07\nb�\\x9bc\\u202e\\x00err"
             cut = (await workspace.run('python3 -c \'print("é" * 500, end="")\'')).output
             assert cut == "é" * 25 + "\n[... 900 bytes cut ...]\n" + "é" * 25
@@ -621,11 +711,15 @@ def test_a_workspace_keeps_its_files_and_its_folder(backend: str, tmp_path: Path
     (data / "train.csv").write_text("1,2")
 
     async def play() -> None:
-        workspace = await BACKENDS[backend].open({"notes/a.txt": b"hello"}, Bounds(), {"data/in": data})
+        workspace = await BACKENDS[backend].open(
+            {"notes/a.txt": b"hello"}, Bounds(), {"data/in": data}
+        )
         try:
             assert (await workspace.run("cd notes && cat a.txt && exit 3")).code == 3
             assert workspace.cwd == "/workspace/notes"
-            assert (await workspace.run("pwd; cat /workspace/data/in/train.csv")).output == "/workspace/notes\n1,2"
+            assert (
+                await workspace.run("pwd; cat /workspace/data/in/train.csv")
+            ).output == "/workspace/notes\n1,2"
             await workspace.run("echo spoiled > ../data/in/train.csv; rm -rf ../data/in")
             await workspace.write("b/c.bin", bytes(range(256)) * 20_000)
             assert await workspace.read("/workspace/notes/b/c.bin") == bytes(range(256)) * 20_000
@@ -663,10 +757,14 @@ def test_a_conversation_says_why_it_is_silent(backend: str, neighbor: Workspace)
                 with pytest.raises(Silent, match="no longer running"):
                     await talk.ask(None)
             mark = await mark_of(workspace)
-            await workspace.start("python3 -c 'import time; x = b\"x\" * (300 << 20); time.sleep(777)'")  # nobody asks
+            await workspace.start(
+                "python3 -c 'import time; x = b\"x\" * (300 << 20); time.sleep(777)'"
+            )  # nobody asks
             while [line for line in own_processes(mark) if "777" in line]:
                 await asyncio.sleep(0.05)
-            talk = await workspace.start("echo ready; while read line; do echo got ${#line} >&1; done")
+            talk = await workspace.start(
+                "echo ready; while read line; do echo got ${#line} >&1; done"
+            )
             assert await talk.ask(None) == "ready"
             assert await talk.ask("x" * 300_000) == "got 300000"
             await talk.close()
@@ -724,8 +822,19 @@ def test_a_killed_host_leaves_nothing(backend: str, leaves_no_folder: Path) -> N
         wait_until(lambda: any("777" in line for line in own_processes(mark)))
         line = Path(f"/proc/{first_child(host.pid)}/cmdline").read_text()
         container = re.search(r"--name\0([\w-]+)", line)
-        inspect = ["podman", "container", "inspect", container[1] if container else "", "--format", "{{.Id}}"]
-        known = subprocess.run(inspect, capture_output=True, text=True).stdout.strip() if container else "no container"
+        inspect = [
+            "podman",
+            "container",
+            "inspect",
+            container[1] if container else "",
+            "--format",
+            "{{.Id}}",
+        ]
+        known = (
+            subprocess.run(inspect, capture_output=True, text=True).stdout.strip()
+            if container
+            else "no container"
+        )
         assert known
     finally:
         until = math.inf if folder else time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -775,14 +884,18 @@ def test_many_at_once_and_fast(backend: str) -> None:
 
 
 def test_a_sandbox_that_does_not_work_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SandboxFailed, match="No sandbox of kind jail works here; there are auto, bubblewrap"):
+    with pytest.raises(
+        SandboxFailed, match="No sandbox of kind jail works here; there are auto, bubblewrap"
+    ):
         find_sandbox("jail")
     monkeypatch.setenv("PATH", "/nowhere")
     found = {usable.name: usable for usable in survey()}
     assert "install the system package bubblewrap" in found["bubblewrap"].why
     assert found["process"].works
     assert "No sandbox" in found["process"].why
-    with pytest.raises(SandboxFailed, match=r"of kind auto works here; .*\. bubblewrap: bwrap: No such file"):
+    with pytest.raises(
+        SandboxFailed, match=r"of kind auto works here; .*\. bubblewrap: bwrap: No such file"
+    ):
         find_sandbox("auto")
     assert find_sandbox("process").name == "process"
 

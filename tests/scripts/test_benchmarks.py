@@ -1,4 +1,5 @@
-"""Each benchmark in its smallest shape, started as its docstring says: it reaches its end and prints its table.
+"""Each benchmark in its smallest shape, started as its docstring says: it reaches its end and
+prints its table.
 
 benchmarks/step.py has a file of its own; benchmarks/logs.py is read by tests/doctor/test_logs.py.
 """
@@ -24,7 +25,9 @@ def run(*words: object, folder: Path | None = None) -> str:
     """Run Python with these words and return what it printed."""
     variables = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, cwd=folder or ROOT, env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder or ROOT, env=variables, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return done.stdout
 
@@ -38,14 +41,26 @@ def table_rows(printed: str) -> list[list[str]]:
 def test_features(tmp_path: Path) -> None:
     out = tmp_path / "features.json"
     sizes = ("--steps", 2, "--out", out, "--set", "model.name=tiny", *SMALL)
-    ((name, *_),) = table_rows(run(BENCHMARKS / "features.py", "--only", "plain", *sizes, folder=tmp_path))
+    ((name, *_),) = table_rows(
+        run(BENCHMARKS / "features.py", "--only", "plain", *sizes, folder=tmp_path)
+    )
     assert name == "plain"
     assert json.loads(out.read_text())["plain"][0]["seconds"] > 0
 
 
 def test_layouts(tmp_path: Path) -> None:
     sets = [word for each in SMALL for word in ("--set", each)]
-    printed = run(BENCHMARKS / "scale.py", "--layouts", "one", "--steps", 4, *sets, "--out", tmp_path, folder=tmp_path)
+    printed = run(
+        BENCHMARKS / "scale.py",
+        "--layouts",
+        "one",
+        "--steps",
+        4,
+        *sets,
+        "--out",
+        tmp_path,
+        folder=tmp_path,
+    )
     ((name, *cells),) = table_rows(printed)
     assert name == "one"
     assert "→" in cells[-1]
@@ -60,14 +75,23 @@ def test_scripted_players_of_machine_learning_tasks(tmp_path: Path) -> None:
 
 def test_the_blind_arm_of_multi_hop_questions(tmp_path: Path) -> None:
     sets = [word for each in (*SMALL, "learning.steps=1") for word in ("--set", each)]
-    words = ("blind", ROOT / "recipes" / "tiny.toml", "--name", "blind-0", "--runs", tmp_path / "runs")
+    words = (
+        "blind",
+        ROOT / "recipes" / "tiny.toml",
+        "--name",
+        "blind-0",
+        "--runs",
+        tmp_path / "runs",
+    )
     run(BENCHMARKS / "musique.py", *words, *sets, folder=tmp_path)
     assert (tmp_path / "runs" / "blind-0" / "metrics.jsonl").read_text().count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [("musique.py", "run"), ("musique.py", "real"), ("musique.py", "report"),
                                    ("retrieval.py",)])  # fmt: skip
-def test_what_needs_a_model_that_has_to_be_downloaded_tells_its_options(words: tuple[str, ...]) -> None:
+def test_what_needs_a_model_that_has_to_be_downloaded_tells_its_options(
+    words: tuple[str, ...],
+) -> None:
     script, *rest = words
     assert "--help" in run(BENCHMARKS / script, *rest, "--help")
 
@@ -75,9 +99,12 @@ def test_what_needs_a_model_that_has_to_be_downloaded_tells_its_options(words: t
 @pytest.mark.needs_package("chromium")
 def test_the_dashboard_in_a_browser(tmp_path: Path) -> None:
     script, made = BENCHMARKS / "dashboard.py", tmp_path / "made"
-    # A click goes to the last run but one, and the last rollout that is opened is ten steps beyond the middle.
+    # A click goes to the last run but one, and the last rollout that is opened is ten steps beyond
+    # the middle.
     run(script, "make", made, "--runs", 3, "--steps", 24)
-    seconds = {name: first for name, first, _ in table_rows(run(script, "measure", made, "--tries", 1))}
+    seconds = {
+        name: first for name, first, _ in table_rows(run(script, "measure", made, "--tries", 1))
+    }
     for page in ("first page, a table of runs", "a rollout, from a page that is open"):
         assert float(seconds[f"Uptrend: {page}"].split()[0]) > 0
 

@@ -50,7 +50,12 @@ def alter_rows(path: Path, alter: Callable[[list[dict[str, Any]]], None]) -> Non
 
 def test_copies_are_the_same_but_for_what_a_clock_wrote(folders: tuple[Path, Path]) -> None:
     run = folders[1] / "tiny"
-    measured = {"seconds/step": 99.0, "time/tokens/per_second": 9.0, "memory/peak/gib": 9.0, "time": 1.0}
+    measured = {
+        "seconds/step": 99.0,
+        "time/tokens/per_second": 9.0,
+        "memory/peak/gib": 9.0,
+        "time": 1.0,
+    }
     alter_line(run / "metrics.jsonl", 1, measured)
     alter_line(run / "events.jsonl", 0, {"time": 1.0, "pid": 1})
     alter_line(run / "evals.jsonl", 0, {"time": 1.0, "seconds": 1.0})
@@ -96,7 +101,9 @@ def test_a_column_of_another_type_is_seen(folders: tuple[Path, Path]) -> None:
         ("learning", "correction", None),
     ],
 )
-def test_a_changed_setting_is_seen(folders: tuple[Path, Path], section: str, key: str, value: Any) -> None:
+def test_a_changed_setting_is_seen(
+    folders: tuple[Path, Path], section: str, key: str, value: Any
+) -> None:
     path = folders[1] / "tiny" / "run.json"
     info = json.loads(path.read_text())
     info["config"][section][key] = value
@@ -117,7 +124,12 @@ def test_a_setting_that_is_gone_is_seen_whatever_it_was(folders: tuple[Path, Pat
 @pytest.mark.parametrize("name", ["model/model.safetensors", "optimizer.safetensors", "state.json"])
 def test_a_changed_checkpoint_is_seen(folders: tuple[Path, Path], name: str) -> None:
     path = folders[1] / "tiny" / "checkpoints" / "step-000003" / name
-    path.write_bytes(path.read_bytes().replace(b"weights", b"others").replace(b"moments", b"").replace(b"3", b"4"))
+    path.write_bytes(
+        path.read_bytes()
+        .replace(b"weights", b"others")
+        .replace(b"moments", b"")
+        .replace(b"3", b"4")
+    )
     (line,) = differences(*folders, ["tiny"])
     assert line.startswith(f"tiny checkpoints/step-000003/{name}")
 
@@ -160,7 +172,9 @@ def test_two_recordings_are_compared(folders: tuple[Path, Path]) -> None:
 
 
 def test_its_runs_use_every_loss_and_kl_estimator() -> None:
-    recipes = [load_config(SCRIPT.parents[1] / recipe, [*SMALL, *more]) for recipe, more in RUNS.values()]
+    recipes = [
+        load_config(SCRIPT.parents[1] / recipe, [*SMALL, *more]) for recipe, more in RUNS.values()
+    ]
     assert {config.learning.loss for config in recipes} == set(get_args(Loss))
     estimators = {config.learning.kl.estimator for config in recipes if config.learning.kl.beta}
     assert estimators == set(get_args(Estimator))

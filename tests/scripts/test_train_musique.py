@@ -31,9 +31,13 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def call(tmp_path: Path) -> Call:
-    """Run the script as a person would; flags are words of one text, `{}` is the file of questions."""
+    """Run the script as a person would; flags are words of one text, `{}` is the file of
+    questions.
+    """
 
-    def run(flags: str, code: int = 0, torch: bool = False, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        flags: str, code: int = 0, torch: bool = False, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         start = [sys.executable] if torch else [sys.executable, "-c", WITHOUT_TORCH]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables}
         done = subprocess.run(
@@ -48,7 +52,9 @@ def call(tmp_path: Path) -> Call:
 
 
 def _on_one_core() -> None:
-    """Pin the script, which uses one thread per core: on a busy machine threads wait for each other."""
+    """Pin the script, which uses one thread per core: on a busy machine threads wait for each
+    other.
+    """
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {random.choice(sorted(os.sched_getaffinity(0)))})
 
@@ -57,7 +63,9 @@ def _on_one_core() -> None:
 def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve invented questions in MuSiQue's schema."""
     path = tmp_path_factory.mktemp("questions") / "questions.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows(12, 0, AtlasOptions(paragraphs=6))))
+    path.write_text(
+        "".join(json.dumps(row) + "\n" for row in rows(12, 0, AtlasOptions(paragraphs=6)))
+    )
     return path
 
 
@@ -112,7 +120,9 @@ SPLIT = {"tasks.split": "train", "eval.split": "heldout"}
           "sampling.size": 4, "learning.steps": 15}),
     ],
 )  # fmt: skip
-def test_flags_become_a_recipe(flags: str, changes: dict[str, Any], call: Call, questions: Path) -> None:
+def test_flags_become_a_recipe(
+    flags: str, changes: dict[str, Any], call: Call, questions: Path
+) -> None:
     done = call(f"train {flags.format(questions)} --dry-run")
     table = tomllib.loads(done.stdout)
     load_config(table)
@@ -128,8 +138,14 @@ def test_flags_become_a_recipe(flags: str, changes: dict[str, Any], call: Call, 
     ("flags", "said"),
     [
         ("train --data-parallel-size 2", "accelerate launch --num-processes 2"),
-        ("train --batch-size 3 --gradient-accumulation-steps 3", "Use --batch-size 8, or --num-generations 9."),
-        ("train --batch-size 6 --gradient-accumulation-steps 2", "Use --batch-size 8, or --num-generations 6."),
+        (
+            "train --batch-size 3 --gradient-accumulation-steps 3",
+            "Use --batch-size 8, or --num-generations 9.",
+        ),
+        (
+            "train --batch-size 6 --gradient-accumulation-steps 2",
+            "Use --batch-size 8, or --num-generations 6.",
+        ),
         ("train --batch-size 1 --gradient-accumulation-steps 1", "Use --batch-size 8."),
         ("train --num-generations 1", "a group of one has nothing to compare with"),
         ("train --datasets musique", "should be path,config,split"),
@@ -141,7 +157,10 @@ def test_flags_become_a_recipe(flags: str, changes: dict[str, Any], call: Call, 
         ("train --retriever google", "'golden', 'lexical', 'semantic', 'hybrid'"),
         ("train --noise-rate 2", "noise_rate = 2.0 should be at least 0 and at most 1"),
         ("evaluate --model tiny", "say which with --datasets"),
-        ("evaluate --model tiny --datasets atlas --output answers.csv", "answers.csv should end in .jsonl"),
+        (
+            "evaluate --model tiny --datasets atlas --output answers.csv",
+            "answers.csv should end in .jsonl",
+        ),
     ],
 )
 def test_flags_that_can_not_work_are_refused(flags: str, said: str, call: Call) -> None:
@@ -185,7 +204,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
         ("bm25s", "bm25s", ""),  # before anything is downloaded
     ],
 )
-def test_a_missing_package_is_named_before_anything_runs(module: str, package: str, flags: str, tmp_path: Path) -> None:
+def test_a_missing_package_is_named_before_anything_runs(
+    module: str, package: str, flags: str, tmp_path: Path
+) -> None:
     words = [sys.executable, "-c", WITHOUT, module, str(SCRIPT), "train", "--max-steps", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
@@ -220,11 +241,21 @@ def test_training_and_evaluating(call: Call, questions: Path, tmp_path: Path) ->
     )
     assert "Run: outputs/first" in done.stdout
     run = Run(tmp_path / "outputs" / "first")
-    assert (run.status, run.last_step, len(run.checkpoints), len(run.rollouts(step=1))) == ("finished", 1, 1, 4)
+    assert (run.status, run.last_step, len(run.checkpoints), len(run.rollouts(step=1))) == (
+        "finished",
+        1,
+        1,
+        4,
+    )
     assert (run.config["tasks"]["train"], run.config["eval"]["tasks"]) == (9, 2)
-    assert "uptrend train --resume outputs/first" in call("train --output-dir outputs/first", code=2).stderr
+    assert (
+        "uptrend train --resume outputs/first"
+        in call("train --output-dir outputs/first", code=2).stderr
+    )
     # A run brings its own questions and limits.
-    assert "of 1 held-out task" in call("evaluate --model outputs/first --limit 1", torch=True).stdout
+    assert (
+        "of 1 held-out task" in call("evaluate --model outputs/first --limit 1", torch=True).stdout
+    )
     (line,) = map(json.loads, (tmp_path / "evaluation.jsonl").read_text().splitlines())
     assert line["question"] in questions.read_text()
     assert (line["turns"], line["parts"].keys() >= {"exact_match", "f1"}) == (2, True)

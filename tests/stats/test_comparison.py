@@ -95,7 +95,12 @@ def test_sign_flip_p_is_scipys(seeds: int) -> None:
     found = sign_flip(differences)
     for side, ours in (("greater", found.up), ("less", found.down), ("two-sided", found.both)):
         theirs = stats.permutation_test(
-            (differences,), np.sum, permutation_type="samples", alternative=side, n_resamples=2**seeds, vectorized=False
+            (differences,),
+            np.sum,
+            permutation_type="samples",
+            alternative=side,
+            n_resamples=2**seeds,
+            vectorized=False,
         )
         assert ours == pytest.approx(theirs.pvalue), side
 
@@ -107,8 +112,16 @@ def test_sign_flip_by_hand() -> None:
     for seeds in (5, 6, 8):  # the least that so many can give
         found = sign_flip(np.linspace(0.1, 0.2, seeds))
         assert (found.up, found.both) == (2**-seeds, 2 ** (1 - seeds))
-    assert sign_flip(np.array([0.1, 0.2, 0.3, 0.1 + 0.2, 0.3 - 1e-17])).up == 2**-5  # ties but for rounding
-    assert [fewest_seeds(alpha) for alpha in (0.5, 0.05, 0.025, 0.0625, 0.05 / 8)] == [2, 6, 7, 5, 9]
+    assert (
+        sign_flip(np.array([0.1, 0.2, 0.3, 0.1 + 0.2, 0.3 - 1e-17])).up == 2**-5
+    )  # ties but for rounding
+    assert [fewest_seeds(alpha) for alpha in (0.5, 0.05, 0.025, 0.0625, 0.05 / 8)] == [
+        2,
+        6,
+        7,
+        5,
+        9,
+    ]
 
 
 def test_many_seeds_are_drawn_and_near_the_enumeration(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,4 +172,6 @@ def test_the_fewest_that_are_enough(threshold: int) -> None:
     assert fewest(lambda count: count >= 1001) is None
     assert fewest(lambda count: count >= threshold, least=50, most=4000) == max(50, threshold)
     expected = TTestPower().solve_power(0.05 / 0.06, power=0.8, alpha=0.025, alternative="larger")
-    assert fewest(lambda n: chances(0.05, 0.06, n, smallest=0.0).validated >= 0.8) == math.ceil(expected)
+    assert fewest(lambda n: chances(0.05, 0.06, n, smallest=0.0).validated >= 0.8) == math.ceil(
+        expected
+    )

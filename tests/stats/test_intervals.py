@@ -1,4 +1,6 @@
-"""Intervals against scipy, statsmodels, arch, numeric integration, and their coverage by simulation."""
+"""Intervals against scipy, statsmodels, arch, numeric integration, and their coverage by
+simulation.
+"""
 
 # ruff: noqa: I001 (names of one module side by side)
 
@@ -40,12 +42,18 @@ def test_pass_at_k_counts_every_choice_of_k() -> None:
             answers = [True] * correct + [False] * (attempts - correct)
             choices = list(itertools.combinations(answers, k))
             expected = sum(map(any, choices)) / len(choices)
-            assert pass_at_k(correct, attempts, k) == pytest.approx(expected), (correct, attempts, k)
+            assert pass_at_k(correct, attempts, k) == pytest.approx(expected), (
+                correct,
+                attempts,
+                k,
+            )
     with pytest.raises(ValueError, match="pass@8 needs at least 8"):
         pass_at_k(0, 4, 8)
 
 
-@pytest.mark.parametrize(("a", "b", "k"), [(0.4, 0.7, 1), (0.4, 5.0, 8), (2.0, 0.7, 3), (2.0, 5.0, 16)])
+@pytest.mark.parametrize(
+    ("a", "b", "k"), [(0.4, 0.7, 1), (0.4, 5.0, 8), (2.0, 0.7, 3), (2.0, 5.0, 16)]
+)
 def test_all_right_is_the_moment_of_a_beta(a: float, b: float, k: int) -> None:
     assert all_right(a, b, k) == pytest.approx(float(stats.beta(a, b).moment(k)), rel=1e-6)
 
@@ -58,7 +66,9 @@ def test_the_bootstrap_is_scipys(count: int) -> None:
         (values,), np.mean, n_resamples=2_000, method="percentile", rng=np.random.default_rng(1)
     ).confidence_interval
     error = values.std() / count**0.5
-    assert low == pytest.approx(theirs.low, abs=0.15 * error)  # 2,000 draws place a bound within a tenth of an error
+    assert low == pytest.approx(
+        theirs.low, abs=0.15 * error
+    )  # 2,000 draws place a bound within a tenth of an error
     assert high == pytest.approx(theirs.high, abs=0.15 * error)
     assert bootstrap_mean(values) == (low, high)
 
@@ -68,7 +78,10 @@ def test_the_bayes_factor_is_the_mixture_of_noncentral_t(seeds: int, t: float) -
     """The right Haar measure leaves t alone: mix its noncentral density over the effect size."""
 
     def mixed(size: float) -> float:
-        return float(stats.nct.pdf(t, seeds - 1, math.sqrt(seeds) * size) * stats.norm.pdf(size, scale=math.sqrt(G)))
+        return float(
+            stats.nct.pdf(t, seeds - 1, math.sqrt(seeds) * size)
+            * stats.norm.pdf(size, scale=math.sqrt(G))
+        )
 
     expected = integrate.quad(mixed, -12, 12, limit=200)[0] / stats.t.pdf(t, seeds - 1)
     spread = Spread(seeds, 0.02 + t * 0.03 / math.sqrt(seeds), 0.03)
@@ -102,8 +115,12 @@ def test_the_sequence_holds_at_all_looks_at_once_where_students_interval_does_no
 
 
 @pytest.mark.parametrize(("either", "share"), [(False, 0.05), (True, 0.025)])
-def test_sequence_and_final_interval_together_err_as_often_as_they_may(either: bool, share: float) -> None:
-    """Eight seeds, looked at after each; a directional claim errs on one side, one of either direction on both."""
+def test_sequence_and_final_interval_together_err_as_often_as_they_may(
+    either: bool, share: float
+) -> None:
+    """Eight seeds, looked at after each; a directional claim errs on one side, one of either
+    direction on both.
+    """
     values = np.random.default_rng(8).normal(size=(40_000, 8))
     wrong = np.zeros(len(values), dtype=bool)
     for count in range(2, 9):
@@ -114,7 +131,9 @@ def test_sequence_and_final_interval_together_err_as_often_as_they_may(either: b
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.025])
-def test_g_is_near_the_best_for_five_to_eight_seeds_and_three_never_end_an_experiment(alpha: float) -> None:
+def test_g_is_near_the_best_for_five_to_eight_seeds_and_three_never_end_an_experiment(
+    alpha: float,
+) -> None:
     for seeds in (5, 6, 7, 8):
         best = min(sequence_reach(seeds, alpha, g) for g in np.geomspace(0.1, 100, 400))
         assert sequence_reach(seeds, alpha) < 1.04 * best
@@ -130,15 +149,21 @@ def test_equal_differences_do_not_end_it_before_the_sign_flip_test_could() -> No
     assert bayes_factor(spread_of(np.full(6, 0.1))) == pytest.approx(limit, rel=1e-3)
 
 
-def tables(experiments: int, seeds: int, tasks: int, of_seeds: float, of_tasks: float, seed: int = 0) -> Floats:
+def tables(
+    experiments: int, seeds: int, tasks: int, of_seeds: float, of_tasks: float, seed: int = 0
+) -> Floats:
     random = np.random.default_rng(seed)
-    made = random.normal(0, of_seeds, (experiments, seeds, 1)) + random.normal(0, of_tasks, (experiments, 1, tasks))
+    made = random.normal(0, of_seeds, (experiments, seeds, 1)) + random.normal(
+        0, of_tasks, (experiments, 1, tasks)
+    )
     return np.asarray(made + random.normal(0, 0.5, (experiments, seeds, tasks)))
 
 
 def test_the_mean_squares_are_statsmodels_and_the_crossed_half_width_is_theirs_by_hand() -> None:
     table = tables(1, 4, 7, 0.3, 0.4)[0]
-    frame = pd.DataFrame([(s, t, table[s, t]) for s in range(4) for t in range(7)], columns=["seed", "task", "d"])
+    frame = pd.DataFrame(
+        [(s, t, table[s, t]) for s in range(4) for t in range(7)], columns=["seed", "task", "d"]
+    )
     expected = sm.stats.anova_lm(ols("d ~ C(seed) + C(task)", frame).fit())["mean_sq"]
     of_seeds, of_tasks, rest = (float(found) for found in mean_squares(table))
     assert (of_seeds, of_tasks, rest) == pytest.approx(tuple(expected))
@@ -157,8 +182,12 @@ def test_crossed_is_as_wide_as_over_seeds_alone_where_tasks_agree() -> None:
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 8])
-@pytest.mark.parametrize(("of_seeds", "of_tasks"), [(0.0, 0.0), (0.03, 0.1), (0.03, 0.4), (0.1, 0.2)])
-def test_crossed_coverage_is_near_what_it_says(seeds: int, of_seeds: float, of_tasks: float) -> None:
+@pytest.mark.parametrize(
+    ("of_seeds", "of_tasks"), [(0.0, 0.0), (0.03, 0.1), (0.03, 0.4), (0.1, 0.2)]
+)
+def test_crossed_coverage_is_near_what_it_says(
+    seeds: int, of_seeds: float, of_tasks: float
+) -> None:
     """Seldom above 97%: with 3 seeds and tasks that deviate more than they do."""
     made = tables(4000, seeds, 100, of_seeds, of_tasks, seed=seeds)
     covered = float((np.abs(made.mean(axis=(1, 2))) < crossed_half(made)).mean())
@@ -166,12 +195,22 @@ def test_crossed_coverage_is_near_what_it_says(seeds: int, of_seeds: float, of_t
 
 
 def test_crossed_needs_two_of_each_and_something_that_deviates() -> None:
-    for table in (np.ones((1, 9)), np.ones((9, 1)), np.zeros((5, 0)), np.tile(np.arange(9.0), (5, 1))):
+    for table in (
+        np.ones((1, 9)),
+        np.ones((9, 1)),
+        np.zeros((5, 0)),
+        np.tile(np.arange(9.0), (5, 1)),
+    ):
         assert crossed_interval(table) is None
 
 
-def test_the_chance_is_mann_and_whitneys_averaged_over_tasksets_and_with_many_seeds_statsmodels() -> None:
-    arm, control = np.round(RANDOM.normal(0.6, 0.05, (8, 3)), 2), np.round(RANDOM.normal(0.56, 0.05, (8, 3)), 2)
+def test_the_chance_is_mann_and_whitneys_averaged_over_tasksets_and_with_many_seeds_statsmodels() -> (
+    None
+):
+    arm, control = (
+        np.round(RANDOM.normal(0.6, 0.05, (8, 3)), 2),
+        np.round(RANDOM.normal(0.56, 0.05, (8, 3)), 2),
+    )
     each = [stats.mannwhitneyu(a, c).statistic / 64 for a, c in zip(arm.T, control.T, strict=True)]
     assert chance_of_improvement(arm, control).effect == pytest.approx(np.mean(each))
     arm, control = RANDOM.exponential(1.4, 400), RANDOM.exponential(1.0, 400)
@@ -188,7 +227,9 @@ def test_the_chances_ends_are_where_hanley_and_mcneils_error_ends(seeds: int) ->
         q1, q2 = end / (2 - end), 2 * end**2 / (1 + end)
         variance = (end * (1 - end) + (seeds - 1) * (q1 - end**2 + q2 - end**2)) / seeds**2
         assert abs(found.effect - end) == pytest.approx(1.959964 * math.sqrt(variance), rel=1e-5)
-    certain = chance_of_improvement(arm + 2, control)  # every run beats every other, and there is doubt left
+    certain = chance_of_improvement(
+        arm + 2, control
+    )  # every run beats every other, and there is doubt left
     assert (certain.effect, certain.high) == (1.0, pytest.approx(1.0))
     assert 0.3 < certain.low < 0.9
 
@@ -224,7 +265,9 @@ def test_the_iqm_difference_is_scipys_and_its_error_archs() -> None:
     arm, control = ARM[:4], CONTROL[:4]
     found = iqm_difference(arm, control)
     assert found.effect == pytest.approx(difference(arm, control))
-    error = math.sqrt(float(IIDBootstrap(arm, control, seed=1).cov(difference, reps=1500)[0, 0]) * 4 / 3)
+    error = math.sqrt(
+        float(IIDBootstrap(arm, control, seed=1).cov(difference, reps=1500)[0, 0]) * 4 / 3
+    )
     assert found.high - found.effect == pytest.approx(stats.t.ppf(0.975, 3) * error, rel=0.06)
     assert found.effect - found.low == pytest.approx(found.high - found.effect)
 
@@ -234,7 +277,8 @@ def test_the_iqm_difference_covers(seeds: int) -> None:
     random, kinds, inside = np.random.default_rng(seeds), np.array([-0.1, 0.0, 0.15]), 0
     for _ in range(400):
         arm, control = (
-            random.normal(mean, 0.05, (seeds, 1)) + random.normal(0, 0.02, (seeds, 3)) + kinds for mean in (0.65, 0.6)
+            random.normal(mean, 0.05, (seeds, 1)) + random.normal(0, 0.02, (seeds, 3)) + kinds
+            for mean in (0.65, 0.6)
         )
         found = iqm_difference(arm, control)
         inside += found.low <= 0.05 <= found.high

@@ -35,7 +35,8 @@ def share_found(points: int, rho: float, rise: float, curves: int, seed: int = 0
     return float(np.mean([trend is not None and trend.p < 0.05 for trend in found]))
 
 
-# 300 curves: a true 5% lies below 8.8% with a probability of 99.9%; 20 points at .9 are known to reach 10%.
+# 300 curves: a true 5% lies below 8.8% with a probability of 99.9%; 20 points at .9 are known to
+# reach 10%.
 @pytest.mark.parametrize(
     ("points", "rho", "most"),
     [(20, 0.0, 0.088), (20, 0.6, 0.11), (20, 0.9, 0.16), (50, 0.3, 0.088), (100, 0.6, 0.10), (100, 0.9, 0.12),
@@ -70,7 +71,9 @@ def test_the_power_is_what_simulation_gives() -> None:
 
 def test_long_and_noiseless_curves() -> None:
     noisy = np.linspace(3.0, 5.0, 5000) + 0.1 * np.random.default_rng(0).standard_normal(5000)
-    long, straight, constant = (measure_trend(curve) for curve in (noisy, np.linspace(0, 1, 30), np.full(30, 0.5)))
+    long, straight, constant = (
+        measure_trend(curve) for curve in (noisy, np.linspace(0, 1, 30), np.full(30, 0.5))
+    )
     assert long
     assert straight
     assert constant
@@ -107,13 +110,18 @@ def test_the_effect_is_the_change_along_the_least_squares_line() -> None:
     assert trend.effect == pytest.approx(89 * slope)
 
 
-def test_it_agrees_with_mann_and_kendall_on_independent_points_and_holds_where_theirs_does_not() -> None:
+def test_it_agrees_with_mann_and_kendall_on_independent_points_and_holds_where_theirs_does_not() -> (
+    None
+):
     random = np.random.default_rng(6)
     rising = [noise(random, 60, 0.0) + np.linspace(0, 1.6, 60) for _ in range(100)]
     flat = [noise(random, 60, 0.6) for _ in range(100)]
     ours, theirs = (
         [np.array([found(curve) < 0.05 for curve in curves]) for curves in (rising, flat)]
-        for found in (lambda curve: measure_trend(curve).p, lambda curve: pymannkendall.original_test(curve).p)
+        for found in (
+            lambda curve: measure_trend(curve).p,
+            lambda curve: pymannkendall.original_test(curve).p,
+        )
     )
     assert (ours[0] == theirs[0]).mean() > 0.8
     assert theirs[1].mean() > 0.2 > 0.12 > ours[1].mean()
@@ -127,7 +135,9 @@ def test_power_of_a_rise_is_what_the_least_squares_slope_has(alpha: float) -> No
     assert power_of_rise(1.0, 1.0, 100, alpha) == pytest.approx(found, abs=0.03)
     assert power_of_rise(0.1, 0.0, 10, alpha) == 1.0
     needed = points_for(0.1, 0.13, 0.8, alpha)
-    assert power_of_rise(0.1, 0.13, needed, alpha) >= 0.8 > power_of_rise(0.1, 0.13, needed - 1, alpha)
+    assert (
+        power_of_rise(0.1, 0.13, needed, alpha) >= 0.8 > power_of_rise(0.1, 0.13, needed - 1, alpha)
+    )
 
 
 def test_shifts_are_measured_in_noise_that_trends_do_not_inflate() -> None:

@@ -1,4 +1,6 @@
-"""Answers as text: read strictly and leniently, found in datasets, corrupted, drawn and named by class."""
+"""Answers as text: read strictly and leniently, found in datasets, corrupted, drawn and named by
+class.
+"""
 
 import pytest
 
@@ -45,7 +47,12 @@ def test_gold_answers_are_found_in_a_dataset() -> None:
     assert gold_column({"prompt": "x", "Solution": "a #### 7"}) == "Solution"
     assert gold_column({"prompt": "x", "answer": {"gold": [7]}}) == "answer"
     assert gold_column({"prompt": "x", "id": 3}) is None
-    answers = {"so 3 #### 1,200": "1,200", r"thus \boxed{5}": "5", "<answer> a </answer>": "a", " b ": "b"}
+    answers = {
+        "so 3 #### 1,200": "1,200",
+        r"thus \boxed{5}": "5",
+        "<answer> a </answer>": "a",
+        " b ": "b",
+    }
     assert [final_answer(text) for text in answers] == list(answers.values())
 
 
@@ -59,7 +66,11 @@ def test_wrong_answers_are_never_the_gold_one_in_other_words() -> None:
 def test_an_answer_that_is_no_text_is_written_in_more_forms() -> None:
     assert {form.part for form in forms_of(["7"])} == {""}
     parts = [form.part for form in forms_of(["7", '["a", "b"]']) if form.words == "{}"]
-    assert [Form("{}", part).write('["a", "b"]') for part in parts] == ['["a", "b"]', "['a', 'b']", "a"]
+    assert [Form("{}", part).write('["a", "b"]') for part in parts] == [
+        '["a", "b"]',
+        "['a', 'b']",
+        "a",
+    ]
 
 
 def test_a_few_answers_are_of_every_class() -> None:
@@ -87,7 +98,10 @@ def test_a_class_is_named_where_its_members_alone_are_rejected(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "result"), [("Calculate: 3 - 5 = ", -2), ("2 × 4?", 8), ("1 + 2 + 3", None), ("3 + x", None)]
+    ("prompt", "result"),
+    [("Calculate: 3 - 5 = ", -2), ("2 × 4?", 8), ("1 + 2 + 3", None), ("3 + x", None)],
 )
 def test_the_result_of_a_prompt(prompt: str, result: float | None) -> None:
-    assert computed_result(prompt) == (pytest.approx(float("nan"), nan_ok=True) if result is None else result)
+    assert computed_result(prompt) == (
+        pytest.approx(float("nan"), nan_ok=True) if result is None else result
+    )

@@ -27,7 +27,10 @@ from uptrend.tasks.rewards import functions_at_hand
 from uptrend.tasks.taskset import known_gold, play_script, say
 from uptrend.tasks.validate import validate
 
-ROWS = [{"question": f"{n} + 1?", "solution": f"It is {n + 1}. #### {n + 1}", "level": n % 3} for n in range(40)]
+ROWS = [
+    {"question": f"{n} + 1?", "solution": f"It is {n + 1}. #### {n + 1}", "level": n % 3}
+    for n in range(40)
+]
 COLUMNS = {"prompt": "question", "answer": "solution"}
 
 
@@ -68,7 +71,13 @@ def test_a_hub_dataset_is_read_by_its_split(tmp_path):
         (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, part)))
     config = load_config(
         {
-            "tasks": {"name": "data", "dataset": str(folder), **COLUMNS, "reward": "number", "hold_out": "none"},
+            "tasks": {
+                "name": "data",
+                "dataset": str(folder),
+                **COLUMNS,
+                "reward": "number",
+                "hold_out": "none",
+            },
             "eval": {"split": "test"},
         }
     )
@@ -79,9 +88,13 @@ def test_a_hub_dataset_is_read_by_its_split(tmp_path):
 
 def test_templates_system_and_conversations(make):
     plain = make(**COLUMNS, reward="number").train(1)[0]
-    told = make(prompt="Q: {question} {{x}}", answer="solution", system="Be brief.", reward="number")
+    told = make(
+        prompt="Q: {question} {{x}}", answer="solution", system="Be brief.", reward="number"
+    )
     task = next(t for t in told.train(99) if t.id == plain.id)
-    assert plain.id == task_id([Message("user", plain.messages[0].content)])  # words around a question change no id
+    assert plain.id == task_id(
+        [Message("user", plain.messages[0].content)]
+    )  # words around a question change no id
     assert [m.role for m in task.messages] == ["system", "user"]
     assert task.messages[1].content == f"Q: {plain.messages[0].content} {{x}}"
     talk = [
@@ -107,7 +120,9 @@ def test_templates_system_and_conversations(make):
     ],
 )  # fmt: skip
 def test_ready_rewards(make, tmp_path, reward, answer, right, wrong, options):
-    (tmp_path / "s.json").write_text(json.dumps({"required": ["a"], "properties": {"a": {"type": "number"}}}))
+    (tmp_path / "s.json").write_text(
+        json.dumps({"required": ["a"], "properties": {"a": {"type": "number"}}})
+    )
     taskset = make([{"prompt": "?", "answer": answer}], reward=reward, hold_out="none", **options)
     assert (reward_of(taskset, right).total, reward_of(taskset, right).correct) == (1.0, True)
     assert (reward_of(taskset, wrong).total, reward_of(taskset, wrong).correct) == (0.0, False)
@@ -120,8 +135,21 @@ def test_a_judge_behind_a_server(make):
     class Server(BaseHTTPRequestHandler):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append((self.path, self.headers["Authorization"], body["model"], body["messages"][0]["content"]))
-            said = "Yes." if "to grade: good" in asked[-1][3] else "0.25" if "to grade: half" in asked[-1][3] else "hmm"
+            asked.append(
+                (
+                    self.path,
+                    self.headers["Authorization"],
+                    body["model"],
+                    body["messages"][0]["content"],
+                )
+            )
+            said = (
+                "Yes."
+                if "to grade: good" in asked[-1][3]
+                else "0.25"
+                if "to grade: half" in asked[-1][3]
+                else "hmm"
+            )
             reply = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
             self.send_response(200)
             self.end_headers()
@@ -132,11 +160,19 @@ def test_a_judge_behind_a_server(make):
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    judge = {"url": f"http://127.0.0.1:{server.server_port}/v1", "model": "m", "key": "KEY_FOR_TESTS"}
+    judge = {
+        "url": f"http://127.0.0.1:{server.server_port}/v1",
+        "model": "m",
+        "key": "KEY_FOR_TESTS",
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KEY_FOR_TESTS", "secret")
         taskset = make(**COLUMNS, reward="judge", judge=judge, hold_out="none")
-        assert [reward_of(taskset, said).total for said in ("good", "good", "half")] == [1.0, 1.0, 0.25]
+        assert [reward_of(taskset, said).total for said in ("good", "good", "half")] == [
+            1.0,
+            1.0,
+            0.25,
+        ]
         assert len(asked) == 2  # each question once
         assert asked[0][:3] == ("/v1/chat/completions", "Bearer secret", "m")
         with pytest.raises(TasksetError, match="replied 'hmm'"):
@@ -169,15 +205,28 @@ FUNCTIONS = {
         ("parts", [], "right", 1.5, True, {"correct": 1.0, "long": 0.5}),
         ("parts", [], "wrong", 0.5, False, {"correct": 0.0, "long": 0.5}),
         ("trl", [], "It is", 1.0, True, {"trl": 1.0}),
-        (["number", "parts"], [2, 0.5], "abc", 6.25, False, {"number": 3.0, "parts-correct": 0.0, "parts-long": 0.5}),
+        (
+            ["number", "parts"],
+            [2, 0.5],
+            "abc",
+            6.25,
+            False,
+            {"number": 3.0, "parts-correct": 0.0, "parts-long": 0.5},
+        ),
         (["silent", "number"], [], "a", 1.0, True, {"number": 1.0}),
     ],
 )
 def test_functions_of_ones_own(make, rewards, weights, said, total, correct, parts):
     names = [rewards] if isinstance(rewards, str) else rewards
-    taskset = make(**COLUMNS, reward=[f"mine:{n}" for n in names], weights=weights, functions=FUNCTIONS)
+    taskset = make(
+        **COLUMNS, reward=[f"mine:{n}" for n in names], weights=weights, functions=FUNCTIONS
+    )
     reward = reward_of(taskset, said)
-    assert (reward.total, reward.correct, {p.name: p.value for p in reward.parts}) == (total, correct, parts)
+    assert (reward.total, reward.correct, {p.name: p.value for p in reward.parts}) == (
+        total,
+        correct,
+        parts,
+    )
     assert math.isnan(reward.low + reward.high)
     assert any("bounds are unknown" in note for note in taskset.notes)
 
@@ -194,7 +243,10 @@ def test_async_functions_bounds_and_what_cannot_be_told(make):
 
 
 def test_the_first_reward_decides_and_bounds_hold(make):
-    functions = {"right": lambda completion, answer: float(completion == answer), "short": lambda completion: -0.1}
+    functions = {
+        "right": lambda completion, answer: float(completion == answer),
+        "short": lambda completion: -0.1,
+    }
     both = {"reward": ["mine:right", "mine:short"], "functions": functions}
     taskset = make(**COLUMNS, **both)
     task = taskset.train(1)[0]
@@ -213,7 +265,12 @@ def test_trl_gets_conversations_as_they_came(make):
 
     talk = [{"role": "user", "content": "hi"}]
     row = {"prompt": talk, "level": 3, "topic": "x"}
-    assert reward_of(make([row], reward="mine:trl", hold_out="none", functions={"trl": trl}), "yo").total == 0.5
+    assert (
+        reward_of(
+            make([row], reward="mine:trl", hold_out="none", functions={"trl": trl}), "yo"
+        ).total
+        == 0.5
+    )
     assert seen["prompts"] == [talk]
     assert seen["completions"] == [[{"role": "assistant", "content": "yo"}]]
     assert (seen["level"], seen["others"]) == ([3], ["log_extra", "topic", "trainer_state"])
@@ -227,13 +284,19 @@ def test_trl_gets_conversations_as_they_came(make):
         ({"reward": "regex"}, "tasks.pattern is missing"),
         ({"reward": "json-schema"}, "tasks.schema is missing"),
         ({"reward": "judge"}, "tasks.judge.model is missing"),
-        ({"reward": ["exact", "number"], "weights": [1]}, "tasks.weights = [1.0] should have one number for each"),
+        (
+            {"reward": ["exact", "number"], "weights": [1]},
+            "tasks.weights = [1.0] should have one number for each",
+        ),
         ({"bounds": [1, 0]}, "tasks.bounds = [1, 0] should be [low, high]"),
         ({"reward": "nowhere:f"}, "The reward nowhere:f can't be loaded: ModuleNotFoundError"),
         ({"reward": "none.py:f"}, "there is no file none.py"),
         ({"reward": "own.py:rewrad"}, "own.py has no function rewrad. Did you mean reward?"),
         ({"reward": "own.py:odd"}, "takes colour, which no row has"),
-        ({"reward": "own.py:asks", "answer": "anwser"}, "takes answer, which no row has. Which column is it?"),
+        (
+            {"reward": "own.py:asks", "answer": "anwser"},
+            "takes answer, which no row has. Which column is it?",
+        ),
         ({"reward": "__main__:<lambda>"}, "was a function of a script"),
         ({"prompt": "questoin"}, "has no questoin. Did you mean question?"),
         ({"answer": "{x}"}, "has no {x}; each row needs a prompt and an answer"),
@@ -256,12 +319,21 @@ def test_validate_takes_gold_from_answers_and_shuffles_them(make):
     good = validate(lambda: make(**COLUMNS, reward="number"), 30, 10)
     assert good.passed, [c for c in good.checks if not c.passed]
     same = [row | {"solution": f"{n} less {n - 7} #### 7"} for n, row in enumerate(ROWS)]
-    assert validate(lambda: make([*same, *ROWS], **COLUMNS, reward="number", duplicates=1), 30, 10).passed
+    assert validate(
+        lambda: make([*same, *ROWS], **COLUMNS, reward="number", duplicates=1), 30, 10
+    ).passed
     wrong = [row | {"solution": f"#### {n}"} for n, row in enumerate(ROWS)]
     lax = validate(
-        lambda: make(wrong, **COLUMNS, reward="mine:lax", bounds=[0, 1], functions={"lax": lax_reward}), 30, 10
+        lambda: make(
+            wrong, **COLUMNS, reward="mine:lax", bounds=[0, 1], functions={"lax": lax_reward}
+        ),
+        30,
+        10,
     )
-    assert {c.name for c in lax.checks if not c.passed} >= {"corrupted answers stay below it", "cheaters stay below it"}
+    assert {c.name for c in lax.checks if not c.passed} >= {
+        "corrupted answers stay below it",
+        "cheaters stay below it",
+    }
 
 
 def lax_reward(completion, answer):
@@ -270,8 +342,13 @@ def lax_reward(completion, answer):
 
 @pytest.mark.parametrize(("function", "passed"), [("fair", True), ("blind", False)])
 def test_validate_compares_where_bounds_are_unknown(make, function, passed):
-    functions = {"fair": lambda completion, answer: 5.0 * (completion == answer), "blind": lambda completion, **_: 1.0}
-    report = validate(lambda: make(**COLUMNS, reward=f"mine:{function}", functions=functions), 30, 10)
+    functions = {
+        "fair": lambda completion, answer: 5.0 * (completion == answer),
+        "blind": lambda completion, **_: 1.0,
+    }
+    report = validate(
+        lambda: make(**COLUMNS, reward=f"mine:{function}", functions=functions), 30, 10
+    )
     named = {c.name: c for c in report.checks}
     assert named["no corrupted answer earns as much as gold"].passed is passed
     assert "unknown bounds" in named["rewards keep their bounds"].figure
@@ -279,9 +356,15 @@ def test_validate_compares_where_bounds_are_unknown(make, function, passed):
 
 def test_rows_without_answers_are_not_judged_by_gold(make):
     rows = [{"prompt": f"Write about {n}."} for n in range(40)]
-    report = validate(lambda: make(rows, reward="mine:f", functions={"f": lambda completion: len(completion)}), 30, 10)
+    report = validate(
+        lambda: make(rows, reward="mine:f", functions={"f": lambda completion: len(completion)}),
+        30,
+        10,
+    )
     assert report.passed
-    assert "not judged" in {c.name: c.figure for c in report.checks}["gold answers reach the maximum"]
+    assert (
+        "not judged" in {c.name: c.figure for c in report.checks}["gold answers reach the maximum"]
+    )
 
 
 def test_a_module_in_the_current_folder_and_a_file_beside_the_recipe(make, tmp_path, monkeypatch):
@@ -298,7 +381,9 @@ def test_a_module_in_the_current_folder_and_a_file_beside_the_recipe(make, tmp_p
     (elsewhere / "my_rewards.py").write_text("another recipe's")  # the recipe's own comes first
     monkeypatch.chdir(elsewhere)
     (tmp_path / "beside_rewards.py").write_text("ONE = 1.0\n")
-    (tmp_path / "my_rewards.py").write_text("from beside_rewards import ONE\ndef f(completion): return ONE\n")
+    (tmp_path / "my_rewards.py").write_text(
+        "from beside_rewards import ONE\ndef f(completion): return ONE\n"
+    )
     config = load_config(recipe)
     assert config.tasks.options["file"] == str(tmp_path / "rows.jsonl")
     assert config.tasks.options["reward"] == [f"{tmp_path / 'my_rewards.py'}:f"]
@@ -311,7 +396,9 @@ def test_a_broken_module_says_so(make, tmp_path):
     with pytest.raises(TasksetError, match=r"own\.py:f can't be loaded: ZeroDivisionError"):
         make(**COLUMNS, reward="own.py:f")
     assert not [
-        name for name, module in sys.modules.items() if isinstance(module, types.ModuleType) and "own.py" in name
+        name
+        for name, module in sys.modules.items()
+        if isinstance(module, types.ModuleType) and "own.py" in name
     ]
 
 
@@ -347,12 +434,16 @@ def test_functions_get_the_rows_own_values(kind, tmp_path):
     seen = []
     functions = {
         "mine:ours": lambda completion, answer, **row: seen.append((answer, row)) or 1.0,
-        "mine:trl": lambda completions, answer, **columns: seen.append((answer[0], columns)) or [1.0],
+        "mine:trl": lambda completions, answer, **columns: (
+            seen.append((answer[0], columns)) or [1.0]
+        ),
     }
     dates = DATED if kind in ("memory", "parquet", "dataset") else {}
     rows = [{"prompt": f"{n}?", "answer": n + 1, **OWN, **dates} for n in range(8)]
     with functions_at_hand(functions):
-        taskset = make_taskset("data", {**write_rows(kind, rows, tmp_path), "reward": list(functions)}, 0)
+        taskset = make_taskset(
+            "data", {**write_rows(kind, rows, tmp_path), "reward": list(functions)}, 0
+        )
     for task in taskset.train(99):
         reward_of(taskset, "x", task)
     assert len(seen) == 2 * 6
@@ -398,9 +489,15 @@ def test_a_function_may_change_what_it_gets(tmp_path):
     functions = {"mine:f": lambda completion, answer: float(answer.pop() == completion)}
     source = write_rows("memory", [{"prompt": "?", "gold": ["a", "b"]}], tmp_path)
     with functions_at_hand(functions):
-        taskset = make_taskset("data", {**source, "answer": "gold", "reward": "mine:f", "hold_out": "none"}, 0)
+        taskset = make_taskset(
+            "data", {**source, "answer": "gold", "reward": "mine:f", "hold_out": "none"}, 0
+        )
     assert [reward_of(taskset, "b").total for _ in range(3)] == [1.0, 1.0, 1.0]
-    functions = {"mine:f": lambda prompts, completions: prompts[0].append(completions[0]) or [float(len(prompts[0]))]}
+    functions = {
+        "mine:f": lambda prompts, completions: (
+            prompts[0].append(completions[0]) or [float(len(prompts[0]))]
+        )
+    }
     source = write_rows("memory", [{"prompt": [{"role": "user", "content": "?"}]}], tmp_path)
     with functions_at_hand(functions):
         taskset = make_taskset("data", {**source, "reward": "mine:f", "hold_out": "none"}, 0)
@@ -430,11 +527,15 @@ def test_validate_gives_a_function_the_rows_own_answer(make):
             float(c == str(a) and a + 0 == a) for c, a in zip(completions, answer, strict=True)
         ]
     }
-    report = validate(lambda: make(rows, reward="mine:f", bounds=[0, 1], functions=functions), 30, 10)
+    report = validate(
+        lambda: make(rows, reward="mine:f", bounds=[0, 1], functions=functions), 30, 10
+    )
     assert report.passed, [check for check in report.checks if not check.passed]
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}])
 def test_what_no_file_keeps_is_refused(value):
-    with pytest.raises(TasksetError, match=f"is a {type(value).__name__}, which no file of rows can keep"):
+    with pytest.raises(
+        TasksetError, match=f"is a {type(value).__name__}, which no file of rows can keep"
+    ):
         file_of([{"prompt": "?", "answer": value}])

@@ -58,7 +58,9 @@ def test_ctrl_c_cancels_the_plays_and_waits_for_their_close(decodes: bool) -> No
     with pytest.raises(KeyboardInterrupt):
         run(plays())
     assert sorted(closed) == [0, 1, 2]
-    assert run(in_caller(threading.current_thread)) is threading.current_thread()  # all goes on as before
+    assert (
+        run(in_caller(threading.current_thread)) is threading.current_thread()
+    )  # all goes on as before
 
 
 def test_where_one_fails_the_others_are_cancelled_and_waited_for() -> None:
@@ -86,5 +88,7 @@ assert run(asyncio.sleep(0, "heard")) == "heard"
 if child:
     assert os.waitpid(child, 0)[1] == 0
 """
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", program], timeout=60, env=os.environ, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], timeout=60, env=os.environ, check=False
+    )
     assert ran.returncode == 0

@@ -34,10 +34,26 @@ def jsonl(file, seed=0, **options):
 
 
 def test_rows_become_tasks(make):
-    row = {"prompt": "2 + 3 = ", "answer": 5, "difficulty": "hard", "family": "sums", "topic": "addition"}
-    more = [{"prompt": "Sky? ", "answer": "Blue"}, {"prompt": "Sea? ", "answer": "Deep", "difficulty": []}]
-    five, blue, deep = sorted(make([row, "", *more], split=False).heldout(10), key=lambda task: task.answer)
-    assert (five.answer, five.family, five.difficulty, five.data["row"]["topic"]) == ("5", "sums", 3.0, "addition")
+    row = {
+        "prompt": "2 + 3 = ",
+        "answer": 5,
+        "difficulty": "hard",
+        "family": "sums",
+        "topic": "addition",
+    }
+    more = [
+        {"prompt": "Sky? ", "answer": "Blue"},
+        {"prompt": "Sea? ", "answer": "Deep", "difficulty": []},
+    ]
+    five, blue, deep = sorted(
+        make([row, "", *more], split=False).heldout(10), key=lambda task: task.answer
+    )
+    assert (five.answer, five.family, five.difficulty, five.data["row"]["topic"]) == (
+        "5",
+        "sums",
+        3.0,
+        "addition",
+    )
     assert five.messages[0].content == "2 + 3 = "
     assert (blue.answer, blue.family, blue.difficulty, deep.difficulty) == ("Blue", "t", 0.0, 0.0)
 
@@ -45,7 +61,9 @@ def test_rows_become_tasks(make):
 def test_a_quarter_is_held_out_whatever_the_seed(make):
     first, other = make(SUMS, seed=0), make(SUMS, seed=1)
     assert (len(first.train(60)), len(first.heldout(20))) == (60, 20)
-    assert first.notes == ["t.jsonl: a quarter of the tasks is held out, chosen by the hash of their content"]
+    assert first.notes == [
+        "t.jsonl: a quarter of the tasks is held out, chosen by the hash of their content"
+    ]
     held_out = {t.id for t in first.heldout(80)}
     assert held_out == {t.id for t in other.heldout(80)}
     assert held_out.isdisjoint(t.id for t in other.train(80))
@@ -126,5 +144,8 @@ def test_numbers_are_graded_by_distance_and_words_exactly(make):
         "o": {"42": 1.0, "43": 0.5, "13": -1.0},
     }
     for key, totals in earned.items():
-        played = {said: asyncio.run(play_script(taskset, tasks[key], say(said)))[1].total for said in totals}
+        played = {
+            said: asyncio.run(play_script(taskset, tasks[key], say(said)))[1].total
+            for said in totals
+        }
         assert played == totals

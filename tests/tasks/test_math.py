@@ -1,4 +1,6 @@
-"""The ready reward `math`: a process of its own that can be stopped, wherever rewards are computed."""
+"""The ready reward `math`: a process of its own that can be stopped, wherever rewards are
+computed.
+"""
 
 import gc
 import json
@@ -27,7 +29,9 @@ LATE = "math-verify took longer than 5 s"
 def taskset_of(folder: Path, *answers: str) -> Taskset:
     rows = [{"prompt": f"{n}?", "answer": answer} for n, answer in enumerate(answers)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return make_taskset("data", {"file": str(folder / "rows.jsonl"), "reward": "math", "hold_out": "none"}, 0)
+    return make_taskset(
+        "data", {"file": str(folder / "rows.jsonl"), "reward": "math", "hold_out": "none"}, 0
+    )
 
 
 def score(taskset: Taskset, text: str) -> Reward:
@@ -60,10 +64,16 @@ def wait_until_gone(pid: int, seconds: float) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_an_endless_expression_is_a_failed_rollout_and_the_run_goes_on(tmp_path: Path, ahead: int) -> None:
+def test_an_endless_expression_is_a_failed_rollout_and_the_run_goes_on(
+    tmp_path: Path, ahead: int
+) -> None:
     pairs = [(a, b) for a in range(8) for b in range(8)]
     rows = [
-        {"prompt": f"Calculate: {a} + {b} = ", "answer": f"${ENDLESS}$" if a == b < 5 else str(a + b)} for a, b in pairs
+        {
+            "prompt": f"Calculate: {a} + {b} = ",
+            "answer": f"${ENDLESS}$" if a == b < 5 else str(a + b),
+        }
+        for a, b in pairs
     ]
     run = uptrend.train(
         model="tiny", data=rows, reward="math", steps=2, preflight=False, progress=False, runs=tmp_path,
@@ -84,7 +94,9 @@ def test_an_endless_expression_is_a_failed_rollout_and_the_run_goes_on(tmp_path:
 @pytest.mark.slow
 def test_after_an_endless_expression_and_a_kill_the_next_answer_is_scored(tmp_path: Path) -> None:
     taskset = taskset_of(tmp_path, "5")
-    with pytest.raises(TasksetError, match=LATE):  # math-verify's own limit; without one this would never end
+    with pytest.raises(
+        TasksetError, match=LATE
+    ):  # math-verify's own limit; without one this would never end
         score(taskset, f"${ENDLESS}$")
     assert score(taskset, "$10/2$").correct
     (worker,) = workers()
@@ -103,7 +115,9 @@ def test_many_threads_share_one_worker(tmp_path: Path) -> None:
         for text in said:
             found[text, score(which, text).correct] += 1
 
-    threads = [threading.Thread(target=work, args=(each,)) for each in (taskset, other) for _ in range(4)]
+    threads = [
+        threading.Thread(target=work, args=(each,)) for each in (taskset, other) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -136,7 +150,10 @@ def test_the_worker_ends_with_a_killed_parent_and_takes_nothing_from_the_current
     (tmp_path / "data").mkdir()
     script = SCRIPT.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "data"))
     parent = subprocess.Popen(
-        [sys.executable, "-P", "-c", script, state], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-P", "-c", script, state],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert parent.stdout is not None
     assert parent.stdout.readline() == b"1.0\n"
@@ -152,5 +169,7 @@ def test_what_an_expression_may_hold_in_memory_is_bounded(tmp_path: Path) -> Non
     score(taskset, "$5$")
     (worker,) = workers()
     limits = Path(f"/proc/{worker}/limits").read_text()
-    (bound,) = [line.split()[3] for line in limits.splitlines() if line.startswith("Max address space")]
+    (bound,) = [
+        line.split()[3] for line in limits.splitlines() if line.startswith("Max address space")
+    ]
     assert int(bound) == 4 << 30

@@ -22,7 +22,12 @@ CURRICULUM = [
 
 
 def configure(tasks=None, evaluation=None, groups=4, seed=0):
-    table = {"seed": seed, "tasks": tasks or {}, "eval": evaluation or {}, "sampling": {"groups": groups}}
+    table = {
+        "seed": seed,
+        "tasks": tasks or {},
+        "eval": evaluation or {},
+        "sampling": {"groups": groups},
+    }
     return load_config(table)
 
 
@@ -64,13 +69,29 @@ class Leaky(Arithmetic):
         ({}, {"operatoins": ["+"]}, "eval.operatoins is not a known key. Did you mean operations?"),
         ({"high": "ten"}, {}, "tasks.high = 'ten' should be a whole number"),
         ({"name": "data"}, {"name": "arithmetic"}, "tasks.file: it is missing"),
-        ({"stages": [{"start": 1, "hig": 3}]}, {}, "tasks.stages[0].hig is not a known key. Did you mean high?"),
+        (
+            {"stages": [{"start": 1, "hig": 3}]},
+            {},
+            "tasks.stages[0].hig is not a known key. Did you mean high?",
+        ),
         ({"stages": [{"start": 1, "stages": []}]}, {}, "tasks.stages[0].stages"),
-        ({}, {"name": "musique", "atlas": {"paragraphs": 2}}, "eval.atlas.paragraphs = 2 should be from 6"),
-        ({"stages": [{"start": 1, "name": "musique", "atlas": {"hops": [7]}}]}, {}, "tasks.stages[0].atlas.hops = [7]"),
+        (
+            {},
+            {"name": "musique", "atlas": {"paragraphs": 2}},
+            "eval.atlas.paragraphs = 2 should be from 6",
+        ),
+        (
+            {"stages": [{"start": 1, "name": "musique", "atlas": {"hops": [7]}}]},
+            {},
+            "tasks.stages[0].atlas.hops = [7]",
+        ),
         ({}, {"low": 0, "high": 0, "operations": ["+"]}, "eval: arithmetic has no held-out tasks"),
         ({"name": "binary"}, {}, "tasks has 12 tasks, fewer than sampling.groups = 16: lower"),
-        ({"stages": [{"start": 1}, {"start": 2, "name": "binary"}]}, {}, "tasks.stages[1] has 12 tasks"),
+        (
+            {"stages": [{"start": 1}, {"start": 2, "name": "binary"}]},
+            {},
+            "tasks.stages[1] has 12 tasks",
+        ),
         ({"name": "leaky_tasks:Leaky"}, {}, "trains on 1 held-out tasks"),
     ],
 )
@@ -88,7 +109,12 @@ def test_the_held_out_set_does_not_depend_on_what_is_trained_on():
         make_heldout(configure({"high": 10, "seed": 3}, seed=9)),
         make_heldout(configure({"name": "mixed"}, {"name": "arithmetic"})),
     )
-    assert first.hash == second.hash == tasks_hash(first.tasks) != make_heldout(configure(evaluation={"seed": 1})).hash
+    assert (
+        first.hash
+        == second.hash
+        == tasks_hash(first.tasks)
+        != make_heldout(configure(evaluation={"seed": 1})).hash
+    )
     described = {"name": "arithmetic", "version": "1", "seed": 0, "count": 200, "hash": first.hash}
     assert first.describe() == described
 
@@ -115,7 +141,11 @@ def test_a_file_that_is_also_trained_on_is_split(file, name, tasks, sizes, split
 
 def test_stages_lie_over_the_section():
     filled = fill(configure({"reward": "rich", "train": 60, "stages": CURRICULUM}))
-    assert [(stage.start, len(stage.tasks)) for stage in filled.stages] == [(1, 60), (4, 60), (6, 40)]
+    assert [(stage.start, len(stage.tasks)) for stage in filled.stages] == [
+        (1, 60),
+        (4, 60),
+        (6, 40),
+    ]
     operations = [{task.data["operation"] for task in stage.tasks} for stage in filled.stages]
     assert operations[:2] == [{"+"}, {"+", "-", "*"}]
     assert [max(task.data["a"] for task in stage.tasks) for stage in filled.stages] == [10, 10, 20]
@@ -124,7 +154,12 @@ def test_stages_lie_over_the_section():
 
 def test_a_stage_changes_a_family_table_key_by_key_and_shares_as_a_whole():
     family = {"operations": ["+"], "high": 20}
-    mix = {"name": "mixed", "train": 20, "arithmetic": family, "shares": {"arithmetic": 1, "binary": 1}}
+    mix = {
+        "name": "mixed",
+        "train": 20,
+        "arithmetic": family,
+        "shares": {"arithmetic": 1, "binary": 1},
+    }
     stages = [{"start": 1, "arithmetic": {"high": 10}}, {"start": 2, "shares": {"arithmetic": 1}}]
     first, second = fill(configure({**mix, "stages": stages})).stages
     assert first.options["arithmetic"] == {**family, "low": 0, "high": 10}
@@ -146,7 +181,9 @@ def test_a_stage_changes_a_family_table_key_by_key_and_shares_as_a_whole():
 def test_a_stage_inherits_what_was_written_and_not_what_was_filled_in(file, base, stage, options):
     """Also after the config was resolved, kept and read again."""
     source = {"file": file.name} if base.get("name") == "data" else {}
-    config = configure({**base, **source, "train": 20, "stages": [{"start": 1}, {"start": 5, **stage}]})
+    config = configure(
+        {**base, **source, "train": 20, "stages": [{"start": 1}, {"start": 5, **stage}]}
+    )
     resolved = resolve_options(config)
     again = load_config(json.loads(json.dumps(to_table(resolved))))
     assert again == resolved == resolve_options(again)
@@ -185,7 +222,8 @@ def test_stages_begin_at_their_beginning_and_go_on_from_a_saved_cursor():
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(4, 40), st.integers(1, 4))
 def test_the_order_is_a_matter_of_both_seeds(task_seed, run_seed, train, count):
     filled, again, other = (
-        fill(configure({"seed": task_seed, "train": train}, {"tasks": 5}, seed=run_seed + more)) for more in (0, 0, 1)
+        fill(configure({"seed": task_seed, "train": train}, {"tasks": 5}, seed=run_seed + more))
+        for more in (0, 0, 1)
     )
     drawn, _ = draw_ids(filled, 20, count)
     assert drawn == draw_ids(again, 20, count)[0] != draw_ids(other, 20, count)[0]
@@ -197,7 +235,11 @@ def test_describe_says_what_is_trained_on():
     filled = fill(configure({"train": 100, "stages": CURRICULUM}))
     described = filled.describe()
     assert json.loads(json.dumps(described)) == described
-    assert (described["name"], described["count"], len(described["notes"])) == ("arithmetic", 96 + 100 + 40, 1)
+    assert (described["name"], described["count"], len(described["notes"])) == (
+        "arithmetic",
+        96 + 100 + 40,
+        1,
+    )
     assert described["stages"][0] == {
         "start": 1, "name": "arithmetic", "version": "1", "seed": 0, "count": 96,
         "hash": tasks_hash(filled.stages[0].tasks),

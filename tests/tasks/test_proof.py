@@ -20,7 +20,10 @@ UNBOUNDED = (math.nan, math.nan)
 
 
 def play(
-    total: float | None, bounds: tuple[float, float] = UNBOUNDED, correct: bool = False, parts: int = 1
+    total: float | None,
+    bounds: tuple[float, float] = UNBOUNDED,
+    correct: bool = False,
+    parts: int = 1,
 ) -> ScoredPlay:
     if total is None:
         return ScoredPlay((("ValueError: no number",),), None, ValueError("no number"))
@@ -29,7 +32,9 @@ def play(
 
 
 def tried(gold: ScoredPlay | None, *others: ScoredPlay) -> ScoredTask:
-    return ScoredTask(Task((Message("user", "2 + 2 = "),), "4", "sums"), [gold] if gold else [], others)
+    return ScoredTask(
+        Task((Message("user", "2 + 2 = "),), "4", "sums"), [gold] if gold else [], others
+    )
 
 
 def unbounded(gold: float | None, *others: float) -> ScoredTask:
@@ -55,12 +60,17 @@ SHORT_OF_IT = play(0.9, (0, 1), correct=True)
         ([unbounded(2, 1, 0), unbounded(-1, -5)], [False, False]),
         ([unbounded(2, 1), unbounded(0, 1)], [False, True]),
         ([unbounded(2, 1), unbounded(1, 1)], [False, True]),
-        ([unbounded(2, 1), unbounded(2, 2)], [False, False]),  # that one is paid, and gold is not rejected
+        (
+            [unbounded(2, 1), unbounded(2, 2)],
+            [False, False],
+        ),  # that one is paid, and gold is not rejected
         ([unbounded(0, 0), unbounded(0, 0)], [True, True]),
         ([unbounded(None, 0)], [True]),
     ],
 )
-def test_gold_answers_that_do_not_earn_the_most(tasks: Sequence[ScoredTask], is_rejected: list[bool]) -> None:
+def test_gold_answers_that_do_not_earn_the_most(
+    tasks: Sequence[ScoredTask], is_rejected: list[bool]
+) -> None:
     accepted, rejected = split_golds(tasks)
     assert [any(each is other for other in rejected) for each in tasks] == is_rejected
     assert len(accepted) == is_rejected.count(False)

@@ -33,7 +33,9 @@ def test_a_name_that_is_not_found_is_explained(name, said):
 
 def test_module_and_class(tmp_path, monkeypatch):
     assert find("uptrend.tasksets.arithmetic:Arithmetic") is Arithmetic
-    (tmp_path / "beside_the_recipe.py").write_text("from uptrend.tasksets.arithmetic import Binary as Mine")
+    (tmp_path / "beside_the_recipe.py").write_text(
+        "from uptrend.tasksets.arithmetic import Binary as Mine"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert find("beside_the_recipe:Mine").name == "binary"

@@ -12,7 +12,11 @@ from uptrend.tasks.pool import make_heldout, make_pool, make_taskset
 from uptrend.tasks.validate import validate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "tasks.md").read_text(encoding="utf-8")
-RECIPES = [recipe for recipe in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL) if "reasoning-gym" not in recipe]
+RECIPES = [
+    recipe
+    for recipe in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    if "reasoning-gym" not in recipe
+]
 
 
 def test_the_example_taskset_passes(monkeypatch):

@@ -69,11 +69,19 @@ CORRUPTED, GOLD, BOUNDS = (
         (lambda r, said, task: replace(r, total=1.0) if not said else r, CORRUPTED, "80 of 320"),
         (lambda r, said, task: replace(r, correct=False), GOLD, "0 of 80 do"),
         # The completion is cut as if it still began with the prompt.
-        (lambda r, said, task: grade("exact", said[len(task.messages[0].content) :], task), GOLD, "0 of 80 do: 'Calc"),
+        (
+            lambda r, said, task: grade("exact", said[len(task.messages[0].content) :], task),
+            GOLD,
+            "0 of 80 do: 'Calc",
+        ),
         (lambda r, said, task: replace(r, total=r.total * 2), BOUNDS, "got 2"),
         (lambda r, said, task: replace(r, total=float("nan")), BOUNDS, "got nan"),
         (lambda r, said, task: replace(r, parts=(Part("x", 3, 0, 1),)), BOUNDS, "between -1 and 1"),
-        (lambda r, said, task: replace(r, low=-1 - random.random()), "scoring twice gives the same", "400 of 400"),
+        (
+            lambda r, said, task: replace(r, low=-1 - random.random()),
+            "scoring twice gives the same",
+            "400 of 400",
+        ),
         (lambda r, said, task: 1 / 0, "no play fails", "ZeroDivisionError: division by zero"),
         (look_anywhere, "cheaters stay below it", "50 of 150 do: 'Calculate: "),
     ],

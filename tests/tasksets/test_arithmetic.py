@@ -54,7 +54,13 @@ def test_extraction(said, read):
 
 @pytest.mark.parametrize(
     ("said", "read"),
-    [(" 130 + 52 = 182\nCalculate: 3", "182"), ("\n 7 - 9 = -2", "-2"), ("I can't tell", ""), ("", ""), ("12", "12")],
+    [
+        (" 130 + 52 = 182\nCalculate: 3", "182"),
+        ("\n 7 - 9 = -2", "-2"),
+        ("I can't tell", ""),
+        ("", ""),
+        ("12", "12"),
+    ],
 )
 def test_an_answer_at_the_end_comes_after_its_working(said: str, read: str) -> None:
     assert extract(said, "end") == read
@@ -65,14 +71,28 @@ def test_worked_examples_stand_before_every_question() -> None:
     taskset = Arithmetic(options, 0)
     (task,) = taskset.heldout(1)
     assert [task] == Arithmetic(ArithmeticOptions(), 0).heldout(1)  # held out by its question alone
-    assert taskset.open(task, 0).messages[0].content == f"Calculate: 1 + 1 = 2\n{task.messages[0].content}"
-    rewards = [grade("exact", said, task, "end").total for said in (f"3 = {task.answer}", f"{task.answer} = 3x", "3")]
+    assert (
+        taskset.open(task, 0).messages[0].content
+        == f"Calculate: 1 + 1 = 2\n{task.messages[0].content}"
+    )
+    rewards = [
+        grade("exact", said, task, "end").total
+        for said in (f"3 = {task.answer}", f"{task.answer} = 3x", "3")
+    ]
     assert rewards == [1.0, -1.0, -1.0]
 
 
 def test_answers_are_compared_as_text():
     right = [("7", "7"), ("7 8", "7"), ("Yes.", "yes"), ("yes", "Yes"), ("101", "101")]
-    wrong = [("77", "7"), ("007", "7"), ("-0", "0"), ("It is 7", "7"), ("yesterday", "yes"), ("", "7"), ("0101", "101")]
+    wrong = [
+        ("77", "7"),
+        ("007", "7"),
+        ("-0", "0"),
+        ("It is 7", "7"),
+        ("yesterday", "yes"),
+        ("", "7"),
+        ("0101", "101"),
+    ]
     assert [pair for pair in right + wrong if is_right(*pair)] == right
 
 
@@ -113,7 +133,9 @@ def test_rules(task, rule, earned):
 
 
 @given(
-    st.sampled_from(["exact", "partial", "rich"]), st.text(max_size=30) | st.integers().map(str), st.integers(-400, 400)
+    st.sampled_from(["exact", "partial", "rich"]),
+    st.text(max_size=30) | st.integers().map(str),
+    st.integers(-400, 400),
 )
 def test_only_the_answer_reaches_the_maximum(rule, said, answer):
     task = Task((Message("user", "?"),), str(answer), "x", data={"base": 10})
@@ -140,7 +162,10 @@ def test_only_the_answer_reaches_the_maximum(rule, said, answer):
 )  # fmt: skip
 def test_prompts_and_answers(cls, options, count, answers):
     taskset = make(cls, **options)
-    tasks = {task.messages[0].content: task.answer for task in [*taskset.train(ALL), *taskset.heldout(ALL)]}
+    tasks = {
+        task.messages[0].content: task.answer
+        for task in [*taskset.train(ALL), *taskset.heldout(ALL)]
+    }
     assert len(tasks) == count
     assert answers.items() <= tasks.items()
 
@@ -169,9 +194,17 @@ def test_families_keep_to_the_interface(cls):
         ("comparison", {"high": -1}, "tasks.high = -1 should be at least 0"),
         ("binary", {"high": -1}, "tasks.high = -1 should be 0 or more"),
         ("mixed", {"binary": {"high": -1}}, "tasks.binary.high = -1"),
-        ("mixed", {"shares": {"arithmetics": 1}}, r"shares.arithmetics names no family. Did you mean arithmetic\?"),
+        (
+            "mixed",
+            {"shares": {"arithmetics": 1}},
+            r"shares.arithmetics names no family. Did you mean arithmetic\?",
+        ),
         ("mixed", {"shares": {"x": 1}}, "There are arithmetic, counting"),
-        ("mixed", {"shares": {"arithmetic": -0.5, "binary": 1}}, "shares.arithmetic = -0.5 should be 0 or more"),
+        (
+            "mixed",
+            {"shares": {"arithmetic": -0.5, "binary": 1}},
+            "shares.arithmetic = -0.5 should be 0 or more",
+        ),
         ("mixed", {"shares": {"arithmetic": 0}}, "shares leave nothing"),
         ("mixed", {"arithmetic": {"reward": "rich"}}, "tasks.arithmetic.reward is not a known key"),
     ],
@@ -182,7 +215,9 @@ def test_options_that_can_not_work_are_refused(name, options, said):
 
 
 def test_the_salt_splits_three_to_one_and_never_changes():
-    sizes = {cls: (len(make(cls).train(ALL)), len(make(cls).heldout(ALL))) for cls in FAMILIES.values()}
+    sizes = {
+        cls: (len(make(cls).train(ALL)), len(make(cls).heldout(ALL))) for cls in FAMILIES.values()
+    }
     train, held_out = sizes.pop(Arithmetic)
     assert train + held_out == 1323
     assert abs(held_out - 331) <= 5
@@ -203,7 +238,10 @@ def test_the_salt_splits_three_to_one_and_never_changes():
     cls=st.sampled_from([Arithmetic, ComparisonFamily]),
 )
 def test_no_training_set_meets_any_held_out_set(seeds, highs, cls):
-    trained, held_out = make(cls, seeds[0], high=highs[0]).train(ALL), make(cls, seeds[1], high=highs[1]).heldout(ALL)
+    trained, held_out = (
+        make(cls, seeds[0], high=highs[0]).train(ALL),
+        make(cls, seeds[1], high=highs[1]).heldout(ALL),
+    )
     assert not {task.id for task in trained} & {task.id for task in held_out}
 
 
@@ -229,7 +267,9 @@ def test_shares_hold_in_what_is_drawn_and_families_are_shuffled():
     narrow = mix(arithmetic={"high": 9}, comparison={"low": 15, "high": 20})
     tasks = narrow.train(200)
     assert families(tasks) == {"arithmetic": 100, "counting": 50, "comparison": len(tasks) - 150}
-    assert all(t.data["a"] <= 9 if t.family == "arithmetic" else t.data.get("a", 15) >= 15 for t in tasks)
+    assert all(
+        t.data["a"] <= 9 if t.family == "arithmetic" else t.data.get("a", 15) >= 15 for t in tasks
+    )
     assert [note.partition(" has ")[0] for note in narrow.notes] == ["comparison"]
 
 
@@ -239,7 +279,10 @@ def test_reward_and_chat_of_a_mix_hold_for_all():
     assert asyncio.run(taskset.open(taskset.train(1)[0], seed=0).score()).total == -1.0  # silence
     for task in taskset.train(20):
         scripts = [taskset.gold(task), next(iter(taskset.corrupted(task)))]
-        assert [asyncio.run(play_script(taskset, task, script))[1].total for script in scripts] == [1.0, 0.7]
+        assert [asyncio.run(play_script(taskset, task, script))[1].total for script in scripts] == [
+            1.0,
+            0.7,
+        ]
 
 
 @given(st.integers(0, 500), st.lists(st.floats(0.01, 10), min_size=1, max_size=4))

@@ -1,4 +1,6 @@
-"""`mlgym`: commands, scoring from outside, rewards by scheme, MLGym's files; in the back end that runs anywhere."""
+"""`mlgym`: commands, scoring from outside, rewards by scheme, MLGym's files; in the back end that
+runs anywhere.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,7 +27,9 @@ def talk(*commands: str, files: dict[str, bytes] | None = None) -> list[CommandR
     """Give commands in one fresh workspace."""
 
     async def converse() -> list[CommandReply]:
-        async with await find_sandbox("process").open(files or {"a.py": SOURCE}, Bounds(output=2000)) as workspace:
+        async with await find_sandbox("process").open(
+            files or {"a.py": SOURCE}, Bounds(output=2000)
+        ) as workspace:
             terminal = Terminal(workspace, window=10, seconds=5)
             return [await terminal.carry_out(command) for command in commands]
 
@@ -78,7 +82,9 @@ def test_search_scroll_and_a_folder_that_is_kept() -> None:
     assert here.text == "/workspace/deep"
 
 
-def play(taskset: MlGym, *commands: str, task: Task | None = None) -> tuple[list[str], Reward, ResearchPlay]:
+def play(
+    taskset: MlGym, *commands: str, task: Task | None = None
+) -> tuple[list[str], Reward, ResearchPlay]:
     """Play commands on the first held-out example."""
     opened = taskset.open(task or taskset.heldout(1)[0], 0)
 
@@ -86,7 +92,9 @@ def play(taskset: MlGym, *commands: str, task: Task | None = None) -> tuple[list
         said = []
         try:
             for command in commands:
-                answers: Sequence[Message] | None = await opened.respond(Message("assistant", command))
+                answers: Sequence[Message] | None = await opened.respond(
+                    Message("assistant", command)
+                )
                 said.append(answers[0].content if answers else "")
             return said, await opened.score()
         finally:
@@ -101,7 +109,9 @@ RIGHT = "python -c \"open('submission.csv','w').write('id,y\\n'+''.join(f'{n},{n
 
 def test_a_mlgym_folder_is_played_as_it_is(tmp_path: Path) -> None:
     taskset = MlGym(MlGymOptions(folder=write_folder(tmp_path), sandbox="process"), 0)
-    said, reward, opened = play(taskset, "ls . data", "python baseline.py", "validate", RIGHT, "validate", "submit")
+    said, reward, opened = play(
+        taskset, "ls . data", "python baseline.py", "validate", RIGHT, "validate", "submit"
+    )
     assert "answers.csv" not in said[0]
     assert "test.csv" in said[0]
     assert "Validation accuracy: 0." in said[2]
@@ -119,9 +129,13 @@ def test_a_mlgym_folder_is_played_as_it_is(tmp_path: Path) -> None:
 
 def test_a_folder_without_players_is_not_called_unfit(tmp_path: Path) -> None:
     root = write_folder(tmp_path)
-    report = validate(lambda: MlGym(MlGymOptions(folder=root, sandbox="process"), 0), train=2, heldout=1)
+    report = validate(
+        lambda: MlGym(MlGymOptions(folder=root, sandbox="process"), 0), train=2, heldout=1
+    )
     assert report.passed
-    assert {check.name: check.figure for check in report.checks}["ceiling of gold under final"] == "not judged: none"
+    assert {check.name: check.figure for check in report.checks}[
+        "ceiling of gold under final"
+    ] == "not judged: none"
 
 
 @pytest.mark.parametrize(("turns", "command"), [(0, "submit"), (2, "(automatic submission)")])
@@ -129,7 +143,13 @@ def test_the_end_is_recorded_with_its_reason(tmp_path: Path, turns: int, command
     taskset = MlGym(MlGymOptions(folder=write_folder(tmp_path), sandbox="process", turns=turns), 0)
     _, reward, opened = play(taskset, "ls", "submit" if command == "submit" else "echo last words")
     end = opened.commands[-1]
-    assert (reward.total, end.command, end.code, end.error, end.score) == (-1, command, 1, True, None)
+    assert (reward.total, end.command, end.code, end.error, end.score) == (
+        -1,
+        command,
+        1,
+        True,
+        None,
+    )
     assert "no valid submission.csv" in end.said
     if turns:
         assert [ran.said for ran in opened.commands[:-1]] == ["", "last words"]
@@ -141,11 +161,16 @@ def test_validation_and_test_score_different_rows(tmp_path: Path) -> None:
     arena = taskset._arena("toy")
     example, scorer = event_loop.run(arena.example(taskset.heldout(1)[0])), arena.scorer
     for split in ("validation", "test"):
-        files = {"submission.csv": ("id,y\n" + "".join(f"{n},{n % 2}\n" for n in range(20))).encode()}
+        files = {
+            "submission.csv": ("id,y\n" + "".join(f"{n},{n % 2}\n" for n in range(20))).encode()
+        }
         assert event_loop.run(scorer.judge(files, split, example.test)).score == 1  # type: ignore[arg-type]
     from uptrend.tasksets.mlgym.scoring import _half
 
-    halves = [_half(problem, files, example.test, split)[1]["data/answers.csv"] for split in ("validation", "test")]  # type: ignore[arg-type]
+    halves = [
+        _half(problem, files, example.test, split)[1]["data/answers.csv"]
+        for split in ("validation", "test")
+    ]  # type: ignore[arg-type]
     rows = [set(half.decode().splitlines()[1:]) for half in halves]
     assert rows[0]
     assert rows[1]
@@ -159,7 +184,9 @@ CODE = "import random\n\n\ndef row_strategy(history):\n    return {}\n"
 def test_submitted_code_is_kept_apart_from_its_evaluator(tmp_path: Path) -> None:
     root = Path(
         write_folder(
-            tmp_path, "PythonSubmissionTasks", "  metric: score\n  direction: up\n  par: 5\n  submission: strategy.py\n"
+            tmp_path,
+            "PythonSubmissionTasks",
+            "  metric: score\n  direction: up\n  par: 5\n  submission: strategy.py\n",
         )
     )
     (root / "data/toy/evaluate.py").write_text(
@@ -171,13 +198,18 @@ def test_submitted_code_is_kept_apart_from_its_evaluator(tmp_path: Path) -> None
     table = root / "configs/tasks/toy.yaml"
     table.write_text(
         table.read_text()
-        .replace("data/toy/evaluate.py]", "data/toy/evaluate.py, data/toy/strategy.py, data/toy/target.py]")
+        .replace(
+            "data/toy/evaluate.py]",
+            "data/toy/evaluate.py, data/toy/strategy.py, data/toy/target.py]",
+        )
         .replace("Accuracy: 0.5", "Score: 1.0")
     )
     taskset = MlGym(MlGymOptions(folder=str(root), sandbox="process", seconds=20), 0)
 
     def submit(body: str) -> tuple[list[str], Reward, ResearchPlay]:
-        return play(taskset, f"cat > strategy.py <<'END'\n{CODE.format(body)}END", "validate", "submit")
+        return play(
+            taskset, f"cat > strategy.py <<'END'\n{CODE.format(body)}END", "validate", "submit"
+        )
 
     said, reward, _ = submit("len(history) and history[0][1] + 4")
     assert "Validation score: 4.9000" in said[1]
@@ -193,7 +225,9 @@ def test_submitted_code_is_kept_apart_from_its_evaluator(tmp_path: Path) -> None
         assert submit(cheat)[1].total <= 0, cheat
     table.write_text(table.read_text().replace("training_timeout: 20", "training_timeout: 2"))
     hasty = MlGym(MlGymOptions(folder=str(root), sandbox="process"), 0)
-    sleeping = CODE.format("__import__('time').sleep(0.1) or 5")  # each call is quick, all together are not
+    sleeping = CODE.format(
+        "__import__('time').sleep(0.1) or 5"
+    )  # each call is quick, all together are not
     assert play(hasty, f"cat > strategy.py <<'END'\n{sleeping}END", "submit")[1].total == -1
 
 
@@ -254,7 +288,12 @@ def test_lower_is_better_for_errors(tmp_path: Path) -> None:
     ],
 )
 def test_a_turn_is_one_command(message: Message, says: str, tmp_path: Path) -> None:
-    taskset = MlGym(MlGymOptions(folder=write_folder(tmp_path), sandbox="process", tool_calls=bool(message.calls)), 0)
+    taskset = MlGym(
+        MlGymOptions(
+            folder=write_folder(tmp_path), sandbox="process", tool_calls=bool(message.calls)
+        ),
+        0,
+    )
     opened = taskset.open(taskset.heldout(1)[0], 0)
 
     async def once() -> Message:
@@ -283,7 +322,9 @@ def test_a_time_limit_scores_what_the_command_leaves(tmp_path: Path) -> None:
     async def converse() -> Reward:
         try:
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(opened.respond(Message("assistant", f"sleep 1; {RIGHT}")), 0.5)
+                await asyncio.wait_for(
+                    opened.respond(Message("assistant", f"sleep 1; {RIGHT}")), 0.5
+                )
             return await opened.score()
         finally:
             await opened.close()
@@ -306,8 +347,14 @@ def test_an_evaluator_that_fails_gives_no_score(tmp_path: Path) -> None:
         (("answers: data/answers.csv", "answers: data/answer.csv"), "are not there"),
         (("  key: id\n", ""), "names a row"),
         ((", data/toy/evaluate.py]", "]"), "evaluator evaluate.py is not among"),
-        (("task_entrypoint: CSVSubmissionTasks", "task_entrypoint: Other"), "task_entrypoint Other"),
-        (("task_entrypoint: CSVSubmissionTasks", "task_entrypoint: ModelSubmissionTasks"), "trust = true"),
+        (
+            ("task_entrypoint: CSVSubmissionTasks", "task_entrypoint: Other"),
+            "task_entrypoint Other",
+        ),
+        (
+            ("task_entrypoint: CSVSubmissionTasks", "task_entrypoint: ModelSubmissionTasks"),
+            "trust = true",
+        ),
     ],
 )
 def test_a_folder_that_could_leak_or_not_be_scored_is_refused(
@@ -327,7 +374,16 @@ def test_odd_names_and_repairs() -> None:
         files={"a.py": source, "big.txt": b"x" * (2 << 20)},
     )  # fmt: skip
     codes = [reply.code for reply in replies]
-    assert codes == [0, 0, 0, 1, 1, 0, 0, 1]  # an old error elsewhere does not keep a repair from being made
+    assert codes == [
+        0,
+        0,
+        0,
+        1,
+        1,
+        0,
+        0,
+        1,
+    ]  # an old error elsewhere does not keep a repair from being made
     assert "no UTF-8" in replies[-1].text
     assert "larger than" in replies[4].text
 

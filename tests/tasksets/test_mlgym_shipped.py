@@ -1,4 +1,6 @@
-"""Shipped ML-research tasks: their scripted players, played in a plain folder, score as the tasks say."""
+"""Shipped ML-research tasks: their scripted players, played in a plain folder, score as the tasks
+say.
+"""
 
 import hashlib
 import json
@@ -30,7 +32,9 @@ DIGESTS = {
 
 def load(name: str) -> dict[str, Any]:
     """Read a task's YAML."""
-    return yaml.safe_load((SHIPPED / "configs" / "tasks" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load(
+        (SHIPPED / "configs" / "tasks" / f"{name}.yaml").read_text(encoding="utf-8")
+    )
 
 
 def make(task: dict[str, Any], seed: int, heldout: bool) -> dict[str, dict[str, bytes]]:
@@ -47,7 +51,9 @@ def turns(text: str, seed: int) -> list[str]:
     return [turn.strip("\n") for turn in re.sub(r"\{\{(.*?)\}\}", choose, text).split("\n%%\n")]
 
 
-def score(task: dict[str, Any], files: dict[str, bytes], submission: Path, folder: Path) -> float | None:
+def score(
+    task: dict[str, Any], files: dict[str, bytes], submission: Path, folder: Path
+) -> float | None:
     """Evaluate a submission in a fresh folder; None if it is invalid."""
     folder.mkdir()
     for path in [SHIPPED / path for path in task["starter_code"]]:
@@ -59,13 +65,19 @@ def score(task: dict[str, Any], files: dict[str, bytes], submission: Path, folde
         return None
     (folder / submission.name).write_bytes(submission.read_bytes())
     argv = [sys.executable, task["evaluation_paths"][0], "--submission_file", submission.name]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        argv, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode in (0, 1), done.stderr
-    assert done.stdout or (done.stderr.count("\n") == 1 and "Traceback" not in done.stderr), done.stderr
+    assert done.stdout or (done.stderr.count("\n") == 1 and "Traceback" not in done.stderr), (
+        done.stderr
+    )
     return json.loads(done.stdout)[task["uptrend"]["metric"]] if done.stdout else None
 
 
-def play(task: dict[str, Any], example: dict[str, dict[str, bytes]], commands: list[str], folder: Path) -> float | None:
+def play(
+    task: dict[str, Any], example: dict[str, dict[str, bytes]], commands: list[str], folder: Path
+) -> float | None:
     """Give commands one by one, and return the test score."""
     place = folder / "workspace"
     place.mkdir(parents=True)
@@ -73,8 +85,14 @@ def play(task: dict[str, Any], example: dict[str, dict[str, bytes]], commands: l
         (place / path.name).write_bytes(path.read_bytes())
     for path, data in example["workspace"].items():
         (place / path).write_bytes(data)
-    python = {"PATH": f"{Path(sys.executable).parent}:{os.defpath}", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-    submission = place / ("strategy.py" if task["task_entrypoint"].startswith("Python") else "submission.csv")
+    python = {
+        "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+    }
+    submission = place / (
+        "strategy.py" if task["task_entrypoint"].startswith("Python") else "submission.csv"
+    )
     edited = next(Path(path).name for path in task["starter_code"] if "evaluate" not in path)
     assert commands[-1] == "submit"
     for number, command in enumerate(commands):
@@ -93,9 +111,19 @@ def play(task: dict[str, Any], example: dict[str, dict[str, bytes]], commands: l
             (place / edited).write_text("\n".join(lines))
         elif verb.split()[0] not in ("open", "create"):
             argv = ["bash", "-c", command]
-            done = subprocess.run(argv, cwd=place, env=python, capture_output=True, text=True, timeout=120, check=False)
+            done = subprocess.run(
+                argv,
+                cwd=place,
+                env=python,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
             printed = done.stdout.count("\n")
-            assert "python baseline.py" not in command or (done.returncode == 0 and 1 <= printed <= 2), done.stderr
+            assert "python baseline.py" not in command or (
+                done.returncode == 0 and 1 <= printed <= 2
+            ), done.stderr
     return final
 
 
@@ -107,14 +135,18 @@ def test_only_the_expert_reaches_par(name: str, heldout: bool, tmp_path: Path) -
     uptrend, sign = task["uptrend"], 1 if task["uptrend"]["direction"] == "up" else -1
     example = make(task, seed, heldout)
     scores = {
-        path.stem: play(task, example, turns(path.read_text(encoding="utf-8"), seed), tmp_path / path.stem)
+        path.stem: play(
+            task, example, turns(path.read_text(encoding="utf-8"), seed), tmp_path / path.stem
+        )
         for path in sorted((SHIPPED / uptrend["players"]).glob("*.txt"))
     }
     kinds = [player.partition("-")[0] for player in scores]
     assert (kinds.count("expert"), kinds.count("cheat")) == (1, 5)
     baseline = task["baseline_scores"][0][uptrend["metric"]]
     progress = {  # 0 at the baseline's mean score, 1 at par
-        player: None if value is None else sign * (value - baseline) / (sign * (uptrend["par"] - baseline))
+        player: None
+        if value is None
+        else sign * (value - baseline) / (sign * (uptrend["par"] - baseline))
         for player, value in scores.items()
     }
     untouched = progress["weak-untouched"]
@@ -123,7 +155,11 @@ def test_only_the_expert_reaches_par(name: str, heldout: bool, tmp_path: Path) -
         kind = player.partition("-")[0]
         assert (value is not None and value >= 1) == (kind == "expert"), progress
         assert kind != "cheat" or value is None or value <= untouched, progress
-    weak = sorted(value for player, value in progress.items() if player.startswith("weak") and value is not None)
+    weak = sorted(
+        value
+        for player, value in progress.items()
+        if player.startswith("weak") and value is not None
+    )
     assert len(weak) >= 5
     assert weak[0] < -0.03 < 0.5 < weak[-1] < 0.9, progress
 
@@ -137,13 +173,28 @@ def test_a_submission_is_checked(name: str, tmp_path: Path) -> None:
         other = example["validation"]["answers.csv"].decode().splitlines()[1:]
         truth = [header, *rows, *other]
         good = {"\n".join(truth): best, "\n".join([header, *truth[:0:-1]]): best}
-        bad = ["", "\0", "x" * 200_000, header, "\n".join([header, *rows[1:]]), "\n".join([header.upper(), *rows])]
+        bad = [
+            "",
+            "\0",
+            "x" * 200_000,
+            header,
+            "\n".join([header, *rows[1:]]),
+            "\n".join([header.upper(), *rows]),
+        ]
         bad += [
-            "\n".join([header, *(row.split(",")[0] + wrong for row in rows)]) for wrong in ("", ",", ",nan", ",1e99")
+            "\n".join([header, *(row.split(",")[0] + wrong for row in rows)])
+            for wrong in ("", ",", ",nan", ",1e99")
         ]
     else:
         good = {"def row_strategy(history):\n    history.clear()\n    return False": 2.3}
-        returned = ["return 2", "return '0'", "return [0]", "pass", "raise ValueError('a\\nb')", "raise SystemExit"]
+        returned = [
+            "return 2",
+            "return '0'",
+            "return [0]",
+            "pass",
+            "raise ValueError('a\\nb')",
+            "raise SystemExit",
+        ]
         bad = ["", "\0", "def (", *(f"def row_strategy(history):\n    {line}" for line in returned)]
     name = "strategy.py" if task["task_entrypoint"].startswith("Python") else "submission.csv"
     for number, (text, expected) in enumerate([*good.items(), *((text, None) for text in bad)]):
@@ -175,7 +226,9 @@ def test_held_out_digits_are_images_of_their_own() -> None:
     known, found = normalize(module["load"]("images").astype(float)), {}
     for heldout in (False, True):
         files = module["make"](4, heldout)["workspace"].values()
-        pixels = np.concatenate([np.loadtxt(data.decode().splitlines()[1:], delimiter=",")[:, 1:] for data in files])
+        pixels = np.concatenate(
+            [np.loadtxt(data.decode().splitlines()[1:], delimiter=",")[:, 1:] for data in files]
+        )
         found[heldout] = set((normalize(pixels) @ known.T).argmax(axis=1).tolist())
     assert min(map(len, found.values())) > 750
     assert len(found[False] & found[True]) <= 10  # images of low contrast may be taken for another

@@ -1,4 +1,6 @@
-"""Recipes with rows and rewards of their own: they validate, and Countdown's reward computes what is said."""
+"""Recipes with rows and rewards of their own: they validate, and Countdown's reward computes what
+is said.
+"""
 
 import json
 import runpy
@@ -55,7 +57,9 @@ def countdown() -> dict[str, Callable[..., Any]]:
         ("<answer>(3.0 + 4) * 2</answer>", 0.0),
     ],
 )
-def test_countdown_uses_each_number_once(countdown: dict[str, Any], said: str, right: float) -> None:
+def test_countdown_uses_each_number_once(
+    countdown: dict[str, Any], said: str, right: float
+) -> None:
     assert countdown["correct"](said, [4, 2, 3], 14) == right
 
 

@@ -1,4 +1,6 @@
-"""Every recipe of the two journals loads and means what its journal says; those that need no hub fill their pools."""
+"""Every recipe of the two journals loads and means what its journal says; those that need no hub
+fill their pools.
+"""
 
 from pathlib import Path
 
@@ -37,29 +39,46 @@ def test_recipes_fill_their_pools(name):
     held_out = make_heldout(config)
     assert len(held_out.tasks) == 200
     assert config.eval == load_config(FOLDER / "baseline.toml").eval
-    assert all(len(stage.tasks) >= config.sampling.groups for stage in make_pool(config, held_out).stages)
+    assert all(
+        len(stage.tasks) >= config.sampling.groups for stage in make_pool(config, held_out).stages
+    )
     assert config.learning.warmup == -(-config.learning.steps // 10)
     assert config.learning.steps == -(-EPOCHS[name] * config.tasks.train // config.sampling.groups)
     assert config.name == name.replace("_", "-")
     assert name in (FOLDER / "README.md").read_text()
-    assert config.sampling.groups * config.sampling.size == ROLLOUTS.get(name, config.sampling.groups * 16)
+    assert config.sampling.groups * config.sampling.size == ROLLOUTS.get(
+        name, config.sampling.groups * 16
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_have_their_groups_and_options(name):
     processes, batch, accumulation, generations = FAMILIES[name]
     # Resolving refuses an option that musique does not have, or a wrong value.
-    config, first = (resolve_options(load_config(MUSIQUE / f"{each}.toml")) for each in (name, "a1"))
+    config, first = (
+        resolve_options(load_config(MUSIQUE / f"{each}.toml")) for each in (name, "a1")
+    )
     sampling, tasks = config.sampling, config.tasks.options
     assert (config.name, config.eval, sampling.size) == (name, first.eval, generations)
     assert sampling.groups * generations == processes * batch * accumulation
-    assert config.learning.steps == (100 if name in ("e1", "e2") else config.tasks.train // sampling.groups)
-    assert (sampling.temperature, sampling.max_tokens, sampling.max_turns, sampling.max_prompt) == (0.5, 1024, 10, 4096)
+    assert config.learning.steps == (
+        100 if name in ("e1", "e2") else config.tasks.train // sampling.groups
+    )
+    assert (sampling.temperature, sampling.max_tokens, sampling.max_turns, sampling.max_prompt) == (
+        0.5,
+        1024,
+        10,
+        4096,
+    )
     assert sampling.context == (5120 if name == "b" else 8192)
     assert (tasks["split"], tasks["retriever"], tasks["noise_rate"]) == ("train", "hybrid", 1.0)
     sources = read_sources(f"{tasks['datasets']};{config.eval.options['datasets']}")
     assert [(s.config, s.split.partition("[")[0]) for s in sources] == [
         ("answerable", "train"), ("answerable", "validation"),
     ]  # fmt: skip
-    (row,) = [line for line in (MUSIQUE / "README.md").read_text().splitlines() if f"({name}.toml)" in line]
+    (row,) = [
+        line
+        for line in (MUSIQUE / "README.md").read_text().splitlines()
+        if f"({name}.toml)" in line
+    ]
     assert f"| {sampling.groups} × {sampling.size} |" in row

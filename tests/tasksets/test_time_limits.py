@@ -23,7 +23,9 @@ from uptrend.tasks.taskset import Taskset
 from uptrend.tasks.time_limit import holding
 from uptrend.tasksets.mlgym.taskset import MlGym, MlGymOptions
 
-ROWS = [{"prompt": f"Calculate: {a} + {b} = ", "answer": str(a + b)} for a in range(8) for b in range(8)]
+ROWS = [
+    {"prompt": f"Calculate: {a} + {b} = ", "answer": str(a + b)} for a in range(8) for b in range(8)
+]
 TOO_LATE = "score: no answer within sampling.tool_timeout = 1 s"
 
 
@@ -52,7 +54,9 @@ def test_healthy_rewards_that_wait_for_each_other_are_scored(tmp_path: Path, ahe
 
 
 @pytest.mark.slow
-def test_a_reward_that_takes_longer_itself_is_a_failed_rollout_and_its_neighbors_are_not(tmp_path: Path) -> None:
+def test_a_reward_that_takes_longer_itself_is_a_failed_rollout_and_its_neighbors_are_not(
+    tmp_path: Path,
+) -> None:
     calls = Counter[str]()
 
     def slow(completion: str) -> float:
@@ -69,7 +73,9 @@ def play(taskset: Taskset, words: str, count: int, seconds: float) -> list[Rollo
     requests = [RolloutRequest(task, taskset, 0, str(n), 0, 0) for n, task in enumerate(tasks)]
     said = [Message("assistant", words)]
     timeouts = Timeouts(tool=seconds, rollout=seconds)
-    return event_loop.run(speak_all(requests, lambda _: echo(said), Limits(8, 64), 1, timeouts=timeouts))
+    return event_loop.run(
+        speak_all(requests, lambda _: echo(said), Limits(8, 64), 1, timeouts=timeouts)
+    )
 
 
 def data(tmp_path: Path, **options: Any) -> Taskset:
@@ -133,5 +139,7 @@ def test_a_judge_is_waited_for_as_long_as_it_takes_its_turn(tmp_path: Path) -> N
 def test_a_command_does_not_pay_for_the_sandboxes_that_others_hold(tmp_path: Path) -> None:
     options = MlGymOptions(folder=write_folder(tmp_path), sandbox="process", workers=1)
     rollouts = play(MlGym(options, 0), "sleep 1", 6, 5.0)
-    assert [(rollout.error, rollout.ended) for rollout in rollouts] == [(None, Ending.TURN_LIMIT)] * 6
+    assert [(rollout.error, rollout.ended) for rollout in rollouts] == [
+        (None, Ending.TURN_LIMIT)
+    ] * 6
     assert sum(command.seconds for rollout in rollouts for command in rollout.commands) > 5.0

@@ -1,4 +1,6 @@
-"""Sampling ahead: which weights sample which step, what a checkpoint keeps of it, and how it ends."""
+"""Sampling ahead: which weights sample which step, what a checkpoint keeps of it, and how it
+ends.
+"""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -61,13 +63,23 @@ def test_a_step_is_sampled_by_weights_at_most_so_old(run_ahead: Start, ahead: in
     assert max(lags) <= ahead
     assert max(lags) > 0
     assert {line["sampling/old/groups"] for line in run.metric_lines} == {0}
-    assert not [finding.id for finding in diagnose(run.path).findings if finding.id.startswith("sync.")]
+    assert not [
+        finding.id for finding in diagnose(run.path).findings if finding.id.startswith("sync.")
+    ]
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_tokens_are_of_the_version_that_they_say(run_ahead: Start, llama_folder: Path, lora: bool) -> None:
+def test_tokens_are_of_the_version_that_they_say(
+    run_ahead: Start, llama_folder: Path, lora: bool
+) -> None:
     """Over two turns, recomputed with each version's checkpoint."""
-    sets = ["sampling.max_turns=2", "tasks.turns=2", "eval.turns=2", "checkpoints.every=1", "checkpoints.keep=9"]
+    sets = [
+        "sampling.max_turns=2",
+        "tasks.turns=2",
+        "eval.turns=2",
+        "checkpoints.every=1",
+        "checkpoints.keep=9",
+    ]
     run = run_ahead(*sets, *["model.lora={r = 4}", "learning.lr=0.05"] * lora)
     policies: dict[int, Policy] = {}
     for step in range(1, 6):
@@ -77,16 +89,25 @@ def test_tokens_are_of_the_version_that_they_say(run_ahead: Start, llama_folder:
                 if version not in policies:
                     policies[version] = make_policy(llama_folder)
                     if version:
-                        place = run.path / "checkpoints" / f"step-{version:06d}" / ("adapter" if lora else "model")
+                        place = (
+                            run.path
+                            / "checkpoints"
+                            / f"step-{version:06d}"
+                            / ("adapter" if lora else "model")
+                        )
                         policies[version] = load_policy(
                             str(place), Model(), torch.device("cpu"), seed=0, keep_reference=False
                         )
                 ids = torch.tensor(row["ids"])
                 with torch.no_grad():
                     logits_tv = policies[version].core(ids[None]).logits[0].float()
-                expected = torch.log_softmax(logits_tv, -1)[:-1].gather(1, ids[1:, None])[:, 0].numpy()
+                expected = (
+                    torch.log_softmax(logits_tv, -1)[:-1].gather(1, ids[1:, None])[:, 0].numpy()
+                )
                 at = np.flatnonzero(of == version)
-                np.testing.assert_allclose(np.array(row["sampler"])[at].astype(float), expected[at - 1], atol=2e-4)
+                np.testing.assert_allclose(
+                    np.array(row["sampler"])[at].astype(float), expected[at - 1], atol=2e-4
+                )
     assert len(policies) >= 4  # different weights have sampled
 
 
@@ -97,14 +118,18 @@ def test_the_same_tasks_in_the_same_order_and_the_first_step_is_the_same(run_ahe
         assert tasks[0] == tasks[1]
     first = [run.rollouts(1).to_pylist() for run in (ahead, waits)]
     assert [row["ids"] for row in first[0]] == [row["ids"] for row in first[1]]
-    learners = [np.array([x for r in rows for x in r["learner"] if x is not None]) for rows in first]
+    learners = [
+        np.array([x for r in rows for x in r["learner"] if x is not None]) for rows in first
+    ]
     np.testing.assert_allclose(*learners, atol=1e-5)
     # What is learned from older weights is weighted by learner over sampler.
     line = ahead.metric_lines[-1]
     assert 0 < line["sampler/ess/share"] <= 1
 
 
-def test_a_checkpoint_keeps_what_is_sampled_and_a_resumed_run_learns_from_it(run_ahead: Start) -> None:
+def test_a_checkpoint_keeps_what_is_sampled_and_a_resumed_run_learns_from_it(
+    run_ahead: Start,
+) -> None:
     queued = threading.Event()
 
     class StopAt:
@@ -122,7 +147,9 @@ def test_a_checkpoint_keeps_what_is_sampled_and_a_resumed_run_learns_from_it(run
         async def extend(self, stream: int, ids: Any, limits: Limits, seed: int) -> Extension:
             said = await super().extend(stream, ids, limits, seed)
             counts.append(stream)
-            if len(counts) >= 4 * 16 + 2 * 6:  # four steps and two evaluations: all of step 4 is there
+            if (
+                len(counts) >= 4 * 16 + 2 * 6
+            ):  # four steps and two evaluations: all of step 4 is there
                 queued.set()
             return said
 
@@ -132,13 +159,19 @@ def test_a_checkpoint_keeps_what_is_sampled_and_a_resumed_run_learns_from_it(run
     queue = read_queue(run.checkpoints[-1])
     assert 1 <= len(queue) <= 3  # the last of them may not be whole
     kept = [r.sequences[0].ids.tolist() for r in queue[3].rollouts]
-    assert all(r.step == step and r.sequences[0].sampled.any() for step in queue for r in queue[step].rollouts)
+    assert all(
+        r.step == step and r.sequences[0].sampled.any()
+        for step in queue
+        for r in queue[step].rollouts
+    )
     run = resume_run(run.path)
     assert (run.status, run.last_step) == ("finished", 5)
     assert [row["ids"] for row in run.rollouts(3).to_pylist()] == kept
     tasks = [row["task"] for step in range(1, 6) for row in run.rollouts(step).to_pylist()[::4]]
     whole = run_ahead("sampling.ahead=2", name="whole")
-    assert tasks == [row["task"] for step in range(1, 6) for row in whole.rollouts(step).to_pylist()[::4]]
+    assert tasks == [
+        row["task"] for step in range(1, 6) for row in whole.rollouts(step).to_pylist()[::4]
+    ]
 
 
 class Deaf(CopySampler):
@@ -181,7 +214,9 @@ class Failing(CopySampler):
         return await super().extend(stream, ids, limits, seed)
 
 
-def test_an_error_of_the_sampler_ends_the_run_and_leaves_no_thread(run_ahead: Start, tmp_path: Path) -> None:
+def test_an_error_of_the_sampler_ends_the_run_and_leaves_no_thread(
+    run_ahead: Start, tmp_path: Path
+) -> None:
     with pytest.raises(ModelError, match="is gone"):
         run_ahead(sampler=Failing)
     assert Run(tmp_path / "runs" / "run").status == "failed"
@@ -189,5 +224,7 @@ def test_an_error_of_the_sampler_ends_the_run_and_leaves_no_thread(run_ahead: St
 
 
 def test_older_rollouts_need_a_correction() -> None:
-    with pytest.raises(ConfigError, match=r"sampling.ahead = 1 .* Set learning.correction = 'token'"):
+    with pytest.raises(
+        ConfigError, match=r"sampling.ahead = 1 .* Set learning.correction = 'token'"
+    ):
         load_config(TABLE, ["learning.correction=none"])

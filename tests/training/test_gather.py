@@ -1,4 +1,6 @@
-"""Playing groups and held-out tasks: the loop that tools live on, limits, seeds, and tasks drawn again."""
+"""Playing groups and held-out tasks: the loop that tools live on, limits, seeds, and tasks drawn
+again.
+"""
 
 # ruff: noqa: ARG002, ARG005
 
@@ -77,10 +79,15 @@ class Connection(Letter):
         return await super().respond(message)
 
 
-def test_what_a_taskset_keeps_works_in_every_step_and_evaluation(llama_folder: Path, tmp_path: Path) -> None:
+def test_what_a_taskset_keeps_works_in_every_step_and_evaluation(
+    llama_folder: Path, tmp_path: Path
+) -> None:
     config = config_of(llama_folder, "test_gather:Connected")
     run = train_recipe(config, runs=tmp_path, name="run")
-    rows = [*run.rollouts().to_pylist(), *(row for step in (0, 2) for row in run.eval_rollouts(step).to_pylist())]
+    rows = [
+        *run.rollouts().to_pylist(),
+        *(row for step in (0, 2) for row in run.eval_rollouts(step).to_pylist()),
+    ]
     assert {row["error"] for row in rows} == {None}
     assert len(rows) == 2 * 16 + 2 * 6
 
@@ -106,7 +113,9 @@ def test_timers_go_on_while_the_model_speaks(policy: Policy, llama_folder: Path)
     taskset = Letters(Letters.Options(turns=2), 0)
     taskset.open = lambda task, seed: Timed(task, taskset.options)  # type: ignore[method-assign, misc]
     requests = [RolloutRequest(task, taskset, 1, task.answer, 0, 0) for task in taskset.heldout(2)]
-    rollouts = RolloutPlayer(policy, Slow(policy), config_of(llama_folder)).play(requests, temperature=1.0)
+    rollouts = RolloutPlayer(policy, Slow(policy), config_of(llama_folder)).play(
+        requests, temperature=1.0
+    )
     assert [r.error for r in rollouts] == [None, None]
     assert max(Timed.late) < 1.0
 
@@ -139,8 +148,12 @@ def test_batches_and_rollouts_do_not_depend_on_time(policy: Policy, llama_folder
     config, seen = config_of(llama_folder, **{"sampling.rows": 5}), []
     for seconds in ([0.0], [0.03], [0.0, 0.02, 0.05]):
         sampler = Batches(policy, seconds)
-        rollouts = RolloutPlayer(policy, sampler, config).play(requests_of(taskset, 9), temperature=1.0)
-        tokens = [(r.sequences[0].ids.tobytes(), r.sequences[0].sampler.tobytes()) for r in rollouts]
+        rollouts = RolloutPlayer(policy, sampler, config).play(
+            requests_of(taskset, 9), temperature=1.0
+        )
+        tokens = [
+            (r.sequences[0].ids.tobytes(), r.sequences[0].sampler.tobytes()) for r in rollouts
+        ]
         seen.append((sampler.batches, tokens))
     assert seen[0] == seen[1] == seen[2]
     assert len(seen[0][0]) > 3
@@ -170,13 +183,19 @@ class Hanging(Letter):
 
 
 def requests_of(taskset: Letters, count: int) -> list[RolloutRequest]:
-    return [RolloutRequest(task, taskset, 1, f"g{i}", 0, i) for i, task in enumerate(taskset.heldout(count))]
+    return [
+        RolloutRequest(task, taskset, 1, f"g{i}", 0, i)
+        for i, task in enumerate(taskset.heldout(count))
+    ]
 
 
 @pytest.mark.parametrize(
-    ("where", "ended"), [("respond", Ending.TOOL_ERROR), ("score", Ending.TASK_ERROR), ("close", None)]
+    ("where", "ended"),
+    [("respond", Ending.TOOL_ERROR), ("score", Ending.TASK_ERROR), ("close", None)],
 )
-def test_a_tool_that_does_not_answer(policy: Policy, llama_folder: Path, where: str, ended: Ending | None) -> None:
+def test_a_tool_that_does_not_answer(
+    policy: Policy, llama_folder: Path, where: str, ended: Ending | None
+) -> None:
     Hanging.where, taskset = where, Letters(Letters.Options(), 0)
     Hanging.closed.clear()
     taskset.open = lambda task, seed: Hanging(task, taskset.options)  # type: ignore[method-assign, misc]
@@ -209,7 +228,10 @@ def test_seeds_of_groups_and_of_held_out_tasks(llama_folder: Path, tmp_path: Pat
         opened: dict[str, set[int]] = {}
         for task, seed in Noting.opened:
             opened.setdefault(task, set()).add(seed)
-        rows = [[(r["task"], r["index"], r["seed"]) for r in run.eval_rollouts(step).to_pylist()] for step in (0, 2)]
+        rows = [
+            [(r["task"], r["index"], r["seed"]) for r in run.eval_rollouts(step).to_pylist()]
+            for step in (0, 2)
+        ]
         assert rows[0] == rows[1]
         groups: dict[str, set[int]] = {}
         for row in run.rollouts().to_pylist():
@@ -218,7 +240,9 @@ def test_seeds_of_groups_and_of_held_out_tasks(llama_folder: Path, tmp_path: Pat
         return opened, rows[0], list(groups.values())
 
     opened, held_out, sampled = seeds(0, 0)
-    assert {len(each) for each in opened.values()} == {1}  # a group's rollouts find their task the same
+    assert {len(each) for each in opened.values()} == {
+        1
+    }  # a group's rollouts find their task the same
     assert len({seed for each in opened.values() for seed in each}) == len(opened)
     other, same, others = seeds(1, 0)
     assert same == held_out
@@ -232,15 +256,22 @@ def test_seeds_of_groups_and_of_held_out_tasks(llama_folder: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("tasks", "replaced"), [(20, 8), (6, 2), (4, 0)])
-def test_no_task_comes_twice_in_a_step(policy: Policy, llama_folder: Path, tasks: int, replaced: int) -> None:
+def test_no_task_comes_twice_in_a_step(
+    policy: Policy, llama_folder: Path, tasks: int, replaced: int
+) -> None:
     changes = {"tasks.train": tasks, "tasks.dead": 1, "eval.dead": 1, "sampling.resample": 2}
     config = config_of(llama_folder, **changes)
-    player, drawn = RolloutPlayer(policy, InProcessSampler(policy), config), make_pool(config, make_heldout(config))
+    player, drawn = (
+        RolloutPlayer(policy, InProcessSampler(policy), config),
+        make_pool(config, make_heldout(config)),
+    )
     cursor = Cursor()
     for step in range(1, 6):
         gathered, again = (gather(player, drawn, cursor, step, config) for _ in range(2))
         played = [*gathered.rollouts, *gathered.dropped]
-        assert [(r.task, r.group) for r in played] == [(r.task, r.group) for r in (*again.rollouts, *again.dropped)]
+        assert [(r.task, r.group) for r in played] == [
+            (r.task, r.group) for r in (*again.rollouts, *again.dropped)
+        ]
         groups = {r.group: r.task for r in played}
         assert len(set(groups.values())) == len(groups) == 4 + replaced
         assert len(gathered.rollouts) == 4 * 4
@@ -262,19 +293,32 @@ SETS = [{"label": "odd", "name": "test_gather:Odd", "tasks": 3, "max_tokens": 2,
 def test_further_held_out_sets_with_limits_of_their_own(
     llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = config_of(llama_folder, **{"eval.sets": SETS, "eval.max_tokens": 3, "sampling.max_turns": 1})
-    alone = config_of(llama_folder, **{"eval.max_tokens": 3, "sampling.max_turns": 1, "learning.steps": 1})
+    config = config_of(
+        llama_folder, **{"eval.sets": SETS, "eval.max_tokens": 3, "sampling.max_turns": 1}
+    )
+    alone = config_of(
+        llama_folder, **{"eval.max_tokens": 3, "sampling.max_turns": 1, "learning.steps": 1}
+    )
     steps = [line.copy() for line in train_recipe(alone, runs=tmp_path, name="alone").eval_lines]
     run = train_recipe(config, runs=tmp_path, name="run", observers=[LineView()])
     assert "odd after step 2: " in capsys.readouterr().out
     assert [list(line["sets"]) for line in run.eval_lines] == [["odd", "more-turns"]] * 2
     first = run.eval_lines[0]
-    for key in ("accuracy", "correct", "tasks", "hash", "reward"):  # what further sets do not change
+    for key in (
+        "accuracy",
+        "correct",
+        "tasks",
+        "hash",
+        "reward",
+    ):  # what further sets do not change
         assert first[key] == steps[0][key]
     assert (first["sets"]["odd"]["tasks"], list(first["sets"]["odd"]["pass_at"])) == (3, ["1", "2"])
 
     def lengths(label: str) -> int:
-        return max(sum(role == 1 for role in row["roles"]) for row in run.eval_rollouts(2, label).to_pylist())
+        return max(
+            sum(role == 1 for role in row["roles"])
+            for row in run.eval_rollouts(2, label).to_pylist()
+        )
 
     assert [lengths(label) for label in ("", "odd", "more-turns")] == [3, 2, 6]
     assert run.eval_rollouts(2, "odd").num_rows == 3 * 3
@@ -304,13 +348,22 @@ def test_further_held_out_sets_with_limits_of_their_own(
 @pytest.mark.parametrize(
     ("sets", "said"),
     [
-        ([{"tasks": 3}], r"eval.sets\[0\].label = None should be a name of letters, digits and hyphens"),
+        (
+            [{"tasks": 3}],
+            r"eval.sets\[0\].label = None should be a name of letters, digits and hyphens",
+        ),
         ([{"label": "a/b"}], "label = 'a/b' should be a name"),
         ([{"label": "a"}, {"label": "a"}], r"eval.sets\[1\].label = 'a' is another set's already"),
-        ([{"label": "a", "every": 3}], r"eval.sets\[0\].every: all sets are evaluated at the same steps"),
+        (
+            [{"label": "a", "every": 3}],
+            r"eval.sets\[0\].every: all sets are evaluated at the same steps",
+        ),
         ([{"label": "a", "sets": []}], "a set has no sets of its own"),
         ([{"label": "a", "tasks": 0}], r"eval.sets\[0\].tasks = 0 should be at least 1"),
-        ([{"label": "a", "max_tokens": 5000}], r"eval.sets\[0\].context = 2048 should exceed max_tokens = 5000"),
+        (
+            [{"label": "a", "max_tokens": 5000}],
+            r"eval.sets\[0\].context = 2048 should exceed max_tokens = 5000",
+        ),
         ([{"label": "a", "turn": 2}], r"eval.sets.a.turn is not a known key. Did you mean turns"),
     ],
 )
@@ -328,7 +381,9 @@ def test_a_long_rollout_is_penalized_as_by_trl(length: int) -> None:
     roles = np.array([0] * 3 + [1] * length, np.int8)
     sequence = Tokens(ids, 0 * ids, roles, 0 * ids, np.zeros(length + 3, np.float32))
     reward = Reward.of("r", 1.0, 0.0, 1.0, True)
-    rollout = Rollout(1, "g", 0, "t", "f", "", 0, (), (sequence,), reward, Ending.STOP_TOKEN, None, 0.0)
+    rollout = Rollout(
+        1, "g", 0, "t", "f", "", 0, (), (sequence,), reward, Ending.STOP_TOKEN, None, 0.0
+    )
     (theirs,) = get_soft_overlong_punishment(8, 4)(completion_ids=[ids[3:].tolist()])
     shaped = penalize_length(rollout, sampling).reward
     assert shaped is not None

@@ -1,4 +1,6 @@
-"""The learner's update against the same computed by hand, row by row, with transformers' plain forward."""
+"""The learner's update against the same computed by hand, row by row, with transformers' plain
+forward.
+"""
 
 import os
 from collections.abc import Sequence
@@ -32,13 +34,18 @@ def policy(llama_folder: Path) -> Policy:
     return make_policy(llama_folder, reference=True)
 
 
-def plain_logprobs(policy: Policy, rollouts: Sequence[Rollout], temperature: float) -> tuple[Tensor, Tensor]:
+def plain_logprobs(
+    policy: Policy, rollouts: Sequence[Rollout], temperature: float
+) -> tuple[Tensor, Tensor]:
     """Each sampled token's log-probability and entropy, one sequence at a time, padded with 0."""
     rows, entropies = [], []
     for rollout in rollouts:
         (s,) = rollout.sequences
         with own_attention(policy):
-            logits = policy.model(input_ids=torch.tensor(s.ids.astype(np.int64))[None]).logits[0] / temperature
+            logits = (
+                policy.model(input_ids=torch.tensor(s.ids.astype(np.int64))[None]).logits[0]
+                / temperature
+            )
         logp = torch.log_softmax(logits, -1)
         places = np.flatnonzero(s.sampled)
         rows.append(logp[places - 1, s.ids[places].astype(np.int64)])
@@ -55,7 +62,9 @@ def fit(values_bs: Tensor, like: Tensor) -> Tensor:
     return out
 
 
-def by_hand(policy: Policy, rollouts: Sequence[Rollout], config: Config, old: Tensor | None = None) -> Tensor:
+def by_hand(
+    policy: Policy, rollouts: Sequence[Rollout], config: Config, old: Tensor | None = None
+) -> Tensor:
     """The gradient of the whole step's objective, through plain forwards."""
     exp = lay_out(rollouts, config)
     reference = None
@@ -63,13 +72,17 @@ def by_hand(policy: Policy, rollouts: Sequence[Rollout], config: Config, old: Te
         assert policy.reference is not None
         with torch.no_grad():
             other = replace(policy, model=policy.reference)
-            reference = fit(plain_logprobs(other, rollouts, config.sampling.temperature)[0], exp.mask_bs)
+            reference = fit(
+                plain_logprobs(other, rollouts, config.sampling.temperature)[0], exp.mask_bs
+            )
     batch = prepare(
         exp.mask_bs, exp.rollouts_b, advantages_of(rollouts, exp, config), config.learning, 32,
         old_bt=old, sampler_bt=exp.sampler_bs, reference_bt=reference,
     )  # fmt: skip
     logprobs, entropy = plain_logprobs(policy, rollouts, config.sampling.temperature)
-    loss, _ = objective(fit(logprobs, exp.mask_bs), fit(entropy, exp.mask_bs), batch, config.learning)
+    loss, _ = objective(
+        fit(logprobs, exp.mask_bs), fit(entropy, exp.mask_bs), batch, config.learning
+    )
     loss.backward()
     gradient = policy.flat.gradient.clone()
     policy.flat.gradient.zero_()
@@ -77,7 +90,9 @@ def by_hand(policy: Policy, rollouts: Sequence[Rollout], config: Config, old: Te
 
 
 def close(mine: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(mine, theirs, atol=1e-5 * max(1.0, float(theirs.abs().max())), rtol=1e-4)
+    torch.testing.assert_close(
+        mine, theirs, atol=1e-5 * max(1.0, float(theirs.abs().max())), rtol=1e-4
+    )
 
 
 shapes = st.lists(
@@ -90,9 +105,13 @@ shapes = st.lists(
 ).filter(lambda groups: any(turns for _, members in groups for turns in members))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(shapes=shapes, tokens=st.sampled_from([1, 50, 16384]), seed=st.integers(0, 99))
-def test_any_step_is_what_it_is_row_by_row(policy: Policy, shapes: Shapes, tokens: int, seed: int) -> None:
+def test_any_step_is_what_it_is_row_by_row(
+    policy: Policy, shapes: Shapes, tokens: int, seed: int
+) -> None:
     config = config_of("sampling.temperature=0.8", tokens=tokens, entropy=0.1, scale="none")
     rollouts = rollouts_of(shapes, seed)
     done, (gradient,) = update(policy, rollouts, config)
@@ -113,10 +132,16 @@ def test_every_loss_has_the_gradient_of_its_formula(policy: Policy, loss: str) -
     assert float(done.sums.tokens) == sum(r.sampled_tokens for r in rollouts)
 
 
-@pytest.mark.parametrize("kind", ["mistral", "qwen3", "stablelm", "gemma", "gemma3_text", "gpt_neox"])
+@pytest.mark.parametrize(
+    "kind", ["mistral", "qwen3", "stablelm", "gemma", "gemma3_text", "gpt_neox"]
+)
 def test_sequences_of_a_row_do_not_see_each_other_in_any_model(tmp_path: Path, kind: str) -> None:
     """Stable LM's layers do not pass segments on to its attention, so that it gets a mask."""
-    policy, config, rollouts = make_policy(write_model(tmp_path, kind)), config_of(), rollouts_of(SHAPES)
+    policy, config, rollouts = (
+        make_policy(write_model(tmp_path, kind)),
+        config_of(),
+        rollouts_of(SHAPES),
+    )
     assert policy.packs is (kind != "stablelm")
     _, (gradient,) = update(policy, rollouts, config)
     close(gradient, by_hand(policy, rollouts, config))
@@ -127,26 +152,38 @@ def test_masks_are_never_large(tmp_path: Path) -> None:
     policy, config = make_policy(write_model(tmp_path, "stablelm")), config_of(tokens=1 << 20)
     rollouts = rollouts_of([(90, [[8]] * 4)] * 24)
     learner: Any = Learner(policy, Kept(policy.flat), config)  # type: ignore[arg-type]
-    sizes = [len(micro.ids_t) for micro in learner._micros(lay_out(rollouts, config), range(len(rollouts)))]
+    sizes = [
+        len(micro.ids_t)
+        for micro in learner._micros(lay_out(rollouts, config), range(len(rollouts)))
+    ]
     assert max(sizes) <= MAX_MASKED_TOKENS < sum(sizes)
 
 
 @pytest.mark.parametrize(
     ("override", "options"),
-    [("model.lora={}", {"lora": True}), ("model.gradient_checkpointing=true", {"gradient_checkpointing": True})],
+    [
+        ("model.lora={}", {"lora": True}),
+        ("model.gradient_checkpointing=true", {"gradient_checkpointing": True}),
+    ],
     ids=["adapters", "checkpointing"],
 )
 def test_other_ways_to_train_have_the_same_gradient(
     llama_folder: Path, override: str, options: dict[str, bool]
 ) -> None:
-    policy, rollouts, config = make_policy(llama_folder, **options), rollouts_of(SHAPES), config_of(override)
+    policy, rollouts, config = (
+        make_policy(llama_folder, **options),
+        rollouts_of(SHAPES),
+        config_of(override),
+    )
     _, (gradient,) = update(policy, rollouts, config)
     plain = policy if "lora" in options else make_policy(llama_folder)
     close(gradient, by_hand(plain, rollouts, config))
 
 
 def test_what_attention_may_not_see_changes_the_result(policy: Policy) -> None:
-    """Hiding a prompt's tokens is not what the loop does; if it were, this is what would be seen of it."""
+    """Hiding a prompt's tokens is not what the loop does; if it were, this is what would be seen of
+    it.
+    """
     config, rollouts = config_of(), rollouts_of(SHAPES)
     learner, exp = Learner(policy, Kept(policy.flat), config), lay_out(rollouts, config)  # type: ignore[arg-type]
     assert all(line.attended.all() for line in exp.sequences)
@@ -163,7 +200,8 @@ def test_what_attention_may_not_see_changes_the_result(policy: Policy) -> None:
 
 def test_dead_groups_may_be_skipped(llama_folder: Path) -> None:
     rollouts = [
-        replace(r, reward=Reward.of("r", 1.0, 0.0, 1.0, True)) if r.group == "g1" else r for r in rollouts_of(SHAPES)
+        replace(r, reward=Reward.of("r", 1.0, 0.0, 1.0, True)) if r.group == "g1" else r
+        for r in rollouts_of(SHAPES)
     ]
     weights, looked = [], []
     for skip in (False, True):
@@ -192,7 +230,9 @@ def test_updates_and_minibatches(policy: Policy, updates: int, minibatches: int)
         close(gradient, by_hand(policy, [r for r in rollouts if r.group in mine], config))
 
 
-def test_a_second_pass_is_compared_with_the_probabilities_before_the_first(llama_folder: Path) -> None:
+def test_a_second_pass_is_compared_with_the_probabilities_before_the_first(
+    llama_folder: Path,
+) -> None:
     policy = make_policy(llama_folder)
     config, rollouts = config_of(updates=2, lr=5e-3), rollouts_of(SHAPES)
     before = plain_logprobs(policy, rollouts, 1.0)[0].detach()
@@ -205,7 +245,9 @@ def test_a_second_pass_is_compared_with_the_probabilities_before_the_first(llama
 
 def test_failed_dropped_and_cut_rollouts_are_not_trained(policy: Policy) -> None:
     rollouts = rollouts_of([(6, [[3]] * 7)])
-    rollouts[1] = replace(rollouts[1], reward=None, error="score: it failed", ended=Ending.TASK_ERROR)
+    rollouts[1] = replace(
+        rollouts[1], reward=None, error="score: it failed", ended=Ending.TASK_ERROR
+    )
     rollouts[2] = replace(rollouts[2], kept=False)
     rollouts[3] = replace(rollouts[3], ended=Ending.LENGTH)
     rollouts[4] = replace(rollouts[4], ended=Ending.CONTEXT_FULL)
@@ -231,7 +273,9 @@ def test_a_loss_is_the_mean_over_the_minibatches_of_a_pass(policy: Policy, loss:
     assert abs(float(sums[0].policy_loss)) > 1e-3
     for other in sums[1:]:
         for name in ("policy_loss", "entropy_bonus"):
-            assert float(getattr(other, name)) == pytest.approx(float(getattr(sums[0], name)), rel=1e-4)
+            assert float(getattr(other, name)) == pytest.approx(
+                float(getattr(sums[0], name)), rel=1e-4
+            )
         assert float(other.tokens) == float(sums[0].tokens)
 
 
@@ -248,10 +292,14 @@ def test_before_its_first_change_a_policy_is_its_old_self_to_the_bit(
     for r in rollouts:
         r.sequences[0].ids[:] %= 20  # a small vocabulary
     rollouts[:3] = [replace(r, reward=Reward.of("r", 1.0, 0.0, 1.0, True)) for r in rollouts[:3]]
-    config = config_of(loss="gspo", updates=2, minibatches=minibatches, skip_dead=skip_dead, tokens=256)
+    config = config_of(
+        loss="gspo", updates=2, minibatches=minibatches, skip_dead=skip_dead, tokens=256
+    )
     apart = []
 
-    def spy(logprobs: Tensor, entropy: Tensor, part: Batch, learning: Learning) -> tuple[Tensor, Sums]:
+    def spy(
+        logprobs: Tensor, entropy: Tensor, part: Batch, learning: Learning
+    ) -> tuple[Tensor, Sums]:
         assert part.old_bt is not None
         apart.append(float((logprobs.detach() - part.old_bt)[part.mask_bt].abs().max()))
         return objective(logprobs, entropy, part, learning)
@@ -266,13 +314,17 @@ def test_before_its_first_change_a_policy_is_its_old_self_to_the_bit(
 
 
 def near_uniform(rollout: Rollout) -> Rollout:
-    """The rollout with log-probabilities by the sampler that a random model over 90 tokens could have."""
+    """The rollout with log-probabilities by the sampler that a random model over 90 tokens could
+    have.
+    """
     (s,) = rollout.sequences
     return replace(rollout, sequences=(replace(s, sampler=s.sampler / 5 - 4.2),))
 
 
 def in_two(rollout: Rollout) -> Rollout:
-    """The rollout as a template leaves it that rewrites history: the same tokens, its two turns in two sequences."""
+    """The rollout as a template leaves it that rewrites history: the same tokens, its two turns in
+    two sequences.
+    """
     (s,) = rollout.sequences
     said = np.flatnonzero(s.sampled)
     first, second = s.roles.copy(), s.roles.copy()
@@ -281,12 +333,18 @@ def in_two(rollout: Rollout) -> Rollout:
     return replace(rollout, sequences=(replace(s, roles=first), replace(s, roles=second)))
 
 
-@pytest.mark.parametrize("changes", [{"loss": "gspo"}, {"correction": "sequence"}], ids=["gspo", "sequence correction"])
+@pytest.mark.parametrize(
+    "changes", [{"loss": "gspo"}, {"correction": "sequence"}], ids=["gspo", "sequence correction"]
+)
 @pytest.mark.parametrize("tokens", [1, 60, 16384])
-def test_rollouts_of_several_sequences_stay_together(policy: Policy, changes: dict[str, Any], tokens: int) -> None:
+def test_rollouts_of_several_sequences_stay_together(
+    policy: Policy, changes: dict[str, Any], tokens: int
+) -> None:
     rollouts = [near_uniform(r) for r in rollouts_of([(6, [[4], [8], [2]]), (20, [[6], [4]])])]
     _, (whole,) = update(policy, rollouts, config_of(**changes))
-    _, (parted,) = update(policy, [in_two(r) for r in rollouts], config_of(tokens=tokens, **changes))
+    _, (parted,) = update(
+        policy, [in_two(r) for r in rollouts], config_of(tokens=tokens, **changes)
+    )
     assert whole.norm() > 1e-3
     close(parted, whole)
 
@@ -299,7 +357,9 @@ def test_tokens_of_tools_are_not_trained() -> None:
 
 
 def load(folder: Path, lora: Lora | None, keep_reference: bool) -> Policy:
-    return load_policy(str(folder), Model(lora=lora), torch.device("cpu"), seed=0, keep_reference=keep_reference)
+    return load_policy(
+        str(folder), Model(lora=lora), torch.device("cpu"), seed=0, keep_reference=keep_reference
+    )
 
 
 @pytest.mark.parametrize("lora", [None, Lora(r=4)], ids=["full", "lora"])
@@ -365,13 +425,18 @@ def test_a_micro_batch_is_as_large_as_memory_allows(tiny_folder: str) -> None:
     assert kept == pytest.approx(USED_SHARE * 60 * 2**20 * ran / some.fitted.tokens, rel=0.1)
 
 
-def test_activations_are_recomputed_where_a_rollout_does_not_fit_otherwise(tiny_folder: str) -> None:
+def test_activations_are_recomputed_where_a_rollout_does_not_fit_otherwise(
+    tiny_folder: str,
+) -> None:
     free = 30 * 2**20
     plain, gradient = fitted(tiny_folder, free)
     tight, same = fitted(tiny_folder, free, "sampling.context=2000")
     assert plain.fitted is not None
     assert tight.fitted is not None
-    assert (plain.fitted.gradient_checkpointing, tight.fitted.gradient_checkpointing) == (False, True)
+    assert (plain.fitted.gradient_checkpointing, tight.fitted.gradient_checkpointing) == (
+        False,
+        True,
+    )
     assert tight.fitted.bytes_per_token < plain.fitted.bytes_per_token / 3
     close(same, gradient)
     with pytest.raises(ModelError, match="A rollout of 67 tokens does not fit into"):
@@ -389,13 +454,21 @@ def test_free_memory_is_what_the_system_says() -> None:
 def test_layers_are_compiled_where_the_rest_of_a_run_pays_it_back(
     policy: Policy, seconds: float, steps: int, wish: str, compiles: bool
 ) -> None:
-    learner, made = Learner(policy, Kept(policy.flat), config_of(f"compute.compile={wish}")), list[int]()  # type: ignore[arg-type]
+    learner, made = (
+        Learner(policy, Kept(policy.flat), config_of(f"compute.compile={wish}")),
+        list[int](),
+    )  # type: ignore[arg-type]
     on_gpu: Any = SimpleNamespace(
-        compiled=False, is_sharded=False, device=torch.device("cuda"), compile=lambda: made.append(step)
+        compiled=False,
+        is_sharded=False,
+        device=torch.device("cuda"),
+        compile=lambda: made.append(step),
     )
     learner._policy = on_gpu
     for step in range(1, 9):
-        learner.consider_compiling(9.0 if step < 3 else seconds, steps - step)  # the first ones load
+        learner.consider_compiling(
+            9.0 if step < 3 else seconds, steps - step
+        )  # the first ones load
         on_gpu.compiled = bool(made)
     assert made == ([4] if compiles else [])
 
@@ -408,7 +481,9 @@ def test_what_fills_up_a_size_teaches_nothing(policy: Policy, loss: str, tokens:
     kept: Any = Kept(policy.flat)
     learner, exp = Learner(policy, kept, config), lay_out(rollouts, config)
     learner._shapes = packing.Shapes(is_free=False)
-    done = learner.update(exp, advantages_of(rollouts, exp, config), 1, old_bs=None, reference_bs=None)
+    done = learner.update(
+        exp, advantages_of(rollouts, exp, config), 1, old_bs=None, reference_bs=None
+    )
     assert done.padding > 0
     close(kept.gradients[0], by_hand(policy, rollouts, config))
     assert float(done.sums.tokens) == int(exp.mask_bs.sum())

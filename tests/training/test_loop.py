@@ -1,4 +1,6 @@
-"""Whole runs, a fraction of a second a step: what they record, how they stop, and that numbers add up."""
+"""Whole runs, a fraction of a second a step: what they record, how they stop, and that numbers add
+up.
+"""
 
 import base64
 import hashlib
@@ -18,13 +20,7 @@ from models import write_model
 from uptrend.algo import advantages
 from uptrend.config import load_config
 from uptrend.policy.checkpoint import read_state
-from uptrend.records import (
-    CheckpointError,
-    ModelError,
-    RecordError,
-    Run,
-    RunDirectory,
-)
+from uptrend.records import CheckpointError, ModelError, RecordError, Run, RunDirectory
 from uptrend.runner.evaluation import evaluate
 from uptrend.runner.prepare import RunEnding
 from uptrend.runner.runs import replay, resume_run, train_recipe
@@ -46,7 +42,9 @@ def start(llama_folder: Path, tmp_path: Path) -> Start:
             "learning": {"steps": 3, "lr": 1e-3},
             "compute": {"threads": 1},
         }
-        return train_recipe(load_config(table, overrides), runs=tmp_path / "runs", name=name, observers=observers)
+        return train_recipe(
+            load_config(table, overrides), runs=tmp_path / "runs", name=name, observers=observers
+        )
 
     return go
 
@@ -102,7 +100,9 @@ def test_the_same_seed_is_the_same_run_and_another_is_not(start: Start) -> None:
     first, again, other = start(name="a"), start(name="b"), start("seed=1", name="c")
 
     def essence(run: Run) -> list[tuple[Any, ...]]:
-        return [(r["task"], r["ids"], r["sampler"], r["learner"], r["advantages"]) for r in rows(run)]
+        return [
+            (r["task"], r["ids"], r["sampler"], r["learner"], r["advantages"]) for r in rows(run)
+        ]
 
     assert essence(first) == essence(again)
     assert essence(first) != essence(other)
@@ -119,7 +119,9 @@ class Watcher:
         self.calls.append((self.name, "before", run.last_step, run.status))
 
     def step(self, record: StepRecord) -> Stop | None:
-        self.calls.append((self.name, record.step, len(record.rollouts), record.evaluation is not None))
+        self.calls.append(
+            (self.name, record.step, len(record.rollouts), record.evaluation is not None)
+        )
         assert bool(record.metrics) == (record.step > 0)
         return Stop("enough") if record.step == self.stop_at else None
 
@@ -179,17 +181,27 @@ def test_a_run_whose_folder_is_renamed_ends_with_a_sentence(start: Start, tmp_pa
         if record.step == 2:
             path.rename(elsewhere)
 
-    with pytest.raises(RecordError, match=r"runs/run was renamed, moved or removed .* uptrend train --resume FOLDER"):
+    with pytest.raises(
+        RecordError,
+        match=r"runs/run was renamed, moved or removed .* uptrend train --resume FOLDER",
+    ):
         start("learning.steps=6", "checkpoints.every=1", observers=[Mock(step=rename)])
     assert not path.exists()
     assert Run(elsewhere).last_step == 2
     again = resume_run(elsewhere)
-    assert (again.status, again.last_step, again.rollout_steps) == ("finished", 6, [1, 2, 3, 4, 5, 6])
+    assert (again.status, again.last_step, again.rollout_steps) == (
+        "finished",
+        6,
+        [1, 2, 3, 4, 5, 6],
+    )
 
 
 def test_a_curriculum_changes_its_tasks_on_time(start: Start) -> None:
     run = start('tasks.stages=[{start=1}, {start=3, opening="Harder"}]')
-    openings = {step: {r["messages"][0]["content"].split(",")[0] for r in rows(run, step)} for step in (1, 2, 3)}
+    openings = {
+        step: {r["messages"][0]["content"].split(",")[0] for r in rows(run, step)}
+        for step in (1, 2, 3)
+    }
     assert openings == {1: {"Say letters"}, 2: {"Say letters"}, 3: {"Harder"}}
     assert [s["start"] for s in run.info["tasks"]["stages"]] == [1, 3]
 
@@ -226,8 +238,13 @@ def test_failures_are_data_and_are_not_trained(start: Start) -> None:
 def test_a_run_goes_on_where_every_score_fails_or_no_prompt_fits(start: Start) -> None:
     run = start("tasks.fails=1", "eval.fails=1", name="fails")
     assert run.status == "finished"
-    assert all("reward/mean" not in line and line["weights/changed/share"] == 0 for line in run.metric_lines)
-    assert [(e["failed"], e["accuracy"], "reward" in e) for e in run.eval_lines] == [(6, 0.0, False)] * 3
+    assert all(
+        "reward/mean" not in line and line["weights/changed/share"] == 0
+        for line in run.metric_lines
+    )
+    assert [(e["failed"], e["accuracy"], "reward" in e) for e in run.eval_lines] == [
+        (6, 0.0, False)
+    ] * 3
     run = start("sampling.context=8", name="full")
     assert run.status == "finished"
     assert {r["ended"] for r in rows(run)} == {"context-full"}
@@ -237,17 +254,25 @@ def test_a_run_goes_on_where_every_score_fails_or_no_prompt_fits(start: Start) -
 @pytest.mark.parametrize("scale", ["none", "group", "batch"])
 def test_k1_is_taken_from_the_reward(start: Start, scale: Any) -> None:
     beta = 0.5
-    kl, turns = f"learning.kl={{beta={beta}, estimator='k1'}}", ("tasks.turns=2", "sampling.max_turns=2")
+    kl, turns = (
+        f"learning.kl={{beta={beta}, estimator='k1'}}",
+        ("tasks.turns=2", "sampling.max_turns=2"),
+    )
     run = start(kl, "learning.lr=1e-2", f"learning.scale={scale}", *turns)
     for step in (1, 2, 3):
         table = rows(run, step)
         numbers = {g: i for i, g in enumerate(dict.fromkeys(r["group"] for r in table))}
-        gaps = [sum(a - b for a, b in zip(r["learner"], r["reference"], strict=True) if a is not None) for r in table]
+        gaps = [
+            sum(a - b for a, b in zip(r["learner"], r["reference"], strict=True) if a is not None)
+            for r in table
+        ]
         rewards = torch.tensor([r["reward"] for r in table])
         groups = torch.tensor([numbers[r["group"]] for r in table])
         plain = advantages(rewards, groups, scale=scale, baseline="mean")
         # Scaled, the penalty would not depend on beta any more: a group's deviation has it too.
-        taught = plain - beta * advantages(torch.tensor(gaps), groups, scale="none", baseline="mean")
+        taught = plain - beta * advantages(
+            torch.tensor(gaps), groups, scale="none", baseline="mean"
+        )
         told = torch.tensor([max(r["advantages"], key=abs) for r in table])
         torch.testing.assert_close(told, taught, atol=1e-5, rtol=1e-4)
         assert torch.allclose(told, plain, atol=1e-6) == (step == 1)
@@ -255,7 +280,13 @@ def test_k1_is_taken_from_the_reward(start: Start, scale: Any) -> None:
 
 
 def test_a_turn_earns_what_follows_it(start: Start) -> None:
-    turns = ("tasks.turns=3", "tasks.by_turn=true", "eval.turns=3", "sampling.max_turns=3", "sampling.context=256")
+    turns = (
+        "tasks.turns=3",
+        "tasks.by_turn=true",
+        "eval.turns=3",
+        "sampling.max_turns=3",
+        "sampling.context=256",
+    )
     run = start(*turns, "learning.credit=turn", "learning.scale=none", "learning.steps=1")
     table = rows(run, 1)
     for group in {r["group"] for r in table}:
@@ -270,18 +301,27 @@ def test_a_turn_earns_what_follows_it(start: Start) -> None:
     assert len({round(a, 6) for a in table[0]["advantages"]}) > 2
     whole = start(*turns, "learning.scale=none", "learning.steps=1", name="whole")
     for row in rows(whole, 1):
-        assert len({a for a, role in zip(row["advantages"], row["roles"], strict=True) if role == 1}) == 1
+        assert (
+            len({a for a, role in zip(row["advantages"], row["roles"], strict=True) if role == 1})
+            == 1
+        )
 
 
 def test_turns_without_rewards_are_credited_as_the_rollout_is(start: Start) -> None:
     turns = ("tasks.turns=2", "sampling.max_turns=2", "learning.steps=1")
-    one, other = (start(*turns, f"learning.credit={credit}", name=credit) for credit in ("rollout", "turn"))
+    one, other = (
+        start(*turns, f"learning.credit={credit}", name=credit) for credit in ("rollout", "turn")
+    )
     assert [r["advantages"] for r in rows(one)] == [r["advantages"] for r in rows(other)]
 
 
 @pytest.mark.parametrize("cut", ["sampling.top_p=0.7", "sampling.top_k=5", "sampling.min_p=0.3"])
-def test_correction_has_nothing_to_correct_where_tokens_are_left_out(start: Start, cut: str) -> None:
-    run = start(cut, "sampling.max_tokens=64", "learning.correction=sequence", "learning.kl.beta=0.1")
+def test_correction_has_nothing_to_correct_where_tokens_are_left_out(
+    start: Start, cut: str
+) -> None:
+    run = start(
+        cut, "sampling.max_tokens=64", "learning.correction=sequence", "learning.kl.beta=0.1"
+    )
     for line in run.metric_lines:
         assert line["correction/weight/mean"] == pytest.approx(1.0, abs=1e-3)
         assert line["sampler/gap/max"] < 1e-4
@@ -299,13 +339,23 @@ def test_correction_has_nothing_to_correct_where_tokens_are_left_out(start: Star
 @pytest.mark.parametrize(
     "more", [(), ("model.lora={}", "learning.kl.beta=0.1", "learning.updates=2")], ids=["", "lora"]
 )
-def test_a_run_that_goes_on_takes_the_room_that_was_measured(start: Start, more: tuple[str, ...]) -> None:
-    changes = ("learning.tokens=0", "checkpoints.every=1", "checkpoints.keep=9", "sampling.context=256")
+def test_a_run_that_goes_on_takes_the_room_that_was_measured(
+    start: Start, more: tuple[str, ...]
+) -> None:
+    changes = (
+        "learning.tokens=0",
+        "checkpoints.every=1",
+        "checkpoints.keep=9",
+        "sampling.context=256",
+    )
     whole = start(*changes, *more)
     (told,) = [event for event in whole.events if event["event"] == "fitted"]
     assert (told["step"], told["tokens"], told["gradient_checkpointing"]) == (1, 16384, False)
     state = whole.checkpoints[0] / "state.json"
-    changed = {**read_state(whole.checkpoints[0]), "fitted": {**json.loads(state.read_text())["fitted"], "tokens": 300}}
+    changed = {
+        **read_state(whole.checkpoints[0]),
+        "fitted": {**json.loads(state.read_text())["fitted"], "tokens": 300},
+    }
     state.write_text(json.dumps(changed))
     for checkpoint in whole.checkpoints[1:]:
         shutil.rmtree(checkpoint)
@@ -338,14 +388,22 @@ def test_bf16_weights_come_with_a_note_and_hardly_move(start: Start) -> None:
 
 def files(run: Run) -> dict[str, bytes]:
     """Content of every file of a run."""
-    return {str(p.relative_to(run.path)): p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
+    return {
+        str(p.relative_to(run.path)): p.read_bytes() for p in run.path.rglob("*") if p.is_file()
+    }
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_a_run_does_not_go_on_with_another_model(start: Start, tmp_path: Path, lora: bool) -> None:
     folder = write_model(tmp_path / "model")
     adapters = ["model.lora={r=4}"] if lora else []
-    every = ("learning.steps=4", "checkpoints.every=2", "checkpoints.keep=9", f"model.name={folder}", *adapters)
+    every = (
+        "learning.steps=4",
+        "checkpoints.every=2",
+        "checkpoints.keep=9",
+        f"model.name={folder}",
+        *adapters,
+    )
     run = start(*every, observers=[Watcher("a", [], stop_at=3)])
     shutil.rmtree(run.checkpoints[-1])  # what was recorded of step 3 would be removed
     write_model(folder, seed=1)
@@ -373,18 +431,25 @@ def test_adapters_may_have_been_made_elsewhere(start: Start) -> None:
     assert resume_run(run.path).status == "finished"
 
 
-def test_a_checkpoint_with_pickles_is_evaluated_and_not_resumed(start: Start, tmp_path: Path) -> None:
+def test_a_checkpoint_with_pickles_is_evaluated_and_not_resumed(
+    start: Start, tmp_path: Path
+) -> None:
     every = ("learning.steps=4", "checkpoints.every=2")
     run = start(*every, observers=[Watcher("a", [], stop_at=3)])
     shutil.rmtree(run.checkpoints[-1])
-    place = start(*every, name="other").checkpoints[-1].rename(run.path / "checkpoints" / "step-000002")
+    place = (
+        start(*every, name="other").checkpoints[-1].rename(run.path / "checkpoints" / "step-000002")
+    )
     state = json.loads((place / "state.json").read_text())
     pickled = base64.b64encode(pickle.dumps(np.random.get_state())).decode()
     del state["checksum"]  # as earlier versions had none
     state |= {"step": 2, "random": {"python": pickled, "numpy": pickled, "torch": pickled}}
     (place / "state.json").write_text(json.dumps(state))
     before = files(run)
-    for go_on in (lambda: resume_run(run.path), lambda: replay(run, 2, runs=tmp_path, name="again")):
+    for go_on in (
+        lambda: resume_run(run.path),
+        lambda: replay(run, 2, runs=tmp_path, name="again"),
+    ):
         with pytest.raises(CheckpointError, match="random states as pickles"):
             go_on()
     assert files(run) == before
@@ -393,8 +458,16 @@ def test_a_checkpoint_with_pickles_is_evaluated_and_not_resumed(start: Start, tm
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_the_best_checkpoint_is_kept_beside_the_last(start: Start, lora: bool) -> None:
-    each = ("learning.steps=5", "eval.every=1", "learning.lr=1e-2", "checkpoints.best=true", "checkpoints.every=1")
-    run = start(*each, "checkpoints.keep=3", *(["model.lora={r=4}", "learning.lr=3e-2"] if lora else []))
+    each = (
+        "learning.steps=5",
+        "eval.every=1",
+        "learning.lr=1e-2",
+        "checkpoints.best=true",
+        "checkpoints.every=1",
+    )
+    run = start(
+        *each, "checkpoints.keep=3", *(["model.lora={r=4}", "learning.lr=3e-2"] if lora else [])
+    )
     accuracies = [line["accuracy"] for line in run.eval_lines]
     first = accuracies.index(max(accuracies))
     assert 0 < first < 5, "it must be reached, and held by a later step too"
@@ -413,7 +486,13 @@ def test_the_best_checkpoint_is_kept_beside_the_last(start: Start, lora: bool) -
 
 
 def test_a_best_checkpoint_from_after_the_resumed_step_is_removed(start: Start) -> None:
-    each = ("learning.steps=3", "eval.every=1", "learning.lr=1e-2", "checkpoints.best=true", "checkpoints.every=1")
+    each = (
+        "learning.steps=3",
+        "eval.every=1",
+        "learning.lr=1e-2",
+        "checkpoints.best=true",
+        "checkpoints.every=1",
+    )
     run = start(*each, "checkpoints.keep=9")
     best = run.path / "checkpoints" / "best"
     before, found = read_state(best), list[bool]()
@@ -421,14 +500,22 @@ def test_a_best_checkpoint_from_after_the_resumed_step_is_removed(start: Start) 
         if int(place.name[-6:]) >= before["step"]:
             shutil.rmtree(place)
     assert run.checkpoints, "the best must not be the first"
-    again = resume_run(run.path, observers=[Mock(before=lambda _: found.append(best.exists()), step=lambda _: None)])
+    again = resume_run(
+        run.path,
+        observers=[Mock(before=lambda _: found.append(best.exists()), step=lambda _: None)],
+    )
     assert found == [False]
     assert read_state(best)["files"] == before["files"]
     assert resume_run(again.path, ["learning.steps=4"]).status == "finished"
     assert read_state(best)["step"] == before["step"]  # of an earlier step, so it stays
 
 
-RESETS = ("learning.kl={beta=0.1, reset_every=2}", "learning.lr=1e-2", "learning.steps=5", "checkpoints.every=1")
+RESETS = (
+    "learning.kl={beta=0.1, reset_every=2}",
+    "learning.lr=1e-2",
+    "learning.steps=5",
+    "checkpoints.every=1",
+)
 
 
 @pytest.fixture(params=[(), ("model.lora={r=4}",)], ids=["full", "lora"])
@@ -449,14 +536,23 @@ def test_a_reset_makes_the_policy_the_reference(start: Start, resets: tuple[str,
     assert plain.metric_lines[2]["kl/reference/mean"] > 0
     for step in (3, 4):  # against the policy of step 2, which sampled step 3
         for row in rows(run, step):
-            assert row["reference"] == row["learner"] if step == 3 else row["reference"] != row["learner"]
+            assert (
+                row["reference"] == row["learner"]
+                if step == 3
+                else row["reference"] != row["learner"]
+            )
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
-def test_a_run_with_resets_goes_on_exactly(start: Start, tmp_path: Path, resets: tuple[str, ...], step: int) -> None:
+def test_a_run_with_resets_goes_on_exactly(
+    start: Start, tmp_path: Path, resets: tuple[str, ...], step: int
+) -> None:
     def essence(run: Run) -> list[Any]:
         names = ("seconds", "memory", "time")
-        lines = [{k: v for k, v in line.items() if k.split("/")[0] not in names} for line in run.metric_lines]
+        lines = [
+            {k: v for k, v in line.items() if k.split("/")[0] not in names}
+            for line in run.metric_lines
+        ]
         files = sorted(run.checkpoints[-1].rglob("*.safetensors"))
         assert len(files) == 3
         return [lines, *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)]
@@ -494,7 +590,10 @@ def test_ctrl_c_while_a_run_closes_leaves_its_ending(
     if place == "the-boundary":
         monkeypatch.setattr(RunEnding, "__exit__", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        start("learning.steps=2", observers=[Watcher("a", [], stop_at=1 if kind == "stopped" else -1), closing])
+        start(
+            "learning.steps=2",
+            observers=[Watcher("a", [], stop_at=1 if kind == "stopped" else -1), closing],
+        )
     run = Run(tmp_path / "runs" / "run")
     assert [event["event"] for event in run.events] == ["started", "checkpoint", kind]
     assert run.events[-1]["step"] == run.last_step == (1 if kind == "stopped" else 2)

@@ -1,4 +1,6 @@
-"""Lines of real runs against the table of metrics: every key is in it, values are in bounds, and none is made up."""
+"""Lines of real runs against the table of metrics: every key is in it, values are in bounds, and
+none is made up.
+"""
 
 import re
 from pathlib import Path
@@ -14,12 +16,26 @@ from uptrend.runner.runs import train_recipe, warmstart
 
 
 def table(llama_folder: Path) -> dict[str, Any]:
-    """As much as one run can have: commands, failures, resampling, a reference, attempts, two held-out sets."""
+    """As much as one run can have: commands, failures, resampling, a reference, attempts, two
+    held-out sets.
+    """
     return {
         "model": {"name": str(llama_folder)},
         "tasks": {"name": "shells:Shells", "train": 30, "turns": 2, "fails": 7, "sandbox_fails": 1},
-        "eval": {"name": "shells:Shells", "tasks": 4, "attempts": 2, "sets": [{"label": "few", "tasks": 2}]},
-        "sampling": {"groups": 8, "size": 4, "max_tokens": 6, "max_turns": 2, "resample": 1, "stop": ["q"]},
+        "eval": {
+            "name": "shells:Shells",
+            "tasks": 4,
+            "attempts": 2,
+            "sets": [{"label": "few", "tasks": 2}],
+        },
+        "sampling": {
+            "groups": 8,
+            "size": 4,
+            "max_tokens": 6,
+            "max_turns": 2,
+            "resample": 1,
+            "stop": ["q"],
+        },
         "learning": {"steps": 2, "kl": {"beta": 0.1}, "entropy": 0.01, "correction": "token"},
         "warmstart": {"tasks": 8, "batch": 4},
         "compute": {"threads": 1},
@@ -49,7 +65,12 @@ def train_one_group(llama_folder: Path, folder: Path, steps: int = 4, **tasks: i
 
 
 def nulls(run: Run) -> set[str]:
-    return {key for line in [*run.metric_lines, *run.eval_lines] for key, value in line.items() if value is None}
+    return {
+        key
+        for line in [*run.metric_lines, *run.eval_lines]
+        for key, value in line.items()
+        if value is None
+    }
 
 
 def test_every_key_is_in_the_table_and_every_value_in_its_bounds(run: Run, warm: Run) -> None:
@@ -64,30 +85,47 @@ def test_every_key_is_in_the_table_and_every_value_in_its_bounds(run: Run, warm:
 
 def test_every_metric_of_our_own_is_written(run: Run, warm: Run) -> None:
     written = {key for line in [*run.metric_lines, *warm.metric_lines] for key in line}
-    written |= {"ranks/weights/count"}  # of several processes: test_ranks.py sees that they write it, and nothing else
+    written |= {
+        "ranks/weights/count"
+    }  # of several processes: test_ranks.py sees that they write it, and nothing else
     for metric in step_metrics():
         pattern = re.compile(re.sub("[A-Z]+", "[^/]+", metric.key))
         assert any(pattern.fullmatch(name) for name in written) is metric.own, metric.key
 
-    keys = [metric.key for section in sections() if section.file == "evals.jsonl" for metric in section.metrics]
+    keys = [
+        metric.key
+        for section in sections()
+        if section.file == "evals.jsonl"
+        for metric in section.metrics
+    ]
     for line in [*run.eval_lines, *warm.eval_lines]:
         assert sorted(line) == sorted(keys)
 
 
-def test_a_step_without_a_live_group_writes_no_null_and_raises_no_alarm(llama_folder: Path, tmp_path: Path) -> None:
+def test_a_step_without_a_live_group_writes_no_null_and_raises_no_alarm(
+    llama_folder: Path, tmp_path: Path
+) -> None:
     run = train_one_group(llama_folder, tmp_path, steps=8, dead=2)
     dead = [line for line in run.metric_lines if line["advantage/dead/share"] == 1]
     live = [line for line in run.metric_lines if line["advantage/dead/share"] == 0]
     assert dead
     assert live
-    means = {"learner/entropy/mean", "learner/ratio/mean", "clip/low/share", "sampler/gap/mean", "tokens/padding/share"}
+    means = {
+        "learner/entropy/mean",
+        "learner/ratio/mean",
+        "clip/low/share",
+        "sampler/gap/mean",
+        "tokens/padding/share",
+    }
     assert all(means.isdisjoint(line) and line["gradient/norm/before"] == 0 for line in dead)
     assert all(means <= set(line) for line in live)
     assert nulls(run) == set()
     assert "run.nonfinite" not in {finding.id for finding in diagnose(view_of(run)).findings}
 
 
-def test_a_loss_that_is_not_finite_is_written_as_null_and_found(llama_folder: Path, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_written_as_null_and_found(
+    llama_folder: Path, tmp_path: Path
+) -> None:
     run = train_one_group(llama_folder, tmp_path, infinite=1)
     assert {"loss/total", "gradient/norm/before"} <= nulls(run)
     assert "run.nonfinite" in {finding.id for finding in diagnose(view_of(run)).findings}

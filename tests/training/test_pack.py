@@ -18,7 +18,9 @@ def lines_of(shapes: list[tuple[int, list[int]]]) -> list[TrainSequence]:
         for tail in tails:
             ids = np.concatenate([head, chance.integers(1, 90, tail)])
             places = np.arange(prompt, prompt + tail)
-            lines.append(TrainSequence(ids, places, np.ones(len(ids), bool), prompt, group, len(lines)))
+            lines.append(
+                TrainSequence(ids, places, np.ones(len(ids), bool), prompt, group, len(lines))
+            )
     return lines
 
 
@@ -80,7 +82,10 @@ def test_every_token_is_predicted_from_its_own_context(worth: float, is_free: bo
         assert len(seen) == len(micro.ids_t)
         real = micro.places_m < 60
         assert is_free <= bool(real.all())
-        columns = (x[real].tolist() for x in (micro.sequences_m, micro.places_m, micro.predictors_m, micro.targets_m))
+        columns = (
+            x[real].tolist()
+            for x in (micro.sequences_m, micro.places_m, micro.predictors_m, micro.targets_m)
+        )
         found = set()
         for row, place, predictor, target in zip(*columns, strict=True):
             line = lines[micro.numbers[row]]

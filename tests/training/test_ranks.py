@@ -1,4 +1,6 @@
-"""Several processes that train one policy: the same update as one, found where they differ, ended where one ends."""
+"""Several processes that train one policy: the same update as one, found where they differ, ended
+where one ends.
+"""
 
 import json
 import os
@@ -28,14 +30,19 @@ pytestmark = pytest.mark.slow
 
 KINDS = {
     "full": {},
-    "lora": {"model.lora": {"r": 4, "alpha": 8.0}, "learning.kl.beta": 0.1},  # reference: adapters off
+    "lora": {
+        "model.lora": {"r": 4, "alpha": 8.0},
+        "learning.kl.beta": 0.1,
+    },  # reference: adapters off
     "kl": {"learning.kl.beta": 0.1},  # reference: a second model
 }
 NOT_EQUAL = ("seconds/", "memory/", "time", "ranks/")
 
 
 def table(llama_folder: Path) -> dict[str, Any]:
-    """Three groups for two processes, in micro-batches of few tokens: one has more passes than the other."""
+    """Three groups for two processes, in micro-batches of few tokens: one has more passes than the
+    other.
+    """
     return {
         "model": {"name": str(llama_folder)},
         "tasks": {"name": "letters:Letters", "train": 30},
@@ -49,7 +56,8 @@ def table(llama_folder: Path) -> dict[str, Any]:
 
 def sets_of(**changes: Any) -> list[str]:
     return [
-        f"{key}={json.dumps(value) if not isinstance(value, dict) else inline(value)}" for key, value in changes.items()
+        f"{key}={json.dumps(value) if not isinstance(value, dict) else inline(value)}"
+        for key, value in changes.items()
     ]
 
 
@@ -60,7 +68,12 @@ def inline(value: dict[str, Any]) -> str:
 def case(folder: Path, llama_folder: Path, name: str, **more: Any) -> dict[str, Any]:
     kind, _, layout = name.partition("-")
     sets = sets_of(**KINDS.get(kind, {}), **{"compute.parallel": layout})
-    return {"path": str(folder / name), "table": table(llama_folder), "sets": [*sets, *more.pop("sets", ())], **more}
+    return {
+        "path": str(folder / name),
+        "table": table(llama_folder),
+        "sets": [*sets, *more.pop("sets", ())],
+        **more,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +82,9 @@ def alone(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     folder = tmp_path_factory.mktemp("alone")
     kinds = KINDS | {"long": {"learning.steps": 3}}
     return {
-        kind: train_recipe(load_config(table(llama_folder), sets_of(**changes)), runs=folder, name=kind)
+        kind: train_recipe(
+            load_config(table(llama_folder), sets_of(**changes)), runs=folder, name=kind
+        )
         for kind, changes in kinds.items()
     }
 
@@ -80,7 +95,10 @@ def together(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("together")
     names = [f"{kind}-{layout}" for kind in KINDS for layout in ("ddp", "fsdp2")]
     cases = [case(folder, llama_folder, name) for name in names]
-    cases += [case(folder, llama_folder, f"moved-{layout}", sets=["learning.steps=1"]) for layout in ("ddp", "fsdp2")]
+    cases += [
+        case(folder, llama_folder, f"moved-{layout}", sets=["learning.steps=1"])
+        for layout in ("ddp", "fsdp2")
+    ]
     cases.append(case(folder, llama_folder, "infinite-fsdp2", sets=["tasks.infinite=1"]))
     work("train", folder, [*cases, case(folder, llama_folder, "strayed-ddp", strays=True)])
     return folder
@@ -142,7 +160,9 @@ def moved_by(run: Path) -> float:
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_processes_make_the_update_of_one(kind: str, layout: str, alone: dict[str, Run], together: Path) -> None:
+def test_two_processes_make_the_update_of_one(
+    kind: str, layout: str, alone: dict[str, Run], together: Path
+) -> None:
     check_equal(alone[kind], together / f"{kind}-{layout}")
     assert Run(together / f"{kind}-{layout}").info["machine"]["parallel"] == layout
 
@@ -197,7 +217,9 @@ def test_groups_that_do_not_divide(llama_folder: Path, tmp_path: Path) -> None:
 
 def uptrend(*words: str) -> "subprocess.Popen[str]":
     command = [*TORCHRUN, "2", "-m", "uptrend", *words]
-    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def ranks_of(launcher: int) -> Iterator[tuple[int, int]]:
@@ -208,22 +230,37 @@ def ranks_of(launcher: int) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
-def test_a_full_disk_under_sharded_weights_is_a_sentence(llama_folder: Path, tmp_path: Path) -> None:
+def test_a_full_disk_under_sharded_weights_is_a_sentence(
+    llama_folder: Path, tmp_path: Path
+) -> None:
     sharded = sets_of(**{"compute.parallel": "fsdp2"})
     value = {"table": table(llama_folder), "sets": sharded, "folder": str(tmp_path / "step-000001")}
     work("save_to_a_full_disk", tmp_path, value)
 
 
-@pytest.mark.parametrize(("layout", "victim", "by"), [("fsdp2", 1, signal.SIGKILL), ("ddp", 0, signal.SIGSEGV)])
+@pytest.mark.parametrize(
+    ("layout", "victim", "by"), [("fsdp2", 1, signal.SIGKILL), ("ddp", 0, signal.SIGSEGV)]
+)
 def test_all_end_where_one_is_killed_and_the_run_goes_on(
     layout: str, victim: int, by: signal.Signals, llama_folder: Path, tmp_path: Path
 ) -> None:
     recipe, path = tmp_path / "recipe.toml", tmp_path / "killed"
     changes = sets_of(**{"learning.steps": 5000, "compute.parallel": layout, "checkpoints.keep": 1})
     recipe.write_text(to_recipe(to_table(load_config(table(llama_folder), changes))))
-    process = uptrend("train", str(recipe), "--runs", str(tmp_path), "--name", "killed", "--no-preflight", "--quiet")
+    process = uptrend(
+        "train",
+        str(recipe),
+        "--runs",
+        str(tmp_path),
+        "--name",
+        "killed",
+        "--no-preflight",
+        "--quiet",
+    )
     until = time.monotonic() + 600
-    while not (path / "checkpoints/step-000002").exists() and not list(path.glob("checkpoints/step-00000[3-9]")):
+    while not (path / "checkpoints/step-000002").exists() and not list(
+        path.glob("checkpoints/step-00000[3-9]")
+    ):
         if process.poll() is not None:
             pytest.fail("\n".join(process.communicate()))  # whole, where an assertion would be cut
         assert time.monotonic() < until
@@ -245,7 +282,11 @@ def test_all_end_where_one_is_killed_and_the_run_goes_on(
     # What follows the checkpoint is what would have followed.
     step = int(Run(path).checkpoints[-1].name.removeprefix("step-"))
     resume_run(path, [f"learning.steps={step + 1}"])
-    whole = train_recipe(load_config(table(llama_folder), [f"learning.steps={step + 1}"]), runs=tmp_path, name="whole")
+    whole = train_recipe(
+        load_config(table(llama_folder), [f"learning.steps={step + 1}"]),
+        runs=tmp_path,
+        name="whole",
+    )
     assert tokens_of(path) == tokens_of(whole.path)
     assert difference(whole.path, path, step + 1) < 1e-6 * (step + 1)
 

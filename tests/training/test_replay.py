@@ -1,4 +1,6 @@
-"""A run's rollouts learned from again: unchanged it is the run, to the bit; changed, only the update differs."""
+"""A run's rollouts learned from again: unchanged it is the run, to the bit; changed, only the
+update differs.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,7 +37,12 @@ def start(model: Path, runs: Path, *overrides: str, name: str = "run") -> Run:
 @pytest.fixture(scope="module")
 def run(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A plain run with a linear schedule and every checkpoint."""
-    return start(llama_folder, tmp_path_factory.mktemp("plain"), 'learning.schedule="linear"', "learning.warmup=1")
+    return start(
+        llama_folder,
+        tmp_path_factory.mktemp("plain"),
+        'learning.schedule="linear"',
+        "learning.warmup=1",
+    )
 
 
 @pytest.fixture
@@ -43,7 +50,9 @@ def again(run: Run, tmp_path: Path) -> Start:
     """`again("learning.loss=dapo", step=0)` replays the plain run."""
 
     def go(*overrides: str, step: int = 0, steps: int | None = None) -> Run:
-        return uptrend.replay(run.path, step, steps=steps, overrides=overrides, runs=tmp_path, name="replay")
+        return uptrend.replay(
+            run.path, step, steps=steps, overrides=overrides, runs=tmp_path, name="replay"
+        )
 
     return go
 
@@ -80,7 +89,9 @@ SORTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sort", SORTS)
-def test_an_unchanged_replay_is_the_run_to_the_bit(sort: str, llama_folder: Path, tmp_path: Path) -> None:
+def test_an_unchanged_replay_is_the_run_to_the_bit(
+    sort: str, llama_folder: Path, tmp_path: Path
+) -> None:
     original = start(llama_folder, tmp_path, *SORTS[sort])
     whole = replay(original, 0, overrides=EACH, runs=tmp_path, name="whole")
     rest = replay(original, 1, overrides=EACH, runs=tmp_path, name="rest")
@@ -94,7 +105,9 @@ def test_an_unchanged_replay_is_the_run_to_the_bit(sort: str, llama_folder: Path
         assert False in original.rollouts()["kept"].to_pylist()
         assert None in original.rollouts()["reward"].to_pylist()
     if sort == "dead-ones-skipped":
-        learner, sampler = (np.isfinite(tokens(original, None, column)).sum() for column in ("learner", "sampler"))
+        learner, sampler = (
+            np.isfinite(tokens(original, None, column)).sum() for column in ("learner", "sampler")
+        )
         assert learner < sampler
     assert lines(whole) == lines(original)
     assert lines(rest) == lines(original)[1:]
@@ -111,7 +124,12 @@ def test_a_part_of_the_steps_from_the_middle(again: Start, run: Run) -> None:
     assert weights(part, 2) == weights(run, 2)
     assert (part.start, part.steps, part.last_step) == (1, 2, 2)
     assert part.info["kind"] == "replay"
-    assert part.info["replay"] == {"source": str(run.path.resolve()), "step": 1, "last": 2, "changed": {}}
+    assert part.info["replay"] == {
+        "source": str(run.path.resolve()),
+        "step": 1,
+        "last": 2,
+        "changed": {},
+    }
 
 
 def test_one_factor_changes_only_what_it_touches(again: Start, run: Run) -> None:
@@ -120,7 +138,9 @@ def test_one_factor_changes_only_what_it_touches(again: Start, run: Run) -> None
     ours, theirs = lines(changed), lines(run)
     for key in ("reward/mean", "advantage/abs/mean", "sampling/length/mean", "tokens/model/count"):
         assert [line[key] for line in ours] == [line[key] for line in theirs]
-    assert [line["optimizer/lr"] for line in ours] == pytest.approx([line["optimizer/lr"] / 3 for line in theirs])
+    assert [line["optimizer/lr"] for line in ours] == pytest.approx(
+        [line["optimizer/lr"] / 3 for line in theirs]
+    )
     first, was = ours[0], theirs[0]
     assert first["gradient/norm/before"] == was["gradient/norm/before"]
     assert first["weights/update/norm"] == pytest.approx(was["weights/update/norm"] / 3, rel=1e-3)
@@ -135,7 +155,9 @@ def test_ratios_are_against_the_policy_that_sampled(again: Start, run: Run) -> N
         ours, theirs = tokens(changed, step, "learner"), tokens(run, step, "learner")
         said = np.isfinite(theirs)
         gap = ours[said] - theirs[said]
-        assert changed.metric_lines[step - 1]["learner/ratio/mean"] == pytest.approx(np.exp(gap).mean(), rel=1e-5)
+        assert changed.metric_lines[step - 1]["learner/ratio/mean"] == pytest.approx(
+            np.exp(gap).mean(), rel=1e-5
+        )
         sampler = tokens(run, step, "sampler")[said]
         assert changed.metric_lines[step - 1]["sampler/gap/mean"] == pytest.approx(
             np.abs(ours[said] - sampler).mean(), rel=1e-4
@@ -155,7 +177,9 @@ def test_a_reference_is_the_model_that_the_run_began_with(again: Start) -> None:
 def test_other_weights_and_adapters(again: Start, run: Run, tmp_path: Path) -> None:
     coarse = again("model.weights=bf16", step=1, steps=1)
     assert 0 < coarse.metric_lines[0]["sampler/gap/mean"] < 0.05
-    assert coarse.metric_lines[0]["weights/norm"] == pytest.approx(run.metric_lines[1]["weights/norm"], rel=1e-2)
+    assert coarse.metric_lines[0]["weights/norm"] == pytest.approx(
+        run.metric_lines[1]["weights/norm"], rel=1e-2
+    )
     adapted = replay(run, 0, steps=1, overrides=["model.lora={r=4}"], runs=tmp_path, name="adapted")
     assert adapted.metric_lines[0]["sampler/gap/max"] < 2e-4
     assert adapted.info["model"]["trainable"] < run.info["model"]["trainable"]
@@ -164,18 +188,33 @@ def test_other_weights_and_adapters(again: Start, run: Run, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("overrides", "asked", "error", "said"),
     [
-        (["sampling.temperature=0.5"], {}, ConfigError, "sampling.temperature would take new rollouts"),
+        (
+            ["sampling.temperature=0.5"],
+            {},
+            ConfigError,
+            "sampling.temperature would take new rollouts",
+        ),
         (["learning.steps=9"], {}, ConfigError, "say --steps"),
         (["learning.minibatches=3"], {}, ConfigError, "should divide"),
         (["model.lora={r=4}"], {"step": 2}, ConfigError, "Use --step 0"),
-        (["learning.optimizer=adamw-8bit"], {"step": 2}, ConfigError, "own optimizer. Use --step 0"),
+        (
+            ["learning.optimizer=adamw-8bit"],
+            {"step": 2},
+            ConfigError,
+            "own optimizer. Use --step 0",
+        ),
         ([], {"step": 7}, CheckpointError, r"it has 0 .* and 1, 2, 3\."),
         ([], {"step": 3}, RecordError, "has recorded 0 steps after step 3"),
         ([], {"steps": 9}, RecordError, r"--steps 9: .* has recorded 3 steps after step 0"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused_before_anything_is_made(
-    again: Start, overrides: list[str], asked: dict[str, int], error: type[Exception], said: str, tmp_path: Path
+    again: Start,
+    overrides: list[str],
+    asked: dict[str, int],
+    error: type[Exception],
+    said: str,
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(error, match=said):
         again(*overrides, **asked)
@@ -206,7 +245,9 @@ def test_the_doctor_does_not_blame_a_replay_for_being_one(again: Start) -> None:
     changed = again("learning.lr=3e-2")
     assert changed.metric_lines[-1]["sampler/kl/mean"] > 0.1
     found = {f.id for f in diagnose(view_of(changed)).findings}
-    assert found.isdisjoint({"precision.mismatch", "sync.stale-weights", "sync.off-policy", "policy.dropout-on"})
+    assert found.isdisjoint(
+        {"precision.mismatch", "sync.stale-weights", "sync.off-policy", "policy.dropout-on"}
+    )
     assert "rewards are those of the run" in diagnose(view_of(changed)).trend.sentence
 
 
@@ -214,7 +255,9 @@ def test_a_replay_that_did_not_finish_is_made_again_in_its_place(run: Run, tmp_p
     enough = Mock(step=lambda record: Stop("enough") if record.step == 1 else None)
 
     def go(*overrides: str, observers: Sequence[Any] = ()) -> Run:
-        return replay(run, 0, steps=2, overrides=overrides, runs=tmp_path, name="one", observers=observers)
+        return replay(
+            run, 0, steps=2, overrides=overrides, runs=tmp_path, name="one", observers=observers
+        )
 
     stopped = go("learning.lr=1e-3", observers=[enough])
     assert (stopped.status, stopped.last_step) == ("stopped", 1)

@@ -20,7 +20,11 @@ class Reader:
     """Reads the log while the run goes on; fails where told to."""
 
     def __init__(self, path: Path, fails_at: int = -1) -> None:
-        self.path, self.fails_at, self.seen = path / "logs" / "train.log", fails_at, dict[int, str]()
+        self.path, self.fails_at, self.seen = (
+            path / "logs" / "train.log",
+            fails_at,
+            dict[int, str](),
+        )
 
     def before(self, run: Run) -> None: ...
 
@@ -49,7 +53,10 @@ def lines_of(path: Path) -> list[str]:
 
 
 def test_everything_is_logged_at_once(
-    llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    llama_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wanted = recipe(llama_folder, raises=7, sandbox_fails=1)
     reader = Reader(tmp_path / "run")
@@ -62,7 +69,10 @@ def test_everything_is_logged_at_once(
         "step", "checkpoint", "step", "held-out", "checkpoint", "step", "held-out", "checkpoint", "finished",
     ]  # fmt: skip
     (first, *_) = [line for line in lines if line.startswith("step 1/3 reward ")]
-    assert re.search(r"commands [\d.]+ command errors [\d.]+ .*tokens/s [\d,.]+ [\d.]+ s per step .* left$", first)
+    assert re.search(
+        r"commands [\d.]+ command errors [\d.]+ .*tokens/s [\d,.]+ [\d.]+ s per step .* left$",
+        first,
+    )
     failed = [line for line in lines if line.startswith("failed: ")]
     assert failed[0].endswith("/4 and 3 more: respond: KeyError('no file')")
     assert len(failed) == 2  # tasks 7 and 14, a group of each
@@ -84,8 +94,13 @@ def test_everything_is_logged_at_once(
 
 def test_a_run_that_fails_says_why_in_its_last_line(llama_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(TasksetError):
-        train_recipe(recipe(llama_folder), runs=tmp_path, name="run", observers=[Reader(tmp_path / "run", 1)])
-    assert lines_of(tmp_path / "run")[-1] == r"failed: TasksetError: The disk of \x1b[31mtasks is gone."
+        train_recipe(
+            recipe(llama_folder), runs=tmp_path, name="run", observers=[Reader(tmp_path / "run", 1)]
+        )
+    assert (
+        lines_of(tmp_path / "run")[-1]
+        == r"failed: TasksetError: The disk of \x1b[31mtasks is gone."
+    )
 
 
 STAGES = [{"start": 1, "count": 40}, {"start": 21, "count": 9}]

@@ -1,4 +1,6 @@
-"""Warm start: the expert's words are learned by the update of RL, and by nothing else than their likelihood."""
+"""Warm start: the expert's words are learned by the update of RL, and by nothing else than their
+likelihood.
+"""
 
 import json
 import sys
@@ -37,7 +39,9 @@ def table(folder: Path, **warm: Any) -> dict[str, Any]:
     }
 
 
-def test_the_update_is_the_gradient_of_the_mean_negative_log_probability(llama_folder: Path) -> None:
+def test_the_update_is_the_gradient_of_the_mean_negative_log_probability(
+    llama_folder: Path,
+) -> None:
     """By hand: transformers' own forward, summed over what the expert said, at temperature 1."""
     config = load_config(table(llama_folder))
     held_out = make_heldout(config)
@@ -61,9 +65,13 @@ def test_the_update_is_the_gradient_of_the_mean_negative_log_probability(llama_f
         losses.append(-logprobs[torch.from_numpy(at - 1), ids[at]])
     loss = torch.cat(losses).mean()
     loss.backward()
-    assert update.applied[0].norm_before == pytest.approx(float(other.flat.gradient.norm()), rel=1e-4)
+    assert update.applied[0].norm_before == pytest.approx(
+        float(other.flat.gradient.norm()), rel=1e-4
+    )
     trained = exp.mask_bs & ~update.learner_bs.isnan()
-    assert float(-update.learner_bs[trained].mean()) == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert float(-update.learner_bs[trained].mean()) == pytest.approx(
+        float(loss.detach()), rel=1e-5
+    )
 
 
 def test_a_model_learns_what_the_expert_says(llama_folder: Path, tmp_path: Path) -> None:
@@ -85,10 +93,14 @@ def test_a_model_learns_what_the_expert_says(llama_folder: Path, tmp_path: Path)
     assert json.loads((out / "config.json").read_text())["model_type"] == "llama"
 
 
-def test_demonstrations_that_the_model_could_not_say_are_left_out(llama_folder: Path, tmp_path: Path) -> None:
+def test_demonstrations_that_the_model_could_not_say_are_left_out(
+    llama_folder: Path, tmp_path: Path
+) -> None:
     short = table(llama_folder)
     short["sampling"]["max_tokens"] = 2
-    with pytest.raises(TasksetError, match=r"16 exceeded sampling.max_tokens = 2 \(the longest turn: 4\)"):
+    with pytest.raises(
+        TasksetError, match=r"16 exceeded sampling.max_tokens = 2 \(the longest turn: 4\)"
+    ):
         warmstart(load_config(short), tmp_path / "model", runs=tmp_path / "runs")
     some = table(llama_folder)
     some["tasks"]["fails"] = 5
@@ -102,12 +114,20 @@ def test_demonstrations_that_the_model_could_not_say_are_left_out(llama_folder: 
     [
         ({"max_turns": 2}, {"turns": 5}, "16 exceeded sampling.max_turns = 2 (the most turns: 5)"),
         ({"context": 20}, {"turns": 2}, "16 exceeded sampling.context = 20 (the longest rollout: "),
-        ({"max_prompt": 3}, {"turns": 2}, "16 exceeded sampling.max_prompt = 3 (the longest prompt: "),
+        (
+            {"max_prompt": 3},
+            {"turns": 2},
+            "16 exceeded sampling.max_prompt = 3 (the longest prompt: ",
+        ),
         ({}, {"dead": 1}, "16 were not right"),
     ],
 )
 def test_the_note_says_why_and_what_would_be_enough(
-    llama_folder: Path, monkeypatch: pytest.MonkeyPatch, sampling: dict[str, int], tasks: dict[str, int], said: str
+    llama_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sampling: dict[str, int],
+    tasks: dict[str, int],
+    said: str,
 ) -> None:
     monkeypatch.setitem(sys.modules, "demanding_tasks", types.SimpleNamespace(Demanding=Demanding))
     given = table(llama_folder)
@@ -130,7 +150,9 @@ class Demanding(Letters):
         class Play(Letter):
             async def score(self) -> Reward:
                 reward = await super().score()
-                return replace(reward, correct=reward.correct and len(self._said) == self._options.turns)
+                return replace(
+                    reward, correct=reward.correct and len(self._said) == self._options.turns
+                )
 
         del seed
         return Play(task, self.options)
@@ -140,7 +162,9 @@ def note_on_left_out(given: dict[str, Any]) -> str:
     config = load_config(given)
     try:
         _, notes = demonstrate(
-            make_policy(Path(given["model"]["name"])), make_pool(config, make_heldout(config)), config
+            make_policy(Path(given["model"]["name"])),
+            make_pool(config, make_heldout(config)),
+            config,
         )
     except TasksetError as none_left:
         return str(none_left)
@@ -163,7 +187,9 @@ def test_a_name_or_a_folder_that_is_taken_is_refused_before_anything_is_loaded(
 
 def test_a_warm_start_is_neither_resumed_nor_evaluated(llama_folder: Path, tmp_path: Path) -> None:
     run = warmstart(load_config(table(llama_folder)), tmp_path / "model", runs=tmp_path / "runs")
-    with pytest.raises(RecordError, match=f"uptrend train RECIPE --set model.name={tmp_path / 'model'}$"):
+    with pytest.raises(
+        RecordError, match=f"uptrend train RECIPE --set model.name={tmp_path / 'model'}$"
+    ):
         resume_run(run.path)
     with pytest.raises(RecordError, match=f"uptrend eval {tmp_path / 'model'}$"):
         load_for_eval(str(run.path), None, ())
@@ -179,15 +205,24 @@ def test_the_first_stages_own_count_does_not_count(llama_folder: Path, tmp_path:
     assert (run.last_step, run.info["tasks"]["count"]) == (2, 16)
 
 
-def test_a_folder_that_comes_up_while_it_learns_is_kept_and_so_is_the_model(llama_folder: Path, tmp_path: Path) -> None:
+def test_a_folder_that_comes_up_while_it_learns_is_kept_and_so_is_the_model(
+    llama_folder: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "model"
 
     def make(_: object) -> None:
         out.mkdir(exist_ok=True)
         (out / "mine.txt").write_text("mine")
 
-    with pytest.raises(ModelError, match=f"The model that was learned is in {tmp_path}/.model/model") as refusal:
-        warmstart(load_config(table(llama_folder)), out, runs=tmp_path / "runs", observers=[Mock(step=make)])
+    with pytest.raises(
+        ModelError, match=f"The model that was learned is in {tmp_path}/.model/model"
+    ) as refusal:
+        warmstart(
+            load_config(table(llama_folder)),
+            out,
+            runs=tmp_path / "runs",
+            observers=[Mock(step=make)],
+        )
     assert str(refusal.value).startswith(f"{out} could not be made: ")
     assert (out / "mine.txt").read_text() == "mine"
     assert (tmp_path / ".model" / "model" / "model.safetensors").exists()

@@ -1,4 +1,5 @@
-"""Blind cases: each is a function that trains as a user's script would, with a fault planted or without it.
+"""Blind cases: each is a function that trains as a user's script would, with a fault planted or
+without it.
 
 @fault("reward.strict-parser", "reward.gold-rejected")
 def ignores_negative_numbers(job: Job) -> None:

@@ -1,7 +1,8 @@
-"""Make the runs of a split: every fault under its seeds, its healthy twin under the first, every healthy case.
+"""Make the runs of a split: every fault under its seeds, its healthy twin under the first, every
+healthy case.
 
-python -m benchmarks.faults.blind.make a --to DIR            all runs, two at a time
-python -m benchmarks.faults.blind.make a --to DIR --only strict --author     without preflight and watch
+python -m benchmarks.faults.blind.make a --to DIR            all runs, two at a time python -m
+benchmarks.faults.blind.make a --to DIR --only strict --author     without preflight and watch
 """
 
 import argparse
@@ -32,7 +33,9 @@ def jobs_of(case: Blind) -> list[tuple[int, bool]]:
 
 
 def make_all(split: str, to: Path, only: str, asks: bool, workers: int) -> None:
-    """Make what is not there yet. Each run has a process of its own, since user code may change anything."""
+    """Make what is not there yet. Each run has a process of its own, since user code may change
+    anything.
+    """
     import torch
     import transformers  # noqa: F401
     import trl.trainer.grpo_trainer  # noqa: F401  a fork has what its parent imported
@@ -60,7 +63,9 @@ def make_all(split: str, to: Path, only: str, asks: bool, workers: int) -> None:
         failed = not (folder / "case.json").exists()
         error = "" if not failed else f"ended with {child.exitcode}"
         if not failed:
-            error = json.loads((folder / "case.json").read_text())["error"].strip().rpartition("\n")[2]
+            error = (
+                json.loads((folder / "case.json").read_text())["error"].strip().rpartition("\n")[2]
+            )
         print(f"{time.perf_counter() - began:5.0f} s {folder.name:60} {error or 'ok'}", flush=True)
 
     with ThreadPoolExecutor(workers) as pool:
@@ -94,7 +99,9 @@ def _run(split: str, case: Blind, seed: int, planted: bool, folder: Path, asks: 
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults.blind.make", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.faults.blind.make", description=__doc__
+    )
     parser.add_argument("split")
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--only", default="")

@@ -1,8 +1,10 @@
-"""Write `doctor/findings/measured.toml`: how often each cause was named, and rightly, in blind runs and in real logs.
+"""Write `doctor/findings/measured.toml`: how often each cause was named, and rightly, in blind runs
+and in real logs.
 
     python -m benchmarks.faults.blind.measure a.json [LOGS]
 
-`a.json` is what `score --json` kept of a split; LOGS is a folder of labeled logs as `benchmarks/logs.py` reads it.
+`a.json` is what `score --json` kept of a split; LOGS is a folder of labeled logs as
+`benchmarks/logs.py` reads it.
 """
 
 import json
@@ -39,14 +41,20 @@ def count(scored: list[dict[str, Any]], logs: Path | None) -> dict[str, Any]:
             said = run[source]
             if run["cause"]:
                 found = any(f["is_right"] for f in said[:3])
-                causes.setdefault((run["cause"], source), Counter()).update(planted=1, found=int(found))
+                causes.setdefault((run["cause"], source), Counter()).update(
+                    planted=1, found=int(found)
+                )
             if said:
                 named(source, said[0]["id"], said[0]["basis"], said[0]["is_right"])
     for meta in sorted(logs.glob("*/meta.json")) if logs else ():
         labels = set(json.loads(meta.read_text())["labels"])
-        first = next((f for f in diagnose(pick(log_of(meta.parent))).findings if f.severity != "note"), None)
+        first = next(
+            (f for f in diagnose(pick(log_of(meta.parent))).findings if f.severity != "note"), None
+        )
         if first is not None:
-            backing = {label for label, by in FOUND_BY.items() if first.id in by} | SUPPORTED_BY.get(first.id, set())
+            backing = {
+                label for label, by in FOUND_BY.items() if first.id in by
+            } | SUPPORTED_BY.get(first.id, set())
             named("scalars", first.id, str(first.basis), bool(backing & labels))
     return {"kinds": kinds, "causes": causes}
 
@@ -57,7 +65,11 @@ def write(counts: dict[str, Any]) -> None:
     for part in ("kinds", "causes"):
         for (name, source), found in sorted(counts[part].items()):
             place = f"kinds.{source}.{name}" if part == "kinds" else f'causes."{name}".{source}'
-            told = ", ".join(f"{key} = {found[key]}" for key in ("named", "right", "planted", "found") if key in found)
+            told = ", ".join(
+                f"{key} = {found[key]}"
+                for key in ("named", "right", "planted", "found")
+                if key in found
+            )
             lines.append(f"{place} = {{ {told} }}")
     FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"{FILE}: {len(counts['causes'])} lines of causes")

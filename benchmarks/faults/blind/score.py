@@ -1,14 +1,16 @@
-"""Score a blind split: the doctor on records and on scalars alone, preflight, and the peers, run by run.
+"""Score a blind split: the doctor on records and on scalars alone, preflight, and the peers, run by
+run.
 
     python -m benchmarks.faults.blind.score DIR                 prints the tables
     python -m benchmarks.faults.blind.score DIR --json FILE     and keeps what was said of each run
     PEERS_PYTHON=peers/bin/python …                             has the peers read the same runs
 
-A run counts where its fault does something. It is inert if, beside its healthy twin under the same seed, it trains and
-evaluates the same tasks, the learner is given the same tokens, masks, rewards and advantages at the first step (but for
-5% of rollouts), and no mean over the run (reward, right answers, entropy, length, dead groups, gradient, update, KL,
-held-out scores) differs by more than 10% and three standard errors. A healthy run counts
-unless its held-out accuracy falls beyond doubt (exact test on the tasks that changed sides, 1%).
+A run counts where its fault does something. It is inert if, beside its healthy twin under the same
+seed, it trains and evaluates the same tasks, the learner is given the same tokens, masks, rewards
+and advantages at the first step (but for 5% of rollouts), and no mean over the run (reward, right
+answers, entropy, length, dead groups, gradient, update, KL, held-out scores) differs by more than
+10% and three standard errors. A healthy run counts unless its held-out accuracy falls beyond doubt
+(exact test on the tasks that changed sides, 1%).
 """
 
 import argparse
@@ -32,8 +34,21 @@ from uptrend.doctor.diagnose import diagnose
 from uptrend.records import Finding, RecordError, Run, RunView, view_of
 
 FEW, CHANGED, ERRORS = 0.05, 0.1, 3.0
-"""Share of the first step's rollouts; change of a metric's mean, and its standard errors, that count as a change."""
-GIVEN = ("ids", "roles", "weights", "attended", "reward", "advantages", "sampler", "learner", "reference", "error")
+"""Share of the first step's rollouts; change of a metric's mean, and its standard errors, that
+count as a change.
+"""
+GIVEN = (
+    "ids",
+    "roles",
+    "weights",
+    "attended",
+    "reward",
+    "advantages",
+    "sampler",
+    "learner",
+    "reference",
+    "error",
+)
 """Columns that say what the learner is given."""
 MEASURED = (
     "reward/mean", "reward/correct/share", "learner/entropy/mean", "sampling/length/mean", "advantage/dead/share",
@@ -86,7 +101,9 @@ def score_all(folder: Path) -> list[Scored]:
     for place in places:
         _write_scalars(place)
     if python := os.environ.get("PEERS_PYTHON"):
-        subprocess.run([python, str(Path(__file__).parents[1] / "peers.py"), str(folder)], check=True)
+        subprocess.run(
+            [python, str(Path(__file__).parents[1] / "peers.py"), str(folder)], check=True
+        )
     return [score_one(place) for place in places]
 
 
@@ -107,12 +124,23 @@ def score_one(place: Path) -> Scored:
     peers_file = place / "peers.json"
     peers = json.loads(peers_file.read_text()) if peers_file.exists() else {}
     offered = {
-        name: [(alarm, bool(right & set(PEERS[name].get(alarm, ())))) for alarm in peers[name]["alarms"]]
+        name: [
+            (alarm, bool(right & set(PEERS[name].get(alarm, ()))))
+            for alarm in peers[name]["alarms"]
+        ]
         for name in PEERS
         if name in peers
     }
-    pair = [next(iter(sorted(place.parent.glob(f"{case['case']}~{word}~*"))), None) for word in ("twin", "planted")]
-    inert = kind == "planted" and pair[0] is not None and pair[1] is not None and not changes(pair[0], pair[1])
+    pair = [
+        next(iter(sorted(place.parent.glob(f"{case['case']}~{word}~*"))), None)
+        for word in ("twin", "planted")
+    ]
+    inert = (
+        kind == "planted"
+        and pair[0] is not None
+        and pair[1] is not None
+        and not changes(pair[0], pair[1])
+    )
     doubtful = kind != "planted" and view is not None and falls(view)
     return Scored(
         case["case"], case["seed"], case["through"], case["cause"], kind, inert or doubtful, _said(found, right),
@@ -136,26 +164,39 @@ def _of_scalars(place: Path) -> list[Finding]:
         views = read_views(place / "trainer_state.json")
     except RecordError:
         return []
-    return [f for view in sorted(views, key=lambda v: -len(v.steps))[:1] for f in diagnose(view).findings]
+    return [
+        f
+        for view in sorted(views, key=lambda v: -len(v.steps))[:1]
+        for f in diagnose(view).findings
+    ]
 
 
 def _said(findings: Sequence[Finding], right: set[Any]) -> tuple[Said, ...]:
     alarms = [f for f in findings if f.severity != "note"]
-    return tuple(Said(f.id, str(f.severity), str(f.basis), str(f.confidence), f.id in right) for f in alarms)
+    return tuple(
+        Said(f.id, str(f.severity), str(f.basis), str(f.confidence), f.id in right) for f in alarms
+    )
 
 
 def _said_before(told: Sequence[Mapping[str, Any]], right: set[Any]) -> tuple[Said, ...]:
     alarms = [f for f in told if f["severity"] != "note" and not f.get("symptom_of")]
-    return tuple(Said(f["id"], f["severity"], f["basis"], f["confidence"], f["id"] in right) for f in alarms)
+    return tuple(
+        Said(f["id"], f["severity"], f["basis"], f["confidence"], f["id"] in right) for f in alarms
+    )
 
 
 @cache
 def changes(twin: Path, planted: Path) -> bool:
-    """Tell whether a fault does something, beside the same run without it: to its first step, or to its course."""
+    """Tell whether a fault does something, beside the same run without it: to its first step, or to
+    its course.
+    """
     if any(_first_step(twin, kind) != _first_step(planted, kind) for kind in ("tasks", "held out")):
         return True
     before, after = (_first_step(place, "rollouts") for place in (twin, planted))
-    if len(before) != len(after) or np.mean([a != b for a, b in zip(before, after, strict=True)] or [0]) >= FEW:
+    if (
+        len(before) != len(after)
+        or np.mean([a != b for a, b in zip(before, after, strict=True)] or [0]) >= FEW
+    ):
         return True
     sides = [_measured(place) for place in (twin, planted)]
     for name in sides[0].keys() | sides[1].keys():
@@ -165,22 +206,31 @@ def changes(twin: Path, planted: Path) -> bool:
             if len(one) != len(two) or (len(one) and abs(two[0] - one[0]) > CHANGED * abs(one[0])):
                 return True
             continue
-        off, error = abs(two.mean() - one.mean()), np.hypot(one.std() / len(one) ** 0.5, two.std() / len(two) ** 0.5)
+        off, error = (
+            abs(two.mean() - one.mean()),
+            np.hypot(one.std() / len(one) ** 0.5, two.std() / len(two) ** 0.5),
+        )
         if off > CHANGED * abs(one.mean()) and off > ERRORS * error:
             return True
     return False
 
 
 def _first_step(place: Path, kind: str) -> list[Any]:
-    """Return what the learner is given at the first step, rollout by rollout; or the tasks of the first steps."""
+    """Return what the learner is given at the first step, rollout by rollout; or the tasks of the
+    first steps.
+    """
     try:
         run = Run(place / "run")
         if kind == "held out":
             step = int(run.eval_lines[0]["step"]) if run.eval_lines else None
-            return [] if step is None else view_of(run).read_heldout(step).column("task").to_pylist()
+            return (
+                [] if step is None else view_of(run).read_heldout(step).column("task").to_pylist()
+            )
         steps = sorted(view_of(run).rollout_steps)[:3]
         if kind == "tasks":
-            return [task for step in steps for task in run.rollouts(step).column("task").to_pylist()]
+            return [
+                task for step in steps for task in run.rollouts(step).column("task").to_pylist()
+            ]
         table = run.rollouts(steps[0])
         columns = [table.column(name).to_pylist() for name in GIVEN if name in table.column_names]
         return [str(_rounded(row)) for row in zip(*columns, strict=True)]
@@ -216,9 +266,13 @@ def falls(view: RunView) -> bool:
             table = view.read_heldout(step)
         except (OSError, KeyError, RecordError):
             return False
-        pairs = zip(table.column("task").to_pylist(), table.column("correct").to_pylist(), strict=True)
+        pairs = zip(
+            table.column("task").to_pylist(), table.column("correct").to_pylist(), strict=True
+        )
         sides.append({task: bool(right) for task, right in reversed(list(pairs))})
-    moves = [int(sides[1][task]) - int(sides[0][task]) for task in sides[0].keys() & sides[1].keys()]
+    moves = [
+        int(sides[1][task]) - int(sides[0][task]) for task in sides[0].keys() & sides[1].keys()
+    ]
     down, moved = moves.count(-1), moves.count(-1) + moves.count(1)
     return bool(moved and binomtest(down, moved, alternative="greater").pvalue < 0.01)
 
@@ -230,8 +284,14 @@ Group = list[Scored]
 def tables(scored: Group) -> str:
     """Return the figures in Markdown."""
     planted = [s for s in scored if s.kind == "planted"]
-    counted, healthy = [s for s in planted if not s.inert], [s for s in scored if s.kind == "healthy"]
-    well, twins = [s for s in healthy if not s.inert], [s for s in scored if s.kind == "twin" and not s.inert]
+    counted, healthy = (
+        [s for s in planted if not s.inert],
+        [s for s in scored if s.kind == "healthy"],
+    )
+    well, twins = (
+        [s for s in healthy if not s.inert],
+        [s for s in scored if s.kind == "twin" and not s.inert],
+    )
     ours = [s for s in counted if s.through == "uptrend"]
     theirs = [s for s in counted if s.through == "trl"]
     rows: list[tuple[str, list[tuple[Group, Flag] | None]]] = [
@@ -265,7 +325,10 @@ def tables(scored: Group) -> str:
             (group, lambda s: any(f.severity == "critical" for f in s.records)),
             (group, lambda s: bool(s.scalars)),
             ([s for s in group if s.preflight is not None], lambda s: bool(s.preflight)),
-            *(([s for s in group if peer in s.peers], lambda s, p=peer: bool(s.peers[p])) for peer in PEERS),
+            *(
+                ([s for s in group if peer in s.peers], lambda s, p=peer: bool(s.peers[p]))
+                for peer in PEERS
+            ),
         ]
         lines.append(f"| {name} | {' | '.join(_cell(cell) for cell in cells)} |")
     left = [s for s in planted if s.inert], [s for s in healthy if s.inert]
@@ -300,7 +363,9 @@ def _cell(cell: tuple[Group, Flag] | None) -> str:
 
 
 def interval(hits: Sequence[tuple[str, bool]]) -> tuple[float, float]:
-    """Return a 95% interval of a share: Wilson's, with as many observations as cases (seeds of one are alike)."""
+    """Return a 95% interval of a share: Wilson's, with as many observations as cases (seeds of one
+    are alike).
+    """
     from uptrend.stats.intervals import wilson
 
     share, cases = float(np.mean([hit for _, hit in hits])), len({case for case, _ in hits})
@@ -313,14 +378,21 @@ def _names(group: Group) -> str:
 
 def _calibration(counted: Group, well: Group) -> list[str]:
     """Return how often first findings of each confidence were right."""
-    lines = ["| first finding's confidence | right, from records | right, from scalars |", "|---|---|---|"]
+    lines = [
+        "| first finding's confidence | right, from records | right, from scalars |",
+        "|---|---|---|",
+    ]
     for level in ("high", "medium", "low"):
         cells = []
         for source in ("records", "scalars"):
-            first = [(s.case, getattr(s, source)[0]) for s in (*counted, *well) if getattr(s, source)]
+            first = [
+                (s.case, getattr(s, source)[0]) for s in (*counted, *well) if getattr(s, source)
+            ]
             chosen = [(case, f.is_right) for case, f in first if f.confidence == level]
             count = sum(right for _, right in chosen)
-            cells.append(f"{count} of {len(chosen)}" + (f" ({count / len(chosen):.0%})" if chosen else ""))
+            cells.append(
+                f"{count} of {len(chosen)}" + (f" ({count / len(chosen):.0%})" if chosen else "")
+            )
         lines.append(f"| {level} | {' | '.join(cells)} |")
     return lines
 
@@ -328,7 +400,9 @@ def _calibration(counted: Group, well: Group) -> list[str]:
 def _shortcomings(counted: Group, well: Group) -> list[str]:
     lines = []
     for s in (*counted, *well):
-        told = ", ".join(f.id for f in s.records[:3]) or f"silent{'; ' + s.error if s.error else ''}"
+        told = (
+            ", ".join(f.id for f in s.records[:3]) or f"silent{'; ' + s.error if s.error else ''}"
+        )
         if s.kind == "planted" and not _first(s.records):
             before = "; preflight named it" if any(f.is_right for f in s.preflight or ()) else ""
             lines.append(f"- {s.case}, seed {s.seed} ({s.through}, {s.cause}): {told}{before}")
@@ -338,7 +412,9 @@ def _shortcomings(counted: Group, well: Group) -> list[str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults.blind.score", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.faults.blind.score", description=__doc__
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()

@@ -1,7 +1,18 @@
 """Every fault that can be planted, by its id in the catalogue."""
 
 from benchmarks.faults.fault import Fault
-from benchmarks.faults.planted import data, kl, learning, masks, operation, reward, sampling, signal, sync, task
+from benchmarks.faults.planted import (
+    data,
+    kl,
+    learning,
+    masks,
+    operation,
+    reward,
+    sampling,
+    signal,
+    sync,
+    task,
+)
 
 FAULTS: dict[str, Fault] = {
     fault.id: fault

@@ -20,7 +20,9 @@ class SortedPool(Pool):
         """Draw on from an epoch in the order of difficulty."""
         del drawn  # the faulty recipes replace no groups
         _, after = super().draw(step, count, cursor)
-        epoch, _ = super().draw(step, len(self.stages[after.stage].tasks), replace(after, position=0))
+        epoch, _ = super().draw(
+            step, len(self.stages[after.stage].tasks), replace(after, position=0)
+        )
         ordered = sorted(epoch, key=lambda drawn: drawn[0].difficulty)
         return ordered[after.position - count : after.position], after
 
@@ -39,7 +41,9 @@ class RepeatingPool(Pool):
 def _respelled(task: Task) -> Task:
     """Spell the question otherwise, so that it has another id."""
     first = task.messages[0]
-    return replace(task, messages=(replace(first, content=first.content.replace(" ", "  ", 1)),), id="")
+    return replace(
+        task, messages=(replace(first, content=first.content.replace(" ", "  ", 1)),), id=""
+    )
 
 
 def _leaking(_: RunContext, taskset: Taskset, tasks: list[Task]) -> list[Task]:

@@ -1,4 +1,6 @@
-"""The penalty for leaving the reference: too heavy, of the wrong sign, or against the wrong model."""
+"""The penalty for leaving the reference: too heavy, of the wrong sign, or against the wrong
+model.
+"""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,6 @@
-"""The optimizer: rates, schedules, skipped updates, weights that do not move, gradients that do not add up."""
+"""The optimizer: rates, schedules, skipped updates, weights that do not move, gradients that do not
+add up.
+"""
 
 import random
 from dataclasses import replace

@@ -24,7 +24,10 @@ def attending(sees: Callable[[Roles], NDArray[np.bool_]]) -> Alter:
         def run(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = False) -> Any:
             exp = layout(rollouts, config, recorded=recorded)
             roles = [s.roles for r in rollouts for s in r.sequences]
-            sequences = [replace(x, attended=x.attended & sees(by)) for x, by in zip(exp.sequences, roles, strict=True)]
+            sequences = [
+                replace(x, attended=x.attended & sees(by))
+                for x, by in zip(exp.sequences, roles, strict=True)
+            ]
             return replace(exp, sequences=sequences)
 
         return run
@@ -33,11 +36,16 @@ def attending(sees: Callable[[Roles], NDArray[np.bool_]]) -> Alter:
 
 
 def training(change: Callable[[Tokens, Config], Tokens]) -> Alter:
-    """Lay out changed sequences: those with the role of the model are trained. Records keep the true roles."""
+    """Lay out changed sequences: those with the role of the model are trained. Records keep the
+    true roles.
+    """
 
     def wrap(layout: Any) -> Any:
         def run(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = False) -> Any:
-            changed = [replace(r, sequences=tuple(change(s, config) for s in r.sequences)) for r in rollouts]
+            changed = [
+                replace(r, sequences=tuple(change(s, config) for s in r.sequences))
+                for r in rollouts
+            ]
             return layout(changed, config, recorded=recorded)
 
         return run
@@ -46,7 +54,9 @@ def training(change: Callable[[Tokens, Config], Tokens]) -> Alter:
 
 
 blind = attending(lambda roles: roles == MODEL)
-"""verifiers 0.1.2 to 0.1.6 passed the loss mask as the attention mask: neither question nor tool results are seen."""
+"""verifiers 0.1.2 to 0.1.6 passed the loss mask as the attention mask: neither question nor tool
+results are seen.
+"""
 
 
 def _leave_out(s: Tokens, places: NDArray[Any]) -> Tokens:
@@ -56,10 +66,17 @@ def _leave_out(s: Tokens, places: NDArray[Any]) -> Tokens:
 
 
 def _tools_too(s: Tokens, config: Config) -> Tokens:
-    """Train a tool's tokens as the model's own, with a log-probability of 0, as far as the layout has room."""
+    """Train a tool's tokens as the model's own, with a log-probability of 0, as far as the layout
+    has room.
+    """
     said = np.where(s.roles == TOOL, MODEL, s.roles).astype(np.int8)
-    whole = replace(s, roles=said, sampler=np.where(s.roles == TOOL, 0.0, s.sampler).astype(np.float32))
-    return _leave_out(whole, np.flatnonzero(said == MODEL)[config.sampling.max_tokens * config.sampling.max_turns :])
+    whole = replace(
+        s, roles=said, sampler=np.where(s.roles == TOOL, 0.0, s.sampler).astype(np.float32)
+    )
+    return _leave_out(
+        whole,
+        np.flatnonzero(said == MODEL)[config.sampling.max_tokens * config.sampling.max_turns :],
+    )
 
 
 def _no_stops(s: Tokens, _: Config) -> Tokens:
@@ -78,8 +95,12 @@ def _last_turn(s: Tokens, _: Config) -> Tokens:
 
 
 def _retold(change: Callable[[Tokens], Tokens]) -> Alter:
-    """Change the tokens of gathered rollouts: what is recorded and learned is not what was sampled."""
-    return gathered(lambda rollouts: [replace(r, sequences=tuple(map(change, r.sequences))) for r in rollouts])
+    """Change the tokens of gathered rollouts: what is recorded and learned is not what was
+    sampled.
+    """
+    return gathered(
+        lambda rollouts: [replace(r, sequences=tuple(map(change, r.sequences))) for r in rollouts]
+    )
 
 
 def _other_ids(s: Tokens) -> Tokens:
@@ -92,7 +113,9 @@ def _other_ids(s: Tokens) -> Tokens:
 def _doubled(s: Tokens) -> Tokens:
     """Repeat the first token, as a template that adds a second BOS does."""
     columns = {name: getattr(s, name) for name in ("ids", "turns", "roles", "versions", "sampler")}
-    return replace(s, **{name: np.concatenate([column[:1], column]) for name, column in columns.items()})
+    return replace(
+        s, **{name: np.concatenate([column[:1], column]) for name, column in columns.items()}
+    )
 
 
 def _left_over_positions(pack: Any) -> Any:
@@ -106,7 +129,9 @@ def _unmasked(pack: Any) -> Any:
     def run(*given: Any) -> Any:
         for micro in pack(*given):
             ends = torch.tensor([0, len(micro.ids_t)], dtype=torch.int32)
-            yield replace(micro, starts_n=ends, key_starts_n=ends, longest=len(micro.ids_t), keys_k=None)
+            yield replace(
+                micro, starts_n=ends, key_starts_n=ends, longest=len(micro.ids_t), keys_k=None
+            )
 
     return run
 

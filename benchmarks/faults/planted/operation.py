@@ -29,7 +29,9 @@ class TwoProcesses:
         own = first.clone()
         for process in (0, 1) if record.step else ():
             first.copy_(own + process)
-            self._directory.event("digest", step=record.step, process=process, digest=digest(self._flat))
+            self._directory.event(
+                "digest", step=record.step, process=process, digest=digest(self._flat)
+            )
         first.copy_(own)
 
     def after(self, run: Run) -> None:

@@ -145,7 +145,9 @@ def failing(every: int) -> Alter:
 
 
 class UnendingRun(Run):
-    """Rollout that is paid only if it says that it is done, which nothing tells the model to say."""
+    """Rollout that is paid only if it says that it is done, which nothing tells the model to
+    say.
+    """
 
     async def respond(self, message: Message) -> Sequence[Message] | None:
         """Ask on until it says so."""

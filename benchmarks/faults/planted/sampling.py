@@ -1,4 +1,6 @@
-"""Sampling: too cold, too few, cut off, never ending, or from another distribution than the learner's."""
+"""Sampling: too cold, too few, cut off, never ending, or from another distribution than the
+learner's.
+"""
 
 from typing import Any
 
@@ -23,7 +25,9 @@ class Unending(Policy):
 class TemperatureIgnored(Policy):
     """Policy that scores tokens at temperature 1, whatever they were sampled at."""
 
-    def logprobs(self, hidden_mh: Tensor, targets_m: Tensor, _: float, **how: Any) -> tuple[Tensor, Tensor]:
+    def logprobs(
+        self, hidden_mh: Tensor, targets_m: Tensor, _: float, **how: Any
+    ) -> tuple[Tensor, Tensor]:
         """Score at temperature 1."""
         return super().logprobs(hidden_mh, targets_m, 1.0, **how)
 

@@ -5,7 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from benchmarks.faults.fault import Fault, Strength, gathered, learner, of_parts, of_settings, together, wrapped
+from benchmarks.faults.fault import (
+    Fault,
+    Strength,
+    gathered,
+    learner,
+    of_parts,
+    of_settings,
+    together,
+    wrapped,
+)
 from torch import Tensor
 
 from uptrend.records import Rollout
@@ -59,11 +68,18 @@ def _hidden(metrics: Any) -> Any:
 
 
 def _shorter_counts_more(objective: Any) -> Any:
-    """Let a token's weight fall with the square of its rollout's length: long wrong answers are hardly punished."""
+    """Let a token's weight fall with the square of its rollout's length: long wrong answers are
+    hardly punished.
+    """
 
     def run(logprobs: Tensor, entropy: Tensor, part: Any, learning: Any) -> Any:
         length_b1 = part.mask_bt.sum(1, keepdim=True).clamp(min=1)
-        return objective(logprobs, entropy, replace(part, weights_bt=part.weights_bt * 4 / length_b1**2), learning)
+        return objective(
+            logprobs,
+            entropy,
+            replace(part, weights_bt=part.weights_bt * 4 / length_b1**2),
+            learning,
+        )
 
     return run
 

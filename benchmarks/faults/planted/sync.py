@@ -45,7 +45,9 @@ class Deaf(SamplerWrapper):
 
 
 class Detached(SamplerWrapper):
-    """Server with weights of its own, `behind` updates late, that leaves out tensors with a word of `without`."""
+    """Server with weights of its own, `behind` updates late, that leaves out tensors with a word of
+    `without`.
+    """
 
     def __init__(self, trained: Policy, behind: int = 0, without: tuple[str, ...] = ()) -> None:
         self._trained, self._model = trained.model, deepcopy(trained.model).requires_grad_(False)
@@ -55,7 +57,9 @@ class Detached(SamplerWrapper):
 
     async def load(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> None:
         """Take the weights that were current `behind` calls ago."""
-        self._sent.append((version, {n: p.detach().clone() for n, p in self._trained.named_parameters()}))
+        self._sent.append(
+            (version, {n: p.detach().clone() for n, p in self._trained.named_parameters()})
+        )
         if len(self._sent) > self._behind:
             version, state = self._sent.pop(0)
             with torch.no_grad():
@@ -114,7 +118,9 @@ class DropoutOn(Policy):
 
     def hidden(self, *given: Any, reference: bool = False) -> Tensor:
         """Drop a tenth of the hidden states."""
-        return functional.dropout(super().hidden(*given, reference=reference), 0.1, torch.is_grad_enabled())
+        return functional.dropout(
+            super().hidden(*given, reference=reference), 0.1, torch.is_grad_enabled()
+        )
 
 
 def sampler(make: Callable[[Policy], Sampler]) -> Alter:

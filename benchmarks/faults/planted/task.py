@@ -17,7 +17,9 @@ class Breaking(PlayWrapper):
         """Answer with an error."""
         answers = await self.play.respond(message)
         is_broken = answers is not None and self.task.difficulty % 2 == 0
-        return [replace(answers[0], content="Error: connection refused\n")] if is_broken else answers
+        return (
+            [replace(answers[0], content="Error: connection refused\n")] if is_broken else answers
+        )
 
 
 class NeverCalled(PlayWrapper):

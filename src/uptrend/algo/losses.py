@@ -1,14 +1,16 @@
 """The losses, each Σ_bt weight_bt · term_bt, and estimates of the KL divergence from the reference.
 
-`weights` sees all rows of one optimizer update at once and does all counting (tokens, lengths, rollouts); `terms`
-sees one micro-batch and holds all gradients. So a micro-batch never needs to know how many others there are.
+`weights` sees all rows of one optimizer update at once and does all counting (tokens, lengths,
+rollouts); `terms` sees one micro-batch and holds all gradients. So a micro-batch never needs to
+know how many others there are.
 
 The clipped surrogate is PPO's (Schulman et al. 2017, arXiv 1707.06347), with r = π/π_old:
 
     term = −min(r · A, clamp(r, 1 − clip_low, 1 + clip_high) · A)
 
-With clip_max, r is also at most that where A < 0, which PPO leaves unbounded: one token whose probability rose a lot
-would outweigh all others (two-sided clipping, INTELLECT-2 2025, arXiv 2505.07291).
+With clip_max, r is also at most that where A < 0, which PPO leaves unbounded: one token whose
+probability rose a lot would outweigh all others (two-sided clipping, INTELLECT-2 2025, arXiv
+2505.07291).
 
     grpo     1/N Σ_i 1/|o_i| Σ_t term          Shao et al. 2024, arXiv 2402.03300, eq. 3
     dapo     1/Σ_i|o_i| Σ_i Σ_t term           Yu et al. 2025, arXiv 2503.14476, eq. 8
@@ -18,7 +20,7 @@ would outweigh all others (two-sided clipping, INTELLECT-2 2025, arXiv 2505.0729
     cispo    −1/Σ_i|o_i| Σ_i Σ_t stop_gradient(min(r, clip_high)) A log π  MiniMax-M1 2025, arXiv 2506.13585
 
 b = row, t = token. A new loss is one entry in `LOSSES`.
-"""
+"""  # noqa: E501 (a table)
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,8 +46,11 @@ class Terms:
 
 
 def mean_of_rollouts(mask_bt: Tensor, rollouts_bt: Tensor, count: int, _max_tokens: int) -> Tensor:
-    """Return 1 / (rollouts · tokens of this rollout): the mean over rollouts of each one's token mean."""
-    # Every rollout is counted, also those with nothing to train: leaving some out must not make the rest count more.
+    """Return 1 / (rollouts · tokens of this rollout): the mean over rollouts of each one's token
+    mean.
+    """
+    # Every rollout is counted, also those with nothing to train: leaving some out must not make the
+    # rest count more.
     return mask_bt / (rollout_sum(mask_bt.long(), rollouts_bt, count).clamp(min=1) * count)
 
 
@@ -73,7 +78,8 @@ class Clips:
         return cls(learning.clip_low, learning.clip_high, learning.clip_max)
 
 
-# (ratio_bt, advantages_bt, logprobs_bt, clips) -> the loss, and where the lower and the upper clip cut it
+# (ratio_bt, advantages_bt, logprobs_bt, clips) -> the loss, and where the lower and the upper clip
+# cut it
 Surrogate = Callable[[Tensor, Tensor, Tensor, Clips], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -96,7 +102,11 @@ def bounded(
     """Weight each token's log-probability by its ratio, detached and at most `clips.high`."""
     ratio_bt = ratio_bt.detach()
     high_bt = (ratio_bt > clips.high) & (advantages_bt != 0)
-    return -ratio_bt.clamp(max=clips.high) * advantages_bt * logprobs_bt, torch.zeros_like(high_bt), high_bt
+    return (
+        -ratio_bt.clamp(max=clips.high) * advantages_bt * logprobs_bt,
+        torch.zeros_like(high_bt),
+        high_bt,
+    )
 
 
 @dataclass(frozen=True)
@@ -104,10 +114,14 @@ class Loss:
     """Weights of tokens, and the surrogate of the ratio π / π_old."""
 
     weights: Callable[[Tensor, Tensor, int, int], Tensor]
-    """(mask_bt, rollouts_bt, count, max_tokens) over a whole update -> each token's weight, 0 outside the mask."""
+    """(mask_bt, rollouts_bt, count, max_tokens) over a whole update -> each token's weight, 0
+    outside the mask.
+    """
     surrogate: Surrogate = clipped
     whole_rollouts: bool = False
-    """True where the ratio is the geometric mean over a rollout, whose tokens need to be in the same micro-batch."""
+    """True where the ratio is the geometric mean over a rollout, whose tokens need to be in the
+    same micro-batch.
+    """
 
     def terms(
         self,
@@ -131,34 +145,40 @@ class Loss:
 
 
 LOSSES: dict[str, Loss] = {
-    # Every rollout counts the same, so a token of a short answer weighs more: long wrong answers are punished least.
+    # Every rollout counts the same, so a token of a short answer weighs more: long wrong answers
+    # are punished least.
     "grpo": Loss(mean_of_rollouts),
-    # In TRL the mean is over a micro-batch and depends on how rows are split. Here weights always cover the whole
-    # update, which leaves DAPO's weighting; the name is kept for recipes that use it.
+    # In TRL the mean is over a micro-batch and depends on how rows are split. Here weights always
+    # cover the whole update, which leaves DAPO's weighting; the name is kept for recipes that use
+    # it.
     "bnpo": Loss(mean_of_tokens),
-    # No length in the denominator, so none is favored. The paper also drops the division by the group's deviation,
-    # which favors tasks that are almost always or almost never solved: use it with scale = "none".
+    # No length in the denominator, so none is favored. The paper also drops the division by the
+    # group's deviation, which favors tasks that are almost always or almost never solved: use it
+    # with scale = "none".
     "dr_grpo": Loss(fixed_length),
-    # Every token counts the same: long wrong answers are punished in full. The paper's other ideas are options of
-    # any loss: clip-higher (clip_high = 0.28), dynamic sampling (sampling.resample), overlong filtering
-    # (mask_truncated), the soft overlong penalty (sampling.overlong).
+    # Every token counts the same: long wrong answers are punished in full. The paper's other ideas
+    # are options of any loss: clip-higher (clip_high = 0.28), dynamic sampling (sampling.resample),
+    # overlong filtering (mask_truncated), the soft overlong penalty (sampling.overlong).
     "dapo": Loss(mean_of_tokens),
-    # Rewards are given to whole rollouts, so the ratio is the rollout's too: single tokens with a noisy ratio (from a
-    # mixture of experts) no longer clip. The mean ratio stays near 1: the paper clips at 3e-4 and 4e-4.
+    # Rewards are given to whole rollouts, so the ratio is the rollout's too: single tokens with a
+    # noisy ratio (from a mixture of experts) no longer clip. The mean ratio stays near 1: the paper
+    # clips at 3e-4 and 4e-4.
     "gspo": Loss(mean_of_rollouts, whole_rollouts=True),
-    # PPO's clip silences a token once its ratio leaves the range, and the rare tokens that turn a chain of thought
-    # ("However", "Wait") leave it first. Here they keep learning with a bounded weight. The bound is on the ratio
-    # itself (5, say, not 1 + ε), and there is none below.
+    # PPO's clip silences a token once its ratio leaves the range, and the rare tokens that turn a
+    # chain of thought ("However", "Wait") leave it first. Here they keep learning with a bounded
+    # weight. The bound is on the ratio itself (5, say, not 1 + ε), and there is none below.
     "cispo": Loss(mean_of_tokens, bounded),
 }
 
 
-# The distance to the reference is estimated from one sampled token each, with d = log π(token) − log π_ref(token)
-# (Schulman 2020, "Approximating KL Divergence", http://joschu.net/blog/kl-approx.html). As losses, on-policy, they pull
-# differently: k2's gradient is d · ∇ log π, whose mean is the gradient of KL(π ‖ π_ref); k3's is
-# (1 − exp(−d)) · ∇ log π, whose mean is the gradient of KL(π_ref ‖ π). k1 in the loss would do nothing but add noise:
-# its gradient is ∇ log π, and Σ_tokens π · ∇ log π = ∇ Σ_tokens π = ∇ 1 = 0. Subtracted from the reward, it multiplies
-# ∇ log π instead, and E[d · ∇ log π] is the gradient of KL(π ‖ π_ref). So k2 and k3 act in the loss, k1 in the reward.
+# The distance to the reference is estimated from one sampled token each, with d = log π(token) −
+# log π_ref(token) (Schulman 2020, "Approximating KL Divergence",
+# http://joschu.net/blog/kl-approx.html). As losses, on-policy, they pull differently: k2's gradient
+# is d · ∇ log π, whose mean is the gradient of KL(π ‖ π_ref); k3's is (1 − exp(−d)) · ∇ log π,
+# whose mean is the gradient of KL(π_ref ‖ π). k1 in the loss would do nothing but add noise: its
+# gradient is ∇ log π, and Σ_tokens π · ∇ log π = ∇ Σ_tokens π = ∇ 1 = 0. Subtracted from the
+# reward, it multiplies ∇ log π instead, and E[d · ∇ log π] is the gradient of KL(π ‖ π_ref). So k2
+# and k3 act in the loss, k1 in the reward.
 
 
 def k1(learner_bt: Tensor, reference_bt: Tensor) -> Tensor:
@@ -177,11 +197,13 @@ def k3(learner_bt: Tensor, reference_bt: Tensor) -> Tensor:
     return torch.expm1(back_bt) - back_bt
 
 
-# TRL 1.16 multiplies k3 by π/π_old unless told not to (DeepSeek-V3.2 2025, arXiv 2512.02556); on-policy that is k2's
-# gradient exactly.
+# TRL 1.16 multiplies k3 by π/π_old unless told not to (DeepSeek-V3.2 2025, arXiv 2512.02556);
+# on-policy that is k2's gradient exactly.
 ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 
 
 def kl_penalty(learner_bt: Tensor, reference_bt: Tensor, mask_bt: Tensor) -> Tensor:
-    """Return each row's Σ_t k1, no gradient: beta times this is taken from the reward, before advantages."""
+    """Return each row's Σ_t k1, no gradient: beta times this is taken from the reward, before
+    advantages.
+    """
     return within(k1(learner_bt, reference_bt), mask_bt).sum(dim=1).detach()

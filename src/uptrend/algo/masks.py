@@ -5,7 +5,7 @@
     loss        what is trained                              `loss_mask`
 
 b = row (one sequence of a rollout), t = token.
-"""
+"""  # noqa: E501 (a table)
 
 import torch
 from torch import Tensor
@@ -14,27 +14,36 @@ from uptrend.records import Role
 
 
 def attended_mask(real_bt: Tensor) -> Tensor:
-    """Return the tokens that the model may look at: every real one, whoever wrote it, trained or not."""
-    # The one place where attention is decided. It takes neither roles nor a loss mask, so that neither can hide a token
-    # from the model. verifiers 0.1.2 to 0.1.6 used the loss mask here: the learner saw neither the question nor the
-    # documents that its answers were about, and learned to answer without them.
+    """Return the tokens that the model may look at: every real one, whoever wrote it, trained or
+    not.
+    """
+    # The one place where attention is decided. It takes neither roles nor a loss mask, so that
+    # neither can hide a token from the model. verifiers 0.1.2 to 0.1.6 used the loss mask here: the
+    # learner saw neither the question nor the documents that its answers were about, and learned to
+    # answer without them.
     return real_bt.bool()
 
 
 def loss_mask(roles_bt: Tensor, real_bt: Tensor, left_out_b: Tensor) -> Tensor:
-    """Return the tokens that are trained: real ones that the model wrote, in rows that are not left out."""
-    # Left out are rollouts cut by length (`mask_truncated`, DAPO's overlong filtering), rollouts that failed, and
-    # dropped groups: they stay in the batch, so that what they would have taught can be looked at.
+    """Return the tokens that are trained: real ones that the model wrote, in rows that are not left
+    out.
+    """
+    # Left out are rollouts cut by length (`mask_truncated`, DAPO's overlong filtering), rollouts
+    # that failed, and dropped groups: they stay in the batch, so that what they would have taught
+    # can be looked at.
     return (roles_bt == Role.MODEL) & real_bt.bool() & ~left_out_b.bool()[:, None]
 
 
 def within(values_bt: Tensor, mask_bt: Tensor) -> Tensor:
-    """Return the values inside the mask and 0 outside, so that what lies outside reaches no sum and no gradient."""
+    """Return the values inside the mask and 0 outside, so that what lies outside reaches no sum and
+    no gradient.
+    """
     return values_bt.masked_fill(~mask_bt, 0)
 
 
-# A chat template that rewrites history splits one rollout into several sequences. It is still one attempt with one
-# reward, so where a formula says "sequence" (a length, a sequence's probability) it means all rows of a rollout.
+# A chat template that rewrites history splits one rollout into several sequences. It is still one
+# attempt with one reward, so where a formula says "sequence" (a length, a sequence's probability)
+# it means all rows of a rollout.
 
 
 def number_rollouts(rollouts_b: Tensor, like_bt: Tensor) -> tuple[Tensor, int]:
@@ -46,4 +55,8 @@ def number_rollouts(rollouts_b: Tensor, like_bt: Tensor) -> tuple[Tensor, int]:
 def rollout_sum(values_bt: Tensor, rollouts_bt: Tensor, count: int) -> Tensor:
     """Return the sum over all tokens of a rollout, at each of them."""
     index = rollouts_bt.flatten()
-    return values_bt.new_zeros(count).index_add(0, index, values_bt.flatten())[index].view_as(values_bt)
+    return (
+        values_bt.new_zeros(count)
+        .index_add(0, index, values_bt.flatten())[index]
+        .view_as(values_bt)
+    )

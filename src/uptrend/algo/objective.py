@@ -2,8 +2,8 @@
 
     L = Σ_bt w_bt · (term_bt · correction_bt + beta · kl_bt) − entropy · Σ_bt v_bt · H_bt
 
-w are the loss's weights and v the entropy's (1 / trained tokens), both made once for the whole update (`prepare`), so
-losses, gradients and sums of micro-batches (`objective`) simply add up.
+w are the loss's weights and v the entropy's (1 / trained tokens), both made once for the whole
+update (`prepare`), so losses, gradients and sums of micro-batches (`objective`) simply add up.
 
 b = row, t = token.
 """
@@ -31,7 +31,9 @@ class Batch:
     entropy_weights_bt: Tensor
     """The same in the entropy bonus: the mean over all trained tokens of the update."""
     old_bt: Tensor | None
-    """Log-probabilities before the step's first update; None where this is the first: they are the same."""
+    """Log-probabilities before the step's first update; None where this is the first: they are the
+    same.
+    """
     sampler_bt: Tensor | None
     """The sampler's log-probabilities, for a correction."""
     reference_bt: Tensor | None
@@ -40,9 +42,11 @@ class Batch:
     """Number of rollouts of the update."""
 
     def tokens(self, rows_m: Tensor, places_m: Tensor, is_real_m: Tensor) -> "Batch":
-        """Return some of the tokens, by row and place, as one row: a micro-batch. Those not real only fill up.
+        """Return some of the tokens, by row and place, as one row: a micro-batch. Those not real
+        only fill up.
 
-        All of a rollout's have to be among them where the loss or the correction sums over rollouts.
+        All of a rollout's have to be among them where the loss or the correction sums over
+        rollouts.
         """
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_bt")}
         index_m = rows_m * self.mask_bt.shape[1] + places_m
@@ -63,8 +67,12 @@ def prepare(
     reference_bt: Tensor | None = None,
 ) -> Batch:
     """Weigh the tokens of one whole update; `max_tokens` is the most that a rollout may sample."""
-    assert sampler_bt is not None or learning.correction == "none", "a correction needs the sampler's log-probabilities"
-    assert reference_bt is not None or learning.kl.beta == 0, "a KL penalty needs the reference's log-probabilities"
+    assert sampler_bt is not None or learning.correction == "none", (
+        "a correction needs the sampler's log-probabilities"
+    )
+    assert reference_bt is not None or learning.kl.beta == 0, (
+        "a KL penalty needs the reference's log-probabilities"
+    )
     loss = LOSSES[learning.loss]
     rollouts_bt, count = number_rollouts(rollouts_b, mask_bt)
     return Batch(
@@ -108,16 +116,25 @@ class Sums:
         return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
-def objective(logprobs_bt: Tensor, entropy_bt: Tensor, batch: Batch, learning: Learning) -> tuple[Tensor, Sums]:
-    """Return the micro-batch's part of the loss, and its sums; the two tensors are the learner's, now."""
-    mask_bt, clips = batch.mask_bt, Clips.of(learning)
+def objective(
+    logprobs_bt: Tensor, entropy_bt: Tensor, batch: Batch, learning: Learning
+) -> tuple[Tensor, Sums]:
+    """Return the micro-batch's part of the loss, and its sums; the two tensors are the learner's,
+    now.
+    """
+    mask_bt = batch.mask_bt
+    clips = Clips.of(learning)
     old_bt = logprobs_bt.detach() if batch.old_bt is None else batch.old_bt
     sampler_bt = old_bt if batch.sampler_bt is None else batch.sampler_bt
     rollouts = batch.rollouts_bt, batch.count
-    terms = LOSSES[learning.loss].terms(logprobs_bt, old_bt, batch.advantages_bt, mask_bt, *rollouts, clips)
+    terms = LOSSES[learning.loss].terms(
+        logprobs_bt, old_bt, batch.advantages_bt, mask_bt, *rollouts, clips
+    )
     correction_bt = correction_weights(old_bt, sampler_bt, mask_bt, *rollouts, learning)
     policy = (batch.weights_bt * terms.loss_bt * correction_bt).sum()
-    kl = learning.kl.beta * (batch.weights_bt * _kl(logprobs_bt, batch, learning.kl.estimator)).sum()
+    kl = (
+        learning.kl.beta * (batch.weights_bt * _kl(logprobs_bt, batch, learning.kl.estimator)).sum()
+    )
     entropy_bt = within(entropy_bt, mask_bt)
     bonus = learning.entropy * (batch.entropy_weights_bt * entropy_bt).sum()
     sums = Sums(
@@ -137,29 +154,40 @@ def objective(logprobs_bt: Tensor, entropy_bt: Tensor, batch: Batch, learning: L
 
 
 def correction_weights(
-    learner_bt: Tensor, sampler_bt: Tensor, mask_bt: Tensor, rollouts_bt: Tensor, count: int, learning: Learning
+    learner_bt: Tensor,
+    sampler_bt: Tensor,
+    mask_bt: Tensor,
+    rollouts_bt: Tensor,
+    count: int,
+    learning: Learning,
 ) -> Tensor:
-    """Return importance weights from sampler to learner, truncated or masked, by token: [B, T], no gradient.
+    """Return importance weights from sampler to learner, truncated or masked, by token: [B, T], no
+    gradient.
 
     With correction "sequence" the ratio is the product over all trained tokens of the rollout.
     """
-    # A sampler in another precision, with other kernels or with older weights gives the same tokens other
-    # probabilities. The ratio corrects the expectation, and truncating it bounds the variance, at the price of a
-    # little bias (Ionides 2008, "Truncated Importance Sampling"). Masking trusts no token whose ratio is outside the
-    # bounds: such a token is rather a fault of the sampler than news (IcePop 2025, in Ring-1T, arXiv 2510.18855).
+    # A sampler in another precision, with other kernels or with older weights gives the same tokens
+    # other probabilities. The ratio corrects the expectation, and truncating it bounds the
+    # variance, at the price of a little bias (Ionides 2008, "Truncated Importance Sampling").
+    # Masking trusts no token whose ratio is outside the bounds: such a token is rather a fault of
+    # the sampler than news (IcePop 2025, in Ring-1T, arXiv 2510.18855).
     log_ratio_bt = within(learner_bt - sampler_bt, mask_bt).detach()
     if learning.correction == "none":
         return torch.ones_like(log_ratio_bt)
     if learning.correction == "sequence":
         log_ratio_bt = rollout_sum(log_ratio_bt, rollouts_bt, count)
-    ratio_bt, low, high = log_ratio_bt.exp(), learning.correction_floor, learning.correction_cap
+    ratio_bt = log_ratio_bt.exp()
+    low = learning.correction_floor
+    high = learning.correction_cap
     if learning.correction_mode == "truncate":
         return ratio_bt.clamp(low, high)
     return ratio_bt.masked_fill((ratio_bt < low) | (ratio_bt > high), 0)
 
 
 def _kl(logprobs_bt: Tensor, batch: Batch, estimator: Estimator) -> Tensor:
-    """Return the estimator by token; 0 without a reference, and for k1, which acts in the reward."""
+    """Return the estimator by token; 0 without a reference, and for k1, which acts in the
+    reward.
+    """
     if batch.reference_bt is None or estimator == "k1":
         return torch.zeros_like(logprobs_bt)
     # Masked before the exponential: what lies outside must not overflow into the gradient.

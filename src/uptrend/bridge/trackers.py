@@ -1,7 +1,8 @@
-"""Trackers behind one interface: W&B, Trackio, TensorBoard, MLflow, and a webhook that hears of findings.
+"""Trackers behind one interface: W&B, Trackio, TensorBoard, MLflow, and a webhook that hears of
+findings.
 
-Each package is an extra of its own name and is imported where its tracker starts. None of them asks anything: W&B
-without an API key writes offline.
+Each package is an extra of its own name and is imported where its tracker starts. None of them asks
+anything: W&B without an API key writes offline.
 """
 
 import json
@@ -29,9 +30,12 @@ ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
 }
 WEBHOOK = "webhook"
-LEVELS = {"critical": "ERROR", "warning": "WARN", "note": "INFO"}  # of an alert, as W&B and Trackio name them
-# Seconds that a webhook may take, and W&B to upload the rest of a run before it leaves it to `wandb sync`.
-WEBHOOK_SECONDS, UPLOAD_SECONDS = 10, 300
+# of an alert, as W&B and Trackio name them
+LEVELS = {"critical": "ERROR", "warning": "WARN", "note": "INFO"}
+# Seconds that a webhook may take, and W&B to upload the rest of a run before it leaves it to `wandb
+# sync`.
+WEBHOOK_SECONDS = 10
+UPLOAD_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,9 @@ class Tracker:
     def metrics(self, step: int, values: Mapping[str, float], when: float) -> None:
         """Log numbers of a step, taken at a time in seconds since 1970."""
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+    def table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int
+    ) -> None:
         """Log a table."""
 
     def alert(self, alert: Alert, step: int) -> None:
@@ -95,15 +101,26 @@ class Wandb(Tracker):
 
         settings = wandb.setup().settings
         is_offline = settings.mode == "offline"
-        if settings.mode == "online":  # with a key from the environment, .netrc or a settings file, and no question
-            key = wbauth.authenticate_session(host=settings.base_url, source="uptrend", prompt=False)
+        # with a key from the environment, .netrc or a settings file, and no question
+        if settings.mode == "online":
+            key = wbauth.authenticate_session(
+                host=settings.base_url, source="uptrend", prompt=False
+            )
             is_offline = key is None
-        self._wandb, self._run = wandb, wandb.init(
-            project=run.project, name=run.name, id=run.id or None, resume="allow" if run.id else None,
-            dir=os.environ.get("WANDB_DIR") or run.path, config=dict(run.config), notes=run.notes,
-            mode="offline" if is_offline else None, settings=wandb.Settings(finish_timeout=UPLOAD_SECONDS),
-        )  # fmt: skip
-        # W&B's own step only rises, and drops what comes late: evaluations, and steps that a resumed run makes again.
+        self._wandb = wandb
+        self._run = wandb.init(
+            project=run.project,
+            name=run.name,
+            id=run.id or None,
+            resume="allow" if run.id else None,
+            dir=os.environ.get("WANDB_DIR") or run.path,
+            config=dict(run.config),
+            notes=run.notes,
+            mode="offline" if is_offline else None,
+            settings=wandb.Settings(finish_timeout=UPLOAD_SECONDS),
+        )
+        # W&B's own step only rises, and drops what comes late: evaluations, and steps that a
+        # resumed run makes again.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         offline = f"offline, send it with: wandb sync {Path(self._run.dir).parent}"
@@ -112,8 +129,12 @@ class Wandb(Tracker):
     def metrics(self, step: int, values: Mapping[str, float], when: float) -> None:
         self._run.log({**values, "step": step, "_timestamp": when})
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        table = self._wandb.Table(columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True)
+    def table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int
+    ) -> None:
+        table = self._wandb.Table(
+            columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True
+        )
         self._run.log({name: table, "step": step})
 
     def alert(self, alert: Alert, step: int) -> None:  # noqa: ARG002 (has no steps)
@@ -136,16 +157,26 @@ class Trackio(Tracker):
         import trackio
 
         # Its own watch of the machine would see this process, which does not train.
-        self._trackio, self._run = trackio, trackio.init(
-            run.project, name=run.name, config={**run.config, "notes": run.notes}, embed=False, auto_log_cpu=False,
+        self._trackio = trackio
+        self._run = trackio.init(
+            run.project,
+            name=run.name,
+            config={**run.config, "notes": run.notes},
+            embed=False,
+            auto_log_cpu=False,
             resume="allow" if run.id else "never",
-        )  # fmt: skip
-        return self._run.id, f"{self._run.url or trackio.utils.TRACKIO_DIR}, see it with: trackio show"
+        )
+        return (
+            self._run.id,
+            f"{self._run.url or trackio.utils.TRACKIO_DIR}, see it with: trackio show",
+        )
 
     def metrics(self, step: int, values: Mapping[str, float], when: float) -> None:  # noqa: ARG002 (keeps its own time)
         self._run.log(dict(values), step=step)
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+    def table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int
+    ) -> None:
         data = [list(row) for row in rows]
         self._run.log({name: self._trackio.Table(columns=list(columns), data=data)}, step=step)
 
@@ -169,21 +200,33 @@ class TensorBoard(Tracker):
         from tensorboard.util import tensor_util
 
         folder = run.path / "tensorboard"
-        self._events, self._summaries, self._tensors = event_pb2, summary_pb2, tensor_util
+        self._events = event_pb2
+        self._summaries = summary_pb2
+        self._tensors = tensor_util
         self._is_text = metadata.create_summary_metadata("", "")
         self._writer = EventFileWriter(str(folder))
         # TensorBoard no longer shows what earlier files have of these steps.
-        first, log = run.step + 1 if run.id else 0, event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        first = run.step + 1 if run.id else 0
+        log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=first, session_log=log))
         self._text("notes", run.notes, first)
         self.table("config", ("key", "value"), list(run.config.items()), first)
         return str(folder), f"{folder}, see it with: tensorboard --logdir {run.path.parent}"
 
     def metrics(self, step: int, values: Mapping[str, float], when: float) -> None:
-        self._add([self._summaries.Summary.Value(tag=k, simple_value=v) for k, v in values.items()], step, when)
+        self._add(
+            [self._summaries.Summary.Value(tag=k, simple_value=v) for k, v in values.items()],
+            step,
+            when,
+        )
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        cells = [[str(cell).replace("|", "\\|").replace("\n", "<br>") for cell in row] for row in (columns, *rows)]
+    def table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int
+    ) -> None:
+        cells = [
+            [str(cell).replace("|", "\\|").replace("\n", "<br>") for cell in row]
+            for row in (columns, *rows)
+        ]
         lines = [f"| {' | '.join(row)} |" for row in cells]
         self._text(name, "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]]), step)
 
@@ -195,7 +238,11 @@ class TensorBoard(Tracker):
 
     def _text(self, name: str, text: str, step: int) -> None:
         tensor = self._tensors.make_tensor_proto([text])
-        self._add([self._summaries.Summary.Value(tag=name, metadata=self._is_text, tensor=tensor)], step, time.time())
+        self._add(
+            [self._summaries.Summary.Value(tag=name, metadata=self._is_text, tensor=tensor)],
+            step,
+            time.time(),
+        )
 
     def _add(self, values: list[Any], step: int, when: float) -> None:
         summary = self._summaries.Summary(value=values)
@@ -204,7 +251,9 @@ class TensorBoard(Tracker):
 
 
 class Mlflow(Tracker):
-    """MLflow: the server that MLFLOW_TRACKING_URI names, or a database beside the run directories."""
+    """MLflow: the server that MLFLOW_TRACKING_URI names, or a database beside the run
+    directories.
+    """
 
     package = "mlflow"
 
@@ -215,13 +264,16 @@ class Mlflow(Tracker):
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.db'}"
         # Without a server, artifacts would go into the folder that happens to be the current one.
         artifacts = (folder / "mlartifacts").as_uri() if uri.startswith("sqlite:") else None
-        self._entities, self._client = entities, MlflowClient(tracking_uri=uri)
+        self._entities = entities
+        self._client = MlflowClient(tracking_uri=uri)
         if run.id:
             self._id = run.id
             self._client.update_run(self._id, status="RUNNING")
             return self._id, uri
         found = self._client.get_experiment_by_name(run.project)
-        experiment = found.experiment_id if found else self._client.create_experiment(run.project, artifacts)
+        experiment = (
+            found.experiment_id if found else self._client.create_experiment(run.project, artifacts)
+        )
         tags = {"mlflow.note.content": run.notes}
         self._id = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
         parameters = [entities.Param(key, str(value)) for key, value in run.config.items()]
@@ -230,19 +282,29 @@ class Mlflow(Tracker):
         return self._id, uri
 
     def metrics(self, step: int, values: Mapping[str, float], when: float) -> None:
-        named = {re.sub(r"[^\w./ :-]", "_", key): value for key, value in values.items()}  # no @ of pass@k
-        metrics = [self._entities.Metric(key, value, int(when * 1000), step) for key, value in named.items()]
+        # no @ of pass@k
+        named = {re.sub(r"[^\w./ :-]", "_", key): value for key, value in values.items()}
+        metrics = [
+            self._entities.Metric(key, value, int(when * 1000), step)
+            for key, value in named.items()
+        ]
         self._client.log_batch(self._id, metrics=metrics)
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+    def table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int
+    ) -> None:
         # The form that MLflow shows as a table; its own log_table needs pandas.
-        self._client.log_dict(self._id, {"columns": columns, "data": rows}, f"{name}/{step:06d}.json")
+        self._client.log_dict(
+            self._id, {"columns": columns, "data": rows}, f"{name}/{step:06d}.json"
+        )
 
     def alert(self, alert: Alert, step: int) -> None:  # noqa: ARG002 (tags have no steps)
         self._client.set_tag(self._id, f"finding.{alert.id}", f"{alert.severity}: {alert.text}")
 
     def finish(self, status: str) -> None:
-        self._client.set_terminated(self._id, {"stopped": "KILLED", "failed": "FAILED"}.get(status, "FINISHED"))
+        self._client.set_terminated(
+            self._id, {"stopped": "KILLED", "failed": "FAILED"}.get(status, "FINISHED")
+        )
 
 
 class Webhook(Tracker):
@@ -257,23 +319,33 @@ class Webhook(Tracker):
 
     def alert(self, alert: Alert, step: int) -> None:
         text = f"{self._name}, step {step}: {alert.severity}: {alert.id}\n{alert.text}"
-        body, kind = json.dumps({"text": text}).encode(), {"Content-Type": "application/json"}
-        with urllib.request.urlopen(urllib.request.Request(self._url, body, kind), timeout=WEBHOOK_SECONDS):
+        body = json.dumps({"text": text}).encode()
+        kind = {"Content-Type": "application/json"}
+        with urllib.request.urlopen(
+            urllib.request.Request(self._url, body, kind), timeout=WEBHOOK_SECONDS
+        ):
             pass  # an answer of 400 or above has raised
 
 
 TRACKERS: dict[str, type[Tracker]] = {
-    "wandb": Wandb, "trackio": Trackio, "tensorboard": TensorBoard, "mlflow": Mlflow,
-}  # fmt: skip
+    "wandb": Wandb,
+    "trackio": Trackio,
+    "tensorboard": TensorBoard,
+    "mlflow": Mlflow,
+}
 
 
 def chosen(track: Track) -> list[str]:
-    """Return the trackers that a config asks for; raise where a package or the webhook's variable is missing."""
+    """Return the trackers that a config asks for; raise where a package or the webhook's variable
+    is missing.
+    """
     for name in track.to:
         if find_spec(TRACKERS[name].package) is None:
             raise MissingExtra(TRACKERS[name].package, name)
     if track.webhook and not _webhook_url(track).startswith(("http://", "https://")):
-        raise ConfigError(f"track.webhook = {track.webhook}: this environment variable should hold a URL.")
+        raise ConfigError(
+            f"track.webhook = {track.webhook}: this environment variable should hold a URL."
+        )
     return [*dict.fromkeys(track.to), *([WEBHOOK] if track.webhook else [])]
 
 

@@ -15,7 +15,9 @@ from uptrend.records.renamed import current
 
 
 def complete_runs() -> list[str]:
-    """Return the names under ./runs, for shell completion; shells add paths where none of these fits."""
+    """Return the names under ./runs, for shell completion; shells add paths where none of these
+    fits.
+    """
     return sorted(path.parent.name for path in Path("runs").glob("*/run.json"))
 
 
@@ -36,10 +38,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Sets = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override one config value: --set learning.lr=2e-5. Repeatable.",
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one config value: --set learning.lr=2e-5. Repeatable.",
         autocompletion=complete_keys,
     ),
-]  # fmt: skip
+]
 RunArgument = Annotated[
     str, typer.Argument(help="Run directory, or a name under ./runs.", autocompletion=complete_runs)
 ]
@@ -55,11 +59,14 @@ def open_run(named: str | Path, folder: Path = Path("runs")) -> Run:
             return Run(path)
     if Path(named).exists():
         raise RecordError(
-            f"{named} is no run of Uptrend: it has no run.json. Other trainers' logs: uptrend doctor {named}"
+            f"{named} is no run of Uptrend: it has no run.json. Other trainers' logs: uptrend"
+            f" doctor {named}"
         )
     names = sorted(path.parent.name for path in folder.glob("*/run.json"))
     here = f" {folder}/ holds {', '.join(names)}." if names else ""
-    raise RecordError(f"There is no run at {named} or {folder / named}.{nearest(str(named), names) or here}")
+    raise RecordError(
+        f"There is no run at {named} or {folder / named}.{nearest(str(named), names) or here}"
+    )
 
 
 class Commands(TyperGroup):
@@ -72,7 +79,9 @@ class Commands(TyperGroup):
 def make_app(help: str) -> typer.Typer:
     """Make a verb with commands under it."""
     # Help texts hold [sections] and code: no markup.
-    return typer.Typer(cls=Commands, help=help, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+    return typer.Typer(
+        cls=Commands, help=help, no_args_is_help=True, add_completion=False, rich_markup_mode=None
+    )
 
 
 def print_json(value: Any) -> None:

@@ -16,14 +16,22 @@ from uptrend.records.directory import write_whole
 
 def command(
     file: Annotated[
-        Path, typer.Argument(help="TRL's train.py or dumped GRPOConfig (.json), prime-rl's rl.toml, or a recipe.")
+        Path,
+        typer.Argument(
+            help="TRL's train.py or dumped GRPOConfig (.json), prime-rl's rl.toml, or a recipe."
+        ),
     ],
     to: Annotated[
-        Literal["trl", "prime-rl"] | None, typer.Option("--to", help="Write a recipe for this trainer.")
+        Literal["trl", "prime-rl"] | None,
+        typer.Option("--to", help="Write a recipe for this trainer."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for what is written.")] = Path(),
-    flags: Annotated[str, typer.Option(help="Flags that train.py is started with, as one text.")] = "",
-    processes: Annotated[int, typer.Option(min=1, help="Number of processes that train.py is started with.")] = 1,
+    flags: Annotated[
+        str, typer.Option(help="Flags that train.py is started with, as one text.")
+    ] = "",
+    processes: Annotated[
+        int, typer.Option(min=1, help="Number of processes that train.py is started with.")
+    ] = 1,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -35,24 +43,35 @@ def command(
     uptrend convert rl.toml --json
     uptrend convert recipe.toml --to trl
 
-    A script is read, never run; its reward functions are copied to rewards.py. What has no equivalent is listed here
-    and at the end of the file, and so are values that come from the other trainer's defaults.
+    A script is read, never run; its reward functions are copied to rewards.py. What has no
+    equivalent is listed here and at the end of the file, and so are values that come from the other
+    trainer's defaults.
     """
     found = read_any(file, _read_flags(shlex.split(flags)), processes)
     told: dict[str, Any]
     if isinstance(found, Converted):
         if to:
-            raise ConfigError(f"{file} is {found.trainer}'s: convert it to a recipe first, without --to.")
+            raise ConfigError(
+                f"{file} is {found.trainer}'s: convert it to a recipe first, without --to."
+            )
         files = {"recipe.toml": found.recipe(), **found.files}
-        told = {"from": found.trainer, "defaults": found.defaults, "lost": found.lost, "left_out": found.machinery}
+        told = {
+            "from": found.trainer,
+            "defaults": found.defaults,
+            "lost": found.lost,
+            "left_out": found.machinery,
+        }
     elif to is None:
         raise ConfigError(f"{file} is a recipe: say --to trl or --to prime-rl.")
     else:
         name = {"trl": "train.py", "prime-rl": "rl.toml"}[to]
         text, lost = write_trl(found, file, out / name) if to == "trl" else write_prime_rl(found)
-        files, told = {name: text}, {"to": to, "lost": lost}
+        files = {name: text}
+        told = {"to": to, "lost": lost}
     if there := [name for name in files if (out / name).exists() and not force]:
-        raise ConfigError(f"{out / there[0]} exists: say --force to overwrite it, or --out for another folder.")
+        raise ConfigError(
+            f"{out / there[0]} exists: say --force to overwrite it, or --out for another folder."
+        )
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_whole(out / name, text.encode())
@@ -71,8 +90,11 @@ def command(
 
 def _read_flags(words: list[str]) -> dict[str, Any]:
     """Read --key value, --key=value, --key a b and --key as a parser of arguments does."""
-    found, key = dict[str, list[Any]](), ""
-    for word in [part for each in words for part in (each.split("=", 1) if each.startswith("--") else [each])]:
+    found = dict[str, list[Any]]()
+    key = ""
+    for word in [
+        part for each in words for part in (each.split("=", 1) if each.startswith("--") else [each])
+    ]:
         if word.startswith("--"):
             found[key := word.removeprefix("--").replace("-", "_")] = []
             continue

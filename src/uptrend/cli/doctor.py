@@ -1,4 +1,6 @@
-"""`uptrend doctor`: explain why a run does not learn, from its directory or from any trainer's log. No torch."""
+"""`uptrend doctor`: explain why a run does not learn, from its directory or from any trainer's log.
+No torch.
+"""
 
 import contextlib
 import json
@@ -24,17 +26,30 @@ ReportFormat = Literal["text", "json", "markdown", "html"]
 
 
 def command(
-    paths: Annotated[list[Path], typer.Argument(help="Runs, or logs and folders of other trainers.", readable=False)],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Runs, or logs and folders of other trainers.", readable=False),
+    ],
     format: Annotated[ReportFormat, typer.Option("--format", "-f", help="Output format.")] = "text",
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the report to this file.")] = None,
-    fail_on: Annotated[FailOn | None, typer.Option(help="Exit with 1 if a finding is at least this severe.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write the report to this file.")
+    ] = None,
+    fail_on: Annotated[
+        FailOn | None, typer.Option(help="Exit with 1 if a finding is at least this severe.")
+    ] = None,
     named: Annotated[
         list[str] | None,
-        typer.Option("--map", help="COLUMN=METRIC: read a log's column as this metric. Repeat for more."),
+        typer.Option(
+            "--map", help="COLUMN=METRIC: read a log's column as this metric. Repeat for more."
+        ),
     ] = None,
     reward_key: Annotated[str, typer.Option(help="The log's column that is the reward.")] = "",
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List every cause that could not be told.")] = False,
-    no_save: Annotated[bool, typer.Option("--no-save", help="Write no findings.json into an Uptrend run.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="List every cause that could not be told.")
+    ] = False,
+    no_save: Annotated[
+        bool, typer.Option("--no-save", help="Write no findings.json into an Uptrend run.")
+    ] = False,
 ) -> None:
     """Explain why a run does not learn.
 
@@ -48,26 +63,40 @@ def command(
     uptrend doctor log.csv --map my_kl=kl \\
         --reward-key points                 names of your own
 
-    Formats are told by content: TRL, verl, prime-rl, verifiers, tinker, TensorBoard, W&B, JSON lines, CSV, consoles.
-    `uptrend explain ID` prints a cause's page. Exit code 2: something could not be read,
-    or no reward was found in it.
+    Formats are told by content: TRL, verl, prime-rl, verifiers, tinker, TensorBoard, W&B, JSON
+    lines, CSV, consoles. `uptrend explain ID` prints a cause's page. Exit code 2: something could
+    not be read, or no reward was found in it.
     """
-    if out is not None and out.exists() and any(path.exists() and out.samefile(path) for path in paths):
-        raise RecordError(f"--out {out} is a file to read. Choose another one: it would be overwritten.")
-    reports, broken = list[Report](), list[str]()
-    meanings = dict(_pair(given) for given in named or ()) | ({reward_key: REWARD} if reward_key else {})
+    if (
+        out is not None
+        and out.exists()
+        and any(path.exists() and out.samefile(path) for path in paths)
+    ):
+        raise RecordError(
+            f"--out {out} is a file to read. Choose another one: it would be overwritten."
+        )
+    reports = list[Report]()
+    broken = list[str]()
+    meanings = dict(_pair(given) for given in named or ()) | (
+        {reward_key: REWARD} if reward_key else {}
+    )
     for path in paths:
         try:
             if path.suffix == ".toml" and path.is_file():
                 raise RecordError(f"{path} is a recipe and no log: uptrend preflight {path}")
             size = path.stat().st_size / 1e6 if path.is_file() else 0.0
             # On stderr, and only in a terminal.
-            with Console(stderr=True).status(f"Reading {path} ({size:.0f} MB)…") if size > LARGE else nullcontext():
+            with (
+                Console(stderr=True).status(f"Reading {path} ({size:.0f} MB)…")
+                if size > LARGE
+                else nullcontext()
+            ):
                 found = reports_of(path, meanings)
             reports += found
             # Judged by its other curves all the same.
             broken += [
-                f"{r.source} has no reward: name it by --reward-key. Columns not known: {', '.join(r.unknown[:8])}."
+                f"{r.source} has no reward: name it by --reward-key. Columns not known:"
+                f" {', '.join(r.unknown[:8])}."
                 for r in found
                 if r.steps and not r.curve and r.trainer != "uptrend"
             ]
@@ -86,7 +115,9 @@ def command(
         typer.echo(f"error: {message}", err=True)
     if broken:
         raise typer.Exit(2)
-    if fail_on is not None and any(at_least(f, Severity(fail_on)) for report in reports for f in report.findings):
+    if fail_on is not None and any(
+        at_least(f, Severity(fail_on)) for report in reports for f in report.findings
+    ):
         raise typer.Exit(1)
 
 
@@ -105,7 +136,8 @@ def _write(reports: list[Report], format: ReportFormat, out: Path | None, verbos
     elif format == "html":
         text = to_html(reports)
     else:
-        # Straight to a terminal, for its colors and width; through a page of 100 columns into a file.
+        # Straight to a terminal, for its colors and width; through a page of 100 columns into a
+        # file.
         page = StringIO()
         console = terminal() if out is None else terminal(file=page, width=100)
         for place, report in enumerate(reports):

@@ -24,7 +24,9 @@ LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]+\)")  # to pages that are not 
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="Cause, config key or metric, or a part of their names.")] = "",
+    name: Annotated[
+        str, typer.Argument(help="Cause, config key or metric, or a part of their names.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Explain a cause that the doctor names, a config key or a metric.
@@ -38,32 +40,54 @@ def command(
     """
     name = current(name)
     meanings = _meanings()
-    part = re.compile(rf"(^|[./]){re.escape(name)}([./]|$)")  # lr lists learning.lr and optimizer/lr
+    # lr lists learning.lr and optimizer/lr
+    part = re.compile(rf"(^|[./]){re.escape(name)}([./]|$)")
     listed = {key: table for key, table in meanings.items() if not name or part.search(key)}
     metric = find_metric(name)
     table = meanings.get(name) or meanings.get(metric.key if metric else "")
     if table and table.get("type") != "table":  # a table is the keys in it
         _print(table, as_json)
     elif listed and as_json:
-        print_json({"names": [{key: table[key] for key in ("name", "kind", "meaning")} for table in listed.values()]})
+        print_json(
+            {
+                "names": [
+                    {key: table[key] for key in ("name", "kind", "meaning")}
+                    for table in listed.values()
+                ]
+            }
+        )
     elif listed:
         rows = [(table["name"], table["kind"], table["meaning"]) for table in listed.values()]
         terminal().print(columns("name", "kind", "meaning", rows=rows))
     else:
-        raise UptrendError(f"There is no cause, config key or metric {name}.{config_hint(name, name, meanings)} {ALL}")
+        raise UptrendError(
+            f"There is no cause, config key or metric {name}.{config_hint(name, name, meanings)}"
+            f" {ALL}"
+        )
 
 
 def _meanings() -> dict[str, dict[str, Any]]:
     """Return everything that has a meaning, by name, as plain tables."""
     found: dict[str, dict[str, Any]] = {
-        id: {"name": id, "kind": "cause", "meaning": cause.what, "page": LINK.sub(r"\1", cause_page(cause))}
+        id: {
+            "name": id,
+            "kind": "cause",
+            "meaning": cause.what,
+            "page": LINK.sub(r"\1", cause_page(cause)),
+        }
         for id, cause in CATALOGUE.items()
     }
     found |= {key.name: {**vars(key), "kind": "config key"} for key in keys()}
     for name, cls in {name: find(name) for name in BUILT_IN}.items():
-        meanings = {key: text for base in reversed(cls.Options.__mro__[:-1]) for key, text in field_docs(base).items()}
+        meanings = {
+            key: text
+            for base in reversed(cls.Options.__mro__[:-1])
+            for key, text in field_docs(base).items()
+        }
         for field in fields(cls.Options):
-            table = found.setdefault(f"tasks.{field.name}", {"name": f"tasks.{field.name}", "kind": "option"})
+            table = found.setdefault(
+                f"tasks.{field.name}", {"name": f"tasks.{field.name}", "kind": "option"}
+            )
             told = meanings.get(field.name, "")
             before = table.get("meaning", "")
             # Families share most of their options: each meaning once, with the first that has it.
@@ -81,8 +105,14 @@ def _print(table: dict[str, Any], as_json: bool) -> None:
         return
     page = table.get("page", "")
     if not page:
-        facts = [f"- {key}: {table[key]}" for key in ("type", "default", "unit", "healthy") if table.get(key)]
-        facts += [f"- {sign['when']} → {', '.join(sign['causes'])}" for sign in table.get("warns", ())]
+        facts = [
+            f"- {key}: {table[key]}"
+            for key in ("type", "default", "unit", "healthy")
+            if table.get(key)
+        ]
+        facts += [
+            f"- {sign['when']} → {', '.join(sign['causes'])}" for sign in table.get("warns", ())
+        ]
         page = "\n\n".join([f"# {table['name']}", table["meaning"], "\n".join(facts)])
     if sys.stdout.isatty():
         terminal().print(Markdown(page))

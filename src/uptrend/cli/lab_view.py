@@ -66,21 +66,36 @@ class LabView(View, Progress):
         if outcome.seconds is not None and outcome.status == "finished":
             self.seconds.append(outcome.seconds)
         line = f"{self._name(planned)}: {'there already' if outcome.was_there else outcome.status}"
-        for board in [board for board in self.boards if any(own.hash == planned.hash for own in board.planned_runs)]:
+        for board in [
+            board
+            for board in self.boards
+            if any(own.hash == planned.hash for own in board.planned_runs)
+        ]:
             if outcome.status == "finished":
                 self.values[board.title, planned.hash] = _measured(planned, board.metric)
-            line += f", {board.metric} {level(board.metric, self.values.get((board.title, planned.hash)))}"
+            line += (
+                f", {board.metric}"
+                f" {level(board.metric, self.values.get((board.title, planned.hash)))}"
+            )
         line += "" if outcome.seconds is None else f", {duration(outcome.seconds)}"
         line += f": {outcome.reason}" if outcome.reason else ""
         self.say(f"{line}  [{self.progress()}]")
 
     def progress(self) -> str:
         """Format the number of finished runs and the time left at the present pace."""
-        runs = {e.hash: e for board in self.boards for e in board.planned_runs if e.arm not in board.refused}
+        runs = {
+            e.hash: e
+            for board in self.boards
+            for e in board.planned_runs
+            if e.arm not in board.refused
+        }
         left = [planned for hash, planned in runs.items() if hash not in self.outcomes]
         text = f"{len(runs) - len(left)} of {len(runs)} runs"
         if self.seconds and left:
-            work = sum(1 - _share_done(planned) if planned.hash in self.running else 1.0 for planned in left)
+            work = sum(
+                1 - _share_done(planned) if planned.hash in self.running else 1.0
+                for planned in left
+            )
             # Runs side by side share the work; towards the end there are fewer than could run.
             at_once = max(1, min(self.most_at_once, len(left)))
             text += f", about {duration(work * fmean(self.seconds) / at_once)} left"
@@ -88,19 +103,31 @@ class LabView(View, Progress):
 
     def draw(self) -> Group:
         """Draw one table per board: arms with the value of every seed and their mean."""
-        # A terminal cuts off what is too high for it: tables that are done make room for the others.
+        # A terminal cuts off what is too high for it: tables that are done make room for the
+        # others.
         going = [b for b in self.boards if any(e.hash not in self.outcomes for e in b.planned_runs)]
-        return Group(*(self._table(board) for board in going or self.boards), Text(self.progress(), "dim"))
+        return Group(
+            *(self._table(board) for board in going or self.boards), Text(self.progress(), "dim")
+        )
 
     def _table(self, board: Board) -> Table:
         rows = []
         for arm in dict.fromkeys(planned.arm for planned in board.planned_runs):
             runs = [planned for planned in board.planned_runs if planned.arm == arm]
-            known = [self.values[board.title, e.hash] for e in runs if (board.title, e.hash) in self.values]
-            cells = Text("  ").join(self._cell(board, planned) for planned in runs)  # wraps where it is too long
-            rows.append((arm, cells, Text(level(board.metric, fmean(known)) if known else "", "bold")))
+            known = [
+                self.values[board.title, e.hash]
+                for e in runs
+                if (board.title, e.hash) in self.values
+            ]
+            # wraps where it is too long
+            cells = Text("  ").join(self._cell(board, planned) for planned in runs)
+            rows.append(
+                (arm, cells, Text(level(board.metric, fmean(known)) if known else "", "bold"))
+            )
         table = columns("arm", "by seed", "mean", rows=rows, right=["mean"])
-        table.title, table.title_justify, table.title_style = board.title, "left", "bold"
+        table.title = board.title
+        table.title_justify = "left"
+        table.title_style = "bold"
         return table
 
     def _cell(self, board: Board, planned: PlannedRun) -> Text:
@@ -114,7 +141,12 @@ class LabView(View, Progress):
         return Text("·", "dim") if outcome is None else Text(outcome.status, "red")
 
     def _name(self, planned: PlannedRun) -> str:
-        own = [(board, e) for board in self.boards for e in board.planned_runs if e.hash == planned.hash]
+        own = [
+            (board, e)
+            for board in self.boards
+            for e in board.planned_runs
+            if e.hash == planned.hash
+        ]
         titles = ", ".join(f"{board.title.partition(' ')[0]} {e.arm}" for board, e in own)
         return f"{titles}, seed {planned.seed}"
 

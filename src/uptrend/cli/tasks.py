@@ -31,7 +31,10 @@ from uptrend.tasks.validate import validate
 
 app = make_app("Look at tasksets, and check without a model that they are fit to train on.")
 Name = Annotated[
-    str, typer.Argument(help="Taskset: name, module:Class, file of rows, or recipe (.toml).", metavar="NAME")
+    str,
+    typer.Argument(
+        help="Taskset: name, module:Class, file of rows, or recipe (.toml).", metavar="NAME"
+    ),
 ]
 
 
@@ -40,23 +43,28 @@ LINE_EVERY_S = 2.0
 
 
 class PlayLines:
-    """Tells on stderr what a validation does, and how far it is; stdout may be JSON for a program."""
+    """Tells on stderr what a validation does, and how far it is; stdout may be JSON for a
+    program.
+    """
 
     def __init__(self) -> None:
         self._console = terminal(stderr=True)
-        self._section, self._part = "", ""
+        self._section = ""
+        self._part = ""
         self._printed = 0.0  # time of the last line
 
     def begin(self, section: str, taskset: str) -> None:
         """Tell that a section's tasks are made."""
-        self._section, self._part = section, ""
+        self._section = section
+        self._part = ""
         self._console.print(f"[{section}] making tasks of {taskset}", style="dim")
 
     def __call__(self, part: str, done: int, total: int) -> None:
         """Tell how many answers were played, from time to time."""
         now = time.monotonic()
         if part != self._part or now - self._printed >= LINE_EVERY_S:
-            self._part, self._printed = part, now
+            self._part = part
+            self._printed = now
             self._console.print(f"[{self._section}] {part}: played {done} of {total}", style="dim")
 
 
@@ -64,7 +72,9 @@ class PlayLines:
 def list_tasksets() -> None:
     """List the installed tasksets, one line each."""
     lines = names() | {f"{prefix}:NAME": library.line for prefix, library in PREFIXES.items()}
-    terminal().print(columns(rows=[(Text(name, "bold not dim"), line) for name, line in lines.items()]))
+    terminal().print(
+        columns(rows=[(Text(name, "bold not dim"), line) for name, line in lines.items()])
+    )
 
 
 @app.command()
@@ -84,7 +94,8 @@ def show(
     config = _config(name, overrides or ())
     _, where, section = stage_sections(config)[0]
     taskset = make_taskset(section.name, section.options, section.seed, where)
-    train, held_out = taskset.train(section.train), taskset.heldout(config.eval.tasks)
+    train = taskset.train(section.train)
+    held_out = taskset.heldout(config.eval.tasks)
     facts: dict[str, Any] = {
         "name": taskset.name,
         "version": taskset.version,
@@ -98,11 +109,14 @@ def show(
         print_json({**facts, "tasks": [asdict(task) for task in train[:count]]})
         return
     console = terminal()
-    console.print(f"{taskset.name}: {len(train)} to train on, {len(held_out)} held out", style="bold")
+    console.print(
+        f"{taskset.name}: {len(train)} to train on, {len(held_out)} held out", style="bold"
+    )
     console.print(assignments(facts["options"]), style="dim")
     rows = []
     for task in train[:count]:
-        told = [m for m in task.messages if m.role != "system"] or task.messages  # instructions are the same for all
+        # instructions are the same for all
+        told = [m for m in task.messages if m.role != "system"] or task.messages
         said = "\n".join(message.content for message in told)
         rows.append((repr(said), task.answer, f"{task.difficulty:g}", task.family))
     console.print(columns("prompt", "answer", "difficulty", "family", rows=rows))
@@ -115,7 +129,9 @@ def validate_tasksets(
     overrides: Sets = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=0, help="Tasks to play; 0 for all. By default 200, and fewer of slow tasksets."),
+        typer.Option(
+            min=0, help="Tasks to play; 0 for all. By default 200, and fewer of slow tasksets."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -129,19 +145,25 @@ def validate_tasksets(
     uptrend tasks validate recipes/arithmetic/mixed.toml
     uptrend tasks validate mlgym --limit 40
 
-    Gold answers must earn the maximum reward, corrupted ones must not, and nothing may leak; exit code 1 otherwise.
+    Gold answers must earn the maximum reward, corrupted ones must not, and nothing may leak; exit
+    code 1 otherwise.
     """
-    config, is_recipe = _config(name, overrides or ()), name.endswith(".toml")
+    config = _config(name, overrides or ())
+    is_recipe = name.endswith(".toml")
     lines = PlayLines()
     reports = {}
     for _, where, section in stage_sections(config):
         lines.begin(where, section.name)
         make = partial(make_taskset, section.name, section.options, section.seed, where)
-        # A recipe evaluates on something else: ask its stages only for a share that a 3 to 1 split can give.
+        # A recipe evaluates on something else: ask its stages only for a share that a 3 to 1 split
+        # can give.
         held_out = max(1, section.train // 4) if is_recipe else config.eval.tasks
-        reports[where] = validate(make, section.train, held_out, limit, only_trains=is_recipe, progress=lines)
+        reports[where] = validate(
+            make, section.train, held_out, limit, only_trains=is_recipe, progress=lines
+        )
     if is_recipe:
-        make_pool(config, make_heldout(config))  # sections that do not go together are an error, not a failed check
+        # sections that do not go together are an error, not a failed check
+        make_pool(config, make_heldout(config))
         for label, held in eval_sections(config).items():
             where = f"eval.sets.{label}" if label else "eval"
             lines.begin(where, held.name)
@@ -149,10 +171,13 @@ def validate_tasksets(
             reports[where] = validate(make, 0, held.tasks, limit, progress=lines)
     passed = all(report.passed for report in reports.values())
     if as_json:
-        listed = [{"section": where, "passed": r.passed, **asdict(r)} for where, r in reports.items()]
+        listed = [
+            {"section": where, "passed": r.passed, **asdict(r)} for where, r in reports.items()
+        ]
         print_json({"passed": passed, "reports": listed})
     else:
-        console, marks = terminal(), {True: Text("✓", "green"), False: Text("✗", "red")}
+        console = terminal()
+        marks = {True: Text("✓", "green"), False: Text("✗", "red")}
         for where, report in reports.items():
             console.print(f"[{where}] {report.taskset}", style="bold")
             rows = [(marks[check.passed], check.name, check.figure) for check in report.checks]
@@ -187,11 +212,19 @@ def package_taskset(
     held = config.eval if name.endswith(".toml") else section
     options = eval_options(config) if held is config.eval else section.options
     splits = {
-        "train": {"name": section.name, "options": resolved(section.name, section.options, where),
-                  "seed": section.seed, "count": section.train},
-        "eval": {"name": held.name, "options": resolved(held.name, options, "eval"),
-                 "seed": config.eval.seed, "count": config.eval.tasks},
-    }  # fmt: skip
+        "train": {
+            "name": section.name,
+            "options": resolved(section.name, section.options, where),
+            "seed": section.seed,
+            "count": section.train,
+        },
+        "eval": {
+            "name": held.name,
+            "options": resolved(held.name, options, "eval"),
+            "seed": config.eval.seed,
+            "count": config.eval.tasks,
+        },
+    }
     title = export(splits, config.sampling.max_turns if name.endswith(".toml") else None, to)
     if as_json:
         print_json({"package": title, "folder": str(to)})
@@ -202,7 +235,8 @@ def package_taskset(
 def _config(name: str, overrides: Iterable[str]) -> Config:
     if name.endswith(".toml"):
         return load_config(Path(name), overrides)
-    for override in overrides:  # a taskset by its name stands in [tasks]: options of [eval] would have no effect
+    # a taskset by its name stands in [tasks]: options of [eval] would have no effect
+    for override in overrides:
         section, _, option = override.partition("=")[0].replace(" ", "").partition(".")
         if section == "eval" and option not in ("tasks", "seed"):
             right = "tasks." + override.partition(".")[2].strip() if option else "tasks.KEY=VALUE"

@@ -19,34 +19,49 @@ from uptrend.records import RecordError
 
 def command(
     run: RunArgument,
-    to: Annotated[list[str], typer.Option(help="wandb, trackio, tensorboard or mlflow; repeatable.")],
-    project: Annotated[str, typer.Option(help="Project there. Default: the run's track.project.")] = "",
-    name: Annotated[str, typer.Option(help="Name there. Default: the run's track.name, or its directory's.")] = "",
+    to: Annotated[
+        list[str], typer.Option(help="wandb, trackio, tensorboard or mlflow; repeatable.")
+    ],
+    project: Annotated[
+        str, typer.Option(help="Project there. Default: the run's track.project.")
+    ] = "",
+    name: Annotated[
+        str, typer.Option(help="Name there. Default: the run's track.name, or its directory's.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Send a run to a tracker: metrics, evaluations, held-out answers, sample rollouts and findings.
+    """Send a run to a tracker: metrics, evaluations, held-out answers, sample rollouts and
+    findings.
 
     \b
     uptrend track quickstart --to tensorboard
     uptrend track runs/quickstart --to wandb --to mlflow \\
         --project sums --name first
 
-    It makes a new run there. To track while training: [track] of the recipe; uptrend explain track.to tells more.
+    It makes a new run there. To track while training: [track] of the recipe; uptrend explain
+    track.to tells more.
     """
     opened = open_run(run)
     if opened.status == "running":
         raise RecordError(
-            f"{opened.path} is still running. Wait for its end; [track] of a recipe tracks from the start."
+            f"{opened.path} is still running. Wait for its end; [track] of a recipe tracks from the"
+            " start."
         )
-    table = {key: value for key, value in opened.config.get("track", {}).items() if key != "webhook"}
+    table = {
+        key: value for key, value in opened.config.get("track", {}).items() if key != "webhook"
+    }
     track = build(Track, {**table, "to": to}, "track")
     track = replace(track, project=project or track.project, name=name or track.name)
-    names, report, sent = chosen(track), latest_report(opened), list[dict[str, Any]]()
+    names = chosen(track)
+    report = latest_report(opened)
+    sent = list[dict[str, Any]]()
     bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Trackers print; stdout is for the answer.
     with (
         contextlib.redirect_stdout(sys.stderr),
-        Progress(*bar, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress,
+        Progress(
+            *bar, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+        ) as progress,
     ):
         for each in names:
             task = progress.add_task(each, total=len(opened.metric_lines) + len(opened.eval_lines))
@@ -56,7 +71,9 @@ def command(
             try:
                 sender.send()
                 sender.finish(report)
-                sent.append({**done, "id": sender.id, "place": sender.place, "sent": dict(sender.counts)})
+                sent.append(
+                    {**done, "id": sender.id, "place": sender.place, "sent": dict(sender.counts)}
+                )
             except Exception as error:  # of any kind: it comes from the tracker
                 sent.append({**done, "error": f"{type(error).__name__}: {error}"})
     if as_json:

@@ -1,4 +1,6 @@
-"""`uptrend train` and `uptrend warmstart`: run a recipe, resume a run, or teach a model an expert's rollouts."""
+"""`uptrend train` and `uptrend warmstart`: run a recipe, resume a run, or teach a model an expert's
+rollouts.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,18 +22,31 @@ def command(
     recipe: Annotated[
         Path | None,
         typer.Argument(
-            help="Recipe: a TOML file, or prime-rl's rl.toml.", show_default=False, autocompletion=complete_recipes
+            help="Recipe: a TOML file, or prime-rl's rl.toml.",
+            show_default=False,
+            autocompletion=complete_recipes,
         ),
     ] = None,
     sets: Sets = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run directory. Default: the recipe's name.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run directory. Default: the recipe's name.")
+    ] = None,
     runs: RunsFolder = Path("runs"),
-    resumes: Annotated[Path | None, typer.Option("--resume", help="Resume this run from its last checkpoint.")] = None,
+    resumes: Annotated[
+        Path | None, typer.Option("--resume", help="Resume this run from its last checkpoint.")
+    ] = None,
     quiet: Quiet = False,
-    no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Start without the cheap probes.")] = False,
-    allow: Annotated[list[str] | None, typer.Option(help="Start even if the probes find this cause.")] = None,
+    no_preflight: Annotated[
+        bool, typer.Option("--no-preflight", help="Start without the cheap probes.")
+    ] = False,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="Start even if the probes find this cause.")
+    ] = None,
     keep_refused: Annotated[
-        bool, typer.Option("--keep-refused", help="Leave a run directory that says why a run was not started.")
+        bool,
+        typer.Option(
+            "--keep-refused", help="Leave a run directory that says why a run was not started."
+        ),
     ] = False,
 ) -> None:
     """Train a model on a recipe and record everything.
@@ -42,17 +57,20 @@ def command(
     uptrend train configs/mlgym/rl_debug.toml --set model.name=smollm2-135m
     uptrend train --resume runs/quickstart
 
-    A new run first asks the cheap probes of `uptrend preflight` and does not start on a critical finding: it exits
-    with 1 and leaves nothing behind.
-    Ctrl-C finishes the step and writes a checkpoint; a second Ctrl-C ends at once.
+    A new run first asks the cheap probes of `uptrend preflight` and does not start on a critical
+    finding: it exits with 1 and leaves nothing behind. Ctrl-C finishes the step and writes a
+    checkpoint; a second Ctrl-C ends at once.
     """
     if (recipe is None) == (resumes is None):
-        raise ConfigError("Give either a recipe (uptrend train RECIPE) or a run (uptrend train --resume RUN).")
+        raise ConfigError(
+            "Give either a recipe (uptrend train RECIPE) or a run (uptrend train --resume RUN)."
+        )
     allowed = [current(id) for id in allow or ()]
     for id in allowed:
         if id not in CATALOGUE:
             raise ConfigError(
-                f"--allow {id} is not in the catalogue.{nearest(id, CATALOGUE)} All of them: uptrend explain"
+                f"--allow {id} is not in the catalogue.{nearest(id, CATALOGUE)} All of them:"
+                " uptrend explain"
             )
     with terminal_observers(quiet=quiet) as observers:
         if resumes is not None:
@@ -81,11 +99,18 @@ def command(
 
 def teach(
     recipe: Annotated[
-        Path, typer.Argument(help="Recipe: a TOML file with a [warmstart] section.", autocompletion=complete_recipes)
+        Path,
+        typer.Argument(
+            help="Recipe: a TOML file with a [warmstart] section.", autocompletion=complete_recipes
+        ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Model folder to make. Default: models/NAME.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Model folder to make. Default: models/NAME.")
+    ] = None,
     sets: Sets = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run directory. Default: NAME-warmstart.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run directory. Default: NAME-warmstart.")
+    ] = None,
     runs: RunsFolder = Path("runs"),
     quiet: Quiet = False,
 ) -> None:

@@ -1,4 +1,6 @@
-"""Every key of a recipe with its type, bounds, default and meaning, read from the schema: for people."""
+"""Every key of a recipe with its type, bounds, default and meaning, read from the schema: for
+people.
+"""
 
 import ast
 import dataclasses
@@ -49,17 +51,29 @@ def field_docs(cls: type) -> dict[str, str]:
 
 def _keys(cls: type, where: str) -> Iterator[Key]:
     meanings = field_docs(cls)
-    hints, annotated = typing.get_type_hints(cls), typing.get_type_hints(cls, include_extras=True)
+    hints = typing.get_type_hints(cls)
+    annotated = typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
-        kind, default = hints[field.name], getattr(cls(), field.name)
+        kind = hints[field.name]
+        default = getattr(cls(), field.name)
         if isinstance(kind, types.UnionType):
             kind = next(option for option in typing.get_args(kind) if option is not type(None))
-        if field.name in ("options", "notes"):  # a taskset declares its options; notes are not written by people
+        # a taskset declares its options; notes are not written by people
+        if field.name in ("options", "notes"):
             continue
         is_table = dataclasses.is_dataclass(kind)
         if where or not is_table:
-            plain = "" if is_table else json.dumps(list(default) if isinstance(default, tuple) else default)
-            yield Key(f"{where}{field.name}", _type(kind, annotated[field.name]), plain, meanings[field.name])
+            plain = (
+                ""
+                if is_table
+                else json.dumps(list(default) if isinstance(default, tuple) else default)
+            )
+            yield Key(
+                f"{where}{field.name}",
+                _type(kind, annotated[field.name]),
+                plain,
+                meanings[field.name],
+            )
         if is_table:
             yield from _keys(typing.cast(type, kind), f"{where}{field.name}.")
 

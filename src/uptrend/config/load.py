@@ -1,7 +1,7 @@
 """Load a config: a TOML file or a table, overrides, types, bounds and the rules across keys.
 
-Every error names the key and says what would be right. `build` turns any plain table into its dataclass, so that the
-options of a taskset follow the same rules.
+Every error names the key and says what would be right. `build` turns any plain table into its
+dataclass, so that the options of a taskset follow the same rules.
 """
 
 import dataclasses
@@ -32,8 +32,11 @@ T = TypeVar("T")
 # Largest values that seeds, steps and tensors can hold; NaN and infinity are beyond them.
 LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
 BOUNDS: dict[type, tuple[str, Callable[[Any, Any], bool]]] = {
-    Ge: ("at least", operator.ge), Gt: ("above", operator.gt), Le: ("at most", operator.le), Lt: ("below", operator.lt),
-}  # fmt: skip
+    Ge: ("at least", operator.ge),
+    Gt: ("above", operator.gt),
+    Le: ("at most", operator.le),
+    Lt: ("below", operator.lt),
+}
 
 
 def load_config(
@@ -43,11 +46,12 @@ def load_config(
     path: Path | None = None,
     checked: bool = True,
 ) -> Config:
-    """Load a config from a recipe's path or a plain table; overrides are `key=value` texts or values by dotted key.
+    """Load a config from a recipe's path or a plain table; overrides are `key=value` texts or
+    values by dotted key.
 
-    `path` is the recipe that a table was read from. `tasks` itself can be set to the path of another recipe, whose
-    `[tasks]` and `[eval]` are then taken. Without `checked`, bounds and rules across keys are not applied; keys and
-    types always are.
+    `path` is the recipe that a table was read from. `tasks` itself can be set to the path of
+    another recipe, whose `[tasks]` and `[eval]` are then taken. Without `checked`, bounds and rules
+    across keys are not applied; keys and types always are.
     """
     if not isinstance(source, Mapping):
         path = Path(source)
@@ -80,13 +84,17 @@ _SOURCES = ("file", "dataset", "config", "split")
 
 
 def _from_above(recipe: Path, other: Path | None) -> Path:
-    """Return a recipe that is not here from a folder above the other one: recipes name each other from the top."""
+    """Return a recipe that is not here from a folder above the other one: recipes name each other
+    from the top.
+    """
     folders = () if other is None or recipe.exists() else other.resolve().parents
     return next((folder / recipe for folder in folders if (folder / recipe).is_file()), recipe)
 
 
 def _take_tasks(table: dict[str, Any], recipe: Path) -> None:
-    """Replace `[tasks]` and `[eval]` by another recipe's, whole: one taskset's options are unknown to another."""
+    """Replace `[tasks]` and `[eval]` by another recipe's, whole: one taskset's options are unknown
+    to another.
+    """
     other = upgrade_keys(read_toml(recipe))
     _find_beside(other, recipe.parent)
     table |= {section: other.get(section, {}) for section in ("tasks", "eval")}
@@ -113,7 +121,9 @@ def _task_sections(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _rename_tasksets(table: Mapping[str, Any]) -> None:
-    """Replace an older name of a taskset, and `jsonl`'s options by those of `data` that do the same, in place."""
+    """Replace an older name of a taskset, and `jsonl`'s options by those of `data` that do the
+    same, in place.
+    """
     for section in _task_sections(table):
         name = section.get("name")
         if not isinstance(name, str) or current(name) == name:
@@ -134,8 +144,11 @@ def _beside(given: Any, folder: Path) -> Any:
 
 
 def _complete_eval(table: dict[str, Any]) -> None:
-    """Give an `[eval]` without a taskset that of `[tasks]`; the default one is evaluated as it is by default."""
-    tasks, evaluation = table.get("tasks"), table.setdefault("eval", {})
+    """Give an `[eval]` without a taskset that of `[tasks]`; the default one is evaluated as it is
+    by default.
+    """
+    tasks = table.get("tasks")
+    evaluation = table.setdefault("eval", {})
     if not isinstance(tasks, Mapping) or not isinstance(evaluation, dict) or "name" in evaluation:
         return
     if tasks.get("name", Tasks.name) == Tasks.name:
@@ -148,12 +161,20 @@ def _complete_eval(table: dict[str, Any]) -> None:
 
 
 def shorten_warmup(config: Config) -> Config:
-    """Lower a recipe's warm-up that a shorter run has no room for to half of its steps, with a note."""
-    steps, warmup = config.learning.steps, config.learning.warmup
+    """Lower a recipe's warm-up that a shorter run has no room for to half of its steps, with a
+    note.
+    """
+    steps = config.learning.steps
+    warmup = config.learning.warmup
     if not 0 < steps < warmup:
         return config
-    note = f"learning.warmup = {steps // 2}: the recipe's {warmup} would exceed learning.steps = {steps}."
-    return replace(config, learning=replace(config.learning, warmup=steps // 2), notes=(*config.notes, note))
+    note = (
+        f"learning.warmup = {steps // 2}: the recipe's {warmup} would exceed learning.steps ="
+        f" {steps}."
+    )
+    return replace(
+        config, learning=replace(config.learning, warmup=steps // 2), notes=(*config.notes, note)
+    )
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -176,17 +197,23 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def apply_override(table: dict[str, Any], override: str) -> str:
-    """Set one value in place: `learning.lr=2e-5`; return its key. What is not TOML is taken as text."""
+    """Set one value in place: `learning.lr=2e-5`; return its key. What is not TOML is taken as
+    text.
+    """
     path, equals, text = override.partition("=")
     keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
-        raise ConfigError(f"--set {override}: write it as key=value, for example --set learning.lr=2e-5.")
+        raise ConfigError(
+            f"--set {override}: write it as key=value, for example --set learning.lr=2e-5."
+        )
     set_value(table, ".".join(keys), parse_value(text.strip()), f"--set {override}")
     return current(".".join(keys))
 
 
 def set_value(table: dict[str, Any], path: str, value: Any, given: str) -> None:
-    """Set the value of a dotted key in place; an error begins with `given`, the way the user wrote it."""
+    """Set the value of a dotted key in place; an error begins with `given`, the way the user wrote
+    it.
+    """
     *parents, last = current(path).split(".")
     for depth, key in enumerate(parents, start=1):
         if table.get(key) is None:  # absent, or a resolved config's null
@@ -207,7 +234,9 @@ def parse_value(text: str) -> Any:
 
 
 def to_table(config: Config) -> dict[str, Any]:
-    """Return every value of a config, plain, as run.json keeps it; `options` stand in their section."""
+    """Return every value of a config, plain, as run.json keeps it; `options` stand in their
+    section.
+    """
     table: dict[str, Any] = plain(dataclasses.asdict(config))
     del table["notes"]  # run.json has them beside the config
     for section in ("tasks", "eval"):
@@ -216,7 +245,9 @@ def to_table(config: Config) -> dict[str, Any]:
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Build a dataclass from a table; unknown keys go to its `options` field if it has one, or are errors."""
+    """Build a dataclass from a table; unknown keys go to its `options` field if it has one, or are
+    errors.
+    """
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     known = [name for name in fields if name != "options"]
@@ -226,11 +257,15 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         if key in known:
             given[key] = convert(hints[key], value, join(where, key))
         elif "options" not in fields:
-            full = next(iter(flatten({key: value}, where)))  # of a whole section that is not known, its first key
+            # of a whole section that is not known, its first key
+            full = next(iter(flatten({key: value}, where)))
             raise ConfigError(unknown(full, key, known, where))
         elif key == "options":  # under its own name, as a dataclass turned into plain values has it
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{where}.options = {value!r} should be a table; write options in [{where}] itself.")
+                raise ConfigError(
+                    f"{where}.options = {value!r} should be a table; write options in [{where}]"
+                    " itself."
+                )
             if misplaced := [name for name in value if name in known]:
                 right = f"is a key of [{where}] itself: write {where}.{misplaced[0]}."
                 raise ConfigError(f"{where}.options.{misplaced[0]} {right}")
@@ -250,8 +285,11 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 
 def convert(kind: Any, value: Any, where: str) -> Any:
-    """Convert a plain value to the type that a field declares, or raise an error that says what it takes."""
-    origin, inner = get_origin(kind), get_args(kind)
+    """Convert a plain value to the type that a field declares, or raise an error that says what it
+    takes.
+    """
+    origin = get_origin(kind)
+    inner = get_args(kind)
     if kind is Any:
         return value
     if origin is typing.Literal:
@@ -259,7 +297,9 @@ def convert(kind: Any, value: Any, where: str) -> Any:
         if any(value == choice and type(value) is type(choice) for choice in inner):
             return value
         words = choices_in_words(kind)
-        raise ConfigError(f"{where} = {value!r} is not one of {', '.join(words)}.{nearest(str(value), words)}")
+        raise ConfigError(
+            f"{where} = {value!r} is not one of {', '.join(words)}.{nearest(str(value), words)}"
+        )
     if origin in (types.UnionType, typing.Union):
         wanted = next(option for option in inner if option is not type(None))
         # TOML has no null, so `false` stands for the absence of a table.
@@ -301,25 +341,36 @@ def _scalar(kind: type, value: Any, where: str) -> Any:
 
 
 def unknown(full: str, key: str, known: Iterable[str], where: str = "") -> str:
-    """Return the message about an unknown key: what another trainer's name means here, else the nearest by spelling."""
+    """Return the message about an unknown key: what another trainer's name means here, else the
+    nearest by spelling.
+    """
     known = list(known)
-    is_config = not where or where.partition(".")[0] in {field.name for field in dataclasses.fields(Config)}
+    is_config = not where or where.partition(".")[0] in {
+        field.name for field in dataclasses.fields(Config)
+    }
     hint = config_hint(full, key, known) if is_config else nearest(key, known)
     rest = "" if hint else f" {where or 'The top level'} takes {', '.join(known)}."
     return f"{full} is not a known key.{hint}{rest}"
 
 
 def config_hint(full: str, key: str, known: Iterable[str]) -> str:
-    """Return « Did you mean …? » for a key that no recipe has: another trainer's name, ours elsewhere, or a typo."""
+    """Return « Did you mean …? » for a key that no recipe has: another trainer's name, ours
+    elsewhere, or a typo.
+    """
     names = {path: path.rpartition(".")[2] for path in dotted_keys()}
     if theirs := meanings(full, names.values()):
         differences = [text for texts in theirs.values() for text in texts]
         return " ".join([f" Did you mean {' or '.join(theirs)}?", *differences])
     last = full.rpartition(".")[2]
     hint = "" if last in names.values() else nearest(key, known)
-    if not hint and (close := difflib.get_close_matches(last, set(names.values()), n=1, cutoff=0.75)):
+    if not hint and (
+        close := difflib.get_close_matches(last, set(names.values()), n=1, cutoff=0.75)
+    ):
         same = [path for path, name in names.items() if name == close[0]]
-        hint = f" Did you mean {' or '.join(difflib.get_close_matches(full, same, n=1, cutoff=0.8) or same)}?"
+        hint = (
+            " Did you mean"
+            f" {' or '.join(difflib.get_close_matches(full, same, n=1, cutoff=0.8) or same)}?"
+        )
     return hint
 
 
@@ -332,7 +383,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def dotted_keys(cls: Any = Config, where: str = "") -> Iterator[str]:
     """Yield every key of a recipe but those of tasksets, as `--set` takes them."""
     for name, hint in typing.get_type_hints(cls).items():
-        section = next((kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)), None)
+        section = next(
+            (kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)), None
+        )
         if section is not None:
             yield from dotted_keys(section, join(where, name))
         elif name != "options":
@@ -345,34 +398,46 @@ def join(where: str, key: str) -> str:
 
 
 def check(config: Config) -> None:
-    """Raise a ConfigError at the first value that can't work, naming its key and what would be right."""
+    """Raise a ConfigError at the first value that can't work, naming its key and what would be
+    right.
+    """
     check_bounds(config)
     starts = [stage.get("start") for stage in config.tasks.stages]
     for i, start in enumerate(starts):
         if isinstance(start, bool) or not isinstance(start, int):
-            raise ConfigError(f"tasks.stages[{i}].start = {start!r} should be the step at which it begins.")
+            raise ConfigError(
+                f"tasks.stages[{i}].start = {start!r} should be the step at which it begins."
+            )
     labels = [table.get("label") for table in config.eval.sets]
     for i, label in enumerate(labels):
         if not isinstance(label, str) or not re.fullmatch("[A-Za-z0-9-]+", label):
-            raise ConfigError(f"eval.sets[{i}].label = {label!r} should be a name of letters, digits and hyphens.")
+            raise ConfigError(
+                f"eval.sets[{i}].label = {label!r} should be a name of letters, digits and hyphens."
+            )
         if label in labels[:i]:
             raise ConfigError(f"eval.sets[{i}].label = {label!r} is another set's already.")
-    for sentence, holds in _rules(config, starts).items():
+    for holds, sentence in _rules(config, starts):
         if not holds:
             raise ConfigError(sentence)
 
 
 def check_bounds(section: Any, where: str = "") -> None:
-    """Raise a ConfigError at the first value of a dataclass that is outside the bounds of its annotation."""
+    """Raise a ConfigError at the first value of a dataclass that is outside the bounds of its
+    annotation.
+    """
     hints = get_type_hints(type(section), include_extras=True)
     for field in dataclasses.fields(section):
-        key, value, bounds = join(where, field.name), getattr(section, field.name), bounds_of(hints[field.name])
+        key = join(where, field.name)
+        value = getattr(section, field.name)
+        bounds = bounds_of(hints[field.name])
         if dataclasses.is_dataclass(value):
             check_bounds(value, key)
         elif not all(_holds(bound, value) for bound in bounds):
             said = next((bound.sentence for bound in bounds if isinstance(bound, Otherwise)), "")
             raise ConfigError(
-                f"{key} = {value!r}: {said}" if said else f"{key} = {value} should be {in_words(bounds)}."
+                f"{key} = {value!r}: {said}"
+                if said
+                else f"{key} = {value} should be {in_words(bounds)}."
             )
 
 
@@ -382,7 +447,9 @@ def bounds_of(hint: Any) -> tuple[Any, ...]:
 
 
 def in_words(bounds: Iterable[Any]) -> str:
-    """Return numeric bounds in words, for messages and `uptrend explain`; empty where there are none."""
+    """Return numeric bounds in words, for messages and `uptrend explain`; empty where there are
+    none.
+    """
     limits = [bound for bound in bounds if type(bound) in BOUNDS]
     if limits == [Ge(0)]:
         return "0 or more"
@@ -399,39 +466,108 @@ def _holds(bound: Any, value: Any) -> bool:
     return type(bound) not in BOUNDS or BOUNDS[type(bound)][1](value, _limit(bound))
 
 
-def _rules(config: Config, starts: list[Any]) -> dict[str, bool]:
-    """Return True where a rule across keys holds, by the sentence to say where it does not."""
-    s, w, e = config.sampling, config.learning, config.eval
+def _rules(config: Config, starts: list[Any]) -> list[tuple[bool, str]]:
+    """Return rules across keys: True where one holds, and the sentence to say where it does not."""
+    s = config.sampling
+    w = config.learning
+    e = config.eval
     clips_low = w.loss == "cispo" or w.clip_low < 1  # cispo has no lower clip
-    return {
-        f"tasks.stages start at {starts}: the first should start at 1, and each later than the one before.":
+    return [
+        (
             not starts or (starts[0] == 1 and starts == sorted(set(starts))),
-        f"sampling.context = {s.context} should exceed sampling.max_tokens = {s.max_tokens}: it holds the prompt too.":
+            (
+                f"tasks.stages start at {starts}: the first should start at 1, and each later than"
+                " the one before."
+            ),
+        ),
+        (
             s.context > s.max_tokens,
-        f"eval.context = {e.context or s.context} should exceed eval.max_tokens = {e.max_tokens or s.max_tokens}: "
-        "it holds the prompt too.": (e.context or s.context) > (e.max_tokens or s.max_tokens),
-        f"learning.warmup = {w.warmup} should be between 0 and learning.steps = {w.steps}.": w.warmup <= w.steps,
-        f"learning.minibatches = {w.minibatches} should divide sampling.groups = {s.groups}.":
+            (
+                f"sampling.context = {s.context} should exceed sampling.max_tokens ="
+                f" {s.max_tokens}: it holds the prompt too."
+            ),
+        ),
+        (
+            (e.context or s.context) > (e.max_tokens or s.max_tokens),
+            (
+                f"eval.context = {e.context or s.context} should exceed eval.max_tokens ="
+                f" {e.max_tokens or s.max_tokens}: it holds the prompt too."
+            ),
+        ),
+        (
+            w.warmup <= w.steps,
+            f"learning.warmup = {w.warmup} should be between 0 and learning.steps = {w.steps}.",
+        ),
+        (
             s.groups % w.minibatches == 0,
-        f"learning.clip_high = {w.clip_high}: cispo clips the ratio itself at clip_high. Use 1 or more, for example 5.":
+            f"learning.minibatches = {w.minibatches} should divide sampling.groups = {s.groups}.",
+        ),
+        (
             w.loss != "cispo" or w.clip_high >= 1,
-        f"learning.clip_low = {w.clip_low} should be below 1.": clips_low,
-        f"learning.clip_max = {w.clip_max} should be above 1 + clip_high = {1 + w.clip_high:g}; cispo has none.":
+            (
+                f"learning.clip_high = {w.clip_high}: cispo clips the ratio itself at clip_high."
+                " Use 1 or more, for example 5."
+            ),
+        ),
+        (clips_low, f"learning.clip_low = {w.clip_low} should be below 1."),
+        (
             w.clip_max == 0 or (w.loss != "cispo" and w.clip_max > 1 + w.clip_high),
-        f"learning.correction_floor = {w.correction_floor} should be below learning.correction_cap = "
-        f"{w.correction_cap}.": w.correction_floor < w.correction_cap,
-        f"sampling.overlong = {s.overlong} should be at most the {s.max_tokens * s.max_turns} tokens of a rollout "
-        "(sampling.max_tokens x max_turns).": s.overlong <= s.max_tokens * s.max_turns,
-        f"sampling.ahead = {s.ahead} learns from rollouts of older weights, which learning.correction = 'none' takes "
-        "for new ones. Set learning.correction = 'token': tokens then count by learner/sampler probability.":
+            (
+                f"learning.clip_max = {w.clip_max} should be above 1 + clip_high ="
+                f" {1 + w.clip_high:g}; cispo has none."
+            ),
+        ),
+        (
+            w.correction_floor < w.correction_cap,
+            (
+                f"learning.correction_floor = {w.correction_floor} should be below"
+                f" learning.correction_cap = {w.correction_cap}."
+            ),
+        ),
+        (
+            s.overlong <= s.max_tokens * s.max_turns,
+            (
+                f"sampling.overlong = {s.overlong} should be at most the"
+                f" {s.max_tokens * s.max_turns} tokens of a rollout (sampling.max_tokens x"
+                " max_turns)."
+            ),
+        ),
+        (
             s.ahead == 0 or w.correction != "none",
-        "sampling.engine = 'vllm' needs sampling.top_p = 1, top_k = 0, min_p = 0 and repetition_penalty = 1: "
-        "otherwise the learner has to know the tokens that each was drawn from, which vLLM does not tell.":
-            s.engine != "vllm" or (s.top_p, s.top_k, s.min_p, s.repetition_penalty) == (1.0, 0, 0.0, 1.0),
-        "sampling.servers is empty: sampling.engine = 'vllm' needs an address, for example http://127.0.0.1:8000.":
+            (
+                f"sampling.ahead = {s.ahead} learns from rollouts of older weights, which"
+                " learning.correction = 'none' takes for new ones. Set learning.correction ="
+                " 'token': tokens then count by learner/sampler probability."
+            ),
+        ),
+        (
+            s.engine != "vllm"
+            or (s.top_p, s.top_k, s.min_p, s.repetition_penalty) == (1.0, 0, 0.0, 1.0),
+            (
+                "sampling.engine = 'vllm' needs sampling.top_p = 1, top_k = 0, min_p = 0 and"
+                " repetition_penalty = 1: otherwise the learner has to know the tokens that each"
+                " was drawn from, which vLLM does not tell."
+            ),
+        ),
+        (
             s.engine != "vllm" or bool(s.servers),
-        f"learning.kl.reset_every = {w.kl.reset_every} needs learning.kl.beta above 0: without a penalty there is no "
-        "reference to reset.": w.kl.reset_every == 0 or w.kl.beta > 0,
-        "learning.skip_dead = true needs learning.kl.beta = 0 and learning.entropy = 0: with either of them dead "
-        "groups teach too.": not w.skip_dead or (w.kl.beta == 0 and w.entropy == 0),
-    }  # fmt: skip
+            (
+                "sampling.servers is empty: sampling.engine = 'vllm' needs an address, for example"
+                " http://127.0.0.1:8000."
+            ),
+        ),
+        (
+            w.kl.reset_every == 0 or w.kl.beta > 0,
+            (
+                f"learning.kl.reset_every = {w.kl.reset_every} needs learning.kl.beta above 0:"
+                " without a penalty there is no reference to reset."
+            ),
+        ),
+        (
+            not w.skip_dead or (w.kl.beta == 0 and w.entropy == 0),
+            (
+                "learning.skip_dead = true needs learning.kl.beta = 0 and learning.entropy = 0:"
+                " with either of them dead groups teach too."
+            ),
+        ),
+    ]

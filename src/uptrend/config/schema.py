@@ -1,6 +1,8 @@
-"""Keys of a recipe: each with its default, its bounds and its meaning, which `uptrend explain` and the site show.
+"""Keys of a recipe: each with its default, its bounds and its meaning, which `uptrend explain` and
+the site show.
 
-`[tasks]` and `[eval]` also take the options of the taskset that they name: `runner` checks them against its dataclass.
+`[tasks]` and `[eval]` also take the options of the taskset that they name: `runner` checks them
+against its dataclass.
 """
 
 import re
@@ -63,7 +65,9 @@ class Model:
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     chat: Chat = "auto"
-    """Ask through the model's chat template where the tasks leave it open; auto: as the model answers better."""
+    """Ask through the model's chat template where the tasks leave it open; auto: as the model
+    answers better.
+    """
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,9 @@ class Eval:
     """`[eval]`: the fixed held-out set, never trained on."""
 
     name: Annotated[str, Predicate(str.strip), Otherwise("it is empty.")] = "arithmetic"
-    """A taskset, or `module:Class`; where the recipe has none, that of `[tasks]` with the options given there."""
+    """A taskset, or `module:Class`; where the recipe has none, that of `[tasks]` with the options
+    given there.
+    """
     seed: Annotated[int, Ge(0)] = 0
     """Chooses the held-out tasks; the same for all runs that are compared."""
     tasks: Annotated[int, Ge(1)] = 200
@@ -105,7 +111,9 @@ class Eval:
     temperature: Annotated[float, Ge(0)] = 0.0
     """Temperature of the sampled attempts; 0 for sampling.temperature."""
     sets: tuple[dict[str, Any], ...] = ()
-    """Further held-out sets: tables with `label` and whatever changes of this section. Accuracy is the first set's."""
+    """Further held-out sets: tables with `label` and whatever changes of this section. Accuracy is
+    the first set's.
+    """
     options: dict[str, Any] = field(default_factory=dict)
     """The taskset's own options."""
 
@@ -117,19 +125,31 @@ class Sampling:
     groups: Annotated[int, Ge(1)] = 16
     """Tasks per step."""
     size: Annotated[
-        int, Ge(2), Otherwise("a group of one has nothing to compare with. Use at least 2; 8 or 16 learn well.")
+        int,
+        Ge(2),
+        Otherwise(
+            "a group of one has nothing to compare with. Use at least 2; 8 or 16 learn well."
+        ),
     ] = 16
     """Rollouts per group."""
-    temperature: Annotated[float, Gt(0), Otherwise("all rollouts of a group would be the same. Use 0.7 to 1.0.")] = 1.0
+    temperature: Annotated[
+        float, Gt(0), Otherwise("all rollouts of a group would be the same. Use 0.7 to 1.0.")
+    ] = 1.0
     """Divides the logits."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Keep the likeliest tokens that together reach this probability; 1 keeps all."""
     top_k: Annotated[int, Ge(0)] = 0
-    """Keep this many likeliest tokens; 0 keeps all (with top_p or min_p: of the 1,024 likeliest)."""
+    """Keep this many likeliest tokens; 0 keeps all (with top_p or min_p: of the 1,024
+    likeliest).
+    """
     min_p: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Keep tokens that are at least so likely as this part of the likeliest one's probability; 0 keeps all."""
+    """Keep tokens that are at least so likely as this part of the likeliest one's probability; 0
+    keeps all.
+    """
     repetition_penalty: Annotated[float, Gt(0)] = 1.0
-    """Divides positive logits of tokens that the context holds already, multiplies negative ones; 1 for none."""
+    """Divides positive logits of tokens that the context holds already, multiplies negative ones; 1
+    for none.
+    """
     max_tokens: Annotated[int, Ge(1)] = 8
     """The most tokens that the model may say in a turn."""
     max_turns: Annotated[int, Ge(1)] = 1
@@ -137,34 +157,55 @@ class Sampling:
     context: int = 2048
     """The most tokens of a rollout, prompt included."""
     max_prompt: Annotated[int, Ge(0)] = 0
-    """The most tokens of the first prompt; a longer one is a failed rollout, never cut. 0 leaves it to the context."""
+    """The most tokens of the first prompt; a longer one is a failed rollout, never cut. 0 leaves it
+    to the context.
+    """
     stop: Annotated[
-        tuple[str, ...], Predicate(all), Otherwise("it holds an empty text, which would end every turn at once.")
+        tuple[str, ...],
+        Predicate(all),
+        Otherwise("it holds an empty text, which would end every turn at once."),
     ] = ()
     """Texts that end a turn."""
     trim: bool = False
-    """Leave a raw prompt's last spaces for the model to say: most tokenizers join them to the word that follows."""
+    """Leave a raw prompt's last spaces for the model to say: most tokenizers join them to the word
+    that follows.
+    """
     overlong: Annotated[int, Ge(0)] = 0
-    """Tokens before the limit over which a penalty of a rollout's length rises from 0 to `overlong_penalty`."""
+    """Tokens before the limit over which a penalty of a rollout's length rises from 0 to
+    `overlong_penalty`.
+    """
     overlong_penalty: Annotated[float, Gt(0)] = 1.0
-    """The most that is taken from the reward for length: all of it where the limit cut a rollout off."""
+    """The most that is taken from the reward for length: all of it where the limit cut a rollout
+    off.
+    """
     resample: Annotated[int, Ge(0)] = 0
     """Number of times to draw groups in place of dead ones (all rewards equal); 0 keeps them."""
     rows: Annotated[int, Ge(0)] = 0
     """The most rollouts sampled side by side; 0 for all of a step's."""
     tool_timeout: Annotated[float, Ge(0)] = 600.0
-    """Seconds that a play may take to respond, to score or to close before it has failed, without what it waits for
-    its turn; 0 for no limit."""
+    """Seconds that a play may take to respond, to score or to close before it has failed, without
+    what it waits for its turn; 0 for no limit.
+    """
     rollout_timeout: Annotated[float, Ge(0)] = 0.0
-    """Seconds after which a rollout's turns end, the current one unfinished; it is scored as it is. 0 for no limit."""
+    """Seconds after which a rollout's turns end, the current one unfinished; it is scored as it is.
+    0 for no limit.
+    """
     engine: Engine = "in-process"
-    """Sampler: the training process itself, or vLLM servers (`uptrend models serve RECIPE` starts one)."""
+    """Sampler: the training process itself, or vLLM servers (`uptrend models serve RECIPE` starts
+    one).
+    """
     servers: tuple[str, ...] = ("http://127.0.0.1:8000",)
-    """Addresses of the vLLM servers; streams are spread over them, and go to another where one fails."""
+    """Addresses of the vLLM servers; streams are spread over them, and go to another where one
+    fails.
+    """
     ahead: Annotated[int, Ge(0)] = 0
-    """Steps that rollouts may be older than the weights that learn from them: they are sampled meanwhile. 0 waits."""
+    """Steps that rollouts may be older than the weights that learn from them: they are sampled
+    meanwhile. 0 waits.
+    """
     retries: Annotated[int, Ge(0)] = 2
-    """Times that a rollout is played again because its sandbox failed; an error of the task itself is recorded."""
+    """Times that a rollout is played again because its sandbox failed; an error of the task itself
+    is recorded.
+    """
 
 
 @dataclass(frozen=True)
@@ -188,7 +229,9 @@ class Learning:
     lr: Annotated[float, Gt(0)] = 1e-5
     """The learning rate, once warm."""
     schedule: Schedule = "constant"
-    """Course of the learning rate after the warm-up; linear and cosine fall to 0 at the last step."""
+    """Course of the learning rate after the warm-up; linear and cosine fall to 0 at the last
+    step.
+    """
     warmup: Annotated[int, Ge(0)] = 0
     """Steps over which the learning rate rises from 0."""
     loss: Loss = "grpo"
@@ -198,29 +241,39 @@ class Learning:
     baseline: Baseline = "mean"
     """Level that a reward is compared with: its group's mean, or the mean of the others."""
     credit: Credit = "rollout"
-    """Who earns a reward: the whole rollout, or, where a task gives rewards by turn, each turn what follows it."""
+    """Who earns a reward: the whole rollout, or, where a task gives rewards by turn, each turn what
+    follows it.
+    """
     clip_low: Annotated[float, Ge(0)] = 0.2
     """The ratio of new to old probability is clipped below at 1 - clip_low."""
     clip_high: Annotated[float, Ge(0)] = 0.2
     """And above at 1 + clip_high (for cispo: at clip_high itself)."""
     clip_max: Annotated[float, Ge(0)] = 0.0
-    """Bound of the ratio where the advantage is negative (two-sided clipping), for example 4; 0 for none."""
+    """Bound of the ratio where the advantage is negative (two-sided clipping), for example 4; 0 for
+    none.
+    """
     kl: Kl = field(default_factory=Kl)
     """The penalty for leaving the reference."""
     entropy: float = 0.0
     """The weight of an entropy bonus."""
     skip_dead: bool = False
-    """Keep groups whose advantages are all 0 from the learner: same update, less time, fewer records."""
+    """Keep groups whose advantages are all 0 from the learner: same update, less time, fewer
+    records.
+    """
     mask_truncated: bool = False
     """Leave rollouts that were cut by length, context, turns or time out of the loss."""
     correction: Correction = "none"
-    """Weight tokens or sequences by learner/sampler probability, for a sampler that is not exact."""
+    """Weight tokens or sequences by learner/sampler probability, for a sampler that is not
+    exact.
+    """
     correction_cap: Annotated[float, Gt(0)] = 2.0
     """The most that such a weight may be."""
     correction_floor: Annotated[float, Ge(0)] = 0.0
     """The least."""
     correction_mode: CorrectionMode = "truncate"
-    """Weights outside these bounds are set to the bound, or to 0 (mask, as IcePop does with 0.5 to 5)."""
+    """Weights outside these bounds are set to the bound, or to 0 (mask, as IcePop does with 0.5 to
+    5).
+    """
     updates: Annotated[int, Ge(1)] = 1
     """Passes over a step's rollouts."""
     minibatches: Annotated[int, Ge(1)] = 1
@@ -228,7 +281,9 @@ class Learning:
     max_grad_norm: Annotated[float, Ge(0)] = 1.0
     """Gradients longer than this are shortened to it; 0 for never."""
     optimizer: Optimizers = "adamw"
-    """`adamw-8bit` keeps AdamW's memory in 8 bits: 2 bytes per weight instead of 8 (extra `eightbit`)."""
+    """`adamw-8bit` keeps AdamW's memory in 8 bits: 2 bytes per weight instead of 8 (extra
+    `eightbit`).
+    """
     weight_decay: Annotated[float, Ge(0)] = 0.0
     """AdamW's, of all weights but norms and biases."""
     beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
@@ -236,12 +291,16 @@ class Learning:
     beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
     """AdamW's memory of its square."""
     tokens: Annotated[int, Ge(0)] = 16384
-    """Tokens per micro-batch, filler included; changes memory and speed, never the result. 0 takes as many as fit."""
+    """Tokens per micro-batch, filler included; changes memory and speed, never the result. 0 takes
+    as many as fit.
+    """
 
 
 @dataclass(frozen=True)
 class Warmstart:
-    """`[warmstart]`: supervised learning on the scripted expert's rollouts, by `uptrend warmstart`."""
+    """`[warmstart]`: supervised learning on the scripted expert's rollouts, by `uptrend
+    warmstart`.
+    """
 
     tasks: Annotated[int, Ge(1)] = 500
     """Number of training tasks that the expert demonstrates."""
@@ -268,7 +327,9 @@ class Checkpoints:
     keep: Annotated[int, Ge(1)] = 1
     """Number to keep; older ones are removed."""
     best: bool = False
-    """Also keep the checkpoint of the highest held-out accuracy, as `checkpoints/best`; of equal ones the earliest."""
+    """Also keep the checkpoint of the highest held-out accuracy, as `checkpoints/best`; of equal
+    ones the earliest.
+    """
 
 
 @dataclass(frozen=True)
@@ -296,25 +357,40 @@ class Track:
     webhook: Annotated[
         str,
         Predicate(VARIABLE.fullmatch),
-        Otherwise("name the environment variable that holds the URL, such as $SLACK_URL: run.json keeps no secrets."),
+        Otherwise(
+            "name the environment variable that holds the URL, such as $SLACK_URL: run.json keeps"
+            " no secrets."
+        ),
     ] = ""
-    """Environment variable with the URL that warnings and critical findings are posted to, such as `$SLACK_URL`."""
+    """Environment variable with the URL that warnings and critical findings are posted to, such as
+    `$SLACK_URL`.
+    """
 
 
 @dataclass(frozen=True)
 class Compute:
     """`[compute]`"""
 
-    device: Annotated[str, Predicate(DEVICE.fullmatch), Otherwise("it should be auto, cpu or cuda.")] = "auto"
+    device: Annotated[
+        str, Predicate(DEVICE.fullmatch), Otherwise("it should be auto, cpu or cuda.")
+    ] = "auto"
     """cpu, cuda, or auto."""
     parallel: Parallel = "auto"
-    """Weights of several processes: each holds all (ddp), or a part (fsdp2, zero3); auto asks accelerate, else ddp."""
+    """Weights of several processes: each holds all (ddp), or a part (fsdp2, zero3); auto asks
+    accelerate, else ddp.
+    """
     processes: Annotated[int, Ge(1)] = 1
-    """Processes that the lab starts this recipe with. Elsewhere torchrun or accelerate says how many."""
+    """Processes that the lab starts this recipe with. Elsewhere torchrun or accelerate says how
+    many.
+    """
     threads: Annotated[int, Ge(0)] = 0
-    """CPU threads; 0 for OMP_NUM_THREADS, else one per core, or one beside a GPU. Same threads, same numbers."""
+    """CPU threads; 0 for OMP_NUM_THREADS, else one per core, or one beside a GPU. Same threads,
+    same numbers.
+    """
     compile: Literal["auto", "never", "always"] = "auto"
-    """Compile layers; auto does on a GPU where, by the time of its updates, the rest of a run pays it back twice."""
+    """Compile layers; auto does on a GPU where, by the time of its updates, the rest of a run pays
+    it back twice.
+    """
 
 
 @dataclass(frozen=True)
@@ -324,7 +400,9 @@ class Config:
     name: Annotated[
         str,
         Predicate(FOLDER.fullmatch),
-        Otherwise("it becomes a folder: use letters, digits and hyphens, for example arithmetic-lr-2e-5."),
+        Otherwise(
+            "it becomes a folder: use letters, digits and hyphens, for example arithmetic-lr-2e-5."
+        ),
     ] = "run"
     """Name of the run."""
     seed: Annotated[int, Ge(0)] = 0
@@ -345,4 +423,8 @@ class Config:
     @property
     def longest(self) -> int:
         """The most tokens of a rollout, those of evaluations included."""
-        return max(self.sampling.context, self.eval.context, *(int(each.get("context", 0)) for each in self.eval.sets))
+        return max(
+            self.sampling.context,
+            self.eval.context,
+            *(int(each.get("context", 0)) for each in self.eval.sets),
+        )

@@ -7,8 +7,11 @@ from typing import Any
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the dotted keys whose values differ between two plain configs, with both values (None where absent)."""
-    flat_a, flat_b = flatten(a), flatten(b)
+    """Return the dotted keys whose values differ between two plain configs, with both values (None
+    where absent).
+    """
+    flat_a = flatten(a)
+    flat_b = flatten(b)
     pairs = {key: (flat_a.get(key), flat_b.get(key)) for key in flat_a | flat_b}
     return {key: (one, other) for key, (one, other) in pairs.items() if one != other}
 
@@ -26,7 +29,8 @@ def flatten(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def _with_lists(value: Any) -> Any:
-    # Only the kind of sequence changes: an infinite number or a date is what the reader of a config complains about.
+    # Only the kind of sequence changes: an infinite number or a date is what the reader of a config
+    # complains about.
     if isinstance(value, Mapping):
         return {key: _with_lists(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -47,7 +51,8 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-# Values are written by hand: tomlkit, which edits files, turns a list of tables inside a value into sections.
+# Values are written by hand: tomlkit, which edits files, turns a list of tables inside a value into
+# sections.
 
 
 def to_toml(value: Any) -> str:
@@ -60,7 +65,9 @@ def to_toml(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{to_key(key)} = {to_toml(item)}" for key, item in value.items() if item is not None)
+        inner = ", ".join(
+            f"{to_key(key)} = {to_toml(item)}" for key, item in value.items() if item is not None
+        )
         return f"{{ {inner} }}" if inner else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(to_toml(item) for item in value)}]"
@@ -73,9 +80,15 @@ def to_key(key: str) -> str:
 
 
 def to_recipe(table: Mapping[str, Any], where: str = "") -> str:
-    """Return a nested table as a TOML file with sections; None is left out, since TOML has no null."""
+    """Return a nested table as a TOML file with sections; None is left out, since TOML has no
+    null.
+    """
     given = {key: value for key, value in table.items() if value is not None}
-    lines = [f"{to_key(key)} = {to_toml(value)}" for key, value in given.items() if not isinstance(value, Mapping)]
+    lines = [
+        f"{to_key(key)} = {to_toml(value)}"
+        for key, value in given.items()
+        if not isinstance(value, Mapping)
+    ]
     text = "".join(f"{line}\n" for line in lines)
     for key, value in given.items():
         if isinstance(value, Mapping):

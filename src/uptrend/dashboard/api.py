@@ -53,7 +53,9 @@ def call(library: Library, path: str, query: Mapping[str, str]) -> Json:
     parameters = openapi()["paths"][f"/api/{path}"]["get"]["parameters"]
     known = [parameter["name"] for parameter in parameters]
     if unknown := sorted(set(query) - set(known)):
-        raise BadRequest(f"{path} has no parameter {unknown[0][:80]}; it has {', '.join(known) or 'none'}.")
+        raise BadRequest(
+            f"{path} has no parameter {unknown[0][:80]}; it has {', '.join(known) or 'none'}."
+        )
     arguments = {}
     for parameter in parameters:
         name = parameter["name"]
@@ -84,7 +86,8 @@ def _read(parameter: Json, text: str | None) -> Any:
 
 def version() -> str:
     """Return Uptrend's version."""
-    return str(sys.modules["uptrend"].__version__)  # an import would lead up to the packages above this one
+    # an import would lead up to the packages above this one
+    return str(sys.modules["uptrend"].__version__)
 
 
 def get_status(library: Library) -> Json:
@@ -94,8 +97,11 @@ def get_status(library: Library) -> Json:
     return {"uptrend": version(), **vars(progress), "counts": counts, "folders": folders}
 
 
-def list_runs(library: Library, filter: str, sort: str, group: str, columns: str, limit: int, offset: int) -> Json:
-    rows, known = choose(library.rows(), filter, sort), _config_keys(library)
+def list_runs(
+    library: Library, filter: str, sort: str, group: str, columns: str, limit: int, offset: int
+) -> Json:
+    rows = choose(library.rows(), filter, sort)
+    known = _config_keys(library)
     for key in [key for key in (group, *columns.split(",")) if key and known]:
         known_key(key, {*COLUMNS, *known})
     if group:  # groups in the order of their first row
@@ -123,7 +129,10 @@ def _filled(names: list[str], has_evals: bool) -> list[dict[str, Any]]:
         found: list[str] = []
         for keys in (panel["keys"], panel.get("instead", [])):
             wanted = [
-                name for key in keys for name in names if fnmatch.fnmatchcase(name, key) and name != "seconds/step"
+                name
+                for key in keys
+                for name in names
+                if fnmatch.fnmatchcase(name, key) and name != "seconds/step"
             ]
             found = found or list(dict.fromkeys(wanted))
         kind = panel.get("kind", "lines")
@@ -134,7 +143,16 @@ def _filled(names: list[str], has_evals: bool) -> list[dict[str, Any]]:
             if panel["id"] == "reward" and len(found) == 2:  # its only part is the reward itself
                 found = found[:1]
             total = panel.get("total") if panel.get("total") in names else None
-            shown.append({"id": panel["id"], "title": title, "kind": kind, "keys": found, "unit": unit, "total": total})
+            shown.append(
+                {
+                    "id": panel["id"],
+                    "title": title,
+                    "kind": kind,
+                    "keys": found,
+                    "unit": unit,
+                    "total": total,
+                }
+            )
     return shown
 
 
@@ -143,32 +161,54 @@ def show_run(library: Library, run: str) -> Json:
     if entry.row.get("status") == "unreadable":
         return {"row": entry.row, "error": entry.row["error"]}
     table = library.table(entry)
-    names = [name for name in table.column_names if table[name].null_count < len(table) and name not in (STEP, TIME)]
+    names = [
+        name
+        for name in table.column_names
+        if table[name].null_count < len(table) and name not in (STEP, TIME)
+    ]
     trainer = str(entry.row["trainer"])
     report = library.report(entry)
     answer: Json = {"row": {**entry.row, "config": {}}, "metrics": _metric_sections(names)}
     if entry.source.kind == "log":
         told = library.log(entry)
         answer["report"] = findings.told(report, str(entry.source.path), trainer)
-        evals = [e for e in told["evals"] if isinstance(e.get("accuracy", e.get("reward")), int | float)]
-        answer |= {"settings": findings.settings(told["config"], trainer), "notes": told["notes"], "markers": [],
-                   "rollouts": bool(told["rollout_steps"]), "info": {}, "evals": evals, "bounds": None}  # fmt: skip
+        evals = [
+            e for e in told["evals"] if isinstance(e.get("accuracy", e.get("reward")), int | float)
+        ]
+        answer |= {
+            "settings": findings.settings(told["config"], trainer),
+            "notes": told["notes"],
+            "markers": [],
+            "rollouts": bool(told["rollout_steps"]),
+            "info": {},
+            "evals": evals,
+            "bounds": None,
+        }
     else:
         facts = library.facts(entry)
         answer["report"] = findings.told(report, str(entry.source.path), trainer)
         evals = [line for line in facts["evals"] if isinstance(line.get("accuracy"), int | float)]
         answer |= {
-            "settings": findings.settings(facts["config"], trainer), "notes": facts["notes"],
-            "markers": facts["markers"], "evals": evals, "rollouts": (entry.source.path / "rollouts").is_dir(),
-            "info": facts["info"], "bounds": _bounds(RolloutPlace(entry, library)), "stopped": facts["stopped"],
-            "checkpoints": [path.name for path in step_folders(entry.source.path / "checkpoints").values()],
-        }  # fmt: skip
+            "settings": findings.settings(facts["config"], trainer),
+            "notes": facts["notes"],
+            "markers": facts["markers"],
+            "evals": evals,
+            "rollouts": (entry.source.path / "rollouts").is_dir(),
+            "info": facts["info"],
+            "bounds": _bounds(RolloutPlace(entry, library)),
+            "stopped": facts["stopped"],
+            "checkpoints": [
+                path.name for path in step_folders(entry.source.path / "checkpoints").values()
+            ],
+        }
     answer["panels"] = _filled(names, any(e.get("accuracy") is not None for e in answer["evals"]))
     return dict(plain(answer))
 
 
 def _bounds(place: RolloutPlace) -> list[float] | None:
-    """Return the least and greatest reward that a rollout of the last step can have; None where nobody said."""
+    """Return the least and greatest reward that a rollout of the last step can have; None where
+    nobody said.
+    """
     try:
         found: list[float] | None = place.ask("reward_bounds", place.entry.row["step"])
     except RecordError:  # none were kept of it
@@ -177,18 +217,26 @@ def _bounds(place: RolloutPlace) -> list[float] | None:
 
 
 def _metric_sections(names: list[str]) -> list[Json]:
-    """Return the metrics that a run has, by section of the table of metrics; those that it does not know come last."""
+    """Return the metrics that a run has, by section of the table of metrics; those that it does not
+    know come last.
+    """
     homes = {metric.key: section.title for section in sections() for metric in section.metrics}
     found: dict[str, list[Json]] = {section.title: [] for section in sections()}
     for name in names:
         metric = find_metric(name)
-        told = {"key": name, "unit": metric.unit if metric else "", "meaning": metric.meaning if metric else ""}
+        told = {
+            "key": name,
+            "unit": metric.unit if metric else "",
+            "meaning": metric.meaning if metric else "",
+        }
         told["healthy"] = metric.healthy if metric else ""
         found.setdefault(homes.get(metric.key, "Others") if metric else "Others", []).append(told)
     return [{"title": title, "metrics": metrics} for title, metrics in found.items() if metrics]
 
 
-def get_curves(library: Library, run: str, keys: str, points: int, first: int | None, last: int | None) -> Json:
+def get_curves(
+    library: Library, run: str, keys: str, points: int, first: int | None, last: int | None
+) -> Json:
     entry = library.entry(run, "run", "log")
     if entry.row.get("status") == "unreadable":
         raise RecordError(str(entry.row["error"]))
@@ -201,8 +249,12 @@ def get_curves(library: Library, run: str, keys: str, points: int, first: int | 
 
 
 def _split(text: str, known: Collection[str]) -> list[str]:
-    """Return names that are separated by commas; a known name may have commas itself, and the longest one counts."""
-    found, words, most = list[str](), text.split(",")[::-1], 1 + max((name.count(",") for name in known), default=0)
+    """Return names that are separated by commas; a known name may have commas itself, and the
+    longest one counts.
+    """
+    found = list[str]()
+    words = text.split(",")[::-1]
+    most = 1 + max((name.count(",") for name in known), default=0)
     while words:
         ends = range(min(most, len(words)), 0, -1)
         names = (",".join(words[: -end - 1 : -1]) for end in ends)
@@ -223,24 +275,42 @@ def compare_runs(library: Library, runs: str) -> Json:
     differ = {key: told for key, told in values.items() if any(value != told[0] for value in told)}
     names = list(dict.fromkeys(name for e in readable for name in library.table(e).column_names))
     has_evals = any(e.row.get("after") or e.row.get("before") for e in readable)
-    return dict(plain({
-        "rows": [{**e.row, "config": {}} for e in entries], "ids": [e.row["id"] for e in readable],
-        "differences": differ, "seeds": _seeds(readable), "paired": _pairs(library, readable),
-        "panels": _filled(names, has_evals), "evals": {e.row["id"]: _evals(library, e) for e in readable},
-        "metrics": _metric_sections([name for name in names if name not in (STEP, TIME)]),
-    }))  # fmt: skip
+    return dict(
+        plain(
+            {
+                "rows": [{**e.row, "config": {}} for e in entries],
+                "ids": [e.row["id"] for e in readable],
+                "differences": differ,
+                "seeds": _seeds(readable),
+                "paired": _pairs(library, readable),
+                "panels": _filled(names, has_evals),
+                "evals": {e.row["id"]: _evals(library, e) for e in readable},
+                "metrics": _metric_sections([name for name in names if name not in (STEP, TIME)]),
+            }
+        )
+    )
 
 
 def _evals(library: Library, entry: LibraryEntry) -> list[Json]:
-    lines = library.facts(entry)["evals"] if entry.source.kind == "run" else library.log(entry)["evals"]
-    return [{k: e.get(k) for k in ("step", "accuracy", "low", "high")} for e in lines if e.get("accuracy") is not None]
+    lines = (
+        library.facts(entry)["evals"] if entry.source.kind == "run" else library.log(entry)["evals"]
+    )
+    return [
+        {k: e.get(k) for k in ("step", "accuracy", "low", "high")}
+        for e in lines
+        if e.get("accuracy") is not None
+    ]
 
 
 def _seeds(entries: list[LibraryEntry]) -> list[list[str]]:
     """Return the ids of runs whose configs differ in seed and name alone, by config."""
     groups: list[tuple[Mapping[str, Any], list[str]]] = []
     for entry in entries:
-        config = {key: value for key, value in entry.row.get("config", {}).items() if key not in NOT_COMPARED}
+        config = {
+            key: value
+            for key, value in entry.row.get("config", {}).items()
+            if key not in NOT_COMPARED
+        }
         same = next((ids for known, ids in groups if known and not difference(known, config)), None)
         if same is not None:
             same.append(entry.row["id"])
@@ -258,7 +328,9 @@ def _pairs(library: Library, entries: list[LibraryEntry]) -> list[Json]:
             for entry in (own[0], other):
                 entry.source.check_all()
                 entry.source.check_below(entry.source.path / "evals")
-            paired = library.pages.call("pair_runs", str(own[0].source.path), str(other.source.path))
+            paired = library.pages.call(
+                "pair_runs", str(own[0].source.path), str(other.source.path)
+            )
         except Exception:  # damaged rollouts of one run hide no other
             paired = None
         found.append({"a": own[0].row["id"], "b": other.row["id"], **(paired or {"tasks": 0})})
@@ -276,7 +348,9 @@ def _place(library: Library, run: str, held: bool, label: str) -> RolloutPlace:
 
 
 def _held_out_sets(library: Library, entry: LibraryEntry) -> list[str]:
-    """Return the labels of a run's further held-out sets; each is a part of a file's name, and never a path."""
+    """Return the labels of a run's further held-out sets; each is a part of a file's name, and
+    never a path.
+    """
     lines = library.facts(entry)["evals"] if entry.source.kind == "run" else []
     labels = dict.fromkeys(label for line in lines for label in line.get("sets", ()))
     return [label for label in labels if re.fullmatch(r"[\w.-]+", label)]
@@ -285,7 +359,11 @@ def _held_out_sets(library: Library, entry: LibraryEntry) -> list[str]:
 def list_steps(library: Library, run: str) -> Json:
     place = _place(library, run, False, "")
     held = replace(place, held=True)
-    return {"steps": list(place.steps()), "evals": list(held.steps()), "sets": _held_out_sets(library, place.entry)}
+    return {
+        "steps": list(place.steps()),
+        "evals": list(held.steps()),
+        "sets": _held_out_sets(library, place.entry),
+    }
 
 
 def list_rollouts(library: Library, run: str, held: bool, label: str, **asked: Any) -> Json:
@@ -294,7 +372,9 @@ def list_rollouts(library: Library, run: str, held: bool, label: str, **asked: A
 
 def show_rollout(library: Library, run: str, held: bool, label: str, **asked: Any) -> Json:
     place = _place(library, run, held, label)
-    return dict(plain({"row": {**place.entry.row, "config": {}}, "rollout": rollouts.show(place, **asked)}))
+    return dict(
+        plain({"row": {**place.entry.row, "config": {}}, "rollout": rollouts.show(place, **asked)})
+    )
 
 
 def list_labs(library: Library) -> Json:
@@ -302,7 +382,16 @@ def list_labs(library: Library) -> Json:
 
 
 ENDPOINTS: Mapping[str, Callable[..., Json]] = {
-    "status": get_status, "runs": list_runs, "run": show_run, "curves": get_curves, "compare": compare_runs,
-    "steps": list_steps, "rollouts": list_rollouts, "rollout": show_rollout, "labs": list_labs,
-    "cause": lambda _, id: findings.explain(id), "lab": journals.overview, "hypothesis": journals.hypothesis,
-}  # fmt: skip
+    "status": get_status,
+    "runs": list_runs,
+    "run": show_run,
+    "curves": get_curves,
+    "compare": compare_runs,
+    "steps": list_steps,
+    "rollouts": list_rollouts,
+    "rollout": show_rollout,
+    "labs": list_labs,
+    "cause": lambda _, id: findings.explain(id),
+    "lab": journals.overview,
+    "hypothesis": journals.hypothesis,
+}

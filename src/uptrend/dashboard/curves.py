@@ -1,4 +1,6 @@
-"""Curves of a run: columns read from the end of metrics.jsonl as it grows, and thinned for a picture."""
+"""Curves of a run: columns read from the end of metrics.jsonl as it grows, and thinned for a
+picture.
+"""
 
 import contextlib
 import hashlib
@@ -31,7 +33,9 @@ HELD = 200_000_000
 TAIL = 512
 POINTS = 600
 METRICS = LINES["rollouts"]
-STEP, TIME, ROLLOUTS = "step", "time", "sampling/rollouts/count"
+STEP = "step"
+TIME = "time"
+ROLLOUTS = "sampling/rollouts/count"
 
 
 @dataclass
@@ -48,13 +52,17 @@ class _Read:
 
 
 class Columns:
-    """Columns of metrics files, each read once and then only where it grew; those of large files are kept as files."""
+    """Columns of metrics files, each read once and then only where it grew; those of large files
+    are kept as files.
+    """
 
     def __init__(self) -> None:
         self._held: OrderedDict[Path, _Read] = OrderedDict()
 
     def of_run(self, run: Run, file: Path, large: int = LARGE) -> tuple[pa.Table, bool]:
-        """Return the metrics of a run, one row per step, and if `file` has them too; what is no number is left out."""
+        """Return the metrics of a run, one row per step, and if `file` has them too; what is no
+        number is left out.
+        """
         path = run.path / METRICS
         if run.schema == 1:  # other names, and nulls that mean something else
             return _from_records(upgrade_metrics(line) for line in read_lines(path)), False
@@ -106,7 +114,9 @@ def _from_file(file: Path) -> _Read | None:
 
 
 def write_columns(table: pa.Table, file: Path) -> None:
-    """Write columns as a file that is mapped, not read; beside its place first, so that nobody maps half of it."""
+    """Write columns as a file that is mapped, not read; beside its place first, so that nobody maps
+    half of it.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     beside = file.with_suffix(f".{os.getpid()}")
     with pa.OSFile(str(beside), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
@@ -128,14 +138,24 @@ def parse(data: bytes) -> pa.Table:
 
 
 def _pieces_of(data: bytes) -> Iterator[memoryview]:
-    """Yield lines, as many at a time as make no large table even if no two values of theirs have the same name."""
-    view, begin, end, rows, values = memoryview(data), 0, 0, 0, 0
+    """Yield lines, as many at a time as make no large table even if no two values of theirs have
+    the same name.
+    """
+    view = memoryview(data)
+    begin = 0
+    end = 0
+    rows = 0
+    values = 0
     for line in data.split(b"\n"):
         names = line.count(b":")
         if (rows + 1) * (values + names) > MAX_CELLS // 4 and rows:
             yield view[begin:end]
-            begin, rows, values = end, 0, 0
-        rows, values, end = rows + 1, values + names, end + len(line) + 1
+            begin = end
+            rows = 0
+            values = 0
+        rows = rows + 1
+        values = values + names
+        end = end + len(line) + 1
     yield view[begin:]
 
 
@@ -165,7 +185,11 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 def _from_records(records: Iterable[Mapping[str, Any]]) -> pa.Table:
     rows = [
-        {key: value for key, value in record.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+        {
+            key: value
+            for key, value in record.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
         for record in records
     ]
     keys = dict.fromkeys(key for row in rows for key in row)
@@ -187,7 +211,9 @@ def _numbers(table: pa.Table) -> pa.Table:
 
 
 def values_of(table: pa.Table, name: str) -> Floats:
-    """Return a column as floats, NaN where it has no value; of a column that is not there, all NaN."""
+    """Return a column as floats, NaN where it has no value; of a column that is not there, all
+    NaN.
+    """
     if name not in table.column_names:
         return np.full(len(table), np.nan)
     values: Floats = table[name].to_numpy().astype(np.float64, copy=False)
@@ -196,16 +222,26 @@ def values_of(table: pa.Table, name: str) -> Floats:
 
 def from_columns(steps: Sequence[int], columns: Mapping[str, Floats]) -> pa.Table:
     """Return the columns of another trainer's log as a table."""
-    return pa.table({STEP: pa.array(steps, pa.int64()), **{k: pa.array(v) for k, v in columns.items() if k != STEP}})
+    return pa.table(
+        {
+            STEP: pa.array(steps, pa.int64()),
+            **{k: pa.array(v) for k, v in columns.items() if k != STEP},
+        }
+    )
 
 
 def thin(
-    table: pa.Table, keys: Iterable[str], points: int = POINTS, first: int | None = None, last: int | None = None
+    table: pa.Table,
+    keys: Iterable[str],
+    points: int = POINTS,
+    first: int | None = None,
+    last: int | None = None,
 ) -> dict[str, Any]:
     """Return curves over the same steps, each with at most so many points.
 
-    Beyond that number a point is the mean of neighbors, and `low` and `high` are their extremes, so that no spike is
-    lost. `rollouts` and `time` are other axes: rollouts sampled by then, and seconds since the first step.
+    Beyond that number a point is the mean of neighbors, and `low` and `high` are their extremes, so
+    that no spike is lost. `rollouts` and `time` are other axes: rollouts sampled by then, and
+    seconds since the first step.
     """
     steps = table[STEP].to_numpy() if len(table) else np.zeros(0, np.int64)
     begin = 0 if first is None else int(np.searchsorted(steps, first))
@@ -223,7 +259,11 @@ def thin(
     axes = {"rollouts": np.cumsum(np.nan_to_num(values_of(table, ROLLOUTS)))[begin:end]}
     moments = values_of(table, TIME)
     axes["time"] = (moments - moments[0])[begin:end] if len(moments) else moments
-    usable = {name: short(axis[ends]) for name, axis in axes.items() if len(axis) and np.nanmax(axis, initial=0.0) > 0}
+    usable = {
+        name: short(axis[ends])
+        for name, axis in axes.items()
+        if len(axis) and np.nanmax(axis, initial=0.0) > 0
+    }
     return {"step": steps[ends].tolist(), **usable, "curves": curves, "thinned": not is_whole}
 
 
@@ -237,7 +277,10 @@ def _pieces(values: Floats, firsts: Any) -> dict[str, list[float | None]]:
 
 def short(values: Floats) -> list[float | None]:
     """Return numbers with six digits, null where they are not finite."""
-    return [float(f"{v:.6g}") if np.isfinite(v) else None for v in np.asarray(values, np.float64).tolist()]
+    return [
+        float(f"{v:.6g}") if np.isfinite(v) else None
+        for v in np.asarray(values, np.float64).tolist()
+    ]
 
 
 def sparkline(values: Floats, pieces: int = 40) -> list[float | None]:

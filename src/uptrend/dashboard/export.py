@@ -1,4 +1,6 @@
-"""One run as a single file: the pages with the answers of the API inside, which opens without a server."""
+"""One run as a single file: the pages with the answers of the API inside, which opens without a
+server.
+"""
 
 import base64
 import gzip
@@ -15,27 +17,38 @@ from urllib.parse import urlencode
 from uptrend.dashboard import api, rollouts
 from uptrend.dashboard.library import Library
 from uptrend.dashboard.rollouts import RolloutPlace
-from uptrend.dashboard.server import EMPTY_STYLE, PAGE, SCRIPTS, STATIC, plotly_script, plotly_styles
+from uptrend.dashboard.server import (
+    EMPTY_STYLE,
+    PAGE,
+    SCRIPTS,
+    STATIC,
+    plotly_script,
+    plotly_styles,
+)
 from uptrend.present.formatting import visible
 from uptrend.present.pages import render
 from uptrend.records import RecordError
 from uptrend.records.directory import plain, write_whole
 
 POINTS = 2000
-# An absolute path within a text: of two names at least, and no part of a relative path, an address or a fraction.
+# An absolute path within a text: of two names at least, and no part of a relative path, an address
+# or a fraction.
 PATH = re.compile(
     r"(?:file://|(?<![\w.~:/…-]))(?:/[\w.@+~%-]+){2,}/?|(?<!\w)[A-Za-z]:\\(?:[^\\\s\"':]+\\)*[^\\\s\"':]*"
 )
-# Fields of rollouts with what was said, to the letter: of it only paths that are known to be this machine's are hidden.
+# Fields of rollouts with what was said, to the letter: of it only paths that are known to be this
+# machine's are hidden.
 SAID = {"content", "calls", "question", "text", "texts", "command", "said", "answer"}
 POLICY = (
-    "default-src 'none'; script-src {scripts}; style-src {style} {empty}; img-src data: blob:; base-uri 'none'; "
-    "form-action 'none'"
+    "default-src 'none'; script-src {scripts}; style-src {style} {empty}; img-src data: blob:;"
+    " base-uri 'none'; form-action 'none'"
 )
 
 
 def export_run(path: Path, target: Path, most: int) -> int:
-    """Write a run's pages to a file, with at most so many rollouts; return how many were taken along."""
+    """Write a run's pages to a file, with at most so many rollouts; return how many were taken
+    along.
+    """
     with tempfile.TemporaryDirectory(prefix="uptrend-") as home:
         library = Library([path], Path(home))
         try:
@@ -45,14 +58,25 @@ def export_run(path: Path, target: Path, most: int) -> int:
             answers = _answers(library, id)
             kept = _chosen(RolloutPlace(entry, library), answers, most)
             for row in kept:
-                place, name = RolloutPlace(entry, library, bool(row["held"])), (row["group"], row["index"], row["nth"])
+                place = RolloutPlace(entry, library, bool(row["held"]))
+                name = (row["group"], row["index"], row["nth"])
                 asked = {"run": id, "held": "true"} if place.held else {"run": id}
                 asked |= {"step": row["step"], "group": name[0], "index": name[1], "nth": name[2]}
-                told = {"row": {**entry.row, "config": {}}, "rollout": rollouts.show(place, row["step"], *name)}
+                told = {
+                    "row": {**entry.row, "config": {}},
+                    "rollout": rollouts.show(place, row["step"], *name),
+                }
                 answers[f"rollout?{urlencode(asked)}"] = plain(told)
-            steps = {held: sorted({row["step"] for row in kept if bool(row["held"]) == held}) for held in (False, True)}
+            steps = {
+                held: sorted({row["step"] for row in kept if bool(row["held"]) == held})
+                for held in (False, True)
+            }
             answers |= {"run": id, "rollouts": plain(kept)}
-            answers[f"steps?{urlencode({'run': id})}"] = {"steps": steps[False], "evals": steps[True], "sets": []}
+            answers[f"steps?{urlencode({'run': id})}"] = {
+                "steps": steps[False],
+                "evals": steps[True],
+                "sets": [],
+            }
         finally:
             library.close()
     write_whole(target, _page(_without_paths(answers, entry.row), entry.row["name"]).encode())
@@ -60,7 +84,9 @@ def export_run(path: Path, target: Path, most: int) -> int:
 
 
 def _without_paths(answers: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answers with the end alone of each absolute path: whoever gets the file has other folders."""
+    """Return the answers with the end alone of each absolute path: whoever gets the file has other
+    folders.
+    """
     run = Path(row["path"])
     folders = [
         Path.home(),
@@ -73,8 +99,12 @@ def _without_paths(answers: Mapping[str, Any], row: Mapping[str, Any]) -> dict[s
     settings = [Path(value) for value in row["config"].values() if isinstance(value, str)]
     folders += [place for path in settings if path.is_absolute() for place in path.parents]
     # A folder right below the root is no secret, and a common word of texts.
-    known = sorted({str(folder) for folder in folders if len(folder.parts) > 2}, key=len, reverse=True)
-    hidden = re.compile("|".join(rf"(?:file://)?{re.escape(folder)}(?![\w.-])" for folder in known) or "(?!)")
+    known = sorted(
+        {str(folder) for folder in folders if len(folder.parts) > 2}, key=len, reverse=True
+    )
+    hidden = re.compile(
+        "|".join(rf"(?:file://)?{re.escape(folder)}(?![\w.-])" for folder in known) or "(?!)"
+    )
 
     def plain_text(text: str, is_said: bool) -> str:
         text = hidden.sub("…", text)
@@ -85,11 +115,19 @@ def _without_paths(answers: Mapping[str, Any], row: Mapping[str, Any]) -> dict[s
             return plain_text(value, is_said)
         if isinstance(value, Mapping):
             return {
-                plain_text(str(key), is_said): clean(item, said, is_said or key in said) for key, item in value.items()
+                plain_text(str(key), is_said): clean(item, said, is_said or key in said)
+                for key, item in value.items()
             }
-        return [clean(item, said, is_said) for item in value] if isinstance(value, list | tuple) else value
+        return (
+            [clean(item, said, is_said) for item in value]
+            if isinstance(value, list | tuple)
+            else value
+        )
 
-    return {key: clean(answer, SAID if key.startswith("rollout") else ()) for key, answer in answers.items()}
+    return {
+        key: clean(answer, SAID if key.startswith("rollout") else ())
+        for key, answer in answers.items()
+    }
 
 
 def _last_name(path: re.Match[str]) -> str:
@@ -111,7 +149,9 @@ def _answers(library: Library, id: str) -> dict[str, Any]:
 
 
 def _chosen(place: RolloutPlace, answers: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
-    """Return lines of rollouts to take along: those that findings name, then groups of steps spread over the run."""
+    """Return lines of rollouts to take along: those that findings name, then groups of steps spread
+    over the run.
+    """
     (run,) = (answer for key, answer in answers.items() if key.startswith("run?"))
     taken = dict[tuple[Any, ...], dict[str, Any]]()
 
@@ -119,16 +159,23 @@ def _chosen(place: RolloutPlace, answers: Mapping[str, Any], most: int) -> list[
         taken[row["held"], row["step"], row["group"], row["index"], row["nth"]] = row
 
     named = [
-        one["rollout"] for f in (run["report"] or {}).get("findings", ()) for one in f["evidence"] if one["rollout"]
+        one["rollout"]
+        for f in (run["report"] or {}).get("findings", ())
+        for one in f["evidence"]
+        if one["rollout"]
     ]
     for name in dict.fromkeys(named[: most // 4]):
         step_name, _, rest = str(name).partition("/")
         group, _, index = rest.rpartition("/")
         if step_name.isdecimal() and index.isdecimal() and int(step_name) in place.steps():
-            for row in rollouts.find(place, int(step_name), group, limit=most - len(taken))["rollouts"]:
+            for row in rollouts.find(place, int(step_name), group, limit=most - len(taken))[
+                "rollouts"
+            ]:
                 take(row)  # with its group
-    steps, held = list(place.steps()), RolloutPlace(place.entry, place.library, held=True)
-    evals, count = list(held.steps()), min(len(steps), 9)
+    steps = list(place.steps())
+    held = RolloutPlace(place.entry, place.library, held=True)
+    evals = list(held.steps())
+    count = min(len(steps), 9)
     spread = [(place, steps[(len(steps) - 1) * i // max(1, count - 1)]) for i in range(count)]
     spread += [(held, step) for step in dict.fromkeys(evals[:1] + evals[-1:])]
     for at, (where, step) in enumerate(spread):
@@ -148,8 +195,13 @@ def _page(answers: Mapping[str, Any], name: str) -> str:
     style = (STATIC / "style.css").read_text("utf-8")
     # An inline script ends at the first closing tag, wherever it stands.
     files = [plotly_script(), *(STATIC / name for name in SCRIPTS)]
-    scripts = [file.read_text("utf-8").replace("</script", "<\\/script").replace("<!--", "<\\!--") for file in files]
-    policy = POLICY.format(scripts=" ".join(map(_hash, scripts)), style=_hash(style), empty=EMPTY_STYLE)
+    scripts = [
+        file.read_text("utf-8").replace("</script", "<\\/script").replace("<!--", "<\\!--")
+        for file in files
+    ]
+    policy = POLICY.format(
+        scripts=" ".join(map(_hash, scripts)), style=_hash(style), empty=EMPTY_STYLE
+    )
     title = f"{visible(name)} · Uptrend"
     values = {"scripts": scripts, "plotly": "", "plotly_styles": plotly_styles()}
     return render(PAGE, title=title, style=style, policy=policy, data=data, **values)

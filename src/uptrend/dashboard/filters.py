@@ -1,4 +1,6 @@
-"""Choice of runs by words and conditions on columns and config keys, their order, and what is wrong with a filter."""
+"""Choice of runs by words and conditions on columns and config keys, their order, and what is wrong
+with a filter.
+"""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -12,10 +14,33 @@ CONDITION = re.compile(r"([\w./@-]+)(>=|<=|!=|=|>|<|~)(.*)")
 SIGNS = re.compile(r"\s*(>=|<=|!=|=|>|<|~)\s*")
 # Columns of the table; `before`, `after` and the severities are read out of others.
 COLUMNS = (
-    "id", "name", "kind", "path", "trainer", "status", "step", "steps", "model", "taskset", "loss", "seed", "before",
-    "after", "reward", "trend", "findings", "finding", "created", "updated", "seconds", "per_step", "critical",
-    "warning", "note", "error",
-)  # fmt: skip
+    "id",
+    "name",
+    "kind",
+    "path",
+    "trainer",
+    "status",
+    "step",
+    "steps",
+    "model",
+    "taskset",
+    "loss",
+    "seed",
+    "before",
+    "after",
+    "reward",
+    "trend",
+    "findings",
+    "finding",
+    "created",
+    "updated",
+    "seconds",
+    "per_step",
+    "critical",
+    "warning",
+    "note",
+    "error",
+)
 
 
 class BadRequest(UptrendError):  # noqa: N818 (HTTP's word)
@@ -23,10 +48,12 @@ class BadRequest(UptrendError):  # noqa: N818 (HTTP's word)
 
 
 def choose(rows: Sequence[Row], text: str = "", sort: str = "-updated") -> list[Row]:
-    """Return the rows that meet every word of a filter, in an order; BadRequest for a key that no run has.
+    """Return the rows that meet every word of a filter, in an order; BadRequest for a key that no
+    run has.
 
-    `learning.lr>1e-5 status=running tiny` has two conditions on columns or config keys and a word that has to occur in
-    the name, path, model, task, trainer, status or first finding. `-` before the key to sort by puts the largest first.
+    `learning.lr>1e-5 status=running tiny` has two conditions on columns or config keys and a word
+    that has to occur in the name, path, model, task, trainer, status or first finding. `-` before
+    the key to sort by puts the largest first.
     """
     keys = {*COLUMNS, *(key for row in rows for key in row.get("config", ()))}
     for word in re.findall(r'"[^"]*"|\S+', SIGNS.sub(r"\1", text)):
@@ -38,10 +65,13 @@ def choose(rows: Sequence[Row], text: str = "", sort: str = "-updated") -> list[
             _check_value(key, sign, value, rows)
             rows = [row for row in rows if _meets(value_of(row, key), sign, value)]
         elif plain in ("OR", "AND", "NOT", "||", "&&"):
-            raise BadRequest(f"There is no {plain} in a filter: all of its words and conditions have to hold.")
+            raise BadRequest(
+                f"There is no {plain} in a filter: all of its words and conditions have to hold."
+            )
         else:
             rows = [row for row in rows if plain.lower() in _words(row)]
-    key, falls = known_key(sort.removeprefix("-"), keys), sort.startswith("-")
+    key = known_key(sort.removeprefix("-"), keys)
+    falls = sort.startswith("-")
     keyed = [(value_of(row, key), row) for row in rows]
     lacking = [row for value, row in keyed if value is None]
     numbers = sorted((p for p in keyed if _is_number(p[0])), key=lambda p: p[0], reverse=falls)
@@ -51,12 +81,16 @@ def choose(rows: Sequence[Row], text: str = "", sort: str = "-updated") -> list[
 
 
 def known_key(key: str, keys: Collection[str]) -> str:
-    """Return a key as it is spelled; BadRequest where no run has it. Before the first run any dotted key may come."""
+    """Return a key as it is spelled; BadRequest where no run has it. Before the first run any
+    dotted key may come.
+    """
     found = next((known for known in keys if known.lower() == key.lower()), None)
     if found is None and ("." not in key or not set(COLUMNS).issuperset(keys)):
         ends = sorted(known for known in keys if known.endswith(f".{key.lower()}"))
         hint = f" Did you mean {ends[0]}?" if ends else nearest(key, keys)
-        columns = f"The columns are {', '.join(COLUMNS)}; config keys have dots, such as learning.lr."
+        columns = (
+            f"The columns are {', '.join(COLUMNS)}; config keys have dots, such as learning.lr."
+        )
         raise BadRequest(f"No run has a column or config key {key[:80]}.{hint} {columns}")
     return found or key
 
@@ -68,7 +102,10 @@ def _check_value(key: str, sign: str, value: str, rows: Sequence[Row]) -> None:
         return
     known = [found for row in rows if (found := value_of(row, key)) is not None]
     if _number(value) is None or (known and not any(map(_is_number, known))):
-        raise BadRequest(f"{key}{sign}{value[:80]}: {value[:80] if _number(value) is None else key} is no number.")
+        raise BadRequest(
+            f"{key}{sign}{value[:80]}: {value[:80] if _number(value) is None else key} is no"
+            " number."
+        )
 
 
 def _number(text: str) -> float | None:
@@ -98,7 +135,18 @@ def _is_number(value: Any) -> bool:
 
 
 def _words(row: Mapping[str, Any]) -> str:
-    keys = ("name", "id", "path", "model", "taskset", "trainer", "status", "trend", "finding", "error")
+    keys = (
+        "name",
+        "id",
+        "path",
+        "model",
+        "taskset",
+        "trainer",
+        "status",
+        "trend",
+        "finding",
+        "error",
+    )
     return " ".join(str(row.get(key) or "") for key in keys).lower()
 
 
@@ -114,7 +162,11 @@ def _meets(value: Any, sign: str, wanted: str) -> bool:
     value = float(value)
     close = abs(value - number) <= 1e-9 * max(abs(value), abs(number))
     answers: dict[str, bool] = {
-        "=": close, "!=": not close, ">": value > number and not close, "<": value < number and not close,
-        ">=": value >= number or close, "<=": value <= number or close,
-    }  # fmt: skip
+        "=": close,
+        "!=": not close,
+        ">": value > number and not close,
+        "<": value < number and not close,
+        ">=": value >= number or close,
+        "<=": value <= number or close,
+    }
     return answers[sign]

@@ -1,4 +1,6 @@
-"""Reports of the doctor for pages, and the work that a process of its own does: reading logs and judging runs."""
+"""Reports of the doctor for pages, and the work that a process of its own does: reading logs and
+judging runs.
+"""
 
 import contextlib
 from collections.abc import Mapping
@@ -20,8 +22,15 @@ from uptrend.runner import views_of
 
 Report = dict[str, Any]
 MARKED = (
-    "finding", "withdrawn", "probed", "checkpoint", "resumed", "stopped", "failed", "reference-reset",
-)  # fmt: skip
+    "finding",
+    "withdrawn",
+    "probed",
+    "checkpoint",
+    "resumed",
+    "stopped",
+    "failed",
+    "reference-reset",
+)
 UNKNOWN = "other/"
 """Put before the columns of a log whose meaning is not known."""
 
@@ -36,12 +45,20 @@ def read_log(path: str, columns: str, stem: str) -> list[dict[str, Any]]:
         table = from_columns(view.steps.tolist(), {**view.metrics, **unknown})
         write_columns(table, Path(columns) / f"{stem.rpartition('-')[0]}-{number}.arrow")
         _, rewards = view.curve("reward/mean")
-        told.append({
-            "name": view.name, "trainer": view.trainer, "evals": plain(list(view.evals)), "config": plain(view.config),
-            "notes": list(view.notes), "last_step": int(view.steps[-1]) if len(view.steps) else 0,
-            "reward": float(rewards[-1]) if len(rewards) else None, "sparkline": sparkline(np.asarray(rewards)),
-            "rollout_steps": list(view.rollout_steps), "report": to_table([diagnose(view)]),
-        })  # fmt: skip
+        told.append(
+            {
+                "name": view.name,
+                "trainer": view.trainer,
+                "evals": plain(list(view.evals)),
+                "config": plain(view.config),
+                "notes": list(view.notes),
+                "last_step": int(view.steps[-1]) if len(view.steps) else 0,
+                "reward": float(rewards[-1]) if len(rewards) else None,
+                "sparkline": sparkline(np.asarray(rewards)),
+                "rollout_steps": list(view.rollout_steps),
+                "report": to_table([diagnose(view)]),
+            }
+        )
     return told
 
 
@@ -53,17 +70,28 @@ def diagnose_run(path: str) -> Report:
 
 
 def found_in(report: Report | None) -> dict[str, Any]:
-    """Return the trend and the number of causes by severity, with the step that dates them; no doctor looked: None."""
+    """Return the trend and the number of causes by severity, with the step that dates them; no
+    doctor looked: None.
+    """
     if report is None:
         return {"trend": None, "findings": None, "finding": None, "of_step": None}
     causes = [finding for finding in report["findings"] if finding["symptom_of"] is None]
-    counts = {kind: sum(f["severity"] == kind for f in causes) for kind in ("critical", "warning", "note")}
+    counts = {
+        kind: sum(f["severity"] == kind for f in causes) for kind in ("critical", "warning", "note")
+    }
     first = causes[0]["id"] if causes and causes[0]["severity"] != "note" else None
-    return {"trend": report["trend"], "findings": counts, "finding": first, "of_step": report.get("step")}
+    return {
+        "trend": report["trend"],
+        "findings": counts,
+        "finding": first,
+        "of_step": report.get("step"),
+    }
 
 
 def told(report: Report | None, run: str, trainer: str) -> Report | None:
-    """Return a report for a page: causes in order with their symptoms, fixes in the run's own words, and commands."""
+    """Return a report for a page: causes in order with their symptoms, fixes in the run's own
+    words, and commands.
+    """
     if report is None:
         return None
     recipe = "RECIPE"
@@ -73,13 +101,20 @@ def told(report: Report | None, run: str, trainer: str) -> Report | None:
         if finding["symptom_of"] is not None:
             continue
         changes = of_trainer((finding["fix"] or {}).get("changes") or {}, trainer)
-        causes.append({
-            **finding,
-            "explains": [symptoms.get(id, {"id": id, "summary": ""}) for id in finding["explains"]],
-            "settings": [{"trainer": TRAINERS.get(who, who), "line": _lines(keys)} for who, keys in changes.items()],
-            "command": _hypothesis(finding, run, trainer, recipe),
-            "known": finding["id"] in CATALOGUE,
-        })  # fmt: skip
+        causes.append(
+            {
+                **finding,
+                "explains": [
+                    symptoms.get(id, {"id": id, "summary": ""}) for id in finding["explains"]
+                ],
+                "settings": [
+                    {"trainer": TRAINERS.get(who, who), "line": _lines(keys)}
+                    for who, keys in changes.items()
+                ],
+                "command": _hypothesis(finding, run, trainer, recipe),
+                "known": finding["id"] in CATALOGUE,
+            }
+        )
     keys = (
         "trend",
         "headline",
@@ -92,7 +127,10 @@ def told(report: Report | None, run: str, trainer: str) -> Report | None:
         "missing",
         "step",
     )
-    return {**{key: report.get(key) for key in (*keys, "notes", "unknown", "steps")}, "findings": causes}
+    return {
+        **{key: report.get(key) for key in (*keys, "notes", "unknown", "steps")},
+        "findings": causes,
+    }
 
 
 def _lines(settings: Mapping[str, Any]) -> str:
@@ -101,7 +139,9 @@ def _lines(settings: Mapping[str, Any]) -> str:
 
 
 def _hypothesis(finding: Mapping[str, Any], run: str, trainer: str, recipe: str) -> str:
-    """Return the command that makes a finding a hypothesis, or settles it; empty where there is neither."""
+    """Return the command that makes a finding a hypothesis, or settles it; empty where there is
+    neither.
+    """
     experiment = finding["experiment"] or {}
     if experiment.get("arms"):
         source = f"--from '{run}#{finding['id']}'" if trainer == "uptrend" else finding["id"]
@@ -118,7 +158,9 @@ def explain(id: str) -> dict[str, Any]:
 
 
 def settings(config: Mapping[str, Any], trainer: str) -> list[dict[str, Any]]:
-    """Return every config value with its default where it differs; of other trainers only what is known."""
+    """Return every config value with its default where it differs; of other trainers only what is
+    known.
+    """
     defaults: dict[str, Any] = {}
     if trainer == "uptrend":
         from uptrend.config import Config, to_table
@@ -135,10 +177,13 @@ def settings(config: Mapping[str, Any], trainer: str) -> list[dict[str, Any]]:
 
 
 def markers(run: Run, steps: Any, times: Any) -> list[dict[str, Any]]:
-    """Return what happened at which step: findings and their withdrawal, checkpoints, resumes, and why it ended."""
+    """Return what happened at which step: findings and their withdrawal, checkpoints, resumes, and
+    why it ended.
+    """
     found = []
     for event in run.events:
-        kind, step = event.get("event"), event.get("step")
+        kind = event.get("event")
+        step = event.get("step")
         if kind not in MARKED:
             continue
         text = event.get("summary") or event.get("reason") or event.get("error") or ""
@@ -146,5 +191,7 @@ def markers(run: Run, steps: Any, times: Any) -> list[dict[str, Any]]:
             if step is None and len(steps):  # as far as it had come by then
                 place = int(np.searchsorted(times, float(event.get("time", 0.0))))
                 step = int(steps[min(max(place - 1, 0), len(steps) - 1)]) if place else 0
-            found.append({"step": int(step or 0), "kind": kind, "id": event.get("id"), "text": str(text)})
+            found.append(
+                {"step": int(step or 0), "kind": kind, "id": event.get("id"), "text": str(text)}
+            )
     return found

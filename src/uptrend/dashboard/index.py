@@ -1,7 +1,8 @@
-"""Memory of what was read, in the user's cache: rows of runs, reports, columns of curves, and lines of rollouts.
+"""Memory of what was read, in the user's cache: rows of runs, reports, columns of curves, and lines
+of rollouts.
 
-It can be deleted at any time: what is missing or out of date is read again. A stamp (times and sizes of files) says
-whether an entry still holds.
+It can be deleted at any time: what is missing or out of date is read again. A stamp (times and
+sizes of files) says whether an entry still holds.
 """
 
 import contextlib
@@ -21,9 +22,26 @@ SCHEMA = 3
 UNUSED = 30 * 86400.0
 """Seconds after which the columns of a run that nobody looked at are removed."""
 ROLLOUT_COLUMNS = (
-    "step", "held", "group", "index", "nth", "task", "family", "reward", "correct", "ended", "error", "tokens", "turns",
-    "advantage", "tools", "kept", "seconds", "question", "text",
-)  # fmt: skip
+    "step",
+    "held",
+    "group",
+    "index",
+    "nth",
+    "task",
+    "family",
+    "reward",
+    "correct",
+    "ended",
+    "error",
+    "tokens",
+    "turns",
+    "advantage",
+    "tools",
+    "kept",
+    "seconds",
+    "question",
+    "text",
+)
 # In quotes, because `group` and `index` are words of SQL.
 QUOTED_COLUMNS = ", ".join(f'"{name}"' for name in ROLLOUT_COLUMNS)
 
@@ -37,7 +55,8 @@ class ReadIndex:
             self.columns.mkdir(parents=True, exist_ok=True)
             self._database = self._open(str(self.folder / "index.sqlite"))
         except (OSError, sqlite3.Error):
-            # A damaged or locked file costs a reading, not the dashboard; so does a home that can't be written.
+            # A damaged or locked file costs a reading, not the dashboard; so does a home that can't
+            # be written.
             self._database = self._open(":memory:")
             self._instead = tempfile.TemporaryDirectory(prefix="uptrend-")
             self.folder = Path(self._instead.name)
@@ -53,7 +72,10 @@ class ReadIndex:
         database = sqlite3.connect(path, check_same_thread=False, timeout=10, isolation_level=None)
         database.execute("pragma journal_mode=wal")
         database.execute("pragma synchronous=off")  # a cache
-        database.execute("create table if not exists entries (path, name, stamp, value, primary key (path, name))")
+        database.execute(
+            "create table if not exists entries (path, name, stamp, value, primary key (path,"
+            " name))"
+        )
         database.execute(
             f"create table if not exists rollouts (path, {QUOTED_COLUMNS}, "
             'primary key (path, held, step, "group", "index", nth)) without rowid'
@@ -95,17 +117,24 @@ class ReadIndex:
         with contextlib.suppress(sqlite3.Error):  # a full disk
             self._execute("insert or replace into entries values (?, ?, ?, ?)", *row)
 
-    def put_rollouts(self, key: str, held: bool, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    def put_rollouts(
+        self, key: str, held: bool, step: int, rows: Iterable[Mapping[str, Any]]
+    ) -> None:
         """Keep the lines of a step's rollouts, in place of those that were there."""
         marks = ", ".join("?" * (1 + len(ROLLOUT_COLUMNS)))
         path = os.fsencode(key)
         lines = [(path, *(row[name] for name in ROLLOUT_COLUMNS)) for row in rows]
-        with self._lock, contextlib.suppress(sqlite3.Error), self._database:  # committed, or rolled back
+        # committed, or rolled back
+        with self._lock, contextlib.suppress(sqlite3.Error), self._database:
             self._database.execute("begin")
-            self._database.execute("delete from rollouts where path=? and held=? and step=?", (path, held, step))
+            self._database.execute(
+                "delete from rollouts where path=? and held=? and step=?", (path, held, step)
+            )
             self._database.executemany(f"insert or replace into rollouts values ({marks})", lines)
 
-    def rollouts(self, key: str, where: str, values: Sequence[Any], rest: str = "") -> list[dict[str, Any]]:
+    def rollouts(
+        self, key: str, where: str, values: Sequence[Any], rest: str = ""
+    ) -> list[dict[str, Any]]:
         """Return lines of rollouts that meet a condition on their columns."""
         query = f"select {QUOTED_COLUMNS} from rollouts where path=? and {where} {rest}"
         found = self._execute(query, os.fsencode(key), *values)

@@ -1,4 +1,6 @@
-"""Journals of the lab for pages: what is to be tested, and each hypothesis with its curves and its verdict."""
+"""Journals of the lab for pages: what is to be tested, and each hypothesis with its curves and its
+verdict.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -6,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 from uptrend.dashboard.prose import tree
 from uptrend.lab.journal import figures
 from uptrend.lab.journal.page import FIRST_TITLE, Chapter, chapter_of, title_of_lab
-from uptrend.lab.journal.verdicts import WAYS, arms_table, caveats, level, runs_table, sign_of, title_of
+from uptrend.lab.journal.verdicts import (
+    WAYS,
+    arms_table,
+    caveats,
+    level,
+    runs_table,
+    sign_of,
+    title_of,
+)
 from uptrend.lab.measure import is_share, titled
 from uptrend.lab.notebook import PROBLEM, Notebook, phases
 from uptrend.records import Hypothesis, LabError, RecordError
@@ -18,13 +28,20 @@ if TYPE_CHECKING:
 
 
 def overview(library: "Library", lab: str) -> dict[str, Any]:
-    """Return a journal's question, its hypotheses with their status, and the roadmap of those still open."""
+    """Return a journal's question, its hypotheses with their status, and the roadmap of those still
+    open.
+    """
     return {"id": lab, **library.pages.call("read_overview", str(library.lab(lab)))}
 
 
 def hypothesis(library: "Library", lab: str, id: str) -> dict[str, Any]:
-    """Return a hypothesis: claim, criteria, arms, curves by arm and seed, effects, verdict, runs and prose."""
-    told: dict[str, Any] = {"lab": lab, **library.pages.call("read_hypothesis", str(library.lab(lab)), id)}
+    """Return a hypothesis: claim, criteria, arms, curves by arm and seed, effects, verdict, runs
+    and prose.
+    """
+    told: dict[str, Any] = {
+        "lab": lab,
+        **library.pages.call("read_hypothesis", str(library.lab(lab)), id),
+    }
     if "runs" in told:
         known = {str(entry.source.path): entry.source.id for entry in library.entries("run")}
         told["runs"]["links"] = [known.get(folder) for folder in told["runs"].pop("folders")]
@@ -48,17 +65,32 @@ def read_overview(folder: str) -> dict[str, Any]:
     rows = []
     for h in hypotheses:
         chapter = _chapter(notebook, h)
-        rows.append({
-            **{key: str(getattr(h, key) or "") for key in ("id", "title", "priority", "status", "confidence", "cause")},
-            "outcome": chapter.outcome, "named": titled(h),
-            "explains": h.explains, "trouble": chapter.trouble, "ends": plain(chapter.ends),
-            "sentence": chapter.verdict.sentence if chapter.verdict else "", "runs": len(chapter.runs),
-        })  # fmt: skip
+        rows.append(
+            {
+                **{
+                    key: str(getattr(h, key) or "")
+                    for key in ("id", "title", "priority", "status", "confidence", "cause")
+                },
+                "outcome": chapter.outcome,
+                "named": titled(h),
+                "explains": h.explains,
+                "trouble": chapter.trouble,
+                "ends": plain(chapter.ends),
+                "sentence": chapter.verdict.sentence if chapter.verdict else "",
+                "runs": len(chapter.runs),
+            }
+        )
     return {
-        "title": title_of_lab(notebook), "path": str(notebook.folder), "hypotheses": rows, "broken": broken,
+        "title": title_of_lab(notebook),
+        "path": str(notebook.folder),
+        "hypotheses": rows,
+        "broken": broken,
         "problem": tree(FIRST_TITLE.sub("", notebook.text(PROBLEM)).strip()),
-        "phases": [{"title": title, "ids": [h.id for h in found]} for title, found in phases(hypotheses).items()],
-    }  # fmt: skip
+        "phases": [
+            {"title": title, "ids": [h.id for h in found]}
+            for title, found in phases(hypotheses).items()
+        ],
+    }
 
 
 def _chapter(notebook: Notebook, h: Hypothesis) -> Chapter:
@@ -76,47 +108,95 @@ def read_hypothesis(folder: str, id: str) -> dict[str, Any]:
     except LabError as error:
         raise RecordError(str(error)) from None
     chapter = _chapter(notebook, h)
-    verdict, entry = chapter.verdict, chapter.entry
+    verdict = chapter.verdict
+    entry = chapter.entry
     told: dict[str, Any] = {
-        "path": chapter.file, "outcome": chapter.outcome, "named": titled(h),
-        **plain({key: getattr(h, key) for key in (
-            "id", "title", "priority", "status", "confidence", "cause", "explains", "metric", "smallest", "seeds",
-            "alpha", "steps", "method", "validated_if", "invalidated_if", "prerequisites", "stops_early",
-        )}),
-        "direction": WAYS[h.direction], "metric_name": name_of(h.metric), "is_share": is_share(h.metric),
-        "smallest_told": level(h.metric, h.smallest), "arms": [
-            {"name": arm, "changes": changes, "color": figures.place_of(h, arm)} for arm, changes in chapter.arms
+        "path": chapter.file,
+        "outcome": chapter.outcome,
+        "named": titled(h),
+        **plain(
+            {
+                key: getattr(h, key)
+                for key in (
+                    "id",
+                    "title",
+                    "priority",
+                    "status",
+                    "confidence",
+                    "cause",
+                    "explains",
+                    "metric",
+                    "smallest",
+                    "seeds",
+                    "alpha",
+                    "steps",
+                    "method",
+                    "validated_if",
+                    "invalidated_if",
+                    "prerequisites",
+                    "stops_early",
+                )
+            }
+        ),
+        "direction": WAYS[h.direction],
+        "metric_name": name_of(h.metric),
+        "is_share": is_share(h.metric),
+        "smallest_told": level(h.metric, h.smallest),
+        "arms": [
+            {"name": arm, "changes": changes, "color": figures.place_of(h, arm)}
+            for arm, changes in chapter.arms
         ],
-        "trouble": chapter.trouble, "prose": tree(chapter.words), "fix": chapter.fix, "verdict": None,
+        "trouble": chapter.trouble,
+        "prose": tree(chapter.words),
+        "fix": chapter.fix,
+        "verdict": None,
         "curves": [
-            {"title": title_of(metric), "is_share": is_share(metric), "arms": [
-                {"arm": arm, "color": figures.place_of(h, arm), "seeds": plain(lines)}
-                for arm, lines in figures.arms_with(h, chapter.curves, kind).items()
-            ]}
+            {
+                "title": title_of(metric),
+                "is_share": is_share(metric),
+                "arms": [
+                    {"arm": arm, "color": figures.place_of(h, arm), "seeds": plain(lines)}
+                    for arm, lines in figures.arms_with(h, chapter.curves, kind).items()
+                ],
+            }
             for kind, metric in figures.kinds(h, chapter.curves).items()
         ],
-    }  # fmt: skip
+    }
     if chapter.runs:
         head, rows = runs_table(h.metric, chapter.runs)
         order = sorted(chapter.runs, key=lambda run: [r.arm for r in chapter.runs].index(run.arm))
-        folders = [str((notebook.folder / run.folder).resolve()) if run.folder else "" for run in order]
+        folders = [
+            str((notebook.folder / run.folder).resolve()) if run.folder else "" for run in order
+        ]
         told["runs"] = {"head": head, "rows": rows, "folders": folders}
     if verdict is not None:
         sign = sign_of(h)
-        told["verdict"] = plain({
-            "status": verdict.status, "confidence": verdict.confidence, "sentence": verdict.sentence,
-            "because": verdict.because, "caveats": caveats(verdict), "specification": verdict.specification,
-            "date": entry.date if entry else "", "command": entry.command if entry else "",
-            "machine": entry.machine if entry else "", "notes": entry.notes if entry else (),
-            "table": arms_table(h, verdict) if verdict.comparisons else None,
-            "effects": [
-                {
-                    "arm": c.arm, "color": figures.place_of(h, c.arm), "effect": sign * c.interval.effect,
-                    "ends": sorted(sign * end for end in (c.interval.low, c.interval.high)), "level": c.level,
-                    "seeds": [sign * difference for difference in c.differences],
-                }
-                for c in verdict.comparisons
-            ],
-            "smallest": sign * h.smallest, "either": str(h.direction) == "either",
-        })  # fmt: skip
+        told["verdict"] = plain(
+            {
+                "status": verdict.status,
+                "confidence": verdict.confidence,
+                "sentence": verdict.sentence,
+                "because": verdict.because,
+                "caveats": caveats(verdict),
+                "specification": verdict.specification,
+                "date": entry.date if entry else "",
+                "command": entry.command if entry else "",
+                "machine": entry.machine if entry else "",
+                "notes": entry.notes if entry else (),
+                "table": arms_table(h, verdict) if verdict.comparisons else None,
+                "effects": [
+                    {
+                        "arm": c.arm,
+                        "color": figures.place_of(h, c.arm),
+                        "effect": sign * c.interval.effect,
+                        "ends": sorted(sign * end for end in (c.interval.low, c.interval.high)),
+                        "level": c.level,
+                        "seeds": [sign * difference for difference in c.differences],
+                    }
+                    for c in verdict.comparisons
+                ],
+                "smallest": sign * h.smallest,
+                "either": str(h.direction) == "either",
+            }
+        )
     return told

@@ -1,4 +1,6 @@
-"""Contents of the given folders, kept up to date: rows for the table, readers of one run, log or journal."""
+"""Contents of the given folders, kept up to date: rows for the table, readers of one run, log or
+journal.
+"""
 
 import base64
 import contextlib
@@ -24,7 +26,8 @@ from uptrend.records.directory import is_being_written, plain
 from uptrend.records.summary import run_row
 
 # Seconds between two looks at all files: at least so many, and so many times what a look takes.
-PAUSE, REST = 1.0, 20.0
+PAUSE = 1.0
+REST = 20.0
 # Seconds between two reports on a run that grows.
 REPORT_PAUSE = 10.0
 Row = dict[str, Any]
@@ -52,10 +55,13 @@ class IndexProgress:
 
 
 class RunTables:
-    """Metrics of runs as the reader process gives them; each is asked for again where its file changed."""
+    """Metrics of runs as the reader process gives them; each is asked for again where its file
+    changed.
+    """
 
     def __init__(self, index: ReadIndex, reader: ReaderProcess) -> None:
-        self._index, self._reader = index, reader
+        self._index = index
+        self._reader = reader
         self._held: OrderedDict[Path, tuple[Any, pa.Table, int]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -72,13 +78,19 @@ class RunTables:
         file = self._index.file_of(path)
         arrow = self._reader.call("run_table", str(path), str(file), curves.LARGE)["arrow"]
         if arrow is None:
-            table, size = pa.ipc.open_file(pa.memory_map(str(file))).read_all(), 0  # mapped, not in memory
+            # mapped, not in memory
+            table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+            size = 0
         else:
-            table, size = pa.ipc.open_stream(base64.b64decode(arrow)).read_all(), len(arrow)
+            table = pa.ipc.open_stream(base64.b64decode(arrow)).read_all()
+            size = len(arrow)
         with self._lock:
             self._held[path] = now, table, size
             self._held.move_to_end(path)
-            while len(self._held) > 1 and sum(size for _, _, size in self._held.values()) > curves.HELD:
+            while (
+                len(self._held) > 1
+                and sum(size for _, _, size in self._held.values()) > curves.HELD
+            ):
                 self._held.popitem(last=False)
         return table
 
@@ -87,9 +99,11 @@ class Library:
     """Runs, logs and journals of some folders."""
 
     def __init__(self, roots: Sequence[Path], home: Path) -> None:
-        self.roots, self.index = tuple(roots), ReadIndex(home)
-        # Processes of their own: a page does not wait until a log is read or a run judged, which takes minutes, and
-        # logs that are dropped on a page neither wait for those of the folders nor hold them up.
+        self.roots = tuple(roots)
+        self.index = ReadIndex(home)
+        # Processes of their own: a page does not wait until a log is read or a run judged, which
+        # takes minutes, and logs that are dropped on a page neither wait for those of the folders
+        # nor hold them up.
         self.worker, self.pages = ReaderProcess(self.folders), ReaderProcess(self.folders)
         self.uploads = ReaderProcess()
         self._tables = RunTables(self.index, self.pages)
@@ -97,7 +111,8 @@ class Library:
         self._entries: dict[str, LibraryEntry] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="uptrend-index")
-        self._reports: dict[str, float] = {}  # when the last report was begun, or the next one is due
+        # when the last report was begun, or the next one is due
+        self._reports: dict[str, float] = {}
         self.judged: Counter[str] = Counter()
         """Reports made so far, by source."""
         self.closing = False
@@ -121,23 +136,35 @@ class Library:
         pause = 0.0
         while not self._stop.wait(pause):
             begun = time.monotonic()
-            with contextlib.suppress(Exception):  # a disk that comes and goes: the next look may find it again
+            # a disk that comes and goes: the next look may find it again
+            with contextlib.suppress(Exception):
                 self.refresh()
-            pause = max(PAUSE, REST * (time.monotonic() - begun)) if self.progress.total == 0 else PAUSE
-            self.progress.indexing, self.progress.total, self.progress.done = False, 0, 0
+            pause = (
+                max(PAUSE, REST * (time.monotonic() - begun)) if self.progress.total == 0 else PAUSE
+            )
+            self.progress.indexing = False
+            self.progress.total = 0
+            self.progress.done = 0
 
     def folders(self) -> list[str]:
-        """Return the folders outside which nothing is read: a link may take a file's place after it was looked at."""
+        """Return the folders outside which nothing is read: a link may take a file's place after it
+        was looked at.
+        """
         roots = [Path(os.path.realpath(root)) for root in self.roots]
         return [str(root.parent if root.is_file() else root) for root in roots]
 
     def refresh(self) -> None:
         """Look at all files once, and read those that changed, the newest first."""
-        sources, entries = find_sources(self.roots), dict(self._entries)
+        sources = find_sources(self.roots)
+        entries = dict(self._entries)
         known = {id: entry.stamp for id, entry in entries.items()}
         stamps = {id: source.stamp() for id, source in sources.items()}
         gone = [id for id, entry in entries.items() if entry.source.id not in sources]
-        stale = sorted((id for id in sources if known.get(id) != stamps[id]), key=lambda id: stamps[id], reverse=True)
+        stale = sorted(
+            (id for id in sources if known.get(id) != stamps[id]),
+            key=lambda id: stamps[id],
+            reverse=True,
+        )
         self.progress.total = len(stale)
         for id in gone:
             self._entries.pop(id, None)
@@ -149,8 +176,11 @@ class Library:
             self.progress.version += 1
         for entry in list(self._entries.values()):
             status = entry.row.get("status")
-            # A run writes its last file while it still holds its lock: its status changes without a file.
-            if status in ("running", "killed") and is_being_written(entry.source.path) != (status == "running"):
+            # A run writes its last file while it still holds its lock: its status changes without a
+            # file.
+            if status in ("running", "killed") and is_being_written(entry.source.path) != (
+                status == "running"
+            ):
                 with contextlib.suppress(RecordError):
                     entry.row["status"] = self._read_facts(entry.source)["row"]["status"]
                     self.progress.version += status != entry.row["status"]
@@ -161,7 +191,9 @@ class Library:
         rows = self._rows_of(source, stamp) or [{}]  # no log after all: not read again
         for number, row in enumerate(rows):
             key = source.id if number == 0 else f"{source.id}@{number + 1}"
-            self._entries[key] = LibraryEntry(source, stamp, {"id": key, **row} if row else {}, number)
+            self._entries[key] = LibraryEntry(
+                source, stamp, {"id": key, **row} if row else {}, number
+            )
         number = len(rows) + 1
         while (old := self._entries.get(f"{source.id}@{number}")) and old.source.id == source.id:
             del self._entries[f"{source.id}@{number}"]  # a log that holds fewer runs than before
@@ -174,18 +206,35 @@ class Library:
             try:
                 source.check_all()
                 is_run = source.kind == "run"
-                kept = [self._facts(source, stamp)["row"]] if is_run else self._rows_of_other(source, stamp)
+                kept = (
+                    [self._facts(source, stamp)["row"]]
+                    if is_run
+                    else self._rows_of_other(source, stamp)
+                )
             except RecordError as error:
-                # A file that only looked like a log is not worth a row, unless somebody asked for it.
-                is_asked = source.strong or source.path in (Path(os.path.realpath(root)) for root in self.roots)
+                # A file that only looked like a log is not worth a row, unless somebody asked for
+                # it.
+                is_asked = source.strong or source.path in (
+                    Path(os.path.realpath(root)) for root in self.roots
+                )
                 kept = [_broken(source, str(error))] if is_asked else []
-            except Exception as error:  # a damaged record may hold anything anywhere, and the next one is not to blame
-                kept = [_broken(source, f"It does not read as a {source.kind}: {type(error).__name__} {error}.")]
+            # A damaged record may hold anything anywhere, and the next one is not to blame.
+            except Exception as error:
+                kept = [
+                    _broken(
+                        source,
+                        f"It does not read as a {source.kind}: {type(error).__name__} {error}.",
+                    )
+                ]
             kept = plain(kept)
             if not self._stop.is_set():  # else the worker may have been ended under it
                 self.index.put(source.key, "rows", stamp, kept)
         # A report that was made here since, of the same files.
-        if kept and source.kind == "run" and (report := self.index.get(source.key, "report", source.stamp()[:4])):
+        if (
+            kept
+            and source.kind == "run"
+            and (report := self.index.get(source.key, "report", source.stamp()[:4]))
+        ):
             kept = [{**kept[0], **found_in(report)}]
         return kept or []
 
@@ -198,7 +247,9 @@ class Library:
         return [_log_row(source, one) for one in told]
 
     def facts(self, entry: LibraryEntry) -> Row:
-        """Return what was read of a run besides its table: settings, evaluations, notes, markers, reports."""
+        """Return what was read of a run besides its table: settings, evaluations, notes, markers,
+        reports.
+        """
         return self._facts(entry.source, entry.source.stamp())
 
     def _facts(self, source: FoundSource, stamp: Stamp) -> Row:
@@ -216,11 +267,17 @@ class Library:
 
     def entries(self, kind: str) -> list[LibraryEntry]:
         """Return all that is known of one kind."""
-        return [entry for entry in list(self._entries.values()) if entry.source.kind == kind and entry.row]
+        return [
+            entry
+            for entry in list(self._entries.values())
+            if entry.source.kind == kind and entry.row
+        ]
 
     def rows(self, kinds: Sequence[str] = ("run", "log")) -> list[Row]:
         """Return the rows of some kinds, in no order."""
-        return [entry.row for entry in list(self._entries.values()) if entry.row.get("kind") in kinds]
+        return [
+            entry.row for entry in list(self._entries.values()) if entry.row.get("kind") in kinds
+        ]
 
     def entry(self, id: str, *kinds: str) -> LibraryEntry:
         """Return what an id names; RecordError where nothing is known by it."""
@@ -294,7 +351,9 @@ class Library:
 
     def known_report(self, entry: LibraryEntry) -> dict[str, Any] | None:
         """Return the report of a run as it is now; None where nobody made one."""
-        found: dict[str, Any] | None = self.index.get(entry.source.key, "report", entry.source.stamp()[:4])
+        found: dict[str, Any] | None = self.index.get(
+            entry.source.key, "report", entry.source.stamp()[:4]
+        )
         if found is None:
             with contextlib.suppress(RecordError, OSError):
                 found = self.facts(entry)["saved"]
@@ -307,7 +366,12 @@ class Library:
             source.check_below(source.path / "rollouts", source.path / "evals")
             report = self.worker.call("diagnose_run", str(source.path))
         except RecordError as error:
-            report = {"trend": "", "sentence": f"The doctor could not judge it. {error}", "findings": [], "steps": 0}
+            report = {
+                "trend": "",
+                "sentence": f"The doctor could not judge it. {error}",
+                "findings": [],
+                "steps": 0,
+            }
         if not self._stop.is_set():  # else the worker was ended under it
             self.index.put(source.key, "report", stamp, report)
             self.judged[source.id] += 1
@@ -328,14 +392,22 @@ def _broken(source: FoundSource, why: str) -> Row:
 
 def _log_name(path: Path) -> str:
     """Return the name of a log: with its folder's, where it says little by itself."""
-    return f"{path.parent.name}/{path.name}" if path.is_file() or path.name in ("raw", "logs", "output") else path.name
+    return (
+        f"{path.parent.name}/{path.name}"
+        if path.is_file() or path.name in ("raw", "logs", "output")
+        else path.name
+    )
 
 
 def _log_row(source: FoundSource, told: Row) -> Row:
     """Return the row of one run of a log, from what `read_log` told of it."""
-    config, evals = flatten(told["config"]), told["evals"]
+    config = flatten(told["config"])
+    evals = told["evals"]
     scores = [e for e in evals if isinstance(e.get("accuracy", e.get("reward")), int | float)]
-    ends = [{"accuracy": e.get("accuracy"), "reward": e.get("reward"), "step": e.get("step", 0)} for e in scores]
+    ends = [
+        {"accuracy": e.get("accuracy"), "reward": e.get("reward"), "step": e.get("step", 0)}
+        for e in scores
+    ]
     row = run_row(
         name=told["name"] or _log_name(source.path),
         path=str(source.path),
@@ -348,6 +420,12 @@ def _log_row(source: FoundSource, told: Row) -> Row:
         reward=told["reward"],
     )
     return {
-        **row, "kind": "log", "trainer": told["trainer"], "sparkline": told["sparkline"], **found_in(told["report"]),
-        "updated": source.stamp()[0][0] / 1e9, "seconds": None, "config": config,
-    }  # fmt: skip
+        **row,
+        "kind": "log",
+        "trainer": told["trainer"],
+        "sparkline": told["sparkline"],
+        **found_in(told["report"]),
+        "updated": source.stamp()[0][0] / 1e9,
+        "seconds": None,
+        "config": config,
+    }

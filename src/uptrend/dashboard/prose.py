@@ -1,4 +1,6 @@
-"""People's Markdown as a tree of known tags, from which a page is built without any HTML of theirs."""
+"""People's Markdown as a tree of known tags, from which a page is built without any HTML of
+theirs.
+"""
 
 import re
 from typing import Any
@@ -7,16 +9,31 @@ from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
 
 TAGS = {
-    "paragraph": "p", "bullet_list": "ul", "ordered_list": "ol", "list_item": "li", "blockquote": "blockquote",
-    "strong": "strong", "em": "em", "s": "s", "table": "table", "thead": "thead", "tbody": "tbody", "tr": "tr",
-    "th": "th", "td": "td", "hr": "hr", "hardbreak": "br",
-}  # fmt: skip
+    "paragraph": "p",
+    "bullet_list": "ul",
+    "ordered_list": "ol",
+    "list_item": "li",
+    "blockquote": "blockquote",
+    "strong": "strong",
+    "em": "em",
+    "s": "s",
+    "table": "table",
+    "thead": "thead",
+    "tbody": "tbody",
+    "tr": "tr",
+    "th": "th",
+    "td": "td",
+    "hr": "hr",
+    "hardbreak": "br",
+}
 COMMENT = re.compile(r"<!--.*?-->[ \t]*\n?", re.DOTALL)
 Tree = str | list[Any]
 
 
 def tree(text: str) -> list[Tree]:
-    """Return Markdown as nodes: a text, or a list of a tag, attributes and nodes. HTML in it is text."""
+    """Return Markdown as nodes: a text, or a list of a tag, attributes and nodes. HTML in it is
+    text.
+    """
     parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
     return _children(SyntaxTreeNode(parser.parse(COMMENT.sub("", text))))
 

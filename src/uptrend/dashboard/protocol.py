@@ -5,10 +5,13 @@ import asyncio
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-# Seconds in which a request's head, and then its body, must have arrived: a log of UPLOAD bytes over a slow line.
-# They count from the first byte that is awaited, so that bytes which drip in gain nothing.
-HEAD_S, BODY_S = 15.0, 300.0
-# Bytes that a request's head may have. A browser sends the cookies of all servers of this host with it.
+# Seconds in which a request's head, and then its body, must have arrived: a log of UPLOAD bytes
+# over a slow line. They count from the first byte that is awaited, so that bytes which drip in gain
+# nothing.
+HEAD_S = 15.0
+BODY_S = 300.0
+# Bytes that a request's head may have. A browser sends the cookies of all servers of this host with
+# it.
 MAX_HEAD = 65_536
 
 

@@ -1,4 +1,6 @@
-"""Rollouts of a run: lists by step, task and text, and one rollout with its conversation and its tokens."""
+"""Rollouts of a run: lists by step, task and text, and one rollout with its conversation and its
+tokens.
+"""
 
 import contextlib
 import os
@@ -17,7 +19,8 @@ from uptrend.records.run import step_folders
 # Seconds that one request may spend on reading steps; the next goes on from there.
 BUDGET = 0.6
 # Characters of a message, and tokens of a sequence, that a page gets unless it asks for more.
-CHARACTERS, TOKENS = 20_000, 4_000
+CHARACTERS = 20_000
+TOKENS = 4_000
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,14 @@ class RolloutPlace:
     def steps(self) -> dict[int, int]:
         """Return the steps that have rollouts, each with the time of its file."""
         if self.entry.source.kind == "log":
-            return dict.fromkeys(self.library.log(self.entry)["rollout_steps"], 0) if not self.held else {}
-        folder = self.entry.source.check(self.entry.source.path / ("evals" if self.held else "rollouts"))
+            return (
+                dict.fromkeys(self.library.log(self.entry)["rollout_steps"], 0)
+                if not self.held
+                else {}
+            )
+        folder = self.entry.source.check(
+            self.entry.source.path / ("evals" if self.held else "rollouts")
+        )
         # Rollouts count with their line, which is written after them.
         counted = self._evaluated() if self.held else self._trained()
         found = {}
@@ -58,13 +67,19 @@ class RolloutPlace:
         return {line["step"] for line in self.library.facts(self.entry)["evals"]}
 
     def ask(self, work: str, step: int, *arguments: Any) -> Any:
-        """Have the reader process work on the rollouts of a step; RecordError where there are none."""
-        return self.library.pages.call(work, str(self.entry.source.path), self._place(step), *arguments)
+        """Have the reader process work on the rollouts of a step; RecordError where there are
+        none.
+        """
+        return self.library.pages.call(
+            work, str(self.entry.source.path), self._place(step), *arguments
+        )
 
     def _place(self, step: int) -> dict[str, Any]:
         """Return where the rollouts of a step are, as the reader process is told."""
         source = self.entry.source
-        missing = f"{source.id} has no rollouts of {'the evaluation after ' * self.held}step {step}."
+        missing = (
+            f"{source.id} has no rollouts of {'the evaluation after ' * self.held}step {step}."
+        )
         if source.kind == "log":
             if step not in self.steps():
                 raise RecordError(missing)
@@ -84,9 +99,15 @@ class RolloutPlace:
         self._place(step)
 
 
-def _bring_up_to_date(place: RolloutPlace, only: int | None = None, budget: float = BUDGET) -> tuple[int, int]:
-    """Index steps that are new or changed until the time is up; return how many are done, and how many there are."""
-    index, entry, begun = place.library.index, f"rollouts-{int(place.held)}", time.monotonic()
+def _bring_up_to_date(
+    place: RolloutPlace, only: int | None = None, budget: float = BUDGET
+) -> tuple[int, int]:
+    """Index steps that are new or changed until the time is up; return how many are done, and how
+    many there are.
+    """
+    index = place.library.index
+    entry = f"rollouts-{int(place.held)}"
+    begun = time.monotonic()
     known: dict[str, int] = index.get(place.key, entry) or {}
     steps = place.steps()
     wanted = [only] if only is not None else list(steps)
@@ -99,7 +120,8 @@ def _bring_up_to_date(place: RolloutPlace, only: int | None = None, budget: floa
         except Exception:
             rows = []  # a damaged file has no lines; asked for by itself it says so
         index.put_rollouts(place.key, place.held, step, rows)
-        known[str(step)], changed = steps[step], True
+        known[str(step)] = steps[step]
+        changed = True
         if time.monotonic() - begun > budget:
             break
     if gone := [name for name in known if int(name) not in steps]:
@@ -137,49 +159,83 @@ def find(
 ) -> dict[str, Any]:
     """Return lines of rollouts that meet all conditions, in an order, a page at a time.
 
-    A long run is indexed over several requests: `indexed` counts the steps that the answer knows. With a text, steps
-    are read until the page is full or the time is up, and `next` is where to go on.
+    A long run is indexed over several requests: `indexed` counts the steps that the answer knows.
+    With a text, steps are read until the page is full or the time is up, and `next` is where to go
+    on.
     """
-    order_name, falls = sort.removeprefix("-"), sort.startswith("-")
+    order_name = sort.removeprefix("-")
+    falls = sort.startswith("-")
     if order_name not in ORDERS:
-        raise BadRequest(f"sort={sort[:80]} is no order of rollouts: {', '.join(ORDERS)}, `-` for the largest first.")
+        raise BadRequest(
+            f"sort={sort[:80]} is no order of rollouts: {', '.join(ORDERS)}, `-` for the largest"
+            " first."
+        )
     if step is not None and step not in place.steps():
         place.check(step)
     done, steps = _bring_up_to_date(place, step)
-    where, values = ["held=?"], list[Any]([place.held])
+    where = ["held=?"]
+    values = list[Any]([place.held])
     for condition, value in (
-        ("step=?", step), ('"group"=?', group or None), ("task=?", task or None), ("ended=?", ended or None),
-        ("correct=?", correct), ("reward>=?", low), ("reward<=?", high),
+        ("step=?", step),
+        ('"group"=?', group or None),
+        ("task=?", task or None),
+        ("ended=?", ended or None),
+        ("correct=?", correct),
+        ("reward>=?", low),
+        ("reward<=?", high),
         ("instr(',' || tools || ',', ?)", f",{tool}," if tool else None),
-    ):  # fmt: skip
+    ):
         if value is not None:
             where.append(condition)
             values.append(value)
-    joined, order = " and ".join(where), ORDERS[order_name]
+    joined = " and ".join(where)
+    order = ORDERS[order_name]
     order = order.replace(",", " desc,") + " desc" if falls else order
     by = f"order by {'' if order_name == 'step' else f'{order_name} is null, '}{order}"
-    if ended and ended not in list(Ending) and not place.library.index.count_rollouts(place.key, "ended=?", [ended]):
+    if (
+        ended
+        and ended not in list(Ending)
+        and not place.library.index.count_rollouts(place.key, "ended=?", [ended])
+    ):
         raise BadRequest(f"ended={ended[:80]} is no ending: {', '.join(Ending)}.")
     told = {"indexed": done, "steps": steps, "next": None}
     if text:  # step by step, whatever the order: each step's file is then read once
-        found = _search(place, joined, values, f"order by {ORDERS['step']}", text.lower(), limit, offset)
+        found = _search(
+            place, joined, values, f"order by {ORDERS['step']}", text.lower(), limit, offset
+        )
         if order_name != "step":
             sign = -1 if falls else 1
-            found["rollouts"].sort(key=lambda row: (row[order_name] is None, (row[order_name] or 0) * sign))
+            found["rollouts"].sort(
+                key=lambda row: (row[order_name] is None, (row[order_name] or 0) * sign)
+            )
         return {**told, **found}
     total = place.library.index.count_rollouts(place.key, joined, values)
-    rows = place.library.index.rollouts(place.key, joined, values, f"{by} limit {int(limit)} offset {int(offset)}")
+    rows = place.library.index.rollouts(
+        place.key, joined, values, f"{by} limit {int(limit)} offset {int(offset)}"
+    )
     return {**told, "total": total, "rollouts": rows}
 
 
 def _search(
-    place: RolloutPlace, where: str, values: Sequence[Any], order: str, text: str, limit: int, offset: int
+    place: RolloutPlace,
+    where: str,
+    values: Sequence[Any],
+    order: str,
+    text: str,
+    limit: int,
+    offset: int,
 ) -> dict[str, Any]:
     """Read messages of candidates in order until the page is full or the time is up."""
-    begun, found, at = time.monotonic(), list[dict[str, Any]](), offset
-    places = lru_cache(2)(lambda step: {tuple(name): said for *name, said in place.ask("search_step", step, text)})
+    begun = time.monotonic()
+    found = list[dict[str, Any]]()
+    at = offset
+    places = lru_cache(2)(
+        lambda step: {tuple(name): said for *name, said in place.ask("search_step", step, text)}
+    )
     while True:
-        rows = place.library.index.rollouts(place.key, where, values, f"{order} limit 500 offset {at}")
+        rows = place.library.index.rollouts(
+            place.key, where, values, f"{order} limit 500 offset {at}"
+        )
         for row in rows:
             at += 1
             said = places(row["step"]).get((row["group"], row["index"], row["nth"]))
@@ -201,11 +257,16 @@ def show(
     characters: int = CHARACTERS,
     tokens: int = TOKENS,
 ) -> dict[str, Any]:
-    """Return one rollout: messages by turn, reward by part, commands, and its tokens with all their figures."""
-    source, root = place.entry.source, None
+    """Return one rollout: messages by turn, reward by part, commands, and its tokens with all their
+    figures.
+    """
+    source = place.entry.source
+    root = None
     if source.kind == "run":
         for folder in step_folders(source.path / "checkpoints").values():
             source.check(folder / "model" / "tokenizer.json")
         root = str(source.root)
-    found: dict[str, Any] = place.ask("show_rollout", step, group, index, nth, characters, tokens, root)
+    found: dict[str, Any] = place.ask(
+        "show_rollout", step, group, index, nth, characters, tokens, root
+    )
     return found

@@ -1,9 +1,9 @@
 """The web server: pages, JSON, live events, and the rules that keep others out.
 
-It binds to loopback and asks for a token, which the page keeps in a cookie: other people of this machine reach loopback
-too. The names by which a browser may reach it are known (`Host`), so that a foreign page that points its own name here
-reads nothing; what such a page sends (`Origin`, `Sec-Fetch-Site`) is refused. All pages forbid inline scripts and
-anything from a network.
+It binds to loopback and asks for a token, which the page keeps in a cookie: other people of this
+machine reach loopback too. The names by which a browser may reach it are known (`Host`), so that a
+foreign page that points its own name here reads nothing; what such a page sends (`Origin`,
+`Sec-Fetch-Site`) is refused. All pages forbid inline scripts and anything from a network.
 """
 
 import asyncio
@@ -41,32 +41,51 @@ from uptrend.records.directory import plain
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
-SCRIPTS = ("core.js", "plots.js", "runs.js", "run.js", "rollouts.js", "doctor.js", "lab.js", "start.js")
+SCRIPTS = (
+    "core.js",
+    "plots.js",
+    "runs.js",
+    "run.js",
+    "rollouts.js",
+    "doctor.js",
+    "lab.js",
+    "start.js",
+)
 # plotly makes an empty style element and fills it by script: the hash is that of nothing.
 EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' {style}; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self' {style}; img-src 'self' data: blob:;"
+    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
-    "Content-Security-Policy": POLICY.format(style=EMPTY_STYLE), "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY", "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin", "Cache-Control": "no-cache",
-}  # fmt: skip
+    "Content-Security-Policy": POLICY.format(style=EMPTY_STYLE),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-# Bytes of a log that may be dropped on a page, and seconds between two looks at what somebody watches.
-UPLOAD, PULSE, HEARTBEAT = 64_000_000, 0.4, 15.0
+# Bytes of a log that may be dropped on a page, and seconds between two looks at what somebody
+# watches.
+UPLOAD = 64_000_000
+PULSE = 0.4
+HEARTBEAT = 15.0
 # Logs that may be sent or wait to be read at once; each takes room on the disk.
 MAX_UPLOADS = 64
 NO_TOKEN = (
-    "This dashboard asks for its token: open the address that `uptrend serve` printed in its terminal, which ends in "
-    "?token=… (a program sends it as Authorization: Bearer TOKEN)."
+    "This dashboard asks for its token: open the address that `uptrend serve` printed in its"
+    " terminal, which ends in ?token=… (a program sends it as Authorization: Bearer TOKEN)."
 )
-PAGE, REFUSED = "dashboard/templates/page.html", "dashboard/templates/refused.html"
+PAGE = "dashboard/templates/page.html"
+REFUSED = "dashboard/templates/refused.html"
 
 
 def plotly_script() -> Path:
-    """Return plotly's JavaScript, which comes inside its Python package; the package itself is not imported."""
+    """Return plotly's JavaScript, which comes inside its Python package; the package itself is not
+    imported.
+    """
     found = importlib.util.find_spec("plotly")
     if found is None or not found.submodule_search_locations:
         raise MissingExtra("plotly", "dashboard")
@@ -75,33 +94,45 @@ def plotly_script() -> Path:
 
 @cache
 def plotly_styles() -> list[str]:
-    """Return the ids of style elements that plotly's script adds, for maps, unless elements with these ids are there.
+    """Return the ids of style elements that plotly's script adds, for maps, unless elements with
+    these ids are there.
 
-    No page draws a map, and the pages' policy would refuse the styles with a message in the browser's console.
+    No page draws a map, and the pages' policy would refuse the styles with a message in the
+    browser's console.
     """
     script = plotly_script().read_text("utf-8")
     return sorted(set(re.findall(r'if\(!document\.getElementById\("([0-9a-f]{64})"\)\)', script)))
 
 
 class RequestGuard:
-    """ASGI layer that refuses foreign names, foreign pages and missing tokens, and adds headers to every answer."""
+    """ASGI layer that refuses foreign names, foreign pages and missing tokens, and adds headers to
+    every answer.
+    """
 
     def __init__(self, app: ASGIApp, names: Sequence[str], token: str) -> None:
-        self._app, self._names, self._token = app, {name.lower() for name in names}, token
+        self._app = app
+        self._names = {name.lower() for name in names}
+        self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
-        query = dict(pair.partition("=")[::2] for pair in scope["query_string"].decode("latin-1").split("&"))
+        headers = {
+            key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]
+        }
+        query = dict(
+            pair.partition("=")[::2] for pair in scope["query_string"].decode("latin-1").split("&")
+        )
         refused = self._refusal(scope, headers, query)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 known = {key for key, _ in message["headers"]}
                 added = [
-                    (k.lower().encode(), v.encode()) for k, v in HEADERS.items() if k.lower().encode() not in known
+                    (k.lower().encode(), v.encode())
+                    for k, v in HEADERS.items()
+                    if k.lower().encode() not in known
                 ]
                 message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
@@ -110,20 +141,29 @@ class RequestGuard:
             code, reason = refused
             answer: Response = JSONResponse({"error": reason}, code)
             if scope["path"] == "/":
-                answer = Response(render(REFUSED, reason=reason, asks=code == 401), code, media_type="text/html")
+                answer = Response(
+                    render(REFUSED, reason=reason, asks=code == 401), code, media_type="text/html"
+                )
             await answer(scope, receive, send_with_headers)
         elif self._token and scope["path"] == "/" and "token" in query:
             # From the address into a cookie, so that it is in no link that somebody copies.
             moved = Response(status_code=303, headers={"location": "/"})
             name = _cookie_name(headers["host"])
-            moved.set_cookie(name, self._token, httponly=True, samesite="strict", max_age=30 * 86400)
+            moved.set_cookie(
+                name, self._token, httponly=True, samesite="strict", max_age=30 * 86400
+            )
             await moved(scope, receive, send_with_headers)
         else:
             await self._app(scope, receive, send_with_headers)
 
-    def _refusal(self, scope: Scope, headers: dict[str, str], query: dict[str, str]) -> tuple[int, str] | None:
+    def _refusal(
+        self, scope: Scope, headers: dict[str, str], query: dict[str, str]
+    ) -> tuple[int, str] | None:
         if not self._is_ours(headers.get("host", "")):
-            return 421, "This server does not answer to that name. Add it with: uptrend serve --name NAME"
+            return (
+                421,
+                "This server does not answer to that name. Add it with: uptrend serve --name NAME",
+            )
         origin = headers.get("origin")
         if origin is not None and origin.lower().partition("://")[2] != headers["host"].lower():
             return 403, "Pages of other sites get no answer."
@@ -132,8 +172,11 @@ class RequestGuard:
             return 403, "Pages of other sites get no answer."
         if self._token:
             bearer = headers.get("authorization", "").removeprefix("Bearer ")
-            # By hand: http.cookies refuses all of them for an odd name of another server's on this host.
-            cookies = dict(one.strip().partition("=")[::2] for one in headers.get("cookie", "").split(";"))
+            # By hand: http.cookies refuses all of them for an odd name of another server's on this
+            # host.
+            cookies = dict(
+                one.strip().partition("=")[::2] for one in headers.get("cookie", "").split(";")
+            )
             cookie = cookies.get(_cookie_name(headers["host"]), "").strip('"')
             tokens = [bearer, cookie, query.get("token", "") if is_page else ""]
             if not any(hmac.compare_digest(one.encode(), self._token.encode()) for one in tokens):
@@ -152,7 +195,9 @@ class RequestGuard:
 
 
 def _cookie_name(host: str) -> str:
-    """Return the cookie's name: browsers send a host's cookies to all of its ports, so each port has its own."""
+    """Return the cookie's name: browsers send a host's cookies to all of its ports, so each port
+    has its own.
+    """
     port = re.search(r":(\d+)$", host)
     return f"uptrend-token-{port[1] if port else 80}"
 
@@ -180,9 +225,15 @@ def make_app(library: Library, names: Sequence[str] = LOOPBACK, token: str = "")
         name = request.path_params["name"]
         if name == "plotly.js":
             # A year: a newer plotly has another address, which the page asks for by its size.
-            return FileResponse(plotly_script(), headers={"Cache-Control": "public, max-age=31536000, immutable"})
+            return FileResponse(
+                plotly_script(), headers={"Cache-Control": "public, max-age=31536000, immutable"}
+            )
         known = {path.name: path for path in STATIC.iterdir()}
-        return FileResponse(known[name]) if name in known else JSONResponse({"error": "There is no such file."}, 404)
+        return (
+            FileResponse(known[name])
+            if name in known
+            else JSONResponse({"error": "There is no such file."}, 404)
+        )
 
     async def live(request: Request) -> Response:
         run = request.query_params.get("run")
@@ -193,11 +244,14 @@ def make_app(library: Library, names: Sequence[str] = LOOPBACK, token: str = "")
                 return JSONResponse({"error": str(error)}, 404)
         return StreamingResponse(_pulse(library, run, request), media_type="text/event-stream")
 
-    places, reading = asyncio.Semaphore(MAX_UPLOADS), asyncio.Semaphore()
+    places = asyncio.Semaphore(MAX_UPLOADS)
+    reading = asyncio.Semaphore()
 
     async def doctor(request: Request) -> Response:
         if places.locked():
-            return JSONResponse({"error": f"{MAX_UPLOADS} logs are being sent already. Try again in a moment."}, 503)
+            return JSONResponse(
+                {"error": f"{MAX_UPLOADS} logs are being sent already. Try again in a moment."}, 503
+            )
         async with places:
             try:
                 return await diagnosed(request)
@@ -206,7 +260,9 @@ def make_app(library: Library, names: Sequence[str] = LOOPBACK, token: str = "")
 
     async def diagnosed(request: Request) -> Response:
         # Of a name only what is plain: it becomes a file's.
-        name = re.sub(r"[^\w .()+=@-]", "_", re.split(r"[/\\]", request.query_params.get("name", ""))[-1]).lstrip(".")
+        name = re.sub(
+            r"[^\w .()+=@-]", "_", re.split(r"[/\\]", request.query_params.get("name", ""))[-1]
+        ).lstrip(".")
         name = name.encode()[-120:].decode("utf-8", "ignore") or "log.txt"
         with tempfile.TemporaryDirectory(prefix="uptrend-") as folder:
             path = Path(folder) / name
@@ -217,7 +273,12 @@ def make_app(library: Library, names: Sequence[str] = LOOPBACK, token: str = "")
                     if size > UPLOAD:
                         most = f"{UPLOAD // 1_000_000} MB"
                         return JSONResponse(
-                            {"error": f"{name} is larger than {most}: uptrend doctor {name} reads it."}, 413
+                            {
+                                "error": (
+                                    f"{name} is larger than {most}: uptrend doctor {name} reads it."
+                                )
+                            },
+                            413,
                         )
                     file.write(part)
             async with reading:  # one at a time, and no thread that pages need waits for its turn
@@ -227,16 +288,23 @@ def make_app(library: Library, names: Sequence[str] = LOOPBACK, token: str = "")
         return JSONResponse(api.openapi())
 
     routes = [
-        Route("/", page), Route("/static/{name}", static), Route("/api/live", live), Route("/api/openapi.json", schema),
+        Route("/", page),
+        Route("/static/{name}", static),
+        Route("/api/live", live),
+        Route("/api/openapi.json", schema),
         Route("/api/doctor", doctor, methods=["POST"]),
         *(Route(f"/api/{path}", answer) for path in api.ENDPOINTS),
-    ]  # fmt: skip
+    ]
     missing = {404: _no_such_address, 405: _no_such_address}
-    return RequestGuard(Starlette(routes=routes, lifespan=lifespan, exception_handlers=missing), names, token)
+    return RequestGuard(
+        Starlette(routes=routes, lifespan=lifespan, exception_handlers=missing), names, token
+    )
 
 
 async def _no_such_address(request: Request, error: Exception) -> Response:
-    told = f"There is no {request.method} {request.url.path[:120]}. What there is: /api/openapi.json"
+    told = (
+        f"There is no {request.method} {request.url.path[:120]}. What there is: /api/openapi.json"
+    )
     return JSONResponse({"error": told}, getattr(error, "status_code", 404))
 
 
@@ -273,10 +341,15 @@ def _diagnose(library: Library, path: Path) -> dict[str, Any]:
     for number, one in enumerate(told):
         table = pa.ipc.open_file(str(path.parent / f"dropped-{number}.arrow")).read_all()
         names = [name for name in table.column_names if table[name].null_count < len(table)]
-        runs.append({
-            "name": one["name"] or path.name, "trainer": one["trainer"], "notes": one["notes"],
-            "report": findings.told(one["report"], path.name, one["trainer"]), "curves": thin(table, names),
-        })  # fmt: skip
+        runs.append(
+            {
+                "name": one["name"] or path.name,
+                "trainer": one["trainer"],
+                "notes": one["notes"],
+                "report": findings.told(one["report"], path.name, one["trainer"]),
+                "curves": thin(table, names),
+            }
+        )
     return dict(plain({"name": path.name, "runs": runs}))
 
 
@@ -292,7 +365,8 @@ async def _pulse(library: Library, run: str | None, request: Request) -> AsyncIt
             try:
                 entry = await run_in_threadpool(library.entry, run, "run", "log")
                 stamp = await run_in_threadpool(entry.source.stamp)
-                now = (stamp, entry.row.get("status"), library.judged[entry.source.id])  # a killed run changes no file
+                # a killed run changes no file
+                now = (stamp, entry.row.get("status"), library.judged[entry.source.id])
             except (RecordError, OSError):
                 now = "gone"
         if now != last and last is not None:
@@ -314,10 +388,15 @@ class DashboardServer(uvicorn.Server):
         app = make_app(library, names, token)
         super().__init__(
             uvicorn.Config(
-                app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, ws="none",
-                http=TimedProtocol, h11_max_incomplete_event_size=MAX_HEAD,
+                app,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=2,
+                ws="none",
+                http=TimedProtocol,
+                h11_max_incomplete_event_size=MAX_HEAD,
             )
-        )  # fmt: skip
+        )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._library.closing = True
@@ -335,7 +414,8 @@ def open_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise RecordError(
-            f"{host}:{port} can't be listened on: {error.strerror or error}. Another port: --port 0 takes a free one."
+            f"{host}:{port} can't be listened on: {error.strerror or error}. Another port: --port 0"
+            " takes a free one."
         ) from None
     return listener
 

@@ -2,9 +2,9 @@
 
     python -P -m uptrend.dashboard.worker
 
-Its requests are `["read_log", folders, path, ...]`: folders outside which nothing is read, or null. The server opens
-none of these files itself: what takes too much memory is refused here, or ends this process, and the next request
-starts another.
+Its requests are `["read_log", folders, path, ...]`: folders outside which nothing is read, or null.
+The server opens none of these files itself: what takes too much memory is refused here, or ends
+this process, and the next request starts another.
 """
 
 import json
@@ -22,16 +22,25 @@ from uptrend.records.worker_process import WorkerDied, WorkerProcess, answer_req
 
 SLOW = (findings.read_log, findings.diagnose_run)
 QUICK = (
-    reading.read_run, reading.run_table, reading.pair_runs, reading.reward_bounds, reading.rollout_lines,
-    reading.search_step, reading.show_rollout, journals.read_overview, journals.read_hypothesis,
-)  # fmt: skip
+    reading.read_run,
+    reading.run_table,
+    reading.pair_runs,
+    reading.reward_bounds,
+    reading.rollout_lines,
+    reading.search_step,
+    reading.show_rollout,
+    journals.read_overview,
+    journals.read_hypothesis,
+)
 WORK: dict[str, Callable[..., Any]] = {work.__name__: work for work in (*SLOW, *QUICK)}
 # Seconds that one piece of work may take.
 PATIENCE = 300.0
 # Bytes of memory from which the process ends after its work; the next call starts another.
 LARGEST = 400_000_000
-# Bytes and values of an answer: 100,000 rollouts of a step, or the evaluations of 10,000 steps, have half as many.
-MAX_ANSWER, MAX_ANSWER_VALUES = 128_000_000, 4_000_000
+# Bytes and values of an answer: 100,000 rollouts of a step, or the evaluations of 10,000 steps,
+# have half as many.
+MAX_ANSWER = 128_000_000
+MAX_ANSWER_VALUES = 4_000_000
 
 
 class ReaderProcess:
@@ -42,14 +51,18 @@ class ReaderProcess:
         self._worker = WorkerProcess("uptrend.dashboard.worker")
 
     def call(self, work: str, path: str, *arguments: Any, patience: float = PATIENCE) -> Any:
-        """Have work done and return its result; RecordError where it failed, died or took too long."""
+        """Have work done and return its result; RecordError where it failed, died or took too
+        long.
+        """
         folders = None if self._folders is None else self._folders()
         try:
             answer = self._worker.call([work, folders, path, *arguments], patience)
         except TimeoutError:
             raise RecordError(f"Reading {path} took more than {patience:.0f} seconds.") from None
         except WorkerDied:
-            raise RecordError(f"Reading {path} failed: it may need more memory than there is.") from None
+            raise RecordError(
+                f"Reading {path} failed: it may need more memory than there is."
+            ) from None
         if "error" in answer:
             raise RecordError(str(answer["error"]))
         return answer["result"]
@@ -86,7 +99,12 @@ def answer(request: list[Any]) -> dict[str, Any]:
         found: dict[str, Any] = {"result": result}
         # The server holds the answer, and nothing else bounds what it holds.
         if len(text) > MAX_ANSWER or count_values(text) > MAX_ANSWER_VALUES:
-            found = {"error": f"{arguments[0]} is too large: what a page needs of it are {megabytes(len(text))}."}
+            found = {
+                "error": (
+                    f"{arguments[0]} is too large: what a page needs of it are"
+                    f" {megabytes(len(text))}."
+                )
+            }
     except RecordError as error:
         found = {"error": str(error)}
     except MemoryError:

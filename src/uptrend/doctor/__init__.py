@@ -1,1 +1,3 @@
-"""Says why a run does not learn: checks on records, and probes with the model. Checks need no torch."""
+"""Says why a run does not learn: checks on records, and probes with the model. Checks need no
+torch.
+"""

@@ -1,4 +1,6 @@
-"""Answers of recorded rollouts, with what they earned: read by `tasks/answers.py`, not by the taskset's own parser."""
+"""Answers of recorded rollouts, with what they earned: read by `tasks/answers.py`, not by the
+taskset's own parser.
+"""
 
 import re
 from collections.abc import Sequence
@@ -46,16 +48,23 @@ class Answers(Chosen):
 
     @cached_property
     def finished_n(self) -> Flags:
-        """True where the last words are an answer: a rollout that was cut off may have had more to say."""
+        """True where the last words are an answer: a rollout that was cut off may have had more to
+        say.
+        """
         return ~np.isin(self.rows.ended_n[self.place_n], UNFINISHED)
 
     def accepted(self, golds: Sequence[str], among_n: Flags) -> Flags:
         """Flag those of some rollouts that the lenient reader takes for these gold answers."""
         trios = zip(among_n, self.response_n, golds, strict=True)
-        return np.array([bool(is_among) and says_somehow(said, gold) for is_among, said, gold in trios], np.bool_)
+        return np.array(
+            [bool(is_among) and says_somehow(said, gold) for is_among, said, gold in trios],
+            np.bool_,
+        )
 
     def golds_of_others(self) -> list[str]:
-        """Return for each rollout the gold answer of the next task of its step; its own where there is no other."""
+        """Return for each rollout the gold answer of the next task of its step; its own where there
+        is no other.
+        """
         gold_of = dict(zip(self.task_n.tolist(), self.gold_n, strict=True))
         tasks = sorted(gold_of)
         following = dict(zip(tasks, tasks[1:] + tasks[:1], strict=True))
@@ -92,7 +101,9 @@ def _read_step(rows: RolloutTable) -> Answers | None:
         golds,
         rows.task_n[place],
         right_n=right,
-        rewarded_n=np.where(np.isfinite(correct), correct != 0, reward >= high - 1e-6).astype(np.bool_),
+        rewarded_n=np.where(np.isfinite(correct), correct != 0, reward >= high - 1e-6).astype(
+            np.bool_
+        ),
         low_n=(reward <= low + 1e-6) & (high > low),
         reward_n=reward,
         wrong_n=np.array(list(map(is_surely_wrong, texts, golds)), np.bool_) & ~right,
@@ -123,7 +134,9 @@ class Payment:
 
     @cached_property
     def paid_wrong_n(self) -> Flags:
-        """True for surely wrong answers that earn as much as right ones, where these earn more than the least."""
+        """True for surely wrong answers that earn as much as right ones, where these earn more than
+        the least.
+        """
         top = self.earnings.top
         is_paid = top > np.min(self.reward_n)
         return self.wrong_n & (self.reward_n >= top - 1e-6) & is_paid
@@ -136,7 +149,9 @@ class Payment:
     @property
     def is_inverted(self) -> bool:
         """True where right answers earn less than wrong ones as a rule."""
-        return min(self.right_n.sum(), self.wrong_n.sum()) >= MIN_ANSWERS and self.earnings.is_inverted
+        return (
+            min(self.right_n.sum(), self.wrong_n.sum()) >= MIN_ANSWERS and self.earnings.is_inverted
+        )
 
 
 def payment(case: Case) -> Payment | None:
@@ -149,7 +164,9 @@ def payment(case: Case) -> Payment | None:
         np.concatenate([step.right_n & step.finished_n for step in steps]),
         np.concatenate([step.wrong_n & step.finished_n for step in steps]),
         np.concatenate([step.reward_n for step in steps]),
-        np.concatenate([np.array(step.rows.texts("task"), np.str_)[step.place_n] for step in steps]),
+        np.concatenate(
+            [np.array(step.rows.texts("task"), np.str_)[step.place_n] for step in steps]
+        ),
         [gold for step in steps for gold in step.gold_n],
         np.concatenate([list(map(_form, step.response_n, step.gold_n)) for step in steps]),
     )
@@ -169,4 +186,6 @@ def why_no_scores(case: Case) -> str:
 def why_no_answers(case: Case) -> str:
     """Return why there are no answers to judge; empty where there are."""
     lacking = case.why_no_rollouts(["reward", "task", "answer", "messages"])
-    return lacking or ("" if case.once(read_answers) else "no scored rollout has a gold answer and a text")
+    return lacking or (
+        "" if case.once(read_answers) else "no scored rollout has a gold answer and a text"
+    )

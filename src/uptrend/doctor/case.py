@@ -14,13 +14,16 @@ from uptrend.records.errors import RecordTooLarge
 from uptrend.records.memory import MAX_TABLE, check_size
 from uptrend.records.table import RolloutTable
 
-# At most so many steps are read. The first of them follow each other: an epoch's repeats show only there.
-MOST, FIRST = 8, 3
+# At most so many steps are read. The first of them follow each other: an epoch's repeats show only
+# there.
+MOST = 8
+FIRST = 3
 # Bytes of the rollouts that are read, over all steps.
 MOST_BYTES = 2 * MAX_TABLE
 # Held-out change above which a run has learned; its whole interval must lie above.
 LEARNED = 0.05
-# Steps after which a run without any gradient is told so: one step's tasks may all be too hard by chance.
+# Steps after which a run without any gradient is told so: one step's tasks may all be too hard by
+# chance.
 CERTAIN_STEPS = 3
 
 T = TypeVar("T")
@@ -44,7 +47,9 @@ class Case(RunCurves):
 
     @cached_property
     def chosen_steps(self) -> tuple[int, ...]:
-        """Steps whose rollouts are read: the first, the last, and some between; empty where none can be."""
+        """Steps whose rollouts are read: the first, the last, and some between; empty where none
+        can be.
+        """
         steps = sorted(self.view.rollout_steps) if not self._no_rollouts else []
         if len(steps) <= MOST:
             return tuple(steps)
@@ -55,7 +60,9 @@ class Case(RunCurves):
     def rows(self) -> list[RolloutTable]:
         """Rollouts of the steps that are read; empty where none were kept."""
         return [
-            RolloutTable(step, table) for step, table in self._tables.items() if table is not None and table.num_rows
+            RolloutTable(step, table)
+            for step, table in self._tables.items()
+            if table is not None and table.num_rows
         ]
 
     def rows_with(self, *columns: str) -> list[RolloutTable]:
@@ -89,9 +96,16 @@ class Case(RunCurves):
 
     @cached_property
     def is_certainly_idle(self) -> bool:
-        """True where every group of every step was dead and every gradient 0: a fact of few steps, not a trend."""
-        gradient, dead = self.curve("gradient/norm/before")[1], self.dead_groups
-        return min(len(gradient), len(dead)) >= CERTAIN_STEPS and not gradient.any() and bool((dead > 0.999).all())
+        """True where every group of every step was dead and every gradient 0: a fact of few steps,
+        not a trend.
+        """
+        gradient = self.curve("gradient/norm/before")[1]
+        dead = self.dead_groups
+        return (
+            min(len(gradient), len(dead)) >= CERTAIN_STEPS
+            and not gradient.any()
+            and bool((dead > 0.999).all())
+        )
 
     @cached_property
     def collapse(self) -> Collapse | None:
@@ -100,18 +114,24 @@ class Case(RunCurves):
 
     @cached_property
     def heldout(self) -> HeldoutChange | None:
-        """Change of the held-out score from the first evaluation to the last; None where it was not measured twice."""
+        """Change of the held-out score from the first evaluation to the last; None where it was not
+        measured twice.
+        """
         return heldout_change(self.view)
 
     @property
     def is_learned(self) -> bool:
-        """True where held-out tasks show beyond doubt that the model got better, whatever its noisy rewards say."""
+        """True where held-out tasks show beyond doubt that the model got better, whatever its noisy
+        rewards say.
+        """
         change = self.heldout
         return change is not None and change.interval is not None and change.interval[0] > LEARNED
 
     @property
     def has_gained(self) -> bool:
-        """True where held-out scores surely rose, however little: only another policy answers fixed tasks better."""
+        """True where held-out scores surely rose, however little: only another policy answers fixed
+        tasks better.
+        """
         change = self.heldout
         return change is not None and change.effect > 0 and change.chance < LEVEL
 

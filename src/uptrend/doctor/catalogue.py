@@ -1,7 +1,9 @@
-"""The causes: each is one page, `doctor/findings/ID.md`. Its TOML front matter is for programs, the rest for people.
+"""The causes: each is one page, `doctor/findings/ID.md`. Its TOML front matter is for programs, the
+rest for people.
 
-To add a cause, add its page, and a check or a probe that reports it. A number that belongs to a setting is written
-once, in the page's changes: sentences have the setting's name in braces, and get the value for the run at hand.
+To add a cause, add its page, and a check or a probe that reports it. A number that belongs to a
+setting is written once, in the page's changes: sentences have the setting's name in braces, and get
+the value for the run at hand.
 """
 
 import re
@@ -18,7 +20,8 @@ from uptrend.records.dialects import TRAINERS, Find, is_same, to_ours, to_theirs
 from uptrend.records.metrics import complete_claim
 
 FOLDER = Path(__file__).parent / "findings"
-# A setting in a sentence of a page's front matter: its value in the page's own change stands in its place.
+# A setting in a sentence of a page's front matter: its value in the page's own change stands in its
+# place.
 PLACE = re.compile(r"\{([a-z_]\w*(?:\.\w+)*)\}")
 
 
@@ -49,7 +52,9 @@ class Cause:
     explains: tuple[str, ...] = ()
     """Ids of causes whose signal it also produces: where both are found, those are its symptoms."""
     in_scalars: bool = False
-    """True where a metrics log alone shows it for certain, though it is an invariant or needs a probe elsewhere."""
+    """True where a metrics log alone shows it for certain, though it is an invariant or needs a
+    probe elsewhere.
+    """
     body: str = ""
     """The page below its first sentence."""
     how: str = ""
@@ -63,7 +68,9 @@ class Cause:
 
     def fitting(self, view: RunView) -> "Cause":
         """Return the cause as it is for the tasks of a run."""
-        return self.in_several_turns if self.in_several_turns and takes_several_turns(view) else self
+        return (
+            self.in_several_turns if self.in_several_turns and takes_several_turns(view) else self
+        )
 
 
 def parse_cause(id: str, page: str) -> Cause:
@@ -74,19 +81,25 @@ def parse_cause(id: str, page: str) -> Cause:
     cause = _cause_of(id, table, text)
     if several_turns is None:
         return cause
-    return replace(cause, in_several_turns=_cause_of(id, _overlaid(tomllib.loads(front), several_turns), text))
+    return replace(
+        cause, in_several_turns=_cause_of(id, _overlaid(tomllib.loads(front), several_turns), text)
+    )
 
 
 def _cause_of(id: str, table: dict[str, Any], text: str) -> Cause:
     what, _, body = text.removeprefix(f"# {id}\n").strip().partition("\n\n")
-    experiment, fix = table["experiment"], table["fix"]
-    how, commands = experiment.pop("how", ""), experiment.pop("commands", ())
+    experiment = table["experiment"]
+    fix = table["fix"]
+    how = experiment.pop("how", "")
+    commands = experiment.pop("commands", ())
     return Cause(
         id,
         Kind[table["kind"].upper()],
         what,
         Fix(fix["say"], _values_by_name(fix.get("set", {})), tuple(fix.get("untranslated", ()))),
-        _with_claim(Experiment(**{**experiment, "arms": _values_by_name(experiment.get("arms", {}))})),
+        _with_claim(
+            Experiment(**{**experiment, "arms": _values_by_name(experiment.get("arms", {}))})
+        ),
         rivals=tuple(Rival(other, apart) for other, apart in table.get("rivals", {}).items()),
         explains=tuple(table.get("explains", ())),
         in_scalars=table.get("in_scalars", False),
@@ -98,7 +111,9 @@ def _cause_of(id: str, table: dict[str, Any], text: str) -> Cause:
 
 
 def _with_claim(experiment: Experiment) -> Experiment:
-    return replace(experiment, claim=complete_claim(experiment.claim, experiment.metric, experiment.direction))
+    return replace(
+        experiment, claim=complete_claim(experiment.claim, experiment.metric, experiment.direction)
+    )
 
 
 def _overlaid(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,13 +126,20 @@ def _overlaid(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 
 def takes_several_turns(view: RunView) -> bool:
-    """Return True where a run's rollouts may take several turns, or were cut because they wanted to."""
-    turns, cut = (view.curve(metric)[1] for metric in ("sampling/turns/mean", "sampling/ended/turn-limit/share"))
+    """Return True where a run's rollouts may take several turns, or were cut because they wanted
+    to.
+    """
+    turns, cut = (
+        view.curve(metric)[1]
+        for metric in ("sampling/turns/mean", "sampling/ended/turn-limit/share")
+    )
     return (view.value("sampling.max_turns") or 1) > 1 or bool((turns > 1).any() or (cut > 0).any())
 
 
 def _values_by_name(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return settings by name, with relative values such as `{ times = 10 }` and `{ at_least = 16 }` read as such."""
+    """Return settings by name, with relative values such as `{ times = 10 }` and `{ at_least = 16
+    }` read as such.
+    """
 
     def value(given: Any) -> Any:
         match given:
@@ -133,17 +155,23 @@ def _values_by_name(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[s
                 return None
         return given
 
-    return {name: {key: value(given) for key, given in keys.items()} for name, keys in tables.items()}
+    return {
+        name: {key: value(given) for key, given in keys.items()} for name, keys in tables.items()
+    }
 
 
 CATALOGUE: dict[str, Cause] = {
-    path.stem: parse_cause(path.stem, path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.*.md"))
+    path.stem: parse_cause(path.stem, path.read_text(encoding="utf-8"))
+    for path in sorted(FOLDER.glob("*.*.md"))
 }
 
 
 def usual_rates(known: Find) -> tuple[float, float]:
-    """Return the rates that suit Adam by the number of weights: 2e-5 at most for billions; adapters take ten times."""
-    weights, adapter = known("model.parameters"), 10.0 if known("model.lora") else 1.0
+    """Return the rates that suit Adam by the number of weights: 2e-5 at most for billions; adapters
+    take ten times.
+    """
+    weights = known("model.parameters")
+    adapter = 10.0 if known("model.lora") else 1.0
     if not isinstance(weights, int | float) or weights <= 0:
         return 1e-6 * adapter, 2e-4 * adapter
     high = min(2e-4, max(1e-5, 2e-5 * (1e9 / weights) ** (1 / 3)))
@@ -159,7 +187,9 @@ def usual_rates_in_words() -> str:
 
 
 def settings_of(view: RunView) -> Find:
-    """Return what is in force in a run by our keys, or by its trainer's own names; and the number of weights."""
+    """Return what is in force in a run by our keys, or by its trainer's own names; and the number
+    of weights.
+    """
     weights = (view.info.get("model") or {}).get("parameters")
     raw = view.info.get("raw")
     own: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
@@ -174,11 +204,12 @@ def settings_of(view: RunView) -> Find:
 
 
 def complete_fix(fix: Fix, trainer: str = "", known: Find = lambda _: None) -> Fix:
-    """Return the fix for a run: its sentence with values, its changes in the settings of every trainer.
+    """Return the fix for a run: its sentence with values, its changes in the settings of every
+    trainer.
 
-    `known` gives what is in force in a run of `trainer`, by our keys and by its own names. With it relative values
-    become concrete, and what the run has already is no change but `in_force`. Values of another trainer than the run's
-    own are not known: relative ones stay relative.
+    `known` gives what is in force in a run of `trainer`, by our keys and by its own names. With it
+    relative values become concrete, and what the run has already is no change but `in_force`.
+    Values of another trainer than the run's own are not known: relative ones stay relative.
     """
     wanted = fix.changes.get("uptrend", {})
     ours = _concrete(wanted, known)
@@ -187,7 +218,11 @@ def complete_fix(fix: Fix, trainer: str = "", known: Find = lambda _: None) -> F
     in_force = _translated(ours_held, trainer, known)[0] or dict(ours_held)
     changes = {"uptrend": {key: value for key, value in ours.items() if key not in held}}
     notes: dict[str, tuple[str, ...]] = {}
-    left = {key: value for key, value in wanted.items() if key not in held and key not in fix.untranslated}
+    left = {
+        key: value
+        for key, value in wanted.items()
+        if key not in held and key not in fix.untranslated
+    }
     for who in TRAINERS:
         known_here: Find = known if who == trainer else _unknown
         changes[who], notes[who] = _translated(_concrete(left, known_here), who, known_here)
@@ -195,14 +230,21 @@ def complete_fix(fix: Fix, trainer: str = "", known: Find = lambda _: None) -> F
             is_held = who == trainer and _is_in_force(key, value, known, who)
             (in_force if is_held else changes[who])[key] = value
     values = {key: [value] for key, value in ours.items()}
-    marked = {key: [f"{setting(value, quote=False)} (in force already)"] for key, value in ours_held.items()}
+    marked = {
+        key: [f"{setting(value, quote=False)} (in force already)"]
+        for key, value in ours_held.items()
+    }
     named = set(PLACE.findall(fix.sentence))
     is_moot = bool(named) and named <= held and not changes.get(trainer)
     sentence = _moot(in_force) if is_moot else fill(fix.sentence, values | marked)
     is_all_held = bool(in_force) and held >= wanted.keys() and not changes.get(trainer)
     if is_all_held and not is_moot and assignments(in_force) not in sentence:
         sentence = f"{sentence} {_already(in_force)}."
-    given = {who: {key: _filled(value, values) for key, value in keys.items()} for who, keys in changes.items() if keys}
+    given = {
+        who: {key: _filled(value, values) for key, value in keys.items()}
+        for who, keys in changes.items()
+        if keys
+    }
     return replace(
         fix,
         sentence=sentence,
@@ -213,22 +255,30 @@ def complete_fix(fix: Fix, trainer: str = "", known: Find = lambda _: None) -> F
 
 
 def resolve_experiment(cause: Cause, known: Find = lambda _: None) -> Experiment:
-    """Return a cause's experiment with its arms' values made concrete, and its claim with them or with the fix's."""
+    """Return a cause's experiment with its arms' values made concrete, and its claim with them or
+    with the fix's.
+    """
     experiment = cause.experiment
     arms = {name: _concrete(keys, known) for name, keys in experiment.arms.items()}
     values = dict[str, list[Any]]({"steps": [experiment.steps]})
-    for keys in (*arms.values(), *([] if arms else [_concrete(cause.fix.changes.get("uptrend", {}), known)])):
+    for keys in (
+        *arms.values(),
+        *([] if arms else [_concrete(cause.fix.changes.get("uptrend", {}), known)]),
+    ):
         for key, value in keys.items():
             values.setdefault(key, []).append(value)
     return replace(experiment, claim=fill(experiment.claim, values), arms=arms)
 
 
 def fill(text: str, values: Mapping[str, Iterable[Any]]) -> str:
-    """Return a sentence with settings in braces replaced by their values, several joined by `or`."""
+    """Return a sentence with settings in braces replaced by their values, several joined by
+    `or`.
+    """
 
     def shown(match: re.Match[str]) -> str:
         words = (
-            value.in_words if isinstance(value, Times) else setting(value, quote=False) for value in values[match[1]]
+            value.in_words if isinstance(value, Times) else setting(value, quote=False)
+            for value in values[match[1]]
         )
         return " or ".join(dict.fromkeys(words))
 
@@ -252,11 +302,14 @@ def _unknown(_: str) -> None:
     """Know no setting."""
 
 
-def _translated(ours: Mapping[str, Any], trainer: str, known: Find) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _translated(
+    ours: Mapping[str, Any], trainer: str, known: Find
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return settings of ours in a trainer's words, and notes on them; our own words are ours."""
     if trainer not in TRAINERS:
         return dict(ours), ()
-    settings, notes = dict[str, Any](), list[str]()
+    settings = dict[str, Any]()
+    notes = list[str]()
     for key, value in ours.items():
         found = to_theirs(key, value, trainer, known)
         if found is not None and found.settings:
@@ -275,17 +328,26 @@ def _is_in_force(key: str, value: Any, known: Find, trainer: str = "uptrend") ->
 
 
 def _concrete(keys: Mapping[str, Any], known: Find, trainer: str = "uptrend") -> dict[str, Any]:
-    """Return settings with each relative value computed, where the value that it is relative to is known."""
+    """Return settings with each relative value computed, where the value that it is relative to is
+    known.
+    """
     made = dict(keys)
     for key, value in keys.items():
         ours = key if trainer == "uptrend" else to_ours(trainer, key) or key
         now = known(key) if known(ours) is None else known(ours)
         if isinstance(value, Limit):
             made[key] = value.applied_to(now)
-        elif isinstance(value, Times) and isinstance(now, int | float) and not isinstance(now, bool):
+        elif (
+            isinstance(value, Times) and isinstance(now, int | float) and not isinstance(now, bool)
+        ):
             scaled = now * value.factor
             if ours == "learning.lr" and str(known("learning.optimizer")).lower() != "sgd":
-                low, high = usual_rates(known)  # a rate that is off by orders of magnitude is not mended by a factor
-                scaled = min(scaled, high / 2) if value.factor < 1 else max(scaled, min(0.4 * low * value.factor, high))
+                # a rate that is off by orders of magnitude is not mended by a factor
+                low, high = usual_rates(known)
+                scaled = (
+                    min(scaled, high / 2)
+                    if value.factor < 1
+                    else max(scaled, min(0.4 * low * value.factor, high))
+                )
             made[key] = round(scaled) if isinstance(now, int) else float(f"{scaled:.3g}")
     return made

@@ -4,8 +4,8 @@
     def skipped_updates(case: Case) -> Found | None:
         ...
 
-The decorator answers "cannot tell" where a metric, a column of the rollouts or enough points are missing; `finding`
-adds what the cause's page knows.
+The decorator answers "cannot tell" where a metric, a column of the rollouts or enough points are
+missing; `finding` adds what the cause's page knows.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,9 @@ class Found:
     severity: Severity
     basis: Basis
     summary: str
-    """One sentence that names the cause, with its figures; `AS_PAGE` where these are in the evidence."""
+    """One sentence that names the cause, with its figures; `AS_PAGE` where these are in the
+    evidence.
+    """
     evidence: Sequence[Evidence]
     id: str = ""
     """The cause; needed only from a check that decides between several."""
@@ -55,7 +57,9 @@ def warn_if(is_fault: bool) -> Severity:
 
 
 def by_share(share: float, critical: float, warning: float = 0.0) -> Severity:
-    """Return the severity of a fault that affects this share, by the shares from which it is worse."""
+    """Return the severity of a fault that affects this share, by the shares from which it is
+    worse.
+    """
     return CRITICAL if share >= critical else warn_if(share >= warning)
 
 
@@ -75,14 +79,20 @@ class Check:
 
     def __call__(self, case: Case) -> Outcome:
         """Return the findings of this check, or why it cannot tell."""
-        lacking, outcomes = self._lacks(case), Outcome()
+        lacking = self._lacks(case)
+        outcomes = Outcome()
         answer = Lacking(lacking) if lacking else self.judge(case)
         for given in answer if isinstance(answer, Sequence) else [answer]:
             if isinstance(given, Lacking):
-                outcomes += [CannotTell(id, given.needs) for id in ([given.id] if given.id else self.ids)]
+                outcomes += [
+                    CannotTell(id, given.needs) for id in ([given.id] if given.id else self.ids)
+                ]
             elif given is not None:
-                assert given.id or len(self.ids) == 1, f"{self.ids}: a check of several causes must name its finding's"
-                id, told = given.id or self.ids[0], (given.severity, given.basis, given.summary, given.evidence)
+                assert given.id or len(self.ids) == 1, (
+                    f"{self.ids}: a check of several causes must name its finding's"
+                )
+                id = given.id or self.ids[0]
+                told = (given.severity, given.basis, given.summary, given.evidence)
                 outcomes.append(finding(case.view, id, *told))
         return outcomes
 
@@ -106,9 +116,16 @@ def check(
 
 
 def finding(
-    view: RunView, id: str, severity: Severity, basis: Basis, summary: str, evidence: Sequence[Evidence]
+    view: RunView,
+    id: str,
+    severity: Severity,
+    basis: Basis,
+    summary: str,
+    evidence: Sequence[Evidence],
 ) -> Finding:
-    """Return a finding with what its page knows; without rollouts a cause that hides in them is only suspected."""
+    """Return a finding with what its page knows; without rollouts a cause that hides in them is
+    only suspected.
+    """
     cause = CATALOGUE[id].fitting(view)
     if basis is PROOF and cause.kind != "C" and not cause.in_scalars and not view.rollout_steps:
         basis = SIGNAL

@@ -47,7 +47,10 @@ class RunCurves:
     """The curves of one run."""
 
     def __init__(self, view: RunView) -> None:
-        self.view, self.curve, self.value, self.has = view, view.curve, view.value, view.has
+        self.view = view
+        self.curve = view.curve
+        self.value = view.value
+        self.has = view.has
         self._courses: dict[str, Curve | None] = {}
 
     def course(self, metric: str) -> Curve | None:
@@ -57,7 +60,9 @@ class RunCurves:
             self._courses[metric] = None
             if len(values):
                 levels = start(values, 0.05), start(values), end(values)
-                self._courses[metric] = Curve(metric, values, *levels, int(steps[-1]), measure_trend(values))
+                self._courses[metric] = Curve(
+                    metric, values, *levels, int(steps[-1]), measure_trend(values)
+                )
         return self._courses[metric]
 
     def evidence(self, metric: str, text: str) -> Evidence:
@@ -68,10 +73,16 @@ class RunCurves:
 
     @cached_property
     def cut_by_length(self) -> Floats:
-        """Share of rollouts that ended by length, one value per point; 0 where only other endings are named."""
+        """Share of rollouts that ended by length, one value per point; 0 where only other endings
+        are named.
+        """
         metrics = self.view.metrics
         own = metrics.get("sampling/ended/length/share", np.full(len(self.view.steps), np.nan))
-        others = [v for k, v in metrics.items() if k.startswith("sampling/ended/") and k.endswith("/share")]
+        others = [
+            v
+            for k, v in metrics.items()
+            if k.startswith("sampling/ended/") and k.endswith("/share")
+        ]
         known = np.isfinite(np.array(others)).any(axis=0) if others else np.isfinite(own)
         return np.where(np.isfinite(own), own, 0.0)[known]
 
@@ -81,32 +92,46 @@ class RunCurves:
         if self.has("advantage/dead/share"):
             return self.curve("advantage/dead/share")[1]
         if self.has("advantage/dead_low/share", "advantage/dead_high/share"):
-            both = self.view.metrics["advantage/dead_low/share"] + self.view.metrics["advantage/dead_high/share"]
+            both = (
+                self.view.metrics["advantage/dead_low/share"]
+                + self.view.metrics["advantage/dead_high/share"]
+            )
             return np.asarray(both[np.isfinite(both)])
-        # A mean deviation of exactly 0 means that every group of the step was dead; anything above, that one lived.
+        # A mean deviation of exactly 0 means that every group of the step was dead; anything above,
+        # that one lived.
         return (np.abs(self.curve("reward/group_std/mean")[1]) < 1e-6).astype(np.float64)
 
     @cached_property
     def rollout_spread(self) -> float:
-        """Distance between rewards of single rollouts: the unit in which a change of the mean is measured."""
+        """Distance between rewards of single rollouts: the unit in which a change of the mean is
+        measured.
+        """
         for metric in ("reward/std", "reward/group_std/mean"):
             values = self.curve(metric)[1]
             if len(values) and float(values.mean()) > 0:
                 return float(values.mean())
-        rewards, tops, bottoms = (self.curve(metric)[1] for metric in (REWARD, "reward/max", "reward/min"))
+        rewards, tops, bottoms = (
+            self.curve(metric)[1] for metric in (REWARD, "reward/max", "reward/min")
+        )
         if len(tops) and len(bottoms) and float(tops.mean()) > float(bottoms.mean()):
             return float(tops.mean() - bottoms.mean()) / 2
         if len(tops) and len(rewards):
-            # The most spread that rewards with this mean can have between these bounds: that of right or wrong.
-            mean, low = float(rewards.mean()), min(0.0, float(rewards.min()))
+            # The most spread that rewards with this mean can have between these bounds: that of
+            # right or wrong.
+            mean = float(rewards.mean())
+            low = min(0.0, float(rewards.min()))
             return math.sqrt(max(0.0, (float(tops.max()) - mean) * (mean - low)))
         # A step's mean is of four rollouts at least.
         return 2 * neighbor_noise(rewards)
 
     @cached_property
     def reward_range(self) -> tuple[float, float]:
-        """The least and the largest reward that is known of; a reward that is never negative may be 0."""
-        values = np.concatenate([self.curve(metric)[1] for metric in (REWARD, "reward/min", "reward/max")])
+        """The least and the largest reward that is known of; a reward that is never negative may be
+        0.
+        """
+        values = np.concatenate(
+            [self.curve(metric)[1] for metric in (REWARD, "reward/min", "reward/max")]
+        )
         return min(float(values.min()), 0.0), float(values.max())
 
     def height(self, value: float) -> float:
@@ -116,25 +141,42 @@ class RunCurves:
 
     @cached_property
     def kl_weight(self) -> float:
-        """Weight of the KL penalty, as the config says or the loss shows; 0 where nothing shows one."""
+        """Weight of the KL penalty, as the config says or the loss shows; 0 where nothing shows
+        one.
+        """
         told = self.value("learning.kl.beta")
-        return float(told) if isinstance(told, int | float) else max(0.0, self._loss_ratio("kl/reference/mean"))
+        return (
+            float(told)
+            if isinstance(told, int | float)
+            else max(0.0, self._loss_ratio("kl/reference/mean"))
+        )
 
     @cached_property
     def entropy_weight(self) -> float:
-        """Weight of the entropy bonus, negative where low entropy is paid; 0 where nothing shows one."""
+        """Weight of the entropy bonus, negative where low entropy is paid; 0 where nothing shows
+        one.
+        """
         told = self.value("learning.entropy")
-        return float(told) if isinstance(told, int | float) else -self._loss_ratio("learner/entropy/mean")
+        return (
+            float(told)
+            if isinstance(told, int | float)
+            else -self._loss_ratio("learner/entropy/mean")
+        )
 
     def _loss_ratio(self, metric: str) -> float:
-        """Return the ratio of the loss to a metric that it follows all run long; 0 where it does not."""
-        # loss = policy part + beta · KL − bonus · entropy. With centered advantages and one update per batch the policy
-        # part is 0 by construction, so such a loss shows a weight that nobody logged.
+        """Return the ratio of the loss to a metric that it follows all run long; 0 where it does
+        not.
+        """
+        # loss = policy part + beta · KL − bonus · entropy. With centered advantages and one update
+        # per batch the policy part is 0 by construction, so such a loss shows a weight that nobody
+        # logged.
         if not self.has("loss/total", metric):
             return 0.0
-        loss, values = self.view.metrics["loss/total"], self.view.metrics[metric]
+        loss = self.view.metrics["loss/total"]
+        values = self.view.metrics[metric]
         both = np.isfinite(loss) & np.isfinite(values)
-        x, y = values[both], loss[both]
+        x = values[both]
+        y = loss[both]
         if len(x) < 10 or np.ptp(x) == 0 or np.ptp(y) == 0 or abs(np.corrcoef(x, y)[0, 1]) < 0.95:
             return 0.0
         slope = float(x @ y / (x @ x))
@@ -143,6 +185,8 @@ class RunCurves:
 
 
 def trend_until(view: RunView, metric: str, step: int, after: int = -1) -> TrendTest | None:
-    """Return a metric's trend up to a step, and after another: the steps that held-out scores are compared over."""
+    """Return a metric's trend up to a step, and after another: the steps that held-out scores are
+    compared over.
+    """
     steps, values = view.curve(metric)
     return measure_trend(values[(steps > after) & (steps <= step)])

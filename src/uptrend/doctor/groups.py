@@ -47,9 +47,12 @@ class Grouped(Chosen):
 
     @cached_property
     def dead_g(self) -> Flags:
-        """Groups whose rewards are all the same number, to fp32's precision, which trainers compare in."""
+        """Groups whose rewards are all the same number, to fp32's precision, which trainers compare
+        in.
+        """
         reward = self.reward_n.astype(np.float32)
-        low, high = np.full(len(self.size_g), np.inf, np.float32), np.full(len(self.size_g), -np.inf, np.float32)
+        low = np.full(len(self.size_g), np.inf, np.float32)
+        high = np.full(len(self.size_g), -np.inf, np.float32)
         np.minimum.at(low, self.group_n, reward)
         np.maximum.at(high, self.group_n, reward)
         return np.asarray(low == high)
@@ -72,10 +75,12 @@ def grouped(r: RolloutTable) -> Grouped | None:
     if r.group_n is None or not len(place_n):
         return None
     group_n = np.unique(r.group_n[place_n], return_inverse=True)[1].astype(np.int64)
-    advantage, weight = r.tokens("advantages"), r.tokens("weights")
+    advantage = r.tokens("advantages")
+    weight = r.tokens("weights")
     advantage_n = None
     if advantage is not None:
-        # Tokens left out of the loss were never given an advantage: a mask that forgets them is no fault of the groups.
+        # Tokens left out of the loss were never given an advantage: a mask that forgets them is no
+        # fault of the groups.
         known = r.model_t & np.isfinite(advantage)
         if weight is not None:
             known &= np.nan_to_num(weight) != 0
@@ -85,7 +90,8 @@ def grouped(r: RolloutTable) -> Grouped | None:
 
 def recomputed(g: Grouped, scale: str, baseline: str) -> Floats:
     """Return the advantages that these rewards give in these groups."""
-    # Written once more in numpy and fp64: a check that used the trainer's own functions would repeat their mistakes.
+    # Written once more in numpy and fp64: a check that used the trainer's own functions would
+    # repeat their mistakes.
     size_n = g.size_g[g.group_n]
     advantage_n = g.centered_n
     if baseline == "leave_one_out":
@@ -100,14 +106,18 @@ def recomputed(g: Grouped, scale: str, baseline: str) -> Floats:
 def seen_in(
     rows: Sequence[RolloutTable], flags: Sequence[Flags], text: str, value: float, metric: str = ""
 ) -> Evidence:
-    """Return evidence that points at the first flagged rollout; `flags` are by rollout, one array per step."""
+    """Return evidence that points at the first flagged rollout; `flags` are by rollout, one array
+    per step.
+    """
     for r, flags_n in zip(rows, flags, strict=True):
         if flags_n.any():
             return Evidence(text, value, metric, r.step, r.name(int(flags_n.argmax())))
     return Evidence(text, value, metric)
 
 
-def seen_among(steps: Sequence[Chosen], flags: Sequence[Flags], text: str, value: float, metric: str = "") -> Evidence:
+def seen_among(
+    steps: Sequence[Chosen], flags: Sequence[Flags], text: str, value: float, metric: str = ""
+) -> Evidence:
     """Return evidence that points at the first flagged one of the chosen rollouts."""
     whole = [chosen.whole(f) for chosen, f in zip(steps, flags, strict=True)]
     return seen_in([chosen.rows for chosen in steps], whole, text, value, metric)
@@ -120,4 +130,6 @@ def count_flags(flags: Iterable[Flags]) -> int:
 
 def group_sum(values: Floats, codes: Ints) -> Floats:
     """Return the sum over each group."""
-    return np.bincount(codes, weights=values, minlength=int(codes.max(initial=-1)) + 1).astype(np.float64)
+    return np.bincount(codes, weights=values, minlength=int(codes.max(initial=-1)) + 1).astype(
+        np.float64
+    )

@@ -24,7 +24,8 @@ from uptrend.records import Fix, Times, dialects
 TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINERS, "any": "Any trainer"}
 
 
-# A threshold in a page's text: a constant of a module of checks or of `case`, as a percentage where % follows.
+# A threshold in a page's text: a constant of a module of checks or of `case`, as a percentage where
+# % follows.
 THRESHOLD = re.compile(r"\{(\w+)\.([A-Z][A-Z_]*)(%?)\}")
 
 
@@ -32,7 +33,12 @@ def causes_by_section() -> tuple[str, dict[str, list[Cause]]]:
     """Return the text before the list of causes, and the causes by the title of their section."""
     _, front, text = (FOLDER / "README.md").read_text(encoding="utf-8").split("+++\n", 2)
     return text, {
-        title: [cause for family in families for id, cause in CATALOGUE.items() if id.startswith(f"{family}.")]
+        title: [
+            cause
+            for family in families
+            for id, cause in CATALOGUE.items()
+            if id.startswith(f"{family}.")
+        ]
         for title, families in tomllib.loads(front)["sections"].items()
     }
 
@@ -40,7 +46,8 @@ def causes_by_section() -> tuple[str, dict[str, list[Cause]]]:
 def cause_page(cause: Cause) -> str:
     """Return a cause's page as Markdown."""
     rivals = [
-        f"- {f'[{rival.id}]({rival.id}.md)' if rival.id in CATALOGUE else rival.id.capitalize()}: {rival.tells_apart}."
+        f"- {f'[{rival.id}]({rival.id}.md)' if rival.id in CATALOGUE else rival.id.capitalize()}:"
+        f" {rival.tells_apart}."
         for rival in cause.rivals
     ]
     fix = complete_fix(cause.fix)
@@ -74,7 +81,9 @@ def _in_several_turns(cause: Cause, fix: Fix) -> Iterator[str]:
 
 
 def _with_thresholds(text: str) -> str:
-    """Return a page's text with the checks' thresholds, and the usual learning rates, in their places."""
+    """Return a page's text with the checks' thresholds, and the usual learning rates, in their
+    places.
+    """
 
     def shown(match: re.Match[str]) -> str:
         module = case if match[1] == "case" else getattr(checks, match[1])
@@ -86,7 +95,10 @@ def _with_thresholds(text: str) -> str:
 
 def _trials(cause: Cause) -> Iterator[str]:
     """Yield how often it was named, and rightly, in trials."""
-    for source, words in {"records": "From a run's records", "scalars": "From scalars alone"}.items():
+    for source, words in {
+        "records": "From a run's records",
+        "scalars": "From scalars alone",
+    }.items():
         counts = record_of(cause.id, source)
         told = [
             f"{said} {counts[part]} of {counts[whole]} runs {which}"
@@ -101,7 +113,9 @@ def _trials(cause: Cause) -> Iterator[str]:
 
 
 def _proof(cause: Cause) -> list[str]:
-    """Return the commands that decide: the probe, then one run per arm and its comparison with the control."""
+    """Return the commands that decide: the probe, then one run per arm and its comparison with the
+    control.
+    """
     probe = cause.experiment.probe
     lines = [f"uptrend preflight recipe.toml --only {probe}"] if probe else []
     slugs = [name.replace(" ", "-") for name in cause.experiment.arms]
@@ -111,14 +125,24 @@ def _proof(cause: Cause) -> list[str]:
         note = f"  # {relative[0]}, here of the default" if relative else ""
         lines.append(f"uptrend train recipe.toml{sets} --name {slug}{note}")
     lines += [f"uptrend runs compare {slugs[0]} {slug}" for slug in slugs[1:]]
-    values = {key: [value] for key, value in complete_fix(cause.fix).changes.get("uptrend", {}).items()}
-    return lines or [fill(command, values) for command in cause.commands] or ["uptrend doctor runs/mine"]
+    values = {
+        key: [value] for key, value in complete_fix(cause.fix).changes.get("uptrend", {}).items()
+    }
+    return (
+        lines
+        or [fill(command, values) for command in cause.commands]
+        or ["uptrend doctor runs/mine"]
+    )
 
 
 def _assignment(key: str, value: Any) -> str:
     if isinstance(value, Times):
         now = attrgetter(key)(load_config({}))
-        value = round(now * value.factor) if isinstance(now, int) else float(f"{now * value.factor:.3g}")
+        value = (
+            round(now * value.factor)
+            if isinstance(now, int)
+            else float(f"{now * value.factor:.3g}")
+        )
     text = f"{key}={value if isinstance(value, str) else json.dumps(value)}"
     return f"'{text}'" if re.search(r"[\[\]\"{} ]", text) else text
 
@@ -135,7 +159,9 @@ def _claim(cause: Cause) -> str:
 def _fixes(cause: Cause, fix: Fix) -> Iterator[str]:
     for trainer, title in TRAINERS.items():
         notes = [note.partition(": ") for note in fix.notes.get(trainer, ())]
-        settings = ", ".join(_settings(trainer, fix.changes.get(trainer, {}), {key: note for key, _, note in notes}))
+        settings = ", ".join(
+            _settings(trainer, fix.changes.get(trainer, {}), {key: note for key, _, note in notes})
+        )
         words = "; ".join(part for part in (settings, cause.advice.get(trainer, "")) if part)
         if words:
             yield f"- **{title}**: {words}"
@@ -143,7 +169,8 @@ def _fixes(cause: Cause, fix: Fix) -> Iterator[str]:
 
 def _settings(trainer: str, changes: Mapping[str, Any], notes: Mapping[str, str]) -> Iterator[str]:
     for key, value in changes.items():
-        # TRL and verifiers take Python arguments; the others, and verifiers' dotted keys, take TOML.
+        # TRL and verifiers take Python arguments; the others, and verifiers' dotted keys, take
+        # TOML.
         is_python = trainer == "trl" or (trainer == "verifiers" and "." not in key)
         if isinstance(value, Times) or (isinstance(value, str) and " " in value):
             setting = f"`{key}`: {value}"

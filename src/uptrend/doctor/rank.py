@@ -1,4 +1,6 @@
-"""Differential diagnosis: one finding per cause, symptoms folded under what explains them, likeliest first."""
+"""Differential diagnosis: one finding per cause, symptoms folded under what explains them,
+likeliest first.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
@@ -6,12 +8,18 @@ from dataclasses import replace
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.records import Basis, Confidence, Finding, Severity
 
-CRITICAL, WARNING, NOTE = Severity.CRITICAL, Severity.WARNING, Severity.NOTE
-PROOF, SIGNAL, SUSPICION = Basis.PROOF, Basis.SIGNAL, Basis.SUSPICION
+CRITICAL = Severity.CRITICAL
+WARNING = Severity.WARNING
+NOTE = Severity.NOTE
+PROOF = Basis.PROOF
+SIGNAL = Basis.SIGNAL
+SUSPICION = Basis.SUSPICION
 # Worst first, and surest first.
-SEVERITIES, BASES = list(Severity), list(Basis)
-# Links that nearly every log measures. Cut completions may kill groups and so hold the policy; where groups are alive,
-# they hold nothing, and a policy that does not move is a matter of its updates.
+SEVERITIES = list(Severity)
+BASES = list(Basis)
+# Links that nearly every log measures. Cut completions may kill groups and so hold the policy;
+# where groups are alive, they hold nothing, and a policy that does not move is a matter of its
+# updates.
 MEASURED = frozenset({"advantage.dead-groups-low", "advantage.dead-groups-high"})
 
 
@@ -30,12 +38,16 @@ def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _unsure(causes: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield causes; a doubted one that stands alone and proves nothing becomes a note that says why."""
+    """Yield causes; a doubted one that stands alone and proves nothing becomes a note that says
+    why.
+    """
     is_alone = all(cause.is_doubted for cause in alarms(causes))
     for cause in causes:
         is_proven = any(finding.basis is PROOF for finding in (cause, *alarms(cause.explains)))
         is_note = is_alone and cause.is_doubted and not is_proven and cause.severity is not NOTE
-        why = f"{cause.measured}: it is what another cause looks like, so look for what is behind it"
+        why = (
+            f"{cause.measured}: it is what another cause looks like, so look for what is behind it"
+        )
         yield replace(cause, severity=NOTE, measured=why) if is_note else cause
 
 
@@ -50,20 +62,25 @@ def at_least(finding: Finding, severity: Severity) -> bool:
 
 
 def all_symptoms(id: str, found: Set[str] = MEASURED) -> set[str]:
-    """Return what a cause explains, and what that explains in turn; a measured link counts only where it was found."""
+    """Return what a cause explains, and what that explains in turn; a measured link counts only
+    where it was found.
+    """
     symptoms: set[str] = set()
     waiting = list(CATALOGUE[id].explains)
     while waiting:
         symptom = waiting.pop()
         if symptom not in symptoms:
             symptoms.add(symptom)
-            waiting += CATALOGUE[symptom].explains if symptom in found or symptom not in MEASURED else ()
+            waiting += (
+                CATALOGUE[symptom].explains if symptom in found or symptom not in MEASURED else ()
+            )
     return symptoms
 
 
 def _merged(findings: Iterable[Finding]) -> list[Finding]:
     """Merge the findings of one cause: the surest is kept, with the evidence of all."""
-    listed, merged = list(findings), []
+    listed = list(findings)
+    merged = []
     for id in dict.fromkeys(finding.id for finding in listed):
         same = sorted((finding for finding in listed if finding.id == id), key=_place)
         evidence = dict.fromkeys(e for finding in same for e in finding.evidence)
@@ -72,22 +89,31 @@ def _merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _explains(cause: Finding, symptom: Finding, found: Set[str]) -> bool:
-    """Tell whether one is a symptom of the other: the catalogue says so, and the cause is sure enough.
+    """Tell whether one is a symptom of the other: the catalogue says so, and the cause is sure
+    enough.
 
-    A symptom is seen and its cause concluded, so the cause may be one degree less sure, but never a mere guess: two
-    suspicions stand side by side. And a note explains nothing away: what asks for no action can't account for what
-    does.
+    A symptom is seen and its cause concluded, so the cause may be one degree less sure, but never a
+    mere guess: two suspicions stand side by side. And a note explains nothing away: what asks for
+    no action can't account for what does.
     """
     is_guess = cause.basis is SUSPICION
-    if cause.id == symptom.id or cause.severity is NOTE or (is_guess and symptom.severity is not NOTE):
+    if (
+        cause.id == symptom.id
+        or cause.severity is NOTE
+        or (is_guess and symptom.severity is not NOTE)
+    ):
         return False
     less_sure = BASES.index(cause.basis) - BASES.index(symptom.basis)
     return less_sure <= (0 if is_guess else 1) and symptom.id in all_symptoms(cause.id, found)
 
 
 def _place(finding: Finding) -> tuple[bool, bool, int, int, int, int]:
-    """Return the place in the order: alarms first, of these what trials trust first, then worst and surest first."""
-    is_note, is_distrusted = finding.severity is NOTE, finding.confidence is Confidence.LOW
-    is_worse, is_surer = SEVERITIES.index(finding.severity), BASES.index(finding.basis)
+    """Return the place in the order: alarms first, of these what trials trust first, then worst and
+    surest first.
+    """
+    is_note = finding.severity is NOTE
+    is_distrusted = finding.confidence is Confidence.LOW
+    is_worse = SEVERITIES.index(finding.severity)
+    is_surer = BASES.index(finding.basis)
     kind = "IPC".index(CATALOGUE[finding.id].kind)
     return is_note, is_distrusted, is_worse, is_surer, -len(finding.explains), kind

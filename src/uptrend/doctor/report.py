@@ -40,20 +40,24 @@ STYLES = {
     Severity.NOTE: "cyan",
 }
 # Pieces of evidence, and unknown columns, that are shown; JSON has all.
-EVIDENCE_SHOWN, COLUMNS_SHOWN = 6, 8
+EVIDENCE_SHOWN = 6
+COLUMNS_SHOWN = 8
 MARGIN = 3
 
 
 def to_table(reports: Sequence[Report]) -> dict[str, Any]:
     """Return the longest run's report as JSON, and under `runs` the report of each run."""
     runs = [_run_table(report) for report in reports]
-    # A log may hold several runs, of which short ones are often false starts: the longest stands for the file.
+    # A log may hold several runs, of which short ones are often false starts: the longest stands
+    # for the file.
     longest = max(range(len(reports)), key=lambda i: (reports[i].steps, i))
     return {"schema": SCHEMA, **runs[longest], "runs": runs}
 
 
 def _run_table(report: Report) -> dict[str, Any]:
-    symptoms = [finding_table(symptom, cause.id) for cause in report.findings for symptom in cause.explains]
+    symptoms = [
+        finding_table(symptom, cause.id) for cause in report.findings for symptom in cause.explains
+    ]
     return {
         **{key: getattr(report, key) for key in ("source", "trainer", "name", "steps", "step")},
         "trend": str(report.trend.kind),
@@ -68,7 +72,8 @@ def _run_table(report: Report) -> dict[str, Any]:
 
 def finding_table(finding: Finding, cause: str | None = None) -> dict[str, Any]:
     """Return a finding as JSON; a symptom names its cause."""
-    experiment, fix = finding.experiment, finding.fix
+    experiment = finding.experiment
+    fix = finding.fix
     return {
         "id": finding.id,
         "severity": str(finding.severity),
@@ -77,12 +82,26 @@ def finding_table(finding: Finding, cause: str | None = None) -> dict[str, Any]:
         "measured": finding.measured,
         "summary": finding.summary,
         "evidence": [
-            {**plain(vars(e)), "metric": e.metric or None, "rollout": e.rollout or None} for e in finding.evidence
+            {**plain(vars(e)), "metric": e.metric or None, "rollout": e.rollout or None}
+            for e in finding.evidence
         ],
         "rivals": [plain(vars(rival)) for rival in finding.rivals],
-        "experiment": experiment
-        and {**plain(vars(experiment)), "probe": experiment.probe or None, "steps": experiment.steps or None},
-        "fix": fix and {"sentence": fix.sentence, "changes": plain(fix.changes), "in_force": plain(fix.in_force)},
+        "experiment": (
+            experiment
+            and {
+                **plain(vars(experiment)),
+                "probe": experiment.probe or None,
+                "steps": experiment.steps or None,
+            }
+        ),
+        "fix": (
+            fix
+            and {
+                "sentence": fix.sentence,
+                "changes": plain(fix.changes),
+                "in_force": plain(fix.in_force),
+            }
+        ),
         "explains": [symptom.id for symptom in finding.explains],
         "symptom_of": cause,
         "page": finding.page,
@@ -90,30 +109,39 @@ def finding_table(finding: Finding, cause: str | None = None) -> dict[str, Any]:
 
 
 def from_finding_table(table: Mapping[str, Any]) -> Finding:
-    """Return the finding that `finding_table` has written, without its symptoms: `rank` folds them again."""
-    experiment, fix = table["experiment"], table["fix"]
+    """Return the finding that `finding_table` has written, without its symptoms: `rank` folds them
+    again.
+    """
+    experiment = table["experiment"]
+    fix = table["fix"]
     return Finding(
         id=table["id"],
         severity=Severity(table["severity"]),
         basis=Basis(table["basis"]),
         summary=table["summary"],
         evidence=tuple(
-            Evidence(**{**e, "metric": e["metric"] or "", "rollout": e["rollout"] or ""}) for e in table["evidence"]
+            Evidence(**{**e, "metric": e["metric"] or "", "rollout": e["rollout"] or ""})
+            for e in table["evidence"]
         ),
         confidence=Confidence(table["confidence"]),
         measured=table["measured"],
         rivals=tuple(Rival(**rival) for rival in table["rivals"]),
         experiment=experiment
-        and Experiment(**{**experiment, "probe": experiment["probe"] or "", "steps": experiment["steps"] or 0}),
+        and Experiment(
+            **{**experiment, "probe": experiment["probe"] or "", "steps": experiment["steps"] or 0}
+        ),
         fix=fix and Fix(fix["sentence"], fix["changes"], in_force=fix.get("in_force", {})),
         page=table["page"],
     )
 
 
 def print_report(report: Report, console: Console, verbose: bool = False) -> None:
-    """Print the trend, the causes in order, and what could not be told; shortened unless `verbose`."""
+    """Print the trend, the causes in order, and what could not be told; shortened unless
+    `verbose`.
+    """
     _print(console, _title(report), "dim", 0)
-    kind, headline = report.trend.kind, report.trend.headline or str(report.trend.kind)
+    kind = report.trend.kind
+    headline = report.trend.headline or str(report.trend.kind)
     _print(console, headline.upper(), STYLES[kind if headline == kind else TrendKind.TOO_SHORT], 0)
     _print(console, report.trend.sentence)
     _print(console, _heldout_text(report))
@@ -121,7 +149,14 @@ def print_report(report: Report, console: Console, verbose: bool = False) -> Non
     for note in report.notes:
         _print(console, "" if note in summaries else f"read: {note}", "dim")
     if not report.findings:
-        _print(console, "Nothing was found." if report.steps else "Without a curve there is nothing to look at.")
+        _print(
+            console,
+            (
+                "Nothing was found."
+                if report.steps
+                else "Without a curve there is nothing to look at."
+            ),
+        )
     for place, finding in enumerate(report.findings, 1):
         console.print()
         _print_finding(place, finding, report.trainer, console, verbose)
@@ -138,15 +173,25 @@ def print_report(report: Report, console: Console, verbose: bool = False) -> Non
         _print(console, f"cannot tell {len(report.cannot_tell)} causes: {named}{more}", "dim")
     if report.unknown:
         shown = report.unknown if verbose else report.unknown[:COLUMNS_SHOWN]
-        more = f" and {len(report.unknown) - len(shown)} more" if len(shown) < len(report.unknown) else ""
+        more = (
+            f" and {len(report.unknown) - len(shown)} more"
+            if len(shown) < len(report.unknown)
+            else ""
+        )
         _print(console, f"columns not known: {', '.join(shown)}{more}", "dim")
-    if not verbose and (report.cannot_tell or any(f.severity is Severity.NOTE for f in report.findings)):
+    if not verbose and (
+        report.cannot_tell or any(f.severity is Severity.NOTE for f in report.findings)
+    ):
         _print(console, "--verbose lists everything, and how to fix notes.", "dim")
 
 
-def _print_finding(place: int, finding: Finding, trainer: str, console: Console, verbose: bool) -> None:
+def _print_finding(
+    place: int, finding: Finding, trainer: str, console: Console, verbose: bool
+) -> None:
     head = (f"{place}. {finding.id}", STYLES[finding.severity])
-    console.print(Text.assemble(head, (f"  {finding.severity}, {finding.confidence} confidence", "dim")))
+    console.print(
+        Text.assemble(head, (f"  {finding.severity}, {finding.confidence} confidence", "dim"))
+    )
     _print(console, finding.summary)
     for shown in [*_evidence(finding), *([finding.measured] * bool(finding.measured))]:
         _print(console, f"· {shown}", "dim")
@@ -165,10 +210,16 @@ def _print_finding(place: int, finding: Finding, trainer: str, console: Console,
 
 
 def _print(console: Console, line: str, style: str = "", margin: int = MARGIN) -> None:
-    """Print a paragraph behind a margin; no spaces at line ends, which a log or a pipe would keep."""
-    for part in Text(line, style=style).wrap(console, max(20, console.width - margin)) if line else ():
+    """Print a paragraph behind a margin; no spaces at line ends, which a log or a pipe would
+    keep.
+    """
+    for part in (
+        Text(line, style=style).wrap(console, max(20, console.width - margin)) if line else ()
+    ):
         part.rstrip()
-        console.print(Text.assemble(" " * margin, part), no_wrap=True, overflow="ignore", crop=False)
+        console.print(
+            Text.assemble(" " * margin, part), no_wrap=True, overflow="ignore", crop=False
+        )
 
 
 def to_markdown(reports: Sequence[Report]) -> str:
@@ -177,7 +228,9 @@ def to_markdown(reports: Sequence[Report]) -> str:
 
 
 def to_html(reports: Sequence[Report]) -> str:
-    """Return a page that needs nothing else (no script, font or network), with one section per run."""
+    """Return a page that needs nothing else (no script, font or network), with one section per
+    run.
+    """
     sections = [{**_section(report), "picture": _picture(report.curve)} for report in reports]
     return render("doctor/templates/report.html", sections=sections)
 
@@ -207,7 +260,12 @@ def _picture(curve: Sequence[tuple[int, float]]) -> str:
         return ""
     with plotting() as plt:
         figure, axes = plt.subplots(figsize=(8, 2), layout="constrained")
-        axes.plot([step for step, _ in curve], [reward for _, reward in curve], color=COLORS[0], linewidth=1.8)
+        axes.plot(
+            [step for step, _ in curve],
+            [reward for _, reward in curve],
+            color=COLORS[0],
+            linewidth=1.8,
+        )
         axes.set(xlabel="step", ylabel="training reward")
         axes.locator_params(axis="x", integer=True)
         return to_svg(figure, "training reward by step")
@@ -216,21 +274,31 @@ def _picture(curve: Sequence[tuple[int, float]]) -> str:
 def _title(report: Report) -> str:
     trainer = TRAINERS.get(report.trainer, report.trainer) if report.trainer != "unknown" else ""
     name = report.name if report.name != Path(report.source).name else ""
-    points = f"{plural(report.steps, 'point')}, {dated(report.step)}" if report.steps else dated(report.step)
+    points = (
+        f"{plural(report.steps, 'point')}, {dated(report.step)}"
+        if report.steps
+        else dated(report.step)
+    )
     return ", ".join(filter(None, [report.source, name, trainer, points]))
 
 
 def _heldout_text(report: Report) -> str:
     if not (change := report.trend.held_out):
         return ""
-    ends = f", 95% interval {formatting.interval(*change['interval'])}" if change["interval"] else ""
+    ends = (
+        f", 95% interval {formatting.interval(*change['interval'])}" if change["interval"] else ""
+    )
     tasks = f" on {plural(change['tasks'], 'task')}" if change["tasks"] else ""
     levels = f"{number(change['first'])} → {number(change['last'])}"
     return f"Held out{tasks}: {levels} (change {formatting.change(change['effect'])}{ends})."
 
 
-def of_trainer(changes: Mapping[str, Mapping[str, Any]], trainer: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return the changes in the words of a run's own trainer; in all words where the trainer is not known."""
+def of_trainer(
+    changes: Mapping[str, Mapping[str, Any]], trainer: str
+) -> Mapping[str, Mapping[str, Any]]:
+    """Return the changes in the words of a run's own trainer; in all words where the trainer is not
+    known.
+    """
     # Nobody edits five configs, and another trainer's key would be refused, or ignored.
     return {who: keys for who, keys in changes.items() if who == trainer or trainer not in TRAINERS}
 
@@ -260,12 +328,20 @@ def _evidence(finding: Finding) -> list[str]:
 
 
 def _experiment(experiment: Experiment | None, trainer: str) -> str:
-    """Return the deciding experiment in one line; empty where there is none. A probe needs an Uptrend recipe."""
+    """Return the deciding experiment in one line; empty where there is none. A probe needs an
+    Uptrend recipe.
+    """
     if experiment is None:
         return ""
     if experiment.probe:
-        probe = f" Settle it: uptrend preflight RECIPE --only {experiment.probe}" if trainer == "uptrend" else ""
+        probe = (
+            f" Settle it: uptrend preflight RECIPE --only {experiment.probe}"
+            if trainer == "uptrend"
+            else ""
+        )
         return experiment.claim + probe
-    arms = "; ".join(f"{name}: {assignments(keys) or 'unchanged'}" for name, keys in experiment.arms.items())
+    arms = "; ".join(
+        f"{name}: {assignments(keys) or 'unchanged'}" for name, keys in experiment.arms.items()
+    )
     label = "Arms" if trainer == "uptrend" else "Arms, in Uptrend's keys"
     return f"{experiment.claim} {label}: {arms}" if arms else experiment.claim

@@ -23,9 +23,14 @@ def save_report(path: Path, reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def saved_report(run: Run, points: int | None = None) -> dict[str, Any] | None:
-    """Return findings.json where it knows all that was recorded, `points` metrics lines by default all; else None."""
-    path, lines = run.path / "findings.json", [run.path / name for name in LINES.values()]
-    if not path.exists() or path.stat().st_mtime < max((f.stat().st_mtime for f in lines if f.exists()), default=0.0):
+    """Return findings.json where it knows all that was recorded, `points` metrics lines by default
+    all; else None.
+    """
+    path = run.path / "findings.json"
+    lines = [run.path / name for name in LINES.values()]
+    if not path.exists() or path.stat().st_mtime < max(
+        (f.stat().st_mtime for f in lines if f.exists()), default=0.0
+    ):
         return None
     report = run.report
     points = len(run.metric_lines) if points is None else points
@@ -33,7 +38,9 @@ def saved_report(run: Run, points: int | None = None) -> dict[str, Any] | None:
 
 
 def latest_report(run: Run) -> dict[str, Any]:
-    """Return the report on all that was recorded: the one on disk where it is up to date, else a new one."""
+    """Return the report on all that was recorded: the one on disk where it is up to date, else a
+    new one.
+    """
     report = None
     with contextlib.suppress(OSError, RecordError):
         report = saved_report(run)

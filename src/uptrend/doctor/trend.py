@@ -1,4 +1,6 @@
-"""Trend of the training reward, a lasting fall of it, and the held-out change, which does not enter the trend."""
+"""Trend of the training reward, a lasting fall of it, and the held-out change, which does not enter
+the trend.
+"""
 
 import math
 from collections.abc import Mapping
@@ -19,17 +21,23 @@ from uptrend.stats.trend import TrendTest, measure_trend, neighbor_noise
 
 # Without a trend, fewer points than this say nothing.
 FEWEST_POINTS = 20
-# The smallest effect that matters, in deviations between rollouts: ten points where half of them succeed.
+# The smallest effect that matters, in deviations between rollouts: ten points where half of them
+# succeed.
 SMALLEST = 0.2
-# From this share of dead groups on, over the whole run, a drift of the reward is the mix of prompts.
+# From this share of dead groups on, over the whole run, a drift of the reward is the mix of
+# prompts.
 ALL_DEAD = 0.97
 # Tasks asked at both evaluations below which pairs say less than the counts of all tasks.
 FEWEST_PAIRS = 10
 CONSTANT = "Constant"
-# All updates / the weights' length that teach nothing, KL of a policy that did move, and p-value of a sure rise.
-UNMOVED, MOVED_KL, BEYOND_CHANCE = 1e-5, 1e-3, 1e-3
+# All updates / the weights' length that teach nothing, KL of a policy that did move, and p-value of
+# a sure rise.
+UNMOVED = 1e-5
+MOVED_KL = 1e-3
+BEYOND_CHANCE = 1e-3
 STILL = "weights/update/norm", "weights/norm", "gradient/norm/before", "kl/reference/mean"
-# Points below which a fall can't be told from noise, and the least share of all gains that a collapse loses.
+# Points below which a fall can't be told from noise, and the least share of all gains that a
+# collapse loses.
 SHORTEST = 12
 SHARE_LOST = 0.5
 
@@ -70,7 +78,9 @@ class HeldoutChange:
 
     @property
     def fell(self) -> bool:
-        """True where it surely fell; each evaluation after the first was one more chance to look so."""
+        """True where it surely fell; each evaluation after the first was one more chance to look
+        so.
+        """
         is_shown = self.interval is None or self.interval[1] < 0
         return self.effect < 0 and is_shown and self.chance * (len(self.scores) - 1) < LEVEL
 
@@ -83,51 +93,77 @@ def find_collapse(curves: RunCurves) -> Collapse | None:
     width = max(3, len(values) // 10)
     levels = np.convolve(values, np.ones(width) / width, "valid")
     peak = int(np.argmax(levels))
-    best, last = float(levels[peak]), float(values[-max(width, len(values) // 4) :].mean())
-    fall, middle = best - last, (best + last) / 2
-    # Large against the noise of the levels, against the spread of rollouts, and against what the run ever gained.
+    best = float(levels[peak])
+    last = float(values[-max(width, len(values) // 4) :].mean())
+    fall = best - last
+    middle = (best + last) / 2
+    # Large against the noise of the levels, against the spread of rollouts, and against what the
+    # run ever gained.
     noise = neighbor_noise(values) * np.sqrt(2 / width)
     least = max(5 * noise, 0.5 * curves.rollout_spread, SHARE_LOST * (best - float(levels.min())))
     if len(levels) - peak < width or fall <= least or bool((levels[-width:] > middle).any()):
         return None
-    return Collapse(best, last, int(np.flatnonzero(levels > middle)[-1]) + width // 2 + 1, float(noise))
+    return Collapse(
+        best, last, int(np.flatnonzero(levels > middle)[-1]) + width // 2 + 1, float(noise)
+    )
 
 
 def heldout_change(view: RunView) -> HeldoutChange | None:
-    """Return the change of the accuracy, else of the reward; None with fewer than two evaluations."""
+    """Return the change of the accuracy, else of the reward; None with fewer than two
+    evaluations.
+    """
     scored: list[tuple[Mapping[str, Any], float]] = []
     for entry in view.evals:
         values = [entry.get(key) for key in ("accuracy", "reward")]
-        known = [float(value) for value in values if isinstance(value, int | float) and np.isfinite(value)]
+        known = [
+            float(value)
+            for value in values
+            if isinstance(value, int | float) and np.isfinite(value)
+        ]
         scored += [(entry, known[0])] if known else []
     if len(scored) < 2:
         return None
     entries, scores = zip(*scored, strict=True)
     at = tuple(int(entry.get("step", 0)) for entry in entries)
-    paired, effect = _paired_change(view, at[0], at[-1]), scores[-1] - scores[0]
+    paired = _paired_change(view, at[0], at[-1])
+    effect = scores[-1] - scores[0]
     found, chance = paired or (_interval_of_counts(entries[0], entries[-1], effect), None)
     if found is None and len(scores) >= 6:  # how evaluations scatter about their line
         found = normal_interval(effect, neighbor_noise(np.array(scores)) * math.sqrt(2))
     error = (found[1] - found[0]) / (2 * normal_reach()) if found else math.inf
     chance = 2 * float(ndtr(-abs(effect) / max(error, 1e-12))) if chance is None else chance
     tasks = int(entries[-1].get("tasks") or 0)
-    return HeldoutChange(scores[0], scores[-1], scores, at, found, tasks, paired is not None, chance)
+    return HeldoutChange(
+        scores[0], scores[-1], scores, at, found, tasks, paired is not None, chance
+    )
 
 
-def judge_trend(curves: RunCurves, collapse: Collapse | None, heldout: HeldoutChange | None) -> Trend:
+def judge_trend(
+    curves: RunCurves, collapse: Collapse | None, heldout: HeldoutChange | None
+) -> Trend:
     """Return the trend of a run by its training reward alone."""
     is_replay = curves.view.info.get("kind") == "replay"
     steps, values = curves.curve(REWARD)
     line = None if is_replay else measure_trend(values)
-    kind, sentence = TrendKind.TOO_SHORT, f"{plural(len(values), 'point')} of reward can't show a trend."
+    kind = TrendKind.TOO_SHORT
+    sentence = f"{plural(len(values), 'point')} of reward can't show a trend."
     if is_replay:
-        sentence = "Its rewards are those of the run that it replays; held-out accuracy and the update are its own."
+        sentence = (
+            "Its rewards are those of the run that it replays; held-out accuracy and the update are"
+            " its own."
+        )
     figures: Change | None = None
     if line is not None:
         kind, why, figures = _decide(curves, values, line, collapse)
-        points, quarter = f"{plural(len(values), 'point')} to step {steps[-1]}", len(values) // 4 or 1
-        moved = f"{values[:quarter].mean():.3g} in the first quarter and {values[-quarter:].mean():.3g} in the last"
-        shown = f"{figures.name} {change(figures.effect)}, 95% interval {interval(*figures.interval)}"
+        points = f"{plural(len(values), 'point')} to step {steps[-1]}"
+        quarter = len(values) // 4 or 1
+        moved = (
+            f"{values[:quarter].mean():.3g} in the first quarter and {values[-quarter:].mean():.3g}"
+            " in the last"
+        )
+        shown = (
+            f"{figures.name} {change(figures.effect)}, 95% interval {interval(*figures.interval)}"
+        )
         sentence = f"{why}: training reward {moved}, over {points} ({shown})."
         if why == CONSTANT:
             sentence = f"{why}: training reward {values[-1]:.3g} at each of {points}."
@@ -144,7 +180,9 @@ def judge_trend(curves: RunCurves, collapse: Collapse | None, heldout: HeldoutCh
 
 @dataclass(frozen=True)
 class Change:
-    """The change of the reward that a trend was decided by; where it rises or falls, the interval leaves out 0."""
+    """The change of the reward that a trend was decided by; where it rises or falls, the interval
+    leaves out 0.
+    """
 
     name: str
     effect: float
@@ -163,16 +201,27 @@ def _decide(
         fell = Change("change from its best level", fall, normal_interval(fall, collapse.noise))
         return TrendKind.FALLING, f"It fell from {collapse.best:.3g} and stayed down", fell
     if line.p < LEVEL:
-        kind, why = (TrendKind.LEARNING, "It is learning") if line.effect > 0 else (TrendKind.FALLING, "It is falling")
+        kind, why = (
+            (TrendKind.LEARNING, "It is learning")
+            if line.effect > 0
+            else (TrendKind.FALLING, "It is falling")
+        )
         return kind, why, fitted
     if len(values) < FEWEST_POINTS:
         return TrendKind.TOO_SHORT, "Too short to tell", fitted
-    # A line fits a step badly: its residuals look like noise with a long memory, in which any trend could hide. So all
-    # of the last quarter above all of the first, by more than rollouts differ, is learning too.
-    quarter, spread = len(values) // 4, curves.rollout_spread
-    first, last = values[:quarter], values[-quarter:]
+    # A line fits a step badly: its residuals look like noise with a long memory, in which any trend
+    # could hide. So all of the last quarter above all of the first, by more than rollouts differ,
+    # is learning too.
+    quarter = len(values) // 4
+    spread = curves.rollout_spread
+    first = values[:quarter]
+    last = values[-quarter:]
     rise = float(last.mean() - first.mean())
-    risen = Change("change between them", rise, normal_interval(rise, neighbor_noise(values) * math.sqrt(2 / quarter)))
+    risen = Change(
+        "change between them",
+        rise,
+        normal_interval(rise, neighbor_noise(values) * math.sqrt(2 / quarter)),
+    )
     if float(last.min() - first.max()) > spread > 0 and risen.interval[0] > 0:
         return TrendKind.LEARNING, "It rose at once and stayed there", risen
     if max(abs(end) for end in line.interval(0.9)) < spread:
@@ -186,16 +235,26 @@ def _artifact(curves: RunCurves, values: Floats, p: float) -> str:
     if np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())) and len(values) >= 5:
         return CONSTANT
     dead = curves.dead_groups
-    if len(dead) >= 5 and float(dead.mean()) >= ALL_DEAD and float(dead[: len(dead) // 4 or 1].mean()) >= ALL_DEAD:
-        return "Nothing to learn from, because rewards in a group never differ; a drift is the mix of prompts"
+    if (
+        len(dead) >= 5
+        and float(dead.mean()) >= ALL_DEAD
+        and float(dead[: len(dead) // 4 or 1].mean()) >= ALL_DEAD
+    ):
+        return (
+            "Nothing to learn from, because rewards in a group never differ; a drift is the mix of"
+            " prompts"
+        )
     update, norm, slope, kl = (curves.curve(metric)[1] for metric in STILL)
     if len(update) >= 5 and float(update.sum()) <= UNMOVED * float(norm[0] if len(norm) else 0.0):
-        return "The weights never changed, or hardly, so that a drift is chance or the mix of prompts"
+        return (
+            "The weights never changed, or hardly, so that a drift is chance or the mix of prompts"
+        )
     # Where updates, KL or a rise beyond all chance show a move, somebody rounded the norm away.
     is_still = not update.any() and float(kl.max(initial=0.0)) <= MOVED_KL and p > BEYOND_CHANCE
     if len(slope) >= 5 and not slope.any() and is_still:
         return "The gradient is 0 at every step, so that a drift is chance or the mix of prompts"
-    entropy, gradient = curves.course("learner/entropy/mean"), curves.course("gradient/norm/before")
+    entropy = curves.course("learner/entropy/mean")
+    gradient = curves.course("gradient/norm/before")
     if entropy is None or gradient is None or len(values) < FEWEST_POINTS:
         return ""
     # One fixed answer, below the best that was seen, and nothing has moved since.
@@ -206,8 +265,12 @@ def _artifact(curves: RunCurves, values: Floats, p: float) -> str:
     return ""
 
 
-def _paired_change(view: RunView, first: int, last: int) -> tuple[tuple[float, float], float] | None:
-    """Return interval and p-value from the tasks that changed sides; None where an evaluation's were not kept."""
+def _paired_change(
+    view: RunView, first: int, last: int
+) -> tuple[tuple[float, float], float] | None:
+    """Return interval and p-value from the tasks that changed sides; None where an evaluation's
+    were not kept.
+    """
     try:
         before = correct_by_task(view.read_heldout(first))
         after = correct_by_task(view.read_heldout(last))
@@ -217,10 +280,13 @@ def _paired_change(view: RunView, first: int, last: int) -> tuple[tuple[float, f
     return (pairs.interval, pairs.p) if pairs.tasks >= FEWEST_PAIRS else None
 
 
-def _interval_of_counts(first: Mapping[str, Any], last: Mapping[str, Any], effect: float) -> tuple[float, float] | None:
+def _interval_of_counts(
+    first: Mapping[str, Any], last: Mapping[str, Any], effect: float
+) -> tuple[float, float] | None:
     variance = 0.0
     for entry in (first, last):
-        accuracy, tasks = entry.get("accuracy"), entry.get("tasks")
+        accuracy = entry.get("accuracy")
+        tasks = entry.get("tasks")
         if not isinstance(accuracy, int | float) or not isinstance(tasks, int) or tasks < 1:
             return None
         # One task more of each kind, so that 0 of 20 has an error too.

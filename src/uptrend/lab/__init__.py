@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 @cache
 def texts(section: str) -> Mapping[str, str]:
     """Return the sentences of one section of texts.toml."""
-    return dict(tomllib.loads((files("uptrend.lab") / "texts.toml").read_text(encoding="utf-8"))[section])
+    return dict(
+        tomllib.loads((files("uptrend.lab") / "texts.toml").read_text(encoding="utf-8"))[section]
+    )
 
 
 def lab_error(reason: str, **values: Any) -> LabError:
@@ -32,6 +34,14 @@ def templates() -> "Environment":
     from uptrend.present.formatting import number, p_value, percent
 
     loader = PackageLoader("uptrend.lab")
-    environment = Environment(loader=loader, undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)
-    environment.filters |= {"number": number, "p_value": p_value, "percent": percent, "toml": to_toml, "key": to_key}
+    environment = Environment(
+        loader=loader, undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True
+    )
+    environment.filters |= {
+        "number": number,
+        "p_value": p_value,
+        "percent": percent,
+        "toml": to_toml,
+        "key": to_key,
+    }
     return environment

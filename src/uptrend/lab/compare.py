@@ -1,4 +1,6 @@
-"""One arm against the control, seed by seed: every figure that a verdict rests on, and what more seeds would show."""
+"""One arm against the control, seed by seed: every figure that a verdict rests on, and what more
+seeds would show.
+"""
 
 import math
 from collections.abc import Sequence
@@ -27,27 +29,41 @@ class Pairs:
     seeds: tuple[int, ...]  # seeds that both have
     control: tuple[Measured, ...]
     treated: tuple[Measured, ...]
-    broken: tuple[int, ...]  # seeds that one of the two lacks, or whose figure is no number: left out
+    # seeds that one of the two lacks, or whose figure is no number: left out
+    broken: tuple[int, ...]
     waiting: tuple[int, ...]  # seeds that neither has: not run yet, or not any more
 
     @property
     def differences(self) -> Floats:
         """Arm less control by seed, in the claimed direction."""
-        values = [after.value - before.value for before, after in zip(self.control, self.treated, strict=True)]
+        values = [
+            after.value - before.value
+            for before, after in zip(self.control, self.treated, strict=True)
+        ]
         return self.sign * np.array(values, dtype=np.float64)
 
     @property
     def bounds(self) -> tuple[Floats, Floats]:
-        """Least and greatest value of each difference, unbounded where a run never reached the value it should."""
-        late, early = (np.array([not run.reached for run in side]) for side in (self.treated, self.control))
+        """Least and greatest value of each difference, unbounded where a run never reached the
+        value it should.
+        """
+        late, early = (
+            np.array([not run.reached for run in side]) for side in (self.treated, self.control)
+        )
         can_grow, can_fall = (late, early) if self.sign > 0 else (early, late)
-        return np.where(can_fall, -np.inf, self.differences), np.where(can_grow, np.inf, self.differences)
+        return np.where(can_fall, -np.inf, self.differences), np.where(
+            can_grow, np.inf, self.differences
+        )
 
     @property
     def table(self) -> Floats:
         """Differences by seed and task, for the tasks that all these runs have."""
         runs = (*self.control, *self.treated)
-        tasks = [task for task in runs[0].tasks if all(task in run.tasks for run in runs)] if runs else []
+        tasks = (
+            [task for task in runs[0].tasks if all(task in run.tasks for run in runs)]
+            if runs
+            else []
+        )
         values = np.array([[run.tasks[task] for task in tasks] for run in runs], dtype=np.float64)
         before, after = values.reshape(2, len(self.seeds), len(tasks))
         table: Floats = self.sign * (after - before)
@@ -55,7 +71,9 @@ class Pairs:
 
     @property
     def by_family(self) -> tuple[Floats, Floats] | None:
-        """Control and arm as seeds × tasksets, in the claimed direction; None where the tasks are of one taskset."""
+        """Control and arm as seeds × tasksets, in the claimed direction; None where the tasks are
+        of one taskset.
+        """
         means = list[dict[str, float]]()
         for run in (*self.control, *self.treated):
             of = dict[str, list[float]]()
@@ -70,22 +88,28 @@ class Pairs:
 
 
 def pair(h: Hypothesis, measured: Sequence[Measured], arm: str) -> Pairs:
-    """Put one arm's runs beside the control's; seeds that the hypothesis does not name do not count."""
-    control, treated = ({run.seed: run for run in measured if run.arm == name} for name in (h.control.name, arm))
+    """Put one arm's runs beside the control's; seeds that the hypothesis does not name do not
+    count.
+    """
+    control, treated = (
+        {run.seed: run for run in measured if run.arm == name} for name in (h.control.name, arm)
+    )
     waiting = tuple(seed for seed in h.seeds if seed not in control and seed not in treated)
     both = [seed for seed in h.seeds if seed in control and seed in treated]
     seeds = tuple(seed for seed in both if math.isfinite(control[seed].value + treated[seed].value))
     broken = tuple(seed for seed in h.seeds if seed not in (*seeds, *waiting))
     before, after = (tuple(side[seed] for seed in seeds) for side in (control, treated))
-    return Pairs(arm, -1.0 if h.direction is Direction.DOWN else 1.0, seeds, before, after, broken, waiting)
+    return Pairs(
+        arm, -1.0 if h.direction is Direction.DOWN else 1.0, seeds, before, after, broken, waiting
+    )
 
 
 def alpha_of(h: Hypothesis) -> float:
     """Return each arm's share of alpha.
 
-    Shared among the arms (Bonferroni). A directional claim errs on one side only, so that the sequence and the final
-    interval, each two-sided at this level, err together as often as it says. A claim of either direction errs on both,
-    and where it may stop early each of the two gets half.
+    Shared among the arms (Bonferroni). A directional claim errs on one side only, so that the
+    sequence and the final interval, each two-sided at this level, err together as often as it says.
+    A claim of either direction errs on both, and where it may stop early each of the two gets half.
     """
     share = h.alpha / len(h.treated)
     return share / 2 if h.direction is Direction.EITHER and h.stops_early else share
@@ -94,9 +118,10 @@ def alpha_of(h: Hypothesis) -> float:
 def least_seeds(h: Hypothesis) -> int:
     """Return the fewest paired seeds that decide: those with which the exact test can reach alpha.
 
-    Student's interval excludes 0 with two seeds already, if they happen to agree: it takes their spread for normal,
-    which two differences can't show. The sign-flip test supposes no more than symmetry. While its least p, that of
-    differences that all point one way, is above alpha, nothing but that supposition decides.
+    Student's interval excludes 0 with two seeds already, if they happen to agree: it takes their
+    spread for normal, which two differences can't show. The sign-flip test supposes no more than
+    symmetry. While its least p, that of differences that all point one way, is above alpha, nothing
+    but that supposition decides.
     """
     if first_step(h.metric):
         return fewest_seeds(alpha_of(h))  # the sign test on the median, two-sided
@@ -108,7 +133,8 @@ def least_seeds(h: Hypothesis) -> int:
 class Plan:
     """Chances of an experiment, for a deviation between seeds that is supposed or was measured."""
 
-    power: float  # chance that the planned seeds validate the smallest effect that matters, where it is there
+    # chance that the planned seeds validate the smallest effect that matters, where it is there
+    power: float
     seeds_for_80: int | None  # number that validates it with a chance of 80%; None beyond 1,000
 
 
@@ -116,18 +142,28 @@ def foresee(h: Hypothesis, effect: float, deviation: float, seeds: int) -> Chanc
     """Return the chances of the two verdicts where the true effect is this."""
     if seeds < least_seeds(h):
         return Chances(0.0, 0.0)
-    return comparison.chances(effect, deviation, seeds, h.smallest, alpha_of(h), h.direction is Direction.EITHER)
+    return comparison.chances(
+        effect, deviation, seeds, h.smallest, alpha_of(h), h.direction is Direction.EITHER
+    )
 
 
 def plan(h: Hypothesis, deviation: float) -> Plan:
-    """Return what the planned seeds can show where paired differences deviate by this much between seeds."""
+    """Return what the planned seeds can show where paired differences deviate by this much between
+    seeds.
+    """
     power = foresee(h, h.smallest, deviation, len(h.seeds)).validated
-    needed = comparison.fewest(lambda seeds: foresee(h, h.smallest, deviation, seeds).validated >= ENOUGH)
+    needed = comparison.fewest(
+        lambda seeds: foresee(h, h.smallest, deviation, seeds).validated >= ENOUGH
+    )
     return Plan(power, needed)
 
 
-def tasks_to_decide(h: Hypothesis, effect: float, deviation: float, seeds: int, tasks: int, rest: float) -> int | None:
-    """Return the held-out tasks that decide with a chance of 80%, if `rest` is the variance that is a task's own."""
+def tasks_to_decide(
+    h: Hypothesis, effect: float, deviation: float, seeds: int, tasks: int, rest: float
+) -> int | None:
+    """Return the held-out tasks that decide with a chance of 80%, if `rest` is the variance that is
+    a task's own.
+    """
     if rest <= 0 or deviation == 0:
         return None
     # Of the variance between seeds rest/tasks is chance on these tasks and falls with their number.
@@ -140,12 +176,14 @@ def tasks_to_decide(h: Hypothesis, effect: float, deviation: float, seeds: int, 
 
 
 def interval_and_p(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> tuple[Interval, float]:
-    """Return the interval that decides, and its p: by the confidence sequence, or at the end by Student's t.
+    """Return the interval that decides, and its p: by the confidence sequence, or at the end by
+    Student's t.
 
-    Steps to a value have no mean, since a run may never reach it. Their median is compared by the exact sign test,
-    which holds once, after all seeds: an earlier look decides nothing.
+    Steps to a value have no mean, since a run may never reach it. Their median is compared by the
+    exact sign test, which holds once, after all seeds: an earlier look decides nothing.
     """
-    alpha, spread = alpha_of(h), intervals.spread_of(pairs.differences)
+    alpha = alpha_of(h)
+    spread = intervals.spread_of(pairs.differences)
     if first_step(h.metric):
         low, high = pairs.bounds
         found = intervals.median_interval(pairs.differences, alpha, low, high)
@@ -159,9 +197,11 @@ def interval_and_p(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> tuple[Inte
 
 
 def towards(h: Hypothesis, interval: Interval) -> Interval:
-    """Return the interval as the criteria see it: a claim of either direction is read on the side it fell to.
+    """Return the interval as the criteria see it: a claim of either direction is read on the side
+    it fell to.
 
-    There `low > 0` says that the interval excludes 0, and `high < smallest` that it lies within ± smallest.
+    There `low > 0` says that the interval excludes 0, and `high < smallest` that it lies within ±
+    smallest.
     """
     if h.direction is Direction.EITHER and interval.effect < 0:
         return Interval(-interval.effect, -interval.high, -interval.low)
@@ -183,28 +223,43 @@ def status_of(h: Hypothesis, pairs: Pairs, interval: Interval) -> Status:
 
 def compare(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> Comparison:
     """Compare an arm with the control on their common seeds; `judge` adds the sentence."""
-    spread, is_ranked = intervals.spread_of(pairs.differences), first_step(h.metric) is not None
+    spread = intervals.spread_of(pairs.differences)
+    is_ranked = first_step(h.metric) is not None
     interval, p = interval_and_p(h, pairs, by_sequence)
     status = status_of(h, pairs, interval)
     sides = [np.array([[run.value] for run in side]) for side in (pairs.control, pairs.treated)]
     control, arm = (math.nan if is_ranked else float(side.mean()) for side in sides)
     low, high = pairs.bounds
-    flipped = comparison.sign_flip(np.sign(low) * (np.sign(low) == np.sign(high)) if is_ranked else pairs.differences)
+    flipped = comparison.sign_flip(
+        np.sign(low) * (np.sign(low) == np.sign(high)) if is_ranked else pairs.differences
+    )
     families = pairs.by_family
     deviation = intervals.likely_deviation(spread)
     needed = None
     if status is Status.INCONCLUSIVE and spread.seeds > 1 and not is_ranked:
-        needed = comparison.fewest(lambda n: foresee(h, spread.mean, deviation, n).decided >= ENOUGH)
+        needed = comparison.fewest(
+            lambda n: foresee(h, spread.mean, deviation, n).decided >= ENOUGH
+        )
     before, after = families or (pairs.sign * sides[0], pairs.sign * sides[1])
     return Comparison(
-        arm=pairs.arm, seeds=pairs.seeds, differences=tuple(float(d) for d in pairs.differences),
-        control_mean=control, arm_mean=arm, interval=interval, level=1 - alpha_of(h), p=p, p_adjusted=None,
+        arm=pairs.arm,
+        seeds=pairs.seeds,
+        differences=tuple(float(d) for d in pairs.differences),
+        control_mean=control,
+        arm_mean=arm,
+        interval=interval,
+        level=1 - alpha_of(h),
+        p=p,
+        p_adjusted=None,
         sign_flip=min(flipped.up, flipped.down) if h.direction is Direction.EITHER else flipped.up,
-        sign_flip_both=flipped.both, sign_flip_least=2.0**-spread.seeds,
+        sign_flip_both=flipped.both,
+        sign_flip_least=2.0**-spread.seeds,
         improvement=intervals.chance_of_improvement(after, before, h.alpha),
         tasks_too=intervals.crossed_interval(pairs.table, alpha_of(h)),
         iqm=intervals.iqm_difference(after, before, h.alpha) if families else None,
         power=math.nan if is_ranked else foresee(h, h.smallest, deviation, spread.seeds).validated,
-        seeds_needed=needed and max(needed, spread.seeds + 1),  # these should have been enough, and were not
-        status=status, sentence="",
-    )  # fmt: skip
+        # these should have been enough, and were not
+        seeds_needed=needed and max(needed, spread.seeds + 1),
+        status=status,
+        sentence="",
+    )

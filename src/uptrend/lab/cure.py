@@ -1,7 +1,7 @@
 """Evidence that runs have the cause which a hypothesis is about: a cure is tested on what is ill.
 
-The doctor reads the finished runs, as it does for whoever asks. What a cause's page says it explains counts as a sign
-of it, where it asks for something to be done.
+The doctor reads the finished runs, as it does for whoever asks. What a cause's page says it
+explains counts as a sign of it, where it asks for something to be done.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,21 +28,29 @@ class Signs:
 
 @dataclass(frozen=True)
 class Health:
-    """State of a control before any cure; both are empty where it has the cause, or where no cause is named."""
+    """State of a control before any cure; both are empty where it has the cause, or where no cause
+    is named.
+    """
 
     healthy: str = ""  # evidence that there is nothing to cure
     unseen: str = ""  # reason why that could not be told
 
 
 def signs_of(run: Run, cause: str) -> Signs:
-    """Return the signs of a cause in a finished run: by its records, and by the probes that were asked before it."""
+    """Return the signs of a cause in a finished run: by its records, and by the probes that were
+    asked before it.
+    """
     report = diagnose(view_of(run))
     severity = {each.id: each.severity for top in report.findings for each in (top, *top.explains)}
     probed = set[str]()
     for event in run.events:
         if event.get("event") == "preflight":
-            severity |= {finding["id"]: Severity(finding["severity"]) for finding in event["findings"]}
-            probed |= {probe["name"] for probe in event.get("probes", ()) if not probe.get("skipped")}
+            severity |= {
+                finding["id"]: Severity(finding["severity"]) for finding in event["findings"]
+            }
+            probed |= {
+                probe["name"] for probe in event.get("probes", ()) if not probe.get("skipped")
+            }
     alarms = {id for id, how_bad in severity.items() if how_bad is not Severity.NOTE}
     found = ({cause} & severity.keys()) | (all_symptoms(cause, severity.keys()) & alarms)
     if found:
@@ -56,7 +64,9 @@ def signs_of(run: Run, cause: str) -> Signs:
 
 
 def health_of_control(h: Hypothesis, signs: Mapping[str, Sequence[Signs]]) -> Health:
-    """Judge by the signs in each arm's finished runs whether the control has the cause that a hypothesis is about."""
+    """Judge by the signs in each arm's finished runs whether the control has the cause that a
+    hypothesis is about.
+    """
     control = signs.get(h.control.name, ())
     # Where an arm has the cause and the control has not, the claim is that the arm brings it about.
     is_caused = any(h.cause in run.found for arm in h.treated for run in signs.get(arm.name, ()))
@@ -64,7 +74,9 @@ def health_of_control(h: Hypothesis, signs: Mapping[str, Sequence[Signs]]) -> He
         return Health()
     unseen = next((run.unseen for run in control if run.unseen), "")
     if unseen:
-        return Health(unseen=f"the doctor could not tell whether {h.control.name} has {h.cause}: {unseen}")
+        return Health(
+            unseen=f"the doctor could not tell whether {h.control.name} has {h.cause}: {unseen}"
+        )
     runs = plural(len(control), "finished run")
     return Health(healthy=f"the doctor finds no sign of {h.cause} in {runs} of {h.control.name}")
 
@@ -76,12 +88,13 @@ def warn_of_length(h: Hypothesis, steps: int) -> list[str]:
     is_learning = h.metric.startswith("eval/") or (row is not None and row.better == "more")
     if is_learning and steps < FEWEST_POINTS:
         warnings.append(
-            f"{plural(steps, 'step')} per run: fewer than {FEWEST_POINTS} show no trend (run.too-short), so that a "
-            f"verdict holds for so few steps alone"
+            f"{plural(steps, 'step')} per run: fewer than {FEWEST_POINTS} show no trend"
+            " (run.too-short), so that a verdict holds for so few steps alone"
         )
     checks = [check.at_least for check in CHECKS if h.cause in check.ids]
     if checks and steps < max(checks):
         warnings.append(
-            f"{plural(steps, 'step')} per run: the doctor needs {max(checks)} to tell whether the control has {h.cause}"
+            f"{plural(steps, 'step')} per run: the doctor needs {max(checks)} to tell whether the"
+            f" control has {h.cause}"
         )
     return warnings

@@ -1,4 +1,6 @@
-"""Hypotheses to start from: a file to fill in, a cause of the catalogue, or one of the ready ones."""
+"""Hypotheses to start from: a file to fill in, a cause of the catalogue, or one of the ready
+ones.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,17 @@ from uptrend.lab.hypothesis_file import read, read_page, sections
 from uptrend.lab.refuse import read_recipe, resolve
 from uptrend.present.formatting import assignments, plural
 from uptrend.present.pages import render
-from uptrend.records import Arm, ConfigError, Direction, Experiment, Finding, Hypothesis, LabError, Priority, from_lines
+from uptrend.records import (
+    Arm,
+    ConfigError,
+    Direction,
+    Experiment,
+    Finding,
+    Hypothesis,
+    LabError,
+    Priority,
+    from_lines,
+)
 from uptrend.records.metrics import complete_claim, outcome_of
 from uptrend.records.renamed import current
 
@@ -52,13 +64,20 @@ def find_cause(id: str) -> Cause:
     """Return a cause of the catalogue by its id."""
     id = current(id)
     if id not in CATALOGUE:
-        hint = nearest(id, CATALOGUE) or " Their ids: uptrend explain. Ready ones: uptrend lab list --ready."
+        hint = (
+            nearest(id, CATALOGUE)
+            or " Their ids: uptrend explain. Ready ones: uptrend lab list --ready."
+        )
         raise LabError(f"There is no {id} in the catalogue.{hint}")
     return CATALOGUE[id]
 
 
-def of_cause(id: str, cause: Cause, recipe: Path | None, folder: Path, finding: Finding | None = None) -> Draft:
-    """Return a cause of the catalogue as a hypothesis, its experiment's arms made concrete for a recipe."""
+def of_cause(
+    id: str, cause: Cause, recipe: Path | None, folder: Path, finding: Finding | None = None
+) -> Draft:
+    """Return a cause of the catalogue as a hypothesis, its experiment's arms made concrete for a
+    recipe.
+    """
     if not cause.experiment.arms:
         kind = "probe" if cause.experiment.probe else "doctor"
         raise lab_error(f"{kind}-decides", cause=cause, recipe=recipe or "RECIPE")
@@ -67,38 +86,62 @@ def of_cause(id: str, cause: Cause, recipe: Path | None, folder: Path, finding: 
         table = to_table(load_config(folder / named))
     except ConfigError as error:
         raise LabError(str(error)) from None
-    view = from_lines([], source="", name="", config=table)  # the recipe as the doctor sees the config of a run
+    # the recipe as the doctor sees the config of a run
+    view = from_lines([], source="", name="", config=table)
     cause = cause.fitting(view)
     resolved = (finding and finding.experiment) or resolve_experiment(cause, settings_of(view))
     for key in (key for keys in resolved.arms.values() for key in keys):
         section, _, name = key.rpartition(".")
         if section and view.value(section) is None:
-            raise LabError(f"{cause.id} is about {section}.{name}, and {named} has no {section}: name one that has.")
+            raise LabError(
+                f"{cause.id} is about {section}.{name}, and {named} has no {section}: name one that"
+                " has."
+            )
     metric, same = _same_in_every_arm(resolved, table)
     direction = Direction(resolved.direction)
-    claim = resolved.claim.replace(outcome_of(resolved.metric, direction), outcome_of(metric, direction))
-    arms = tuple(Arm(name, {**same, **keys}, name == CONTROL) for name, keys in resolved.arms.items())
+    claim = resolved.claim.replace(
+        outcome_of(resolved.metric, direction), outcome_of(metric, direction)
+    )
+    arms = tuple(
+        Arm(name, {**same, **keys}, name == CONTROL) for name, keys in resolved.arms.items()
+    )
     h = Hypothesis(
-        id, claim.rstrip("."), named, arms, Priority.HIGH if finding else Priority.MEDIUM,
-        cause=cause.id, explains=cause.what, metric=metric, direction=direction,
-        smallest=resolved.smallest or SMALLEST, steps=resolved.steps, allows=cause.explains,
-    )  # fmt: skip
+        id,
+        claim.rstrip("."),
+        named,
+        arms,
+        Priority.HIGH if finding else Priority.MEDIUM,
+        cause=cause.id,
+        explains=cause.what,
+        metric=metric,
+        direction=direction,
+        smallest=resolved.smallest or SMALLEST,
+        steps=resolved.steps,
+        allows=cause.explains,
+    )
     base = read_recipe(h, folder)
     control = resolve(h, h.control, base)
     kept = tuple(arm for arm in h.arms if arm.is_control or resolve(h, arm, base) != control)
-    if len(kept) > 1:  # an arm that the recipe has already is left out, unless nothing would be left to compare
+    # an arm that the recipe has already is left out, unless nothing would be left to compare
+    if len(kept) > 1:
         h = replace(h, arms=kept)
     told = {"h": h, "cause": cause, "claim": claim, "finding": finding, "catalogue": CATALOGUE}
     text = render("lab/templates/cause.md", plural=plural, assignments=assignments, **told)
     return Draft(h, sections(text))
 
 
-def _same_in_every_arm(experiment: Experiment, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    # The metric by the lab's name, and the values that all arms need so that each of them can be run.
-    same, metric, learning = dict[str, Any](), experiment.metric, table["learning"]
+def _same_in_every_arm(
+    experiment: Experiment, table: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    # The metric by the lab's name, and the values that all arms need so that each of them can be
+    # run.
+    same = dict[str, Any]()
+    metric = experiment.metric
+    learning = table["learning"]
     if metric == "eval/pass_at":
         attempts = table["eval"]["attempts"] or ATTEMPTS
-        metric, same = f"eval/pass@{attempts}", {"eval.attempts": attempts}
+        metric = f"eval/pass@{attempts}"
+        same = {"eval.attempts": attempts}
     if metric.startswith("kl/") and not learning["kl"]["beta"]:
         same["learning.kl.beta"] = WATCHED
     every = [same, *experiment.arms.values()]
@@ -122,7 +165,9 @@ def all_ready() -> dict[str, Draft]:
     return drafts
 
 
-def of_ready(named: str, id: str, recipe: Path | None, folder: Path, there: Sequence[Hypothesis]) -> Draft:
+def of_ready(
+    named: str, id: str, recipe: Path | None, folder: Path, there: Sequence[Hypothesis]
+) -> Draft:
     """Return a ready hypothesis under an id of a lab, on its own recipe or another.
 
     Of its prerequisites only those that are in the lab are kept.
@@ -130,7 +175,8 @@ def of_ready(named: str, id: str, recipe: Path | None, folder: Path, there: Sequ
     found = all_ready()
     if named not in found:
         raise LabError(f"There is no ready hypothesis {named}; there are {', '.join(found)}.")
-    h, prose = found[named].hypothesis, found[named].prose
+    h = found[named].hypothesis
+    prose = found[named].prose
     base = relative(recipe or Path(h.recipe), folder)
     titles = {found[first].hypothesis.title for first in h.prerequisites}
     first = tuple(other.id for other in there if other.title in titles)

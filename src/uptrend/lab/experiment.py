@@ -1,4 +1,6 @@
-"""From a hypothesis to its verdict: the specification frozen, arms × seeds run, faulty arms refused, the verdict."""
+"""From a hypothesis to its verdict: the specification frozen, arms × seeds run, faulty arms
+refused, the verdict.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -25,7 +27,12 @@ class ExperimentRuns:
     """One hypothesis's runs, as far as they are made."""
 
     def __init__(
-        self, notebook: Notebook, h: Hypothesis, launcher: Launcher, makes_runs: bool = True, examine: Faults = faults
+        self,
+        notebook: Notebook,
+        h: Hypothesis,
+        launcher: Launcher,
+        makes_runs: bool = True,
+        examine: Faults = faults,
     ) -> None:
         recorded = specification.read(notebook, h.id)
         added = len(recorded.more) if recorded else 0
@@ -38,11 +45,19 @@ class ExperimentRuns:
         self.h = replace(h, seeds=(*h.seeds, *frozen.more))
         self.planned_runs = list[PlannedRun]()
         if not self.changes:
-            arms, folder, by = frozen.resolved(), notebook.folder, frozen.uptrend
+            arms = frozen.resolved()
+            folder = notebook.folder
+            by = frozen.uptrend
             self.planned_runs = plan.planned_runs(self.h, arms, folder, allowed(self.h), made_by=by)
-        if makes_runs and frozen.uptrend != now.uptrend and not all(map(plan.is_finished, self.planned_runs)):
-            # Runs of two versions can't be compared; those of the first one alone can still be judged.
-            self.changes, self.planned_runs = [*self.changes, f"uptrend {frozen.uptrend} → {now.uptrend}"], []
+        if (
+            makes_runs
+            and frozen.uptrend != now.uptrend
+            and not all(map(plan.is_finished, self.planned_runs))
+        ):
+            # Runs of two versions can't be compared; those of the first one alone can still be
+            # judged.
+            self.changes = [*self.changes, f"uptrend {frozen.uptrend} → {now.uptrend}"]
+            self.planned_runs = []
         self.outcomes: dict[str, Outcome] = {}
         self.refused: dict[str, str] = {}
         self.decided: Status | None = None
@@ -59,7 +74,10 @@ class ExperimentRuns:
             times = "once" if count == 1 else f"{count} times"
             told.append(f"begun anew {times}; what had been found before is kept under before-N")
         if more := ", ".join(map(str, self.specification.more)):
-            told.append(f"seeds {more} were added after results could be seen; judged by the confidence sequence")
+            told.append(
+                f"seeds {more} were added after results could be seen; judged by the confidence"
+                " sequence"
+            )
         return tuple(told)
 
     @property
@@ -70,16 +88,23 @@ class ExperimentRuns:
             or self.decided
             or self.h.control.name in self.refused
             or all(arm.name in self.refused for arm in self.h.treated)
-            or all(planned.hash in self.outcomes or planned.arm in self.refused for planned in self.planned_runs)
+            or all(
+                planned.hash in self.outcomes or planned.arm in self.refused
+                for planned in self.planned_runs
+            )
         )
 
     def wants(self, planned: PlannedRun) -> bool:
         """Return True if a run could still change the verdict."""
-        mine = any(planned.hash == own.hash and own.arm not in self.refused for own in self.planned_runs)
+        mine = any(
+            planned.hash == own.hash and own.arm not in self.refused for own in self.planned_runs
+        )
         return mine and not self.is_over
 
     def take(self, outcome: Outcome) -> None:
-        """Take in the end of a run: refuse its arm for a fault, and stop early if the answer is clear."""
+        """Take in the end of a run: refuse its arm for a fault, and stop early if the answer is
+        clear.
+        """
         for planned in self.planned_runs:
             if planned.hash != outcome.planned.hash:
                 continue
@@ -88,12 +113,18 @@ class ExperimentRuns:
                 self.refused[planned.arm] = f"the cheap probes found {outcome.reason}"
             else:
                 self._examine(planned.arm)
-            if self.h.stops_early and not self.specification.more and not self.refused and not self.decided:
+            if (
+                self.h.stops_early
+                and not self.specification.more
+                and not self.refused
+                and not self.decided
+            ):
                 self._look()
             self.write_runs()
 
     def _examine(self, arm: str) -> None:
-        # Have the doctor look at an arm's first run by the order of seeds: the same one however work is shared out.
+        # Have the doctor look at an arm's first run by the order of seeds: the same one however
+        # work is shared out.
         own = [planned for planned in self.planned_runs if planned.arm == arm]
         first = next((planned for planned in own if self._ended(planned) != "failed"), None)
         if first is None or self._ended(first) != "finished" or first.hash in self._examined:
@@ -106,47 +137,80 @@ class ExperimentRuns:
         return self.outcomes[planned.hash].status if planned.hash in self.outcomes else None
 
     def _look(self) -> None:
-        # Ask the confidence sequence about whole seeds in their order, as far as all their runs have ended.
+        # Ask the confidence sequence about whole seeds in their order, as far as all their runs
+        # have ended.
         for count in range(2, len(self.h.seeds)):
             seeds = self.h.seeds[:count]
             chosen = [planned for planned in self.planned_runs if planned.seed in seeds]
             if self.decided or not all(planned.hash in self.outcomes for planned in chosen):
                 return
-            finished = [self._measure(planned) for planned in chosen if self._ended(planned) == "finished"]
+            finished = [
+                self._measure(planned) for planned in chosen if self._ended(planned) == "finished"
+            ]
             self.decided = judge.is_decided(self.h, finished)
             self.seeds_used = seeds if self.decided else self.h.seeds
 
     def _measure(self, planned: PlannedRun) -> Measured:
         if planned.hash not in self._measured:
-            run, lab = Run(planned.folder), self.notebook.folder
-            self._measured[planned.hash] = measure.measure(run, self.h.metric, planned.arm, planned.seed, lab)
+            run = Run(planned.folder)
+            lab = self.notebook.folder
+            self._measured[planned.hash] = measure.measure(
+                run, self.h.metric, planned.arm, planned.seed, lab
+            )
         return self._measured[planned.hash]
 
     def judge(self) -> Verdict:
         """Return the verdict from the runs there are."""
         statuses = {planned.hash: self._status(planned) for planned in self.planned_runs}
-        finished = [e for e in self.planned_runs if statuses[e.hash] == "finished" and e.arm not in self.refused]
-        measured = [self._measure(planned) for planned in finished if planned.seed in self.seeds_used]
+        finished = [
+            e
+            for e in self.planned_runs
+            if statuses[e.hash] == "finished" and e.arm not in self.refused
+        ]
+        measured = [
+            self._measure(planned) for planned in finished if planned.seed in self.seeds_used
+        ]
         if self.changes:  # figures of the runs made before; they decide nothing any more
-            names, lab, metric = {arm.name for arm in self.h.arms}, self.notebook.folder, self.h.metric
-            rows = [row for row in self.rows_before() if row["status"] == "finished" and row["arm"] in names]
-            measured = [measure.measure(Run(lab / x["folder"]), metric, x["arm"], x["seed"], lab) for x in rows]
+            names = {arm.name for arm in self.h.arms}
+            lab = self.notebook.folder
+            metric = self.h.metric
+            rows = [
+                row
+                for row in self.rows_before()
+                if row["status"] == "finished" and row["arm"] in names
+            ]
+            measured = [
+                measure.measure(Run(lab / x["folder"]), metric, x["arm"], x["seed"], lab)
+                for x in rows
+            ]
         # A run still to come makes this an early look, if only by half a pair.
         changes = "; ".join(self.changes)
-        is_early = self.decided is not None or bool(self.specification.more) or "waiting" in statuses.values()
+        is_early = (
+            self.decided is not None
+            or bool(self.specification.more)
+            or "waiting" in statuses.values()
+        )
         void = f"the specification changed after the first step: {changes}" if changes else ""
         health = self._health(finished)
         verdict = judge.judge(
-            self.h, measured, stopped_early=is_early, refused=self.refused, void=void,
-            healthy=health.healthy, unseen=health.unseen,
-        )  # fmt: skip
+            self.h,
+            measured,
+            stopped_early=is_early,
+            refused=self.refused,
+            void=void,
+            healthy=health.healthy,
+            unseen=health.unseen,
+        )
         verdict = replace(verdict, specification=self.specification.hash)
         seen = specification.seen_before(self.notebook, self.h.id) | self._older_pairs()
         again = sum(planned.hash in seen for planned in self.planned_runs)
         if not again or verdict.status is Status.INCONCLUSIVE:
             return verdict
         # Criteria that were written after their runs had been seen are no test of them.
-        because = f"{again} of {len(self.planned_runs)} runs had been seen before these criteria were written"
+        because = (
+            f"{again} of {len(self.planned_runs)} runs had been seen before these criteria were"
+            " written"
+        )
         return replace(verdict, confidence=Confidence.LOW, because=because)
 
     def _health(self, finished: Sequence[PlannedRun]) -> Health:
@@ -166,16 +230,24 @@ class ExperimentRuns:
         return self._signs[planned.hash]
 
     def _older_pairs(self) -> set[str]:
-        # Runs of both sides that ended before the criteria were written, made by a sweep or a hypothesis.
+        # Runs of both sides that ended before the criteria were written, made by a sweep or a
+        # hypothesis.
         written = datetime.fromisoformat(self.specification.written).timestamp()
         ended = [e for e in self.planned_runs if self._ended(e) == "finished"]
-        events = {e.hash: [x for x in Run(e.folder).events if x["event"] == "finished"] for e in ended}
+        events = {
+            e.hash: [x for x in Run(e.folder).events if x["event"] == "finished"] for e in ended
+        }
         older = [e for e in ended if events[e.hash] and events[e.hash][-1]["time"] < written]
-        sides = [{e.seed for e in older if (e.arm == self.h.control.name) is side} for side in (True, False)]
+        sides = [
+            {e.seed for e in older if (e.arm == self.h.control.name) is side}
+            for side in (True, False)
+        ]
         return {planned.hash for planned in older if planned.seed in sides[0] & sides[1]}
 
     def _status(self, planned: PlannedRun) -> str:
-        missing = "refused" if planned.arm in self.refused else "skipped" if self.is_over else "waiting"
+        missing = (
+            "refused" if planned.arm in self.refused else "skipped" if self.is_over else "waiting"
+        )
         return self._ended(planned) or missing
 
     def rows(self) -> list[dict[str, Any]]:
@@ -184,16 +256,24 @@ class ExperimentRuns:
             return self.rows_before()
         rows = []
         for planned in self.planned_runs:
-            outcome, status = self.outcomes.get(planned.hash), self._status(planned)
+            outcome = self.outcomes.get(planned.hash)
+            status = self._status(planned)
             has_run = (planned.folder / "run.json").exists()
             measured = self._measure(planned) if status == "finished" else None
             folder = planned.folder.relative_to(self.notebook.folder).as_posix() if has_run else ""
-            rows.append({
-                "arm": planned.arm, "seed": planned.seed, "hash": planned.hash, "folder": folder, "status": status,
-                "value": measured.value if measured else None, "before": measured.before if measured else None,
-                "seconds": seconds_of(Run(planned.folder)) if has_run else None,
-                "reason": outcome.reason if outcome else self.refused.get(planned.arm, ""),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "arm": planned.arm,
+                    "seed": planned.seed,
+                    "hash": planned.hash,
+                    "folder": folder,
+                    "status": status,
+                    "value": measured.value if measured else None,
+                    "before": measured.before if measured else None,
+                    "seconds": seconds_of(Run(planned.folder)) if has_run else None,
+                    "reason": outcome.reason if outcome else self.refused.get(planned.arm, ""),
+                }
+            )
         return rows
 
     def rows_before(self) -> list[dict[str, Any]]:
@@ -211,16 +291,25 @@ class ExperimentRuns:
 def together(
     experiments: Sequence[ExperimentRuns], launcher: Launcher, workers: Workers, watch: Progress
 ) -> list[Verdict]:
-    """Make the runs of several hypotheses side by side, each run once, and judge them as one family."""
-    unique = plan.shared(planned for experiment in experiments for planned in experiment.planned_runs)
+    """Make the runs of several hypotheses side by side, each run once, and judge them as one
+    family.
+    """
+    unique = plan.shared(
+        planned for experiment in experiments for planned in experiment.planned_runs
+    )
     for experiment in experiments:
-        experiment.planned_runs = [replace(e, folder=unique[e.hash].folder) for e in experiment.planned_runs]
+        experiment.planned_runs = [
+            replace(e, folder=unique[e.hash].folder) for e in experiment.planned_runs
+        ]
         if not experiment.changes:
             experiment.notebook.set_status(experiment.h.id, Status.TESTING, None)
             experiment.write_runs()
 
-    in_turn = sorted(unique.values(), key=lambda planned: planned.seed)  # whole seeds of every hypothesis first
-    making = workers.run(in_turn, launcher, lambda planned: any(e.wants(planned) for e in experiments), watch)
+    # whole seeds of every hypothesis first
+    in_turn = sorted(unique.values(), key=lambda planned: planned.seed)
+    making = workers.run(
+        in_turn, launcher, lambda planned: any(e.wants(planned) for e in experiments), watch
+    )
     with closing(making) as outcomes:
         for outcome in outcomes:
             for experiment in experiments:
@@ -232,20 +321,36 @@ def together(
 
 
 def judge_all(experiments: Sequence[ExperimentRuns]) -> list[Verdict]:
-    """Return every hypothesis's verdict; of several at once, or judged together before, adjusted for their number."""
+    """Return every hypothesis's verdict; of several at once, or judged together before, adjusted
+    for their number.
+    """
     verdicts = [experiment.judge() for experiment in experiments]
     ids = {experiment.h.id for experiment in experiments}
     # Judged again alone, a hypothesis that was adjusted with others is still one of several.
-    paths = {path for e in experiments for path in e.notebook.folder.glob(f"experimental-results/h*/{VERDICT}")}
+    paths = {
+        path
+        for e in experiments
+        for path in e.notebook.folder.glob(f"experimental-results/h*/{VERDICT}")
+    }
     found = {path.parent.name: pair[0] for path in sorted(paths) if (pair := read_verdict(path))}
-    adjusted = {id: v for id, v in found.items() if any(one.p_adjusted is not None for one in v.comparisons)}
-    family = [verdict for id, verdict in adjusted.items() if id not in ids] if adjusted.keys() & ids else []
+    adjusted = {
+        id: v for id, v in found.items() if any(one.p_adjusted is not None for one in v.comparisons)
+    }
+    family = (
+        [verdict for id, verdict in adjusted.items() if id not in ids]
+        if adjusted.keys() & ids
+        else []
+    )
     return judge.adjust([*verdicts, *family])[: len(verdicts)]
 
 
 def seconds_of(run: Run) -> float | None:
-    """Return the time that a run was worked at: from each beginning to the last event before the next one."""
-    total, began, last = 0.0, None, None
+    """Return the time that a run was worked at: from each beginning to the last event before the
+    next one.
+    """
+    total = 0.0
+    began = None
+    last = None
     for event in (event for event in run.events if isinstance(event.get("time"), int | float)):
         if event["event"] in ("started", "resumed"):
             total += last - began if began is not None and last is not None else 0.0

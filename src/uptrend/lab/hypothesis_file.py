@@ -1,8 +1,9 @@
-"""A hypothesis as a Markdown file: TOML front matter between two `+++` lines, then sections that people write.
+"""A hypothesis as a Markdown file: TOML front matter between two `+++` lines, then sections that
+people write.
 
-Writing changes one value on one line, or the block between two marks, `<!-- uptrend:results -->` and
-`<!-- /uptrend:results -->`. Everything else stays byte for byte, so texts are read as bytes (line ends as they are)
-and lines end at "\\n" only.
+Writing changes one value on one line, or the block between two marks, `<!-- uptrend:results -->`
+and `<!-- /uptrend:results -->`. Everything else stays byte for byte, so texts are read as bytes
+(line ends as they are) and lines end at "\\n" only.
 """
 
 import re
@@ -23,18 +24,29 @@ from uptrend.records.renamed import current
 
 FENCE = "+++"
 # Any block that the machine writes within people's text: its name, and its content.
-BLOCK = re.compile(r"^<!-- uptrend:(.+?) -->[ \t\r]*\n(.*?)^<!-- /uptrend:\1 -->[ \t\r]*$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^<!-- uptrend:(.+?) -->[ \t\r]*\n(.*?)^<!-- /uptrend:\1 -->[ \t\r]*$",
+    re.MULTILINE | re.DOTALL,
+)
 # Name of a file without its ending: the id, then a few words.
 NAME = re.compile(r"(h\d{2,})-[\w-]+")
 # Headings of the prose, in their order.
-SECTIONS = ("Description", "Why it explains the behavior", "Validation method", "Invalidation criteria", "Results")
+SECTIONS = (
+    "Description",
+    "Why it explains the behavior",
+    "Validation method",
+    "Invalidation criteria",
+    "Results",
+)
 # Text to write for each key, in the file's order.
 COMMENTS = texts("keys")
 
 
 @dataclass(frozen=True)
 class Page:
-    """A Markdown file in its two parts; head (with both its fences) and body joined are the file."""
+    """A Markdown file in its two parts; head (with both its fences) and body joined are the
+    file.
+    """
 
     path: Path
     head: str
@@ -52,11 +64,15 @@ class Page:
             return parse_toml(self.inner)
         except tomllib.TOMLDecodeError as error:
             # The reader counts lines from the TOML's first; in the file the fence stands above it.
-            said = re.sub(r"at line (\d+)", lambda match: f"at line {int(match[1]) + 1}", str(error))
+            said = re.sub(
+                r"at line (\d+)", lambda match: f"at line {int(match[1]) + 1}", str(error)
+            )
             raise LabError(f"{self.path}: the front matter is not TOML: {said}.") from None
 
     def at(self, key: str) -> str:
-        """Return the file and the line on which a top-level key, or an arm by its dotted name, is set."""
+        """Return the file and the line on which a top-level key, or an arm by its dotted name, is
+        set.
+        """
         first, _, arm = key.partition(".")
         setting = rf"\s*[\"']?{re.escape(first)}[\"']?\s*="
         table = rf"\s*\[\s*{re.escape(first)}\s*\.\s*[\"']?{re.escape(arm)}\b" if arm else r"(?!)"
@@ -80,12 +96,17 @@ def read_page(path: Path) -> Page:
         raise LabError(str(error)) from None
     lines = _lines(text)
     if not lines or lines[0].removeprefix("\ufeff").rstrip() != FENCE:
-        raise LabError(f"{path}:1: a hypothesis begins with a line {FENCE}, then TOML, then {FENCE} again.")
+        raise LabError(
+            f"{path}:1: a hypothesis begins with a line {FENCE}, then TOML, then {FENCE} again."
+        )
     for number, line in enumerate(lines[1:], start=1):
         if line.rstrip() == FENCE:
             head = "".join(lines[: number + 1])
             return Page(path, head, text[len(head) :])
-    raise LabError(f"{path}: the front matter is not closed. Write a line {FENCE} between the TOML and the prose.")
+    raise LabError(
+        f"{path}: the front matter is not closed. Write a line {FENCE} between the TOML and the"
+        " prose."
+    )
 
 
 def set_values(page: Page, values: Mapping[str, str]) -> Page:
@@ -96,7 +117,8 @@ def set_values(page: Page, values: Mapping[str, str]) -> Page:
     document = tomlkit.parse(page.inner)
     for key, value in values.items():
         if key not in document:
-            opening += f"{key} = {to_toml(value)}" + opening[len(opening.rstrip()) :]  # with this file's line end
+            # with this file's line end
+            opening += f"{key} = {to_toml(value)}" + opening[len(opening.rstrip()) :]
         elif document[key] != value:
             document[key] = str(value)
     return replace(page, head=opening + tomlkit.dumps(document) + closing)
@@ -106,7 +128,10 @@ def read(path: Path) -> Hypothesis:
     """Read a hypothesis; an error names the file, the line and the key."""
     match = NAME.fullmatch(path.stem)
     if match is None:
-        raise LabError(f"{path.name} should be called hNN-a-few-words.md, for example h01-kl-penalty-required.md.")
+        raise LabError(
+            f"{path.name} should be called hNN-a-few-words.md, for example"
+            " h01-kl-penalty-required.md."
+        )
     page = read_page(path)
     table = page.table
     arms = _arms(page, table.pop("arms", {}))
@@ -121,7 +146,9 @@ def read(path: Path) -> Hypothesis:
 
 def _value(page: Page, key: str, value: Any) -> Any:
     if key not in COMMENTS:
-        raise LabError(f"{page.at(key)}: {unknown(key, key, [*COMMENTS, 'arms'], 'The front matter')}")
+        raise LabError(
+            f"{page.at(key)}: {unknown(key, key, [*COMMENTS, 'arms'], 'The front matter')}"
+        )
     if key == "confidence" and not value:
         return None
     kind = Confidence if key == "confidence" else typing.get_type_hints(Hypothesis)[key]
@@ -136,25 +163,40 @@ def _value(page: Page, key: str, value: Any) -> Any:
 
 
 def _arms(page: Page, tables: Any) -> tuple[Arm, ...]:
-    if not isinstance(tables, Mapping) or not all(isinstance(table, Mapping) for table in tables.values()):
-        raise LabError(f"{page.at('arms')}: write each arm as a table [arms.NAME] with the config values it changes.")
+    if not isinstance(tables, Mapping) or not all(
+        isinstance(table, Mapping) for table in tables.values()
+    ):
+        raise LabError(
+            f"{page.at('arms')}: write each arm as a table [arms.NAME] with the config values it"
+            " changes."
+        )
     arms = list[Arm]()
     for name, table in tables.items():
         is_control = table.get("control", False)
         if not isinstance(is_control, bool):
             where = page.at(f"arms.{name}")
-            raise LabError(f"{where}: control = {is_control!r} in arm {name} should be true or false.")
+            raise LabError(
+                f"{where}: control = {is_control!r} in arm {name} should be true or false."
+            )
         overrides = flatten({key: value for key, value in table.items() if key != "control"})
-        arms.append(Arm(name, {current(key): value for key, value in overrides.items()}, is_control))
+        arms.append(
+            Arm(name, {current(key): value for key, value in overrides.items()}, is_control)
+        )
     return tuple(arms)
 
 
 def render(h: Hypothesis, prose: Mapping[str, str]) -> str:
-    """Return a new file's text: every key with a comment that says what to write, then the sections."""
+    """Return a new file's text: every key with a comment that says what to write, then the
+    sections.
+    """
     values = {key: getattr(h, key) for key in COMMENTS} | {"confidence": h.confidence or ""}
     values["source"] = None if h.source is None else asdict(h.source)
     sections = {name: prose.get(name, "").strip("\n") for name in (*SECTIONS, *prose)}
-    page = templates().get_template("hypothesis.jinja").render(h=h, comments=COMMENTS, values=values, prose=sections)
+    page = (
+        templates()
+        .get_template("hypothesis.jinja")
+        .render(h=h, comments=COMMENTS, values=values, prose=sections)
+    )
     return page.rstrip("\n") + "\n"
 
 
@@ -165,7 +207,9 @@ def sections(body: str) -> dict[str, str]:
 
 
 def put_block(text: str, name: str, content: str, after: str = "") -> str:
-    """Return a text with a block's content replaced; a new block goes under the heading `after`, or to the end."""
+    """Return a text with a block's content replaced; a new block goes under the heading `after`, or
+    to the end.
+    """
     end = "\r\n" if "\r\n" in text or text.endswith("\r") else "\n"
     lines = content.strip("\r\n").replace("\r\n", "\n").split("\n")
     # A content that quotes a mark must not end its own block.
@@ -176,8 +220,11 @@ def put_block(text: str, name: str, content: str, after: str = "") -> str:
     heading = re.search(rf"^{re.escape(after)}[ \t\r]*$\n?", text, re.MULTILINE) if after else None
     if heading is None:
         before = text if not text or text.endswith("\n") else text + end
-        return f"{before}{end if before.strip() else ''}{f'{after}{end}{end}' if after else ''}{block}{end}"
-    before, rest = text[: heading.end()], text[heading.end() :]
+        gap = end if before.strip() else ""
+        line = f"{after}{end}{end}" if after else ""
+        return f"{before}{gap}{line}{block}{end}"
+    before = text[: heading.end()]
+    rest = text[heading.end() :]
     before += "" if before.endswith("\n") else end
     return f"{before}{end}{block}{end}{rest if not rest or rest.startswith(end) else end + rest}"
 
@@ -190,7 +237,9 @@ def get_block(text: str, name: str) -> str | None:
 
 def _marks(text: str, name: str) -> tuple[re.Match[str], re.Match[str]] | None:
     both = f"<!-- uptrend:{name} -->", f"<!-- /uptrend:{name} -->"
-    starts, ends = ([*re.finditer(rf"^{re.escape(mark)}(?=[ \t\r]*$)", text, re.MULTILINE)] for mark in both)
+    starts, ends = (
+        [*re.finditer(rf"^{re.escape(mark)}(?=[ \t\r]*$)", text, re.MULTILINE)] for mark in both
+    )
     if not starts and not ends:
         return None
     if len(starts) != 1 or len(ends) != 1 or ends[0].start() < starts[0].start():
@@ -200,7 +249,8 @@ def _marks(text: str, name: str) -> tuple[re.Match[str], re.Match[str]] | None:
 
 def in_order(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
     """Return hypotheses with those first that others among them wait for; otherwise as given."""
-    left, done = list(hypotheses), list[Hypothesis]()
+    left = list(hypotheses)
+    done = list[Hypothesis]()
     while left:
         waiting = {h.id for h in left}
         # Where all wait for each other, the first goes first: `refuse` names the circle.

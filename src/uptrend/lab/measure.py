@@ -1,13 +1,15 @@
 """From a finished run to the one number by which a hypothesis compares it, and metrics in words.
 
-`eval/accuracy/first-step@0.8` is the step at which a held-out metric first reaches a value. A run that never does has
-no such step: it counts as later than every step that was run (`Measured.reached` is False), and no mean is computed.
+`eval/accuracy/first-step@0.8` is the step at which a held-out metric first reaches a value. A run
+that never does has no such step: it counts as later than every step that was run
+(`Measured.reached` is False), and no mean is computed.
 
-`eval/accuracy/gain` is a held-out metric's last value less its first. It alone compares arms with other held-out tasks,
-seed by seed: what a run gained means the same on each, and no task of one is a task of the other.
+`eval/accuracy/gain` is a held-out metric's last value less its first. It alone compares arms with
+other held-out tasks, seed by seed: what a run gained means the same on each, and no task of one is
+a task of the other.
 
-`reward/mean/fall` is how far the end of a run lies below its best stretch: 0 where the end is the best. It measures a
-collapse, which a final value does not: a run may end low because it never rose.
+`reward/mean/fall` is how far the end of a run lies below its best stretch: 0 where the end is the
+best. It measures a collapse, which a final value does not: a run may end low because it never rose.
 """
 
 import math
@@ -31,7 +33,7 @@ from uptrend.records.metrics import (
     is_gain,
     name_of,
     outcome_of,
-)  # fmt: skip
+)
 from uptrend.records.table import RolloutTable
 from uptrend.stats.intervals import pass_at_k
 
@@ -56,13 +58,17 @@ def unknown_metric(metric: str) -> LabError:
 
 
 def bounds(metric: str) -> tuple[float, float] | None:
-    """Return the least and greatest value that a metric can have; None where it has no such bounds."""
+    """Return the least and greatest value that a metric can have; None where it has no such
+    bounds.
+    """
     row = compared_row(metric)
     return None if row is None or row.low is None or row.high is None else (row.low, row.high)
 
 
 def room(metric: str, direction: Direction, level: float) -> float:
-    """Return how far a metric can still go from a level in the claimed direction; infinite where nothing bounds it."""
+    """Return how far a metric can still go from a level in the claimed direction; infinite where
+    nothing bounds it.
+    """
     row = compared_row(metric)
     up = math.inf if row is None or row.high is None else row.high - level
     down = math.inf if row is None or row.low is None else level - row.low
@@ -79,8 +85,12 @@ def measure(run: Run, metric: str, arm: str, seed: int, folder: Path) -> Measure
     if not is_known(metric):
         raise unknown_metric(metric)
     if run.status != "finished":
-        raise LabError(f"{run.path} is {run.status}, after {run.last_step} steps; only a finished run is compared.")
-    path, lab = run.path.resolve(), folder.resolve()
+        raise LabError(
+            f"{run.path} is {run.status}, after {run.last_step} steps; only a finished run is"
+            " compared."
+        )
+    path = run.path.resolve()
+    lab = folder.resolve()
     named = path.relative_to(lab).as_posix() if path.is_relative_to(lab) else str(path)
     if not metric.startswith("eval/"):
         recorded = curve_of(metric)
@@ -89,7 +99,8 @@ def measure(run: Run, metric: str, arm: str, seed: int, folder: Path) -> Measure
             raise LabError(f"{run.path} recorded no {recorded}.")
         width = max(1, len(values) // LAST)
         end = math.fsum(values[-width:]) / width
-        if is_fall(metric):  # the best stretch is as long as the end, so that noise lifts both alike
+        # the best stretch is as long as the end, so that noise lifts both alike
+        if is_fall(metric):
             stretches = np.convolve(values, np.ones(width) / width, "valid")
             return Measured(arm, seed, max(0.0, float(stretches.max()) - end), run=named)
         return Measured(arm, seed, end, run=named)
@@ -98,20 +109,30 @@ def measure(run: Run, metric: str, arm: str, seed: int, folder: Path) -> Measure
         raise LabError(f"{run.path} was never evaluated, so that it has no {metric}.")
     value = _value(run, lines[-1], metric)
     if (goal := first_step(metric)) is not None:
-        steps = [line["step"] for line in lines if (seen := in_line(line, metric)) is not None and seen >= goal[1]]
+        steps = [
+            line["step"]
+            for line in lines
+            if (seen := in_line(line, metric)) is not None and seen >= goal[1]
+        ]
         step = steps[0] if steps else lines[-1]["step"] + 1
         return Measured(arm, seed, float(step), run=named, reached=bool(steps))
-    before = _value(run, lines[0], metric) if lines[0]["step"] == run.start and len(lines) > 1 else None
+    before = (
+        _value(run, lines[0], metric) if lines[0]["step"] == run.start and len(lines) > 1 else None
+    )
     if is_gain(metric):
         if before is None:
-            raise LabError(f"{run.path} was not evaluated before its first step, so that it has no {metric}.")
+            raise LabError(
+                f"{run.path} was not evaluated before its first step, so that it has no {metric}."
+            )
         return Measured(arm, seed, value - before, 0.0, run=named)
     tasks, families = _by_task(run, int(lines[-1]["step"]), metric)
     return Measured(arm, seed, value, before, tasks, families, named)
 
 
 def in_line(line: Row, metric: str) -> float | None:
-    """Return a held-out metric as an evaluation's line has it, for a first step the metric that is to reach a value."""
+    """Return a held-out metric as an evaluation's line has it, for a first step the metric that is
+    to reach a value.
+    """
     base, _ = first_step(metric) or (_ungained(metric), None)
     kind, _, name = base.removeprefix("eval/").partition("/")
     found = line.get("parts", {}).get(name) if kind == "part" else line.get(kind)
@@ -146,10 +167,14 @@ def _by_task(run: Run, step: int, metric: str) -> tuple[dict[str, float], dict[s
             scores = table.values("reward")
         elif metric != "eval/accuracy":
             name = metric.removeprefix("eval/part/")
-            parts_by_name = [{part["name"]: part["value"] for part in parts or ()} for parts in table.values("parts")]
+            parts_by_name = [
+                {part["name"]: part["value"] for part in parts or ()}
+                for parts in table.values("parts")
+            ]
             scores = [parts.get(name) for parts in parts_by_name]
         for place in np.flatnonzero(table.greedy_n).tolist():
-            if scores[place] is not None:  # an answer that was not scored counts in the accuracy only
+            # an answer that was not scored counts in the accuracy only
+            if scores[place] is not None:
                 values[tasks[place]] = float(scores[place])
     families = dict(zip(tasks, table.values("family"), strict=True))
     return values, {task: family for task, family in families.items() if task in values}
@@ -166,9 +191,11 @@ def _ungained(metric: str) -> str:
 
 
 def titled(h: Hypothesis) -> str:
-    """Return a hypothesis's title, followed by what is measured where the title itself does not say it.
+    """Return a hypothesis's title, followed by what is measured where the title itself does not say
+    it.
 
-    A verdict beside a title holds for nothing else: "the run does not collapse" is not shown by a final accuracy.
+    A verdict beside a title holds for nothing else: "the run does not collapse" is not shown by a
+    final accuracy.
     """
     outcome = outcome_of(h.metric, h.direction)
     is_said = not h.arms or outcome.casefold() in h.title.casefold()
@@ -188,7 +215,9 @@ def amount(metric: str, value: float) -> str:
 
 
 def effect_text(metric: str, effect: float) -> str:
-    """Format an effect with its unit: +6.3 points of held-out accuracy, or −20 steps to held-out accuracy 0.8."""
+    """Format an effect with its unit: +6.3 points of held-out accuracy, or −20 steps to held-out
+    accuracy 0.8.
+    """
     unit = "" if first_step(metric) else " points of" if is_share(metric) else " of"
     unit = " in the" if is_fall(metric) else unit
     return f"{change(metric, effect)}{unit} {name_of(metric)}"

@@ -1,4 +1,6 @@
-"""A lab's folder: its hypotheses, results, runs and pages, and the parts of them that the machine may change."""
+"""A lab's folder: its hypotheses, results, runs and pages, and the parts of them that the machine
+may change.
+"""
 
 import re
 import unicodedata
@@ -37,18 +39,25 @@ class Notebook:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         if not is_lab(self.folder):
-            raise LabError(f"{self.folder} is not a lab. Make one with: uptrend lab init {self.folder}")
+            raise LabError(
+                f"{self.folder} is not a lab. Make one with: uptrend lab init {self.folder}"
+            )
 
     @classmethod
     def init(cls, folder: str | Path, problem: str = "") -> "Notebook":
         """Make a lab; nothing that is there is overwritten."""
         folder = Path(folder)
         if is_lab(folder):
-            raise LabError(f"{folder} is a lab already. Add to it with: uptrend lab new --dir {folder}")
+            raise LabError(
+                f"{folder} is a lab already. Add to it with: uptrend lab new --dir {folder}"
+            )
         pages = new_pages(folder.absolute().name, problem)
         for name in pages:
             if (folder / name).exists():
-                raise LabError(f"{folder / name} is there already. A lab needs a folder of its own: name another.")
+                raise LabError(
+                    f"{folder / name} is there already. A lab needs a folder of its own: name"
+                    " another."
+                )
         for name in FOLDERS:
             _made(folder / name)
         for name, text in pages.items():
@@ -69,8 +78,11 @@ class Notebook:
 
     @property
     def readable(self) -> tuple[list[Hypothesis], list[str]]:
-        """Hypotheses that can be read, and errors of the others: one under edit must not stop another's verdict."""
-        found, broken = list[Hypothesis](), list[str]()
+        """Hypotheses that can be read, and errors of the others: one under edit must not stop
+        another's verdict.
+        """
+        found = list[Hypothesis]()
+        broken = list[str]()
         for path in self._files().values():
             try:
                 found.append(hypothesis_file.read(path))
@@ -88,11 +100,16 @@ class Notebook:
         wanted = normal_id(id)
         if wanted not in files:
             there = ", ".join(files) or "none yet; write one with: uptrend lab new"
-            raise LabError(f"There is no hypothesis {id} in {self.folder}.{nearest(wanted, files)} It has {there}.")
+            raise LabError(
+                f"There is no hypothesis {id} in {self.folder}.{nearest(wanted, files)} It has"
+                f" {there}."
+            )
         return files[wanted]
 
     def results(self, id: str) -> Path:
-        """Return the folder of a hypothesis's specification, runs and verdict; it is made if missing."""
+        """Return the folder of a hypothesis's specification, runs and verdict; it is made if
+        missing.
+        """
         return _made(self.folder / "experimental-results" / normal_id(id))
 
     @property
@@ -125,7 +142,9 @@ class Notebook:
     def add(self, h: Hypothesis, prose: Mapping[str, str]) -> Path:
         """Write a new hypothesis's file."""
         if h.id in self._files():
-            raise LabError(f"{self.path_of(h.id)} is {h.id} already; the next free id is {self.next_id()}.")
+            raise LabError(
+                f"{self.path_of(h.id)} is {h.id} already; the next free id is {self.next_id()}."
+            )
         path = _made(self.folder / "hypotheses") / f"{h.id}-{slug(h.title)}.md"
         write_whole(path, hypothesis_file.render(h, prose).encode())
         self.refresh()
@@ -134,13 +153,19 @@ class Notebook:
     def refresh(self) -> None:
         """Write the README's status table and roadmap anew; the rest of it is people's."""
         path = self.folder / README
-        text = path.read_bytes().decode() if path.exists() else new_pages(self.folder.absolute().name, "")[README]
+        text = (
+            path.read_bytes().decode()
+            if path.exists()
+            else new_pages(self.folder.absolute().name, "")[README]
+        )
         hypotheses, broken = self.readable
         links = {id: file.relative_to(self.folder).as_posix() for id, file in self._files().items()}
         notes = {h.id: self._note(h) for h in hypotheses}
         unread = "".join(f"\n\n{reason}" for reason in broken)
         outcomes = {h.id: self.outcome_of(h) for h in hypotheses}
-        new = put_block(text, "status", status_table(hypotheses, links, notes, outcomes) + unread, "## Status")
+        new = put_block(
+            text, "status", status_table(hypotheses, links, notes, outcomes) + unread, "## Status"
+        )
         new = put_block(new, "roadmap", roadmap(hypotheses), "## Roadmap")
         if new != text or not path.exists():
             write_whole(path, new.encode())
@@ -153,7 +178,9 @@ class Notebook:
         return f"{first.rstrip('.')}." if first else h.explains
 
     def outcome_of(self, h: Hypothesis) -> str:
-        """Return a hypothesis's status as every surface shows it: a verdict may be that there was nothing to cure."""
+        """Return a hypothesis's status as every surface shows it: a verdict may be that there was
+        nothing to cure.
+        """
         is_healthy = h.status is Status.INCONCLUSIVE and self._verdict(h).get("nothing_to_cure")
         return NOTHING_TO_CURE if is_healthy else str(h.status)
 
@@ -168,10 +195,14 @@ class Notebook:
         # Every hypothesis's file by id; two of one id are an error.
         found = dict[str, Path]()
         paths = (self.folder / "hypotheses").glob("h[0-9]*.md")
-        for path in sorted(paths, key=lambda path: (int(re.findall(r"\d+", path.name)[0]), path.name)):
+        for path in sorted(
+            paths, key=lambda path: (int(re.findall(r"\d+", path.name)[0]), path.name)
+        ):
             id = path.name.partition("-")[0].removesuffix(".md")
             if id in found:
-                raise LabError(f"{found[id].name} and {path.name} have one id: rename one to {id[0]}NN-….md.")
+                raise LabError(
+                    f"{found[id].name} and {path.name} have one id: rename one to {id[0]}NN-….md."
+                )
             found[id] = path
         return found
 
@@ -183,7 +214,9 @@ def _made(folder: Path) -> Path:
 
 
 def is_lab(folder: Path) -> bool:
-    """Return True if a folder has a log or hypotheses; git keeps no empty folders, so the log alone will do."""
+    """Return True if a folder has a log or hypotheses; git keeps no empty folders, so the log alone
+    will do.
+    """
     return (folder / LOG).is_file() or (folder / "hypotheses").is_dir()
 
 
@@ -203,7 +236,10 @@ def new_pages(name: str, problem: str) -> dict[str, str]:
     """Return the pages of a new lab by file name."""
     told = {"name": name, "problem": problem.strip() or NO_PROBLEM}
     templates = {README: "readme", PROBLEM: "problem", LOG: "log"}
-    return {page: render(f"lab/templates/{template}.md", **told) + "\n" for page, template in templates.items()}
+    return {
+        page: render(f"lab/templates/{template}.md", **told) + "\n"
+        for page, template in templates.items()
+    }
 
 
 def status_table(
@@ -212,7 +248,9 @@ def status_table(
     notes: Mapping[str, str],
     outcomes: Mapping[str, str],
 ) -> str:
-    """Return one row per hypothesis: priority, outcome, confidence and a note, such as its verdict's sentence."""
+    """Return one row per hypothesis: priority, outcome, confidence and a note, such as its
+    verdict's sentence.
+    """
     if not hypotheses:
         return "No hypotheses yet. Write one with `uptrend lab new`."
     rows = []
@@ -225,9 +263,14 @@ def status_table(
 
 
 def phases(hypotheses: Sequence[Hypothesis]) -> dict[str, list[Hypothesis]]:
-    """Return the hypotheses still to decide by phase, each after its prerequisites; empty phases are left out."""
+    """Return the hypotheses still to decide by phase, each after its prerequisites; empty phases
+    are left out.
+    """
     is_open = [h for h in hypotheses if h.status not in (Status.VALIDATED, Status.INVALIDATED)]
-    by_phase = {phase: in_order([h for h in is_open if h.priority is priority]) for priority, phase in PHASES.items()}
+    by_phase = {
+        phase: in_order([h for h in is_open if h.priority is priority])
+        for priority, phase in PHASES.items()
+    }
     return {phase: found for phase, found in by_phase.items() if found}
 
 
@@ -235,5 +278,11 @@ def roadmap(hypotheses: Sequence[Hypothesis]) -> str:
     """Return Markdown of the hypotheses still to decide, by phase, and then of those decided."""
     to_do = phases(hypotheses)
     is_open = [h.id for found in to_do.values() for h in found]
-    told = {"phases": to_do, "is_open": is_open, "hypotheses": hypotheses, "marks": MARKS, "titled": titled}
+    told = {
+        "phases": to_do,
+        "is_open": is_open,
+        "hypotheses": hypotheses,
+        "marks": MARKS,
+        "titled": titled,
+    }
     return render("lab/templates/roadmap.md", **told).strip() or "Nothing to test yet."

@@ -1,4 +1,6 @@
-"""The runs of an experiment: arms × seeds, each known by the hash of all that could change its result."""
+"""The runs of an experiment: arms × seeds, each known by the hash of all that could change its
+result.
+"""
 
 import hashlib
 import json
@@ -12,7 +14,8 @@ from uptrend.lab import lab_error
 from uptrend.records import Arm, Hypothesis, LabError, Method, Run, Source
 from uptrend.records.metrics import is_gain
 
-# Sections of a config that can't change a run's numbers: its name, what is kept of it, who looks on.
+# Sections of a config that can't change a run's numbers: its name, what is kept of it, who looks
+# on.
 LEFT_OUT = ("name", "checkpoints", "doctor", "track")
 # Characters of the hash in a folder's name.
 LENGTH = 10
@@ -64,7 +67,9 @@ def version() -> str:
 
 def digest(value: Any) -> str:
     """Hash a plain value, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, ensure_ascii=False).encode()
+    ).hexdigest()
 
 
 def resolve(h: Hypothesis, arm: Arm, recipe: Path, launcher: Launcher, **also: Any) -> Resolved:
@@ -74,7 +79,11 @@ def resolve(h: Hypothesis, arm: Arm, recipe: Path, launcher: Launcher, **also: A
 
 
 def planned_runs(
-    h: Hypothesis, arms: Mapping[str, Resolved], lab: Path, allows: tuple[str, ...] = (), made_by: str = ""
+    h: Hypothesis,
+    arms: Mapping[str, Resolved],
+    lab: Path,
+    allows: tuple[str, ...] = (),
+    made_by: str = "",
 ) -> list[PlannedRun]:
     """Plan every run, all arms of the first seed first, so that whole seeds can be compared early.
 
@@ -86,21 +95,29 @@ def planned_runs(
         raise lab_error("held-out", told=told)
     found = list[PlannedRun]()
     for seed in h.seeds:
-        source, runs = _source(h, seed, lab), lab / "runs"
+        source = _source(h, seed, lab)
+        runs = lab / "runs"
         for arm in h.arms:
             resolved = arms[arm.name]
             config = {**resolved.config, "seed": seed}
-            hash = run_hash(config, resolved.tasks, resolved.held_out, made_by or version(), h.method, source)
-            # Not by the arm's name: another hypothesis may need this very run, or another recipe have made it.
+            hash = run_hash(
+                config, resolved.tasks, resolved.held_out, made_by or version(), h.method, source
+            )
+            # Not by the arm's name: another hypothesis may need this very run, or another recipe
+            # have made it.
             there = sorted(runs.glob(f"*-s{seed}-{hash[:LENGTH]}/"))
             folder = there[0] if there else runs / f"{config['name']}-s{seed}-{hash[:LENGTH]}"
             asks = seed == h.seeds[0]
-            found.append(PlannedRun(arm.name, seed, hash, config, folder, allows, h.method, source, asks))
+            found.append(
+                PlannedRun(arm.name, seed, hash, config, folder, allows, h.method, source, asks)
+            )
     return found
 
 
 def shared(planned_runs: Iterable[PlannedRun]) -> dict[str, PlannedRun]:
-    """Return each run once, by its hash: allowed what any hypothesis allows, and probed if any wants it probed."""
+    """Return each run once, by its hash: allowed what any hypothesis allows, and probed if any
+    wants it probed.
+    """
     found = dict[str, PlannedRun]()
     for planned in planned_runs:
         first = found.setdefault(planned.hash, planned)
@@ -110,12 +127,24 @@ def shared(planned_runs: Iterable[PlannedRun]) -> dict[str, PlannedRun]:
 
 
 def run_hash(
-    config: Mapping[str, Any], tasks: str, held_out: str, made_by: str, method: Method, source: Source | None
+    config: Mapping[str, Any],
+    tasks: str,
+    held_out: str,
+    made_by: str,
+    method: Method,
+    source: Source | None,
 ) -> str:
-    """Hash everything that could change a run's result, for a replay all that its source recorded."""
+    """Hash everything that could change a run's result, for a replay all that its source
+    recorded.
+    """
     files = [Path(source.run) / name for name in ("run.json", "metrics.jsonl")] if source else []
     recorded = digest([_ends(file) for file in files if file.exists()])
-    table: dict[str, Any] = {"config": what_matters(config), "tasks": tasks, "held_out": held_out, "uptrend": made_by}
+    table: dict[str, Any] = {
+        "config": what_matters(config),
+        "tasks": tasks,
+        "held_out": held_out,
+        "uptrend": made_by,
+    }
     table |= {"method": str(method), "model": fingerprint(config)}
     return digest({**table, "source": None if source is None else [recorded, source.step]})
 
@@ -127,7 +156,10 @@ def what_matters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_finished(planned: PlannedRun) -> bool:
     """Return True if its run exists, whole and with this config."""
-    if not (planned.folder / "run.json").exists() or (run := Run(planned.folder)).status != "finished":
+    if (
+        not (planned.folder / "run.json").exists()
+        or (run := Run(planned.folder)).status != "finished"
+    ):
         return False
     if planned.method is Method.TRAIN and not _is_made_from(run.config, planned.config):
         raise lab_error("other-config", planned=planned)
@@ -135,16 +167,22 @@ def is_finished(planned: PlannedRun) -> bool:
 
 
 def _is_made_from(made: Mapping[str, Any], planned: Mapping[str, Any]) -> bool:
-    """Return True where a run's config is the planned one, but for what a plan leaves to the run."""
-    made_model, planned_model = dict(made["model"]), dict(planned["model"])
+    """Return True where a run's config is the planned one, but for what a plan leaves to the
+    run.
+    """
+    made_model = dict(made["model"])
+    planned_model = dict(planned["model"])
     if planned_model.get("chat", "auto") == "auto":  # older plans have none
         made_model.pop("chat", None)
         planned_model.pop("chat", None)
-    return what_matters({**made, "model": made_model}) == what_matters({**planned, "model": planned_model})
+    return what_matters({**made, "model": made_model}) == what_matters(
+        {**planned, "model": planned_model}
+    )
 
 
 def _source(h: Hypothesis, seed: int, lab: Path) -> Source | None:
-    # The run that a replay of this seed replays: each seed its own, since the same rollouts would repeat it.
+    # The run that a replay of this seed replays: each seed its own, since the same rollouts would
+    # repeat it.
     if h.source is None:
         return None
     if "{seed}" not in h.source.run and len(h.seeds) > 1:
@@ -153,20 +191,29 @@ def _source(h: Hypothesis, seed: int, lab: Path) -> Source | None:
     found = [Path(pattern)] if Path(pattern).is_absolute() else sorted(lab.glob(pattern))
     found = [path for path in found if (path / "run.json").exists()]
     if len(found) != 1:
-        raise LabError(f"{h.id}: the source {pattern} should be one run of {lab}, and there are {len(found)}.")
+        raise LabError(
+            f"{h.id}: the source {pattern} should be one run of {lab}, and there are {len(found)}."
+        )
     return Source(str(found[0]), h.source.step)
 
 
 def fingerprint(config: Mapping[str, Any]) -> list[tuple[str, str]] | None:
-    """Hash a model's folder by its files, so that one that was made anew is another; None for a name."""
+    """Hash a model's folder by its files, so that one that was made anew is another; None for a
+    name.
+    """
     model = Path(config["model"]["name"]).expanduser()
     if not model.is_dir():
         return None
-    return [(path.relative_to(model).as_posix(), _ends(path)) for path in sorted(model.rglob("*")) if path.is_file()]
+    return [
+        (path.relative_to(model).as_posix(), _ends(path))
+        for path in sorted(model.rglob("*"))
+        if path.is_file()
+    ]
 
 
 def _ends(path: Path) -> str:
-    # Hash a file by its size and both its ends: weights are large, and their first bytes are names and shapes.
+    # Hash a file by its size and both its ends: weights are large, and their first bytes are names
+    # and shapes.
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(ENDS)

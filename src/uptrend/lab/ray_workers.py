@@ -1,8 +1,9 @@
 """Runs as tasks of a Ray cluster: this machine's own, or one at an address.
 
-Each task starts the same command in a process of its node, so that results are those of a local run. Where the lab's
-folder is on a disk that the node shares, the run is written there; elsewhere it comes back whole, without checkpoints.
-A worker that is lost takes its process with it, and Ray starts the task again.
+Each task starts the same command in a process of its node, so that results are those of a local
+run. Where the lab's folder is on a disk that the node shares, the run is written there; elsewhere
+it comes back whole, without checkpoints. A worker that is lost takes its process with it, and Ray
+starts the task again.
 """
 
 import contextlib
@@ -22,7 +23,17 @@ from typing import Any
 
 from uptrend.lab import lab_error
 from uptrend.lab.plan import Launcher, PlannedRun, is_finished
-from uptrend.lab.workers import Job, Outcome, Progress, Workers, log_of, outcome, start, threads_of, uses_gpu
+from uptrend.lab.workers import (
+    Job,
+    Outcome,
+    Progress,
+    Workers,
+    log_of,
+    outcome,
+    start,
+    threads_of,
+    uses_gpu,
+)
 from uptrend.records import MissingExtra
 from uptrend.records.directory import is_being_written, set_aside
 
@@ -38,10 +49,15 @@ class RayWorkers(Workers):
     poll = 0.5
 
     def __init__(
-        self, address: str = "local", at_once: int | None = None, gpus: float = 1.0, keep_checkpoints: bool = False
+        self,
+        address: str = "local",
+        at_once: int | None = None,
+        gpus: float = 1.0,
+        keep_checkpoints: bool = False,
     ) -> None:
         super().__init__(at_once, keep_checkpoints)
-        self.address, self.gpus = address, gpus
+        self.address = address
+        self.gpus = gpus
         self._ray: Any = None
         self._mark = Path()
 
@@ -53,7 +69,9 @@ class RayWorkers(Workers):
             import ray
         except ImportError:
             raise MissingExtra("ray", "ray") from None
-        self._ray, is_own = ray, not ray.is_initialized()  # one that was running before is left running
+        # one that was running before is left running
+        self._ray = ray
+        is_own = not ray.is_initialized()
         options: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         try:
             if is_own:
@@ -62,7 +80,11 @@ class RayWorkers(Workers):
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
             said = str(error).strip().splitlines()[0]
             raise lab_error("no-cluster", address=self.address, said=said) from None
-        folder = planned_runs[0].folder.parent.absolute() if planned_runs else Path(tempfile.gettempdir())
+        folder = (
+            planned_runs[0].folder.parent.absolute()
+            if planned_runs
+            else Path(tempfile.gettempdir())
+        )
         folder.mkdir(parents=True, exist_ok=True)
         self._mark = folder / f".seen-{uuid.uuid4().hex}"
         self._mark.touch()
@@ -75,7 +97,9 @@ class RayWorkers(Workers):
 
     def _start(self, job: Job, running: Sequence[Job], launcher: Launcher) -> bool:
         planned = job.planned
-        if sum(other.handle is not None for other in running) >= (self.at_once or self._capacity(planned)):
+        if sum(other.handle is not None for other in running) >= (
+            self.at_once or self._capacity(planned)
+        ):
             return False
         needs = {"num_cpus": threads_of(planned), "num_gpus": self.gpus if uses_gpu(planned) else 0}
         task = self._ray.remote(make).options(**needs, max_retries=LOST, name=planned.folder.name)
@@ -111,35 +135,47 @@ class RayWorkers(Workers):
         return replace(told, planned=job.planned)
 
     def _stop(self, running: Sequence[Job], watch: Progress) -> None:
-        # Have every run end its step and write a checkpoint; an impatient second Ctrl-C ends them with Ray.
+        # Have every run end its step and write a checkpoint; an impatient second Ctrl-C ends them
+        # with Ray.
         if not running:
             return
         watch.say(f"Stopping {len(running)} runs after this step; Ctrl-C again ends at once.")
         for job in running:
             self._ray.cancel(job.handle, force=False)
         until = time.monotonic() + PATIENCE
-        while time.monotonic() < until and any(is_being_written(job.planned.folder) for job in running):
+        while time.monotonic() < until and any(
+            is_being_written(job.planned.folder) for job in running
+        ):
             time.sleep(0.1)
 
 
 def make(planned: PlannedRun, launcher: Launcher, mark: str) -> tuple[Outcome, bytes | None]:
     """Make a run in a process of this node; return it packed where this disk is not the lab's."""
     if Path(mark).exists():
-        return _make(replace(planned, folder=Path(mark).parent / planned.folder.name), launcher), None
+        return (
+            _make(replace(planned, folder=Path(mark).parent / planned.folder.name), launcher),
+            None,
+        )
     with tempfile.TemporaryDirectory(prefix="uptrend-", ignore_cleanup_errors=True) as own:
         elsewhere = replace(planned, folder=Path(own) / planned.folder.name)
         told = _make(elsewhere, launcher)
-        buffer, left_out = io.BytesIO(), ("checkpoints", ".lock")
+        buffer = io.BytesIO()
+        left_out = ("checkpoints", ".lock")
         with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
             for path in (elsewhere.folder, log_of(elsewhere)):
                 if path.exists():
-                    tar.add(path, path.name, filter=lambda item: None if Path(item.name).name in left_out else item)
+                    tar.add(
+                        path,
+                        path.name,
+                        filter=lambda item: None if Path(item.name).name in left_out else item,
+                    )
         return told, buffer.getvalue()
 
 
 def _make(planned: PlannedRun, launcher: Launcher) -> Outcome:
     began = time.monotonic()
-    while is_being_written(planned.folder):  # by a lost worker, for the moment until its process is gone
+    # by a lost worker, for the moment until its process is gone
+    while is_being_written(planned.folder):
         time.sleep(0.1)
     if is_finished(planned):
         return Outcome(planned, "finished", 0.0)
@@ -155,8 +191,9 @@ def _make(planned: PlannedRun, launcher: Launcher) -> Outcome:
 
 
 def _end_with_parent() -> None:
-    # Ask the system to kill this process when its parent dies: a lost worker must not leave its run behind.
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's workers block Ctrl-C, and a child would inherit that
+    # Ask the system to kill this process when its parent dies: a lost worker must not leave its run
+    # behind. Ray's workers block Ctrl-C, and a child would inherit that
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,4 +1,5 @@
-"""Hypotheses that no experiment could decide, refused before anything runs, and faults for which an arm is refused.
+"""Hypotheses that no experiment could decide, refused before anything runs, and faults for which an
+arm is refused.
 
 texts.toml has the sentences.
 """
@@ -22,7 +23,18 @@ from uptrend.lab.compare import alpha_of, least_seeds
 from uptrend.lab.notebook import Notebook, is_lab
 from uptrend.lab.plan import what_matters
 from uptrend.present.formatting import number, plural
-from uptrend.records import Arm, Basis, ConfigError, Direction, Hypothesis, LabError, Method, Run, Severity, view_of
+from uptrend.records import (
+    Arm,
+    Basis,
+    ConfigError,
+    Direction,
+    Hypothesis,
+    LabError,
+    Method,
+    Run,
+    Severity,
+    view_of,
+)
 from uptrend.records.metrics import first_step, is_gain
 
 # Short, and nothing that would be a path.
@@ -30,14 +42,23 @@ ARM_NAME = re.compile(r"[^\s./\\-][^/\\\x00-\x1f]{0,39}")
 # Config keys that an arm can't set, and why.
 RESERVED = {"seed": "the lab sets it, from `seeds`", "name": "the lab names its runs itself"}
 # Config keys that a replay can't change: its rollouts were recorded, and its schedule is the run's.
-FIXED = ("tasks", "sampling.", "eval.name", "eval.seed", "eval.tasks", "model.name", "learning.steps")
+FIXED = (
+    "tasks",
+    "sampling.",
+    "eval.name",
+    "eval.seed",
+    "eval.tasks",
+    "model.name",
+    "learning.steps",
+)
 SOURCE = 'source = { run = "runs/NAME-s{seed}-*", step = 0 }'
 
 
 def check(h: Hypothesis, folder: Path, *, makes_runs: bool = True, more_seeds: int = 0) -> None:
     """Raise a LabError at the first thing that keeps a hypothesis from being decided.
 
-    `more_seeds` are those that its experiment adds to its own. Runs that exist are judged however few there are.
+    `more_seeds` are those that its experiment adds to its own. Runs that exist are judged however
+    few there are.
     """
     _check_arms(h, folder)
     repeated = sorted({seed for seed in h.seeds if h.seeds.count(seed) > 1})
@@ -57,16 +78,25 @@ def check(h: Hypothesis, folder: Path, *, makes_runs: bool = True, more_seeds: i
 
 def _check_seeds(h: Hypothesis, more: int) -> None:
     # No outcome of fewer than the least seeds is a verdict, so that nothing is run for it.
-    count, least = len(h.seeds) + more, least_seeds(h)
+    count = len(h.seeds) + more
+    least = least_seeds(h)
     is_ranked = first_step(h.metric) is not None
-    # Arms share alpha where the sign test itself decides; elsewhere it stands beside an interval that shares it.
+    # Arms share alpha where the sign test itself decides; elsewhere it stands beside an interval
+    # that shares it.
     alpha = alpha_of(h) if is_ranked else h.alpha
     sides = 2.0 if is_ranked or h.direction is Direction.EITHER else 1.0
     _require(
-        h, count >= least, "few-seeds", count=plural(count, "seed"), seeds=list(h.seeds), least=least,
-        example=list(range(least)), test="sign test" if is_ranked else "exact sign-flip test", alpha=alpha,
+        h,
+        count >= least,
+        "few-seeds",
+        count=plural(count, "seed"),
+        seeds=list(h.seeds),
+        least=least,
+        example=list(range(least)),
+        test="sign test" if is_ranked else "exact sign-flip test",
+        alpha=alpha,
         p=number(min(1.0, sides * 2.0**-count)),
-    )  # fmt: skip
+    )
 
 
 def _refuse(h: Hypothesis, reason: str, **values: Any) -> NoReturn:
@@ -80,10 +110,17 @@ def _require(h: Hypothesis, is_met: bool, reason: str, **values: Any) -> None:
 
 def _check_arms(h: Hypothesis, folder: Path) -> None:
     probe = CATALOGUE[h.cause].experiment.probe if h.cause in CATALOGUE else ""
-    _require(h, bool(h.arms or not probe), "probe", recipe=os.path.normpath(folder / h.recipe), probe=probe)
+    _require(
+        h,
+        bool(h.arms or not probe),
+        "probe",
+        recipe=os.path.normpath(folder / h.recipe),
+        probe=probe,
+    )
     for arm in h.arms:
         _require(h, bool(ARM_NAME.fullmatch(arm.name)), "arm-name", name=arm.name)
-    names, controls = [arm.name for arm in h.arms], [arm.name for arm in h.arms if arm.is_control]
+    names = [arm.name for arm in h.arms]
+    controls = [arm.name for arm in h.arms if arm.is_control]
     _require(h, bool(controls), "no-control", names=", ".join(names) or "none at all")
     _require(h, len(controls) == 1, "two-controls", names=" and ".join(controls))
     _require(h, len(h.arms) > 1, "one-arm")
@@ -97,10 +134,19 @@ def _check_metric_and_criteria(h: Hypothesis) -> None:
     _require(h, h.smallest < high - low, "smallest-large", low=low, high=high)
     if (goal := first_step(h.metric)) is not None:
         low, high = measure.bounds(goal[0]) or (-math.inf, math.inf)
-        _require(h, low < goal[1] <= high, "reached-bounds", base=goal[0], value=goal[1], low=low, high=high)
+        _require(
+            h,
+            low < goal[1] <= high,
+            "reached-bounds",
+            base=goal[0],
+            value=goal[1],
+            low=low,
+            high=high,
+        )
         _require(h, not h.stops_early, "reached-early")
     for key in ("validated_if", "invalidated_if"):
-        # Version 0.1 read other criteria; a verdict by these would answer another question than the file asks.
+        # Version 0.1 read other criteria; a verdict by these would answer another question than the
+        # file asks.
         text = getattr(h, key).strip()
         usual = Hypothesis.__dataclass_fields__[key].default
         _require(h, text == usual, "criterion", key=key, text=text, usual=usual)
@@ -113,10 +159,12 @@ def _check_method(h: Hypothesis, folder: Path) -> None:
     if h.source is None:
         _refuse(h, "source-missing", example=SOURCE)
     run = folder / h.source.run
-    is_there = "{seed}" in h.source.run or (run / "run.json").is_file()  # `plan` finds the runs of each seed
+    # `plan` finds the runs of each seed
+    is_there = "{seed}" in h.source.run or (run / "run.json").is_file()
     _require(h, is_there, "source-run", run=run, example=SOURCE)
     _require(h, h.source.step >= 0, "source-step")
-    fixed = (*FIXED, "model.lora") if h.source.step else FIXED  # later weights have the shape that they have
+    # later weights have the shape that they have
+    fixed = (*FIXED, "model.lora") if h.source.step else FIXED
     for key in (key for arm in h.arms for key in arm.overrides):
         _require(h, not key.startswith(fixed), "fixed", key=key)
 
@@ -156,8 +204,11 @@ def _check_configs(h: Hypothesis, folder: Path) -> None:
     for name, config in configs.items():
         attempts = config["eval"]["attempts"]
         _require(h, attempts >= wanted, "attempts", wanted=wanted, arm=name, attempts=attempts)
-        _require(h, not base.startswith("kl/") or config["learning"]["kl"]["beta"] > 0, "kl", arm=name)
-    # A first step is seen at evaluations only: with other evaluations, or another end, it would be another one.
+        _require(
+            h, not base.startswith("kl/") or config["learning"]["kl"]["beta"] > 0, "kl", arm=name
+        )
+    # A first step is seen at evaluations only: with other evaluations, or another end, it would be
+    # another one.
     for key in ("eval.every", "learning.steps") if base != h.metric else ():
         values = {flatten(config)[key] for config in configs.values()}
         told = " or ".join(map(str, sorted(values)))
@@ -165,13 +216,18 @@ def _check_configs(h: Hypothesis, folder: Path) -> None:
 
 
 def _check_prerequisites(h: Hypothesis, folder: Path) -> None:
-    others = {other.id: other for other in Notebook(folder).readable[0]} if h.prerequisites and is_lab(folder) else {}
+    others = (
+        {other.id: other for other in Notebook(folder).readable[0]}
+        if h.prerequisites and is_lab(folder)
+        else {}
+    )
     others[h.id] = h
     known = ", ".join(sorted(set(others) - {h.id})) or "no other"
     for id in h.prerequisites:
         _require(h, id in others, "prerequisite", id=id, known=known)
     # Follow prerequisites from the hypothesis; a way back to it is a circle.
-    ways, seen = [[h.id]], {h.id}
+    ways = [[h.id]]
+    seen = {h.id}
     while ways:
         way = ways.pop()
         for id in others[way[-1]].prerequisites if way[-1] in others else ():
@@ -182,16 +238,24 @@ def _check_prerequisites(h: Hypothesis, folder: Path) -> None:
 
 
 def allowed(h: Hypothesis) -> tuple[str, ...]:
-    """Return catalogue ids that may be found in an arm: the cause, what it explains, and what the author allows."""
+    """Return catalogue ids that may be found in an arm: the cause, what it explains, and what the
+    author allows.
+    """
     ids = [id for id in (h.cause, *h.allows) if id in CATALOGUE]
     return tuple(dict.fromkeys(id for known in ids for id in (known, *sorted(all_symptoms(known)))))
 
 
 def faults(run: Run, allows: set[str]) -> list[str]:
-    """Return the critical faults that would make a comparison worthless, each in a sentence; a mere guess is none."""
+    """Return the critical faults that would make a comparison worthless, each in a sentence; a mere
+    guess is none.
+    """
     asked = [event for event in run.events if event.get("event") == "preflight"]
     found = asked[-1]["findings"] if asked else []
-    told = {x["id"]: x["summary"] for x in found if x["severity"] == Severity.CRITICAL and x["symptom_of"] is None}
+    told = {
+        x["id"]: x["summary"]
+        for x in found
+        if x["severity"] == Severity.CRITICAL and x["symptom_of"] is None
+    }
     sure = [x for x in diagnose(view_of(run)).findings if x.basis is not Basis.SUSPICION]
     told |= {x.id: x.summary for x in sure if x.severity is Severity.CRITICAL}
     return [f"{id}: {said}" for id, said in told.items() if id not in allows]

@@ -1,9 +1,10 @@
 """The specification that is fixed before the first step, and changes made to it afterwards.
 
-specification.json has the criteria, each arm's resolved config, the hashes of its tasks and of a model's folder, and
-the package's version. Whoever looks at results and then changes what decides has no test any more: that voids the
-verdict. Two ways on are honest, and recorded: to begin anew (the old results are kept aside), and more seeds, judged by
-the confidence sequence, which may be looked at as often as one likes.
+specification.json has the criteria, each arm's resolved config, the hashes of its tasks and of a
+model's folder, and the package's version. Whoever looks at results and then changes what decides
+has no test any more: that voids the verdict. Two ways on are honest, and recorded: to begin anew
+(the old results are kept aside), and more seeds, judged by the confidence sequence, which may be
+looked at as often as one likes.
 """
 
 import json
@@ -18,7 +19,16 @@ from uptrend.config import Config, difference, to_table
 from uptrend.config.tables import flatten
 from uptrend.lab import lab_error
 from uptrend.lab.notebook import Notebook
-from uptrend.lab.plan import Launcher, Resolved, digest, fingerprint, planned_runs, resolve, version, what_matters
+from uptrend.lab.plan import (
+    Launcher,
+    Resolved,
+    digest,
+    fingerprint,
+    planned_runs,
+    resolve,
+    version,
+    what_matters,
+)
 from uptrend.present.formatting import setting
 from uptrend.records import Direction, Hypothesis
 from uptrend.records.directory import write_whole
@@ -30,9 +40,19 @@ SCHEMA = 1
 FILE = "specification.json"
 # Keys of a hypothesis that decide; a title or a priority may be corrected.
 CRITERIA = (
-    "metric", "direction", "smallest", "seeds", "alpha", "stops_early", "validated_if", "invalidated_if",
-    "method", "source", "cause", "allows",
-)  # fmt: skip
+    "metric",
+    "direction",
+    "smallest",
+    "seeds",
+    "alpha",
+    "stops_early",
+    "validated_if",
+    "invalidated_if",
+    "method",
+    "source",
+    "cause",
+    "allows",
+)
 HASHES = {"tasks": "training tasks", "held_out": "held-out tasks", "model": "model's folder"}
 
 
@@ -42,7 +62,8 @@ class Specification:
 
     hypothesis: str  # its id
     criteria: Mapping[str, Any]  # values of the keys that decide
-    arms: Mapping[str, Mapping[str, Any]]  # by arm: control or not, its resolved config, and the hashes of its tasks
+    # by arm: control or not, its resolved config, and the hashes of its tasks
+    arms: Mapping[str, Mapping[str, Any]]
     uptrend: str  # the package's version
     written: str = ""  # time of writing
     more: tuple[int, ...] = ()  # seeds that were added after results could be seen
@@ -55,25 +76,39 @@ class Specification:
 
     def resolved(self) -> dict[str, Resolved]:
         """Return each arm as it is to be run."""
-        return {name: Resolved(arm["config"], arm["tasks"], arm["held_out"]) for name, arm in self.arms.items()}
+        return {
+            name: Resolved(arm["config"], arm["tasks"], arm["held_out"])
+            for name, arm in self.arms.items()
+        }
 
 
 def freeze(notebook: Notebook, h: Hypothesis, launcher: Launcher) -> Specification:
-    """Return the specification on record for a hypothesis; it is written now if there is none yet."""
+    """Return the specification on record for a hypothesis; it is written now if there is none
+    yet.
+    """
     found = read(notebook, h.id)
     if found is not None:
         return found
     now = replace(describe(notebook, h, launcher), before=len(_aside(notebook, h.id)))
-    planned_runs(h, now.resolved(), notebook.folder)  # what can't be run is refused before it is fixed
+    # what can't be run is refused before it is fixed
+    planned_runs(h, now.resolved(), notebook.folder)
     write(notebook, now)
     return now
 
 
-def describe(notebook: Notebook, h: Hypothesis, launcher: Launcher, like: Specification | None = None) -> Specification:
-    """Return the specification that a hypothesis's file gives today, with the threads that `like` was written for."""
+def describe(
+    notebook: Notebook, h: Hypothesis, launcher: Launcher, like: Specification | None = None
+) -> Specification:
+    """Return the specification that a hypothesis's file gives today, with the threads that `like`
+    was written for.
+    """
     arms = dict[str, dict[str, Any]]()
     for arm in h.arms:
-        compute = like.arms[arm.name]["config"].get("compute", {}) if like and arm.name in like.arms else {}
+        compute = (
+            like.arms[arm.name]["config"].get("compute", {})
+            if like and arm.name in like.arms
+            else {}
+        )
         threads = {"compute.threads": compute["threads"]} if "threads" in compute else {}
         resolved = resolve(h, arm, notebook.folder / h.recipe, launcher, **threads)
         # Through JSON, so that it compares and hashes like one that was read from the file.
@@ -82,17 +117,21 @@ def describe(notebook: Notebook, h: Hypothesis, launcher: Launcher, like: Specif
             arms[arm.name]["model"] = digest(files)
     values = asdict(h)
     criteria = json.loads(json.dumps({key: values[key] for key in CRITERIA}))
-    return Specification(h.id, criteria, arms, version(), datetime.now(UTC).isoformat(timespec="seconds"))
+    return Specification(
+        h.id, criteria, arms, version(), datetime.now(UTC).isoformat(timespec="seconds")
+    )
 
 
 def changed(then: Specification, now: Specification) -> list[str]:
     """Name each difference between the record and the files: `smallest 0.05 → 0.02`.
 
-    Only keys that the record has are compared: one that a later version of Uptrend added, at its default, is no change,
-    nor is a name that was changed (records/renamed.toml).
+    Only keys that the record has are compared: one that a later version of Uptrend added, at its
+    default, is no change, nor is a name that was changed (records/renamed.toml).
     """
     criteria = upgrade(then.criteria, "metrics", "causes")
-    found = _differences({key: (criteria[key], value) for key, value in now.criteria.items() if key in criteria})
+    found = _differences(
+        {key: (criteria[key], value) for key, value in now.criteria.items() if key in criteria}
+    )
     found += [f"arm {name} is gone" for name in then.arms if name not in now.arms]
     found += [f"arm {name} is new" for name in now.arms if name not in then.arms]
     common = [name for name in now.arms if name in then.arms]
@@ -106,18 +145,23 @@ def changed(then: Specification, now: Specification) -> list[str]:
 
 
 def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    before, defaults = upgrade_keys(then["config"], noted=False), flatten(to_table(Config()))
+    before = upgrade_keys(then["config"], noted=False)
+    defaults = flatten(to_table(Config()))
     keys = difference(what_matters(before), what_matters(now["config"]))
     for key, (_, value) in list(keys.items()):
         if key == "model.chat" and key not in flatten(before):
-            del keys[key]  # decided since then by what the model was taught; its runs keep how they were asked
+            # decided since then by what the model was taught; its runs keep how they were asked
+            del keys[key]
             continue
         # `model.lora.r` had its place too where `model.lora` was null.
         had_place = any(f"{key}.".startswith(f"{old}.") for old in flatten(before))
         if key.startswith("compute.device") or not (had_place or value != defaults.get(key, value)):
             del keys[key]
     # A model's folder that is not on this machine is no change: judging needs only the runs.
-    hashes = {f"hash of its {of}": (then.get(key), now.get(key, then.get(key))) for key, of in HASHES.items()}
+    hashes = {
+        f"hash of its {of}": (then.get(key), now.get(key, then.get(key)))
+        for key, of in HASHES.items()
+    }
     became_control = now["control"] and not then["control"]
     return _differences(keys | hashes) + (["it is the control now"] if became_control else [])
 
@@ -131,7 +175,9 @@ def extend(notebook: Notebook, then: Specification, count: int) -> Specification
     """Add seeds to a specification, recorded as added after results could be seen."""
     either = then.criteria["direction"] == Direction.EITHER and not then.criteria["stops_early"]
     if either or first_step(then.criteria["metric"]):
-        raise lab_error(f"extend-{'either' if either else 'median'}", id=then.hypothesis, **then.criteria)
+        raise lab_error(
+            f"extend-{'either' if either else 'median'}", id=then.hypothesis, **then.criteria
+        )
     first = max([*then.criteria["seeds"], *then.more]) + 1
     extended = replace(then, more=(*then.more, *range(first, first + count)))
     write(notebook, extended)

@@ -1,7 +1,8 @@
-"""A grid or a list of config values over seeds: to look where something is, not to decide whether it is there.
+"""A grid or a list of config values over seeds: to look where something is, not to decide whether
+it is there.
 
-Whoever takes the best of many has chosen by chance too. A sweep has no verdict; what it points to is tested as a
-hypothesis, on seeds that it has not used.
+Whoever takes the best of many has chosen by chance too. A sweep has no verdict; what it points to
+is tested as a hypothesis, on seeds that it has not used.
 """
 
 import itertools
@@ -46,7 +47,9 @@ class Sweep:
 
 
 def grid(sets: Sequence[str]) -> dict[str, list[Any]]:
-    """Return values by key from `learning.lr=1e-6,5e-6`; commas in brackets, braces and quotes belong to a value."""
+    """Return values by key from `learning.lr=1e-6,5e-6`; commas in brackets, braces and quotes
+    belong to a value.
+    """
     found = dict[str, list[Any]]()
     for each in sets:
         key, equals, text = each.partition("=")
@@ -56,8 +59,17 @@ def grid(sets: Sequence[str]) -> dict[str, list[Any]]:
     return found
 
 
-def make(recipe: Path | None, sets: Sequence[str], listed: Path | None, seeds: str, metric: str, steps: int) -> Sweep:
-    """Return the sweep that a command line and a list's file describe; the command line has the last word."""
+def make(
+    recipe: Path | None,
+    sets: Sequence[str],
+    listed: Path | None,
+    seeds: str,
+    metric: str,
+    steps: int,
+) -> Sweep:
+    """Return the sweep that a command line and a list's file describe; the command line has the
+    last word.
+    """
     table = read_toml(listed) if listed else {}
     for key in table:
         if key not in KEYS:
@@ -70,24 +82,33 @@ def make(recipe: Path | None, sets: Sequence[str], listed: Path | None, seeds: s
         if not isinstance(tried, list) or not tried:
             raise LabError(f"grid.{key} = {tried!r} should be a list of values to try.")
     values |= grid(sets)
-    arms = _points([Arm(name, flatten(each)) for name, each in table.get("arms", {}).items()], values)
+    arms = _points(
+        [Arm(name, flatten(each)) for name, each in table.get("arms", {}).items()], values
+    )
     metric = current(metric or table.get("metric", "eval/accuracy"))
     if not is_known(metric):
         raise unknown_metric(metric)
     if first_step(metric):
-        raise LabError(f"{metric} has no mean to sweep over. Compare it in a hypothesis: uptrend lab new.")
+        raise LabError(
+            f"{metric} has no mean to sweep over. Compare it in a hypothesis: uptrend lab new."
+        )
     title = table.get("title") or f"{base.stem}: {', '.join(values)}"
     chosen = parse_seeds(seeds or str(table.get("seeds", "0-4")))
     return Sweep(title, base, arms, chosen, metric, steps or int(table.get("steps", 0)))
 
 
 def _points(arms: Sequence[Arm], values: Mapping[str, Sequence[Any]]) -> tuple[Arm, ...]:
-    # Every arm with every combination of values, the last key's changing fastest; the first is the control.
+    # Every arm with every combination of values, the last key's changing fastest; the first is the
+    # control.
     found = list[Arm]()
     for arm, each in itertools.product(arms or [Arm("")], itertools.product(*values.values())):
         point = dict(zip(values, each, strict=True))
-        said = {key: value if isinstance(value, str) else to_toml(value) for key, value in point.items()}
-        name = " ".join([arm.name, *(f"{key.rpartition('.')[2]}={value}" for key, value in said.items())]).strip()
+        said = {
+            key: value if isinstance(value, str) else to_toml(value) for key, value in point.items()
+        }
+        name = " ".join(
+            [arm.name, *(f"{key.rpartition('.')[2]}={value}" for key, value in said.items())]
+        ).strip()
         found.append(Arm(name or "as it is", {**arm.overrides, **point}, is_control=not found))
     for key, why in RESERVED.items():
         if any(key in arm.overrides for arm in found):
@@ -109,7 +130,9 @@ def parse_seeds(text: str) -> tuple[int, ...]:
             raise LabError(f"--seeds {text}: write 0-4, or 0,2,5.")
         seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
     if len(set(seeds)) < len(seeds):
-        raise LabError(f"--seeds {text} has a seed more than once: a repeated run is no new evidence.")
+        raise LabError(
+            f"--seeds {text} has a seed more than once: a repeated run is no new evidence."
+        )
     return tuple(seeds)
 
 
@@ -121,15 +144,19 @@ class SweepRow:
     seeds: tuple[int, ...]  # seeds that finished
     mean: float  # the metric's mean over them
     interval: Interval | None  # interval of the mean, over seeds; None for one seed
-    # Difference from the first point, seed by seed, shared among the comparisons; None for one seed or the first.
+    # Difference from the first point, seed by seed, shared among the comparisons; None for one seed
+    # or the first.
     difference: Interval | None
-    only: tuple[int, int] | None = None  # with one seed: tasks that only this point got right, and only the first
+    # with one seed: tasks that only this point got right, and only the first
+    only: tuple[int, int] | None = None
     p: float | None = None  # with one seed: McNemar's, about these two models alone
 
 
 def rows(sweep: Sweep, measured: Sequence[Measured]) -> list[SweepRow]:
     """Return every point that has a finished run, with its intervals."""
-    by_arm = {arm.name: {run.seed: run for run in measured if run.arm == arm.name} for arm in sweep.arms}
+    by_arm = {
+        arm.name: {run.seed: run for run in measured if run.arm == arm.name} for arm in sweep.arms
+    }
     first = by_arm[sweep.arms[0].name]
     shared = ALPHA / max(1, len(sweep.arms) - 1)
     found = list[SweepRow]()
@@ -141,12 +168,15 @@ def rows(sweep: Sweep, measured: Sequence[Measured]) -> list[SweepRow]:
         difference = paired_interval(differences, shared) if len(both) > 1 else None
         only = None
         if len(both) == len(runs) == 1:
-            one, other = runs[both[0]].tasks, first[both[0]].tasks
+            one = runs[both[0]].tasks
+            other = first[both[0]].tasks
             moves = [one[task] - other[task] for task in one.keys() & other.keys()]
             only = (sum(m > 0 for m in moves), sum(m < 0 for m in moves)) if moves else None
         if runs:
             p = mcnemar(*only) if only else None
-            found.append(SweepRow(name, tuple(runs), float(values.mean()), interval, difference, only, p))
+            found.append(
+                SweepRow(name, tuple(runs), float(values.mean()), interval, difference, only, p)
+            )
     return found
 
 

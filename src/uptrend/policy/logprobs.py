@@ -1,13 +1,14 @@
 """Log-probabilities and entropies of chosen tokens without ever holding all logits.
 
-Logits over the vocabulary are the largest tensor of a step (16,384 tokens × 49,152 words × 4 bytes is 3.2 GB).
-They are made a chunk at a time, and once more in the backward pass:
+Logits over the vocabulary are the largest tensor of a step (16,384 tokens × 49,152 words × 4 bytes
+is 3.2 GB). They are made a chunk at a time, and once more in the backward pass:
 
     log p(y) = z_y - logsumexp(z),   z = h Wᵀ / temperature
     ∂ log p(y) / ∂z = onehot(y) - p,   ∂H / ∂z = -p (log p + H)
 
-A sampler may change the distribution further: it leaves tokens out (top-p, top-k, min-p) or turns down tokens that the
-context holds (a repetition penalty). Then p is the changed distribution's, over the same tokens as the sampler's.
+A sampler may change the distribution further: it leaves tokens out (top-p, top-k, min-p) or turns
+down tokens that the context holds (a repetition penalty). Then p is the changed distribution's,
+over the same tokens as the sampler's.
 
 m = token, v = vocabulary, h = hidden, k = token that could be drawn, s = sequence, t = its token.
 """
@@ -31,27 +32,35 @@ LEFT_OUT = -1e30
 class Shaping:
     """Changes of the distributions that tokens were drawn from, beside the temperature."""
 
-    support_mk: Tensor | None = None  # tokens that could be drawn, filled up with any of them; None for all
+    # tokens that could be drawn, filled up with any of them; None for all
+    support_mk: Tensor | None = None
     penalty: float = 1.0  # repetition penalty
     contexts_st: Tensor | None = None  # with a penalty: ids of each sequence
     lines_m: Tensor | None = None  # sequence of each token
     places_m: Tensor | None = None  # its place there: what stands before it is its context
 
     def seen(self, part: slice, width: int) -> Tensor | None:
-        """Return the tokens of the vocabulary that the contexts of some tokens hold; None without a penalty."""
+        """Return the tokens of the vocabulary that the contexts of some tokens hold; None without a
+        penalty.
+        """
         if self.contexts_st is None or self.lines_m is None or self.places_m is None:
             return None
-        ids_mt, places_m1 = self.contexts_st[self.lines_m[part]], self.places_m[part, None]
+        ids_mt = self.contexts_st[self.lines_m[part]]
+        places_m1 = self.places_m[part, None]
         before_mt = torch.arange(ids_mt.shape[1], device=ids_mt.device) < places_m1
         ids_mt = torch.where(before_mt, ids_mt, ids_mt[:, :1])  # the first one is in every context
-        return torch.zeros(len(ids_mt), width, dtype=torch.bool, device=ids_mt.device).scatter_(1, ids_mt, True)
+        return torch.zeros(len(ids_mt), width, dtype=torch.bool, device=ids_mt.device).scatter_(
+            1, ids_mt, True
+        )
 
 
 PLAIN = Shaping()
 
 
 def penalize(logits_nv: Tensor, seen_nv: Tensor, penalty: float) -> Tensor:
-    """Apply a repetition penalty (Keskar et al. 2019, arXiv 1909.05858), as transformers and vLLM do."""
+    """Apply a repetition penalty (Keskar et al. 2019, arXiv 1909.05858), as transformers and vLLM
+    do.
+    """
     return logits_nv * _slope(logits_nv, seen_nv, penalty)
 
 
@@ -60,24 +69,37 @@ def _slope(logits_nv: Tensor, seen_nv: Tensor, penalty: float) -> Tensor:
 
 
 def token_logprobs(
-    hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temperature: float, chunk: int = CHUNK_ELEMENTS,
+    hidden_mh: Tensor,
+    weight_vh: Tensor,
+    targets_m: Tensor,
+    temperature: float,
+    chunk: int = CHUNK_ELEMENTS,
     shaping: Shaping = PLAIN,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Compute each target's log-probability and its distribution's entropy, both with gradients."""
     size = max(1, chunk // weight_vh.shape[0])
-    logprobs, entropies = _TokenLogprobs.apply(hidden_mh, weight_vh, targets_m, temperature, size, shaping)  # type: ignore[no-untyped-call]
+    logprobs, entropies = _TokenLogprobs.apply(
+        hidden_mh, weight_vh, targets_m, temperature, size, shaping
+    )  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_mh: Tensor, weight_vh: Tensor, targets_m: Tensor, temperature: float, size: int,
+        ctx: Any,
+        hidden_mh: Tensor,
+        weight_vh: Tensor,
+        targets_m: Tensor,
+        temperature: float,
+        size: int,
         shaping: Shaping,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # no gradient of the entropy, no work for it
         kind = hidden_mh.device.type
-        ctx.compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight_vh.dtype
+        ctx.compute = (
+            torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight_vh.dtype
+        )
         found = []
         ctx.kept = None
         with torch.autocast(kind, enabled=False):
@@ -85,12 +107,15 @@ class _TokenLogprobs(torch.autograd.Function):
             for part, h, y in _chunks(hidden_mh.to(ctx.compute), targets_m, size):
                 z, slope = _logits(h, weight, temperature, shaping, part)
                 found.append(by_device(z).reduce(z, y))
-                # A product over the vocabulary takes a CPU longer than keeping the result; reducing leaves it changed.
+                # A product over the vocabulary takes a CPU longer than keeping the result; reducing
+                # leaves it changed.
                 if kind == "cpu" and size >= len(targets_m) and hidden_mh.requires_grad:
                     ctx.kept = z.add_(found[-1][2][:, None]), slope
         logprobs_m, entropies_m, totals_m = (torch.cat(parts) for parts in zip(*found, strict=True))
         ctx.save_for_backward(hidden_mh, weight_vh, targets_m, totals_m, entropies_m)
-        ctx.temperature, ctx.size, ctx.shaping = temperature, size, shaping
+        ctx.temperature = temperature
+        ctx.size = size
+        ctx.shaping = shaping
         return logprobs_m, entropies_m
 
     @staticmethod
@@ -102,11 +127,17 @@ class _TokenLogprobs(torch.autograd.Function):
             weight = weight_vh.to(ctx.compute)
             for part, h, y in _chunks(hidden_mh.to(ctx.compute), targets_m, ctx.size):
                 z, slope = ctx.kept or _logits(h, weight, ctx.temperature, ctx.shaping, part)
-                grad_logprob, grad_entropy = (None if grad is None else grad[part] for grad in grads)
-                grad_z = by_device(z).grad_logits(z, y, totals[part], entropies[part], grad_logprob, grad_entropy)
+                grad_logprob, grad_entropy = (
+                    None if grad is None else grad[part] for grad in grads
+                )
+                grad_z = by_device(z).grad_logits(
+                    z, y, totals[part], entropies[part], grad_logprob, grad_entropy
+                )
                 grad_z = grad_z if slope is None else grad_z.mul_(slope)
                 grad_z = grad_z.to(ctx.compute)
-                grad_hidden[part] = _product(grad_z, weight).mul_(1 / ctx.temperature).to(grad_hidden.dtype)
+                grad_hidden[part] = (
+                    _product(grad_z, weight).mul_(1 / ctx.temperature).to(grad_hidden.dtype)
+                )
                 if ctx.needs_input_grad[1]:
                     share = _product(grad_z.T, h).mul_(1 / ctx.temperature).to(weight_vh.dtype)
                     grad_weight = share if grad_weight is None else grad_weight.add_(share)
@@ -126,12 +157,19 @@ class _Plain:
 
     @staticmethod
     def grad_logits(
-        z: Tensor, y: Tensor, total: Tensor, entropy: Tensor, grad_logprob: Tensor | None, grad_entropy: Tensor | None
+        z: Tensor,
+        y: Tensor,
+        total: Tensor,
+        entropy: Tensor,
+        grad_logprob: Tensor | None,
+        grad_entropy: Tensor | None,
     ) -> Tensor:
         """Return the gradient by the logits."""
         logp = z.sub_(total[:, None])
         p = logp.exp()
-        bonus = None if grad_entropy is None else grad_entropy[:, None] * p * (logp + entropy[:, None])
+        bonus = (
+            None if grad_entropy is None else grad_entropy[:, None] * p * (logp + entropy[:, None])
+        )
         if grad_logprob is None:
             return torch.zeros_like(p) if bonus is None else -bonus
         grad = p.mul_(-grad_logprob[:, None])
@@ -140,7 +178,9 @@ class _Plain:
 
 
 def by_device(z: Tensor) -> Any:
-    """Return the implementation for logits on their device: on a GPU one kernel each, where Triton is there."""
+    """Return the implementation for logits on their device: on a GPU one kernel each, where Triton
+    is there.
+    """
     if z.device.type == "cuda" and find_spec("triton") is not None:
         from uptrend.policy import kernels
 
@@ -165,7 +205,9 @@ def _logits(
     z = z if slope is None else z.mul_(slope)
     z = z if temperature == 1 else z.div_(temperature)
     if shaping.support_mk is not None:
-        is_left_out = torch.ones_like(z, dtype=torch.bool).scatter_(1, shaping.support_mk[part], False)
+        is_left_out = torch.ones_like(z, dtype=torch.bool).scatter_(
+            1, shaping.support_mk[part], False
+        )
         z.masked_fill_(is_left_out, LEFT_OUT)
     return z, slope
 

@@ -1,8 +1,10 @@
-"""A small random model that computes as a large one does: its class and settings, every kind of layer, narrow.
+"""A small random model that computes as a large one does: its class and settings, every kind of
+layer, narrow.
 
-What a model does with several sequences, or with a cache, depends on its settings and not on its size. Its layers are
-made as the large model's are and then cut behind the first one at which every kind has occurred, so that settings per
-layer keep their meaning. Where narrow sizes do not fit together, a layer keeps its own.
+What a model does with several sequences, or with a cache, depends on its settings and not on its
+size. Its layers are made as the large model's are and then cut behind the first one at which every
+kind has occurred, so that settings per layer keep their meaning. Where narrow sizes do not fit
+together, a layer keeps its own.
 """
 
 import copy
@@ -17,10 +19,14 @@ from torch import nn
 from uptrend.policy.policy import unkept_window
 
 # Sizes of a miniature, or the model's own where they are smaller.
-VOCABULARY, INNER, WINDOW = 256, 64, 8
-# The most weights that one may have, 4 GB of them: where a large model's own sizes can't be cut, there is none.
+VOCABULARY = 256
+INNER = 64
+WINDOW = 8
+# The most weights that one may have, 4 GB of them: where a large model's own sizes can't be cut,
+# there is none.
 MOST_WEIGHTS = 10**9
-# Products of queries and keys then reach about 10: a cap of 50 on them is visible, and rounding in fp32 is not.
+# Products of queries and keys then reach about 10: a cap of 50 on them is visible, and rounding in
+# fp32 is not.
 GAIN = 2.0
 # Names of settings that are sizes inside a feed-forward layer, which depend on no other.
 _INNER = re.compile(r"intermediate_size|ffn_dim|ffn_hidden_size|n_inner")
@@ -32,12 +38,15 @@ _NUMBERING = re.compile(r"(idx|index|layer_id|layer_number)$")
 
 
 def miniatures(config: Any) -> Iterator[Any]:
-    """Yield miniatures of a model with this config, the cheapest first, in fp32 on the CPU; those that can be made."""
+    """Yield miniatures of a model with this config, the cheapest first, in fp32 on the CPU; those
+    that can be made.
+    """
     try:
         whole = _outline(config)
     except Exception:  # in as many ways as there are models, here and below
         return
-    kinds, sized_kinds = _kinds(whole), _kinds(whole, with_sizes=True)
+    kinds = _kinds(whole)
+    sized_kinds = _kinds(whole, with_sizes=True)
     depth = max((sized_kinds.index(kind) + 1 for kind in sized_kinds), default=0)
     for is_narrow, layers in ((True, depth), (False, depth), (True, len(kinds))):
         try:
@@ -66,13 +75,18 @@ def _outline(config: Any) -> Any:
 def _layers(model: Any) -> Any:
     """Return the list of a model's layers; an empty one where it has none of its own."""
     count = model.config.get_text_config().num_hidden_layers
-    lists = (module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList))
+    lists = (
+        module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList)
+    )
     return next((module for module in lists if len(module) == count), nn.ModuleList())
 
 
 def _kinds(model: Any, *, with_sizes: bool = False) -> list[Hashable]:
-    """Describe what each layer computes: its modules and their settings; of numbers only whether they are 0."""
-    config, layers = model.config.get_text_config(), _layers(model)
+    """Describe what each layer computes: its modules and their settings; of numbers only whether
+    they are 0.
+    """
+    config = model.config.get_text_config()
+    layers = _layers(model)
     tables = [value for _, value in sorted(vars(config).items()) if isinstance(value, list | tuple)]
     tables = [table for table in tables if len(table) == len(layers)]
     kinds = list[Hashable]()
@@ -80,11 +94,25 @@ def _kinds(model: Any, *, with_sizes: bool = False) -> list[Hashable]:
         modules = set[Hashable]()
         for name, module in layer.named_modules():
             settings = [
-                (key, _plain(value, with_sizes)) for key, value in vars(module).items() if _is_setting(key, value)
+                (key, _plain(value, with_sizes))
+                for key, value in vars(module).items()
+                if _is_setting(key, value)
             ]
-            shapes = [(key, p.shape if with_sizes else p.dim()) for key, p in module.named_parameters(recurse=False)]
-            modules.add((re.sub(r"\d+", "#", name), type(module).__name__, frozenset(settings), frozenset(shapes)))
-        kinds.append((frozenset(modules), *(str(_plain(table[number], with_sizes)) for table in tables)))
+            shapes = [
+                (key, p.shape if with_sizes else p.dim())
+                for key, p in module.named_parameters(recurse=False)
+            ]
+            modules.add(
+                (
+                    re.sub(r"\d+", "#", name),
+                    type(module).__name__,
+                    frozenset(settings),
+                    frozenset(shapes),
+                )
+            )
+        kinds.append(
+            (frozenset(modules), *(str(_plain(table[number], with_sizes)) for table in tables))
+        )
     return kinds
 
 
@@ -99,7 +127,9 @@ def _plain(value: Any, with_sizes: bool) -> Any:
 
 
 def _reduced(config: Any, whole: Any, *, is_narrow: bool) -> Any:
-    """Return a copy of a config with small sizes, and with short windows where attention keeps them."""
+    """Return a copy of a config with small sizes, and with short windows where attention keeps
+    them.
+    """
     config = copy.deepcopy(config)
     text = config.get_text_config()
     for part in {id(config): config, id(text): text}.values():
@@ -121,16 +151,19 @@ def _reduced(config: Any, whole: Any, *, is_narrow: bool) -> Any:
 
 def _narrow(text: Any) -> None:
     """Leave a config few heads, of their own size, and as many channels as they have."""
-    heads, channels = text.num_attention_heads, text.hidden_size
+    heads = text.num_attention_heads
+    channels = text.hidden_size
     shared = getattr(text, "num_key_value_heads", None) or heads
     size = vars(text).get("head_dim") or channels // heads
     few_shared = min(shared, 2)
     few = few_shared * min(heads // shared, 2)
     fewer = few * size
-    if channels != heads * size:  # where channels are more or less than those of the heads they stay so
+    # where channels are more or less than those of the heads they stay so
+    if channels != heads * size:
         fewer = max(16, channels * few // heads // 16 * 16)
         fewer += 16 if fewer == few * size else 0
-    text.num_attention_heads, text.hidden_size = few, min(channels, fewer)
+    text.num_attention_heads = few
+    text.hidden_size = min(channels, fewer)
     if hasattr(text, "num_key_value_heads"):
         text.num_key_value_heads = few_shared
 
@@ -155,4 +188,5 @@ def _fill(model: Any) -> None:
             else:
                 weight.copy_(weight.nan_to_num() + 0.25 * noise)
         for buffer in model.buffers():
-            buffer.nan_to_num_(0.5)  # a file would have brought it; any value does, as both sides compute with it
+            # a file would have brought it; any value does, as both sides compute with it
+            buffer.nan_to_num_(0.5)

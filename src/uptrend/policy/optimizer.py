@@ -1,7 +1,7 @@
 """AdamW over the flat weights, the schedule of its learning rate, and clipping.
 
-AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization" (ICLR 2019). Its memory in 8 bits: Dettmers et
-al., "8-bit optimizers via block-wise quantization" (ICLR 2022), by bitsandbytes.
+AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization" (ICLR 2019). Its memory in 8
+bits: Dettmers et al., "8-bit optimizers via block-wise quantization" (ICLR 2022), by bitsandbytes.
 """
 
 import math
@@ -21,8 +21,10 @@ from uptrend.records import MissingExtra
 
 # Most weights that bitsandbytes takes at once, whose kernels count in 32 bits; whole blocks of 256.
 MOST = 1 << 30
-# A checkpoint's file of a memory, or its folder where each process wrote a part; and the two moments' names.
-FILE, FOLDER = "optimizer.safetensors", "optimizer"
+# A checkpoint's file of a memory, or its folder where each process wrote a part; and the two
+# moments' names.
+FILE = "optimizer.safetensors"
+FOLDER = "optimizer"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -39,15 +41,20 @@ class Optimizer:
     """One AdamW over one long parameter."""
 
     def __init__(self, flat: FlatWeights, learning: Learning) -> None:
-        self._flat, self._max_norm = flat, learning.max_grad_norm
-        self._decay, self._decayed = learning.weight_decay, flat.decayed()
+        self._flat = flat
+        self._max_norm = learning.max_grad_norm
+        self._decay = learning.weight_decay
+        self._decayed = flat.decayed()
         betas = (learning.beta1, learning.beta2)
-        # Decay is made here, since it spares norms and biases and AdamW would decay the one parameter whole.
+        # Decay is made here, since it spares norms and biases and AdamW would decay the one
+        # parameter whole.
         self.is_8bit = learning.optimizer == "adamw-8bit"
         if self.is_8bit:
             self.adamw = _adamw_8bit(flat, learning.lr, betas)
         else:
-            self.adamw = torch.optim.AdamW([flat.values], lr=learning.lr, betas=betas, weight_decay=0.0, fused=True)
+            self.adamw = torch.optim.AdamW(
+                [flat.values], lr=learning.lr, betas=betas, weight_decay=0.0, fused=True
+            )
 
     @property
     def has_memory(self) -> bool:
@@ -55,11 +62,18 @@ class Optimizer:
         return bool(self.adamw.state)
 
     def apply(self, lr: float) -> Applied:
-        """Clip, step, and clear the gradient; a gradient that is not finite is counted, not applied."""
+        """Clip, step, and clear the gradient; a gradient that is not finite is counted, not
+        applied.
+        """
         gradient = self._flat.gradient
-        # torch adds squares up one after the other on a CPU: of a million, the sum would be wrong by a ten-thousandth.
+        # torch adds squares up one after the other on a CPU: of a million, the sum would be wrong
+        # by a ten-thousandth.
         stretches = torch.split(gradient, 1 << 16 if gradient.device.type == "cpu" else MOST)
-        norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(stretches, dtype=torch.float32))))
+        norm = float(
+            torch.linalg.vector_norm(
+                torch.stack(torch._foreach_norm(stretches, dtype=torch.float32))
+            )
+        )
         if not math.isfinite(norm):
             gradient.zero_()
             return Applied(norm, norm, skipped=True)
@@ -76,41 +90,64 @@ class Optimizer:
 
     def save(self, place: Path) -> None:
         """Write the memory into a checkpoint."""
-        save_file({name: tensor.contiguous() for name, tensor in self.memory().items()}, place / FILE)
+        save_file(
+            {name: tensor.contiguous() for name, tensor in self.memory().items()}, place / FILE
+        )
 
     def load(self, place: Path) -> bool:
-        """Take the memory of a checkpoint, of one process or several; return False where it is another optimizer's."""
+        """Take the memory of a checkpoint, of one process or several; return False where it is
+        another optimizer's.
+        """
         if not (place / FOLDER).is_dir():
             return self.restore(load_file(place / FILE, device=str(self._flat.values.device)))
         flats = {name: torch.zeros(self._flat.total) for name in MOMENTS}
         memory = {
-            f"{s.name}.{name}": self._flat.view(s, flat) for name, flat in flats.items() for s in self._flat.slots
+            f"{s.name}.{name}": self._flat.view(s, flat)
+            for name, flat in flats.items()
+            for s in self._flat.slots
         }
         memory["step"] = torch.zeros(1)
         read_parts(place, memory)
         whole = {**flats, "step": memory["step"]}
-        return self.restore({f"0.{name}": tensor.to(self._flat.values.device) for name, tensor in whole.items()})
+        return self.restore(
+            {f"0.{name}": tensor.to(self._flat.values.device) for name, tensor in whole.items()}
+        )
 
     def memory(self) -> dict[str, Tensor]:
-        """Return the memory as plain tensors, named by the number of the parameter; empty before the first step."""
+        """Return the memory as plain tensors, named by the number of the parameter; empty before
+        the first step.
+        """
         states = {str(i): self.adamw.state.get(part, {}) for i, part in enumerate(self._parts)}
-        return {f"{i}.{n}": torch.as_tensor(v).reshape(-1) for i, state in states.items() for n, v in state.items()}
+        return {
+            f"{i}.{n}": torch.as_tensor(v).reshape(-1)
+            for i, state in states.items()
+            for n, v in state.items()
+        }
 
     def restore(self, memory: Mapping[str, Tensor]) -> bool:
         """Put such a memory back; return False where it is another optimizer's."""
         if memory and ("0.state1" in memory) is not self.is_8bit:
             return False
         for i, part in enumerate(self._parts):
-            found = {name.partition(".")[2]: v for name, v in memory.items() if name.partition(".")[0] == str(i)}
+            found = {
+                name.partition(".")[2]: v
+                for name, v in memory.items()
+                if name.partition(".")[0] == str(i)
+            }
             if found:
-                # Two moments have the precision of the weights, which a replay may change; codes and scales do not.
-                state = found if self.is_8bit else {name: v.to(part.dtype) for name, v in found.items()}
+                # Two moments have the precision of the weights, which a replay may change; codes
+                # and scales do not.
+                state = (
+                    found if self.is_8bit else {name: v.to(part.dtype) for name, v in found.items()}
+                )
                 step = int(found["step"]) if self.is_8bit else found["step"].reshape(())
                 self.adamw.state[part] = {**state, "step": step}
         return True
 
     def reached(self) -> float:
-        """Return the share of weights with a gradient in memory; one that 8 bits round to 0 is not."""
+        """Return the share of weights with a gradient in memory; one that 8 bits round to 0 is
+        not.
+        """
         reached = total = 0
         for part in self._parts:
             state = self.adamw.state.get(part, {})
@@ -126,7 +163,9 @@ class Optimizer:
 
 
 def read_parts(place: Path, memory: dict[str, Any]) -> None:
-    """Fill tensors, whole ones or this process's part of them, from what several processes wrote."""
+    """Fill tensors, whole ones or this process's part of them, from what several processes
+    wrote.
+    """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -140,15 +179,21 @@ def _adamw_8bit(flat: FlatWeights, lr: float, betas: tuple[float, float]) -> tor
     except ImportError:
         raise MissingExtra("bitsandbytes", "eightbit") from None
     parts = []
-    for values, gradient in zip(torch.split(flat.values.data, MOST), torch.split(flat.gradient, MOST), strict=True):
+    for values, gradient in zip(
+        torch.split(flat.values.data, MOST), torch.split(flat.gradient, MOST), strict=True
+    ):
         parts.append(nn.Parameter(values))  # of the same memory, and so is its gradient
         parts[-1].grad = gradient
-    made: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(parts, lr=lr, betas=betas, weight_decay=0.0)
+    made: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(
+        parts, lr=lr, betas=betas, weight_decay=0.0
+    )
     return made
 
 
 def learning_rate(learning: Learning, step: int) -> float:
-    """Return the learning rate of a step, from 1: a linear warm-up, then constant, or down to 0 after the last step."""
+    """Return the learning rate of a step, from 1: a linear warm-up, then constant, or down to 0
+    after the last step.
+    """
     if step <= learning.warmup:
         return learning.lr * step / learning.warmup
     if learning.schedule == "constant":

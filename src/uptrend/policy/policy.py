@@ -29,7 +29,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class Anchor:
     """State of a reference that a run replaces on its way (`learning.kl.reset_every`)."""
 
-    adapters: Tensor | None = None  # flat values of the reference's adapters; None where adapters are switched off
+    # flat values of the reference's adapters; None where adapters are switched off
+    adapters: Tensor | None = None
     is_reset: bool = False  # true once the policy became the reference: checkpoints then carry it
 
 
@@ -42,19 +43,26 @@ class Policy:
     device: torch.device
     flat: FlatWeights  # the weights that train
     compiled: bool = False  # true where layers run compiled
-    # A frozen copy of the model at the start; None where there is no KL penalty, or adapters can be switched off.
+    # A frozen copy of the model at the start; None where there is no KL penalty, or adapters can be
+    # switched off.
     reference: Any | None = None
     anchor: Anchor = field(default_factory=Anchor)
 
     @property
     def is_sharded(self) -> bool:
-        """True where each process holds a part of the weights alone, and their gradients are added up on the way."""
+        """True where each process holds a part of the weights alone, and their gradients are added
+        up on the way.
+        """
         return False
 
     @property
     def base_digest(self) -> str:
-        """Fingerprint of the weights that do not train, in bf16, which is what a GPU keeps of a frozen base."""
-        return digest_of(p.to(torch.bfloat16) for p in self.model.parameters() if not p.requires_grad)
+        """Fingerprint of the weights that do not train, in bf16, which is what a GPU keeps of a
+        frozen base.
+        """
+        return digest_of(
+            p.to(torch.bfloat16) for p in self.model.parameters() if not p.requires_grad
+        )
 
     @property
     def core(self) -> Any:
@@ -68,18 +76,28 @@ class Policy:
 
     @cached_property
     def packs(self) -> bool:
-        """True where the model tells its attention of segments; a mask does the same for the few that do not."""
-        ids, starts = torch.arange(2, device=self.device)[None], torch.arange(3, dtype=torch.int32, device=self.device)
-        decoder, common = self.core.get_decoder(), {"position_ids": 0 * ids, "use_cache": False}
+        """True where the model tells its attention of segments; a mask does the same for the few
+        that do not.
+        """
+        ids = torch.arange(2, device=self.device)[None]
+        starts = torch.arange(3, dtype=torch.int32, device=self.device)
+        decoder = self.core.get_decoder()
+        common = {"position_ids": 0 * ids, "use_cache": False}
         with torch.no_grad(), self.arithmetic(), torch.compiler.set_stance("force_eager"):
-            both = decoder(input_ids=ids, packed=Packed(starts, starts, 1, 1), **common).last_hidden_state[0, 1]
+            both = decoder(
+                input_ids=ids, packed=Packed(starts, starts, 1, 1), **common
+            ).last_hidden_state[0, 1]
             alone = decoder(input_ids=ids[:, 1:].repeat(1, 2), **common).last_hidden_state[0, 0]
         return bool(torch.allclose(both.float(), alone.float(), atol=2e-2, rtol=2e-2))
 
     @cached_property
     def adapted(self) -> list[Any]:
         """The modules with adapters."""
-        return [m for m in self.core.modules() if hasattr(m, "_disable_adapters")] if self.has_adapters else []
+        return (
+            [m for m in self.core.modules() if hasattr(m, "_disable_adapters")]
+            if self.has_adapters
+            else []
+        )
 
     @contextlib.contextmanager
     def arithmetic(self) -> Iterator[None]:
@@ -91,12 +109,17 @@ class Policy:
             yield
 
     def kernels(self) -> contextlib.AbstractContextManager[None]:
-        """Choose the kernels of attention; around a backward pass too, which may compute a forward pass again."""
+        """Choose the kernels of attention; around a backward pass too, which may compute a forward
+        pass again.
+        """
         if self.device.type != "cuda":
             return contextlib.nullcontext()
-        # Without cuDNN's attention, which plans anew for every shape. With rollouts of all lengths an attention call
-        # took 1.1 ms of the host's time on an H200; that planning is the cause is inferred, not measured.
-        return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+        # Without cuDNN's attention, which plans anew for every shape. With rollouts of all lengths
+        # an attention call took 1.1 ms of the host's time on an H200; that planning is the cause is
+        # inferred, not measured.
+        return sdpa_kernel(
+            [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        )
 
     def embed(self, ids: Tensor, *, reference: bool = False) -> Tensor:
         """Look up embeddings; on a GPU rounded to bf16, as a frozen model keeps them."""
@@ -104,10 +127,17 @@ class Policy:
         found: Tensor = model.get_input_embeddings()(ids)
         found = found if self.device.type != "cuda" else found.to(torch.bfloat16).float()
         # With a frozen embedding the first layer would be compiled apart from the others.
-        return found.requires_grad_() if torch.is_grad_enabled() and not found.requires_grad else found
+        return (
+            found.requires_grad_() if torch.is_grad_enabled() and not found.requires_grad else found
+        )
 
     def hidden(
-        self, ids_t: Tensor, positions_t: Tensor | None = None, packed: Packed | None = None, *, reference: bool = False
+        self,
+        ids_t: Tensor,
+        positions_t: Tensor | None = None,
+        packed: Packed | None = None,
+        *,
+        reference: bool = False,
     ) -> Tensor:
         """Return the last hidden states of a row of tokens, which `packed` cuts into segments."""
         model = self.reference if reference and self.reference is not None else self.core
@@ -123,13 +153,22 @@ class Policy:
         return states
 
     def logprobs(
-        self, hidden_mh: Tensor, targets_m: Tensor, temperature: float, *, shaping: Shaping = PLAIN,
+        self,
+        hidden_mh: Tensor,
+        targets_m: Tensor,
+        temperature: float,
+        *,
+        shaping: Shaping = PLAIN,
         reference: bool = False,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Compute log-probabilities of targets, and entropies, from the hidden states that predict them."""
+    ) -> tuple[Tensor, Tensor]:
+        """Compute log-probabilities of targets, and entropies, from the hidden states that predict
+        them.
+        """
         model = self.reference if reference and self.reference is not None else self.core
         with self.arithmetic():
-            return self.call_head(model.get_output_embeddings(), hidden_mh, targets_m, temperature, shaping)
+            return self.call_head(
+                model.get_output_embeddings(), hidden_mh, targets_m, temperature, shaping
+            )
 
     def call_head(
         self, head: Any, hidden_mh: Tensor, targets_m: Tensor, temperature: float, shaping: Shaping
@@ -138,13 +177,25 @@ class Policy:
         return token_logprobs(hidden_mh, head.weight, targets_m, temperature, shaping=shaping)
 
     def score(
-        self, ids_t: Tensor, positions_t: Tensor, packed: Packed, predictors_m: Tensor, targets_m: Tensor,
-        temperature: float, *, shaping: Shaping = PLAIN, reference: bool = False,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Compute log-probabilities and entropies of the targets that some tokens of a row predict: one whole pass."""
+        self,
+        ids_t: Tensor,
+        positions_t: Tensor,
+        packed: Packed,
+        predictors_m: Tensor,
+        targets_m: Tensor,
+        temperature: float,
+        *,
+        shaping: Shaping = PLAIN,
+        reference: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute log-probabilities and entropies of the targets that some tokens of a row predict:
+        one whole pass.
+        """
         hidden_th = self.hidden(ids_t, positions_t, packed, reference=reference)
         chosen_mh = hidden_th.index_select(0, predictors_m)
-        return self.logprobs(chosen_mh, targets_m, temperature, shaping=shaping, reference=reference)
+        return self.logprobs(
+            chosen_mh, targets_m, temperature, shaping=shaping, reference=reference
+        )
 
     def backward(self, loss: Tensor) -> None:
         """Add a loss's gradient to that of the weights."""
@@ -157,14 +208,17 @@ class Policy:
             yield slot.name, self.flat.view(slot)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the weights to be exported, as tensors of their own; empty where another process exports them."""
+        """Return the weights to be exported, as tensors of their own; empty where another process
+        exports them.
+        """
         return {name: weight.detach().clone() for name, weight in self.model.state_dict().items()}
 
     def wait(self) -> None:
         """Wait for the others that hold a part of the weights: here nobody."""
 
     def copy(self) -> "Policy":
-        """Return the policy with frozen weights of its own, for a sampler that goes on while this one learns.
+        """Return the policy with frozen weights of its own, for a sampler that goes on while this
+        one learns.
 
         Weights that do not train are the same.
         """
@@ -176,7 +230,9 @@ class Policy:
 
     @contextlib.contextmanager
     def as_reference(self) -> Iterator[None]:
-        """Switch gradients off, and adapters where they are what trains, or put the reference's in their place."""
+        """Switch gradients off, and adapters where they are what trains, or put the reference's in
+        their place.
+        """
         adapters = self.anchor.adapters
         with torch.no_grad(), contextlib.ExitStack() as stack:
             if adapters is not None:
@@ -184,7 +240,8 @@ class Policy:
                 stack.callback(own.copy_, own.clone())
                 own.copy_(adapters)  # in place: CUDA graphs read them there
             else:
-                # As PEFT's `disable_adapter` does, which also walks through all weights: 40 ms for 30 layers.
+                # As PEFT's `disable_adapter` does, which also walks through all weights: 40 ms for
+                # 30 layers.
                 for layer in self.adapted:
                     layer._disable_adapters = True
                     stack.callback(setattr, layer, "_disable_adapters", False)
@@ -195,7 +252,9 @@ class Policy:
         self.put_reference({slot.name: self.flat.view(slot) for slot in self.flat.slots})
 
     def put_reference(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the reference's weights, in place; those of adapters where they are what trains."""
+        """Replace the reference's weights, in place; those of adapters where they are what
+        trains.
+        """
         if self.has_adapters and self.anchor.adapters is None:
             self.anchor.adapters = torch.empty_like(self.flat.values.data)
         for name, weight in self.reference_weights().items():
@@ -203,16 +262,22 @@ class Policy:
         self.anchor.is_reset = True
 
     def reference_weights(self) -> dict[str, Tensor]:
-        """Return the reference's weights by name, not copied; empty where nothing but switched off adapters is kept."""
+        """Return the reference's weights by name, not copied; empty where nothing but switched off
+        adapters is kept.
+        """
         if self.anchor.adapters is not None:
-            return {slot.name: self.flat.view(slot, self.anchor.adapters) for slot in self.flat.slots}
+            return {
+                slot.name: self.flat.view(slot, self.anchor.adapters) for slot in self.flat.slots
+            }
         named = {} if self.reference is None else dict(self.reference.named_parameters())
         return {slot.name: named[slot.name].data for slot in self.flat.slots if named}
 
     def compile(self) -> None:
         """Run layers compiled from now on; one layer's code serves all of them."""
-        torch._dynamo.config.recompile_limit = 64  # with and without gradient, adapters, shared keys; the reference
-        # Fused operations round where single ones do, so that a pass with a gradient is one without.
+        # with and without gradient, adapters, shared keys; the reference
+        torch._dynamo.config.recompile_limit = 64
+        # Fused operations round where single ones do, so that a pass with a gradient is one
+        # without.
         torch._inductor.config.emulate_precision_casts = True
         for model in (self.core, self.reference):
             for layer in model.get_decoder().layers if model is not None else ():
@@ -226,14 +291,18 @@ class Policy:
 
     @property
     def window(self) -> int | None:
-        """Attention window that can't be kept: of a model whose layers do not tell their attention of it; else None."""
+        """Attention window that can't be kept: of a model whose layers do not tell their attention
+        of it; else None.
+        """
         return unkept_window(self.core)
 
     @property
     def rope_limit(self) -> int | None:
-        """The most tokens of a context with which positions are turned the same in every row; None for any number.
+        """The most tokens of a context with which positions are turned the same in every row; None
+        for any number.
 
-        Beyond it, RoPE of the types `dynamic` and `longrope` turns all tokens of a row by the longest sequence in it.
+        Beyond it, RoPE of the types `dynamic` and `longrope` turns all tokens of a row by the
+        longest sequence in it.
         """
         config = self.core.config.get_text_config()
         settings = getattr(config, "rope_parameters", None) or {}
@@ -241,7 +310,9 @@ class Policy:
         # Either one table, or one for each type of layer.
         for rope in [settings, *(each for each in settings.values() if isinstance(each, dict))]:
             if rope.get("rope_type") in ("dynamic", "longrope"):
-                limits.append(rope.get("original_max_position_embeddings") or config.max_position_embeddings)
+                limits.append(
+                    rope.get("original_max_position_embeddings") or config.max_position_embeddings
+                )
         return min(limits, default=None)
 
     @property
@@ -256,8 +327,11 @@ class Policy:
 
 
 def unkept_window(model: Any) -> int | None:
-    """Return the attention window of a model whose layers do not tell their attention of it; None for others."""
-    config, told = model.config, inspect.getsource(sys.modules[type(model).__module__])
+    """Return the attention window of a model whose layers do not tell their attention of it; None
+    for others.
+    """
+    config = model.config
+    told = inspect.getsource(sys.modules[type(model).__module__])
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
     size: int | None = getattr(config, "sliding_window", None)
     return size if "sliding_attention" in kinds and "sliding_window=" not in told else None
@@ -273,10 +347,18 @@ def choose_device(wish: str) -> torch.device:
 
 
 def load_policy(
-    source: str, wish: Model, device: torch.device, *, seed: int, keep_reference: bool, resets: bool = False,
+    source: str,
+    wish: Model,
+    device: torch.device,
+    *,
+    seed: int,
+    keep_reference: bool,
+    resets: bool = False,
     compiled: bool = False,
-) -> Policy:  # fmt: skip
-    """Load a policy, ready to train, from a folder or hub id; `resets` says that its reference will be replaced."""
+) -> Policy:
+    """Load a policy, ready to train, from a folder or hub id; `resets` says that its reference will
+    be replaced.
+    """
     model, tokenizer = load_model(source, DTYPES[wish.weights])
     model = model.to(device)
     if wish.gradient_checkpointing:
@@ -290,7 +372,8 @@ def load_policy(
     model.eval()
     policy = Policy(model, tokenizer, device, FlatWeights(model), reference=reference)
     if resets and policy.has_adapters:
-        # Fresh adapters add nothing, as if they were off; but a CUDA graph of the reference then outlives a reset.
+        # Fresh adapters add nothing, as if they were off; but a CUDA graph of the reference then
+        # outlives a reset.
         policy.anchor.adapters = policy.flat.values.data.clone()
     if compiled:
         policy.compile()
@@ -298,7 +381,9 @@ def load_policy(
 
 
 def freeze(model: Any) -> Any:
-    """Train nothing of a model; on a GPU its matrices become bf16, which is what its arithmetic makes of them."""
+    """Train nothing of a model; on a GPU its matrices become bf16, which is what its arithmetic
+    makes of them.
+    """
     model.requires_grad_(False)
     return round_frozen(model) if next(model.parameters()).device.type == "cuda" else model
 
@@ -306,15 +391,21 @@ def freeze(model: Any) -> Any:
 def round_frozen(model: Any) -> Any:
     """Make frozen matrices of a model bf16."""
     for module in model.modules():
-        if isinstance(module, nn.Linear) or type(module) is nn.Embedding:  # others may do more with their weights
+        # others may do more with their weights
+        if isinstance(module, nn.Linear) or type(module) is nn.Embedding:
             for weight in module.parameters(recurse=False):
-                weight.data = weight.data if weight.requires_grad else weight.data.to(torch.bfloat16)
+                weight.data = (
+                    weight.data if weight.requires_grad else weight.data.to(torch.bfloat16)
+                )
     return model
 
 
 def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Load a transformers model and its tokenizer; a PEFT adapter's folder is merged into its base."""
-    if not torch.cuda.is_available():  # transformers loads DeepSpeed, which would print that it looked for a GPU
+    """Load a transformers model and its tokenizer; a PEFT adapter's folder is merged into its
+    base.
+    """
+    # transformers loads DeepSpeed, which would print that it looked for a GPU
+    if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # accelerate's FSDP settings would have transformers load weights in the first process alone.
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
@@ -337,29 +428,49 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
     except KeyError as error:
         if error.args != (attention.NAME,):
             raise
-        raise ModelError(f"{source} can't be used: models of its type let nobody replace their attention.") from error
+        raise ModelError(
+            f"{source} can't be used: models of its type let nobody replace their attention."
+        ) from error
     except (OSError, ValueError) as error:
         if "use_safetensors" in str(error):  # a hub's
             raise ModelError(
-                f"{source} has its weights only as pickles, which could run code and are not opened here. If you trust "
-                "its author, load it in Python with use_safetensors=False, save it and its tokenizer into a folder "
-                "with save_pretrained, and name that folder in model.name."
+                f"{source} has its weights only as pickles, which could run code and are not opened"
+                " here. If you trust its author, load it in Python with use_safetensors=False,"
+                " save it and its tokenizer into a folder with save_pretrained, and name that"
+                " folder in model.name."
             ) from error
-        no_folder = "" if Path(source).exists() else "there is no folder of that name, and of the hub: "
-        raise ModelError(f"The model {source!r} can't be loaded: {no_folder}{str(error).splitlines()[0]}") from error
-    # Logits must be hidden states times the head and no more: the learner would train another model.
-    more = {"a bias of its output layer": getattr(model.get_output_embeddings(), "bias", None) is not None}
-    for name, plain in (("final_logit_softcapping", None), ("logits_scaling", 1.0), ("logit_scale", 1.0)):
+        no_folder = (
+            "" if Path(source).exists() else "there is no folder of that name, and of the hub: "
+        )
+        raise ModelError(
+            f"The model {source!r} can't be loaded: {no_folder}{str(error).splitlines()[0]}"
+        ) from error
+    # Logits must be hidden states times the head and no more: the learner would train another
+    # model.
+    more = {
+        "a bias of its output layer": (
+            getattr(model.get_output_embeddings(), "bias", None) is not None
+        )
+    }
+    for name, plain in (
+        ("final_logit_softcapping", None),
+        ("logits_scaling", 1.0),
+        ("logit_scale", 1.0),
+    ):
         more[name] = getattr(model.config, name, plain) not in (plain, None)
     if found := [name for name, there in more.items() if there]:
-        raise ModelError(f"{source} changes its logits by {found[0]}, which the learner does not do yet.")
+        raise ModelError(
+            f"{source} changes its logits by {found[0]}, which the learner does not do yet."
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
 
 
 def _refuse_pickles(folder: Path) -> None:
-    """Refuse a folder whose weights are only pickles, which could run code; PEFT would open them."""
+    """Refuse a folder whose weights are only pickles, which could run code; PEFT would open
+    them.
+    """
     for name, safe in (("pytorch_model", "model"), ("adapter_model", "adapter_model")):
         pickled = next(iter(sorted(folder.glob(f"{name}*.bin"))), None)
         if pickled is None or any(folder.glob(f"{safe}*.safetensors")):
@@ -370,11 +481,13 @@ def _refuse_pickles(folder: Path) -> None:
         )
         if name == "adapter_model":
             convert = (
-                f"import torch; from safetensors.torch import save_file; place = {str(folder / name)!r}; "
-                "save_file(torch.load(place + '.bin', weights_only=True), place + '.safetensors')"
+                "import torch; from safetensors.torch import save_file; place ="
+                f" {str(folder / name)!r}; save_file(torch.load(place + '.bin', weights_only=True),"
+                " place + '.safetensors')"
             )
         raise ModelError(
-            f"{folder} has its weights only as {pickled.name}: a pickle, which could run code, is not opened here. "
+            f"{folder} has its weights only as {pickled.name}: a pickle, which could run code, is"
+            " not opened here. "
             f'If you trust its author, convert it once: python -c "{convert}"'
         )
 
@@ -384,21 +497,27 @@ def add_adapters(model: Any, wish: Lora) -> Any:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     config = LoraConfig(
-        r=wish.r, lora_alpha=wish.alpha, lora_dropout=wish.dropout,
-        target_modules=list(wish.targets) or "all-linear", task_type="CAUSAL_LM",
-    )  # fmt: skip
+        r=wish.r,
+        lora_alpha=wish.alpha,
+        lora_dropout=wish.dropout,
+        target_modules=list(wish.targets) or "all-linear",
+        task_type="CAUSAL_LM",
+    )
     try:
         adapted = get_peft_model(model, config)
     except ValueError as error:
         raise ModelError(
-            f"model.lora.targets = {list(wish.targets)} fits nothing in this model: {str(error).splitlines()[0]}"
+            f"model.lora.targets = {list(wish.targets)} fits nothing in this model:"
+            f" {str(error).splitlines()[0]}"
         ) from error
     head = adapted.get_base_model().get_output_embeddings()
     if isinstance(head, BaseTunerLayer):
-        name = next(name for name, module in adapted.get_base_model().named_modules() if module is head)
+        name = next(
+            name for name, module in adapted.get_base_model().named_modules() if module is head
+        )
         raise ModelError(
-            f"model.lora.targets = {list(wish.targets)} adapts the output layer {name}, and log-probabilities are "
-            f"computed from its own weight: that adapter would train nothing. Leave {name} out; an empty list adapts "
-            "every other linear module."
+            f"model.lora.targets = {list(wish.targets)} adapts the output layer {name}, and"
+            " log-probabilities are computed from its own weight: that adapter would train"
+            f" nothing. Leave {name} out; an empty list adapts every other linear module."
         )
     return adapted

@@ -1,10 +1,12 @@
-"""A policy whose weights are spread over processes, by FSDP2: each holds some rows of every parameter.
+"""A policy whose weights are spread over processes, by FSDP2: each holds some rows of every
+parameter.
 
-A pass is one call of one module, in which layers gather their weights when their turn comes and let them go after it.
-Gradients of all processes are added up on their way back, and every process updates the rows that it holds.
+A pass is one call of one module, in which layers gather their weights when their turn comes and let
+them go after it. Gradients of all processes are added up on their way back, and every process
+updates the rows that it holds.
 
-The optimizer's memory goes to disk by torch.distributed.checkpoint, as safetensors: any number of processes can read
-it, and one alone. `zero.py` does the same by DeepSpeed.
+The optimizer's memory goes to disk by torch.distributed.checkpoint, as safetensors: any number of
+processes can read it, and one alone. `zero.py` does the same by DeepSpeed.
 """
 
 import math
@@ -33,7 +35,9 @@ from uptrend.records import CheckpointError, ConfigError, ModelError
 
 
 class Head(nn.Module):
-    """The output layer as a call from hidden states to log-probabilities, before which its weight can be gathered."""
+    """The output layer as a call from hidden states to log-probabilities, before which its weight
+    can be gathered.
+    """
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -51,7 +55,8 @@ class WholePass(nn.Module):
 
     def __init__(self, policy: "ShardedPolicy", model: Any, core: Any) -> None:
         super().__init__()
-        self.policy, self.model = policy, model
+        self.policy = policy
+        self.model = model
         core.set_output_embeddings(Head(core.get_output_embeddings().weight))
 
     def forward(self, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
@@ -87,11 +92,14 @@ class ShardedPolicy(Policy):
     def call_head(
         self, head: Any, hidden_mh: Tensor, targets_m: Tensor, temperature: float, shaping: Shaping
     ) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = head(hidden_mh, targets_m, temperature, shaping)  # which gathers its weight
+        # which gathers its weight
+        found: tuple[Tensor, Tensor] = head(hidden_mh, targets_m, temperature, shaping)
         return found
 
     def score(self, *given: Any, reference: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
-        scorer = self.scorer if self.reference_scorer is None or not reference else self.reference_scorer
+        scorer = (
+            self.scorer if self.reference_scorer is None or not reference else self.reference_scorer
+        )
         found: tuple[Tensor, Tensor] = scorer(*given, reference=reference, **options)
         return found
 
@@ -101,7 +109,8 @@ class ShardedPolicy(Policy):
             yield slot.name, self.flat.whole(slot)
 
     def state(self) -> dict[str, Tensor]:
-        # All take part, since each has rows of everything; one tensor after the other, which only rank 0 keeps.
+        # All take part, since each has rows of everything; one tensor after the other, which only
+        # rank 0 keeps.
         is_first = distributed.get_rank() == 0
         found = ((name, weight.cpu() if is_first else None) for name, weight in self.named())
         return {name: weight for name, weight in found if weight is not None}
@@ -110,7 +119,9 @@ class ShardedPolicy(Policy):
         distributed.barrier()
 
     def copy(self) -> Policy:
-        """Return the policy as it was loaded, whole, with frozen weights of its own; `named` has the newer ones."""
+        """Return the policy as it was loaded, whole, with frozen weights of its own; `named` has
+        the newer ones.
+        """
         assert self.wish is not None
         model, tokenizer = load_model(self.source, DTYPES[self.wish.weights])
         model = freeze(model.to(self.device))
@@ -120,7 +131,10 @@ class ShardedPolicy(Policy):
         return Policy(model.eval(), tokenizer, self.device, self.flat)
 
     def reset_reference(self) -> None:
-        raise ConfigError("learning.kl.reset_every needs whole weights in every process: use compute.parallel = ddp.")
+        raise ConfigError(
+            "learning.kl.reset_every needs whole weights in every process: use compute.parallel ="
+            " ddp."
+        )
 
     def compile(self) -> None:
         """Leave layers as they are: their weights come and go."""
@@ -130,9 +144,11 @@ class ShardedWeights(FlatWeights):
     """The trainable weights as rows of parameters, in the order of the flat ones."""
 
     def __init__(self, slots: list[Slot], model: nn.Module) -> None:
-        self.slots, named = slots, dict(model.named_parameters())
+        self.slots = slots
+        named = dict(model.named_parameters())
         self.parameters: list[Any] = [named[slot.name] for slot in slots]
-        self.rank, self.count = distributed.get_rank(), distributed.get_world_size()
+        self.rank = distributed.get_rank()
+        self.count = distributed.get_world_size()
 
     @property
     def total(self) -> int:
@@ -147,7 +163,9 @@ class ShardedWeights(FlatWeights):
         """Return this process's part of a parameter, among its elements."""
         rows = -(-slot.shape[0] // self.count)
         width = slot.shape[1:].numel()
-        start, stop = (min(slot.shape[0], rows * rank) * width for rank in (self.rank, self.rank + 1))
+        start, stop = (
+            min(slot.shape[0], rows * rank) * width for rank in (self.rank, self.rank + 1)
+        )
         return slice(start, stop)
 
     @torch.no_grad()
@@ -158,7 +176,9 @@ class ShardedWeights(FlatWeights):
 
     def stretches(self) -> list[Stretch]:
         held = zip(self.slots, self.parameters, strict=True)
-        return [Stretch(slot.group, slot.start + self.part(slot).start, self.own(p)) for slot, p in held]
+        return [
+            Stretch(slot.group, slot.start + self.part(slot).start, self.own(p)) for slot, p in held
+        ]
 
     def add_up(self, figures: Tensor) -> Tensor:
         distributed.all_reduce(figures)
@@ -180,17 +200,25 @@ class ShardedOptimizer(Optimizer):
     def __init__(self, flat: FlatWeights, learning: Learning) -> None:
         assert isinstance(flat, ShardedWeights)
         need_adamw(learning)
-        self._weights, self._max_norm, self.is_8bit = flat, learning.max_grad_norm, False
+        self._weights = flat
+        self._max_norm = learning.max_grad_norm
+        self.is_8bit = False
         self._own = [nn.Parameter(flat.own(p).clone()) for p in flat.parameters]
         groups = by_decay(flat.slots, self._own, learning)
-        self.adamw = torch.optim.AdamW(groups, lr=learning.lr, betas=(learning.beta1, learning.beta2), fused=True)
+        self.adamw = torch.optim.AdamW(
+            groups, lr=learning.lr, betas=(learning.beta1, learning.beta2), fused=True
+        )
 
     @torch.no_grad()
     def apply(self, lr: float) -> Applied:
         parameters = self._weights.parameters
         for own, parameter in zip(self._own, parameters, strict=True):
             own.data = self._weights.own(parameter)  # FSDP may have moved it
-            own.grad = torch.zeros_like(own) if parameter.grad is None else self._weights.own(parameter.grad)
+            own.grad = (
+                torch.zeros_like(own)
+                if parameter.grad is None
+                else self._weights.own(parameter.grad)
+            )
             parameter.grad = None
         gradients = [own.grad for own in self._own if own.grad is not None]
         squares = torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).square().sum()
@@ -216,9 +244,13 @@ class ShardedOptimizer(Optimizer):
         writer = HuggingFaceStorageWriter(str(place / FOLDER), save_distributed=True)
         try:
             save(memory | {"step": states[0]["step"].reshape(1)}, storage_writer=writer)
-        except CheckpointException as failure:  # every process gets it; it is no Exception, so nothing else would
+        except (
+            CheckpointException
+        ) as failure:  # every process gets it; it is no Exception, so nothing else would
             errors = [error for error, _ in failure.failures.values()]
-            raise CheckpointError(f"{place} could not be written: {errors[0] if errors else failure}.") from failure
+            raise CheckpointError(
+                f"{place} could not be written: {errors[0] if errors else failure}."
+            ) from failure
 
     def load(self, place: Path) -> bool:
         if not (found := read_step(place)):
@@ -231,12 +263,17 @@ class ShardedOptimizer(Optimizer):
         return True
 
     def _named(self, memory: dict[str, list[Tensor]]) -> dict[str, Any]:
-        """Return memories as whole tensors of which this process has rows, by the names of their parameters."""
+        """Return memories as whole tensors of which this process has rows, by the names of their
+        parameters.
+        """
         found = {}
         for name, tensors in memory.items():
-            for slot, parameter, tensor in zip(self._weights.slots, self._weights.parameters, tensors, strict=True):
+            for slot, parameter, tensor in zip(
+                self._weights.slots, self._weights.parameters, tensors, strict=True
+            ):
                 rows = tensor.detach().view(-1, *slot.shape[1:])
-                mesh, placements = parameter.device_mesh, parameter.placements
+                mesh = parameter.device_mesh
+                placements = parameter.placements
                 found[f"{slot.name}.{name}"] = DTensor.from_local(
                     rows, mesh, placements, shape=slot.shape, stride=parameter.stride()
                 )
@@ -246,10 +283,14 @@ class ShardedOptimizer(Optimizer):
 def by_decay(slots: list[Slot], parameters: list[Any], learning: Learning) -> list[dict[str, Any]]:
     """Return AdamW's groups of parameters: those that decay, and norms and biases, which do not."""
     both = [
-        {"params": [p for slot, p in zip(slots, parameters, strict=True) if slot.decays is decays],
-         "weight_decay": learning.weight_decay if decays else 0.0}
+        {
+            "params": [
+                p for slot, p in zip(slots, parameters, strict=True) if slot.decays is decays
+            ],
+            "weight_decay": learning.weight_decay if decays else 0.0,
+        }
         for decays in (True, False)
-    ]  # fmt: skip
+    ]
     return [group for group in both if group["params"]]
 
 
@@ -257,13 +298,15 @@ def need_adamw(learning: Learning) -> None:
     """Raise ConfigError for an optimizer that needs whole weights."""
     if learning.optimizer != "adamw":
         raise ConfigError(
-            f"learning.optimizer = {learning.optimizer} needs whole weights in every process: use adamw, which keeps "
-            "a part of its memory in each, or compute.parallel = ddp."
+            f"learning.optimizer = {learning.optimizer} needs whole weights in every process: use"
+            " adamw, which keeps a part of its memory in each, or compute.parallel = ddp."
         )
 
 
 def read_step(place: Path) -> int | None:
-    """Return the number of updates that a checkpoint's optimizer has made; None for another optimizer's memory."""
+    """Return the number of updates that a checkpoint's optimizer has made; None for another
+    optimizer's memory.
+    """
     if (place / FOLDER).is_dir():
         step = {"step": torch.zeros(1)}
         read_parts(place, step)
@@ -286,24 +329,42 @@ def load_memory(place: Path, memory: dict[str, Any], weights: ShardedWeights) ->
                     continue
                 is_part = isinstance(tensor, DTensor)
                 part = weights.part(slot) if is_part else slice(0, slot.shape.numel())
-                found = file.get_slice(f"0.{name}")[slot.start + part.start : slot.start + part.stop]
+                found = file.get_slice(f"0.{name}")[
+                    slot.start + part.start : slot.start + part.stop
+                ]
                 (weights.own(tensor) if is_part else tensor.view(-1)).copy_(found)
 
 
 def prepare_shards(
-    whole: Policy, device: torch.device, source: str, wish: Model, seed: int, kind: type[ShardedPolicy] = ShardedPolicy
+    whole: Policy,
+    device: torch.device,
+    source: str,
+    wish: Model,
+    seed: int,
+    kind: type[ShardedPolicy] = ShardedPolicy,
 ) -> ShardedPolicy:
     """Return a policy as the members of a scorer, its weights still whole and on the host."""
-    base, held = whole.base_digest if whole.has_adapters else "", [""] * distributed.get_world_size()
+    base = whole.base_digest if whole.has_adapters else ""
+    held = [""] * distributed.get_world_size()
     distributed.all_gather_object(held, f"{digest(whole.flat)} {base}")
     if len(set(held)) > 1:
         raise ModelError(
-            f"The processes of this run loaded different weights from {source}: is it the same everywhere?"
+            f"The processes of this run loaded different weights from {source}: is it the same"
+            " everywhere?"
         )
     policy = kind(
-        whole.model, whole.tokenizer, device, whole.flat, reference=whole.reference, source=source, wish=wish,
-        seed=seed, base=base, size=whole.parameters, packs=whole.packs,
-    )  # fmt: skip
+        whole.model,
+        whole.tokenizer,
+        device,
+        whole.flat,
+        reference=whole.reference,
+        source=source,
+        wish=wish,
+        seed=seed,
+        base=base,
+        size=whole.parameters,
+        packs=whole.packs,
+    )
     for parameter in policy.model.parameters():
         parameter.grad = None  # a view of the flat one
     policy.scorer = WholePass(policy, policy.model, policy.core)
@@ -312,7 +373,9 @@ def prepare_shards(
     return policy
 
 
-def shard(whole: Policy, device: torch.device, source: str, wish: Model, seed: int) -> ShardedPolicy:
+def shard(
+    whole: Policy, device: torch.device, source: str, wish: Model, seed: int
+) -> ShardedPolicy:
     """Share a policy's weights out among all processes; it is taken apart."""
     policy = prepare_shards(whole, device, source, wish, seed)
     if device.type == "cuda":
@@ -322,7 +385,8 @@ def shard(whole: Policy, device: torch.device, source: str, wish: Model, seed: i
     for model, root in ((policy.core, policy.scorer), (policy.reference, policy.reference_scorer)):
         if model is None:
             continue
-        # The root too lets its weights go: after a pass without a gradient they would stay, and grow old.
+        # The root too lets its weights go: after a pass without a gradient they would stay, and
+        # grow old.
         for module in (*model.get_decoder().layers, root):
             fully_shard(module, mesh=mesh, reshard_after_forward=True)
         for module in root.modules():

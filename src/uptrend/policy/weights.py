@@ -1,11 +1,13 @@
 """All weights that train, side by side in one buffer, and the measurement of what an update moved.
 
-Parameters and their gradients become views of two flat tensors, ordered by layer group. Clipping, the
-optimizer and the measurement are then a few operations over long vectors instead of thousands over short ones, and a
-checkpoint of the optimizer is three tensors.
+Parameters and their gradients become views of two flat tensors, ordered by layer group. Clipping,
+the optimizer and the measurement are then a few operations over long vectors instead of thousands
+over short ones, and a checkpoint of the optimizer is three tensors.
 
-Up to some millions, every weight is measured. Of more than that, a fixed sixteenth stands for the rest (evenly
-spread blocks, the same at every step): remembering all of them would cost their memory once more."""
+Up to some millions, every weight is measured. Of more than that, a fixed sixteenth stands for the
+rest (evenly spread blocks, the same at every step): remembering all of them would cost their memory
+once more.
+"""
 
 import re
 from collections.abc import Callable, Iterable
@@ -21,7 +23,8 @@ GROUPS = {
     "mlp": ("mlp", "feed_forward", "experts"),
     "norm": ("norm",),
 }
-# Names of norms and biases, as transformers' Trainer.get_decay_parameter_names has them (beside all of nn.LayerNorm).
+# Names of norms and biases, as transformers' Trainer.get_decay_parameter_names has them (beside all
+# of nn.LayerNorm).
 NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 
 
@@ -47,7 +50,8 @@ class Stretch(NamedTuple):
 class FlatWeights:
     """The trainable weights of a model as one parameter.
 
-    What is not about `values` and `gradient` is also there where a process holds a part of the weights (sharded.py).
+    What is not about `values` and `gradient` is also there where a process holds a part of the
+    weights (sharded.py).
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -56,12 +60,15 @@ class FlatWeights:
         kinds = {p.dtype for _, p in named}
         assert len(kinds) == 1, f"weights that train must have one precision, not {kinds}"
         total = sum(p.numel() for _, p in named)
-        device, dtype = named[0][1].device, kinds.pop()
+        device = named[0][1].device
+        dtype = kinds.pop()
         self.values = nn.Parameter(torch.empty(total, device=device, dtype=dtype))
         self.values.grad = torch.zeros(total, device=device, dtype=dtype)
         self.slots: list[Slot] = []
         self._parameters = [p for _, p in named]
-        layer_norms = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, nn.LayerNorm))
+        layer_norms = tuple(
+            f"{name}." for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)
+        )
         start = 0
         with torch.no_grad():
             for name, parameter in named:
@@ -79,7 +86,9 @@ class FlatWeights:
             parameter.grad = self.view(slot, self.values.grad)
 
     def view(self, slot: Slot, flat: Tensor | None = None) -> Tensor:
-        """Return a parameter's part of the flat tensor, or of another one of the same order, in its shape."""
+        """Return a parameter's part of the flat tensor, or of another one of the same order, in its
+        shape.
+        """
         whole = self.values.data if flat is None else flat
         return whole[slot.start : slot.start + slot.shape.numel()].view(slot.shape)
 
@@ -95,10 +104,15 @@ class FlatWeights:
 
     def stretches(self) -> list[Stretch]:
         """Return the weights that this process holds: here all, by layer group."""
-        return [Stretch(group, span.start, self.values.data[span]) for group, span in self.spans().items()]
+        return [
+            Stretch(group, span.start, self.values.data[span])
+            for group, span in self.spans().items()
+        ]
 
     def add_up(self, figures: Tensor) -> Tensor:
-        """Add up figures of all processes that hold a part, in place; return them. Here, they are whole already."""
+        """Add up figures of all processes that hold a part, in place; return them. Here, they are
+        whole already.
+        """
         return figures
 
     def put(self, slot: Slot, whole: Tensor) -> None:
@@ -131,13 +145,18 @@ class FlatWeights:
 
 
 def group_of(name: str) -> str:
-    """Return the layer group that a parameter's name belongs to; a norm inside attention is a norm."""
+    """Return the layer group that a parameter's name belongs to; a norm inside attention is a
+    norm.
+    """
     if "norm" in name:
         return "norm"
-    return next((group for group, words in GROUPS.items() if any(word in name for word in words)), "other")
+    return next(
+        (group for group, words in GROUPS.items() if any(word in name for word in words)), "other"
+    )
 
 
-BLOCK, EVERY = 4096, 16
+BLOCK = 4096
+EVERY = 16
 # Fewer weights than this are all measured.
 SMALL = 1 << 24
 
@@ -162,7 +181,9 @@ class WeightMeter:
 
     def before(self) -> None:
         """Remember the weights, ahead of a step's first update."""
-        self._before = [self._measured(values).clone() for _, _, values in self._weights.stretches()]
+        self._before = [
+            self._measured(values).clone() for _, _, values in self._weights.stretches()
+        ]
 
     def after(self) -> Movement:
         """Measure the change, after a step's last update."""
@@ -171,11 +192,15 @@ class WeightMeter:
         figures = torch.zeros(len(groups), 3, device=stretches[0].values.device)
         for then, (group, _, values) in zip(self._before, stretches, strict=True):
             now = self._measured(values)
-            figures[groups.index(group)] += change_of(then, now, values.numel() / max(1, now.numel()))
+            figures[groups.index(group)] += change_of(
+                then, now, values.numel() / max(1, now.numel())
+            )
         return movement_of(groups, self._weights.add_up(figures), self._weights.total)
 
     def digest(self) -> str:
-        """Compute a fingerprint of the measured weights: processes that train together have the same."""
+        """Compute a fingerprint of the measured weights: processes that train together have the
+        same.
+        """
         parts = ((start, self._measured(values)) for _, start, values in self._weights.stretches())
         return _digest(parts, self._weights.add_up)
 
@@ -187,7 +212,8 @@ class WeightMeter:
 
 
 def change_of(then: Tensor, now: Tensor, scale: float) -> Tensor:
-    """Sum up a layer group's squared change, squared weights and changed weights; `scale` is weights per sampled one.
+    """Sum up a layer group's squared change, squared weights and changed weights; `scale` is
+    weights per sampled one.
 
     The sums stay on the device, so that a caller need not wait for it.
     """
@@ -209,8 +235,8 @@ def movement_of(groups: Iterable[str], figures: Tensor, total: int) -> Movement:
 def movable_share(weights: FlatWeights, lr: float) -> float:
     """Return the share of weights that a step of size `lr` changes at their precision.
 
-    Adam's update is about the learning rate for every weight, whatever its gradient; a bf16 weight moves
-    only if that exceeds half the distance to its neighbor (about |w| / 512).
+    Adam's update is about the learning rate for every weight, whatever its gradient; a bf16 weight
+    moves only if that exceeds half the distance to its neighbor (about |w| / 512).
     """
     moved = torch.stack([_movable(values, lr) for _, _, values in weights.stretches()]).sum()
     return float(weights.add_up(moved)) / weights.total
@@ -229,7 +255,9 @@ def _movable(values: Tensor, lr: float) -> Tensor:
 
 
 def digest(weights: FlatWeights) -> str:
-    """Compute a fingerprint of the weights' bits, on their device; equal weights have equal fingerprints."""
+    """Compute a fingerprint of the weights' bits, on their device; equal weights have equal
+    fingerprints.
+    """
     return _digest(((start, values) for _, start, values in weights.stretches()), weights.add_up)
 
 
@@ -251,7 +279,11 @@ def _digest(parts: Iterable[tuple[int, Tensor]], add_up: Callable[[Tensor], Tens
     device = sums.device
     for start, values in parts:
         device = values.device
-        bits = values.detach().reshape(-1).view(torch.int32 if values.element_size() == 4 else torch.int16)
+        bits = (
+            values.detach()
+            .reshape(-1)
+            .view(torch.int32 if values.element_size() == 4 else torch.int16)
+        )
         for chunk in torch.split(bits, 1 << 24):
             places = torch.arange(start, start + chunk.numel(), device=device) % 65521 + 1
             sums += torch.stack([chunk.long().sum(), (chunk.long() * places).sum()]).cpu()

@@ -1,7 +1,9 @@
-"""A policy whose weights are spread over processes by DeepSpeed's ZeRO-3, as accelerate's settings ask for it.
+"""A policy whose weights are spread over processes by DeepSpeed's ZeRO-3, as accelerate's settings
+ask for it.
 
-Of those settings the layout is taken: stage, offloading, sizes of buckets. What decides the update is the recipe's:
-AdamW with its betas and decay, the longest gradient, fp32 weights, and sums of gradients instead of means.
+Of those settings the layout is taken: stage, offloading, sizes of buckets. What decides the update
+is the recipe's: AdamW with its betas and decay, the longest gradient, fp32 weights, and sums of
+gradients instead of means.
 """
 
 import os
@@ -34,7 +36,8 @@ class ZeroPolicy(ShardedPolicy):
 
     def backward(self, loss: Tensor) -> None:
         with self.kernels():
-            # DeepSpeed divides by the number of processes, and losses are weighted by the counts of all of them.
+            # DeepSpeed divides by the number of processes, and losses are weighted by the counts of
+            # all of them.
             self.scorer.backward(loss * distributed.get_world_size())
 
 
@@ -46,11 +49,14 @@ class ZeroWeights(ShardedWeights):
         self.engine = engine
 
     def part(self, slot: Slot) -> slice:
-        size, all_of_it = -(-slot.shape.numel() // self.count), slot.shape.numel()
+        size = -(-slot.shape.numel() // self.count)
+        all_of_it = slot.shape.numel()
         return slice(min(all_of_it, size * self.rank), min(all_of_it, size * (self.rank + 1)))
 
     def own(self, parameter: Any) -> Tensor:
-        part = self.part(self.slots[next(i for i, p in enumerate(self.parameters) if p is parameter)])
+        part = self.part(
+            self.slots[next(i for i, p in enumerate(self.parameters) if p is parameter)]
+        )
         held: Tensor = parameter.ds_tensor.data
         return held[: part.stop - part.start]  # what follows fills up
 
@@ -78,11 +84,15 @@ class ZeroWeights(ShardedWeights):
 
 
 class ZeroOptimizer(Optimizer):
-    """DeepSpeed's optimizer around AdamW; it clips, and leaves out gradients that are not finite."""
+    """DeepSpeed's optimizer around AdamW; it clips, and leaves out gradients that are not
+    finite.
+    """
 
     def __init__(self, flat: FlatWeights, learning: Learning) -> None:
         assert isinstance(flat, ZeroWeights)
-        self._weights, self._max_norm, self.is_8bit = flat, learning.max_grad_norm, False
+        self._weights = flat
+        self._max_norm = learning.max_grad_norm
+        self.is_8bit = False
         self._zero = flat.engine.optimizer
         self.adamw = self._zero.optimizer
 
@@ -97,7 +107,9 @@ class ZeroOptimizer(Optimizer):
         return Applied(norm, norm * shrink, skipped=False)
 
     def save(self, place: Path) -> None:
-        """Gather what all remember, one parameter after the other; rank 0 writes it as one process would."""
+        """Gather what all remember, one parameter after the other; rank 0 writes it as one process
+        would.
+        """
         from deepspeed.utils import safe_get_full_optimizer_state
 
         memory = dict[str, Tensor]()
@@ -136,7 +148,9 @@ class ZeroOptimizer(Optimizer):
 
 
 def settings(learning: Learning) -> dict[str, Any]:
-    """Return DeepSpeed's settings: the layout from accelerate's environment, the rest from the recipe."""
+    """Return DeepSpeed's settings: the layout from accelerate's environment, the rest from the
+    recipe.
+    """
     found: dict[str, Any] = {"zero_optimization": {"stage": 3}}
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
         from accelerate.utils import DeepSpeedPlugin
@@ -145,8 +159,8 @@ def settings(learning: Learning) -> dict[str, Any]:
     layout = {key: value for key, value in found["zero_optimization"].items() if value != "auto"}
     if layout.get("stage") != 3:
         raise ConfigError(
-            f"DeepSpeed is asked for ZeRO stage {layout.get('stage')}: use zero_stage: 3, or compute.parallel = ddp, "
-            "where every process holds all weights."
+            f"DeepSpeed is asked for ZeRO stage {layout.get('stage')}: use zero_stage: 3, or"
+            " compute.parallel = ddp, where every process holds all weights."
         )
     return {
         "zero_optimization": layout,
@@ -167,8 +181,8 @@ def shard_by_deepspeed(
     need_adamw(learning)
     if whole.reference is not None:
         raise ConfigError(
-            "A KL penalty on all weights needs a second model, which is not done with ZeRO-3: use compute.parallel = "
-            "fsdp2 or ddp, model.lora, or learning.kl.beta = 0."
+            "A KL penalty on all weights needs a second model, which is not done with ZeRO-3: use"
+            " compute.parallel = fsdp2 or ddp, model.lora, or learning.kl.beta = 0."
         )
     try:
         import deepspeed
@@ -177,13 +191,16 @@ def shard_by_deepspeed(
 
     asked = settings(learning)
     deepspeed.logger.setLevel("ERROR")
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's calls
+    # DeepSpeed's calls
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     policy = prepare_shards(whole, device, source, wish, seed, ZeroPolicy)
     named = dict(policy.model.named_parameters())
     for parameter in named.values():
         parameter.data = parameter.data.clone()  # not a view of the flat one
     groups = by_decay(whole.flat.slots, [named[slot.name] for slot in whole.flat.slots], learning)
     adamw = torch.optim.AdamW(groups, lr=learning.lr, betas=(learning.beta1, learning.beta2))
-    policy.scorer, *_ = deepspeed.initialize(model=policy.scorer.to(device), optimizer=adamw, config=asked)
+    policy.scorer, *_ = deepspeed.initialize(
+        model=policy.scorer.to(device), optimizer=adamw, config=asked
+    )
     policy.flat = ZeroWeights(whole.flat.slots, policy.model, policy.scorer)
     return policy

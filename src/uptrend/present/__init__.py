@@ -1,1 +1,3 @@
-"""Numbers, durations and lists as people read them; plots (matplotlib) and pages (Jinja). No torch."""
+"""Numbers, durations and lists as people read them; plots (matplotlib) and pages (Jinja). No
+torch.
+"""

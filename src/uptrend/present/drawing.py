@@ -1,4 +1,5 @@
-"""Style and output of every picture: matplotlib figures as PNG files, or as SVG that takes a page's ink color.
+"""Style and output of every picture: matplotlib figures as PNG files, or as SVG that takes a page's
+ink color.
 
 matplotlib is imported when the first picture is drawn, never when the package is.
 """
@@ -15,8 +16,11 @@ from typing import Any
 
 # Colors that color-blind readers can tell apart, too.
 COLORS = ("#2463a8", "#d1662b", "#2f8f5b", "#8a4fa3", "#b3902a", "#4a4f57")
-STYLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("style.toml").read_text(encoding="utf-8"))
-INK, FAINT = STYLE["text.color"], STYLE["grid.color"]
+STYLE: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("style.toml").read_text(encoding="utf-8")
+)
+INK = STYLE["text.color"]
+FAINT = STYLE["grid.color"]
 
 
 # A float has no more digits of a percentage.
@@ -25,7 +29,9 @@ MAX_DECIMALS = 13
 
 @contextmanager
 def plotting(**style: Any) -> Iterator[Any]:
-    """Yield matplotlib's pyplot with our style, drawing to memory; figures made inside are closed at the end."""
+    """Yield matplotlib's pyplot with our style, drawing to memory; figures made inside are closed
+    at the end.
+    """
     import matplotlib
 
     matplotlib.use("agg")
@@ -33,7 +39,8 @@ def plotting(**style: Any) -> Iterator[Any]:
 
     before = set(plt.get_fignums())
     with plt.rc_context():
-        matplotlib.rcdefaults()  # what a matplotlibrc says, such as one that lies in the current folder, has no place
+        # what a matplotlibrc says, such as one that lies in the current folder, has no place
+        matplotlib.rcdefaults()
         plt.rcParams.update(STYLE | style)
         try:
             yield plt
@@ -51,16 +58,26 @@ def save(figure: Any, path: Path, dpi: int = 100) -> Path:
 def to_svg(figure: Any, label: str) -> str:
     """Return a figure as an SVG element for a page, with a label for readers.
 
-    It is transparent, in the page's ink color, and takes the page's `--c0` to `--c5` and `--line` where it has them.
+    It is transparent, in the page's ink color, and takes the page's `--c0` to `--c5` and `--line`
+    where it has them.
     """
     text = io.StringIO()
-    figure.savefig(text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    figure.savefig(
+        text,
+        format="svg",
+        transparent=True,
+        metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")),
+    )
     svg = text.getvalue()
     # A style element inside an SVG holds for the whole page, and a page needs no namespaces.
-    svg = re.sub(r'<style.*?</style>| xmlns(:xlink)?="[^"]*"', "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    referenced = set(re.findall(r"#([\w-]+)", svg))  # the other ids (axes_1, …) repeat in every picture of a page
+    svg = re.sub(
+        r'<style.*?</style>| xmlns(:xlink)?="[^"]*"', "", svg[svg.index("<svg") :], flags=re.DOTALL
+    )
+    # the other ids (axes_1, …) repeat in every picture of a page
+    referenced = set(re.findall(r"#([\w-]+)", svg))
     svg = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in referenced else "", svg)
-    # A hundredth of a point is enough in paths (texts keep their digits): a page has dozens of pictures.
+    # A hundredth of a point is enough in paths (texts keep their digits): a page has dozens of
+    # pictures.
     svg = re.sub(r' d="[^"]*"', lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), svg)
     svg = svg.replace(INK, "currentColor").replace(FAINT, f"var(--line, {FAINT})")
     for place, color in enumerate(COLORS):
@@ -80,7 +97,12 @@ def show_shares(axes: Any, whole: float = 1.0) -> None:
 
 
 def _digits(ticks: Sequence[float]) -> int:
-    """Return the decimals that numbers a step apart need, so that none is rounded by a visible part of the step."""
+    """Return the decimals that numbers a step apart need, so that none is rounded by a visible part
+    of the step.
+    """
     step = min((abs(b - a) for a, b in itertools.pairwise(ticks)), default=0.0)
     decimals = range(MAX_DECIMALS)
-    return next((n for n in decimals if all(abs(round(t, n) - t) <= step / 100 for t in ticks)), MAX_DECIMALS)
+    return next(
+        (n for n in decimals if all(abs(round(t, n) - t) <= step / 100 for t in ticks)),
+        MAX_DECIMALS,
+    )

@@ -1,6 +1,7 @@
 """Numbers, shares, durations, counts and tables as people read them: one function per decision.
 
-A missing or undefined value is `–`. Minus signs are typographic (−), except in settings, which are copied into configs.
+A missing or undefined value is `–`. Minus signs are typographic (−), except in settings, which are
+copied into configs.
 """
 
 import json
@@ -37,7 +38,9 @@ def level(value: float | None, is_share: bool) -> str:
 
 
 def change(value: float, is_share: bool = False) -> str:
-    """Format a difference with its sign: +0.063, or +6.3 (points of a hundred) for a share; 0 has none."""
+    """Format a difference with its sign: +0.063, or +6.3 (points of a hundred) for a share; 0 has
+    none.
+    """
     if math.isnan(value):
         return NONE
     text = f"{100 * value:.1f}" if is_share and math.isfinite(value) else number(value)
@@ -49,7 +52,11 @@ def change(value: float, is_share: bool = False) -> str:
 
 def interval(low: float, high: float, is_share: bool = False) -> str:
     """Format the interval of a difference: +2.1 to +10.5."""
-    return NONE if math.isnan(low) or math.isnan(high) else f"{change(low, is_share)} to {change(high, is_share)}"
+    return (
+        NONE
+        if math.isnan(low) or math.isnan(high)
+        else f"{change(low, is_share)} to {change(high, is_share)}"
+    )
 
 
 def estimate(value: float, low: float, high: float, is_share: bool = True) -> str:
@@ -75,7 +82,9 @@ def duration(seconds: float | None) -> str:
         return f"{seconds:.1f} s"
     if round(seconds) < 60:
         return f"{seconds:.0f} s"
-    count, unit, rest = (round(seconds), "min", "s") if round(seconds) < 3600 else (round(seconds / 60), "h", "min")
+    count, unit, rest = (
+        (round(seconds), "min", "s") if round(seconds) < 3600 else (round(seconds / 60), "h", "min")
+    )
     return f"{count // 60:,} {unit}" + (f" {count % 60} {rest}" if count % 60 else "")
 
 
@@ -91,7 +100,8 @@ def plural(count: int, noun: str) -> str:
 
 
 def setting(value: Any, quote: bool = True) -> str:
-    """Format a config value as a TOML file has it, where it is no table; `none` where there is none.
+    """Format a config value as a TOML file has it, where it is no table; `none` where there is
+    none.
 
     Without `quote`, text stands bare, for tables and sentences.
     """
@@ -109,7 +119,9 @@ def assignments(settings: Mapping[str, Any]) -> str:
 
 
 def visible(text: str) -> str:
-    """Format a text that a terminal must not obey: escapes and other control characters are shown as \\x1b."""
+    """Format a text that a terminal must not obey: escapes and other control characters are shown
+    as \\x1b.
+    """
     hidden = ("Cc", "Cf", "Cs")  # the second has marks that reverse what follows
     return "".join(ascii(c)[1:-1] if category(c) in hidden and c not in "\n\t" else c for c in text)
 

@@ -7,7 +7,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a page from a template, named by its path in the package: `doctor/templates/report.html`."""
+    """Return a page from a template, named by its path in the package:
+    `doctor/templates/report.html`.
+    """
     import jinja2
 
     environment = jinja2.Environment(

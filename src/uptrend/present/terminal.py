@@ -15,30 +15,47 @@ from uptrend.records.metrics import find_metric
 from uptrend.stats.smoothing import stretch_means, stretches
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-# Least height of a curve's scale, as a share of the metric's bounds, or of its largest value where it has none.
+# Least height of a curve's scale, as a share of the metric's bounds, or of its largest value where
+# it has none.
 LEAST_SPAN = 0.1
 
 
 def terminal(**options: Any) -> Console:
-    """Return a console as wide as the terminal, or wide enough for all columns where there is none."""
+    """Return a console as wide as the terminal, or wide enough for all columns where there is
+    none.
+    """
     # A pipe has no width; 80 columns would hide what a script greps for.
     stream = sys.stderr if options.get("stderr") else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else 160
     # Names of runs and tasks may contain brackets: no markup.
-    return Console(**{"width": width, "highlight": False, "markup": False, "emoji": False, **options})
+    return Console(
+        **{"width": width, "highlight": False, "markup": False, "emoji": False, **options}
+    )
 
 
 def columns(
-    *headings: str, rows: Iterable[Sequence[RenderableType]], right: Sequence[str] = (), wraps: str = ""
+    *headings: str,
+    rows: Iterable[Sequence[RenderableType]],
+    right: Sequence[str] = (),
+    wraps: str = "",
 ) -> Table:
     """Make a table without lines; without headings, its first column is dim.
 
-    `right` names the columns to align right. With `wraps`, only this column is wrapped where space is short.
+    `right` names the columns to align right. With `wraps`, only this column is wrapped where space
+    is short.
     """
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), show_header=bool(headings))
+    table = Table(
+        box=None,
+        pad_edge=False,
+        header_style="dim",
+        padding=(0, 2, 0, 0),
+        show_header=bool(headings),
+    )
     for heading in headings:
         justify: Literal["right", "left"] = "right" if heading in right else "left"
-        table.add_column(heading, overflow="fold", justify=justify, no_wrap=wraps not in ("", heading))
+        table.add_column(
+            heading, overflow="fold", justify=justify, no_wrap=wraps not in ("", heading)
+        )
     if not headings:
         table.add_column(style="dim", no_wrap=True)
     for row in rows:
@@ -48,12 +65,18 @@ def columns(
 
 
 def sparkline(
-    values: Sequence[float | None], width: int, low: float | None = None, high: float | None = None, metric: str = ""
+    values: Sequence[float | None],
+    width: int,
+    low: float | None = None,
+    high: float | None = None,
+    metric: str = "",
 ) -> str:
-    """Draw values in at most `width` blocks, each the mean of its share; a space where there is no number.
+    """Draw values in at most `width` blocks, each the mean of its share; a space where there is no
+    number.
 
-    The scale runs from the least to the largest mean, and is never finer than `LEAST_SPAN` of the metric's bounds or of
-    the values' size: what hardly moves is drawn flat. Give `low` and `high` to compare two lines.
+    The scale runs from the least to the largest mean, and is never finer than `LEAST_SPAN` of the
+    metric's bounds or of the values' size: what hardly moves is drawn flat. Give `low` and `high`
+    to compare two lines.
     """
     floats = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
     means = stretch_means(floats, stretches(len(floats), width)).tolist()
@@ -65,8 +88,10 @@ def sparkline(
     full = known.high - known.low if is_bounded else max(abs(bottom), abs(top))  # type: ignore[union-attr, operator]
     span = top - bottom
     if span < LEAST_SPAN * full:
-        # The middle of the values comes to the middle of a block, so that noise does not step over an edge.
-        bottom, span = (bottom + top) / 2 - LEAST_SPAN * full * 3.5 / 8, LEAST_SPAN * full
+        # The middle of the values comes to the middle of a block, so that noise does not step over
+        # an edge.
+        bottom = (bottom + top) / 2 - LEAST_SPAN * full * 3.5 / 8
+        span = LEAST_SPAN * full
     line = ""
     for mean in means:
         if math.isnan(mean):
@@ -80,5 +105,13 @@ def sparkline(
 def phase_shares(seconds: dict[str, float]) -> str:
     """Format the shares of a step's time, the largest first: sample 60%, update 30%."""
     total = sum(seconds.values()) or math.nan
-    shares = {phase: seconds[phase] / total for phase in sorted(seconds, key=lambda phase: -seconds[phase])}
-    return ", ".join(f"{phase} {percent(share, 0)}" for phase, share in shares.items() if share >= 0.01) or NONE
+    shares = {
+        phase: seconds[phase] / total
+        for phase in sorted(seconds, key=lambda phase: -seconds[phase])
+    }
+    return (
+        ", ".join(
+            f"{phase} {percent(share, 0)}" for phase, share in shares.items() if share >= 0.01
+        )
+        or NONE
+    )

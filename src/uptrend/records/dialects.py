@@ -1,7 +1,7 @@
 """Names that other trainers give to our settings and metrics, read from `dialects.toml`.
 
-Settings go both ways: `to_theirs` writes one of ours for another trainer, `read_setting` finds one among a trainer's.
-Metrics go one way, from a column of a log to our name: `translate`.
+Settings go both ways: `to_theirs` writes one of ours for another trainer, `read_setting` finds one
+among a trainer's. Metrics go one way, from a column of a log to our name: `translate`.
 """
 
 import json
@@ -16,7 +16,8 @@ from typing import Any
 
 # Trainers whose settings are known, and how they write themselves.
 TRAINERS = {"trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl", "verl": "verl"}
-# Trainers whose metrics are known, in the order in which a name is looked up that is not of the log's own trainer.
+# Trainers whose metrics are known, in the order in which a name is looked up that is not of the
+# log's own trainer.
 LOGGERS = ("trl", "verl", "prime-rl", "verifiers", "tinker", "open-instruct", "openrlhf", "plain")
 # A setting that is named in a note: words joined by dots or underscores.
 _NAME_IN_NOTE = re.compile(r"[a-z]\w*(?:[._]\w+)+")
@@ -49,12 +50,18 @@ class Setting:
     note: str = ""
 
     def write(self, value: Any, times: Any) -> Mapping[str, Any]:
-        """Return the settings that say our value, `times` being the value of the setting that multiplies it."""
+        """Return the settings that say our value, `times` being the value of the setting that
+        multiplies it.
+        """
         if not self.name:
             return {}
         if value is None or value == self.none:
             return {self.name[0]: None}
-        if isinstance(value, str) and (self.same or self.values) and value not in (*self.same, *self.values):
+        if (
+            isinstance(value, str)
+            and (self.same or self.values)
+            and value not in (*self.same, *self.values)
+        ):
             return {}
         theirs = value
         if isinstance(value, str | int | float) and value in self.values:
@@ -67,21 +74,34 @@ class Setting:
         return {self.name[0]: theirs, **self.beside}
 
     def read(self, value: Any, find: Find) -> list[Any]:
-        """Return our values that a value may mean, the surest first: those that need several settings to say."""
-        sure, others = [], []
+        """Return our values that a value may mean, the surest first: those that need several
+        settings to say.
+        """
+        sure = []
+        others = []
         for ours, theirs in self.values.items():
             if isinstance(theirs, dict):
-                if self.name[0] in theirs and all(is_same(find(name), each) for name, each in theirs.items()):
+                if self.name[0] in theirs and all(
+                    is_same(find(name), each) for name, each in theirs.items()
+                ):
                     sure.append(ours)
-            elif any(is_same(value, each) for each in (theirs if isinstance(theirs, tuple) else (theirs,))):
+            elif any(
+                is_same(value, each)
+                for each in (theirs if isinstance(theirs, tuple) else (theirs,))
+            ):
                 others.append(ours)
         return [*sure, *(text for text in self.same if is_same(value, text)), *others]
 
     def difference(self, key: str) -> str:
-        """Say how its value differs from that of our key; empty where a value means the same in both."""
+        """Say how its value differs from that of our key; empty where a value means the same in
+        both.
+        """
         sentences = [f"it is {key} × {self.times}"] if self.times else []
         if self.counts_updates:
-            sentences.append("it counts optimizer updates, learning.updates × learning.minibatches of which are a step")
+            sentences.append(
+                "it counts optimizer updates, learning.updates × learning.minibatches of which are"
+                " a step"
+            )
         for ours, theirs in self.values.items():
             tables = theirs if isinstance(theirs, tuple) else (theirs,)
             for each in tables:
@@ -89,15 +109,20 @@ class Setting:
                     sentences.append(f"{text} is {json.dumps(ours)}")
         if self.none is not None:
             sentences.append(f"None is {json.dumps(self.none)}")
-        if self.note and (self.times or self.none is not None or not self.name):  # others repeat the values
+        # others repeat the values
+        if self.note and (self.times or self.none is not None or not self.name):
             sentences.append(self.note)
         return "; ".join(sentences)
 
 
-def to_theirs(key: str, value: Any, trainer: str, known: Find = lambda _: None) -> Assignment | None:
-    """Translate a setting of ours, None where nothing is known of it; `known` gives values of our other settings.
+def to_theirs(
+    key: str, value: Any, trainer: str, known: Find = lambda _: None
+) -> Assignment | None:
+    """Translate a setting of ours, None where nothing is known of it; `known` gives values of our
+    other settings.
 
-    A `Times` stays one. Where a value is multiplied by another setting that is not known, the product is a text.
+    A `Times` stays one. Where a value is multiplied by another setting that is not known, the
+    product is a text.
     """
     setting = settings().get(key, {}).get(trainer)
     if setting is None:
@@ -111,18 +136,24 @@ def to_theirs(key: str, value: Any, trainer: str, known: Find = lambda _: None) 
 
 def to_ours(trainer: str, name: str) -> str | None:
     """Return our key of another trainer's setting, None where it is no translation of one."""
-    found = (key for key, entry in settings().items() if trainer in entry and name in entry[trainer].name[:1])
+    found = (
+        key
+        for key, entry in settings().items()
+        if trainer in entry and name in entry[trainer].name[:1]
+    )
     return next(found, None)
 
 
 def meanings(name: str, own_words: Collection[str] = ()) -> dict[str, list[str]]:
     """Return our keys that another trainer's setting may mean, each with how values differ there.
 
-    Names are compared by their last words, so that `rollout.n` and `sampling.num_generations` are known too; of several
-    the closest count. `own_words` are words that mean a key of ours: alone they are nobody else's name.
+    Names are compared by their last words, so that `rollout.n` and `sampling.num_generations` are
+    known too; of several the closest count. `own_words` are words that mean a key of ours: alone
+    they are nobody else's name.
     """
     words = name.lower().replace("-", "_").split(".")
-    closest, keys = (0, False), dict[str, list[str]]()
+    closest = (0, False)
+    keys = dict[str, list[str]]()
     for theirs, key, difference in _known_names():
         parts = theirs.lower().replace("-", "_").split(".")
         pairs = zip(reversed(words), reversed(parts), strict=False)
@@ -131,7 +162,8 @@ def meanings(name: str, own_words: Collection[str] = ()) -> dict[str, list[str]]
         if not shared or ".".join(parts[-shared:]) in own_words or rank < closest:
             continue
         if rank > closest:
-            closest, keys = rank, {}
+            closest = rank
+            keys = {}
         differences = keys.setdefault(key, [])
         if difference and difference not in differences:
             differences.append(difference)
@@ -148,22 +180,31 @@ def _known_names() -> tuple[tuple[str, str, str], ...]:
             sentence = f"In {TRAINERS[trainer]}, {difference}." if difference else ""
             tables = [table for table in setting.values.values() if isinstance(table, dict)]
             beside = {name for table in (*tables, setting.beside) for name in table}
-            in_note = {word.rstrip(".:;,") for word in _NAME_IN_NOTE.findall(setting.note)} - settings().keys()
+            in_note = {
+                word.rstrip(".:;,") for word in _NAME_IN_NOTE.findall(setting.note)
+            } - settings().keys()
             every_name = dict.fromkeys([*setting.name, *sorted(beside), *sorted(in_note)])
             names += [(name, key, sentence) for name in every_name]
-            names += [(name, key, f"In {TRAINERS[trainer]}, {name} {text}.") for name, text in setting.also.items()]
+            names += [
+                (name, key, f"In {TRAINERS[trainer]}, {name} {text}.")
+                for name, text in setting.also.items()
+            ]
         names += [(name, key, "") for name in _table()[key].get("logs", ())]
     return tuple(names)
 
 
 def read_setting(key: str, trainer: str, find: Find) -> Any:
     """Return our value of a setting from what a trainer was told, None where that does not say."""
-    value = next((value for name in names_of(key, trainer) if (value := find(name)) is not None), None)
+    value = next(
+        (value for name in names_of(key, trainer) if (value := find(name)) is not None), None
+    )
     return None if value is None else our_value(key, value, trainer, find)
 
 
 def our_value(key: str, value: Any, trainer: str, find: Find = lambda _: None) -> Any:
-    """Translate a value of a setting, unchanged where it has no translation; `find` gives the settings beside it."""
+    """Translate a value of a setting, unchanged where it has no translation; `find` gives the
+    settings beside it.
+    """
     entry = settings()[key]
     # A log of nobody in particular may have any trainer's values.
     ordered = [entry[who] for who in dict.fromkeys([trainer, *TRAINERS]) if who in entry]
@@ -172,9 +213,14 @@ def our_value(key: str, value: Any, trainer: str, find: Find = lambda _: None) -
 
 @cache
 def names_of(key: str, trainer: str) -> tuple[str, ...]:
-    """Return the names that mean a setting, the surest first: more dots say more, then the trainer's own names."""
-    entry = {who: each.name for who, each in settings()[key].items() if each.name and not each.times}
-    own, logs = entry.pop(trainer, ()), tuple(_table()[key].get("logs", ()))
+    """Return the names that mean a setting, the surest first: more dots say more, then the
+    trainer's own names.
+    """
+    entry = {
+        who: each.name for who, each in settings()[key].items() if each.name and not each.times
+    }
+    own = entry.pop(trainer, ())
+    logs = tuple(_table()[key].get("logs", ()))
     others = (names[0] for names in entry.values())
     found = dict.fromkeys([*own, *(name for name in others if name not in logs), *logs])
     return tuple(sorted(found, key=lambda name: -name.count(".")))
@@ -197,18 +243,24 @@ def settings() -> Mapping[str, Mapping[str, Setting]]:
 
 
 def is_machinery(trainer: str, name: str) -> bool:
-    """Return True for a setting of the machine, of logs or of files, which does not change what is learned."""
+    """Return True for a setting of the machine, of logs or of files, which does not change what is
+    learned.
+    """
     return re.search(_table()["converting"][trainer], name) is not None
 
 
 def other_default(trainer: str, name: str) -> Any:
-    """Return the value of a setting without a translation where nothing is said; None where it is off."""
+    """Return the value of a setting without a translation where nothing is said; None where it is
+    off.
+    """
     return _table()["converting"]["defaults"][trainer].get(name)
 
 
 @cache
 def metric_names(trainer: str) -> Mapping[str, str]:
-    """Return our name of each of a trainer's metrics; of several that mean the same, the first counts."""
+    """Return our name of each of a trainer's metrics; of several that mean the same, the first
+    counts.
+    """
     found: dict[str, str] = {}
     for key, entry in _table().items():
         if key.startswith("metric:"):
@@ -223,7 +275,9 @@ def metric_name(metric: str, trainer: str) -> str:
 
 @cache
 def plain_name(column: str) -> str:
-    """Return a column's name without what loggers add: `train/` before it, and spaces around a slash."""
+    """Return a column's name without what loggers add: `train/` before it, and spaces around a
+    slash.
+    """
     name = re.sub(r"\s*/\s*", "/", column.strip())
     return name.removeprefix("train/") or name
 
@@ -236,13 +290,17 @@ def is_bookkeeping(column: str) -> bool:
 
 @cache
 def names_for(role: str) -> tuple[str, ...]:
-    """Return the names that play a role in logs, a list of `[reading]` in `dialects.toml`; the surest come first."""
+    """Return the names that play a role in logs, a list of `[reading]` in `dialects.toml`; the
+    surest come first.
+    """
     return tuple(_table()["reading"][role])
 
 
 @cache
 def matches(column: str, role: str) -> bool:
-    """Return True where a column has the form of a role, a pattern of `[reading.patterns]` in `dialects.toml`."""
+    """Return True where a column has the form of a role, a pattern of `[reading.patterns]` in
+    `dialects.toml`.
+    """
     return re.search(_table()["reading"]["patterns"][role], plain_name(column)) is not None
 
 
@@ -254,7 +312,9 @@ def translate(column: str, trainer: str) -> str | None:
 
 @cache
 def rank(column: str, trainer: str) -> tuple[int, str] | None:
-    """Return the place of a column among the names that hold for this trainer, and our name for it."""
+    """Return the place of a column among the names that hold for this trainer, and our name for
+    it.
+    """
     name = plain_name(column)
     if trainer == "uptrend":
         return (0, name)
@@ -274,7 +334,9 @@ def rank(column: str, trainer: str) -> tuple[int, str] | None:
 
 
 def recognize(columns: list[str]) -> str:
-    """Return the trainer whose own names a log has most of; unknown where they could be anybody's."""
+    """Return the trainer whose own names a log has most of; unknown where they could be
+    anybody's.
+    """
     keys = {re.sub(r"\s+", "_", plain_name(column)).lower() for column in columns}
     if {"advantage/dead/share", "optimizer/lr"} & keys:
         return "uptrend"
@@ -294,8 +356,12 @@ def _table() -> Mapping[str, Any]:
 def _parsed(entry: str | list[str] | dict[str, Any]) -> Setting:
     if not isinstance(entry, dict):
         return Setting(tuple(_listed(entry)))
-    values = {_typed(ours): tuple(v) if isinstance(v, list) else v for ours, v in entry.get("values", {}).items()}
-    names, same = tuple(_listed(entry.get("name", []))), tuple(entry.get("same", ()))
+    values = {
+        _typed(ours): tuple(v) if isinstance(v, list) else v
+        for ours, v in entry.get("values", {}).items()
+    }
+    names = tuple(_listed(entry.get("name", [])))
+    same = tuple(entry.get("same", ()))
     return Setting(**entry | {"name": names, "same": same, "values": values})
 
 
@@ -318,8 +384,12 @@ def _typed(key: str) -> Any:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Tell whether two values of a setting mean the same: numbers by size, texts whatever their case."""
-    is_number = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other))
+    """Tell whether two values of a setting mean the same: numbers by size, texts whatever their
+    case.
+    """
+    is_number = all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other)
+    )
     return bool(one == other) or (not is_number and str(one).lower() == str(other).lower())
 
 

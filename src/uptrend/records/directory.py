@@ -1,10 +1,11 @@
 """Writing a run directory: one process at a time, readable whenever it is killed.
 
-Whole files are written beside their place and renamed; lines are flushed. Neither a kill nor a full disk leaves half.
-A step counts as recorded with its line, which is written after its rollouts; so does an evaluation.
+Whole files are written beside their place and renamed; lines are flushed. Neither a kill nor a full
+disk leaves half. A step counts as recorded with its line, which is written after its rollouts; so
+does an evaluation.
 
-Nothing that was recorded is removed. What a resumed run takes back moves to set-aside/1, set-aside/2, …, with the
-layout of the run directory itself; no reader looks there.
+Nothing that was recorded is removed. What a resumed run takes back moves to set-aside/1,
+set-aside/2, …, with the layout of the run directory itself; no reader looks there.
 """
 
 import contextlib
@@ -35,14 +36,17 @@ from uptrend.records.errors import RecordError, RunLocked
 from uptrend.records.files import open_file
 from uptrend.records.memory import MAX_VALUES, MAX_WHOLE, count_values
 
-LINES = {"rollouts": "metrics.jsonl", "evals": "evals.jsonl"}  # folders of rollouts, and the lines that they go with
+# folders of rollouts, and the lines that they go with
+LINES = {"rollouts": "metrics.jsonl", "evals": "evals.jsonl"}
 LOG = "logs/train.log"
 SET_ASIDE = "set-aside"
 STARTS = ("started", "resumed")
 ENDS = ("finished", "stopped", "failed")
 StoppedBy = Literal["user", "doctor", "preflight", "observer"]
-EVALUATION = ("accuracy", "low", "high", "correct", "tasks")  # figures that every evaluation has, null where unknown
-# Digits up to which a number fits into 64 bits; Python itself refuses to read integers of some thousand digits.
+# figures that every evaluation has, null where unknown
+EVALUATION = ("accuracy", "low", "high", "correct", "tasks")
+# Digits up to which a number fits into 64 bits; Python itself refuses to read integers of some
+# thousand digits.
 MAX_DIGITS = 18
 # Integers up to here are floats exactly.
 LARGEST_INTEGER = 2**53
@@ -63,14 +67,18 @@ class RunDirectory:
     def create(cls, path: Path, info: dict[str, Any]) -> Self:
         """Make a new run directory; refused where one is already, or what is left of one."""
         if taken := why_taken(path):
-            raise RecordError(f"{taken} Choose another --name, continue it with --resume, or move it elsewhere.")
+            raise RecordError(
+                f"{taken} Choose another --name, continue it with --resume, or move it elsewhere."
+            )
         with plain_disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
         directory.lock()
         try:
             if (path / "run.json").exists():
-                raise RunLocked(f"{path} was just started by another process. Choose another --name.")
+                raise RunLocked(
+                    f"{path} was just started by another process. Choose another --name."
+                )
             directory.write_info(info)
         except BaseException:
             directory.unlock()
@@ -85,7 +93,8 @@ class RunDirectory:
         directory = cls(path)
         directory.lock()
         for left in (*path.glob(".*.*"), *path.glob("rollouts/*/.*"), *path.glob("evals/.*")):
-            if left.suffix[1:].isdigit() and left.is_file():  # a killed process left it half-written
+            # a killed process left it half-written
+            if left.suffix[1:].isdigit() and left.is_file():
                 left.unlink()
         return directory
 
@@ -95,7 +104,10 @@ class RunDirectory:
             try:
                 self._lock.acquire()
             except filelock.Timeout:
-                message = f"{self.path} is being written by another process. Wait for it, or choose another --name."
+                message = (
+                    f"{self.path} is being written by another process. Wait for it, or choose"
+                    " another --name."
+                )
                 raise RunLocked(message) from None
 
     def unlock(self) -> None:
@@ -113,8 +125,8 @@ class RunDirectory:
         self._identity = self._identity or now
         if now is None or now != self._identity:
             raise RecordError(
-                f"{self.path} was renamed, moved or removed while its run was going on, so the run ends here. "
-                "Where the folder is now it can go on: uptrend train --resume FOLDER"
+                f"{self.path} was renamed, moved or removed while its run was going on, so the run"
+                " ends here. Where the folder is now it can go on: uptrend train --resume FOLDER"
             )
 
     def write_info(self, info: dict[str, Any]) -> None:
@@ -122,19 +134,29 @@ class RunDirectory:
         write_whole(self.path / "run.json", json.dumps(info, indent=2, ensure_ascii=False).encode())
 
     def event(self, kind: str, **values: Any) -> None:
-        """Append to events.jsonl; kinds and fields are those of events.toml, which readers trust."""
+        """Append to events.jsonl; kinds and fields are those of events.toml, which readers
+        trust.
+        """
         known = event_fields()
         assert kind in known, f"{kind} is no kind of event: add it to events.toml"
         unknown = [field for field in values if field not in known[kind]]
-        assert not unknown, f"the event {kind} has no field {', '.join(unknown)}: add it to events.toml"
+        assert not unknown, (
+            f"the event {kind} has no field {', '.join(unknown)}: add it to events.toml"
+        )
         self.check_place()
         append_line(self.path / "events.jsonl", {"event": kind, "time": time.time(), **values})
 
     def log(self, text: str, at: float | None = None) -> None:
-        """Append a line for a person to logs/train.log, out of this process when this returns; `at` is its time."""
+        """Append a line for a person to logs/train.log, out of this process when this returns; `at`
+        is its time.
+        """
         self.check_place()
         path = self.path / LOG
-        moment = datetime.fromtimestamp(at or time.time()).astimezone().isoformat(sep=" ", timespec="seconds")
+        moment = (
+            datetime.fromtimestamp(at or time.time())
+            .astimezone()
+            .isoformat(sep=" ", timespec="seconds")
+        )
         with plain_disk_errors(path):
             path.parent.mkdir(exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
@@ -148,16 +170,25 @@ class RunDirectory:
                 self.rollouts(step, table, part)
             append_line(self.path / "metrics.jsonl", line)
 
-    def evaluation(self, line: dict[str, Any], table: pa.Table, sets: Mapping[str, pa.Table] | None = None) -> None:
-        """Write an evaluation: its rollouts, those on further sets by label, then the line with which it counts."""
-        tables = {eval_path(self.path, line["step"], label): one for label, one in {"": table, **(sets or {})}.items()}
+    def evaluation(
+        self, line: dict[str, Any], table: pa.Table, sets: Mapping[str, pa.Table] | None = None
+    ) -> None:
+        """Write an evaluation: its rollouts, those on further sets by label, then the line with
+        which it counts.
+        """
+        tables = {
+            eval_path(self.path, line["step"], label): one
+            for label, one in {"": table, **(sets or {})}.items()
+        }
         with _all_or_nothing(tables):
             for path, one in tables.items():
                 self._write_parquet(path, one)
             append_line(self.path / "evals.jsonl", line)
 
     def rollouts(self, step: int, table: pa.Table, part: int = 0) -> None:
-        """Write a part of a step's rollouts apart from its line; without a line nobody reads them."""
+        """Write a part of a step's rollouts apart from its line; without a line nobody reads
+        them.
+        """
         self._write_parquet(_part_path(self.path, step, part), table)
 
     def part_count(self, step: int) -> int:
@@ -168,7 +199,8 @@ class RunDirectory:
         self.check_place()
         with plain_disk_errors(path):
             folder = self.path
-            for name in path.parent.relative_to(self.path).parts:  # the run's own folder is never made anew
+            # the run's own folder is never made anew
+            for name in path.parent.relative_to(self.path).parts:
                 folder /= name
                 folder.mkdir(exist_ok=True)
         buffer = io.BytesIO()
@@ -176,7 +208,9 @@ class RunDirectory:
         write_whole(path, buffer.getvalue())
 
     def sync(self) -> None:
-        """Wait until all lines are on disk: a checkpoint must not outlive the lines of its steps."""
+        """Wait until all lines are on disk: a checkpoint must not outlive the lines of its
+        steps.
+        """
         self.check_place()
         files = [self.path / name for name in (*LINES.values(), "events.jsonl")]
         for path in (*files, self.path):
@@ -191,27 +225,38 @@ class RunDirectory:
         """
         for folder, name in LINES.items():
             kept, _ = _split_lines(self.path / name, step)
-            with_line = {record["step"] for _, record in kept if record is not None and record["step"] <= step}
+            with_line = {
+                record["step"]
+                for _, record in kept
+                if record is not None and record["step"] <= step
+            }
             recorded = {its for its in recorded_steps(self.path / folder).values() if its <= step}
             lost = sorted(recorded - with_line)
             if len(lost) > sum(record is None or record["step"] > step for _, record in kept):
                 named = ", ".join(map(str, lost[:5])) + (f" … {lost[-1]}" if len(lost) > 5 else "")
                 raise RecordError(
-                    f"{self.path / name} has lost lines: {folder}/ holds steps that have none any more ({named}). "
-                    f"Put the lines back from a copy of the file; or, to go on without them, move the "
-                    f"rollouts of these steps out of {self.path / folder}."
+                    f"{self.path / name} has lost lines: {folder}/ holds steps that have none any"
+                    f" more ({named}). Put the lines back from a copy of the file; or, to go on"
+                    f" without them, move the rollouts of these steps out of {self.path / folder}."
                 )
 
     def rewind(self, step: int, also: Iterable[Path] = ()) -> Path | None:
         """Set aside what was recorded after a step, so that the run can go on from its checkpoint.
 
-        `also` names further files and folders of the run to be moved. Return the folder below set-aside that has it
-        all now, None where there was nothing; what stays is not rewritten.
+        `also` names further files and folders of the run to be moved. Return the folder below
+        set-aside that has it all now, None where there was nothing; what stays is not rewritten.
         """
         self.check_place()
-        numbers = [int(path.name) for path in (self.path / SET_ASIDE).glob("*") if path.name.isdecimal()]
+        numbers = [
+            int(path.name) for path in (self.path / SET_ASIDE).glob("*") if path.name.isdecimal()
+        ]
         place = self.path / SET_ASIDE / str(max(numbers, default=0) + 1)
-        moved = [path for folder in LINES for path, its in recorded_steps(self.path / folder).items() if its > step]
+        moved = [
+            path
+            for folder in LINES
+            for path, its in recorded_steps(self.path / folder).items()
+            if its > step
+        ]
         # Lines come last: where a file can't be moved, the run is still as it was for its readers.
         for path in (*moved, *also):
             target = place / path.relative_to(self.path)
@@ -223,7 +268,8 @@ class RunDirectory:
             if later:
                 with plain_disk_errors(place):
                     place.mkdir(parents=True, exist_ok=True)
-                write_whole(place / name, later)  # before they are cut off: a kill between leaves them twice
+                # before they are cut off: a kill between leaves them twice
+                write_whole(place / name, later)
                 write_whole(self.path / name, b"".join(line for line, _ in kept))
         if not place.exists():
             return None
@@ -233,10 +279,14 @@ class RunDirectory:
 
 
 class PartDirectory(RunDirectory):
-    """A run directory of another process, to which this one adds parts of rollouts and nothing else."""
+    """A run directory of another process, to which this one adds parts of rollouts and nothing
+    else.
+    """
 
     def check_place(self) -> None:
-        """Make the folder where this machine has none: not every machine of a run sees the first one's disk."""
+        """Make the folder where this machine has none: not every machine of a run sees the first
+        one's disk.
+        """
         if self._identity is None:
             with plain_disk_errors(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -259,17 +309,25 @@ def why_taken(path: Path) -> str:
     if (path / "run.json").exists():
         return f"{path} already holds a run."
     left = [name for name in (*LINES, *LINES.values(), "checkpoints") if (path / name).exists()]
-    return f"{path} holds {left[0]}, and no run.json: of a run that lost it, or of somebody's own." if left else ""
+    return (
+        f"{path} holds {left[0]}, and no run.json: of a run that lost it, or of somebody's own."
+        if left
+        else ""
+    )
 
 
 def free_path(path: Path) -> Path:
-    """Return the path; where something keeps a new run out, with the first number from 2 at which nothing does."""
+    """Return the path; where something keeps a new run out, with the first number from 2 at which
+    nothing does.
+    """
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     return next(place for place in itertools.chain([path], numbered) if not why_taken(place))
 
 
 def place_in_words(path: Path, name: str) -> str:
-    """Say where a run of that name records, why its folder got a number, and how to look at it; one line."""
+    """Say where a run of that name records, why its folder got a number, and how to look at it; one
+    line.
+    """
     is_numbered = re.fullmatch(re.escape(name) + r"-\d+", path.name)
     taken = why_taken(path.with_name(name)) if is_numbered else ""
     reason = f", since {taken.rstrip('.')}" if taken else ""
@@ -277,7 +335,9 @@ def place_in_words(path: Path, name: str) -> str:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return what a folder keeps when it is renamed, and another one in its place has not; None without a folder."""
+    """Return what a folder keeps when it is renamed, and another one in its place has not; None
+    without a folder.
+    """
     try:
         found = path.stat()
     except OSError:
@@ -295,7 +355,9 @@ def eval_path(folder: Path, step: int, label: str = "") -> Path:
 
 
 def set_aside(path: Path) -> Path:
-    """Move a file or a folder to `set-aside` beside it, under its name and a number; return where it is now."""
+    """Move a file or a folder to `set-aside` beside it, under its name and a number; return where
+    it is now.
+    """
     places = (path.parent / SET_ASIDE / f"{path.name}-{number}" for number in itertools.count(1))
     place = next(place for place in places if not place.exists())
     with plain_disk_errors(place):
@@ -305,8 +367,13 @@ def set_aside(path: Path) -> Path:
 
 
 def recorded_steps(folder: Path) -> dict[Path, int]:
-    """Return what a folder of rollouts or evaluations holds, by its step; a user's own files are left out."""
-    items = ((path, re.fullmatch(r"(\d{6,})(?:(?:-.+)?\.parquet)?", path.name)) for path in folder.glob("[0-9]*"))
+    """Return what a folder of rollouts or evaluations holds, by its step; a user's own files are
+    left out.
+    """
+    items = (
+        (path, re.fullmatch(r"(\d{6,})(?:(?:-.+)?\.parquet)?", path.name))
+        for path in folder.glob("[0-9]*")
+    )
     return {path: int(match[1]) for path, match in sorted(items) if match}
 
 
@@ -315,7 +382,9 @@ def _all_or_nothing(paths: Collection[Path]) -> Iterator[None]:
     """Take files back where they, or the line with which they count, could not be written."""
     try:
         yield
-    except Exception:  # not KeyboardInterrupt: the line may be written by then, and may not be without rollouts
+    except (
+        Exception
+    ):  # not KeyboardInterrupt: the line may be written by then, and may not be without rollouts
         with contextlib.suppress(OSError):
             for path in paths:
                 path.unlink(missing_ok=True)
@@ -333,7 +402,8 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
             with path.open("a+b") as file:
                 if before > 0:
                     file.seek(-1, os.SEEK_END)
-                    if file.read(1) != b"\n":  # a killed process tore a line, which must not swallow this one
+                    # a killed process tore a line, which must not swallow this one
+                    if file.read(1) != b"\n":
                         line = b"\n" + line
                 file.write(line)
         except OSError:
@@ -343,12 +413,21 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
 
 
 def to_line(value: dict[str, Any]) -> bytes:
-    """Return an object as one line of JSON. Numbers that are not finite become null: NaN is not JSON."""
-    return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    """Return an object as one line of JSON. Numbers that are not finite become null: NaN is not
+    JSON.
+    """
+    return (
+        json.dumps(
+            plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False
+        ).encode()
+        + b"\n"
+    )
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: no arrays, no tuples, null for what is not finite, text for other objects."""
+    """Return a value as JSON has it: no arrays, no tuples, null for what is not finite, text for
+    other objects.
+    """
     if hasattr(value, "tolist"):  # numpy's and torch's numbers and arrays
         value = value.tolist()
     if isinstance(value, float):
@@ -366,7 +445,9 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield each line of a file as it is, with its record; None where it holds none, torn or damaged."""
+    """Yield each line of a file as it is, with its record; None where it holds none, torn or
+    damaged.
+    """
     if not path.exists():
         return
     try:
@@ -381,8 +462,8 @@ def parse_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 def parse_line(line: bytes, name: str = "") -> dict[str, Any] | None:
     """Return the record in a line of a file of this name; None where it holds none.
 
-    The one place that decides what a record is: metrics.jsonl, evals.jsonl and events.jsonl have fields without which
-    no reader can use a line.
+    The one place that decides what a record is: metrics.jsonl, evals.jsonl and events.jsonl have
+    fields without which no reader can use a line.
     """
     try:
         record = parse_object(line.decode("utf-8-sig"))
@@ -392,7 +473,9 @@ def parse_line(line: bytes, name: str = "") -> dict[str, Any] | None:
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
-    """Return the object in a text of JSON, None where it is none, or one that nobody could go on with."""
+    """Return the object in a text of JSON, None where it is none, or one that nobody could go on
+    with.
+    """
     if count_values(text) > MAX_VALUES:
         return None
     try:
@@ -408,14 +491,18 @@ def parse_object(text: str) -> dict[str, Any] | None:
 
 
 def to_number(digits: str) -> int | float:
-    """Read an integer; one that no column can hold becomes a float, infinite where it is larger still."""
+    """Read an integer; one that no column can hold becomes a float, infinite where it is larger
+    still.
+    """
     return int(digits) if len(digits) <= MAX_DIGITS else float(digits)
 
 
 def _is_shallow(record: dict[str, Any]) -> bool:
     level: list[Any] = [record]
     for _ in range(MAX_DEPTH):
-        items = (item for each in level for item in (each.values() if isinstance(each, dict) else each))
+        items = (
+            item for each in level for item in (each.values() if isinstance(each, dict) else each)
+        )
         level = [item for item in items if isinstance(item, dict | list)]
         if not level:
             return True
@@ -429,7 +516,8 @@ def _has_step(record: dict[str, Any]) -> bool:
 def _read_step(record: dict[str, Any]) -> dict[str, Any] | None:
     if not _has_step(record):
         return None
-    # Metrics have names such as group/quantity/stat, and are numbers; what else a line has is its writer's own.
+    # Metrics have names such as group/quantity/stat, and are numbers; what else a line has is its
+    # writer's own.
     odd = {
         key
         for key, value in record.items()
@@ -437,7 +525,11 @@ def _read_step(record: dict[str, Any]) -> dict[str, Any] | None:
     }
     record = {key: value for key, value in record.items() if key not in odd} if odd else record
     # A column of numbers holds no integer beyond those that a float has exactly.
-    large = {key: float(value) for key, value in record.items() if type(value) is int and abs(value) > LARGEST_INTEGER}
+    large = {
+        key: float(value)
+        for key, value in record.items()
+        if type(value) is int and abs(value) > LARGEST_INTEGER
+    }
     return record | large if large else record
 
 
@@ -470,15 +562,25 @@ _READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
 
 
 def _split_lines(path: Path, step: int) -> tuple[list[tuple[bytes, dict[str, Any] | None]], bytes]:
-    """Part a run's lines after the last one up to a step: lines to keep with their records, and the rest as it is.
+    """Part a run's lines after the last one up to a step: lines to keep with their records, and the
+    rest as it is.
 
-    Where the step's own line is missing, damaged lines that follow may be it, and are kept; a torn end is later.
+    Where the step's own line is missing, damaged lines that follow may be it, and are kept; a torn
+    end is later.
     """
     lines = list(parse_lines(path))
     is_kept = [record is not None and record["step"] <= step for _, record in lines]
     count = len(lines) - is_kept[::-1].index(True) if True in is_kept else 0
-    last = max((record["step"] for _, record in lines[:count] if record and record["step"] <= step), default=-1)
-    while last < step and count < len(lines) and lines[count][1] is None and lines[count][0].endswith(b"\n"):
+    last = max(
+        (record["step"] for _, record in lines[:count] if record and record["step"] <= step),
+        default=-1,
+    )
+    while (
+        last < step
+        and count < len(lines)
+        and lines[count][1] is None
+        and lines[count][0].endswith(b"\n")
+    ):
         count += 1
     return lines[:count], b"".join(line for line, _ in lines[count:])
 
@@ -491,7 +593,8 @@ def sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network disks know it for files alone
+        # some network disks know it for files alone
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
         os.close(descriptor)
@@ -532,8 +635,8 @@ def plain_disk_errors(path: Path) -> Iterator[None]:
 
 def is_being_written(folder: Path) -> bool:
     """Return True where a living process holds the lock of a run directory."""
-    # Asked with a shared lock on a file opened to read: readers neither take each other for the writer nor need the
-    # right to write.
+    # Asked with a shared lock on a file opened to read: readers neither take each other for the
+    # writer nor need the right to write.
     path = folder / ".lock"
     if sys.platform == "win32":
         lock = filelock.FileLock(path, timeout=0.05)
@@ -550,7 +653,10 @@ def is_being_written(folder: Path) -> bool:
             return False
     except BlockingIOError:
         return True
-    except (OSError, RecordError):  # no lock was ever taken, this disk knows none, or it is something else
+    except (
+        OSError,
+        RecordError,
+    ):  # no lock was ever taken, this disk knows none, or it is something else
         return False
 
 
@@ -570,7 +676,11 @@ class Stop:
 
     def to_event(self) -> dict[str, str]:
         """Return the fields of the event `stopped`."""
-        return {"stopped_by": self.by, **({"finding": self.finding} if self.finding else {}), "reason": self.reason}
+        return {
+            "stopped_by": self.by,
+            **({"finding": self.finding} if self.finding else {}),
+            "reason": self.reason,
+        }
 
 
 @cache

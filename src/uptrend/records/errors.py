@@ -15,7 +15,8 @@ UptrendError            what was wrong, where, and what would be right
 ├── RankLost            another process of the same run has ended
 └── MissingExtra        an optional dependency that is not installed
 
-All of them end the command with exit code 2, a refused run with 1 as every finding. Assertions are for our own bugs.
+All of them end the command with exit code 2, a refused run with 1 as every finding. Assertions are
+for our own bugs.
 """
 
 import importlib.metadata
@@ -31,7 +32,9 @@ from uptrend.records.finding import Finding
 
 
 class UptrendError(Exception):
-    """An error for a person: one or two sentences on what was wrong, where, and what would be right."""
+    """An error for a person: one or two sentences on what was wrong, where, and what would be
+    right.
+    """
 
 
 class ConfigError(UptrendError):
@@ -39,7 +42,8 @@ class ConfigError(UptrendError):
 
     def __init__(self, message: str, *, is_of_field: bool = False) -> None:
         super().__init__(message)
-        # Of a dataclass that checks itself: its message begins with a field, before which `build` puts the section.
+        # Of a dataclass that checks itself: its message begins with a field, before which `build`
+        # puts the section.
         self.is_of_field = is_of_field
 
 
@@ -72,7 +76,9 @@ class CheckpointError(UptrendError):
 
 
 class LabError(UptrendError):
-    """A hypothesis, a lab's folder or an experiment that cannot be used; the message says what to write."""
+    """A hypothesis, a lab's folder or an experiment that cannot be used; the message says what to
+    write.
+    """
 
 
 class RunRefused(UptrendError):  # noqa: N818 (what happened)
@@ -84,19 +90,30 @@ class RunRefused(UptrendError):  # noqa: N818 (what happened)
 
 
 class RewardOutOfBounds(TasksetError):  # noqa: N818 (what happened)
-    """A reward function that pays more or less than its bounds say; its rollout is recorded without a reward."""
+    """A reward function that pays more or less than its bounds say; its rollout is recorded without
+    a reward.
+    """
 
     _TEXT = re.compile(r"([\w.<>-]+) returned (\S+), outside tasks\.bounds = \[(\S+), (\S+)\]")
 
     def __init__(self, name: str, value: float, low: float, high: float) -> None:
-        super().__init__(f"{name} returned {value:.9g}, outside tasks.bounds = [{low:.9g}, {high:.9g}]")
-        self.name, self.value, self.low, self.high = name, value, low, high
+        super().__init__(
+            f"{name} returned {value:.9g}, outside tasks.bounds = [{low:.9g}, {high:.9g}]"
+        )
+        self.name = name
+        self.value = value
+        self.low = low
+        self.high = high
 
     @classmethod
     def read(cls, text: str) -> "RewardOutOfBounds | None":
         """Return the error that a recorded text is; None for any other."""
         found = cls._TEXT.search(text)
-        return None if found is None else cls(found[1], float(found[2]), float(found[3]), float(found[4]))
+        return (
+            None
+            if found is None
+            else cls(found[1], float(found[2]), float(found[3]), float(found[4]))
+        )
 
     @property
     def sentence(self) -> str:
@@ -122,11 +139,22 @@ class MissingExtra(UptrendError):  # noqa: N818 (what is missing)
 
 @contextmanager
 def damage_as_error(path: Path) -> Iterator[None]:
-    """Raise RecordError for whatever a damaged file leads to: it holds anything, anywhere, and nobody foresees it."""
+    """Raise RecordError for whatever a damaged file leads to: it holds anything, anywhere, and
+    nobody foresees it.
+    """
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise RecordError(f"{path} is damaged and could not be read: {type(error).__name__}: {error}") from error
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise RecordError(
+            f"{path} is damaged and could not be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def install_command(extra: str) -> str:

@@ -1,4 +1,6 @@
-"""The doctor's words on a run: findings, checks that lacked data, and the report that holds both."""
+"""The doctor's words on a run: findings, checks that lacked data, and the report that holds
+both.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +32,9 @@ class Basis(StrEnum):
 
 
 class Confidence(StrEnum):
-    """Certainty. Of a finding: how often such findings were right in trials, shrunk toward the mean of their kind."""
+    """Certainty. Of a finding: how often such findings were right in trials, shrunk toward the mean
+    of their kind.
+    """
 
     HIGH = "high"
     """Right in at least 90%, by five runs of its own or more."""
@@ -59,7 +63,9 @@ class Evidence:
     step: int | None = None
     """None for the whole run."""
     rollout: str = ""
-    """A rollout that shows it, as `step/group/index`: `uptrend runs show RUN --rollout 12/abc/3` opens it."""
+    """A rollout that shows it, as `step/group/index`: `uptrend runs show RUN --rollout 12/abc/3`
+    opens it.
+    """
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,11 @@ class Times:
         return f"{part} of its value" if part and self.factor < 1 else str(self)
 
     def __str__(self) -> str:
-        return f"{self.factor:g} × its value" if self.factor >= 1 else f"its value / {1 / self.factor:g}"
+        return (
+            f"{self.factor:g} × its value"
+            if self.factor >= 1
+            else f"its value / {1 / self.factor:g}"
+        )
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,9 @@ class Limit:
     """A value that means none at all, and so lies on the wrong side whatever its size."""
 
     def applied_to(self, now: Any) -> Any:
-        """Return the value that a run should have which has this one now; None where that is not known."""
+        """Return the value that a run should have which has this one now; None where that is not
+        known.
+        """
         if not isinstance(now, int | float) or isinstance(now, bool) or now == self.off:
             return self.value
         return max(now, self.value) if self.is_least else min(now, self.value)
@@ -109,12 +121,17 @@ class Experiment:
     """Test that decides between a cause and its rivals, as the lab can run it."""
 
     claim: str
-    """One sentence; of a comparison of arms it ends with what is measured, generated from the metric. A cause's may
-    have `{learning.lr}` where the arms' values belong, and `{steps}`."""
+    """One sentence; of a comparison of arms it ends with what is measured, generated from the
+    metric. A cause's may have `{learning.lr}` where the arms' values belong, and `{steps}`.
+    """
     probe: str = ""
-    """A probe of `uptrend preflight` that settles it without training; empty where there is none."""
+    """A probe of `uptrend preflight` that settles it without training; empty where there is
+    none.
+    """
     arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Config overrides of each arm by Uptrend's keys, the control among them as {}; empty where a probe settles it."""
+    """Config overrides of each arm by Uptrend's keys, the control among them as {}; empty where a
+    probe settles it.
+    """
     metric: str = "eval/accuracy"
     direction: str = "up"
     """Claimed direction of the arm against the control: up or down."""
@@ -128,10 +145,14 @@ class Fix:
     """Change that removes a cause."""
 
     sentence: str
-    """One or more sentences. A cause's has `{learning.lr}` where the value of that change belongs."""
+    """One or more sentences. A cause's has `{learning.lr}` where the value of that change
+    belongs.
+    """
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The same as config differences, by trainer. A cause gives ours and what only another trainer has; a finding has
-    ours translated for every trainer that has such a setting, without what is in force in the run."""
+    """The same as config differences, by trainer. A cause gives ours and what only another trainer
+    has; a finding has ours translated for every trainer that has such a setting, without what is in
+    force in the run.
+    """
     untranslated: tuple[str, ...] = ()
     """Keys of ours whose value suits no other trainer."""
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -153,7 +174,9 @@ class Finding:
     measured: str = ""
     """The count behind the confidence, in words."""
     is_doubted: bool = False
-    """True where another cause lay behind nearly every trial run in which this one was named first."""
+    """True where another cause lay behind nearly every trial run in which this one was named
+    first.
+    """
     rivals: tuple[Rival, ...] = ()
     experiment: Experiment | None = None
     fix: Fix | None = None
@@ -184,7 +207,9 @@ class Trend:
     power: float | None = None
     """The chance that this run would have shown the smallest effect that matters."""
     held_out: Mapping[str, Any] = field(default_factory=dict)
-    """The held-out change: first, last, effect, interval, tasks; empty where nothing was held out."""
+    """The held-out change: first, last, effect, interval, tasks; empty where nothing was held
+    out.
+    """
     headline: str = ""
     """The kind in words, qualified where held-out scores or findings disagree with it."""
 
@@ -222,7 +247,9 @@ class Report:
         trend = f"{self.trend.headline or self.trend.kind.value}: {self.trend.sentence}"
         rows = [("report", f"{self.source} {dated(self.step)}"), ("trend", trend)]
         for f in self.findings:
-            rows.append((f"{f.severity.value}: {f.id}", f"{f.summary} {f.fix.sentence if f.fix else ''}"))
+            rows.append(
+                (f"{f.severity.value}: {f.id}", f"{f.summary} {f.fix.sentence if f.fix else ''}")
+            )
         return html_table(rows)
 
 
@@ -233,5 +260,7 @@ def dated(step: int) -> str:
 
 def html_table(rows: Iterable[tuple[str, str]]) -> str:
     """Return rows of a heading and a text as HTML, for notebooks."""
-    cells = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows)
+    cells = "".join(
+        f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows
+    )
     return f"<table>{cells}</table>"

@@ -1,4 +1,6 @@
-"""The Hugging Face hub: asked for an answer before a library waits for it through timeouts and retries. No torch."""
+"""The Hugging Face hub: asked for an answer before a library waits for it through timeouts and
+retries. No torch.
+"""
 
 import http.client
 import os
@@ -13,17 +15,20 @@ OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 
 
 def hub_problem() -> str:
-    """Return why the hub does not answer; empty where it does, and where the user switched it off: then libraries look
-    into their caches at once.
+    """Return why the hub does not answer; empty where it does, and where the user switched it off:
+    then libraries look into their caches at once.
     """
     if any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in OFFLINE):
         return ""
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    scheme, proxies = endpoint.partition(":")[0], urllib.request.getproxies()
+    scheme = endpoint.partition(":")[0]
+    proxies = urllib.request.getproxies()
     proxy = proxies.get(scheme) or proxies.get("all") or ""
     if proxy.startswith("socks"):  # the libraries speak it, urllib does not
         return ""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({scheme: proxy} if proxy else {}))
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({scheme: proxy} if proxy else {})
+    )
     said = [f"no answer within {PATIENCE:g} s"]
 
     def ask() -> None:
@@ -34,7 +39,8 @@ def hub_problem() -> str:
             said.append("")
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
-            if isinstance(reason, ssl.SSLError):  # the libraries may trust certificates that Python does not
+            # the libraries may trust certificates that Python does not
+            if isinstance(reason, ssl.SSLError):
                 said.append("")
             elif not isinstance(reason, TimeoutError):
                 said.append(getattr(reason, "strerror", None) or str(reason))
@@ -46,4 +52,7 @@ def hub_problem() -> str:
     if not said[-1]:
         return ""
     through = f" through the proxy {proxy}" if proxy else ""
-    return f"{endpoint} can't be reached{through} ({said[-1]}). Connect to it, or set HF_ENDPOINT to a mirror"
+    return (
+        f"{endpoint} can't be reached{through} ({said[-1]}). Connect to it, or set HF_ENDPOINT to a"
+        " mirror"
+    )

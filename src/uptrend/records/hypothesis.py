@@ -85,7 +85,9 @@ class Hypothesis:
     cause: str = ""
     explains: str = ""
     metric: str = "eval/accuracy"
-    """Compared quantity: eval/accuracy, eval/reward, eval/part/NAME, eval/pass@K, or a metric of the steps."""
+    """Compared quantity: eval/accuracy, eval/reward, eval/part/NAME, eval/pass@K, or a metric of
+    the steps.
+    """
     direction: Direction = Direction.UP
     smallest: float = 0.05
     """The smallest effect that matters, in the metric's unit."""
@@ -99,7 +101,9 @@ class Hypothesis:
     stops_early: bool = True
     """End when the confidence sequence over seeds is clear or hopeless."""
     validated_if: str = VALIDATED_IF
-    """The same for every claim; low and high are those of the interval, in the claimed direction."""
+    """The same for every claim; low and high are those of the interval, in the claimed
+    direction.
+    """
     invalidated_if: str = INVALIDATED_IF
     """Likewise; where both are met, it is invalidated: an effect, but smaller than matters."""
     prerequisites: tuple[str, ...] = ()
@@ -130,7 +134,9 @@ class Measured:
     run: str = ""
     """The run directory, relative to the lab's folder."""
     reached: bool = True
-    """False where the metric is a first step that never came: the value is then later than every step that was run."""
+    """False where the metric is a first step that never came: the value is then later than every
+    step that was run.
+    """
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,9 @@ class Comparison:
     control_mean: float
     arm_mean: float
     interval: Interval
-    """Over seeds: Student's paired interval at `level`, or the confidence sequence's where it stopped early."""
+    """Over seeds: Student's paired interval at `level`, or the confidence sequence's where it
+    stopped early.
+    """
     level: float
     """1 − alpha, shared among the arms."""
     p: float
@@ -170,9 +178,13 @@ class Comparison:
     iqm: Interval | None
     """The difference of interquartile means across tasksets, where there are several."""
     power: float
-    """The chance that these seeds, deviating as they did, would validate the smallest effect that matters."""
+    """The chance that these seeds, deviating as they did, would validate the smallest effect that
+    matters.
+    """
     seeds_needed: int | None
-    """Number of seeds that would decide, where these did not; None where they did or it can't be told."""
+    """Number of seeds that would decide, where these did not; None where they did or it can't be
+    told.
+    """
     status: Status
     sentence: str
 
@@ -194,7 +206,9 @@ class Verdict:
     refused: Mapping[str, str] = field(default_factory=dict)
     specification: str = ""
     nothing_to_cure: str = ""
-    """Reason why no arm could cure the control of the cause; empty where it has it, or where no cause is named."""
+    """Reason why no arm could cure the control of the cause; empty where it has it, or where no
+    cause is named.
+    """
 
     @property
     def outcome(self) -> str:

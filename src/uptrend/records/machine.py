@@ -6,17 +6,22 @@ from pathlib import Path
 
 
 def count_cores() -> int:
-    """Return the number of cores that this process may use: a container may allow fewer than the machine has."""
+    """Return the number of cores that this process may use: a container may allow fewer than the
+    machine has.
+    """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory() -> float:
-    """Return the bytes of memory that are free, within the limit of a container; infinite where nothing says so."""
+    """Return the bytes of memory that are free, within the limit of a container; infinite where
+    nothing says so.
+    """
     free = math.inf
     try:
         free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):  # memory in use by the disk cache alone counts as free
+            # memory in use by the disk cache alone counts as free
+            if line.startswith("MemAvailable:"):
                 free = 1024.0 * int(line.split()[1])
         group = Path("/sys/fs/cgroup")
         limit = int((group / "memory.max").read_text(encoding="ascii"))

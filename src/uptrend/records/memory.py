@@ -1,7 +1,9 @@
-"""Memory that reading files may take: those of others may hold gigabytes in a few megabytes on disk.
+"""Memory that reading files may take: those of others may hold gigabytes in a few megabytes on
+disk.
 
-What is beyond a bound is refused in a sentence before it is in memory. The bounds are far above any log that is known
-here: the largest has a million lines and 250 MB, the largest run 100,000 steps of 65 metrics.
+What is beyond a bound is refused in a sentence before it is in memory. The bounds are far above any
+log that is known here: the largest has a million lines and 250 MB, the largest run 100,000 steps of
+65 metrics.
 """
 
 import contextlib
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
 # Bytes, decompressed, of a log that is read line by line: four times the largest that is known.
 MAX_LOG = 1 << 30
-# Bytes, decompressed, of a line or of a file that is in memory whole: its text and its values take several times that.
+# Bytes, decompressed, of a line or of a file that is in memory whole: its text and its values take
+# several times that.
 MAX_WHOLE = 128 << 20
 # Bytes of a recipe, a script or settings: thousands of times what people write.
 MAX_RECIPE = 16 << 20
@@ -30,18 +33,22 @@ TOO_DEEP = "its values are nested too deeply"
 # Values in one piece of JSON. Python takes about 100 bytes for each, in a list or with its name.
 MAX_VALUES = 5_000_000
 VALUE_SIZE = 100
-# Bytes, by `size_in_memory`, of the lines of a file that are held at a time: 100,000 lines of 65 metrics take 0.9 GB.
+# Bytes, by `size_in_memory`, of the lines of a file that are held at a time: 100,000 lines of 65
+# metrics take 0.9 GB.
 MAX_LINES = 1_500_000_000
 # Rows times columns of a table of numbers, 8 bytes each.
 MAX_CELLS = 50_000_000
-# Rows of the rollouts of a step, and bytes that they take decoded: 1,000 rollouts of 30,000 tokens take as much.
-# A Parquet file's size says nothing of either, as any number of equal values takes a few bytes there.
+# Rows of the rollouts of a step, and bytes that they take decoded: 1,000 rollouts of 30,000 tokens
+# take as much. A Parquet file's size says nothing of either, as any number of equal values takes a
+# few bytes there.
 MAX_TABLE_ROWS = 300_000
 MAX_TABLE = 1 << 30
-_ROWS_AT_ONCE, _BYTES_AT_ONCE = 1024, 128 << 20
+_ROWS_AT_ONCE = 1024
+_BYTES_AT_ONCE = 128 << 20
 # Bytes by Parquet's type of a column; a text's are those of its place.
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
-# Bytes beyond what a process has at its start, for what no bound foresees: judging 100,000 steps takes 1 GB.
+# Bytes beyond what a process has at its start, for what no bound foresees: judging 100,000 steps
+# takes 1 GB.
 MAX_PROCESS = 3 << 30
 
 
@@ -54,7 +61,8 @@ def check_size(path: Path | str, size: int, most: int) -> None:
     """Raise RecordError for a file that holds more bytes than are read."""
     if size > most:
         raise RecordTooLarge(
-            f"{path} is too large: it holds {megabytes(size)}, and {megabytes(most)} at most are read."
+            f"{path} is too large: it holds {megabytes(size)}, and {megabytes(most)} at most are"
+            " read."
         )
 
 
@@ -79,7 +87,9 @@ def count_values(text: str | bytes) -> int:
 
 
 def size_in_memory(line: str | bytes) -> int:
-    """Return about how many bytes a line of JSON or of a table takes, with the values that are made of it."""
+    """Return about how many bytes a line of JSON or of a table takes, with the values that are made
+    of it.
+    """
     return len(line) + VALUE_SIZE * (count_values(line) + 1)
 
 
@@ -88,21 +98,26 @@ def check_values(path: Path, text: str) -> None:
     count = count_values(text)
     if count > MAX_VALUES:
         raise RecordTooLarge(
-            f"{path} is too large: it holds about {count:,} values in one piece of JSON, and {MAX_VALUES:,} at most "
-            "are read. One object per line (.jsonl) may be longer."
+            f"{path} is too large: it holds about {count:,} values in one piece of JSON, and"
+            f" {MAX_VALUES:,} at most are read. One object per line (.jsonl) may be longer."
         )
 
 
 def check_cells(path: Path | str, rows: int, columns: int) -> None:
-    """Raise RecordError for a table that would have too many cells: each row may bring columns of its own."""
+    """Raise RecordError for a table that would have too many cells: each row may bring columns of
+    its own.
+    """
     if rows * columns > MAX_CELLS:
         raise RecordTooLarge(
-            f"{path} is too large: {rows:,} rows with {columns:,} columns are a table of more than {MAX_CELLS:,} cells."
+            f"{path} is too large: {rows:,} rows with {columns:,} columns are a table of more than"
+            f" {MAX_CELLS:,} cells."
         )
 
 
 def read_json(path: Path) -> Any:
-    """Return what a file of JSON holds; RecordError where it is too large, ValueError where it is no JSON."""
+    """Return what a file of JSON holds; RecordError where it is too large, ValueError where it is
+    no JSON.
+    """
     with open_file(path) as file:
         text = _read_all(path, file, MAX_WHOLE).decode("utf-8")
     check_values(path, text)
@@ -110,19 +125,24 @@ def read_json(path: Path) -> Any:
 
 
 def read_file(path: Path, most: int = MAX_WHOLE) -> bytes:
-    """Return what a file of a folder holds; RecordError for a pipe or a device, and where there are too many bytes."""
+    """Return what a file of a folder holds; RecordError for a pipe or a device, and where there are
+    too many bytes.
+    """
     with open_file(path) as file:
         return _read_all(path, file, most)
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
     """Return the text of a file, read by `read_file`."""
-    with io.StringIO(read_file(path).decode("utf-8", errors), newline=None) as text:  # with one kind of line end
+    # with one kind of line end
+    with io.StringIO(read_file(path).decode("utf-8", errors), newline=None) as text:
         return text.read()
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what a text of JSON holds; ValueError where it is none, or nested more deeply than Python reads."""
+    """Return what a text of JSON holds; ValueError where it is none, or nested more deeply than
+    Python reads.
+    """
     try:
         return json.loads(text)
     except RecursionError:
@@ -130,7 +150,9 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return what a text of TOML holds; TOMLDecodeError for all that can't be read, depth and digits included."""
+    """Return what a text of TOML holds; TOMLDecodeError for all that can't be read, depth and
+    digits included.
+    """
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -141,7 +163,9 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise tomllib.TOMLDecodeError(str(error)) from None
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None, size_before: int = 0) -> "pa.Table":
+def read_table(
+    path: Path, columns: Sequence[str] | None = None, size_before: int = 0
+) -> "pa.Table":
     """Return a Parquet file, or some of its columns; RecordError where it is damaged or too large.
 
     `size_before` is the number of bytes of the tables that are held with it.
@@ -150,7 +174,8 @@ def read_table(path: Path, columns: Sequence[str] | None = None, size_before: in
     import pyarrow.parquet as pq
 
     try:
-        with open_file(path) as opened, pq.ParquetFile(opened) as file:  # pq.read_table would load pandas
+        # pq.read_table would load pandas
+        with open_file(path) as opened, pq.ParquetFile(opened) as file:
             rows_at_once = _check_metadata(path, file.metadata, columns)
             schema = file.schema_arrow
             if columns is not None:
@@ -171,39 +196,52 @@ def read_table(path: Path, columns: Sequence[str] | None = None, size_before: in
 
 
 def _check_metadata(path: Path, metadata: Any, columns: Sequence[str] | None) -> int:
-    """Return how many rows may be read at once; RecordTooLarge for a file that says itself that it is too large."""
+    """Return how many rows may be read at once; RecordTooLarge for a file that says itself that it
+    is too large.
+    """
     if metadata.num_rows > MAX_TABLE_ROWS:
         raise RecordTooLarge(
-            f"{path} is too large: it holds {metadata.num_rows:,} rows, and {MAX_TABLE_ROWS:,} at most are read."
+            f"{path} is too large: it holds {metadata.num_rows:,} rows, and {MAX_TABLE_ROWS:,} at"
+            " most are read."
         )
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
     if columns is not None:
         chunks = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
     size = sum(chunk.num_values * _WIDTHS.get(chunk.physical_type, 4) for chunk in chunks)
-    check_size(path, size // 2, MAX_TABLE)  # small integers take less in memory than Parquet's type says
+    # small integers take less in memory than Parquet's type says
+    check_size(path, size // 2, MAX_TABLE)
     # A text that many rows share is in the file once, and in each row when it is read.
     longest: dict[str, int] = {}
     for chunk in chunks:
         if chunk.physical_type not in _WIDTHS:
-            longest[chunk.path_in_schema] = max(chunk.total_uncompressed_size, longest.get(chunk.path_in_schema, 1))
+            longest[chunk.path_in_schema] = max(
+                chunk.total_uncompressed_size, longest.get(chunk.path_in_schema, 1)
+            )
     return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, sum(longest.values()))))
 
 
 def limit_memory(most: int = MAX_PROCESS) -> None:
     """Let this process take so many bytes beyond those that it has, whatever the bounds above miss.
 
-    For a process of ours alone: what else reserves addresses, as CUDA and threads do, is counted too.
+    For a process of ours alone: what else reserves addresses, as CUDA and threads do, is counted
+    too.
     """
-    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows and macOS know no such limit
+    # Windows and macOS know no such limit
+    with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         wanted = pages * resource.getpagesize() + most
-        resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+        resource.setrlimit(
+            resource.RLIMIT_AS,
+            (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard),
+        )
 
 
 def too_much_memory(path: Path | str, most: int = MAX_PROCESS) -> RecordTooLarge:
     """Return the error of a file that takes more memory than a process may have."""
-    return RecordTooLarge(f"{path} is too large: reading it takes more than {megabytes(most)} of memory.")
+    return RecordTooLarge(
+        f"{path} is too large: reading it takes more than {megabytes(most)} of memory."
+    )

@@ -1,8 +1,8 @@
 """The table of metrics: unit, bounds, meaning, healthy range and the causes that each points to.
 
-metrics.toml holds the rows, and the figures that tables and plots have; its head says what each field means.
-`uptrend explain`, plots, the lab and checks read them here. In a key, a word in capitals stands for a name:
-`reward/part/NAME/mean`.
+metrics.toml holds the rows, and the figures that tables and plots have; its head says what each
+field means. `uptrend explain`, plots, the lab and checks read them here. In a key, a word in
+capitals stands for a name: `reward/part/NAME/mean`.
 """
 
 import math
@@ -87,7 +87,11 @@ def sections() -> tuple[MetricSection, ...]:
     for row in table["section"]:
         rest = {"own": row.get("own", True), "compared": row.get("compared", True)}
         metrics = tuple(_metric(rest | metric, table["units"]) for metric in row["metric"])
-        found.append(MetricSection(row["title"], row.get("intro", ""), row.get("file", "metrics.jsonl"), metrics))
+        found.append(
+            MetricSection(
+                row["title"], row.get("intro", ""), row.get("file", "metrics.jsonl"), metrics
+            )
+        )
     return tuple(found)
 
 
@@ -110,17 +114,25 @@ def compared_metrics() -> tuple[str, ...]:
 
 
 def find_metric(name: str) -> Metric | None:
-    """Row of a key of metrics.jsonl, or of a name by which the lab compares (`eval/accuracy`); None if unknown."""
+    """Row of a key of metrics.jsonl, or of a name by which the lab compares (`eval/accuracy`); None
+    if unknown.
+    """
     exact, patterns = _index()
-    return exact.get(name) or next((metric for pattern, metric in patterns if pattern.fullmatch(name)), None)
+    return exact.get(name) or next(
+        (metric for pattern, metric in patterns if pattern.fullmatch(name)), None
+    )
 
 
 # What the lab computes from a metric: its name begins with the metric's.
-FIRST_STEP, GAIN, FALL = "/first-step@", "/gain", "/fall"
+FIRST_STEP = "/first-step@"
+GAIN = "/gain"
+FALL = "/fall"
 
 
 def first_step(metric: str) -> tuple[str, float] | None:
-    """Return the held-out metric and the value to reach of a first-step metric; None for any other."""
+    """Return the held-out metric and the value to reach of a first-step metric; None for any
+    other.
+    """
     base, found, value = metric.partition(FIRST_STEP)
     try:
         reached = float(value) if found and base.startswith("eval/") else math.nan
@@ -139,11 +151,15 @@ def is_fall(metric: str) -> bool:
     """Return True for how far a metric of the steps lies below its best at the end of a run."""
     base = find_metric(metric.removesuffix(FALL))
     is_named_so = not metric.startswith("eval/") and metric.endswith(FALL)
-    return is_named_so and find_metric(metric) is None and base is not None and base.better == "more"
+    return (
+        is_named_so and find_metric(metric) is None and base is not None and base.better == "more"
+    )
 
 
 def compared_row(metric: str) -> Metric | None:
-    """Return the row of a metric that a hypothesis may name, with the bounds of what is computed from it."""
+    """Return the row of a metric that a hypothesis may name, with the bounds of what is computed
+    from it.
+    """
     if is_gain(metric):
         row = find_metric(metric.removesuffix(GAIN))
         if row is None or row.low is None or row.high is None:
@@ -183,7 +199,9 @@ AMOUNTS = {"up": "is larger", "down": "is smaller", "either": "differs"}
 
 
 def outcome_of(metric: str, direction: str) -> str:
-    """Return what a claim about a metric says of an arm against the control: held-out accuracy ends higher."""
+    """Return what a claim about a metric says of an arm against the control: held-out accuracy ends
+    higher.
+    """
     if first_step(metric):
         return f"the number of {name_of(metric)} {AMOUNTS[direction]}"
     if is_gain(metric) or is_fall(metric):
@@ -215,11 +233,17 @@ def _index() -> tuple[Mapping[str, Metric], tuple[tuple[re.Pattern[str], Metric]
 
 
 def label_of(name: str) -> str:
-    """Heading of a plot: the title with its unit where a reader needs it, or the name where there is no title."""
+    """Heading of a plot: the title with its unit where a reader needs it, or the name where there
+    is no title.
+    """
     metric = find_metric(name)
     if metric is None or not metric.title:
         return name
-    return f"{metric.title} ({metric.unit})" if metric.unit in ("nats", "tokens", "seconds", "GiB") else metric.title
+    return (
+        f"{metric.title} ({metric.unit})"
+        if metric.unit in ("nats", "tokens", "seconds", "GiB")
+        else metric.title
+    )
 
 
 @cache

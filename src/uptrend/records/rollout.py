@@ -1,6 +1,7 @@
 """The nouns of training: task, message, reward, rollout, evaluation.
 
-A rollout has one sequence of tokens where its history is only appended to, several where a chat template rewrites it.
+A rollout has one sequence of tokens where its history is only appended to, several where a chat
+template rewrites it.
 """
 
 import hashlib
@@ -43,7 +44,8 @@ class Message:
 
 
 def find_model_messages(roles: Several[str], turns: int | None) -> list[int]:
-    """Return the places of the model's own messages, as many as its turns: a prompt may hold others as examples.
+    """Return the places of the model's own messages, as many as its turns: a prompt may hold others
+    as examples.
 
     None for a number of turns that is not known: then every message of an assistant counts.
     """
@@ -71,9 +73,13 @@ class Task:
     difficulty: float = 0.0
     """Larger is harder, comparable within a family."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Values that its taskset needs to play and score it: plain JSON, and what has a text of its own, such as dates."""
+    """Values that its taskset needs to play and score it: plain JSON, and what has a text of its
+    own, such as dates.
+    """
     id: str = ""
-    """A hash of the messages, filled in by itself: equal questions have equal ids in every taskset."""
+    """A hash of the messages, filled in by itself: equal questions have equal ids in every
+    taskset.
+    """
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -81,13 +87,17 @@ class Task:
 
 
 def task_id(messages: Several[Message]) -> str:
-    """Return the content hash of a question: the same question has the same id wherever it comes from."""
+    """Return the content hash of a question: the same question has the same id wherever it comes
+    from.
+    """
     said = [[m.role, m.content] for m in messages]
     return hashlib.sha256(json.dumps(said, ensure_ascii=False).encode()).hexdigest()[:16]
 
 
 def tasks_hash(tasks: Several[Task]) -> str:
-    """Return one hash over a list of tasks with their answers and all that they are played with, in order."""
+    """Return one hash over a list of tasks with their answers and all that they are played with, in
+    order.
+    """
     digest = hashlib.sha256()
     for task in tasks:
         data = json.dumps(task.data, sort_keys=True, ensure_ascii=False, default=str)
@@ -128,11 +138,15 @@ class Reward:
 
     def __post_init__(self) -> None:
         if self.turns and not math.isclose(sum(self.turns), self.total, rel_tol=1e-6, abs_tol=1e-6):
-            raise ValueError(f"rewards by turn {self.turns} do not add up to the total {self.total}")
+            raise ValueError(
+                f"rewards by turn {self.turns} do not add up to the total {self.total}"
+            )
 
     @property
     def is_best(self) -> bool:
-        """True at the upper bound, up to rounding of a sum; where it is unknown, for a right answer."""
+        """True at the upper bound, up to rounding of a sum; where it is unknown, for a right
+        answer.
+        """
         return self.correct if math.isnan(self.high) else self.total >= self.high - 1e-9
 
     @property
@@ -171,7 +185,9 @@ AT_A_LIMIT = (Ending.LENGTH, Ending.CONTEXT_FULL, Ending.TURN_LIMIT, Ending.TIME
 
 
 def boundary_of(error: str | None) -> str:
-    """Return where a rollout failed: open, prompt, turn N, respond, score, close or gold; empty where nothing did."""
+    """Return where a rollout failed: open, prompt, turn N, respond, score, close or gold; empty
+    where nothing did.
+    """
     return (error or "").partition(":")[0]
 
 
@@ -193,18 +209,22 @@ class Sequence:
     """True where attention could see the token."""
     advantages: Floats | None = None
     learner: Floats | None = None
-    """The learner's log-probability before the update, at the sampling temperature; NaN where not sampled."""
+    """The learner's log-probability before the update, at the sampling temperature; NaN where not
+    sampled.
+    """
     reference: Floats | None = None
     """The reference model's log-probability; NaN where there is none."""
     support: tuple[Ints, Ints] | None = None
     """Tokens that each one was drawn from: their number by token, and all their ids in a row.
 
-    None where all could be drawn, and 0 where nothing was sampled: top-p, top-k and min-p leave tokens out.
+    None where all could be drawn, and 0 where nothing was sampled: top-p, top-k and min-p leave
+    tokens out.
     """
 
     @property
     def sampled(self) -> Flags:
-        return np.asarray(self.roles == int(Role.MODEL))  # numpy compares with a plain int ten times faster
+        # numpy compares with a plain int ten times faster
+        return np.asarray(self.roles == int(Role.MODEL))
 
 
 @dataclass(frozen=True)
@@ -218,7 +238,9 @@ class Executed:
     code: int
     """Exit status; negative for a signal."""
     stopped: str = ""
-    """The bound that ended it: time, memory, processes, disk, files or output; empty where it ended by itself."""
+    """The bound that ended it: time, memory, processes, disk, files or output; empty where it ended
+    by itself.
+    """
     score: float | None = None
     """Validation or final score that came of it; None where it gave none."""
     error: bool = False
@@ -246,14 +268,18 @@ class Rollout:
     """Its reward; None where it could not be scored, and then `error` says why."""
     ended: Ending
     error: str | None
-    """The boundary that failed, a colon and the error (`boundary_of` reads it); None where nothing failed."""
+    """The boundary that failed, a colon and the error (`boundary_of` reads it); None where nothing
+    failed.
+    """
     seconds: float
     kept: bool = True
     """False where its group was dead and another was sampled in its place."""
     commands: tuple[Executed, ...] = ()
     """Commands that ran in a sandbox, in order; empty where its task has none."""
     sandbox_failures: int = 0
-    """Times that its sandbox failed; after each but the last it was played again, and this is the last attempt."""
+    """Times that its sandbox failed; after each but the last it was played again, and this is the
+    last attempt.
+    """
 
     @property
     def name(self) -> str:

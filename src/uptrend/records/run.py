@@ -14,10 +14,26 @@ from typing import Any
 
 import pyarrow as pa
 
-from uptrend.records.directory import ENDS, STARTS, Stop, eval_path, is_being_written, parse_lines, recorded_steps
+from uptrend.records.directory import (
+    ENDS,
+    STARTS,
+    Stop,
+    eval_path,
+    is_being_written,
+    parse_lines,
+    recorded_steps,
+)
 from uptrend.records.errors import MissingExtra, RecordError
 from uptrend.records.finding import dated, html_table
-from uptrend.records.memory import MAX_LINES, MAX_LOG, check_cells, check_size, read_json, read_table, size_in_memory
+from uptrend.records.memory import (
+    MAX_LINES,
+    MAX_LOG,
+    check_cells,
+    check_size,
+    read_json,
+    read_table,
+    size_in_memory,
+)
 from uptrend.records.renamed import upgrade, upgrade_event, upgrade_keys, upgrade_metrics
 from uptrend.records.schema import ROLLOUTS, VERSION
 
@@ -35,14 +51,19 @@ class Run:
 
     def __repr__(self) -> str:
         told = f", {self.stopped.sentence}" if self.stopped is not None else ""
-        return f"Run({str(self.path)!r}, {self.status}, {self.last_step} of {self.steps} steps{told})"
+        return (
+            f"Run({str(self.path)!r}, {self.status}, {self.last_step} of {self.steps} steps{told})"
+        )
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: where it is, held-out accuracy, last metrics, findings."""
         from uptrend.records.summary import summarize  # it reads runs itself
 
         row = summarize(self)
-        rows = [("run", row["path"]), ("status", f"{row['status']}, {row['step']} of {row['steps']} steps")]
+        rows = [
+            ("run", row["path"]),
+            ("status", f"{row['status']}, {row['step']} of {row['steps']} steps"),
+        ]
         for evaluation in (row["before"], row["after"]):
             if evaluation is not None and evaluation["accuracy"] is not None:
                 ends = f"{evaluation['low']:.1%} to {evaluation['high']:.1%}"
@@ -53,7 +74,9 @@ class Run:
             if last.get(key) is not None:
                 rows.append((key, f"{last[key]:.4g}"))
         if (report := self.report) is not None:
-            rows.append(("doctor", f"{dated(report['step'])}: {report.get('headline') or report['trend']}"))
+            rows.append(
+                ("doctor", f"{dated(report['step'])}: {report.get('headline') or report['trend']}")
+            )
             if report["step"] == self.last_step or self.status == "running":
                 causes = [f for f in report["findings"] if f["symptom_of"] is None]
                 rows += [(f["severity"], f"{f['id']}: {f['summary']}") for f in causes[:3]]
@@ -114,7 +137,8 @@ class Run:
             if record is not None:
                 size += size_in_memory(line)
                 check_size(path, size, MAX_LINES)
-                records.append({sys.intern(key): value for key, value in record.items()})  # else each has its own
+                # else each has its own
+                records.append({sys.intern(key): value for key, value in record.items()})
             elif line.endswith(b"\n"):  # else it is being written, or was as its process was killed
                 self._damaged[name] += 1
         return records
@@ -124,22 +148,26 @@ class Run:
         """Sentences on lines that could not be read, one per file."""
         self.metric_lines, self.eval_lines, self.events  # noqa: B018 (each counts its own)
         return [
-            f"{count} line{'' if count == 1 else 's'} of {name} could not be read and {'is' if count == 1 else 'are'} "
-            "left out."
+            f"{count} line{'' if count == 1 else 's'} of {name} could not be read and"
+            f" {'is' if count == 1 else 'are'} left out."
             for name, count in self._damaged.items()
             if count
         ]
 
     @property
     def report(self) -> dict[str, Any] | None:
-        """Last report of the doctor, as findings.json has it; its `step` dates it. None where there is none."""
+        """Last report of the doctor, as findings.json has it; its `step` dates it. None where there
+        is none.
+        """
         path = self.path / "findings.json"
         if not path.exists():
             return None
         try:
             report: dict[str, Any] = read_json(path)
         except ValueError as error:
-            raise RecordError(f"{path} is not JSON: {error}. Write it again: uptrend doctor {self.path}") from None
+            raise RecordError(
+                f"{path} is not JSON: {error}. Write it again: uptrend doctor {self.path}"
+            ) from None
         if report.get("schema", 1) == 1:
             report = upgrade(report, "report", "metrics", "causes", "probes")
         if "step" not in report:  # of a version that counted points alone
@@ -153,24 +181,32 @@ class Run:
         if step is not None and step not in steps:
             recorded = f"{steps[0]} to {steps[-1]}" if steps else "none yet"
             raise RecordError(f"{self.path} has no rollouts of step {step}; it has {recorded}.")
-        folders = [self.path / "rollouts" / f"{one:06d}" for one in (steps if step is None else [step])]
+        folders = [
+            self.path / "rollouts" / f"{one:06d}" for one in (steps if step is None else [step])
+        ]
         tables = [read_parquet(sorted(folder.glob("part-*.parquet"))) for folder in folders]
         return pa.concat_tables([ROLLOUTS.empty_table(), *tables], promote_options="default")
 
     @property
     def rollout_steps(self) -> list[int]:
-        """Steps whose rollouts were recorded, ascending; a step counts where its line is, which comes after them."""
+        """Steps whose rollouts were recorded, ascending; a step counts where its line is, which
+        comes after them.
+        """
         lines = {line["step"] for line in self.metric_lines}
         return sorted(lines.intersection(recorded_steps(self.path / "rollouts").values()))
 
     def eval_rollouts(self, step: int, label: str = "") -> pa.Table:
-        """Read the held-out rollouts of the evaluation after a step; those of a further set by its label."""
+        """Read the held-out rollouts of the evaluation after a step; those of a further set by its
+        label.
+        """
         path = eval_path(self.path, step, label)
         steps = [line["step"] for line in self.eval_lines]
         if step not in steps or not path.exists():
             recorded = ", ".join(map(str, steps)) or "none"
             on = f" on {label}" if label else ""
-            raise RecordError(f"{self.path} has no evaluation{on} after step {step}; it has {recorded}.")
+            raise RecordError(
+                f"{self.path} has no evaluation{on} after step {step}; it has {recorded}."
+            )
         return read_parquet([path])
 
     @property
@@ -186,7 +222,9 @@ class Run:
     @property
     def steps(self) -> int | None:
         """Last step that is planned; None where that is not known."""
-        found = self.info.get("replay", {}).get("last") or self.config.get("learning", {}).get("steps")
+        found = self.info.get("replay", {}).get("last") or self.config.get("learning", {}).get(
+            "steps"
+        )
         return None if found is None else int(found)
 
     @property
@@ -199,25 +237,39 @@ class Run:
 
     @property
     def stopped(self) -> Stop | None:
-        """Reason of a run that was stopped, and by whom; None for a run that ended otherwise or goes on."""
+        """Reason of a run that was stopped, and by whom; None for a run that ended otherwise or
+        goes on.
+        """
         last = self._turning_point
         if last.get("event") != "stopped":
             return None
-        return Stop(str(last.get("reason", "")), last.get("stopped_by", "observer"), str(last.get("finding", "")))
+        return Stop(
+            str(last.get("reason", "")),
+            last.get("stopped_by", "observer"),
+            str(last.get("finding", "")),
+        )
 
     @property
     def _turning_point(self) -> dict[str, Any]:
-        return next((event for event in reversed(self.events) if event.get("event") in STARTS + ENDS), {})
+        return next(
+            (event for event in reversed(self.events) if event.get("event") in STARTS + ENDS), {}
+        )
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Checkpoints, oldest first; copies that a user keeps beside them under other names are none."""
+        """Checkpoints, oldest first; copies that a user keeps beside them under other names are
+        none.
+        """
         return list(step_folders(self.path / "checkpoints").values())
 
 
 def step_folders(checkpoints: Path) -> dict[int, Path]:
     """Return the checkpoints in a folder by their step, ascending."""
-    found = ((re.fullmatch(r"step-(\d{6,})", path.name), path) for path in checkpoints.glob("step-*") if path.is_dir())
+    found = (
+        (re.fullmatch(r"step-(\d{6,})", path.name), path)
+        for path in checkpoints.glob("step-*")
+        if path.is_dir()
+    )
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
@@ -239,10 +291,14 @@ def _read_info(folder: Path) -> dict[str, Any]:
         raise RecordError(f"{path} does not describe a run: it needs schema and config.")
     if info["schema"] > VERSION:
         raise RecordError(
-            f"{folder} was written by a newer Uptrend (schema {info['schema']}, this one reads {VERSION}). "
-            "Upgrade Uptrend to read it."
+            f"{folder} was written by a newer Uptrend (schema {info['schema']}, this one reads"
+            f" {VERSION}). Upgrade Uptrend to read it."
         )
-    return info if info["schema"] > 1 else {**info, "config": upgrade_keys(info["config"], noted=False)}
+    return (
+        info
+        if info["schema"] > 1
+        else {**info, "config": upgrade_keys(info["config"], noted=False)}
+    )
 
 
 def to_polars(table: pa.Table) -> Any:
@@ -270,7 +326,9 @@ def _table(lines: list[dict[str, Any]]) -> pa.Table:
 
 
 def read_parquet(paths: list[Path], columns: list[str] | None = None) -> pa.Table:
-    """Read several files of rollouts as one table, or some of its columns; one that an older version lacks is null."""
+    """Read several files of rollouts as one table, or some of its columns; one that an older
+    version lacks is null.
+    """
     tables = [ROLLOUTS.empty_table() if columns is None else ROLLOUTS.empty_table().select(columns)]
     for path in paths:
         tables.append(read_table(path, columns, sum(table.nbytes for table in tables)))

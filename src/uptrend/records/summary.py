@@ -1,4 +1,6 @@
-"""What tables, pages and sentences say of a run: one row, its evaluations, and its curves to show."""
+"""What tables, pages and sentences say of a run: one row, its evaluations, and its curves to
+show.
+"""
 
 import itertools
 from collections import Counter, defaultdict
@@ -40,7 +42,9 @@ def heldout(run: Run, label: str = "") -> list[HeldoutSummary]:
     """Return a run's evaluations in order; those on a further set by its label."""
     names = [field.name for field in fields(HeldoutSummary)]
     lines = [line.get("sets", {}).get(label) if label else line for line in run.eval_lines]
-    return [HeldoutSummary(**{name: line[name] for name in names}) for line in lines if line is not None]
+    return [
+        HeldoutSummary(**{name: line[name] for name in names}) for line in lines if line is not None
+    ]
 
 
 def heldout_sets(run: Run) -> dict[str, list[HeldoutSummary]]:
@@ -51,14 +55,18 @@ def heldout_sets(run: Run) -> dict[str, list[HeldoutSummary]]:
 def before_and_after(
     evaluations: Sequence[HeldoutSummary], start: int
 ) -> tuple[HeldoutSummary | None, HeldoutSummary | None]:
-    """Return the evaluation of the weights that a run began with, and the last one of a trained model."""
+    """Return the evaluation of the weights that a run began with, and the last one of a trained
+    model.
+    """
     before = next((e for e in evaluations if e.step == start), None)
     after = next((e for e in reversed(evaluations) if e.step > start), None)
     return before, after
 
 
 def correct_by_task(table: pa.Table) -> dict[str, bool]:
-    """Return by task if the greedy answer of an evaluation was correct; one that could not be scored was not."""
+    """Return by task if the greedy answer of an evaluation was correct; one that could not be
+    scored was not.
+    """
     correct: dict[str, bool] = {}
     # A task's first row is its greedy answer; sampled attempts for pass@k come after it.
     for row in table.select(["task", "correct"]).to_pylist():
@@ -82,8 +90,8 @@ def run_row(
 ) -> Row:
     """Return a run as a row of a table, with the same columns whoever trained it.
 
-    `before` and `after` are its evaluations before the first step and after the last, `created` is the time as run.json
-    has it, `per_step` the usual seconds of a step.
+    `before` and `after` are its evaluations before the first step and after the last, `created` is
+    the time as run.json has it, `per_step` the usual seconds of a step.
     """
     settings = {column: value_at(config, key) for column, key in SETTINGS.items()}
     return {
@@ -92,7 +100,10 @@ def run_row(
         "status": status,
         "step": step,
         "steps": steps,
-        **{column: None if isinstance(value, Mapping) else value for column, value in settings.items()},
+        **{
+            column: None if isinstance(value, Mapping) else value
+            for column, value in settings.items()
+        },
         "before": before,
         "after": after,
         "reward": reward,
@@ -104,7 +115,8 @@ def run_row(
 def summarize(run: Run, read: Callable[[str], Floats] | None = None) -> Row:
     """Summarize a run for one line of a list.
 
-    `read` gives a metric by step, NaN where a step lacks it, for those who have the columns already.
+    `read` gives a metric by step, NaN where a step lacks it, for those who have the columns
+    already.
     """
     if read is None:
         read = partial(values_of, run.metric_lines)
@@ -138,8 +150,12 @@ def find_runs(folder: Path) -> tuple[list[Row], dict[Path, str]]:
             runs.append(summarize(Run(path.parent)))
         except RecordError as error:
             broken[path.parent] = str(error)
-        except Exception as error:  # a damaged record may hold anything anywhere, and the next one is not to blame
-            broken[path.parent] = f"{path.parent} does not read as a run: {type(error).__name__} {error}."
+        except (
+            Exception
+        ) as error:  # a damaged record may hold anything anywhere, and the next one is not to blame
+            broken[path.parent] = (
+                f"{path.parent} does not read as a run: {type(error).__name__} {error}."
+            )
     return sorted(runs, key=lambda run: str(run["created"] or ""), reverse=True), broken
 
 
@@ -150,7 +166,9 @@ def curves(run: Run) -> dict[str, list[float | None]]:
         found[f"eval/set/{label}/accuracy"] = [e.accuracy for e in evaluations]
     for key in figures("curves"):
         found[key] = [line.get(key) for line in run.metric_lines]
-    return {key: values for key, values in found.items() if any(value is not None for value in values)}
+    return {
+        key: values for key, values in found.items() if any(value is not None for value in values)
+    }
 
 
 def phases(lines: list[Row]) -> dict[str, float]:
@@ -171,14 +189,19 @@ def describe(run: Run, report: Mapping[str, Any]) -> Row:
             files[f"{top}/" if path.parent != run.path else top] += path.stat().st_size
     return {
         **summarize(run),
-        "stopped": None if run.stopped is None else {"by": run.stopped.by, "why": run.stopped.sentence},
+        "stopped": (
+            None if run.stopped is None else {"by": run.stopped.by, "why": run.stopped.sentence}
+        ),
         "doctor": _diagnosis(run, report),
         "config": run.config,
         **{key: run.info.get(key) for key in ("uptrend", "tasks", "eval", "machine")},
         "notes": [*(run.info.get("notes") or ()), *run.notes],
         "weights": run.info.get("model"),
         "evaluations": [asdict(e) for e in heldout(run)],
-        "sets": {label: [asdict(e) for e in evaluations] for label, evaluations in heldout_sets(run).items()},
+        "sets": {
+            label: [asdict(e) for e in evaluations]
+            for label, evaluations in heldout_sets(run).items()
+        },
         "curves": curves(run),
         "phases": phases(run.metric_lines),
         "checkpoints": [path.name for path in run.checkpoints],

@@ -1,9 +1,11 @@
-"""Recorded rollouts as flat columns: the one reader of what a rollout is, of its group, its turns and its texts.
+"""Recorded rollouts as flat columns: the one reader of what a rollout is, of its group, its turns
+and its texts.
 
-A column is read when it is first asked for, and nothing here loops over tokens. Where a trainer did not keep a column,
-its array is None, and whoever asks says so.
+A column is read when it is first asked for, and nothing here loops over tokens. Where a trainer did
+not keep a column, its array is None, and whoever asks says so.
 
-n = rollout, r = row (a sequence of a rollout), t = token of all rows one after another, m = message.
+n = rollout, r = row (a sequence of a rollout), t = token of all rows one after another, m =
+message.
 """
 
 from collections.abc import Mapping
@@ -51,7 +53,10 @@ class Messages:
         """Flag messages of at most so many characters in which a regular expression is found."""
         is_match = pc.match_substring_regex(self.content_m, pattern, ignore_case=True)
         is_short = pc.less_equal(pc.utf8_length(self.content_m), most)
-        return np.asarray(pc.fill_null(pc.and_(is_match, is_short), False).to_numpy(zero_copy_only=False), np.bool_)
+        return np.asarray(
+            pc.fill_null(pc.and_(is_match, is_short), False).to_numpy(zero_copy_only=False),
+            np.bool_,
+        )
 
 
 @dataclass(frozen=True)
@@ -106,11 +111,15 @@ class RolloutTable:
     def has(self, *names: str) -> bool:
         """True where each of these columns was kept at all."""
         columns = [self.table.column(name) for name in names if name in self.table.column_names]
-        return len(columns) == len(names) and all(column.null_count < len(column) for column in columns)
+        return len(columns) == len(names) and all(
+            column.null_count < len(column) for column in columns
+        )
 
     def numbers(self, name: str) -> Floats:
         """Return a plain column by row, as numbers; NaN where it is null."""
-        return np.asarray(pc.cast(self._column(name), pa.float64()).to_numpy(zero_copy_only=False), np.float64)
+        return np.asarray(
+            pc.cast(self._column(name), pa.float64()).to_numpy(zero_copy_only=False), np.float64
+        )
 
     def by_rollout(self, name: str) -> Floats:
         """Return a plain column by rollout, as numbers; NaN where it is null."""
@@ -135,9 +144,12 @@ class RolloutTable:
 
     def rollout(self, rollout: int) -> RecordedRollout:
         """Return one rollout, to be shown."""
-        first_row, row_count = int(self.first_row_n[rollout]), int((self.rollout_r == rollout).sum())
+        first_row = int(self.first_row_n[rollout])
+        row_count = int((self.rollout_r == rollout).sum())
         rows = self.table.slice(first_row, row_count).to_pylist()
-        facts = {key: value for key, value in rows[0].items() if key not in (*TOKEN_COLUMNS, "sequence")}
+        facts = {
+            key: value for key, value in rows[0].items() if key not in (*TOKEN_COLUMNS, "sequence")
+        }
         messages = facts["messages"] or []
         places = [place - self.places_n[rollout].start for place in self.model_places_n[rollout]]
         return RecordedRollout(
@@ -152,7 +164,9 @@ class RolloutTable:
     def groups(self) -> list[RolloutGroup]:
         """Groups by name, each with its rollouts by index."""
         places: dict[str, dict[int, int]] = {}
-        for n, (group, index) in enumerate(zip(self.values("group"), self.values("index"), strict=True)):
+        for n, (group, index) in enumerate(
+            zip(self.values("group"), self.values("index"), strict=True)
+        ):
             places.setdefault(str(group), {})[index or 0] = n
         groups = []
         for position, name in enumerate(sorted(places)):
@@ -171,7 +185,8 @@ class RolloutTable:
     def parts_n(self) -> list[dict[str, float]]:
         """Weighted parts of each rollout's reward, by name."""
         return [
-            {part["name"]: part["value"] * part["weight"] for part in parts or ()} for parts in self.values("parts")
+            {part["name"]: part["value"] * part["weight"] for part in parts or ()}
+            for parts in self.values("parts")
         ]
 
     @cached_property
@@ -183,13 +198,17 @@ class RolloutTable:
         return self.mean_n(advantage, self.model_t & np.isfinite(advantage))
 
     def advantage(self, rollout: int) -> float | None:
-        """Return the mean advantage of the tokens that the model wrote; None where none is known."""
+        """Return the mean advantage of the tokens that the model wrote; None where none is
+        known.
+        """
         mean = float(self.advantage_n[rollout])
         return mean if np.isfinite(mean) else None
 
     @cached_property
     def greedy_n(self) -> Flags:
-        """True for the greedy answers of an evaluation: the first of each group, whom sampled attempts follow."""
+        """True for the greedy answers of an evaluation: the first of each group, whom sampled
+        attempts follow.
+        """
         first: dict[str, int] = {}
         for n, group in enumerate(self.values("group")):
             first.setdefault(group, n)
@@ -225,10 +244,13 @@ class RolloutTable:
         """All messages of all rollouts, one after another."""
         column = self._column_n("messages")
         flat = column.flatten()
-        # As objects: numpy's own strings all take as much memory as the longest, and a log's roles may be anything.
+        # As objects: numpy's own strings all take as much memory as the longest, and a log's roles
+        # may be anything.
         role = pc.fill_null(flat.field("role"), "").to_numpy(zero_copy_only=False)
         rollout = np.repeat(np.arange(len(self)), count_items(column))
-        return Messages(rollout, role, flat.field("content"), flat.field("calls"), flat.field("problem"))
+        return Messages(
+            rollout, role, flat.field("content"), flat.field("calls"), flat.field("problem")
+        )
 
     @cached_property
     def places_n(self) -> list[range]:
@@ -238,7 +260,9 @@ class RolloutTable:
 
     @cached_property
     def model_places_n(self) -> list[list[int]]:
-        """Places among all messages of those that the model wrote, by rollout; a prompt may quote others."""
+        """Places among all messages of those that the model wrote, by rollout; a prompt may quote
+        others.
+        """
         roles = self.messages.role_m.tolist()
         own = []
         for places, turns in zip(self.places_n, self.turns_n, strict=True):
@@ -257,28 +281,38 @@ class RolloutTable:
         """What each rollout was asked: its prompt without instructions."""
         roles = self.messages.role_m.tolist()
         contents = self.messages.content_m.to_pylist()
-        return [" ".join(contents[m] or "" for m in places if roles[m] != "system") for places in self.prompt_places_n]
+        return [
+            " ".join(contents[m] or "" for m in places if roles[m] != "system")
+            for places in self.prompt_places_n
+        ]
 
     @cached_property
     def response_n(self) -> list[str | None]:
         """Content of the model's last message, without its calls; None where it wrote none."""
         last = [own[-1] if own else None for own in self.model_places_n]
-        contents: list[str | None] = self.messages.content_m.take(pa.array(last, pa.int64())).to_pylist()
+        contents: list[str | None] = self.messages.content_m.take(
+            pa.array(last, pa.int64())
+        ).to_pylist()
         return contents
 
     @cached_property
     def turns_n(self) -> list[int | None]:
-        """Turns of the model by rollout; None where its tokens, or the turn of each, were not kept."""
+        """Turns of the model by rollout; None where its tokens, or the turn of each, were not
+        kept.
+        """
         turn = self.tokens("turns")
         if turn is None or not self.has("roles"):
             return [None] * len(self)
         turn = np.nan_to_num(turn).clip(0)
         width = turn.max(initial=0) + 1
-        # One number for each turn of each rollout. Its tokens mostly stand in a row, so that few numbers are sorted.
+        # One number for each turn of each rollout. Its tokens mostly stand in a row, so that few
+        # numbers are sorted.
         number = (self.rollout_t * width + turn)[self.model_t]
         different = np.unique(number[np.diff(number, prepend=-1) != 0])
         counts = np.bincount((different // width).astype(np.int64), minlength=len(self)).tolist()
-        is_known = self.flag(self.rollout_r[self._of_tokens.is_valid().to_numpy(zero_copy_only=False)])
+        is_known = self.flag(
+            self.rollout_r[self._of_tokens.is_valid().to_numpy(zero_copy_only=False)]
+        )
         return [count if known else None for count, known in zip(counts, is_known, strict=True)]
 
     @property
@@ -303,7 +337,11 @@ class RolloutTable:
     def role_t(self) -> Ints:
         """Role of each token; -1 where it is not known."""
         role = self.tokens("roles")
-        return np.full(len(self.row_t), -1) if role is None else np.nan_to_num(role, nan=-1).astype(np.int64)
+        return (
+            np.full(len(self.row_t), -1)
+            if role is None
+            else np.nan_to_num(role, nan=-1).astype(np.int64)
+        )
 
     @cached_property
     def model_t(self) -> Flags:
@@ -317,9 +355,15 @@ class RolloutTable:
 
     @cached_property
     def lag_n(self) -> Floats | None:
-        """Updates that the weights that sampled each rollout were behind; None where they are not known."""
+        """Updates that the weights that sampled each rollout were behind; None where they are not
+        known.
+        """
         versions = self.tokens("versions")
-        return None if versions is None else self.step - 1 - self.mean_n(versions, self.model_t & np.isfinite(versions))
+        return (
+            None
+            if versions is None
+            else self.step - 1 - self.mean_n(versions, self.model_t & np.isfinite(versions))
+        )
 
     def mean_n(self, values_t: Floats, among_t: Flags) -> Floats:
         """Return the mean over some tokens of each rollout; NaN where it has none."""
@@ -332,7 +376,9 @@ class RolloutTable:
         return self.read_tokens(name) if self.has(name) else None
 
     def read_tokens(self, name: str) -> Floats:
-        """Return a column by token of which it is known that it was kept; NaN in rows of another length."""
+        """Return a column by token of which it is known that it was kept; NaN in rows of another
+        length.
+        """
         column = self._column(name)
         own_length_r = count_items(column)
         whole_r = (own_length_r == self.length_r) & (own_length_r > 0)

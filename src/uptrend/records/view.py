@@ -1,7 +1,8 @@
 """A run as checks see it: curves under one set of names, and rollouts where they were kept.
 
-Whoever trained it, a run becomes a view: our own directory through `view_of`, another trainer's log through an
-importer. Metrics have the names of records/metrics.toml; other names are translated on the way in.
+Whoever trained it, a run becomes a view: our own directory through `view_of`, another trainer's log
+through an importer. Metrics have the names of records/metrics.toml; other names are translated on
+the way in.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,20 +36,28 @@ class RunView:
     steps: NDArray[np.int64]
     """The step of each logged point, ascending."""
     metrics: Mapping[str, Floats]
-    """Each metric by Uptrend's name, one value per point; NaN where the point lacks it or where it is not finite."""
+    """Each metric by Uptrend's name, one value per point; NaN where the point lacks it or where it
+    is not finite.
+    """
     nonfinite: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The steps where a metric was written down as NaN or infinite."""
     evals: tuple[Mapping[str, Any], ...] = ()
-    """Evaluations in order, with the keys of evals.jsonl as far as known: step, accuracy, reward, tasks, correct."""
+    """Evaluations in order, with the keys of evals.jsonl as far as known: step, accuracy, reward,
+    tasks, correct.
+    """
     config: Mapping[str, Any] = field(default_factory=dict)
     """Known part of the config, as the nested table of a recipe: {"sampling": {"size": 8}, …}."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """Rest of run.json: task hashes, versions. Of other trainers `raw`: their settings as far as known, as they are."""
+    """Rest of run.json: task hashes, versions. Of other trainers `raw`: their settings as far as
+    known, as they are.
+    """
     events: tuple[Mapping[str, Any], ...] = ()
     rollout_steps: tuple[int, ...] = ()
     """The steps whose rollouts were kept."""
     read_rollouts: Callable[[int], pa.Table] = _no_rollouts
-    """The rollouts of a step with the columns of `records.schema`; null where the trainer did not keep one."""
+    """The rollouts of a step with the columns of `records.schema`; null where the trainer did not
+    keep one.
+    """
     read_heldout: Callable[[int], pa.Table] = _no_rollouts
     """The rollouts of the evaluation after a step."""
     unknown: Mapping[str, Floats] = field(default_factory=dict)
@@ -61,10 +70,14 @@ class RunView:
 
     def has(self, *metrics: str) -> bool:
         """True where each of these metrics has at least one finite value."""
-        return all(name in self.metrics and bool(np.isfinite(self.metrics[name]).any()) for name in metrics)
+        return all(
+            name in self.metrics and bool(np.isfinite(self.metrics[name]).any()) for name in metrics
+        )
 
     def curve(self, metric: str) -> tuple[NDArray[np.int64], Floats]:
-        """The steps and values of a metric where it is finite; two empty arrays where there is none."""
+        """The steps and values of a metric where it is finite; two empty arrays where there is
+        none.
+        """
         if metric not in self.metrics:
             return self.steps[:0], np.zeros(0)
         values = self.metrics[metric]
@@ -77,8 +90,13 @@ class RunView:
 
     def parts(self) -> list[str]:
         """The names of the reward's components whose means were logged."""
-        head, tail = "reward/part/", "/mean"
-        return [name[len(head) : -len(tail)] for name in self.metrics if name.startswith(head) and name.endswith(tail)]
+        head = "reward/part/"
+        tail = "/mean"
+        return [
+            name[len(head) : -len(tail)]
+            for name in self.metrics
+            if name.startswith(head) and name.endswith(tail)
+        ]
 
 
 def value_at(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
@@ -115,12 +133,18 @@ def view_of(run: Run) -> RunView:
 
 
 def from_lines(lines: list[dict[str, Any]], trainer: str = "uptrend", **rest: Any) -> RunView:
-    """Make a view from metrics lines with Uptrend's names: one dictionary per step, null or NaN where not finite."""
+    """Make a view from metrics lines with Uptrend's names: one dictionary per step, null or NaN
+    where not finite.
+    """
     keys = list(dict.fromkeys(key for line in lines for key in line if key != "step"))
     check_cells(str(rest.get("source", "The run")), len(lines), len(keys))
     metrics = {key: values_of(lines, key) for key in keys}
     nonfinite = {
-        key: tuple(int(line["step"]) for line in lines if key in line and not np.isfinite(_number(line[key])))
+        key: tuple(
+            int(line["step"])
+            for line in lines
+            if key in line and not np.isfinite(_number(line[key]))
+        )
         for key in keys
         if must_be_finite(key)
     }

@@ -1,8 +1,9 @@
-"""Processes of ours beside this one, for what nothing else can interrupt or must not share an interpreter. No torch.
+"""Processes of ours beside this one, for what nothing else can interrupt or must not share an
+interpreter. No torch.
 
-`WorkerProcess` answers requests, one at a time and within a time limit; `answer_requests` is the worker's side.
-`SideProcess` goes beside a run and tells what it has to tell, unasked. Both end with their stdin: when the caller is
-gone, so are they.
+`WorkerProcess` answers requests, one at a time and within a time limit; `answer_requests` is the
+worker's side. `SideProcess` goes beside a run and tells what it has to tell, unasked. Both end with
+their stdin: when the caller is gone, so are they.
 """
 
 import contextlib
@@ -18,13 +19,15 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-# Seconds that starting Python and importing a worker's modules may take, on a machine with much else to do.
+# Seconds that starting Python and importing a worker's modules may take, on a machine with much
+# else to do.
 START_S = 60.0
 # Seconds by which a worker may miss its own limit before it is killed from outside.
 GRACE_S = 2.0
 
 
-# A worker may bound its memory, and the addresses that threads and Arrow's own allocator reserve would count.
+# A worker may bound its memory, and the addresses that threads and Arrow's own allocator reserve
+# would count.
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -35,18 +38,22 @@ ONE_THREAD = {
 
 
 def start_module(module: str, *arguments: str, **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a module of ours in a process that Ctrl-C does not reach; `options` are those of Popen."""
-    # By its name, so that a user's script is not read again; -P: nor does a file of the current folder take the
-    # place of a module. In a session of its own, not just a process group, `nice` would have no effect.
+    """Start a module of ours in a process that Ctrl-C does not reach; `options` are those of
+    Popen.
+    """
+    # By its name, so that a user's script is not read again; -P: nor does a file of the current
+    # folder take the place of a module. In a session of its own, not just a process group, `nice`
+    # would have no effect.
     command = [sys.executable, "-P", "-m", module, *arguments]
     return subprocess.Popen(command, process_group=0, **options)
 
 
 class SideProcess:
-    """A module of ours that runs beside a run, and the JSON lines that it prints, without waiting for them.
+    """A module of ours that runs beside a run, and the JSON lines that it prints, without waiting
+    for them.
 
-    A line on its stdin asks for its last lines. The run goes on without it: where it can't be started, or has died,
-    there are no lines.
+    A line on its stdin asks for its last lines. The run goes on without it: where it can't be
+    started, or has died, there are no lines.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -54,7 +61,11 @@ class SideProcess:
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):
             self._process = start_module(
-                module, *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                module,
+                *arguments,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
             )
             assert self._process.stdout is not None
             os.set_blocking(self._process.stdout.fileno(), False)
@@ -74,9 +85,12 @@ class SideProcess:
                 self._process.stdin.flush()
 
     def end(self, seconds: float) -> list[dict[str, Any]] | None:
-        """Ask, wait so many seconds for it to end, and return the rest of its lines; None where it had to be killed."""
+        """Ask, wait so many seconds for it to end, and return the rest of its lines; None where it
+        had to be killed.
+        """
         self.ask()
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None or process.stdout is None:
             return None
         os.set_blocking(process.stdout.fileno(), True)
@@ -87,7 +101,9 @@ class SideProcess:
                 os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
             process.communicate()
             return None
-        return [json.loads(line) for line in (self._rest + out).splitlines() if line.startswith(b"{")]
+        return [
+            json.loads(line) for line in (self._rest + out).splitlines() if line.startswith(b"{")
+        ]
 
 
 class WorkerDied(Exception):  # noqa: N818 (what happened)
@@ -95,7 +111,9 @@ class WorkerDied(Exception):  # noqa: N818 (what happened)
 
 
 class WorkerProcess:
-    """Handle of a worker; it is started when first needed, and again where it ended. Threads may share it."""
+    """Handle of a worker; it is started when first needed, and again where it ended. Threads may
+    share it.
+    """
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -108,11 +126,13 @@ class WorkerProcess:
         self._end_with_handle: weakref.finalize[..., Any] | None = None
 
     def call(self, request: Any, seconds: float) -> dict[str, Any]:
-        """Return the answer to a request, both plain JSON objects. One with `last = true` ends the worker.
+        """Return the answer to a request, both plain JSON objects. One with `last = true` ends the
+        worker.
 
         TimeoutError where it took longer, and then the worker is killed; WorkerDied where it ended.
         """
-        if self._owner != os.getpid():  # a fork has no worker of its own, and its copy of the lock may be held for ever
+        # a fork has no worker of its own, and its copy of the lock may be held for ever
+        if self._owner != os.getpid():
             self._begin()
         with self._lock:
             process = self._process
@@ -139,7 +159,8 @@ class WorkerProcess:
             line = b""
         if line:
             answer: dict[str, Any] = json.loads(line)
-            if answer.get("last"):  # under the lock: another thread's request goes to the next worker
+            # under the lock: another thread's request goes to the next worker
+            if answer.get("last"):
                 _end(process, self._owner)
             return answer
         process.kill()
@@ -179,7 +200,8 @@ def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
 
 
 def _read_line(handle: int, seconds: float) -> bytes:
-    line, until = bytearray(), time.monotonic() + seconds
+    line = bytearray()
+    until = time.monotonic() + seconds
     while not line.endswith(b"\n"):
         ready, _, _ = select.select([handle], [], [], max(0.0, until - time.monotonic()))
         if not ready:
@@ -194,11 +216,13 @@ def _read_line(handle: int, seconds: float) -> bytes:
 def answer_requests(work: Callable[[Any], Any]) -> None:
     """Answer requests until stdin ends: the worker's main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller
-    answers, sys.stdout = sys.stdout, sys.stderr  # what the work prints is no answer
+    # what the work prints is no answer
+    answers = sys.stdout
+    sys.stdout = sys.stderr
     for line in sys.stdin:
         seconds, request = json.loads(line)
-        # The signal's default is the end of this process. It needs neither Python, which arithmetic on large numbers
-        # may hold, nor the caller, which may be gone.
+        # The signal's default is the end of this process. It needs neither Python, which arithmetic
+        # on large numbers may hold, nor the caller, which may be gone.
         signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))  # 0 would be no limit
         answer = work(request)
         signal.setitimer(signal.ITIMER_REAL, 0)

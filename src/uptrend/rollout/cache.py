@@ -1,13 +1,13 @@
 """Keys and values of all streams, in pages of one pool.
 
-A stream has a list of pages, in the order of its tokens. Pages that a prompt fills are shared by the streams that begin
-with it. Nothing is moved or copied when streams come and go: only lists of pages change. Page 0 belongs to nobody: rows
-and tokens that only fill up a shape write there.
+A stream has a list of pages, in the order of its tokens. Pages that a prompt fills are shared by
+the streams that begin with it. Nothing is moved or copied when streams come and go: only lists of
+pages change. Page 0 belongs to nobody: rows and tokens that only fill up a shape write there.
 
 The pool grows as streams need it, up to a budget, and shrinks again when little of it is used.
 
-i = layer, k = key-value head, s = slot (place of a token in the pool), d = head dimension, n = row, p = page of a row,
-q = new token, l = place in a context.
+i = layer, k = key-value head, s = slot (place of a token in the pool), d = head dimension, n = row,
+p = page of a row, q = new token, l = place in a context.
 """
 
 import heapq
@@ -22,8 +22,8 @@ from uptrend.policy.memory import free_bytes
 
 # Tokens per page.
 PAGE = {"cuda": 64, "cpu": 32}
-# Pages that a prompt must fill to be shared. Fewer are copied on a CPU, where attention over pages that lie in order
-# needs no copy of them for each token.
+# Pages that a prompt must fill to be shared. Fewer are copied on a CPU, where attention over pages
+# that lie in order needs no copy of them for each token.
 LEAST_SHARED = {"cuda": 1, "cpu": 8}
 # Part of the free memory that the pool may take, where no budget is given.
 SHARE = 0.4
@@ -35,10 +35,16 @@ class PagedCache:
     """A key-value cache that transformers' models write into through `update`."""
 
     def __init__(
-        self, shape_ikd: tuple[int, int, int], device: torch.device, dtype: torch.dtype, budget: float | None = None,
+        self,
+        shape_ikd: tuple[int, int, int],
+        device: torch.device,
+        dtype: torch.dtype,
+        budget: float | None = None,
         on_move: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
-        """Make an empty pool of up to `budget` bytes; `on_move` is called when its address has changed."""
+    ) -> None:
+        """Make an empty pool of up to `budget` bytes; `on_move` is called when its address has
+        changed.
+        """
         layers, heads, size = shape_ikd
         self.page = PAGE[device.type]
         self.least_shared = LEAST_SHARED[device.type]
@@ -46,10 +52,13 @@ class PagedCache:
         self.page_bytes = self.pool.nbytes
         self.is_sliding = [False] * len(self.pool)  # asked for by transformers' masking
         self.reach = 0  # length that attention over rows covers, a multiple of a page
-        self._budget, self._on_move = budget, on_move
-        self._free: list[int] = []  # a heap: the lowest first, so that pages taken together lie in order
+        self._budget = budget
+        self._on_move = on_move
+        # a heap: the lowest first, so that pages taken together lie in order
+        self._free: list[int] = []
         self._holders: Counter[int] = Counter()
-        self._peak, self._peaks = 0, deque[int](maxlen=LOADS)
+        self._peak = 0
+        self._peaks = deque[int](maxlen=LOADS)
         self._order: tuple[int, int] | None = None
         self._pages_np: Tensor | None = None
         self._slots = self._slots_l = torch.empty(0)
@@ -111,21 +120,30 @@ class PagedCache:
                 layer[:, :, pages[1]] = layer[:, :, pages[0]]
 
     def settle(self) -> None:
-        """Note that new weights come; give memory back where the last ones needed less than half of the pool."""
+        """Note that new weights come; give memory back where the last ones needed less than half of
+        the pool.
+        """
         self._peaks.append(self._peak)
         self._peak = self.used
         wanted = max(self._peaks)
-        if len(self._peaks) == LOADS and 2 * wanted < self.pages and max(self._holders, default=0) <= wanted:
+        if (
+            len(self._peaks) == LOADS
+            and 2 * wanted < self.pages
+            and max(self._holders, default=0) <= wanted
+        ):
             self._resize(wanted)
 
     def _resize(self, pages: int) -> None:
         had = self.pages
         shape = list(self.pool.shape)
         shape[3] = (pages + 1) * self.page
-        old, self.pool = self.pool, self.pool.new_zeros(shape)
+        old = self.pool
+        self.pool = self.pool.new_zeros(shape)
         kept = min(old.shape[3], shape[3])
         self.pool[:, :, :, :kept] = old[:, :, :, :kept]
-        self._free = [page for page in self._free if page <= pages] + list(range(had + 1, pages + 1))
+        self._free = [page for page in self._free if page <= pages] + list(
+            range(had + 1, pages + 1)
+        )
         heapq.heapify(self._free)
         self._on_move()
 
@@ -133,8 +151,8 @@ class PagedCache:
     def cover(self, length: int, firsts: Sequence[int] = ()) -> None:
         """Let attention reach so far, until the next call.
 
-        `firsts` are the rows' first pages, 0 where further ones do not follow in order. At equal distances rows are
-        read where they are, else from a copy for each token.
+        `firsts` are the rows' first pages, 0 where further ones do not follow in order. At equal
+        distances rows are read where they are, else from a copy for each token.
         """
         self.reach = self.pages_for(length) * self.page
         step = firsts[1] - firsts[0] if len(firsts) > 1 else 1
@@ -144,11 +162,15 @@ class PagedCache:
         self._order = (firsts[0], step) if fits else None
 
     def aim(self, positions_n: Tensor, table_np: Tensor) -> Tensor:
-        """Set the places of one new token per row; return the mask of what each may see, [n, 1, 1, l]."""
+        """Set the places of one new token per row; return the mask of what each may see, [n, 1, 1,
+        l].
+        """
         pages_n = table_np.gather(1, positions_n[:, None] // self.page).squeeze(1)
         self._slots = pages_n * self.page + positions_n % self.page
         self._pages_np = table_np[:, : self.reach // self.page]
-        return (torch.arange(self.reach, device=self.pool.device) <= positions_n[:, None])[:, None, None]
+        return (torch.arange(self.reach, device=self.pool.device) <= positions_n[:, None])[
+            :, None, None
+        ]
 
     def append(self, layer: int, keys_nkd: Tensor, values_nkd: Tensor) -> tuple[Tensor, Tensor]:
         """Write each row's new key and value; return all of the rows', [n, k, l, d]."""
@@ -156,14 +178,22 @@ class PagedCache:
 
     # New tokens of several streams, back to back.
     def aim_packed(self, slots_q: Tensor, slots_l: Tensor | None) -> None:
-        """Set the slots of new tokens, and of all tokens of their contexts; None where these are the same."""
-        self._slots, self._pages_np = slots_q, None
+        """Set the slots of new tokens, and of all tokens of their contexts; None where these are
+        the same.
+        """
+        self._slots = slots_q
+        self._pages_np = None
         self._slots_l = slots_q if slots_l is None else slots_l
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write new tokens' keys and values ([n, k, q, d]); return those of all that may be seen."""
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write new tokens' keys and values ([n, k, q, d]); return those of all that may be
+        seen.
+        """
         pool = self.pool[layer]
-        keys, values = keys.to(pool.dtype), values.to(pool.dtype)
+        keys = keys.to(pool.dtype)
+        values = values.to(pool.dtype)
         for part, new in zip(pool, (keys, values), strict=True):
             part[:, self._slots] = new.transpose(0, 1).flatten(1, 2)
         if self._pages_np is None:

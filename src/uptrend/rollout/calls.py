@@ -1,8 +1,8 @@
 """Tool calls: formats in which models write them, and tools in words where a template has none.
 
-A format reads a turn's text into a message and writes a message as the text that a model would say. What can't
-be read is not thrown away: the message keeps the whole text, makes no call, and names the problem in a sentence
-that the task can show to the model.
+A format reads a turn's text into a message and writes a message as the text that a model would say.
+What can't be read is not thrown away: the message keeps the whole text, makes no call, and names
+the problem in a sentence that the task can show to the model.
 """
 
 import json
@@ -18,7 +18,10 @@ EXAMPLES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object":
 
 def schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """Return tools as chat templates expect them."""
-    told = [{"name": t.name, "description": t.description, "parameters": dict(t.parameters)} for t in tools]
+    told = [
+        {"name": t.name, "description": t.description, "parameters": dict(t.parameters)}
+        for t in tools
+    ]
     return [{"type": "function", "function": function} for function in told]
 
 
@@ -31,7 +34,9 @@ def describe(tools: Sequence[Tool]) -> str:
             kinds = schema.get("type", "any")
             kind = " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
             if schema.get("enum"):
-                kind = " or ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
+                kind = " or ".join(
+                    json.dumps(value, ensure_ascii=False) for value in schema["enum"]
+                )
             arguments.append(f"{name}: {kind if is_needed else f'optional {kind}'}")
         lines.append(f"{tool.name}({', '.join(arguments)}): {' '.join(tool.description.split())}")
     return "\n".join(lines)
@@ -40,7 +45,10 @@ def describe(tools: Sequence[Tool]) -> str:
 def example_call(tool: Tool) -> ToolCall:
     """Make a call of a tool, with a value for each argument that it needs."""
     needed = {name: schema for name, (schema, is_needed) in _arguments(tool).items() if is_needed}
-    values = {name: (s.get("enum") or [EXAMPLES.get(str(s.get("type")), "...")])[0] for name, s in needed.items()}
+    values = {
+        name: (s.get("enum") or [EXAMPLES.get(str(s.get("type")), "...")])[0]
+        for name, s in needed.items()
+    }
     return ToolCall(tool.name, values)
 
 
@@ -52,7 +60,8 @@ def _arguments(tool: Tool) -> dict[str, tuple[dict[str, Any], bool]]:
 
 
 PYTHON_TAG = "<|python_tag|>"
-THINK, END_THINK = "<think>", "</think>"
+THINK = "<think>"
+END_THINK = "</think>"
 
 
 class CallFormat(Protocol):
@@ -86,21 +95,27 @@ class Tagged:
         return self.opening, self.closing
 
     def read(self, text: str) -> Message:
-        words, calls, place = "", list[ToolCall](), 0
+        words = ""
+        calls = list[ToolCall]()
+        place = 0
         begin = text.find(self.opening)
         try:
             while begin >= 0:
                 call, end = self._call(text, begin + len(self.opening))
                 words += text[place:begin].removesuffix("\n")
                 calls.append(call)
-                place, begin = end, text.find(self.opening, end)
+                place = end
+                begin = text.find(self.opening, end)
         except _Unreadable as problem:
             right = f'{self.opening}{{"name": "...", "arguments": {{...}}}}{self.closing}'
             return Message("assistant", text, problem=f"{problem}; a call is written as {right}")
         return Message("assistant", words + text[place:], tuple(calls))
 
     def write(self, message: Message) -> str:
-        calls = [f"{self.opening}{self.gap}{_dump(c, 'arguments')}{self.gap}{self.closing}" for c in message.calls]
+        calls = [
+            f"{self.opening}{self.gap}{_dump(c, 'arguments')}{self.gap}{self.closing}"
+            for c in message.calls
+        ]
         return "\n".join([message.content, *calls] if message.content else calls)
 
     def _call(self, text: str, place: int) -> tuple[ToolCall, int]:
@@ -108,20 +123,24 @@ class Tagged:
         unclosed = _Unreadable(f"A call begins with {self.opening}, but {self.closing} is missing")
         if self.closing not in text[place:]:
             raise unclosed
-        value, end = _parse(text, place)  # not up to the closing tag: one inside of an argument's text closes nothing
+        # not up to the closing tag: one inside of an argument's text closes nothing
+        value, end = _parse(text, place)
         rest = text[end:].lstrip()
         if self.closing not in rest:
             raise unclosed
         if not rest.startswith(self.closing):
-            raise _Unreadable(f"More than a JSON object stands between {self.opening} and {self.closing}")
+            raise _Unreadable(
+                f"More than a JSON object stands between {self.opening} and {self.closing}"
+            )
         return _call_of(value), len(text) - len(rest) + len(self.closing)
 
 
 class Bare:
     """Llama 3.1: the turn is the call, one JSON object, with or without a tag before it.
 
-    Words before a call are only told apart from it by the tag. Several objects are read as several calls, so that
-    the task can say that one a turn is allowed; they are never written, as Llama's own template refuses them.
+    Words before a call are only told apart from it by the tag. Several objects are read as several
+    calls, so that the task can say that one a turn is allowed; they are never written, as Llama's
+    own template refuses them.
     """
 
     marks = (PYTHON_TAG,)
@@ -129,27 +148,33 @@ class Bare:
     def read(self, text: str) -> Message:
         words, tag, said = text.partition(PYTHON_TAG)
         if text.lstrip().startswith("{"):
-            words, said = "", text
+            words = ""
+            said = text
         elif not tag:
             return Message("assistant", text)
         try:
             return Message("assistant", words, tuple(self._calls(said.strip())))
         except _Unreadable as problem:
-            right = 'a turn that calls a tool holds nothing but {"name": "...", "parameters": {...}}'
+            right = (
+                'a turn that calls a tool holds nothing but {"name": "...", "parameters": {...}}'
+            )
             return Message("assistant", text, problem=f"{problem}; {right}")
 
     def write(self, message: Message) -> str:
         if len(message.calls) > 1:
             raise TasksetError(
-                f"A scripted turn makes {len(message.calls)} tool calls, but this model's format holds one call a "
-                "turn. Make the calls in turns of their own."
+                f"A scripted turn makes {len(message.calls)} tool calls, but this model's format"
+                " holds one call a turn. Make the calls in turns of their own."
             )
         if not message.calls:
             return message.content
-        return (message.content and message.content + PYTHON_TAG) + _dump(message.calls[0], "parameters")
+        return (message.content and message.content + PYTHON_TAG) + _dump(
+            message.calls[0], "parameters"
+        )
 
     def _calls(self, said: str) -> list[ToolCall]:
-        calls, place = list[ToolCall](), 0
+        calls = list[ToolCall]()
+        place = 0
         while place < len(said) or not calls:
             value, place = _parse(said, place)
             calls.append(_call_of(value))
@@ -161,7 +186,9 @@ class Bare:
 
 
 def read_turn(calls: CallFormat, text: str, *, in_thoughts: bool = False) -> Message:
-    """Read a turn; a call inside the thoughts that begin it, or that its prompt began, is not made."""
+    """Read a turn; a call inside the thoughts that begin it, or that its prompt began, is not
+    made.
+    """
     if not in_thoughts and not text.lstrip().startswith(THINK):
         return calls.read(text)
     thought, closing, said = text.partition(END_THINK)
@@ -172,10 +199,20 @@ def read_turn(calls: CallFormat, text: str, *, in_thoughts: bool = False) -> Mes
 def read_served(text: str, calls: Sequence[Any]) -> Message:
     """Read a turn whose calls a server has taken out of its text."""
     try:
-        return Message("assistant", text, tuple(_call_of({**c, "arguments": c.get("arguments") or {}}) for c in calls))
+        return Message(
+            "assistant",
+            text,
+            tuple(_call_of({**c, "arguments": c.get("arguments") or {}}) for c in calls),
+        )
     except (_Unreadable, TypeError, AttributeError) as problem:
-        whole = "\n".join([*([text] if text else []), *(json.dumps(call, ensure_ascii=False) for call in calls)])
-        return Message("assistant", whole, problem=f"{problem}; a call has a name, and arguments as a JSON object")
+        whole = "\n".join(
+            [*([text] if text else []), *(json.dumps(call, ensure_ascii=False) for call in calls)]
+        )
+        return Message(
+            "assistant",
+            whole,
+            problem=f"{problem}; a call has a name, and arguments as a JSON object",
+        )
 
 
 FORMATS: dict[str, CallFormat] = {
@@ -188,23 +225,37 @@ SIGNS = {"qwen": "<tool_call>", "llama": "ipython"}
 
 
 def format_of(tokenizer: Any) -> str:
-    """Name the format in which a tokenizer's chat template has calls; plain where it knows no tools."""
-    tool = Tool("probe_tool", "Probes.", {"type": "object", "properties": {"word": {"type": "string"}}})
+    """Name the format in which a tokenizer's chat template has calls; plain where it knows no
+    tools.
+    """
+    tool = Tool(
+        "probe_tool", "Probes.", {"type": "object", "properties": {"word": {"type": "string"}}}
+    )
     call = ToolCall(tool.name, {"word": "x"})
-    asked, functions = [{"role": "user", "content": "x"}], schemas([tool])
+    asked = [{"role": "user", "content": "x"}]
+    functions = schemas([tool])
     told = _render(tokenizer, asked, functions)
     if told is None or told == _render(tokenizer, asked, None):
         return "plain"
     source = str(tokenizer.chat_template)
     name = next((name for name, sign in SIGNS.items() if sign in source), "plain")
-    calling = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": vars(call)}]}
+    calling = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": vars(call)}],
+    }
     shown = (_render(tokenizer, [*asked, calling], functions) or "").removeprefix(told)
-    # A template that writes calls in another way under the same tags (Qwen3-Coder's are XML) would be misread.
-    contradicts = tool.name in shown and FORMATS[name].write(Message("assistant", "", (call,))) not in shown
+    # A template that writes calls in another way under the same tags (Qwen3-Coder's are XML) would
+    # be misread.
+    contradicts = (
+        tool.name in shown and FORMATS[name].write(Message("assistant", "", (call,))) not in shown
+    )
     return "plain" if contradicts else name
 
 
-def _render(tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str | None:
+def _render(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+) -> str | None:
     try:
         text: str = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
     except Exception:  # templates raise what they like where they do not know something
@@ -217,12 +268,17 @@ def _parse(text: str, place: int) -> tuple[Any, int]:
     place += len(text[place:]) - len(text[place:].lstrip())
     try:
         value, end = json.JSONDecoder().raw_decode(text, place)
-        # Python reads more than can be written down: numbers without end, halves of characters, endless nesting.
+        # Python reads more than can be written down: numbers without end, halves of characters,
+        # endless nesting.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except json.JSONDecodeError as error:
-        raise _Unreadable(f"The call is not JSON: {error.msg} at its character {error.pos - place + 1}") from None
+        raise _Unreadable(
+            f"The call is not JSON: {error.msg} at its character {error.pos - place + 1}"
+        ) from None
     except (ValueError, RecursionError):
-        raise _Unreadable("The call is not JSON: it has a number or a text that can't be written down") from None
+        raise _Unreadable(
+            "The call is not JSON: it has a number or a text that can't be written down"
+        ) from None
     return value, end
 
 

@@ -1,10 +1,12 @@
-"""One token more for every row: the model's own forward, or a leaner one where the model is shaped like a Llama.
+"""One token more for every row: the model's own forward, or a leaner one where the model is shaped
+like a Llama.
 
-The lean decoders do what transformers' module tree does with fewer and larger operations: weights of one input side by
-side, and adapters as two thin products beside them. On a CPU they are packed by oneDNN (twice as fast for few rows),
-and grouped query heads are the query length of one attention call. On a GPU the rest is four Triton kernels, which
-attend to each row's own length through its pages. What is copied of the weights is renewed after each update.
-Equality with transformers' forward is tested for each model type listed.
+The lean decoders do what transformers' module tree does with fewer and larger operations: weights
+of one input side by side, and adapters as two thin products beside them. On a CPU they are packed
+by oneDNN (twice as fast for few rows), and grouped query heads are the query length of one
+attention call. On a GPU the rest is four Triton kernels, which attend to each row's own length
+through its pages. What is copied of the weights is renewed after each update. Equality with
+transformers' forward is tested for each model type listed.
 
 n = row, p = page of a row, h = hidden, v = vocabulary.
 """
@@ -29,8 +31,10 @@ PACKED_FOR = 16
 class Decoder(Protocol):
     """Computes the logits of the next token."""
 
-    packs: bool  # true where the model's attention takes segments (`Packed`), false where it needs a mask
-    has_reach: bool  # true where attention covers `cache.reach`, false where it follows each row's own length
+    # true where the model's attention takes segments (`Packed`), false where it needs a mask
+    packs: bool
+    # true where attention covers `cache.reach`, false where it follows each row's own length
+    has_reach: bool
     kernels: Any  # module with the kernels of a GPU; None without them
 
     def renew(self) -> None:
@@ -40,7 +44,9 @@ class Decoder(Protocol):
         """Compute logits from the model's last hidden states, in fp32 on a GPU."""
 
     def __call__(self, tokens: Tensor, positions: Tensor, table: Tensor, rows_n: Tensor) -> Tensor:
-        """Write the tokens of some seats at their positions in their pages; return the logits after them, [n, v]."""
+        """Write the tokens of some seats at their positions in their pages; return the logits after
+        them, [n, v].
+        """
 
 
 def cache_dtype(policy: Policy) -> torch.dtype:
@@ -48,7 +54,9 @@ def cache_dtype(policy: Policy) -> torch.dtype:
     return torch.bfloat16 if policy.device.type == "cuda" else policy.flat.dtype
 
 
-def make_cache(policy: Policy, budget: float | None = None, on_move: Callable[[], None] = lambda: None) -> PagedCache:
+def make_cache(
+    policy: Policy, budget: float | None = None, on_move: Callable[[], None] = lambda: None
+) -> PagedCache:
     """Make an empty cache of the shape that the model's own one has after a token."""
     from transformers import DynamicCache
 
@@ -57,15 +65,23 @@ def make_cache(policy: Policy, budget: float | None = None, on_move: Callable[[]
         token = torch.zeros(1, 1, dtype=torch.long, device=policy.device)
         policy.core.get_decoder()(input_ids=token, past_key_values=past, use_cache=True)
     _, heads, _, size = past.layers[0].keys.shape
-    return PagedCache((len(past.layers), heads, size), policy.device, cache_dtype(policy), budget, on_move)
+    return PagedCache(
+        (len(past.layers), heads, size), policy.device, cache_dtype(policy), budget, on_move
+    )
 
 
 def make_decoder(policy: Policy, cache: PagedCache) -> Decoder:
     """Make a lean decoder where the model's shape allows it, else the plain one."""
     config = policy.core.config
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    is_plain = config.model_type in LEAN_TYPES and set(kinds) == {"full_attention"} and config.hidden_act == "silu"
-    is_plain = is_plain and not (config.model_type == "mistral" and getattr(config, "sliding_window", None))
+    is_plain = (
+        config.model_type in LEAN_TYPES
+        and set(kinds) == {"full_attention"}
+        and config.hidden_act == "silu"
+    )
+    is_plain = is_plain and not (
+        config.model_type == "mistral" and getattr(config, "sliding_window", None)
+    )
     if not is_plain:
         return PlainDecoder(policy, cache)
     if policy.device.type == "cpu":
@@ -73,7 +89,10 @@ def make_decoder(policy: Policy, cache: PagedCache) -> Decoder:
     size = cache.pool.shape[-1]
     fits = find_spec("triton") is not None and 16 <= size <= 256 and size.bit_count() == 1
     # These change the turns of all positions with the length of a context.
-    fits = fits and (getattr(config, "rope_parameters", None) or {}).get("rope_type") not in ("dynamic", "longrope")
+    fits = fits and (getattr(config, "rope_parameters", None) or {}).get("rope_type") not in (
+        "dynamic",
+        "longrope",
+    )
     return KernelDecoder(policy, cache) if fits else PlainDecoder(policy, cache)
 
 
@@ -84,52 +103,72 @@ class PlainDecoder:
     kernels: Any = None
 
     def __init__(self, policy: Policy, cache: PagedCache) -> None:
-        self._policy, self._cache, self.packs = policy, cache, policy.packs
+        self._policy = policy
+        self._cache = cache
+        self.packs = policy.packs
 
     def renew(self) -> None:
         """Nothing to do: these are the weights that train."""
 
     def logits(self, hidden_nh: Tensor) -> Tensor:
-        return _logits(hidden_nh, self._policy.core.get_output_embeddings().weight, cache_dtype(self._policy))
+        return _logits(
+            hidden_nh, self._policy.core.get_output_embeddings().weight, cache_dtype(self._policy)
+        )
 
     def __call__(self, tokens: Tensor, positions: Tensor, table: Tensor, rows_n: Tensor) -> Tensor:
-        tokens_n, positions_n = tokens[rows_n], positions[rows_n]
+        tokens_n = tokens[rows_n]
+        positions_n = positions[rows_n]
         mask = self._cache.aim(positions_n, table[rows_n])
         with self._policy.arithmetic(), torch.compiler.set_stance("force_eager"):
             out = self._policy.core.get_decoder()(
-                inputs_embeds=self._policy.embed(tokens_n[:, None]), position_ids=positions_n[:, None],
+                inputs_embeds=self._policy.embed(tokens_n[:, None]),
+                position_ids=positions_n[:, None],
                 attention_mask=mask,
-                past_key_values=self._cache, use_cache=True,
-            )  # fmt: skip
+                past_key_values=self._cache,
+                use_cache=True,
+            )
         return self.logits(out.last_hidden_state[:, 0])
 
 
 def _logits(hidden_nh: Tensor, weight_vh: Tensor, dtype: torch.dtype) -> Tensor:
-    hidden_nh, weight_vh = hidden_nh.to(dtype), weight_vh.to(dtype)
+    hidden_nh = hidden_nh.to(dtype)
+    weight_vh = weight_vh.to(dtype)
     if hidden_nh.device.type == "cpu":
         return F.linear(hidden_nh, weight_vh)
-    return torch.mm(hidden_nh, weight_vh.t(), out_dtype=torch.float32)  # not rounded to bf16 on their way
+    # not rounded to bf16 on their way
+    return torch.mm(hidden_nh, weight_vh.t(), out_dtype=torch.float32)
 
 
 class LeanDecoder:
     """A Llama-shaped model's decoding step on fused weights."""
 
-    packs, has_reach = True, True
+    packs = True
+    has_reach = True
     kernels: Any = None
 
     def __init__(self, policy: Policy, cache: PagedCache) -> None:
-        self._cache, self._dtype = cache, cache_dtype(policy)
-        self._trunk, self._embed = policy.core.get_decoder(), policy.embed
-        packs = PACKS and policy.device.type == "cpu" and self._dtype == torch.float32 and not policy.compiled
+        self._cache = cache
+        self._dtype = cache_dtype(policy)
+        self._trunk = policy.core.get_decoder()
+        self._embed = policy.embed
+        packs = (
+            PACKS
+            and policy.device.type == "cpu"
+            and self._dtype == torch.float32
+            and not policy.compiled
+        )
         self._layers = [_Layer(layer, self._dtype, packs) for layer in self._trunk.layers]
         self._head = _Fused([policy.core.get_output_embeddings()], self._dtype, packs)
-        self._before, self._after = before_attention, after_attention
+        self._before = before_attention
+        self._after = after_attention
         if policy.compiled:
             self._before = torch.compile(before_attention, dynamic=True)
             self._after = torch.compile(after_attention, dynamic=True)
 
     def renew(self) -> None:
-        """Copy the weights anew, into the same places; those that do not train only where they changed."""
+        """Copy the weights anew, into the same places; those that do not train only where they
+        changed.
+        """
         with torch.no_grad():
             for layer in self._layers:
                 layer.renew()
@@ -139,17 +178,24 @@ class LeanDecoder:
         return _linear(hidden_nh.to(self._dtype), self._head.linear)
 
     def __call__(self, tokens: Tensor, positions: Tensor, table: Tensor, rows_n: Tensor) -> Tensor:
-        tokens_n, positions_n = tokens[rows_n], positions[rows_n]
+        tokens_n = tokens[rows_n]
+        positions_n = positions[rows_n]
         mask = self._cache.aim(positions_n, table[rows_n])
         x = self._embed(tokens_n)
-        cos, sin = (part[:, 0, None] for part in self._trunk.rotary_emb(x[:, None], positions_n[:, None]))
+        cos, sin = (
+            part[:, 0, None] for part in self._trunk.rotary_emb(x[:, None], positions_n[:, None])
+        )
         for index, layer in enumerate(self._layers):
             q, k, v = self._before(x, cos, sin, layer.weights, layer.shape)
             keys, values = self._cache.append(index, k, v)
-            seen = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=layer.shape.scaling)
+            seen = F.scaled_dot_product_attention(
+                q, keys, values, attn_mask=mask, scale=layer.shape.scaling
+            )
             x = self._after(x, seen, layer.weights, layer.shape)
         norm = self._trunk.norm
-        return self.logits(F.rms_norm(x, (x.shape[-1],), norm.weight.to(x.dtype), norm.variance_epsilon))
+        return self.logits(
+            F.rms_norm(x, (x.shape[-1],), norm.weight.to(x.dtype), norm.variance_epsilon)
+        )
 
 
 class KernelDecoder(LeanDecoder):
@@ -168,15 +214,30 @@ class KernelDecoder(LeanDecoder):
         return _logits(hidden_nh, self._head.linear.weight.t(), self._dtype)
 
     def __call__(self, tokens: Tensor, positions: Tensor, table: Tensor, rows_n: Tensor) -> Tensor:
-        x, y, kernels = self._embed(tokens[rows_n]), None, self.kernels  # sums of all layers are kept in fp32
+        # sums of all layers are kept in fp32
+        x = self._embed(tokens[rows_n])
+        y = None
+        kernels = self.kernels
         cos, sin = self._turns_of(x, table.shape[1] * self._cache.page)
         for layer, pool in zip(self._layers, self._cache.pool, strict=True):
-            w, shape = layer.weights, layer.shape
+            w = layer.weights
+            shape = layer.shape
             qkv = _linear(kernels.add_norm(x, y, w.before, shape.epsilon, self._dtype), w.qkv)
             seen = kernels.attend(
-                qkv, cos, sin, pool, table, rows_n, positions, self._cache.page, shape.heads, shape.scaling,
-                shape.epsilon, w.q_norm, w.k_norm,
-            )  # fmt: skip
+                qkv,
+                cos,
+                sin,
+                pool,
+                table,
+                rows_n,
+                positions,
+                self._cache.page,
+                shape.heads,
+                shape.scaling,
+                shape.epsilon,
+                w.q_norm,
+                w.k_norm,
+            )
             inner = kernels.add_norm(x, _linear(seen, w.out), w.between, shape.epsilon, self._dtype)
             y = _linear(kernels.gate(_linear(inner, w.gate_up)), w.down)
         norm = self._trunk.norm
@@ -227,15 +288,19 @@ def before_attention(
     x: Tensor, cos: Tensor, sin: Tensor, w: LayerWeights, shape: Shape
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute one layer's queries, keys and values of one new token per row, [n, h]."""
-    n, dtype = x.shape[0], w.qkv.weight.dtype
+    n = x.shape[0]
+    dtype = w.qkv.weight.dtype
     qkv = _linear(_norm(x, w.before, shape).to(dtype), w.qkv).view(n, -1, shape.size)
-    qk, v = qkv[:, : shape.heads + shape.shared], qkv[:, shape.heads + shape.shared :]
+    qk = qkv[:, : shape.heads + shape.shared]
+    v = qkv[:, shape.heads + shape.shared :]
     if w.q_norm is not None and w.k_norm is not None:
-        q, k = qk[:, : shape.heads], qk[:, shape.heads :]
+        q = qk[:, : shape.heads]
+        k = qk[:, shape.heads :]
         qk = torch.cat((_norm(q, w.q_norm, shape), _norm(k, w.k_norm, shape)), 1)
     first, second = qk.chunk(2, -1)
     qk = (qk * cos + torch.cat((-second, first), -1) * sin).to(dtype)
-    # Query heads that share keys stand as one query's length: no key is copied, one call attends for all.
+    # Query heads that share keys stand as one query's length: no key is copied, one call attends
+    # for all.
     return qk[:, : shape.heads].reshape(n, shape.shared, -1, shape.size), qk[:, shape.heads :], v
 
 
@@ -262,7 +327,8 @@ class _Layer:
     """Keeps one layer's weights."""
 
     def __init__(self, layer: Any, dtype: torch.dtype, packs: bool) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
+        mlp = layer.mlp
         sources = (
             (attention.q_proj, attention.k_proj, attention.v_proj),
             (attention.o_proj,),
@@ -270,14 +336,24 @@ class _Layer:
             (mlp.down_proj,),
         )
         self.fused = [_Fused(modules, dtype, packs) for modules in sources]
-        q_norm, k_norm = (getattr(getattr(attention, n, None), "weight", None) for n in ("q_norm", "k_norm"))
-        self._norms = layer.input_layernorm.weight, layer.post_attention_layernorm.weight, q_norm, k_norm
+        q_norm, k_norm = (
+            getattr(getattr(attention, n, None), "weight", None) for n in ("q_norm", "k_norm")
+        )
+        self._norms = (
+            layer.input_layernorm.weight,
+            layer.post_attention_layernorm.weight,
+            q_norm,
+            k_norm,
+        )
         self.weights = self._weights()
         config = attention.config
         self.shape = Shape(
-            config.num_attention_heads, config.num_key_value_heads, attention.head_dim, attention.scaling,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            attention.head_dim,
+            attention.scaling,
             layer.input_layernorm.variance_epsilon,
-        )  # fmt: skip
+        )
 
     def renew(self) -> None:
         for fused in self.fused:
@@ -289,14 +365,19 @@ class _Layer:
 
 
 class _Fused:
-    """Keeps modules of one input side by side: in the modules' own memory where it can be so, else in a copy."""
+    """Keeps modules of one input side by side: in the modules' own memory where it can be so, else
+    in a copy.
+    """
 
     def __init__(self, modules: Sequence[Any], dtype: torch.dtype, packs: bool) -> None:
-        self._modules, self._bases, self._packs = modules, [getattr(m, "base_layer", m) for m in modules], packs
+        self._modules = modules
+        self._bases = [getattr(m, "base_layer", m) for m in modules]
+        self._packs = packs
         self._weights = [base.weight for base in self._bases]
         self._seen: list[int] | None = None
         like = {"dtype": dtype, "device": self._weights[0].device}
-        width, depth = sum(map(len, self._weights)), self._weights[0].shape[1]
+        width = sum(map(len, self._weights))
+        depth = self._weights[0].shape[1]
         rank = sum(m.r["default"] for m in modules if hasattr(m, "lora_A"))
         fits = all(weight.dtype == dtype for weight in self._weights)
         if fits and not any(weight.requires_grad for weight in self._weights):
@@ -312,14 +393,18 @@ class _Fused:
 
     def renew(self) -> None:
         """Copy what may have changed."""
-        # Weights that train are views of a flat tensor, whose changes their own counters do not show.
-        trains, versions = any(w.requires_grad for w in self._weights), [w._version for w in self._weights]
+        # Weights that train are views of a flat tensor, whose changes their own counters do not
+        # show.
+        trains = any(w.requires_grad for w in self._weights)
+        versions = [w._version for w in self._weights]
         if trains or versions != self._seen:
             self._seen = versions
             if self._packs:
                 whole = _as_one(self._weights)
                 whole = torch.cat([w.data for w in self._weights]) if whole is None else whole
-                self.linear = self.linear._replace(weight=torch.ops.mkldnn._reorder_linear_weight(whole, PACKED_FOR))
+                self.linear = self.linear._replace(
+                    weight=torch.ops.mkldnn._reorder_linear_weight(whole, PACKED_FOR)
+                )
             elif self._is_copy:
                 parts = self._weights if (one := _as_one(self._weights)) is None else [one]
                 places = torch.split(self.linear.weight, [len(part) for part in parts], 1)
@@ -332,7 +417,8 @@ class _Fused:
         column = row = 0
         for module, weight in zip(self._modules, self._weights, strict=True):
             if hasattr(module, "lora_A"):
-                a, b = module.lora_A["default"].weight, module.lora_B["default"].weight
+                a = module.lora_A["default"].weight
+                b = module.lora_B["default"].weight
                 self.linear.down[:, row : row + len(a)].copy_(a.T)
                 place = self.linear.up[row : row + len(a), column : column + len(weight)]
                 place.copy_(b.T * module.scaling["default"])
@@ -341,18 +427,26 @@ class _Fused:
 
 
 def _as_one(weights: Sequence[Tensor]) -> Tensor | None:
-    """Return weights that follow each other in memory as one tensor of all their rows; None where they do not."""
+    """Return weights that follow each other in memory as one tensor of all their rows; None where
+    they do not.
+    """
     ends = [weight.data_ptr() + weight.nbytes for weight in weights]
     follow = all(weight.data_ptr() == end for weight, end in zip(weights[1:], ends, strict=False))
     is_one = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
     if not (follow and is_one and all(weight.is_contiguous() for weight in weights)):
         return None
-    return weights[0].data.as_strided((sum(map(len, weights)), weights[0].shape[1]), (weights[0].shape[1], 1))
+    return weights[0].data.as_strided(
+        (sum(map(len, weights)), weights[0].shape[1]), (weights[0].shape[1], 1)
+    )
 
 
 def _lay_side_by_side(weights: Sequence[Tensor]) -> None:
-    """Move weights that do not train next to each other; their modules use them there from now on."""
+    """Move weights that do not train next to each other; their modules use them there from now
+    on.
+    """
     if _as_one(weights) is None:
         whole = torch.cat([weight.data for weight in weights])
-        for weight, place in zip(weights, torch.split(whole, [len(weight) for weight in weights]), strict=True):
+        for weight, place in zip(
+            weights, torch.split(whole, [len(weight) for weight in weights]), strict=True
+        ):
             weight.data = place

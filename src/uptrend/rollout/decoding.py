@@ -1,16 +1,18 @@
 """The decoding loop of all turns that run: choose, write, advance; a CUDA graph on a GPU.
 
-A token is chosen from its logits with one uniform number: the token at which the cumulative probability passes u. One
-number per token from the rollout's own generator makes a rollout independent of the others in its batch. The sum runs
-in two levels, over blocks of the vocabulary and then inside the block that u falls into: a running sum over the whole
-vocabulary would take longer than the model's own step on a GPU.
+A token is chosen from its logits with one uniform number: the token at which the cumulative
+probability passes u. One number per token from the rollout's own generator makes a rollout
+independent of the others in its batch. The sum runs in two levels, over blocks of the vocabulary
+and then inside the block that u falls into: a running sum over the whole vocabulary would take
+longer than the model's own step on a GPU.
 
-Each running turn has a seat: its places in tensors that keep their addresses. A step takes the seats that are alive as
-its rows, so that turns come and go without anything being moved. On a GPU the number of rows is rounded up to one of
-few sizes, each with a graph that is captured once; seat 0 belongs to nobody and fills up. A turn that is done stays as
-it is until the host has seen so.
+Each running turn has a seat: its places in tensors that keep their addresses. A step takes the
+seats that are alive as its rows, so that turns come and go without anything being moved. On a GPU
+the number of rows is rounded up to one of few sizes, each with a graph that is captured once; seat
+0 belongs to nobody and fills up. A turn that is done stays as it is until the host has seen so.
 
-n = row, v = vocabulary, c = block, w = place in a block, m = sampled token of a turn, k = token that could be drawn.
+n = row, v = vocabulary, c = block, w = place in a block, m = sampled token of a turn, k = token
+that could be drawn.
 """
 
 from bisect import bisect_left
@@ -36,9 +38,11 @@ BLOCK = 256
 def choose(
     logits_nv: Tensor, uniforms_n: Tensor, limits: Limits, seen_nv: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Choose one token per row; return its log-probability in the distribution that it was drawn from too.
+    """Choose one token per row; return its log-probability in the distribution that it was drawn
+    from too.
 
-    Where limits leave tokens out, those that could be drawn are returned as well, -1 in the place of the others.
+    Where limits leave tokens out, those that could be drawn are returned as well, -1 in the place
+    of the others.
     """
     logits = logits_nv.float()
     if seen_nv is not None:
@@ -60,7 +64,9 @@ def choose(
 
 
 def _invert(mass_ncw: Tensor, mass_nc: Tensor, uniforms_n: Tensor) -> Tensor:
-    """Return the place where the running sum passes u times the whole; never a token without mass."""
+    """Return the place where the running sum passes u times the whole; never a token without
+    mass.
+    """
     sum_nc = mass_nc.cumsum(-1)
     aim_n = uniforms_n.clamp(max=1 - 1e-6) * sum_nc[:, -1]
     block_n = (sum_nc <= aim_n[:, None]).sum(-1).clamp(max=mass_nc.shape[-1] - 1)
@@ -68,14 +74,19 @@ def _invert(mass_ncw: Tensor, mass_nc: Tensor, uniforms_n: Tensor) -> Tensor:
     inside_nw = mass_ncw[torch.arange(len(block_n), device=block_n.device), block_n]
     sum_nw = inside_nw.cumsum(-1) + before_n
     passed_nw = sum_nw > aim_n[:, None]
-    # Rounding can leave u just past the block's own sum: then its last token with any mass is meant.
+    # Rounding can leave u just past the block's own sum: then its last token with any mass is
+    # meant.
     last_n = BLOCK - 1 - (inside_nw > 0).flip(-1).int().argmax(-1)
     place_n = torch.where(passed_nw.any(-1), (passed_nw & (inside_nw > 0)).int().argmax(-1), last_n)
     return block_n * BLOCK + place_n
 
 
-def _choose_among_likeliest(logits: Tensor, uniforms_n: Tensor, limits: Limits) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose where top-k, then top-p, then min-p leave tokens out; the likeliest one always stays."""
+def _choose_among_likeliest(
+    logits: Tensor, uniforms_n: Tensor, limits: Limits
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Choose where top-k, then top-p, then min-p leave tokens out; the likeliest one always
+    stays.
+    """
     top_nk, ids_nk = logits.topk(min(limits.width, logits.shape[-1]), -1)
     log_p_nk = top_nk - (top_nk if limits.top_k else logits).logsumexp(-1, keepdim=True)
     p_nk = log_p_nk.exp()
@@ -92,9 +103,13 @@ def _choose_among_likeliest(logits: Tensor, uniforms_n: Tensor, limits: Limits) 
 class Endings:
     """Knows every token that ends a turn, by itself or because its text holds a stop text."""
 
-    def __init__(self, tokenizer: Any, stop_ids: tuple[int, ...], vocabulary: int, device: torch.device) -> None:
-        self._tokenizer, self._stop_ids = tokenizer, set(stop_ids)
-        self._vocabulary, self._device = vocabulary, device
+    def __init__(
+        self, tokenizer: Any, stop_ids: tuple[int, ...], vocabulary: int, device: torch.device
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stop_ids = set(stop_ids)
+        self._vocabulary = vocabulary
+        self._device = device
         self._tables: dict[tuple[str, ...], Tensor] = {}
 
     def table(self, limits: Limits) -> Tensor:
@@ -103,7 +118,9 @@ class Endings:
             known = min(self._vocabulary, len(self._tokenizer))
             texts = self._tokenizer.batch_decode([[i] for i in range(known)]) if limits.stop else []
             ends = torch.zeros(self._vocabulary, dtype=torch.bool)
-            ends[[i for i, text in enumerate(texts) if any(stop in text for stop in limits.stop)]] = True
+            ends[
+                [i for i, text in enumerate(texts) if any(stop in text for stop in limits.stop)]
+            ] = True
             ends[[i for i in self._stop_ids if i < self._vocabulary]] = True
             self._tables[limits.stop] = ends.to(self._device)
         return self._tables[limits.stop]
@@ -111,10 +128,16 @@ class Endings:
     def find(self, ids: NDArray[np.int64], limits: Limits) -> tuple[int, Ending]:
         """Return the number of sampled tokens that belong to the turn, and what ended it."""
         count = len(ids)
-        has_stopped = count > 0 and int(ids[-1]) in self._stop_ids  # nothing is sampled after a stop token
+        # nothing is sampled after a stop token
+        has_stopped = count > 0 and int(ids[-1]) in self._stop_ids
         if limits.stop and self._has_stop(ids, limits):
             # A text that holds a stop text holds it with more tokens too.
-            text_at = bisect_left(range(1, count + 1), True, key=lambda n: self._has_stop(ids[:n], limits)) + 1
+            text_at = (
+                bisect_left(
+                    range(1, count + 1), True, key=lambda n: self._has_stop(ids[:n], limits)
+                )
+                + 1
+            )
             if text_at < count or not has_stopped:
                 return text_at, Ending.STOP_TEXT
         if has_stopped:
@@ -122,7 +145,8 @@ class Endings:
         return len(ids), Ending.LENGTH if len(ids) == limits.max_tokens else Ending.CONTEXT_FULL
 
     def _has_stop(self, ids: NDArray[np.int64], limits: Limits) -> bool:
-        texts = self._tokenizer.batch_decode([ids, ids[-1:]])  # the last one by itself, as in the table
+        # the last one by itself, as in the table
+        texts = self._tokenizer.batch_decode([ids, ids[-1:]])
         return any(stop in text for text in texts for stop in limits.stop)
 
 
@@ -157,14 +181,18 @@ class _State:
     """State of turns that changes from token to token, one row for each seat."""
 
     def __init__(self, seats: int, m: int, k: int, v: int, p: int, device: torch.device) -> None:
-        self.tokens, self.positions, self.budget, self.turn = torch.zeros(4, seats, dtype=torch.long, device=device)
+        self.tokens, self.positions, self.budget, self.turn = torch.zeros(
+            4, seats, dtype=torch.long, device=device
+        )
         self.done = torch.ones(seats, dtype=torch.bool, device=device)
         self.table_np = torch.zeros(seats, p, dtype=torch.long, device=device)
         # The last column is written by those that are done.
         self.uniforms_nm, self.logprobs_nm = torch.zeros(2, seats, m + 1, device=device)
         self.ids_nm = torch.zeros(seats, m + 1, dtype=torch.long, device=device)
-        self.support_nmk = torch.zeros(seats, m + 1, k, dtype=torch.int32, device=device)  # k is 0 where all can come
-        self.seen_nv = torch.zeros(seats, v, dtype=torch.bool, device=device)  # v is 0 without a repetition penalty
+        # k is 0 where all can come
+        self.support_nmk = torch.zeros(seats, m + 1, k, dtype=torch.int32, device=device)
+        # v is 0 without a repetition penalty
+        self.seen_nv = torch.zeros(seats, v, dtype=torch.bool, device=device)
         self.rows = torch.zeros(seats, dtype=torch.long, device=device)  # seats that a step decodes
 
     def take_over(self, other: "_State") -> None:
@@ -176,11 +204,17 @@ class _State:
 class Decoding:
     """Samples turns from the logits after their contexts on, all of the same limits."""
 
-    def __init__(self, device: torch.device, decoder: Decoder, cache: PagedCache, pool: str = TOGETHER) -> None:
-        self._device, self._decoder, self._cache, self._pool = device, decoder, cache, pool
+    def __init__(
+        self, device: torch.device, decoder: Decoder, cache: PagedCache, pool: str = TOGETHER
+    ) -> None:
+        self._device = device
+        self._decoder = decoder
+        self._cache = cache
+        self._pool = pool
         self._states: dict[tuple[int, int, int, int], _State] = {}
         self._shape = 0, 0, 0, 0
-        self._limits, self._stops_v = Limits(0, 0), torch.empty(0)
+        self._limits = Limits(0, 0)
+        self._stops_v = torch.empty(0)
         self._graphs: dict[tuple[int, int, Limits], torch.cuda.CUDAGraph] = {}
         self._turns: dict[int, Turn] = {}  # by seat
         self._steps = 0
@@ -194,9 +228,14 @@ class Decoding:
         return n if self._device.type == "cpu" else max(FEWEST, 1 << (n - 1).bit_length())
 
     def join(
-        self, turns: Sequence[Turn], logits_nv: Tensor, uniforms_nm: NDArray[np.float32], limits: Limits,
-        stops_v: Tensor, seen_nv: Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        turns: Sequence[Turn],
+        logits_nv: Tensor,
+        uniforms_nm: NDArray[np.float32],
+        limits: Limits,
+        stops_v: Tensor,
+        seen_nv: Tensor | None = None,
+    ) -> None:
         """Seat turns beside those that run and choose their first tokens.
 
         `seen_nv` has the tokens of each turn's context, for a repetition penalty.
@@ -204,32 +243,43 @@ class Decoding:
         v = logits_nv.shape[1]
         width = self._cache.pages_for(limits.context)
         self._shape = limits.max_tokens, min(limits.width, v), 0 if seen_nv is None else v, width
-        self._limits, self._stops_v = limits, stops_v
+        self._limits = limits
+        self._stops_v = stops_v
         s = self._with_seats(len(self._turns) + len(turns))
         free = (seat for seat in range(1, len(s.done)) if seat not in self._turns)
         for turn, seat in zip(turns, free, strict=False):
-            turn.seat, turn.since = seat, self._steps
+            turn.seat = seat
+            turn.since = self._steps
             self._turns[seat] = turn
         rows = np.zeros((len(turns), 3 + width), np.int64)
         for row, turn in zip(rows, turns, strict=True):
-            row[:3] = turn.seat, turn.budget, turn.length - 1  # `_take` moves on to the first free position
+            # `_take` moves on to the first free position
+            row[:3] = turn.seat, turn.budget, turn.length - 1
             row[3 : 3 + len(turn.pages)] = turn.pages
         about = torch.from_numpy(rows).to(self._device, non_blocking=True)
         at = about[:, 0].contiguous()
-        s.budget[at], s.positions[at], s.table_np[at] = about[:, 1], about[:, 2], about[:, 3:]
-        s.turn[at], s.done[at] = 0, False
+        s.budget[at] = about[:, 1]
+        s.positions[at] = about[:, 2]
+        s.table_np[at] = about[:, 3:]
+        s.turn[at] = 0
+        s.done[at] = False
         s.uniforms_nm[at, :-1] = torch.from_numpy(uniforms_nm).to(self._device, non_blocking=True)
         if seen_nv is not None:
             s.seen_nv[at] = seen_nv
         self._take(s, at, logits_nv)
 
     def run(self) -> None:
-        """Decode some tokens; on a CPU until somebody is done, on a GPU without waiting for the device."""
+        """Decode some tokens; on a CPU until somebody is done, on a GPU without waiting for the
+        device.
+        """
         turns = list(self._turns.values())
-        steps = min(LOOK_EVERY, max((t.budget - self._steps + t.since for t in turns), default=1) - 1)
+        steps = min(
+            LOOK_EVERY, max((t.budget - self._steps + t.since for t in turns), default=1) - 1
+        )
         if steps <= 0:
             return
-        s, n = self._states[self._shape], self.rows_for(len(turns))
+        s = self._states[self._shape]
+        n = self.rows_for(len(turns))
         rows = [turn.seat for turn in turns] + [0] * (n - len(turns))
         if self._device.type == "cuda":
             replay = self._graph(s, n, turns).replay  # a capture fills the rows with nobody: first
@@ -239,7 +289,9 @@ class Decoding:
             self._steps += steps
             return
         s.rows[:n] = torch.tensor(rows)
-        firsts = [t.pages[0] if t.pages == list(range(t.pages[0], t.pages[-1] + 1)) else 0 for t in turns]
+        firsts = [
+            t.pages[0] if t.pages == list(range(t.pages[0], t.pages[-1] + 1)) else 0 for t in turns
+        ]
         firsts += [0] * (n - len(turns))
         reach = max(turn.length - turn.since for turn in turns) + 1
         while steps and not s.done[s.rows[: len(turns)]].any():
@@ -266,7 +318,9 @@ class Decoding:
         at = torch.tensor([turn.seat for turn in turns]).to(self._device)
         self.drop(turns)
         counts = s.turn[at].tolist()
-        said = [x[at, : max(counts)].cpu().numpy() for x in (s.ids_nm, s.logprobs_nm, s.support_nmk)]
+        said = [
+            x[at, : max(counts)].cpu().numpy() for x in (s.ids_nm, s.logprobs_nm, s.support_nmk)
+        ]
         return [Said(*(x[row, :count] for x in said)) for row, count in enumerate(counts)]
 
     def _with_seats(self, count: int) -> _State:
@@ -285,30 +339,41 @@ class Decoding:
         if self._decoder.kernels is not None and s.support_nmk.shape[2] == s.seen_nv.shape[1] == 0:
             self._decoder.kernels.pick(logits_nv, rows, s, self._stops_v, self._limits.temperature)
             return
-        turn, done, positions = s.turn[rows], s.done[rows], s.positions[rows]
+        turn = s.turn[rows]
+        done = s.done[rows]
+        positions = s.positions[rows]
         place = turn.masked_fill(done, s.ids_nm.shape[1] - 1)
         seen_nv = s.seen_nv[rows] if s.seen_nv.shape[1] else None
-        tokens, logprobs, support_nk = choose(logits_nv, s.uniforms_nm[rows, place], self._limits, seen_nv)
+        tokens, logprobs, support_nk = choose(
+            logits_nv, s.uniforms_nm[rows, place], self._limits, seen_nv
+        )
         s.ids_nm[rows, place] = tokens
         s.logprobs_nm[rows, place] = logprobs
         if support_nk is not None:
             s.support_nmk[rows, place] = support_nk.int()
         if seen_nv is not None:
-            s.seen_nv[rows, tokens] = torch.ones_like(done)  # a number would be copied from the host
+            # a number would be copied from the host
+            s.seen_nv[rows, tokens] = torch.ones_like(done)
         s.tokens[rows] = torch.where(done, s.tokens[rows], tokens)
         s.turn[rows] = turn + ~done
         s.positions[rows] = positions + ~done
         s.done[rows] = done | self._stops_v[tokens] | (turn + 1 >= s.budget[rows])
 
     def _step(self, s: _State, rows: Tensor) -> None:
-        table_np = s.table_np[:, : self._cache.reach // self._cache.page] if self._decoder.has_reach else s.table_np
+        table_np = (
+            s.table_np[:, : self._cache.reach // self._cache.page]
+            if self._decoder.has_reach
+            else s.table_np
+        )
         self._take(s, rows, self._decoder(s.tokens, s.positions, table_np, rows))
 
     def _graph(self, s: _State, n: int, turns: Sequence[Turn]) -> torch.cuda.CUDAGraph:
         """Return the step for so many rows as one launch, captured at its first use."""
         reach = self._limits.context
         if self._decoder.has_reach:
-            reach = min(reach, -(-max(turn.length + turn.budget for turn in turns) // REACH) * REACH)
+            reach = min(
+                reach, -(-max(turn.length + turn.budget for turn in turns) // REACH) * REACH
+            )
         key = n, reach, self._limits
         if key not in self._graphs:
             self._cache.cover(reach)

@@ -49,7 +49,9 @@ class HttpClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: ClientSession | None = None
 
-    async def exchange(self, url: str, body: dict[str, Any] | None = None, timeout_s: float = 60.0) -> HttpReply:
+    async def exchange(
+        self, url: str, body: dict[str, Any] | None = None, timeout_s: float = 60.0
+    ) -> HttpReply:
         """Get a page, or post a JSON object.
 
         Raises TimeoutError, or another OSError where the connection fails.

@@ -1,8 +1,9 @@
-"""Playing tasks: from a task to a finished rollout, many at once; the model speaks through a sampler, or a script does.
+"""Playing tasks: from a task to a finished rollout, many at once; the model speaks through a
+sampler, or a script does.
 
-What fails inside a task (opening it, its answer, its score, closing it) is written into the rollout with the
-boundary at which it failed; it neither scores 0 nor stops the run. A sandbox that fails is ours: the rollout is played
-again. What fails in the sampler is ours too, and stops the run.
+What fails inside a task (opening it, its answer, its score, closing it) is written into the rollout
+with the boundary at which it failed; it neither scores 0 nor stops the run. A sandbox that fails is
+ours: the rollout is played again. What fails in the sampler is ours too, and stops the run.
 """
 
 import asyncio
@@ -38,12 +39,14 @@ def derive(*parts: int | str) -> int:
 
 
 def derive_open_seed(run_seed: int, group: str) -> int:
-    """Derive the seed that a group's rollouts open their task with; the group's name has its step and its number."""
+    """Derive the seed that a group's rollouts open their task with; the group's name has its step
+    and its number.
+    """
     return derive(run_seed, "open", group)
 
 
-# The model's side of a rollout: hears what is new, as tokens and as messages, and the task's tools, and speaks; None
-# where it is done.
+# The model's side of a rollout: hears what is new, as tokens and as messages, and the task's tools,
+# and speaks; None where it is done.
 Say = Callable[[Sequence[int], Sequence[Message], Sequence[Tool]], Awaitable[Extension | None]]
 
 
@@ -59,11 +62,14 @@ class ScriptSpeaker:
     """A scripted player, whose messages become the tokens that the model would have said."""
 
     def __init__(self, script: Script, renderer: Renderer) -> None:
-        self._script, self._renderer = script, renderer
+        self._script = script
+        self._renderer = renderer
         self._began = False
         self.error: str | None = None  # error in the script; it then says nothing more
 
-    async def say(self, new: Sequence[int], heard: Sequence[Message], _: Sequence[Tool]) -> Extension | None:
+    async def say(
+        self, new: Sequence[int], heard: Sequence[Message], _: Sequence[Tool]
+    ) -> Extension | None:
         """Speak the script's next turn; a script hears messages alone."""
         try:
             message = self._script.send(heard) if self._began else next(self._script)
@@ -77,7 +83,9 @@ class ScriptSpeaker:
             return None
         ids = np.array(self._renderer.write(message, new), np.int32)
         # Nobody sampled them: they have no log-probability and no version, as prompts have none.
-        return Extension(ids, np.full(len(ids), np.nan, np.float32), Ending.STOP_TOKEN, np.full_like(ids, -1))
+        return Extension(
+            ids, np.full(len(ids), np.nan, np.float32), Ending.STOP_TOKEN, np.full_like(ids, -1)
+        )
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,8 @@ class RolloutRequest:
     index: int
     seed: int  # seed of its sampling
     open_seed: int = 0  # seed that its task is opened with, the same for a whole group
-    script: Callable[[], Script] | None = None  # what `demonstrate` plays; None for the task's expert
+    # what `demonstrate` plays; None for the task's expert
+    script: Callable[[], Script] | None = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,9 @@ class _Transcript:
         self.length = 0
         self._parts: list[tuple[Ints, int, Role, Extension | None]] = []
 
-    def add(self, ids: Sequence[int] | Ints, turn: int, role: Role, said: Extension | None = None) -> None:
+    def add(
+        self, ids: Sequence[int] | Ints, turn: int, role: Role, said: Extension | None = None
+    ) -> None:
         """Add tokens of one role; `said` is the model's turn where it wrote them."""
         self.length += len(ids)
         self._parts.append((np.asarray(ids, np.int32), turn, role, said))
@@ -134,7 +145,8 @@ class _Transcript:
         def column(kind: Any, values: list[Any]) -> Any:
             return np.repeat(np.array(values, kind), sizes)
 
-        logprobs, versions = column(np.float32, [math.nan] * len(parts)), column(np.int32, [-1] * len(parts))
+        logprobs = column(np.float32, [math.nan] * len(parts))
+        versions = column(np.int32, [-1] * len(parts))
         end = 0
         for ids, _, _, said in parts:
             end += len(ids)
@@ -147,7 +159,12 @@ class _Transcript:
         if any(found is not None for found in supports):
             none = [np.zeros(size, np.int32) for size in sizes]
             support = (
-                np.concatenate([z if found is None else found[0] for z, found in zip(none, supports, strict=True)]),
+                np.concatenate(
+                    [
+                        z if found is None else found[0]
+                        for z, found in zip(none, supports, strict=True)
+                    ]
+                ),
                 np.concatenate([found[1] for found in supports if found is not None]),
             )
         return Tokens(
@@ -170,9 +187,11 @@ async def play_all(
     timeouts: Timeouts = ANY_TIME,
     retries: int = 0,
 ) -> list[Rollout]:
-    """Let the model play every request, at most `rows` side by side (0 for all), in the order given.
+    """Let the model play every request, at most `rows` side by side (0 for all), in the order
+    given.
 
-    A rollout whose sandbox fails is played again from its start, with the same seeds, up to `retries` times.
+    A rollout whose sandbox fails is played again from its start, with the same seeds, up to
+    `retries` times.
     """
 
     async def one(stream: int, request: RolloutRequest) -> Rollout:
@@ -180,7 +199,9 @@ async def play_all(
             return await sampler.extend(stream, new, limits, request.seed)
 
         try:
-            return await play(request, say, renderers[request.taskset.chat], limits, max_turns, timeouts)
+            return await play(
+                request, say, renderers[request.taskset.chat], limits, max_turns, timeouts
+            )
         finally:
             sampler.release(stream)
 
@@ -188,17 +209,25 @@ async def play_all(
 
 
 async def demonstrate(
-    requests: Sequence[RolloutRequest], renderers: Mapping[bool | None, Renderer], limits: Limits, max_turns: int,
-    rows: int = 0, timeouts: Timeouts = ANY_TIME, retries: int = 0,
-) -> list[Rollout]:  # fmt: skip
-    """Let each request's script, or its task's expert, play it in the tokens that the model would have to say."""
+    requests: Sequence[RolloutRequest],
+    renderers: Mapping[bool | None, Renderer],
+    limits: Limits,
+    max_turns: int,
+    rows: int = 0,
+    timeouts: Timeouts = ANY_TIME,
+    retries: int = 0,
+) -> list[Rollout]:
+    """Let each request's script, or its task's expert, play it in the tokens that the model would
+    have to say.
+    """
 
     def gold(request: RolloutRequest) -> Script:
         # Begun at its first turn: also what fails before that is the script's failure.
         yield from request.script() if request.script else request.taskset.gold(request.task)
 
     async def one(_: int, request: RolloutRequest) -> Rollout:
-        renderer, script = renderers[request.taskset.chat], gold(request)
+        renderer = renderers[request.taskset.chat]
+        script = gold(request)
         speaker = ScriptSpeaker(script, renderer)
         try:
             rollout = await play(request, speaker.say, renderer, limits, max_turns, timeouts)
@@ -213,21 +242,31 @@ async def demonstrate(
 
 def echo(said: Sequence[Message]) -> Say:
     """Return a speaker that says recorded messages again."""
-    left, nothing = iter(said), np.zeros(0, np.int32)
+    left = iter(said)
+    nothing = np.zeros(0, np.int32)
 
-    async def say(new: Sequence[int], heard: Sequence[Message], tools: Sequence[Tool]) -> Extension | None:  # noqa: ARG001
+    async def say(*_: Any) -> Extension | None:
         message = next(left, None)
-        ended = Extension(nothing, nothing.astype(np.float32), Ending.STOP_TOKEN, nothing, message=message)
+        ended = Extension(
+            nothing, nothing.astype(np.float32), Ending.STOP_TOKEN, nothing, message=message
+        )
         return None if message is None else ended
 
     return say
 
 
 async def speak_all(
-    requests: Sequence[RolloutRequest], begin: Callable[[RolloutRequest], Say], limits: Limits, max_turns: int,
-    rows: int = 0, timeouts: Timeouts = ANY_TIME, retries: int = 0,
-) -> list[Rollout]:  # fmt: skip
-    """Let a model that hears and speaks messages play every request: its rollouts have no tokens."""
+    requests: Sequence[RolloutRequest],
+    begin: Callable[[RolloutRequest], Say],
+    limits: Limits,
+    max_turns: int,
+    rows: int = 0,
+    timeouts: Timeouts = ANY_TIME,
+    retries: int = 0,
+) -> list[Rollout]:
+    """Let a model that hears and speaks messages play every request: its rollouts have no
+    tokens.
+    """
 
     async def one(_: int, request: RolloutRequest) -> Rollout:
         return await play(request, begin(request), None, limits, max_turns, timeouts)
@@ -246,7 +285,8 @@ async def _side_by_side(
     async def gated(number: int, request: RolloutRequest) -> Rollout:
         async with gate:
             for attempt in range(retries + 1):
-                rollout = await one(number + attempt * len(requests), request)  # a stream that nobody has used
+                # a stream that nobody has used
+                rollout = await one(number + attempt * len(requests), request)
                 if not rollout.sandbox_failures:
                     break
             return replace(rollout, sandbox_failures=rollout.sandbox_failures + attempt)
@@ -255,17 +295,29 @@ async def _side_by_side(
 
 
 async def play(
-    request: RolloutRequest, say: Say, renderer: Renderer | None, limits: Limits, max_turns: int, timeouts: Timeouts
+    request: RolloutRequest,
+    say: Say,
+    renderer: Renderer | None,
+    limits: Limits,
+    max_turns: int,
+    timeouts: Timeouts,
 ) -> Rollout:
-    """Play one rollout, from its first prompt to its score; without a renderer in messages alone."""
+    """Play one rollout, from its first prompt to its score; without a renderer in messages
+    alone.
+    """
     began = time.perf_counter()
-    tokens, messages, tools, reward = _Transcript(), list(request.task.messages), tuple[Tool, ...](), None
+    tokens = _Transcript()
+    messages = list(request.task.messages)
+    tools = tuple[Tool, ...]()
+    reward = None
     opened: Play | None = None
-    ended, failed = Ending.TASK_ERROR, cast(Failure | None, None)
+    ended = Ending.TASK_ERROR
+    failed = cast(Failure | None, None)
     try:
         try:
             opened = request.taskset.open(request.task, request.open_seed)
-            messages, tools = list(opened.messages), tuple(opened.tools)
+            messages = list(opened.messages)
+            tools = tuple(opened.tools)
         except Exception as problem:
             failed = "open", problem
         if opened is not None and failed is None:
@@ -273,7 +325,15 @@ async def play(
             try:
                 with limit.counting():
                     conversation = _converse(
-                        opened, tools, messages, tokens, say, renderer, limits, max_turns, timeouts.tool
+                        opened,
+                        tools,
+                        messages,
+                        tokens,
+                        say,
+                        renderer,
+                        limits,
+                        max_turns,
+                        timeouts.tool,
                     )
                     ended, failed = await limit.enforce(conversation)
             except TimeoutError:
@@ -283,7 +343,8 @@ async def play(
             try:
                 reward = await _within(timeouts.tool, opened.score()) if failed is None else None
             except Exception as problem:
-                ended, failed = Ending.TASK_ERROR, ("score", problem)
+                ended = Ending.TASK_ERROR
+                failed = ("score", problem)
     finally:
         try:
             if opened is not None:
@@ -291,13 +352,25 @@ async def play(
         except Exception as problem:
             failed = failed or ("close", problem)  # what failed before counts more
     return Rollout(
-        step=request.step, group=request.group, index=request.index, task=request.task.id, family=request.task.family,
-        answer=request.task.answer, seed=request.seed, messages=tuple(messages),
-        sequences=(tokens.tokens(),) if renderer else (), reward=reward, ended=ended, error=_told(failed),
-        seconds=time.perf_counter() - began, commands=() if opened is None else commands_of(opened),
+        step=request.step,
+        group=request.group,
+        index=request.index,
+        task=request.task.id,
+        family=request.task.family,
+        answer=request.task.answer,
+        seed=request.seed,
+        messages=tuple(messages),
+        sequences=(tokens.tokens(),) if renderer else (),
+        reward=reward,
+        ended=ended,
+        error=_told(failed),
+        seconds=time.perf_counter() - began,
+        commands=() if opened is None else commands_of(opened),
         # What was scored stays, also where the sandbox can't be closed.
-        sandbox_failures=int(reward is None and failed is not None and isinstance(failed[1], SandboxFailed)),
-    )  # fmt: skip
+        sandbox_failures=int(
+            reward is None and failed is not None and isinstance(failed[1], SandboxFailed)
+        ),
+    )
 
 
 async def _within(seconds: float, call: Awaitable[T]) -> T:
@@ -310,7 +383,9 @@ async def _within(seconds: float, call: Awaitable[T]) -> T:
             if isinstance(call, Coroutine):
                 try:
                     call = _Begun(call, call.send(None))
-                except StopIteration as done:  # most calls never wait, and a timer takes longer than they do
+                except (
+                    StopIteration
+                ) as done:  # most calls never wait, and a timer takes longer than they do
                     return done.value  # type: ignore[no-any-return]
             return await limit.enforce(call)
     except TimeoutError:
@@ -323,7 +398,8 @@ class _Begun(Awaitable[T]):
     """A coroutine that has begun to wait for something, to be waited for further."""
 
     def __init__(self, call: Coroutine[Any, Any, T], waits_for: Any) -> None:
-        self._call, self._waits_for = call, waits_for
+        self._call = call
+        self._waits_for = waits_for
 
     def __await__(self) -> Generator[Any, Any, T]:
         while True:
@@ -347,14 +423,27 @@ def _told(failed: Failure | None) -> str | None:
 
 
 async def _converse(
-    opened: Play, tools: Sequence[Tool], messages: list[Message], tokens: _Transcript, say: Say,
-    renderer: Renderer | None, limits: Limits, max_turns: int, timeout: float,
-) -> tuple[Ending, Failure | None]:  # fmt: skip
-    """Play turn after turn, adding to messages and tokens; return what ended it, and what failed."""
+    opened: Play,
+    tools: Sequence[Tool],
+    messages: list[Message],
+    tokens: _Transcript,
+    say: Say,
+    renderer: Renderer | None,
+    limits: Limits,
+    max_turns: int,
+    timeout: float,
+) -> tuple[Ending, Failure | None]:
+    """Play turn after turn, adding to messages and tokens; return what ended it, and what
+    failed.
+    """
     heard: Sequence[Message] = messages[:]
-    new, role = renderer.first(heard, tools) if renderer else [], Role.PROMPT
+    new = renderer.first(heard, tools) if renderer else []
+    role = Role.PROMPT
     if 0 < limits.prompt < len(new):
-        return Ending.CONTEXT_FULL, ("prompt", f"{len(new):,} tokens exceed sampling.max_prompt = {limits.prompt:,}")
+        return Ending.CONTEXT_FULL, (
+            "prompt",
+            f"{len(new):,} tokens exceed sampling.max_prompt = {limits.prompt:,}",
+        )
     too_long = f"tokens do not fit into sampling.context = {limits.context:,}"
     for turn in range(max_turns):
         if tokens.length + len(new) >= limits.context:
@@ -364,7 +453,9 @@ async def _converse(
         except NoTurn as problem:
             # What was said before the context was full is scored.
             is_scored = turn > 0 and problem.ended == Ending.CONTEXT_FULL
-            return problem.ended, None if is_scored else (f"turn {turn}" if turn else "prompt", str(problem))
+            return problem.ended, (
+                None if is_scored else (f"turn {turn}" if turn else "prompt", str(problem))
+            )
         if said is None:
             return Ending.STOP_TOKEN, None
         ids = said.ids.tolist()
@@ -377,7 +468,9 @@ async def _converse(
             assert said.message is not None
             message = said.message
         else:  # without tools nothing is a call, whatever it looks like
-            message = renderer.read(ids, new) if tools else Message("assistant", renderer.text(ids, new))
+            message = (
+                renderer.read(ids, new) if tools else Message("assistant", renderer.text(ids, new))
+            )
         messages.append(message)
         try:
             answers = await _within(timeout, opened.respond(message))
@@ -387,5 +480,6 @@ async def _converse(
         messages.extend(heard)
         if answers is None or said.ended == Ending.CONTEXT_FULL:
             return said.ended, None
-        new, role = renderer.later(ids, heard, tools) if renderer else [], Role.TOOL
+        new = renderer.later(ids, heard, tools) if renderer else []
+        role = Role.TOOL
     return Ending.TURN_LIMIT, None

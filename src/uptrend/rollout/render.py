@@ -1,9 +1,10 @@
-"""Messages and tools to token ids, each exactly once: what the sampler reads is what the learner trains on.
+"""Messages and tools to token ids, each exactly once: what the sampler reads is what the learner
+trains on.
 
-The first messages are rendered whole. After that the history is only appended to: a model's turn stays as it
-was sampled, and the task's answer is rendered as the text that the template puts between that turn and
-the next. Tools go through the template where we know its format of calls; otherwise they are described in
-words, and their results are a user's words.
+The first messages are rendered whole. After that the history is only appended to: a model's turn
+stays as it was sampled, and the task's answer is rendered as the text that the template puts
+between that turn and the next. Tools go through the template where we know its format of calls;
+otherwise they are described in words, and their results are a user's words.
 """
 
 import json
@@ -14,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from uptrend.config import Config
 from uptrend.records import Message, TasksetError, Tool
-from uptrend.rollout.calls import END_THINK, FORMATS, THINK, describe, example_call, format_of, read_turn, schemas
+from uptrend.rollout.calls import (
+    END_THINK,
+    FORMATS,
+    THINK,
+    describe,
+    example_call,
+    format_of,
+    read_turn,
+    schemas,
+)
 
 if TYPE_CHECKING:
     from uptrend.policy.policy import Policy
@@ -27,26 +37,45 @@ NO_THOUGHTS = f"\n{END_THINK}\n\n"
 
 
 class Renderer:
-    """Turns messages into ids and a turn's ids into a message, through the model's chat template or as raw text."""
+    """Turns messages into ids and a turn's ids into a message, through the model's chat template or
+    as raw text.
+    """
 
-    def __init__(self, tokenizer: Any, stop_ids: Sequence[int], chat: bool | None, trim: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Any, stop_ids: Sequence[int], chat: bool | None, trim: bool = False
+    ) -> None:
         chat = bool(tokenizer.chat_template) if chat is None else chat
         if chat and not tokenizer.chat_template:
             raise TasksetError(
                 "These tasks are asked as a chat, but the model has no chat template. "
                 "Set chat = false in [model], or in [tasks] and [eval] where they say otherwise."
             )
-        self._tokenizer, self._stop_ids, self._chat, self._trim = tokenizer, tuple(stop_ids), chat, trim
-        self.format = format_of(tokenizer) if chat else "plain"  # the name of the format in which the model calls tools
+        self._tokenizer = tokenizer
+        self._stop_ids = tuple(stop_ids)
+        self._chat = chat
+        self._trim = trim
+        # the name of the format in which the model calls tools
+        self.format = format_of(tokenizer) if chat else "plain"
         self._calls = FORMATS[self.format]
-        # Special tokens are no part of what is said, and no text may be taken for one; the markup of calls is both.
-        added, marks = tokenizer.added_tokens_decoder.items(), self._calls.marks
+        # Special tokens are no part of what is said, and no text may be taken for one; the markup
+        # of calls is both.
+        added = tokenizer.added_tokens_decoder.items()
+        marks = self._calls.marks
         special = {i for i, token in added if token.special} | set(tokenizer.all_special_ids)
-        self._dropped = frozenset(special - {i for i, token in added if token.content in (*marks, THINK, END_THINK)})
-        texts = {token.content for _, token in added if token.special} | set(tokenizer.all_special_tokens)
-        longest_first = sorted((text for text in texts - set(marks) if len(text) > 1), key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-        # The wrapped tokenizer, where there is one, decodes several times faster, and tidies nothing up.
+        self._dropped = frozenset(
+            special - {i for i, token in added if token.content in (*marks, THINK, END_THINK)}
+        )
+        texts = {token.content for _, token in added if token.special} | set(
+            tokenizer.all_special_tokens
+        )
+        longest_first = sorted(
+            (text for text in texts - set(marks) if len(text) > 1), key=len, reverse=True
+        )
+        self._control = (
+            re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        )
+        # The wrapped tokenizer, where there is one, decodes several times faster, and tidies
+        # nothing up.
         self._backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         self._firsts: dict[tuple[object, ...], list[int]] = {}
         self._plain_firsts: dict[tuple[Message, ...], list[int]] = {}
@@ -68,43 +97,66 @@ class Renderer:
                 self._firsts[key] = self._encode(self._template(told, tools, speak=True))
             else:
                 text = "".join(m.content for m in told)
-                self._firsts[key] = self._tokenizer(text.rstrip(" ") if self._trim else text).input_ids
+                self._firsts[key] = self._tokenizer(
+                    text.rstrip(" ") if self._trim else text
+                ).input_ids
         if is_plain:
             self._plain_firsts[tuple(messages)] = self._firsts[key]
         return self._firsts[key]
 
-    def later(self, said: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Return the ids between a model's turn and its next one: the turn's close, the answers, the next opening."""
+    def later(
+        self, said: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> list[int]:
+        """Return the ids between a model's turn and its next one: the turn's close, the answers,
+        the next opening.
+        """
         written = self._written(messages, tools)
         if not self._chat:
             return self._encode("".join(m.content for m in written))
         ids = self._encode(self._after_words(written, tools, speak=True))
         closed = bool(said) and said[-1] in self._stop_ids
-        # A model may close a turn with another of its stop tokens than the template does: it is closed once.
+        # A model may close a turn with another of its stop tokens than the template does: it is
+        # closed once.
         return ids[1:] if closed and ids[0] in self._stop_ids else ids
 
     def text(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> str:
-        """Return the text of a model's turn, without the token that ended it; `prompt` is what it had just read."""
+        """Return the text of a model's turn, without the token that ended it; `prompt` is what it
+        had just read.
+        """
         text: str = self._backend.decode(self._unstopped(ids), skip_special_tokens=True)
         return self._spoken(text, prompt)[0]
 
     def read(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> Message:
-        """Read a model's turn as a message, its calls taken out of the text; `prompt` is what it had just read."""
-        # A tokenizer may count the markup of calls among its special tokens, which `text` leaves out.
+        """Read a model's turn as a message, its calls taken out of the text; `prompt` is what it
+        had just read.
+        """
+        # A tokenizer may count the markup of calls among its special tokens, which `text` leaves
+        # out.
         kept = [i for i in self._unstopped(ids) if i not in self._dropped]
-        text, in_thoughts = self._spoken(self._backend.decode(kept, skip_special_tokens=False), prompt)
+        text, in_thoughts = self._spoken(
+            self._backend.decode(kept, skip_special_tokens=False), prompt
+        )
         return read_turn(self._calls, text, in_thoughts=in_thoughts)
 
     def write(self, message: Message, prompt: Sequence[int] = ()) -> list[int]:
-        """Return the ids that a model would sample after `prompt` to say this message and to end its turn."""
+        """Return the ids that a model would sample after `prompt` to say this message and to end
+        its turn.
+        """
         if self._close is None:
             closing = self._encode(self._after_words([], (), speak=False))[:1] if self._chat else []
-            self._close = closing if closing and closing[0] in self._stop_ids else list(self._stop_ids[:1])
+            self._close = (
+                closing if closing and closing[0] in self._stop_ids else list(self._stop_ids[:1])
+            )
         text = self._harmless(self._calls.write(message))
-        return [*self._encode(NO_THOUGHTS + text if self._opens_thoughts(prompt) else text), *self._close]
+        return [
+            *self._encode(NO_THOUGHTS + text if self._opens_thoughts(prompt) else text),
+            *self._close,
+        ]
 
     def _opens_thoughts(self, prompt: Sequence[int]) -> bool:
-        """Return True where a prompt ends inside thoughts, as DeepSeek-R1's template and Qwen3-Thinking's do."""
+        """Return True where a prompt ends inside thoughts, as DeepSeek-R1's template and
+        Qwen3-Thinking's do.
+        """
         last = tuple(prompt[-16:])
         if last not in self._opened:
             if len(self._opened) > REMEMBERED:
@@ -114,7 +166,9 @@ class Renderer:
         return self._opened[last]
 
     def _spoken(self, text: str, prompt: Sequence[int]) -> tuple[str, bool]:
-        """Return a turn's text without empty thoughts that its prompt began, and True where it begins in others."""
+        """Return a turn's text without empty thoughts that its prompt began, and True where it
+        begins in others.
+        """
         if not self._opens_thoughts(prompt):
             return text, False
         said = text.removeprefix(NO_THOUGHTS)
@@ -128,25 +182,43 @@ class Renderer:
         return ids
 
     def _harmless(self, text: str) -> str:
-        """Break up control tokens in a text: a document could otherwise end its turn and begin another."""
-        return self._control.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text) if self._control else text
+        """Break up control tokens in a text: a document could otherwise end its turn and begin
+        another.
+        """
+        return (
+            self._control.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+            if self._control
+            else text
+        )
 
     def _written(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-        """Write calls into the contents of messages; in the plain format, results are a user's words."""
-        written = [replace(m, content=self._harmless(self._calls.write(m)), calls=()) for m in messages]
+        """Write calls into the contents of messages; in the plain format, results are a user's
+        words.
+        """
+        written = [
+            replace(m, content=self._harmless(self._calls.write(m)), calls=()) for m in messages
+        ]
         if not tools or self.format != "plain":
             return written
         if not self._chat:
-            return [replace(m, content=f"\n{_result(m)}\n") if m.role == "tool" else m for m in written]
+            return [
+                replace(m, content=f"\n{_result(m)}\n") if m.role == "tool" else m for m in written
+            ]
         return join_results(written)
 
     def _told(self, messages: list[Message], tools: Sequence[Tool]) -> list[Message]:
         """Add the tools in words to the first messages where the template does not say them."""
         if not tools or self.format != "plain":
             return messages
-        return offer_tools(messages, tools) if self._chat else [Message("system", f"{_offer(tools)}\n\n"), *messages]
+        return (
+            offer_tools(messages, tools)
+            if self._chat
+            else [Message("system", f"{_offer(tools)}\n\n"), *messages]
+        )
 
-    def _after_words(self, messages: Sequence[Message], tools: Sequence[Tool], *, speak: bool) -> str:
+    def _after_words(
+        self, messages: Sequence[Message], tools: Sequence[Tool], *, speak: bool
+    ) -> str:
         """Return the text that the template puts after an assistant's words."""
         before = [Message("user", "x"), Message("assistant", _LAST_WORDS)]
         whole = self._template([*before, *messages], tools, speak=speak)
@@ -169,7 +241,9 @@ class Renderer:
 
 
 def make_renderer(policy: "Policy", config: Config, tasks_chat: bool | None) -> Renderer:
-    """Return a renderer for tasks that are asked as a chat, as raw text, or (None) as `model.chat` says."""
+    """Return a renderer for tasks that are asked as a chat, as raw text, or (None) as `model.chat`
+    says.
+    """
     chat = config.model.chat if tasks_chat is None else tasks_chat
     # Nobody has decided yet: as before there was a choice, the template where there is one.
     as_chat = None if chat == "auto" else chat
@@ -186,7 +260,9 @@ def offer_tools(messages: list[Message], tools: Sequence[Tool]) -> list[Message]
 
 
 def join_results(messages: Sequence[Message]) -> list[Message]:
-    """Make results a user's words, in one message with those beside them: some templates insist on taking turns."""
+    """Make results a user's words, in one message with those beside them: some templates insist on
+    taking turns.
+    """
     joined: list[Message] = []
     before = ""
     for m in messages:
@@ -201,7 +277,9 @@ def join_results(messages: Sequence[Message]) -> list[Message]:
 
 def _offer(tools: Sequence[Tool]) -> str:
     example = FORMATS["plain"].write(Message("assistant", "", (example_call(tools[0]),)))
-    how = "To call a tool, end your turn like this; its result comes between <result> and </result>:"
+    how = (
+        "To call a tool, end your turn like this; its result comes between <result> and </result>:"
+    )
     return f"{describe(tools)}\n\n{how}\n{example}"
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# Tokens that top_p and min_p choose among. Each sampled token keeps those that it was drawn from, so there has to be a
-# bound; what lies beyond it is less likely than 1 in 1,024.
+# Tokens that top_p and min_p choose among. Each sampled token keeps those that it was drawn from,
+# so there has to be a bound; what lies beyond it is less likely than 1 in 1,024.
 LIKELIEST = 1024
 
 
@@ -31,9 +31,11 @@ class Limits:
     top_p: float = 1.0  # keep the likeliest tokens that together reach this probability
     top_k: int = 0  # keep this many likeliest tokens; 0 for all
     min_p: float = 0.0  # keep tokens with at least this part of the likeliest one's probability
-    repetition_penalty: float = 1.0  # divides the logits of tokens that the context holds, where positive
+    # divides the logits of tokens that the context holds, where positive
+    repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()  # texts that end the turn
-    prompt: int = 0  # the most tokens of a stream's first prompt; 0 for as many as the context holds
+    # the most tokens of a stream's first prompt; 0 for as many as the context holds
+    prompt: int = 0
 
     @classmethod
     def of(cls, s: Sampling, temperature: float) -> "Limits":
@@ -56,28 +58,37 @@ class Extension:
     logprobs: Floats  # their log-probabilities in the distribution that they were drawn from
     ended: Ending  # stop-token, stop-text, length or context-full
     versions: Ints  # the policy version that said each token
-    support: tuple[Ints, Ints] | None = None  # tokens that each was drawn from, as a sequence has them; None for all
+    # tokens that each was drawn from, as a sequence has them; None for all
+    support: tuple[Ints, Ints] | None = None
     message: Message | None = None  # the turn itself where it came as a message, without tokens
 
 
 class Sampler(Protocol):
-    """Extends streams; a stream is one rollout's growing context, named by a number that the caller chooses."""
+    """Extends streams; a stream is one rollout's growing context, named by a number that the caller
+    chooses.
+    """
 
     async def extend(self, stream: int, ids: Sequence[int], limits: Limits, seed: int) -> Extension:
-        """Append `ids` to the stream and let the model speak; the seed counts at a stream's first call."""
+        """Append `ids` to the stream and let the model speak; the seed counts at a stream's first
+        call.
+        """
 
     def release(self, stream: int) -> None:
         """Forget a stream."""
 
     async def load(self, weights: "Iterable[tuple[str, Tensor]] | Path", version: int) -> None:
-        """Take new weights: named tensors, or an adapter's folder. What is sampled afterwards carries this version.
+        """Take new weights: named tensors, or an adapter's folder. What is sampled afterwards
+        carries this version.
 
-        Tensors are iterated to the end, and once: where the learner's are sharded, every process has to.
+        Tensors are iterated to the end, and once: where the learner's are sharded, every process
+        has to.
         """
 
 
 class NoSampler:
-    """Stands in for the sampler where another process of the run plays: it takes part in gathering the weights."""
+    """Stands in for the sampler where another process of the run plays: it takes part in gathering
+    the weights.
+    """
 
     async def extend(self, stream: int, ids: Sequence[int], limits: Limits, seed: int) -> Extension:
         """Never called: rank 0 plays for all."""

@@ -1,15 +1,18 @@
 """vLLM servers as a sampler: tokens go in, tokens with their log-probabilities come out.
 
-A turn sends its whole stream, of which the server's prefix cache knows most. So any server can take any turn: where one
-dies or hangs, its turns go to another, and it comes back once it is healthy and has the current weights.
+A turn sends its whole stream, of which the server's prefix cache knows most. So any server can take
+any turn: where one dies or hangs, its turns go to another, and it comes back once it is healthy and
+has the current weights.
 
-New weights are written to a file that the servers can read: an adapter, or all weights. They wait until the turns that
-run have ended, so that each turn has one version, and go to every server under a name that nothing else has. A server
-is asked for that name after a load, and whenever it turns from idle to busy, since it may have been restarted. While it
-is busy, a restart would break the connections.
+New weights are written to a file that the servers can read: an adapter, or all weights. They wait
+until the turns that run have ended, so that each turn has one version, and go to every server under
+a name that nothing else has. A server is asked for that name after a load, and whenever it turns
+from idle to busy, since it may have been restarted. While it is busy, a restart would break the
+connections.
 
-Nothing about a server is believed: each time it got weights, log-probabilities of a few tokens are compared with the
-learner's. This also finds another model, and log-probabilities that ignore the temperature.
+Nothing about a server is believed: each time it got weights, log-probabilities of a few tokens are
+compared with the learner's. This also finds another model, and log-probabilities that ignore the
+temperature.
 
 n = token of the comparison, v = vocabulary.
 """
@@ -47,14 +50,24 @@ from uptrend.rollout.sampler import Extension, Limits
 from uptrend.rollout.vllm_supervisor import KEY, SHARED
 from uptrend.tasks.event_loop import in_caller, together
 
-ABANDONED = 60.0  # seconds that such a folder has not changed, before it may be taken for a killed process's
+# seconds that such a folder has not changed, before it may be taken for a killed process's
+ABANDONED = 60.0
 START = "Start it with `uptrend models serve RECIPE`."
 LOADS = ("/collective_rpc", "/v1/load_lora_adapter")
-# Requests at once to one server, which queues more than 256 turns anyway: each takes a file descriptor.
+# Requests at once to one server, which queues more than 256 turns anyway: each takes a file
+# descriptor.
 AT_ONCE = 256
 # What the sampler must not do, whatever the model's own generation config wishes.
-PLAIN = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True, "logprobs": 0,
-         "return_token_ids": True, "skip_special_tokens": False}  # fmt: skip
+PLAIN = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "ignore_eos": True,
+    "logprobs": 0,
+    "return_token_ids": True,
+    "skip_special_tokens": False,
+}
 # The tokenizers must agree on this text, and log-probabilities after each of its first tokens.
 TEXT = 'What is 12 + 34? The answer is 46, not 47.\n\n{"x": [1]} Ünïcode 東京 <|im_end|></s>'
 COMPARED = 16
@@ -74,7 +87,8 @@ class _Server:
     is_known: bool = False  # true while its turns prove that it still has the current weights
     problem: str = ""  # why it gets no turns; empty where it works
     watch: asyncio.Task[None] | None = None  # looks after it while it is out
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one conversation about weights at a time
+    # one conversation about weights at a time
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
 
@@ -91,33 +105,39 @@ class _Weights:
     name: str  # as servers know them: no other load of any run has it
     version: int
     place: Path  # an adapter's folder, or a file with all weights
-    logits_nv: Tensor | None  # the learner's, for the comparison; None where there is none to be had
+    # the learner's, for the comparison; None where there is none to be had
+    logits_nv: Tensor | None
 
 
 class VllmSampler:
     """A sampler that runs on vLLM servers."""
 
-    deadline = 300.0, 0.25  # seconds for a turn, and more for each token that it may say; then its server is out
+    # seconds for a turn, and more for each token that it may say; then its server is out
+    deadline = 300.0, 0.25
     loading = 600.0  # seconds for a server to take weights
     outage = 300.0  # seconds to wait for a server where all are out
     every = 2.0  # seconds between looks at a server that is out
     tries = 8  # servers in a row that may fail at one turn
-    near = 1e-3, 0.25  # mean distance of log-probabilities, in nats, that rounding explains: of fp32, of bf16 on a GPU
+    # mean distance of log-probabilities, in nats, that rounding explains: of fp32, of bf16 on a GPU
+    near = 1e-3, 0.25
 
     def __init__(self, policy: Policy, sampling: Sampling) -> None:
-        self._policy, self._context = policy, sampling.context
+        self._policy = policy
+        self._context = sampling.context
         self._client = HttpClient(KEY)
         self._servers = [_Server(url.rstrip("/").removesuffix("/v1")) for url in sampling.servers]
-        self._endings = Endings(policy.tokenizer, policy.stop_ids, policy.core.config.vocab_size, policy.device)
+        self._endings = Endings(
+            policy.tokenizer, policy.stop_ids, policy.core.config.vocab_size, policy.device
+        )
         self._streams: dict[int, _ServedStream] = {}
         self._weights: _Weights | None = None
-        self._token, self._loads, self._running = secrets.token_hex(4), 0, 0
-        self._lock, self._go, self._quiet, self._back = (
-            asyncio.Lock(),
-            asyncio.Event(),
-            asyncio.Event(),
-            asyncio.Event(),
-        )
+        self._token = secrets.token_hex(4)
+        self._loads = 0
+        self._running = 0
+        self._lock = asyncio.Lock()
+        self._go = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._back = asyncio.Event()
         self._go.set()
         self._folder = _make_folder()
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -132,7 +152,10 @@ class VllmSampler:
         while not self._go.is_set():
             await self._go.wait()
         assert self._weights is not None
-        said, logprobs, stopped, version = list[int](), list[float](), None, self._weights.version
+        said = list[int]()
+        logprobs = list[float]()
+        stopped = None
+        version = self._weights.version
         if budget:
             self._running += 1
             try:
@@ -146,14 +169,21 @@ class VllmSampler:
             ended = Ending.STOP_TEXT  # which the server sees in its own decoding alone
         s.ids += said[:count]
         versions = np.full(count, version, np.int32)
-        return Extension(np.array(said[:count], np.int32), np.array(logprobs[:count], np.float32), ended, versions)
+        return Extension(
+            np.array(said[:count], np.int32),
+            np.array(logprobs[:count], np.float32),
+            ended,
+            versions,
+        )
 
     def release(self, stream: int) -> None:
         if (s := self._streams.pop(stream, None)) is not None and s.server is not None:
             s.server.streams -= 1
 
     async def load(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> None:
-        """Give all servers new weights, once the turns that run have ended; those that come meanwhile wait."""
+        """Give all servers new weights, once the turns that run have ended; those that come
+        meanwhile wait.
+        """
         async with self._lock:
             await self._load(weights, version)
 
@@ -182,11 +212,16 @@ class VllmSampler:
     def _write(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> _Weights:
         """Write weights where servers read them."""
         self._loads += 1
-        name, policy = f"uptrend-{self._token}-{self._loads}", self._policy
+        name = f"uptrend-{self._token}-{self._loads}"
+        policy = self._policy
         if isinstance(weights, Path):
             return _Weights(name, version, weights, None)
-        # Copies: tensors of the learner are views of one buffer. On a GPU a sampler's weights are bf16.
-        own = {key: w.detach().to(torch.bfloat16 if w.is_cuda else w.dtype).to("cpu", copy=True) for key, w in weights}
+        # Copies: tensors of the learner are views of one buffer. On a GPU a sampler's weights are
+        # bf16.
+        own = {
+            key: w.detach().to(torch.bfloat16 if w.is_cuda else w.dtype).to("cpu", copy=True)
+            for key, w in weights
+        }
         place = self._folder / (name if policy.has_adapters else f"{name}.safetensors")
         try:
             if policy.has_adapters:
@@ -198,17 +233,28 @@ class VllmSampler:
                 save_file(own, place)
         except (OSError, SafetensorError) as error:
             raise ModelError(
-                f"The weights for vLLM can't be written to {self._folder} ({error}). Set {SHARED} to a folder with "
-                "more space that the servers read too."
+                f"The weights for vLLM can't be written to {self._folder} ({error}). Set {SHARED}"
+                " to a folder with more space that the servers read too."
             ) from error
         # Where each rank has a part of the weights, all would have to compute this together.
         return _Weights(name, version, place, None if policy.is_sharded else _logits(policy))
 
-    async def _speak(self, s: _ServedStream, budget: int, limits: Limits) -> tuple[list[int], list[float], Any]:
-        """Let a server say the next turn of a stream; return tokens, log-probabilities and the reason to stop."""
-        body = {"prompt": s.ids, "max_tokens": budget, "temperature": limits.temperature, "stop": list(limits.stop)}
-        body |= {"stop_token_ids": self._policy.stop_ids, "seed": derive(s.seed, s.turns) >> 32}  # 31 bits
-        seconds, problem = self.deadline[0] + self.deadline[1] * budget, ""
+    async def _speak(
+        self, s: _ServedStream, budget: int, limits: Limits
+    ) -> tuple[list[int], list[float], Any]:
+        """Let a server say the next turn of a stream; return tokens, log-probabilities and the
+        reason to stop.
+        """
+        body = {
+            "prompt": s.ids,
+            "max_tokens": budget,
+            "temperature": limits.temperature,
+            "stop": list(limits.stop),
+        }
+        # 31 bits
+        body |= {"stop_token_ids": self._policy.stop_ids, "seed": derive(s.seed, s.turns) >> 32}
+        seconds = self.deadline[0] + self.deadline[1] * budget
+        problem = ""
         for _ in range(self.tries):
             server = await self._choose(s)
             server.turns += 1
@@ -218,14 +264,20 @@ class VllmSampler:
                     choice = (await self._complete(server, body, seconds))[0]
                     if choice["finish_reason"] == "abort":
                         raise _Out("it aborted a turn")
-                    return choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["stop_reason"]
+                    return (
+                        choice["token_ids"],
+                        choice["logprobs"]["token_logprobs"],
+                        choice["stop_reason"],
+                    )
             except _Out as out:
                 problem = f"{server.url}: {out}"
                 self._lose(server, str(out))
             except RequestRefused as refusal:
                 if refusal.args[0] != 404:
                     raise self._error(server, f"refuses a turn: {refusal.args[1]}") from None
-                problem, server.is_known = f"{server.url}: {refusal.args[1]}", False  # it has lost the weights
+                # it has lost the weights
+                problem = f"{server.url}: {refusal.args[1]}"
+                server.is_known = False
             finally:
                 server.turns -= 1
                 server.is_known &= server.turns > 0
@@ -242,7 +294,9 @@ class VllmSampler:
                     await self._back.wait()
             except TimeoutError:
                 told = "; ".join(f"{server.url}: {server.problem}" for server in self._servers)
-                raise ModelError(f"No vLLM server has answered for {self.outage:g} s. {told}. {START}") from None
+                raise ModelError(
+                    f"No vLLM server has answered for {self.outage:g} s. {told}. {START}"
+                ) from None
         if s.server not in up:
             if s.server is not None:
                 s.server.streams -= 1
@@ -254,10 +308,12 @@ class VllmSampler:
         """Give a server no more turns until it is well again."""
         if not server.problem:
             told = (
-                f"The vLLM server {server.url} is out ({problem}). Until it is back its turns go to another, or wait."
+                f"The vLLM server {server.url} is out ({problem}). Until it is back its turns go to"
+                " another, or wait."
             )
             warnings.warn(told, ServerWarning, stacklevel=2)
-        server.problem, server.is_known = problem, False
+        server.problem = problem
+        server.is_known = False
         self._watch(server)
 
     def _watch(self, server: _Server) -> None:
@@ -265,7 +321,9 @@ class VllmSampler:
             server.watch = asyncio.get_running_loop().create_task(self._recover(server))
 
     async def _recover(self, server: _Server) -> None:
-        """Look at a server that is out until it is healthy and has the current weights, for as long as is waited."""
+        """Look at a server that is out until it is healthy and has the current weights, for as long
+        as is waited.
+        """
         for _ in range(1 + int(self.outage / self.every)):
             await asyncio.sleep(self.every)
             try:
@@ -280,7 +338,9 @@ class VllmSampler:
             return
 
     async def _make_sure(self, server: _Server) -> None:
-        """Ask a server that was idle which weights it has, and give it the current ones where it has others."""
+        """Ask a server that was idle which weights it has, and give it the current ones where it
+        has others.
+        """
         async with server.lock:
             if not server.is_known:
                 assert self._weights is not None
@@ -298,7 +358,9 @@ class VllmSampler:
                     await self._own_name(server)
                 await self._give(server)
             except RequestRefused as refusal:
-                raise self._error(server, f"can't be given weights: {refusal.args[1]}. {START}") from None
+                raise self._error(
+                    server, f"can't be given weights: {refusal.args[1]}. {START}"
+                ) from None
             except _Out as out:
                 if not server.base:
                     raise self._error(server, f"does not answer: {out}. {START}") from None
@@ -309,47 +371,71 @@ class VllmSampler:
     async def _meet(self, server: _Server) -> None:
         """Raise ModelError where a server can't serve this policy."""
         models = (await self._call(server, "/v1/models")).get("data", ())
-        model = next((model for model in models if model.get("max_model_len") and not model.get("parent")), None)
+        model = next(
+            (model for model in models if model.get("max_model_len") and not model.get("parent")),
+            None,
+        )
         if model is None:
-            raise self._error(server, f"is no vLLM: its /v1/models tells of no model's length. {START}")
-        base, most = str(model["id"]), int(model["max_model_len"])
+            raise self._error(
+                server, f"is no vLLM: its /v1/models tells of no model's length. {START}"
+            )
+        base = str(model["id"])
+        most = int(model["max_model_len"])
         if most < self._context:
             raise self._error(
-                server, f"takes {most} tokens, and sampling.context = {self._context}. Start it with --max-model-len "
-                f"{self._context}, as `uptrend models serve RECIPE` does, or lower sampling.context.",
-            )  # fmt: skip
+                server,
+                f"takes {most} tokens, and sampling.context = {self._context}. Start it with"
+                f" --max-model-len {self._context}, as `uptrend models serve RECIPE` does, or lower"
+                " sampling.context.",
+            )
         asked = {"model": base, "prompt": TEXT, "add_special_tokens": False}
         theirs = (await self._call(server, "/tokenize", asked)).get("tokens", [])
         ours = self._policy.tokenizer(TEXT, add_special_tokens=False).input_ids
         if theirs != ours:
             at = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), 0)
             raise self._error(
-                server, f"serves {base} with another tokenizer than the model that learns: token {at} of a text is "
-                f"{theirs[at : at + 1]} there and {ours[at : at + 1]} here. Serve the recipe's model.",
-            )  # fmt: skip
+                server,
+                f"serves {base} with another tokenizer than the model that learns: token {at} of a"
+                f" text is {theirs[at : at + 1]} there and {ours[at : at + 1]} here. Serve the"
+                " recipe's model.",
+            )
         if self._policy.has_adapters:
-            with contextlib.suppress(RequestRefused):  # a server without our extension can't have other weights
-                if any((await self._call(server, "/collective_rpc", {"method": "uptrend_name"})).get("results", ())):
+            # a server without our extension can't have other weights
+            with contextlib.suppress(RequestRefused):
+                if any(
+                    (await self._call(server, "/collective_rpc", {"method": "uptrend_name"})).get(
+                        "results", ()
+                    )
+                ):
                     raise self._error(
-                        server, "has the weights of a run without adapters. Start it again: adapters need the model "
-                        "as it was.",
-                    )  # fmt: skip
+                        server,
+                        "has the weights of a run without adapters. Start it again: adapters need"
+                        " the model as it was.",
+                    )
         server.base = base
 
     async def _give(self, server: _Server) -> None:
         """Load the current weights, and check that it worked."""
-        weights, server.is_known = self._weights, False
+        weights = self._weights
+        server.is_known = False
         assert weights is not None
-        place, seconds = str(weights.place), self.loading
+        place = str(weights.place)
+        seconds = self.loading
         if self._policy.has_adapters:
-            await self._call(server, "/v1/load_lora_adapter", {"lora_name": weights.name, "lora_path": place}, seconds)
+            await self._call(
+                server,
+                "/v1/load_lora_adapter",
+                {"lora_name": weights.name, "lora_path": place},
+                seconds,
+            )
             for name in await self._adapters(server):
                 if name.startswith(f"uptrend-{self._token}-") and name != weights.name:
                     await self._call(server, "/v1/unload_lora_adapter", {"lora_name": name})
         else:
             asked = {"method": "uptrend_load", "kwargs": {"path": place, "name": weights.name}}
             await self._call(server, "/collective_rpc", asked, seconds)
-        # It keeps what it read under old weights, and can't forget that while a turn runs that nobody waits for.
+        # It keeps what it read under old weights, and can't forget that while a turn runs that
+        # nobody waits for.
         try:
             async with asyncio.timeout(self.loading):
                 while await self._call(server, "/reset_prefix_cache", {}) != {"success": True}:
@@ -358,26 +444,34 @@ class VllmSampler:
             raise _Out("its prefix cache can't be emptied") from None
         if (name := await self._name(server)) != weights.name:
             raise self._error(
-                server, f"took version {weights.version} of the weights and still has "
+                server,
+                f"took version {weights.version} of the weights and still has "
                 f"{name or 'those that it began with'}. {START}",
-            )  # fmt: skip
+            )
         await self._compare(server, weights)
 
     async def _name(self, server: _Server) -> str:
-        """Return the name of the weights that a server has; of adapters, the current one's where it is there."""
+        """Return the name of the weights that a server has; of adapters, the current one's where it
+        is there.
+        """
         if self._policy.has_adapters:
             assert self._weights is not None
             return self._weights.name if self._weights.name in await self._adapters(server) else ""
-        results = (await self._call(server, "/collective_rpc", {"method": "uptrend_name"})).get("results", ())
+        results = (await self._call(server, "/collective_rpc", {"method": "uptrend_name"})).get(
+            "results", ()
+        )
         return str(results[0]) if len(set(results)) == 1 else "different ones in its workers"
 
     async def _own_name(self, server: _Server) -> str:
-        """Return the name of a server's weights; raise ModelError where another run gave it them meanwhile."""
+        """Return the name of a server's weights; raise ModelError where another run gave it them
+        meanwhile.
+        """
         if (name := await self._name(server)) and not name.startswith(f"uptrend-{self._token}-"):
             raise self._error(
-                server, f"has got other weights than this run's since the last step ({name}): each run needs servers "
-                "of its own.",
-            )  # fmt: skip
+                server,
+                f"has got other weights than this run's since the last step ({name}): each run"
+                " needs servers of its own.",
+            )
         return name
 
     async def _adapters(self, server: _Server) -> list[str]:
@@ -388,41 +482,61 @@ class VllmSampler:
         if weights.logits_nv is None:
             return
         ids = _text_ids(self._policy)
-        body = {"prompt": [ids[:n] for n in range(1, len(ids) + 1)], "max_tokens": 1, "temperature": TEMPERATURE}
-        choices = sorted(await self._complete(server, {**body, "seed": 0}, self.loading), key=lambda c: c["index"])
+        body = {
+            "prompt": [ids[:n] for n in range(1, len(ids) + 1)],
+            "max_tokens": 1,
+            "temperature": TEMPERATURE,
+        }
+        choices = sorted(
+            await self._complete(server, {**body, "seed": 0}, self.loading),
+            key=lambda c: c["index"],
+        )
         said_n1 = torch.tensor([choice["token_ids"][:1] for choice in choices])
         theirs_n = torch.tensor([choice["logprobs"]["token_logprobs"][0] for choice in choices])
         gaps = []
         for temperature in (TEMPERATURE, 1.0):
-            ours_n = torch.log_softmax(weights.logits_nv / temperature, -1).gather(1, said_n1).squeeze(1)
+            ours_n = (
+                torch.log_softmax(weights.logits_nv / temperature, -1).gather(1, said_n1).squeeze(1)
+            )
             gaps.append(float((theirs_n - ours_n).abs().mean()))
         near = self.near[self._policy.device.type != "cpu"]
         if gaps[0] <= near:
             return
         if gaps[1] <= near:
             raise self._error(
-                server, "gives log-probabilities that ignore the temperature. Start it with --logprobs-mode "
-                "processed_logprobs, as `uptrend models serve RECIPE` does.",
-            )  # fmt: skip
+                server,
+                "gives log-probabilities that ignore the temperature. Start it with --logprobs-mode"
+                " processed_logprobs, as `uptrend models serve RECIPE` does.",
+            )
         raise self._error(
-            server, f"serves {server.base}, whose log-probabilities are {gaps[0]:.2g} nats from the learner's after "
-            f"version {weights.version} was loaded: it is another model, or not all weights arrived. {START}",
-        )  # fmt: skip
+            server,
+            f"serves {server.base}, whose log-probabilities are {gaps[0]:.2g} nats from the"
+            f" learner's after version {weights.version} was loaded: it is another model, or not"
+            f" all weights arrived. {START}",
+        )
 
-    async def _complete(self, server: _Server, body: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
+    async def _complete(
+        self, server: _Server, body: dict[str, Any], seconds: float
+    ) -> list[dict[str, Any]]:
         """Sample, from the current weights alone."""
         assert self._weights is not None
         # Never from the base beside adapters: rows of the base are wrong in such a batch.
         model = self._weights.name if self._policy.has_adapters else server.base
-        reply = await self._call(server, "/v1/completions", {"model": model, **body, **PLAIN}, seconds)
+        reply = await self._call(
+            server, "/v1/completions", {"model": model, **body, **PLAIN}, seconds
+        )
         try:
             choices: list[dict[str, Any]] = reply["choices"]
-            is_whole = all(len(c["token_ids"]) == len(c["logprobs"]["token_logprobs"]) > 0 for c in choices)
+            is_whole = all(
+                len(c["token_ids"]) == len(c["logprobs"]["token_logprobs"]) > 0 for c in choices
+            )
             if is_whole and choices and reply["model"] == model:
                 return choices
         except (LookupError, TypeError):
             pass
-        raise self._error(server, f"gave a reply without the tokens of {model}: {str(reply)[:200]}. {START}")
+        raise self._error(
+            server, f"gave a reply without the tokens of {model}: {str(reply)[:200]}. {START}"
+        )
 
     async def _call(
         self, server: _Server, path: str, body: dict[str, Any] | None = None, timeout: float = 30.0
@@ -458,11 +572,15 @@ class VllmSampler:
 
 
 def _make_folder() -> Path:
-    """Make a folder for weights, and remove those that killed processes have left: shared memory would stay full."""
+    """Make a folder for weights, and remove those that killed processes have left: shared memory
+    would stay full.
+    """
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-    parent, prefix = Path(os.environ.get(SHARED) or memory), "uptrend-weights-"
+    parent = Path(os.environ.get(SHARED) or memory)
+    prefix = "uptrend-weights-"
     for old in parent.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):  # another user's, or one whose process lives and holds its lock
+        # another user's, or one whose process lives and holds its lock
+        with contextlib.suppress(OSError):
             if time.time() - old.stat().st_mtime > ABANDONED:
                 held = _lock(old)
                 shutil.rmtree(old)
@@ -479,7 +597,9 @@ def _make_folder() -> Path:
 
 
 def _lock(folder: Path) -> int:
-    """Lock a folder until this process ends or closes what is returned; raises OSError where another one has it."""
+    """Lock a folder until this process ends or closes what is returned; raises OSError where
+    another one has it.
+    """
     held = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

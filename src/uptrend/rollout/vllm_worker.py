@@ -1,8 +1,9 @@
-"""Code that runs inside vLLM: a worker that takes the learner's weights, and layers that refuse requests.
+"""Code that runs inside vLLM: a worker that takes the learner's weights, and layers that refuse
+requests.
 
-`uptrend models serve` hands this file alone to the server under the name `uptrend_worker`, since that runs in an
-environment without Uptrend. So it imports nothing of it: `--worker-extension-cls uptrend_worker.Worker` and
-`--middleware uptrend_worker.RequireKey`.
+`uptrend models serve` hands this file alone to the server under the name `uptrend_worker`, since
+that runs in an environment without Uptrend. So it imports nothing of it: `--worker-extension-cls
+uptrend_worker.Worker` and `--middleware uptrend_worker.RequireKey`.
 """
 
 import hmac
@@ -25,14 +26,17 @@ class Worker:
         with safe_open(path, framework="pt") as file:
             weights = ((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118 (no mapping)
             self.model_runner.reload_weights(weights_iterator=weights)
-        # A CPU packs the head's weight for its kernels, and a head that is tied to the embedding is not packed anew.
+        # A CPU packs the head's weight for its kernels, and a head that is tied to the embedding is
+        # not packed anew.
         for module in self.model_runner.get_model().modules():
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
         self._uptrend_name = name
 
     def uptrend_name(self) -> str:
-        """Return the name of the weights that were loaded last; empty for those that the server began with."""
+        """Return the name of the weights that were loaded last; empty for those that the server
+        began with.
+        """
         return getattr(self, "_uptrend_name", "")
 
 
@@ -81,11 +85,16 @@ class RequireKey(_Refusal):
             return True
         values = [value for name, value in scope["headers"] if name == b"authorization"]
         parts = [value.partition(b" ") for value in values]
-        return any(kind.lower() == b"bearer" and hmac.compare_digest(key, self._key) for kind, _, key in parts)
+        return any(
+            kind.lower() == b"bearer" and hmac.compare_digest(key, self._key)
+            for kind, _, key in parts
+        )
 
 
 class RefusePages(_Refusal):
-    """Refuses what a web page sends: a browser on this machine carries any site's requests to loopback."""
+    """Refuses what a web page sends: a browser on this machine carries any site's requests to
+    loopback.
+    """
 
     status = 403
     reason = "Web pages get no answer from a server without a key: set VLLM_API_KEY."

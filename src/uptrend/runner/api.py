@@ -1,4 +1,6 @@
-"""`uptrend.train` and `uptrend.resume`: as on the command line, with progress, preflight and the live doctor."""
+"""`uptrend.train` and `uptrend.resume`: as on the command line, with progress, preflight and the
+live doctor.
+"""
 
 import functools
 import hashlib
@@ -27,9 +29,10 @@ R = TypeVar("R")
 RewardLike = str | Function
 # What `data` and `reward` alone leave open; `overrides` change any of it.
 DEFAULTS: dict[str, Any] = {
-    "sampling": {"groups": 8, "size": 8, "max_tokens": 128}, "learning": {"lr": 1e-5, "skip_dead": True},
+    "sampling": {"groups": 8, "size": 8, "max_tokens": 128},
+    "learning": {"lr": 1e-5, "skip_dead": True},
     "checkpoints": {"every": 50},
-}  # fmt: skip
+}
 
 
 def answers_settings(function: Callable[P, R]) -> Callable[P, R]:
@@ -42,8 +45,8 @@ def answers_settings(function: Callable[P, R]) -> Callable[P, R]:
             if name not in arguments:
                 hint = config_hint(name, name, arguments) or f" It takes {', '.join(arguments)}."
                 raise ConfigError(
-                    f"uptrend.{function.__name__} has no argument {name}.{hint} Settings of a recipe go into "
-                    'overrides: overrides={"learning.lr": 1e-5}.'
+                    f"uptrend.{function.__name__} has no argument {name}.{hint} Settings of a"
+                    ' recipe go into overrides: overrides={"learning.lr": 1e-5}.'
                 )
         return function(*args, **kwargs)
 
@@ -76,26 +79,33 @@ def train(
         uptrend.train("recipe.toml")
         uptrend.train(model="smollm2-135m", data=rows, reward=f, steps=100)
 
-    `data` is a list of dicts, a file (.jsonl, .json, .csv, .parquet) or the id of a hub dataset; `prompt` and `answer`
-    name its columns, or are templates such as "Question: {question}". `reward` is a function
-    `f(prompt, completion, answer, **row)`, one in TRL's signature, or the name of a ready reward (exact, contains,
-    number, math, …); a list of them, or a dict with weights. `bounds` are [low, high] of your functions; without them
-    bounds are unknown. `overrides` are `key=value` texts as for `--set`, or a dict.
+    `data` is a list of dicts, a file (.jsonl, .json, .csv, .parquet) or the id of a hub dataset;
+    `prompt` and `answer` name its columns, or are templates such as "Question: {question}".
+    `reward` is a function `f(prompt, completion, answer, **row)`, one in TRL's signature, or the
+    name of a ready reward (exact, contains, number, math, …); a list of them, or a dict with
+    weights. `bounds` are [low, high] of your functions; without them bounds are unknown.
+    `overrides` are `key=value` texts as for `--set`, or a dict.
 
-    Without `name` a run is named as its recipe says; of `data`, after the file or dataset, of rows after the model.
+    Without `name` a run is named as its recipe says; of `data`, after the file or dataset, of rows
+    after the model.
 
-    `progress` prints how it goes. `preflight` probes the recipe first: a critical finding raises RunRefused, which has
-    it as `finding`, unless its id is in `allows`. A refused run leaves no run directory unless `keep_refused`.
+    `progress` prints how it goes. `preflight` probes the recipe first: a critical finding raises
+    RunRefused, which has it as `finding`, unless its id is in `allows`. A refused run leaves no run
+    directory unless `keep_refused`.
     """
     with _functions(reward) as (names, weights):
         if config is None and (data is None or reward is None):
             raise ConfigError("Nothing to train on: give a recipe, or data and reward.")
         if isinstance(config, Mapping) and not config:
-            raise ConfigError("The recipe is empty: name at least tasks and model, or give data and reward.")
+            raise ConfigError(
+                "The recipe is empty: name at least tasks and model, or give data and reward."
+            )
         if isinstance(config, Config):
             recipe = config
             if overrides or data is not None or model is not None or steps is not None:
-                raise ConfigError("A loaded config is trained as it is: give load_config the changes.")
+                raise ConfigError(
+                    "A loaded config is trained as it is: give load_config the changes."
+                )
         else:
             table = _table_of(data, names, weights, Path(runs)) if config is None else config
             arguments = {
@@ -106,7 +116,11 @@ def train(
                 "tasks.bounds": list(bounds) or None if isinstance(bounds, Sequence) else bounds,
                 "learning.steps": steps,
             }
-            changes = [f"{key}={json.dumps(value)}" for key, value in arguments.items() if value is not None]
+            changes = [
+                f"{key}={json.dumps(value)}"
+                for key, value in arguments.items()
+                if value is not None
+            ]
             recipe = load_recipe(table, [*changes, *_overrides(overrides)])
             if config is None and recipe.name == Config.name:  # rows in memory have no name
                 recipe = replace(recipe, name=_folder_name(Path(recipe.model.name).name))
@@ -127,7 +141,9 @@ def train(
                     keeps_refused=keep_refused,
                 )
         except RunRefused as refusal:
-            refusal.add_note(f"To train anyway: allows=[{refusal.finding.id!r}], or preflight=False")
+            refusal.add_note(
+                f"To train anyway: allows=[{refusal.finding.id!r}], or preflight=False"
+            )
             raise
     arguments_to_resume = f"{str(run.path)!r}, reward=…" if config is None else repr(str(run.path))
     sentence = stop_sentence(run, f"uptrend.resume({arguments_to_resume})")
@@ -138,9 +154,13 @@ def train(
 
 @answers_settings
 def resume(
-    path: str | Path, overrides: Iterable[str] = (), *, reward: RewardLike | Sequence[RewardLike] | None = None,
-    observers: Sequence[Observer] = (), progress: bool = True,
-) -> Run:  # fmt: skip
+    path: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    reward: RewardLike | Sequence[RewardLike] | None = None,
+    observers: Sequence[Observer] = (),
+    progress: bool = True,
+) -> Run:
     """Continue a run from its last checkpoint; drop what was recorded after it.
 
     A run whose reward was a function of a script needs that function again: `reward`.
@@ -167,7 +187,8 @@ def _functions(reward: Any) -> Iterator[tuple[list[str], list[float]]]:
     weighted = dict(reward) if isinstance(reward, Mapping) else {}
     is_several = isinstance(reward, list | tuple)
     listed = list(weighted) or (list(reward) if is_several else [] if reward is None else [reward])
-    names, functions = list[str](), dict[str, Function]()
+    names = list[str]()
+    functions = dict[str, Function]()
     for one in listed:
         if not isinstance(one, str) and not callable(one):
             raise ConfigError(f"reward = {one!r} should be a function, or the name of one.")
@@ -181,18 +202,25 @@ def _functions(reward: Any) -> Iterator[tuple[list[str], list[float]]]:
 
 
 def _table_of(data: Any, names: list[str], weights: list[float], runs: Path) -> dict[str, Any]:
-    """Return a recipe for data and rewards; rows in memory are kept in a file under `runs`, for resuming."""
+    """Return a recipe for data and rewards; rows in memory are kept in a file under `runs`, for
+    resuming.
+    """
     tasks: dict[str, Any] = {"name": "data", "reward": names, "train": ALL}
     heldout = 100
     tasks |= {"weights": weights} if weights else {}
     if isinstance(data, str | Path):
-        is_file = Path(data).suffix in (".jsonl", ".json", ".csv", ".parquet") or Path(data).is_file()
+        is_file = (
+            Path(data).suffix in (".jsonl", ".json", ".csv", ".parquet") or Path(data).is_file()
+        )
         tasks |= {"file" if is_file else "dataset": str(data)}
         named = {"name": _folder_name(Path(data).stem)}
     else:
         rows = list(data)
         if not all(isinstance(row, Mapping) for row in rows):
-            right = 'a list of dicts (of a DataFrame: df.to_dict("records")), a path, or the id of a hub dataset.'
+            right = (
+                'a list of dicts (of a DataFrame: df.to_dict("records")), a path, or the id of a'
+                " hub dataset."
+            )
             raise TasksetError(f"data should be {right}")
         suffix, content = file_of(rows)
         file = runs / ".data" / f"{hashlib.sha256(content).hexdigest()[:16]}{suffix}"

@@ -15,7 +15,13 @@ from uptrend.policy.known import need_train_extra, with_known_chat
 from uptrend.records import CheckpointError, Evaluation, Rollout, Run
 from uptrend.rollout.openai import KEY, PREFIX, TIMEOUT, ChatPlayer, Server
 from uptrend.runner.prepare import make_policy, refuse_ranks, refuse_warmstart, resolve
-from uptrend.tasks.pool import HeldoutTasks, check_machine, eval_sections, make_heldout, resolve_options
+from uptrend.tasks.pool import (
+    HeldoutTasks,
+    check_machine,
+    eval_sections,
+    make_heldout,
+    resolve_options,
+)
 from uptrend.tasks.registry import find
 from uptrend.tasks.rewards import RULES
 from uptrend.tasks.taskset import ALL
@@ -37,7 +43,8 @@ class Scored:
     attempts: list[Rollout]  # sampled attempts; empty unless asked for
     hash: str  # hash of the tasks: equal where figures can be compared
     seconds: float  # time that playing them took
-    sets: Mapping[str, "Scored"] = field(default_factory=dict)  # results on further sets of [eval], by label
+    # results on further sets of [eval], by label
+    sets: Mapping[str, "Scored"] = field(default_factory=dict)
 
 
 def evaluate(
@@ -52,12 +59,13 @@ def evaluate(
     note: Callable[[str], None] = lambda _: None,
     watch: Watch = lambda heldout, _: nullcontext(heldout),
 ) -> Scored:
-    """Score a model or a run's checkpoint on held-out tasks, greedily, and with `attempts` for pass@k.
+    """Score a model or a run's checkpoint on held-out tasks, greedily, and with `attempts` for
+    pass@k.
 
-    `tasks` is a taskset, a JSONL file or a recipe, else the run's own; `checkpoint` is a step or "best", else the last;
-    `note` receives what a user should know. A model may be behind a server, `openai:URL#NAME`. Then `tasks` may be a
-    run too, and a recipe's or run's limits hold; `key` names the environment variable with the server's key, `timeout`
-    is in seconds for one reply.
+    `tasks` is a taskset, a JSONL file or a recipe, else the run's own; `checkpoint` is a step or
+    "best", else the last; `note` receives what a user should know. A model may be behind a server,
+    `openai:URL#NAME`. Then `tasks` may be a run too, and a recipe's or run's limits hold; `key`
+    names the environment variable with the server's key, `timeout` is in seconds for one reply.
     """
     from uptrend.training.gather import RolloutPlayer, play_heldout
 
@@ -81,22 +89,35 @@ def evaluate(
         player = RolloutPlayer(policy, InProcessSampler(policy), config)
     for text in heldout.notes:
         note(text)
-    sections, scored = eval_sections(config), {}
+    sections = eval_sections(config)
+    scored = {}
     for label, one in heldout.by_label.items():
         section = replace(sections[label], attempts=attempts or sections[label].attempts)
         began = time.perf_counter()
         with watch(one, len(one.tasks) * (1 + section.attempts)) as playing:
             held, rollouts = play_heldout(player, playing, 0, replace(config, eval=section))
-        greedy, sampled, seconds = rollouts[: held.tasks], rollouts[held.tasks :], time.perf_counter() - began
+        greedy = rollouts[: held.tasks]
+        sampled = rollouts[held.tasks :]
+        seconds = time.perf_counter() - began
         scored[label] = Scored(
-            f"{target} on {label}" if label else str(target), held, greedy, sampled, one.hash, seconds
+            f"{target} on {label}" if label else str(target),
+            held,
+            greedy,
+            sampled,
+            one.hash,
+            seconds,
         )
     if server is not None and server.problems:
-        note(f"The server failed in {len(server.problems)} rollouts, which have no reward; first: {server.problems[0]}")
+        note(
+            f"The server failed in {len(server.problems)} rollouts, which have no reward; first:"
+            f" {server.problems[0]}"
+        )
     return replace(scored.pop(""), sets=scored)
 
 
-def _config_for_server(target: str, tasks: str | None, overrides: Iterable[str], note: Callable[[str], None]) -> Config:
+def _config_for_server(
+    target: str, tasks: str | None, overrides: Iterable[str], note: Callable[[str], None]
+) -> Config:
     table = _run_config(tasks) if tasks is not None else None
     if table is None and tasks is not None and tasks.endswith(".toml"):
         table = to_table(load_recipe(tasks))
@@ -109,9 +130,14 @@ def _config_for_server(target: str, tasks: str | None, overrides: Iterable[str],
 
 
 def find_tasks(
-    target: str, tasks: str | None, overrides: Iterable[str], note: Callable[[str], None] = lambda _: None
+    target: str,
+    tasks: str | None,
+    overrides: Iterable[str],
+    note: Callable[[str], None] = lambda _: None,
 ) -> tuple[str | None, list[str]]:
-    """Choose the tasks and overrides to evaluate with: MuSiQue's files named as such, limits that suit the taskset."""
+    """Choose the tasks and overrides to evaluate with: MuSiQue's files named as such, limits that
+    suit the taskset.
+    """
     given = list(overrides)
     if tasks is not None and tasks.endswith(".jsonl") and (rows := count_musique(Path(tasks))):
         given = [*source_overrides(file=tasks, tasks=rows), *given]
@@ -134,29 +160,40 @@ def eval_section(tasks: str) -> dict[str, Any]:
 
 
 def musique_of(target: str) -> str | None:
-    """Name the taskset for questions of MuSiQue; None leaves a run of that kind its own retriever and reward."""
+    """Name the taskset for questions of MuSiQue; None leaves a run of that kind its own retriever
+    and reward.
+    """
     own = _run_config(target)
     return None if own is not None and own["eval"]["name"] == "musique" else "musique"
 
 
 def source_overrides(*, file: str = "", datasets: str = "", tasks: int) -> list[str]:
-    """Make [eval] play every question of a file or of hub datasets; of the atlas where neither is given."""
+    """Make [eval] play every question of a file or of hub datasets; of the atlas where neither is
+    given.
+    """
     source = {"file": file, "datasets": datasets, "split": "heldout", "tasks": tasks}
     return [f"eval.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in source.items()]
 
 
 def _limits(target: str, table: dict[str, Any], note: Callable[[str], None]) -> list[str]:
     """Return the limits that the taskset needs and nobody gave, as overrides, and note them."""
-    name, own = table["eval"].get("name"), _run_config(target)
+    name = table["eval"].get("name")
+    own = _run_config(target)
     if name is None or (own is not None and own["eval"]["name"] == name):
         return []
     # What grades the start of an answer needs no more tokens than [sampling]'s default.
     if table["eval"].get("reward") in RULES:
         return []
-    # A taskset says what it needs where [sampling]'s defaults (one turn of 8 tokens) would be useless; most don't.
-    there, given = {} if own is None else own["sampling"], table.get("sampling", {})
+    # A taskset says what it needs where [sampling]'s defaults (one turn of 8 tokens) would be
+    # useless; most don't.
+    there = {} if own is None else own["sampling"]
+    given = table.get("sampling", {})
     needed = getattr(find(name), "LIMITS", {}).items()
-    missing = [f"sampling.{key}={value}" for key, value in needed if key not in given and there.get(key, 0) < value]
+    missing = [
+        f"sampling.{key}={value}"
+        for key, value in needed
+        if key not in given and there.get(key, 0) < value
+    ]
     if missing:
         note(f"{name} is played with {', '.join(missing).replace('=', ' = ')}; --set changes them.")
     return missing
@@ -202,8 +239,14 @@ def load_for_eval(
     check_machine(heldout := make_heldout(config))
     place = None if run is None else find_checkpoint(run, checkpoint)
     policy = make_policy(config, samples_here=True)
-    if config.model.chat == "auto" and heldout.taskset.chat is None and policy.tokenizer.chat_template:
-        note("Tasks are asked through the model's chat template; as raw text: --set model.chat=false")
+    if (
+        config.model.chat == "auto"
+        and heldout.taskset.chat is None
+        and policy.tokenizer.chat_template
+    ):
+        note(
+            "Tasks are asked through the model's chat template; as raw text: --set model.chat=false"
+        )
     if place is not None:
         state = load_weights(place, policy)
         if checkpoint is not None:

@@ -1,4 +1,6 @@
-"""Observers of a run: the doctor beside it, its log, its trackers, and Ctrl-C; put together here and nowhere else."""
+"""Observers of a run: the doctor beside it, its log, its trackers, and Ctrl-C; put together here
+and nowhere else.
+"""
 
 import signal
 import sys
@@ -32,8 +34,12 @@ TRACKERS_TIMEOUT_S = 30.0
 
 
 @contextmanager
-def terminal_observers(*, quiet: bool = False, shows: bool = True, doctor: bool = True) -> Iterator[list[Observer]]:
-    """Yield the observers of a run that a person started: terminal view, live doctor, and Ctrl-C."""
+def terminal_observers(
+    *, quiet: bool = False, shows: bool = True, doctor: bool = True
+) -> Iterator[list[Observer]]:
+    """Yield the observers of a run that a person started: terminal view, live doctor, and
+    Ctrl-C.
+    """
     observers: list[Observer] = []
     if shows:
         view = choose_view(quiet=quiet, is_terminal=sys.stdout.isatty())
@@ -48,7 +54,9 @@ def terminal_observers(*, quiet: bool = False, shows: bool = True, doctor: bool 
 
 
 def run_observers(context: "RunContext", observers: Sequence[Observer]) -> list[Observer]:
-    """Return all observers of a run: those of whoever started it, its log, and the trackers of its config."""
+    """Return all observers of a run: those of whoever started it, its log, and the trackers of its
+    config.
+    """
     if context.ranks.rank:
         return []
     # Trackers come last: the doctor's report, which its observer writes after a run, is theirs too.
@@ -57,14 +65,16 @@ def run_observers(context: "RunContext", observers: Sequence[Observer]) -> list[
 
 
 def stop_sentence(run: Run, resume: str) -> str:
-    """Return the sentence on a run that was stopped, with the command that resumes it; empty where it was not."""
+    """Return the sentence on a run that was stopped, with the command that resumes it; empty where
+    it was not.
+    """
     stop = run.stopped
     if stop is None:
         return ""
     if stop.by == "doctor":
         return (
-            f"The doctor stopped it after step {run.last_step}: {stop.sentence} Its last checkpoint has the fault "
-            f"too. Fix the recipe and start again, or resume anyway: {resume}"
+            f"The doctor stopped it after step {run.last_step}: {stop.sentence} Its last checkpoint"
+            f" has the fault too. Fix the recipe and start again, or resume anyway: {resume}"
         )
     if run.checkpoints:
         return f"Stopped after step {run.last_step}. Resume with: {resume}"
@@ -82,7 +92,9 @@ class InterruptObserver(Observer):
             raise KeyboardInterrupt
         self.is_asked = True
         with suppress(RuntimeError):  # the signal came while this very stream was being written
-            print("Stopping after this step; Ctrl-C again ends at once.", file=sys.stderr, flush=True)
+            print(
+                "Stopping after this step; Ctrl-C again ends at once.", file=sys.stderr, flush=True
+            )
 
     def before(self, run: Run) -> None: ...
 
@@ -105,7 +117,9 @@ def stop_on_interrupt() -> Iterator[InterruptObserver]:
 
 
 class LiveDoctor:
-    """Observer that passes findings to the terminal, to events.jsonl, and to the loop as a wish to stop."""
+    """Observer that passes findings to the terminal, to events.jsonl, and to the loop as a wish to
+    stop.
+    """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -113,7 +127,8 @@ class LiveDoctor:
 
     def before(self, run: Run) -> None:
         """Start the doctor."""
-        doctor_config = run.config.get("doctor", {"live": False})  # a run of an older version that goes on
+        # a run of an older version that goes on
+        doctor_config = run.config.get("doctor", {"live": False})
         self._directory = RunDirectory(run.path)
         self._stops = STOP_SEVERITIES[doctor_config.get("stop_on", "never")]
         self._doctor = DoctorProcess(run.path) if doctor_config["live"] else None
@@ -127,7 +142,8 @@ class LiveDoctor:
 
     def after(self, run: Run) -> None:
         """Ask for the last report, and say it in short."""
-        doctor, self._doctor = self._doctor, None
+        doctor = self._doctor
+        self._doctor = None
         if doctor is None:
             return
         lines = doctor.last_lines()
@@ -137,40 +153,60 @@ class LiveDoctor:
         if report is None:
             self._say(f"The doctor did not answer. Ask again: uptrend doctor {run.path}")
             return
-        alarms = [f["id"] for f in report["findings"] if f["severity"] != "note" and f["symptom_of"] is None]
+        alarms = [
+            f["id"]
+            for f in report["findings"]
+            if f["severity"] != "note" and f["symptom_of"] is None
+        ]
         named = f"; {', '.join(alarms[:3])}" if alarms else ""
         is_fine = not alarms and report["headline"] == report["trend"]
-        end = ", nothing that asks for a change." if is_fine else f". Read why: uptrend doctor {run.path}"
+        end = (
+            ", nothing that asks for a change."
+            if is_fine
+            else f". Read why: uptrend doctor {run.path}"
+        )
         self._say(f"Doctor, {dated(report['step'])}: {report['headline']}{named}{end}")
 
     def _pass_on(self, line: dict[str, Any]) -> Stop | None:
         """Tell and record a line of the doctor's: a finding, or the withdrawal of one."""
         if "withdrawn" in line:
             self._directory.event("withdrawn", id=line["withdrawn"], step=line["step"])
-            self._say(f"doctor, {dated(line['step'])}: {line['withdrawn']} no longer asks for a change.")
+            self._say(
+                f"doctor, {dated(line['step'])}: {line['withdrawn']} no longer asks for a change."
+            )
         if "id" not in line:
             return None
         finding = line
         self._directory.event("finding", **{key: finding[key] for key in EVENT_FIELDS})
-        self._say(f"doctor, {dated(finding['step'])}: {finding['severity']}: {finding['id']}: {finding['summary']}")
+        self._say(
+            f"doctor, {dated(finding['step'])}: {finding['severity']}: {finding['id']}:"
+            f" {finding['summary']}"
+        )
         if finding["severity"] in self._stops:
             return Stop(finding["summary"], by="doctor", finding=finding["id"])
         return None
 
 
 class RunLog:
-    """Observer that logs steps, failed rollouts, retries, evaluations and events, each line at once."""
+    """Observer that logs steps, failed rollouts, retries, evaluations and events, each line at
+    once.
+    """
 
     def before(self, run: Run) -> None:
         """Log what the run is, and its events since it started or resumed."""
-        self._directory, self._steps, self._began = RunDirectory(run.path), run.steps or 0, time.monotonic()
-        self._first, self._read = run.last_step, 0
+        self._directory = RunDirectory(run.path)
+        self._steps = run.steps or 0
+        self._began = time.monotonic()
+        self._first = run.last_step
+        self._read = 0
         events = run.events
         began = max((at for at, event in enumerate(events) if event["event"] in STARTS), default=0)
         for event in events[began:]:
             self._tell(event)
         self._read = (run.path / "events.jsonl").stat().st_size if events else 0
-        self._directory.log(f"{run.name}: {run.config['model']['name']} on {run.config['tasks']['name']}")
+        self._directory.log(
+            f"{run.name}: {run.config['model']['name']} on {run.config['tasks']['name']}"
+        )
         for text in (count_epochs(run), *(f"note: {note}" for note in run.info.get("notes", ()))):
             if text:
                 self._directory.log(text)
@@ -180,7 +216,11 @@ class RunLog:
         self._pass_on()
         line = record.metrics
         if line:
-            words = [f"{name} {number(line[key])}" for key, name in figures("log").items() if line.get(key) is not None]
+            words = [
+                f"{name} {number(line[key])}"
+                for key, name in figures("log").items()
+                if line.get(key) is not None
+            ]
             done = record.step - self._first
             left = (time.monotonic() - self._began) / max(1, done) * (self._steps - record.step)
             words += [
@@ -189,8 +229,10 @@ class RunLog:
             ]
             self._directory.log(f"step {record.step}/{self._steps}  {'  '.join(words)}")
         else:
-            self._began = time.monotonic()  # the evaluation before the first step says nothing about the pace
-        # The columns of rollouts are made when they are first read: not here, unless there is something to say.
+            # the evaluation before the first step says nothing about the pace
+            self._began = time.monotonic()
+        # The columns of rollouts are made when they are first read: not here, unless there is
+        # something to say.
         if line.get("sampling/failed/count") or line.get("commands/sandbox_failures/count"):
             self._tell_failures(record)
         for label, held in {"held-out": record.evaluation, **record.sets}.items():
@@ -198,7 +240,9 @@ class RunLog:
                 accuracy = estimate(held.accuracy, held.low, held.high)
                 parts = [f"{label} after step {held.step}: {accuracy} of {held.tasks} tasks"]
                 parts += [
-                    f"{name} {percent(share)}" for name, share in held.by_family.items() if len(held.by_family) > 1
+                    f"{name} {percent(share)}"
+                    for name, share in held.by_family.items()
+                    if len(held.by_family) > 1
                 ]
                 parts += [f"{held.failed} failed"] if held.failed else []
                 self._directory.log(", ".join(parts))
@@ -214,7 +258,10 @@ class RunLog:
             if r.error is not None:
                 failed[r.error].append(r.name)
             if r.sandbox_failures and r.reward is not None:
-                self._directory.log(f"rollout {r.name}: played again, {plural(r.sandbox_failures, 'sandbox failure')}")
+                self._directory.log(
+                    f"rollout {r.name}: played again,"
+                    f" {plural(r.sandbox_failures, 'sandbox failure')}"
+                )
         for error, names in failed.items():
             more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
             self._directory.log(f"failed: {', '.join(names[:MAX_NAMED])}{more}: {visible(error)}")
@@ -235,13 +282,18 @@ class RunLog:
     def _tell(self, event: dict[str, Any]) -> None:
         fields = {key: value for key, value in event.items() if key not in ("event", "time")}
         at = event.get("time") if isinstance(event.get("time"), int | float) else None
-        told = [f"{key} {value}" for key, value in fields.items() if isinstance(value, str | int | float)]
+        told = [
+            f"{key} {value}"
+            for key, value in fields.items()
+            if isinstance(value, str | int | float)
+        ]
         told += [f"{found['severity']} {found['id']}" for found in fields.get("findings", ())]
         self._directory.log(visible(f"{event['event']}: {', '.join(told)}"), at)
 
 
 class Tracking:
-    """Observer that starts the trackers, and passes what they say to the terminal and to events.jsonl.
+    """Observer that starts the trackers, and passes what they say to the terminal and to
+    events.jsonl.
 
     The processes read the records from disk: the loop hands nothing over and waits for nothing.
     """
@@ -252,9 +304,12 @@ class Tracking:
 
     def before(self, run: Run) -> None:
         """Start the trackers; they send what comes after the steps that are there."""
-        self._directory, since = RunDirectory(run.path), str(run.last_step)
+        self._directory = RunDirectory(run.path)
+        since = str(run.last_step)
         module = "uptrend.bridge.tracking"
-        self._processes = {name: SideProcess(module, str(run.path), name, since) for name in self._names}
+        self._processes = {
+            name: SideProcess(module, str(run.path), name, since) for name in self._names
+        }
 
     def step(self, record: StepRecord) -> None:
         """Pass on what they have said."""
@@ -268,10 +323,13 @@ class Tracking:
         for process in self._processes.values():
             process.ask()
         for name, process in self._processes.items():
-            lines = process.end(max(1.0, until - time.monotonic()))  # one that is done is read, whoever hangs
+            # one that is done is read, whoever hangs
+            lines = process.end(max(1.0, until - time.monotonic()))
             again = f"To send the whole run: uptrend track {run.path} --to {name}"
             late = f"it did not end within {TRACKERS_TIMEOUT_S:g} s. {again}"
-            self._pass_on(name, [{"event": "track-failed", "error": late}] if lines is None else lines)
+            self._pass_on(
+                name, [{"event": "track-failed", "error": late}] if lines is None else lines
+            )
         self._processes = {}
 
     def _pass_on(self, name: str, lines: list[dict[str, Any]]) -> None:

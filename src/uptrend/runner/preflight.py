@@ -50,7 +50,11 @@ class Preflight:
     def count(self) -> str:
         """Number of findings by severity, in words."""
         counts = {s: sum(f.severity == s for f in self.findings) for s in Severity}
-        told = [f"{n} {s.value}{'s' if n > 1 and s != Severity.CRITICAL else ''}" for s, n in counts.items() if n]
+        told = [
+            f"{n} {s.value}{'s' if n > 1 and s != Severity.CRITICAL else ''}"
+            for s, n in counts.items()
+            if n
+        ]
         return ", ".join(told) + " found" if told else "nothing found"
 
     def to_table(self) -> dict[str, Any]:
@@ -62,20 +66,32 @@ class Preflight:
             "seconds": round(self.seconds, 2),
             "probes": [
                 {
-                    "name": r.name, "ok": r.ok, "figure": r.figure, "skipped": r.skipped, "error": r.error,
-                    "seconds": round(r.seconds, 2), "findings": [f.id for f in r.findings],
+                    "name": r.name,
+                    "ok": r.ok,
+                    "figure": r.figure,
+                    "skipped": r.skipped,
+                    "error": r.error,
+                    "seconds": round(r.seconds, 2),
+                    "findings": [f.id for f in r.findings],
                 }
                 for r in self.results
             ],
             "findings": [
                 *(finding_table(cause) for cause in self.findings),
-                *(finding_table(symptom, cause.id) for cause in self.findings for symptom in cause.explains),
+                *(
+                    finding_table(symptom, cause.id)
+                    for cause in self.findings
+                    for symptom in cause.explains
+                ),
             ],
-        }  # fmt: skip
+        }
 
 
 def ask_probes(
-    context: "RunContext", names: Iterable[str], groups: int, started: Callable[[str], None] = lambda _: None
+    context: "RunContext",
+    names: Iterable[str],
+    groups: int,
+    started: Callable[[str], None] = lambda _: None,
 ) -> "Iterator[Result]":
     """Run the named probes one by one; `started` receives each name before its probe runs."""
     from uptrend.doctor.probes import run_probes
@@ -91,4 +107,6 @@ def ask_cheap_probes(context: "RunContext") -> Preflight:
     began = time.perf_counter()
     cheap = [name for name, probe in PROBES.items() if probe.cheap]
     results = list(ask_probes(context, cheap, FEW_GROUPS))
-    return Preflight(context.config.name, results, differential(results), time.perf_counter() - began)
+    return Preflight(
+        context.config.name, results, differential(results), time.perf_counter() - began
+    )

@@ -1,4 +1,6 @@
-"""Recorded rollouts, played again without a model: a task must answer and score the same words as it did."""
+"""Recorded rollouts, played again without a model: a task must answer and score the same words as
+it did.
+"""
 
 import math
 import os
@@ -35,42 +37,71 @@ class Repeated:
     differences: list[Difference]
 
 
-def repeat_rollouts(run: Run, recorded: Sequence[Rollout], of_heldout: bool = False) -> list[Repeated]:
-    """Open the tasks of rollouts as their run did, say what its model said, and compare answers and rewards.
+def repeat_rollouts(
+    run: Run, recorded: Sequence[Rollout], of_heldout: bool = False
+) -> list[Repeated]:
+    """Open the tasks of rollouts as their run did, say what its model said, and compare answers and
+    rewards.
 
     `of_heldout` is for rollouts of an evaluation on the first held-out set.
     """
     if "hash" not in (run.info.get("tasks") or {}):
-        raise RecordError(f"{run.path} can't be played again: it does not say which tasks it played.")
+        raise RecordError(
+            f"{run.path} can't be played again: it does not say which tasks it played."
+        )
     config = load_config(run.config)
-    heldout, requests, s = make_heldout(config), list[RolloutRequest](), config.sampling
+    heldout = make_heldout(config)
+    requests = list[RolloutRequest]()
+    s = config.sampling
     tasks = make_pool(config, heldout)
     check_tasks(run, tasks, heldout)
     is_taught = run.info.get("kind") == "warmstart"  # whose demonstrations are opened with seed 0
     for r in recorded:
         stage = tasks.stages[tasks.stage_at(max(1, r.step))]
-        taskset, among = (heldout.taskset, heldout.tasks) if of_heldout else (stage.taskset, stage.tasks)
+        taskset, among = (
+            (heldout.taskset, heldout.tasks) if of_heldout else (stage.taskset, stage.tasks)
+        )
         task = next((task for task in among if task.id == r.task), None)
         if task is None:
-            raise RecordError(f"{run.path} has a rollout of task {r.task}, which is not among its tasks.")
-        seed = derive(heldout.seed, "open", task.id) if of_heldout else derive_open_seed(config.seed, r.group)
-        requests.append(RolloutRequest(task, taskset, r.step, r.group, r.index, r.seed, 0 if is_taught else seed))
+            raise RecordError(
+                f"{run.path} has a rollout of task {r.task}, which is not among its tasks."
+            )
+        seed = (
+            derive(heldout.seed, "open", task.id)
+            if of_heldout
+            else derive_open_seed(config.seed, r.group)
+        )
+        requests.append(
+            RolloutRequest(
+                task, taskset, r.step, r.group, r.index, r.seed, 0 if is_taught else seed
+            )
+        )
     places = [_places(r) for r in recorded]
     said = [[r.messages[place] for place in at] for r, at in zip(recorded, places, strict=True)]
-    words = {id(request): each for request, each in zip(requests, said, strict=True)}  # an evaluation repeats places
-    limits, turns, rows = Limits(max_tokens=1, context=1), max(map(len, said), default=0) + 1, s.rows or os.cpu_count()
+    # an evaluation repeats places
+    words = {id(request): each for request, each in zip(requests, said, strict=True)}
+    limits = Limits(max_tokens=1, context=1)
+    turns = max(map(len, said), default=0) + 1
+    rows = s.rows or os.cpu_count()
     again = event_loop.run(
         speak_all(
-            requests, lambda request: echo(words[id(request)]), limits, turns, rows or 1,
-            Timeouts(s.tool_timeout), s.retries,
+            requests,
+            lambda request: echo(words[id(request)]),
+            limits,
+            turns,
+            rows or 1,
+            Timeouts(s.tool_timeout),
+            s.retries,
         )
-    )  # fmt: skip
+    )
     pairs = zip(recorded, again, places, strict=True)
     return [Repeated(then, now, _differences(then, now, at)) for then, now, at in pairs]
 
 
 def _places(r: Rollout) -> list[int]:
-    """Return the places of what is said again: all of the model's messages, but one that the time limit cut short."""
+    """Return the places of what is said again: all of the model's messages, but one that the time
+    limit cut short.
+    """
     return r.model_places[:-1] if _is_cut(r) else r.model_places
 
 
@@ -84,15 +115,22 @@ def _differences(recorded: Rollout, again: Rollout, places: Sequence[int]) -> li
     for at, (then, now) in enumerate(zip_longest(messages, again.messages)):
         if _said(then) != _said(now):
             turn = sum(place < at for place in places)
-            found.append(Difference(f"turn {turn - 1}" if turn else "prompt", _said(then), _said(now)))
+            found.append(
+                Difference(f"turn {turn - 1}" if turn else "prompt", _said(then), _said(now))
+            )
     if _is_cut(recorded):
         return found  # what the command had done by then can't be repeated
     if boundary_of(recorded.error) in ("open", "respond", "score") or again.error is not None:
         errors = recorded.error, again.error
         return found if errors[0] == errors[1] else [*found, Difference("error", *errors)]
-    then, now = _earned(recorded.reward), _earned(again.reward)
-    is_same = then.keys() == now.keys() and all(math.isclose(then[key], now[key], rel_tol=1e-9) for key in then)
-    return found if is_same or recorded.reward is None else [*found, Difference("reward", then, now)]
+    then = _earned(recorded.reward)
+    now = _earned(again.reward)
+    is_same = then.keys() == now.keys() and all(
+        math.isclose(then[key], now[key], rel_tol=1e-9) for key in then
+    )
+    return (
+        found if is_same or recorded.reward is None else [*found, Difference("reward", then, now)]
+    )
 
 
 def _said(message: Message | None) -> str | None:

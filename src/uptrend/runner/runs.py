@@ -1,4 +1,6 @@
-"""Runs: train, resume, warm start and replay; and the launcher through which the lab starts them."""
+"""Runs: train, resume, warm start and replay; and the launcher through which the lab starts
+them.
+"""
 
 import os
 import sys
@@ -49,11 +51,25 @@ if TYPE_CHECKING:
 
 # Settings that a resumed run may change: nothing that would make it another run.
 MAY_CHANGE = (
-    "learning.steps", "eval.every", "checkpoints.every", "checkpoints.keep", "checkpoints.best", "compute.threads",
-    "compute.parallel", "compute.processes", "sampling.servers", "track",
-)  # fmt: skip
-# Causes that a gap between sampler and learner points to elsewhere; in a replay another policy sampled, by design.
-BY_CONSTRUCTION = ("precision.mismatch", "sync.stale-weights", "sync.off-policy", "policy.dropout-on")
+    "learning.steps",
+    "eval.every",
+    "checkpoints.every",
+    "checkpoints.keep",
+    "checkpoints.best",
+    "compute.threads",
+    "compute.parallel",
+    "compute.processes",
+    "sampling.servers",
+    "track",
+)
+# Causes that a gap between sampler and learner points to elsewhere; in a replay another policy
+# sampled, by design.
+BY_CONSTRUCTION = (
+    "precision.mismatch",
+    "sync.stale-weights",
+    "sync.off-policy",
+    "policy.dropout-on",
+)
 # Keys that a replay takes from its source, whatever the recipe says.
 NOT_REPLAYED = ("name", "seed", "checkpoints", "doctor", "track", "compute")
 
@@ -71,15 +87,17 @@ def train_recipe(
 ) -> Run:
     """Train a recipe (a path, a table or a loaded config) and return its run.
 
-    `preflight` runs the cheap probes first. `on_preflight` gets None before them and their report after; a critical
-    finding raises RunRefused unless its id is in `allows`. A refused run leaves a run directory, with what was found,
-    only where `keeps_refused` asks for it.
+    `preflight` runs the cheap probes first. `on_preflight` gets None before them and their report
+    after; a critical finding raises RunRefused unless its id is in `allows`. A refused run leaves a
+    run directory, with what was found, only where `keeps_refused` asks for it.
     """
     need_train_extra()
     config = config if isinstance(config, Config) else load_recipe(config)
 
     def choose_path() -> Path:
-        return new_run_path(Path(runs), name, config.name, "Choose another --name, or continue it with --resume.")
+        return new_run_path(
+            Path(runs), name, config.name, "Choose another --name, or continue it with --resume."
+        )
 
     choose_path()  # a name that is taken is refused before anything is loaded
     return start(
@@ -105,7 +123,8 @@ def start(
 ) -> Run:
     """Train a prepared recipe into a new run directory; see `train_recipe`.
 
-    A function as `path` is called when the probes are through: by then another run may have taken a name.
+    A function as `path` is called when the probes are through: by then another run may have taken a
+    name.
     """
     from uptrend.doctor.diagnose import diagnose
     from uptrend.runner.observers import run_observers
@@ -133,7 +152,8 @@ def start(
         raise RunRefused(refusal)
 
     if callable(path):
-        path = ranks.broadcast(path() if is_first else Path())  # rank 0 may have made it before another one looks
+        # rank 0 may have made it before another one looks
+        path = ranks.broadcast(path() if is_first else Path())
     info = run_info(context, path)  # all ranks: of sharded weights each hashes its own
     directory = RunDirectory.create(path, info) if is_first else PartDirectory(path)
     with directory, RunEnding(directory, resume=False) as ending:
@@ -164,20 +184,28 @@ def resume_run(
     observers: Sequence[Observer] = (),
     alter: Callable[["RunContext"], "RunContext"] = lambda context: context,
 ) -> Run:
-    """Continue a run from its last checkpoint; what was recorded after it is set aside. `alter` may replace parts."""
+    """Continue a run from its last checkpoint; what was recorded after it is set aside. `alter` may
+    replace parts.
+    """
     need_train_extra()
     run = Run(path)
     refuse_warmstart(run, "can't be resumed", "train RECIPE --set model.name=")
     if run.info.get("kind") == "replay":
         raise RecordError(f"{path} is a replay, which is short: make it again with uptrend replay.")
-    from uptrend.policy.checkpoint import check_model, check_resumable, later_checkpoints, read_resumable
+    from uptrend.policy.checkpoint import (
+        check_model,
+        check_resumable,
+        later_checkpoints,
+        read_resumable,
+    )
     from uptrend.runner.observers import run_observers
     from uptrend.training.components import LoopPlan
     from uptrend.training.loop import run_loop
 
     check_resumable(run)
     config = load_config(run.config, overrides)
-    before = to_table(load_config(run.config))  # with the keys that the version which wrote it did not know
+    # with the keys that the version which wrote it did not know
+    before = to_table(load_config(run.config))
     wrong = [key for key in difference(before, to_table(config)) if not key.startswith(MAY_CHANGE)]
     if wrong:
         raise ConfigError(
@@ -186,7 +214,8 @@ def resume_run(
         )
     if not run.checkpoints:
         raise CheckpointError(
-            f"{path} has no checkpoint to resume from. Start it again, with checkpoints.every set to save on the way."
+            f"{path} has no checkpoint to resume from. Start it again, with checkpoints.every set"
+            " to save on the way."
         )
     # Before anything is moved, all have to have read what they need: rank 0 goes first and last.
     is_first = os.environ.get("RANK", "0") == "0"
@@ -194,11 +223,13 @@ def resume_run(
         step = int(read_resumable(run.checkpoints[-1])["step"])
         if step >= config.learning.steps:
             raise ConfigError(
-                f"{path} is finished: {step} steps are done. To go on, add --set learning.steps={step * 2}."
+                f"{path} is finished: {step} steps are done. To go on, add --set"
+                f" learning.steps={step * 2}."
             )
         directory.check_lines(step)
         context = prepare(config, run)
-        # A checkpoint brings the weights that train, adapters included, but not the base under them.
+        # A checkpoint brings the weights that train, adapters included, but not the base under
+        # them.
         check_model(context.policy, run, from_start=not context.policy.has_adapters)
         context = alter(context)
         context.ranks.barrier()
@@ -220,12 +251,21 @@ def resume_run(
 
 
 def warmstart(
-    config: Config, out: Path, *, runs: Path = Path("runs"), name: str | None = None, observers: Sequence[Observer] = ()
+    config: Config,
+    out: Path,
+    *,
+    runs: Path = Path("runs"),
+    name: str | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Run:
-    """Teach the recipe's model the expert's rollouts, and put it into the folder `out`; its run is recorded too."""
+    """Teach the recipe's model the expert's rollouts, and put it into the folder `out`; its run is
+    recorded too.
+    """
     need_extras(config)
     refuse_ranks("warmstart")
-    path = new_run_path(runs, name, f"{config.name}-warmstart", "Choose another --name for this warm start.")
+    path = new_run_path(
+        runs, name, f"{config.name}-warmstart", "Choose another --name for this warm start."
+    )
     if out.exists():
         raise ModelError(f"{out} exists already. Choose another --out, or remove it.")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -260,7 +300,9 @@ def warmstart(
                     model.rename(out)
                 except OSError as error:
                     reason = f"{out} could not be made: {error.strerror}"
-                    raise ModelError(f"{reason}. The model that was learned is in {model}.") from error
+                    raise ModelError(
+                        f"{reason}. The model that was learned is in {model}."
+                    ) from error
                 beside.rmdir()
                 directory.event("exported", folder=str(out))
             ending.record(stop)
@@ -286,7 +328,9 @@ def replay(
     name: str | None = None,
     observers: Sequence[Observer] = (),
 ) -> Run:
-    """Learn again from a run's recorded rollouts, starting at `step`, with part of the update changed."""
+    """Learn again from a run's recorded rollouts, starting at `step`, with part of the update
+    changed.
+    """
     need_train_extra()
     refuse_ranks("replay")
     from uptrend.policy.checkpoint import later_checkpoints
@@ -295,40 +339,63 @@ def replay(
     from uptrend.training.loop import run_loop
     from uptrend.training.replay import check_start, plan_replay, with_recorded_rollouts
 
-    run, runs = run if isinstance(run, Run) else Run(run), Path(runs)
+    run = run if isinstance(run, Run) else Run(run)
+    runs = Path(runs)
     replayed = plan_replay(run, step, steps, overrides)
     changed = {key: list(pair) for key, pair in replayed.changed.items()}
-    about = {"source": str(run.path.resolve()), "step": step, "last": replayed.last_step, "changed": changed}
-    # The same replay, begun and not finished, is made again in its place: it gives the same numbers.
+    about = {
+        "source": str(run.path.resolve()),
+        "step": step,
+        "last": replayed.last_step,
+        "changed": changed,
+    }
+    # The same replay, begun and not finished, is made again in its place: it gives the same
+    # numbers.
     is_begun = name is not None and (runs / name / "run.json").exists()
     if is_begun:
         begun = Run(runs / str(name))
         is_begun = begun.info.get("replay") == about and begun.status != "finished"
-    path = runs / str(name) if is_begun else new_run_path(runs, name, f"{run.name}-replay", "Choose another --name.")
+    path = (
+        runs / str(name)
+        if is_begun
+        else new_run_path(runs, name, f"{run.name}-replay", "Choose another --name.")
+    )
     # The model is checked as the run had it, then made as it shall be.
-    context = prepare(replace(replayed.config, model=load_config(run.config).model), run, samples_here=True)
+    context = prepare(
+        replace(replayed.config, model=load_config(run.config).model), run, samples_here=True
+    )
     check_start(context.policy, replayed)
     config = replace(context.config, model=replayed.config.model)
     if config != context.config:
         context = replace(context, config=config, policy=make_policy(config, samples_here=True))
-    context = replace(context, components=Components())  # only evaluations sample, and those do it here
+    # only evaluations sample, and those do it here
+    context = replace(context, components=Components())
     context = with_recorded_rollouts(context, replayed)
     info = run_info(context, path)
     notes = list(info["notes"])
     if len(changed) > 1:
-        notes.append(f"{len(changed)} keys were changed at once; what each of them does can't be told apart.")
-    if elsewhere := [key for key in ("machine", "packages", "uptrend") if info[key] != run.info.get(key)]:
-        notes.append(f"{run.path} was made with other {' and '.join(elsewhere)}: the last bits may differ.")
+        notes.append(
+            f"{len(changed)} keys were changed at once; what each of them does can't be told apart."
+        )
+    if elsewhere := [
+        key for key in ("machine", "packages", "uptrend") if info[key] != run.info.get(key)
+    ]:
+        notes.append(
+            f"{run.path} was made with other {' and '.join(elsewhere)}: the last bits may differ."
+        )
     info |= {"kind": "replay", "replay": about, "notes": notes}
     directory = RunDirectory.reopen(path) if is_begun else RunDirectory.create(path, info)
     if is_begun:
-        directory.rewind(step - 1, also=later_checkpoints(path, step - 1))  # its evaluation before the first step too
+        # its evaluation before the first step too
+        directory.rewind(step - 1, also=later_checkpoints(path, step - 1))
         directory.write_info(info)
     with directory, RunEnding(directory, resume=is_begun) as ending:
         reason = "a replay's rewards are those of the run that it replays"
         directory.event("acquitted", id="run.too-short", reason=reason)
         for id in BY_CONSTRUCTION if changed else ():
-            directory.event("acquitted", id=id, reason="a replay learns from another policy's rollouts")
+            directory.event(
+                "acquitted", id=id, reason="a replay learns from another policy's rollouts"
+            )
         plan = LoopPlan(
             directory,
             replayed.last_step,
@@ -341,28 +408,37 @@ def replay(
 
 
 class TrainLauncher:
-    """Resolves the lab's recipes as `uptrend train` does, and starts `uptrend train` or `uptrend replay`."""
+    """Resolves the lab's recipes as `uptrend train` does, and starts `uptrend train` or `uptrend
+    replay`.
+    """
 
     def resolve(self, recipe: Path, overrides: Mapping[str, Any]) -> "Resolved":
         """Load a recipe with overrides (the seed among them), make its tasks, and hash them."""
         from uptrend.lab.plan import Resolved
 
         config = with_known_chat(load_config(recipe, overrides))
-        # One thread where the recipe does not say: several runs of one thread get more done than one of several.
+        # One thread where the recipe does not say: several runs of one thread get more done than
+        # one of several.
         compute = replace(config.compute, threads=config.compute.threads or 1)
         # Nobody looks on: the lab has the doctor judge the records of finished runs.
-        config = resolve(replace(config, compute=compute, doctor=replace(config.doctor, live=False, stop_on="never")))
+        config = resolve(
+            replace(
+                config, compute=compute, doctor=replace(config.doctor, live=False, stop_on="never")
+            )
+        )
         heldout = make_heldout(config)
         tasks = make_pool(config, heldout)
         if config.model.chat == "auto" and leaves_chat_open(tasks, heldout):
             raise ConfigError(
-                f'model.chat = "auto" would let each run of an experiment decide how {config.model.name} is asked. '
-                "Set model.chat = true or false in the recipe."
+                'model.chat = "auto" would let each run of an experiment decide how'
+                f" {config.model.name} is asked. Set model.chat = true or false in the recipe."
             )
         return Resolved(to_table(config), tasks.describe()["hash"], heldout.hash)
 
     def command(self, planned: "PlannedRun") -> list[str]:
-        """Return the command line that makes a planned run in a process of its own, or goes on with it."""
+        """Return the command line that makes a planned run in a process of its own, or goes on with
+        it.
+        """
         # -P: a file of the current folder must not take the place of a module.
         uptrend = [sys.executable, "-P", "-m", "uptrend"]
         folder = planned.folder
@@ -379,25 +455,45 @@ class TrainLauncher:
         # The records of a refused run say why.
         asking = ["--keep-refused", *(word for id in planned.allows for word in ("--allow", id))]
         allows = asking if planned.asks else ["--no-preflight"]
-        return [*uptrend, "train", str(recipe), "--runs", str(folder.parent), "--name", folder.name, *allows]
+        return [
+            *uptrend,
+            "train",
+            str(recipe),
+            "--runs",
+            str(folder.parent),
+            "--name",
+            folder.name,
+            *allows,
+        ]
 
     def _replay(self, planned: "PlannedRun") -> list[str]:
         assert planned.source is not None
         source = Run(planned.source.run)
         differs = difference(source.config, planned.config)
-        steps, sets = list[str](), list[str]()
+        steps = list[str]()
+        sets = list[str]()
         # Of the arm only what differs from the run that is replayed.
         for key, (_, value) in differs.items():
             if key.startswith(NOT_REPLAYED):
                 continue
             if value is None:
                 raise LabError(
-                    f"{source.path} has {key}, and arm {planned.arm} has none: a replay can't leave it out. "
-                    "Replay a run without it, or write it into the recipe as the run has it."
+                    f"{source.path} has {key}, and arm {planned.arm} has none: a replay can't leave"
+                    " it out. Replay a run without it, or write it into the recipe as the run"
+                    " has it."
                 )
             if key == "learning.steps":
                 steps = ["--steps", str(value)]
             else:
                 sets += ["--set", f"{key}={to_toml(value)}"]
         where = ["--runs", str(planned.folder.parent), "--name", planned.folder.name]
-        return ["replay", str(source.path), "--step", str(planned.source.step), *steps, *where, *sets, "--quiet"]
+        return [
+            "replay",
+            str(source.path),
+            "--step",
+            str(planned.source.step),
+            *steps,
+            *where,
+            *sets,
+            "--quiet",
+        ]

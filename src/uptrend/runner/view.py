@@ -1,4 +1,6 @@
-"""Views of a run in a terminal: a live panel, lines, or only the outcome; and what the cheap probes found."""
+"""Views of a run in a terminal: a live panel, lines, or only the outcome; and what the cheap probes
+found.
+"""
 
 import os
 import re
@@ -31,24 +33,35 @@ if TYPE_CHECKING:
 
 Curve = tuple[str, str, list[float | None], str]
 # Widths of the panel's first two columns; the curves have the rest.
-NAME_WIDTH, VALUE_WIDTH = 11, 25
+NAME_WIDTH = 11
+VALUE_WIDTH = 25
 # Steps over which the time by phase is averaged, and which a slow step is compared with.
 RECENT_STEPS = 20
-# Slow steps: times the usual, how many in a row, their least seconds, and earlier steps that show what is usual.
-SLOW_RATIO, SLOW_STEPS, SLOW_SECONDS, MIN_STEPS = 3.0, 2, 1.0, 5
+# Slow steps: times the usual, how many in a row, their least seconds, and earlier steps that show
+# what is usual.
+SLOW_RATIO = 3.0
+SLOW_STEPS = 2
+SLOW_SECONDS = 1.0
+MIN_STEPS = 5
 COLORS = {"critical": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 def count_epochs(run: Run) -> str:
-    """Say how often a run comes to each of its tasks: 40 examples, 4 per step, 10 steps per epoch, 20 epochs."""
+    """Say how often a run comes to each of its tasks: 40 examples, 4 per step, 10 steps per epoch,
+    20 epochs.
+    """
     stages = [] if run.info.get("kind") else (run.info.get("tasks") or {}).get("stages", [])
     groups = run.config.get("sampling", {}).get("groups", 1)
     sentences: list[str] = []
     ends = [*(stage["start"] for stage in stages[1:]), (run.steps or 0) + 1]
     for stage, end in zip(stages, ends, strict=True) if stages else ():
-        steps = max(1, stage["count"] // groups)  # what is left of an epoch is not drawn: no step repeats a task
+        # what is left of an epoch is not drawn: no step repeats a task
+        steps = max(1, stage["count"] // groups)
         epochs = number(max(0, end - stage["start"]) / steps)
-        counted = f"{plural(stage['count'], 'example')}, {groups} per step, {plural(steps, 'step')} per epoch"
+        counted = (
+            f"{plural(stage['count'], 'example')}, {groups} per step, {plural(steps, 'step')} per"
+            " epoch"
+        )
         begins = f"from step {stage['start']} on " if sentences else ""
         sentences.append(f"{begins}{counted}, {epochs} epoch{'' if epochs == '1' else 's'}")
     return "; ".join(sentences)
@@ -75,12 +88,18 @@ class View:
 class QuietView(View):
     """View that prints only the outcome; the others add to it."""
 
-    title, start, steps, size = "", 0, 0, 0
+    title = ""
+    start = 0
+    steps = 0
+    size = 0
     known = 0
     """Steps of the run that this process did not make."""
-    is_slow, is_quiet = False, True
+    is_slow = False
+    is_quiet = True
 
-    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__(console or Console(highlight=False))
         self.clock = clock
         self.metrics: list[dict[str, Any]] = []
@@ -93,9 +112,13 @@ class QuietView(View):
     def before(self, run: Run) -> None:
         """Start from what the run directory holds, and print its notes."""
         self.title = f"{run.name} · {run.config['model']['name']} · {run.config['tasks']['name']}"
-        self.start, self.steps = run.start, run.steps or 0
-        self.size, self.known = run.config.get("sampling", {}).get("size", 0), len(run.metric_lines)
-        self.metrics, self.evaluations, self.sets = list(run.metric_lines), heldout(run), heldout_sets(run)
+        self.start = run.start
+        self.steps = run.steps or 0
+        self.size = run.config.get("sampling", {}).get("size", 0)
+        self.known = len(run.metric_lines)
+        self.metrics = list(run.metric_lines)
+        self.evaluations = heldout(run)
+        self.sets = heldout_sets(run)
         if not self.is_quiet and not self.known:  # who resumes a run has named it
             # A warm start and a replay are named after what they are of.
             name = re.sub(r"-\d+$", "", run.name) if run.info.get("kind") else run.config["name"]
@@ -116,29 +139,47 @@ class QuietView(View):
         self.times.append((self.clock(), self.last_step))
 
     def note_slow_steps(self) -> None:
-        """Print one line per slow period: steps that take much longer, and not because they sampled more tokens."""
-        timed = [line for line in self.metrics[self.known :] if line.get("seconds/step") is not None]
-        last, before = timed[-SLOW_STEPS:], timed[-SLOW_STEPS - RECENT_STEPS : -SLOW_STEPS]
+        """Print one line per slow period: steps that take much longer, and not because they sampled
+        more tokens.
+        """
+        timed = [
+            line for line in self.metrics[self.known :] if line.get("seconds/step") is not None
+        ]
+        last = timed[-SLOW_STEPS:]
+        before = timed[-SLOW_STEPS - RECENT_STEPS : -SLOW_STEPS]
         if len(before) < MIN_STEPS:
             return
-        seconds, tokens = median(line["seconds/step"] for line in before), median(map(self._sampled, before)) or 1.0
-        times = [line["seconds/step"] / seconds / max(1.0, self._sampled(line) / tokens) for line in last]
+        seconds = median(line["seconds/step"] for line in before)
+        tokens = median(map(self._sampled, before)) or 1.0
+        times = [
+            line["seconds/step"] / seconds / max(1.0, self._sampled(line) / tokens) for line in last
+        ]
         is_slow = min(times) > SLOW_RATIO and last[-1]["seconds/step"] > SLOW_SECONDS
         if is_slow and not self.is_slow:
             cores = count_cores()
             load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-            why = f" {load:.0f} processes compete for {plural(cores, 'core')}." if load > cores + 1 else ""
+            why = (
+                f" {load:.0f} processes compete for {plural(cores, 'core')}."
+                if load > cores + 1
+                else ""
+            )
             if (
                 why and "OMP_WAIT_POLICY" not in os.environ
             ):  # not set for everybody: on quiet cores it slows small models
                 why += " OMP_WAIT_POLICY=PASSIVE keeps threads that wait from taking them."
-            took, usual = duration(last[-1]["seconds/step"]), duration(seconds)
+            took = duration(last[-1]["seconds/step"])
+            usual = duration(seconds)
             self.say(f"note: step {self.last_step} took {took}; {usual} is usual.{why}")
         self.is_slow = is_slow
 
     def _sampled(self, line: Mapping[str, Any]) -> float:
-        """Return how many tokens a step sampled, with groups that were replaced; 0 where it is unknown."""
-        rollouts = line.get("sampling/rollouts/count", 0) + line.get("sampling/resampled/groups", 0) * self.size
+        """Return how many tokens a step sampled, with groups that were replaced; 0 where it is
+        unknown.
+        """
+        rollouts = (
+            line.get("sampling/rollouts/count", 0)
+            + line.get("sampling/resampled/groups", 0) * self.size
+        )
         return float(rollouts * (line.get("sampling/length/mean") or 0.0))
 
     def after(self, run: Run) -> None:
@@ -148,7 +189,11 @@ class QuietView(View):
             if evaluations:
                 before, after = self.accuracies(evaluations)
                 start = f"{_accuracy(before)} before" if before else "not evaluated before"
-                end = f"{_accuracy(after)} after step {after.step}" if after else "not evaluated after"
+                end = (
+                    f"{_accuracy(after)} after step {after.step}"
+                    if after
+                    else "not evaluated after"
+                )
                 held = f"{start}, {end}; {evaluations[-1].tasks} tasks, 95% intervals"
             self.say(f"{name}: {held}.")
         self.say(f"Run: {run.path}")
@@ -158,15 +203,20 @@ class QuietView(View):
         """Last step done."""
         return int(self.metrics[-1]["step"]) if self.metrics else self.start
 
-    def accuracies(self, evaluations: Sequence[HeldoutSummary]) -> tuple[HeldoutSummary | None, HeldoutSummary | None]:
+    def accuracies(
+        self, evaluations: Sequence[HeldoutSummary]
+    ) -> tuple[HeldoutSummary | None, HeldoutSummary | None]:
         """Evaluation before the first step, and the last one of a trained model."""
         return before_and_after(evaluations, self.start)
 
     @property
     def time_left(self) -> str:
         """Estimated time for the rest; empty until two steps have been timed, and at the end."""
-        # Counted from the first evaluation or step of this process: loading the model says nothing about the pace.
-        (start, first), (now, step) = (self.times[0], self.times[-1]) if self.times else ((0.0, 0), (0.0, 0))
+        # Counted from the first evaluation or step of this process: loading the model says nothing
+        # about the pace.
+        (start, first), (now, step) = (
+            (self.times[0], self.times[-1]) if self.times else ((0.0, 0), (0.0, 0))
+        )
         if step <= first or step >= self.steps:
             return ""
         pace = (now - start) / (step - first)
@@ -177,7 +227,10 @@ class QuietView(View):
         last = self.metrics[-1] if self.metrics else {}
         if key != "advantage/dead/share":
             return number(last.get(key))
-        share, low, high = (percent(last.get(f"advantage/{end}/share"), 0) for end in ("dead", "dead_low", "dead_high"))
+        share, low, high = (
+            percent(last.get(f"advantage/{end}/share"), 0)
+            for end in ("dead", "dead_low", "dead_high")
+        )
         return f"{share} ({low} low, {high} high)"
 
 
@@ -199,17 +252,26 @@ class LineView(QuietView):
     def step(self, record: StepRecord) -> None:
         super().step(record)
         self.note_slow_steps()
-        # Tiny models do dozens of steps per second: a log of every one would be slower than the training.
+        # Tiny models do dozens of steps per second: a log of every one would be slower than the
+        # training.
         is_due = self.printed is None or self.clock() - self.printed >= 1
-        if record.metrics and (is_due or record.step >= self.steps or record.evaluation is not None):
+        if record.metrics and (
+            is_due or record.step >= self.steps or record.evaluation is not None
+        ):
             self.printed = self.clock()
             line = f"step {self.last_step}/{self.steps}"
             for key, name in figures("terminal").items():
-                line += f"  {name} {self.figure(key)}" if record.metrics.get(key) is not None else ""
-            self.say(f"{line}  {duration(record.metrics.get('seconds/step'))} per step  {self.time_left}".rstrip())
+                line += (
+                    f"  {name} {self.figure(key)}" if record.metrics.get(key) is not None else ""
+                )
+            seconds = duration(record.metrics.get("seconds/step"))
+            self.say(f"{line}  {seconds} per step  {self.time_left}".rstrip())
         if record.evaluation is not None:
             for name, (*_, held) in {"held-out": self.evaluations, **self.sets}.items():
-                self.say(f"{name} after step {held.step}: {_accuracy(held)} of {held.tasks} tasks, 95% interval")
+                self.say(
+                    f"{name} after step {held.step}: {_accuracy(held)} of {held.tasks} tasks, 95%"
+                    " interval"
+                )
 
 
 class LiveView(QuietView):
@@ -239,8 +301,16 @@ class LiveView(QuietView):
             state = "first step" if self.evaluations else "evaluating"
         progress = Table.grid(padding=(0, 2, 0, 0), expand=True)
         progress.add_column(ratio=1)
-        progress.add_row(ProgressBar(max(self.steps, 1), self.last_step), f"{self.last_step}/{self.steps}  {state}")
-        return Panel(Group(progress, self._figures(width - 4)), title=Text(self.title), title_align="left", width=width)
+        progress.add_row(
+            ProgressBar(max(self.steps, 1), self.last_step),
+            f"{self.last_step}/{self.steps}  {state}",
+        )
+        return Panel(
+            Group(progress, self._figures(width - 4)),
+            title=Text(self.title),
+            title_align="left",
+            width=width,
+        )
 
     def _figures(self, width: int) -> Table:
         curves: list[Curve] = [
@@ -258,10 +328,16 @@ class LiveView(QuietView):
         rows = []
         for name, value, values, metric in curves:
             if any(each is not None for each in values):
-                line = sparkline(values, max(1, width - NAME_WIDTH - VALUE_WIDTH - 4), metric=metric)
-                rows.append((f"{name:{NAME_WIDTH}}", Text(f"{value:<{VALUE_WIDTH}} ").append(line, "cyan")))
+                line = sparkline(
+                    values, max(1, width - NAME_WIDTH - VALUE_WIDTH - 4), metric=metric
+                )
+                rows.append(
+                    (f"{name:{NAME_WIDTH}}", Text(f"{value:<{VALUE_WIDTH}} ").append(line, "cyan"))
+                )
         if seconds := phases(self.metrics[-RECENT_STEPS:]):
-            rows.append(("step time", Text(phase_shares(seconds), overflow="ellipsis", no_wrap=True)))
+            rows.append(
+                ("step time", Text(phase_shares(seconds), overflow="ellipsis", no_wrap=True))
+            )
         return columns(rows=rows)
 
 
@@ -290,16 +366,23 @@ def result_line(result: "Result") -> Text:
     if result.skipped:
         return Text(f"– {result.name:14}not asked: {result.skipped}", "dim")
     mark = ("✓ ", "green") if result.ok else ("✗ ", "bold red")
-    return Text.assemble(mark, f"{result.name:14}", result.figure, (f"  {duration(result.seconds)}", "dim"))
+    return Text.assemble(
+        mark, f"{result.name:14}", result.figure, (f"  {duration(result.seconds)}", "dim")
+    )
 
 
 def finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
     """Format findings with their evidence and fix."""
     for finding in findings:
-        yield Text.assemble("\n", (f"{finding.severity.value}  {finding.id}", COLORS[finding.severity.value]))
+        yield Text.assemble(
+            "\n", (f"{finding.severity.value}  {finding.id}", COLORS[finding.severity.value])
+        )
         yield Text(f"  {finding.summary}")
         for evidence in finding.evidence:
-            yield Text(f"  · {evidence.text}" + (f" (rollout {evidence.rollout})" if evidence.rollout else ""))
+            yield Text(
+                f"  · {evidence.text}"
+                + (f" (rollout {evidence.rollout})" if evidence.rollout else "")
+            )
         if finding.explains:
             yield Text(f"  also explains: {', '.join(f.id for f in finding.explains)}")
         if finding.fix is not None and finding.fix.sentence:

@@ -1,8 +1,9 @@
-"""First process of a workspace: runs commands within bounds, reads and writes files, and answers the host.
+"""First process of a workspace: runs commands within bounds, reads and writes files, and answers
+the host.
 
-The host sends this source to a bare `python -I -S` (3.9 or later) inside the sandbox, so it imports nothing of ours.
-Both sides speak in frames on stdin and stdout: two lengths, JSON, bytes. The host sends one request at a time; when
-stdin ends, the host is gone and so is everything here.
+The host sends this source to a bare `python -I -S` (3.9 or later) inside the sandbox, so it imports
+nothing of ours. Both sides speak in frames on stdin and stdout: two lengths, JSON, bytes. The host
+sends one request at a time; when stdin ends, the host is gone and so is everything here.
 """
 
 from __future__ import annotations
@@ -27,17 +28,25 @@ Answer = tuple[dict[str, Any], bytes]
 POLL = 0.02  # seconds between looks at the bounds
 FLOOD = 64 << 20  # bytes of output after which a command is stopped
 LINE = 1 << 20  # longest line of a conversation
-SPARE = 1 << 16  # bytes between the bound of the disk and where writing fails, so that a full disk can be told
+# bytes between the bound of the disk and where writing fails, so that a full disk can be told
+SPARE = 1 << 16
 HEADROOM = 1 << 30  # address space above the bound of memory: libraries reserve more than they use
 # Not RssFile: it can be dropped. VmPTE: the kernel's own tables.
 MEMORY = re.compile(rb"^(?:RssAnon|RssShmem|VmSwap|VmPTE):\s*(\d+)", re.MULTILINE)
 SOCKETS = re.compile(rb"^sockets: used (\d+)", re.MULTILINE)
-SOCKET = 512 << 10  # bytes that a Unix socket keeps at most: twice net.core.wmem_max's default, and one more message
-# Of memory cgroups of version 2 and 1: the file of the limit, and the one that counts what it has ended.
+# bytes that a Unix socket keeps at most: twice net.core.wmem_max's default, and one more message
+SOCKET = 512 << 10
+# Of memory cgroups of version 2 and 1: the file of the limit, and the one that counts what it has
+# ended.
 LIMITS = {"memory.max": "memory.events", "memory.limit_in_bytes": "memory.oom_control"}
 KILLED = re.compile(r"^oom_kill (\d+)", re.MULTILINE)
 THREADS = re.compile(rb"^Threads:\s*(\d+)", re.MULTILINE)
-KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 PRELUDE = "trap 'pwd -P >&99' EXIT\n"  # tells the folder in which a command ended
 
 
@@ -51,11 +60,15 @@ class Agent:
     def __init__(self, setup: dict[str, Any]) -> None:
         self.root = self.cwd = setup["root"]
         self.writable = setup["writable"]  # every place that can be filled
-        self.bounds, self.env, self.hidden = setup["bounds"], setup["env"], setup["hidden"]
+        self.bounds = setup["bounds"]
+        self.env = setup["env"]
+        self.hidden = setup["hidden"]
         self.first = os.getpid() == 1  # then all other processes are ours
         self.kills = kills_file(setup["groups"])
         self.killed = self.count_kills()
-        self.pid, self.talks, self.stopped = 0, False, ""
+        self.pid = 0
+        self.talks = False
+        self.stopped = ""
         self.code: int | None = 0  # none while it runs
         self.fds: list[int] = []
         self.kept = self.heard = self.pending = bytearray()
@@ -75,12 +88,19 @@ class Agent:
                 self.stopped = "time"
             if self.step():
                 raise EOFError  # nothing else comes before an answer
-        told = {"code": self.code, "seconds": time.monotonic() - began, "stopped": self.stopped, "total": self.total}
+        told = {
+            "code": self.code,
+            "seconds": time.monotonic() - began,
+            "stopped": self.stopped,
+            "total": self.total,
+        }
         ended_in = os.read(self.where, 4096).decode("utf-8", "surrogateescape").rstrip("\n")
         return {**told, "cwd": ended_in if os.path.isdir(ended_in) else self.cwd}, bytes(self.kept)
 
     def do_start(self, given: bytes, command: str, talks: bool = True) -> Answer:
-        """Start a command in a session of its own, after the end of the one before it; it may read what is given."""
+        """Start a command in a session of its own, after the end of the one before it; it may read
+        what is given.
+        """
         self.forget()
         (said, say), (where, there), (told, ask), (lines, line) = (os.pipe() for _ in range(4))
         cwd = self.cwd if os.path.isdir(self.cwd) else self.root
@@ -91,12 +111,18 @@ class Agent:
         if pid == 0:
             try:
                 os.setsid()
-                for source, target in ((told, 0), (line if talks else say, 1), (say, 2), (there, 99)):
+                for source, target in (
+                    (told, 0),
+                    (line if talks else say, 1),
+                    (say, 2),
+                    (there, 99),
+                ):
                     os.dup2(source, target)
                 os.chdir(cwd)
                 set_limit(resource.RLIMIT_AS, self.bounds["memory"] + HEADROOM)
                 set_limit(resource.RLIMIT_FSIZE, self.bounds["disk"] + SPARE)
-                for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a program inherits that
+                # Python ignores them, and a program inherits that
+                for number in (signal.SIGPIPE, signal.SIGXFSZ):
                     signal.signal(number, signal.SIG_DFL)
                 os.execvpe("bash", ["bash", "-c", PRELUDE + command], {**self.env, "PWD": cwd})
             except BaseException as error:
@@ -110,10 +136,17 @@ class Agent:
         self.end, self.said, self.where, self.lines, self.ask = self.fds
         if not talks and not given:
             os.close(self.fds.pop())  # nothing to read for it
-        self.pid, self.talks, self.stopped, self.code = pid, talks, "", None
+        self.pid = pid
+        self.talks = talks
+        self.stopped = ""
+        self.code = None
         self.open_pipes = {said, lines}  # that may still be written to
-        self.kept, self.total = bytearray(), 0  # output without its middle
-        self.heard, self.pending = bytearray(), bytearray(given)  # lines that it wrote, and that it is yet to read
+        # output without its middle
+        self.kept = bytearray()
+        self.total = 0
+        # lines that it wrote, and that it is yet to read
+        self.heard = bytearray()
+        self.pending = bytearray(given)
         return {}, b""
 
     def do_ask(self, data: bytes, seconds: float) -> Answer:
@@ -124,10 +157,18 @@ class Agent:
         while b"\n" not in self.heard:
             why = ""
             if self.code is not None:
-                why = f"was stopped by its bound of {self.stopped}" if self.stopped else f"ended with code {self.code}"
+                why = (
+                    f"was stopped by its bound of {self.stopped}"
+                    if self.stopped
+                    else f"ended with code {self.code}"
+                )
             elif len(self.heard) > LINE or time.monotonic() > deadline:
                 is_long = len(self.heard) > LINE
-                why = f"wrote a line of more than {LINE:,} bytes" if is_long else f"gave no answer within {seconds:g} s"
+                why = (
+                    f"wrote a line of more than {LINE:,} bytes"
+                    if is_long
+                    else f"gave no answer within {seconds:g} s"
+                )
             elif self.step():
                 raise EOFError
             if why:
@@ -150,7 +191,11 @@ class Agent:
 
     def do_list(self, _: bytes) -> Answer:
         everything = walk(self.root, self.hidden)
-        files = [(os.path.relpath(path, self.root), i.st_size) for path, i in everything if stat.S_ISREG(i.st_mode)]
+        files = [
+            (os.path.relpath(path, self.root), i.st_size)
+            for path, i in everything
+            if stat.S_ISREG(i.st_mode)
+        ]
         return {"files": sorted(files)[:1000]}, b""
 
     def open(self, path: str, flags: int) -> int:
@@ -160,7 +205,8 @@ class Agent:
             raise Refused("outside the workspace")
         if flags & os.O_CREAT:
             os.makedirs(os.path.dirname(real), exist_ok=True)
-        # Not blocking and without links: a process that still runs may have changed what stands there.
+        # Not blocking and without links: a process that still runs may have changed what stands
+        # there.
         fd = os.open(real, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o644)
         kind = stat.S_IFMT(os.fstat(fd).st_mode)
         if kind != stat.S_IFREG:
@@ -169,11 +215,13 @@ class Agent:
         return fd
 
     def readable(self) -> set[int]:
-        return self.open_pipes - ({self.lines} if len(self.heard) > LINE else set())  # else it waits for a question
+        # else it waits for a question
+        return self.open_pipes - ({self.lines} if len(self.heard) > LINE else set())
 
     def take(self) -> bool:
         """Take some of what the command has written; false if there was nothing."""
-        got, most = b"", 2048 if self.talks else self.bounds["output"]
+        got = b""
+        most = 2048 if self.talks else self.bounds["output"]
         for fd in self.readable():
             with contextlib.suppress(BlockingIOError):  # it may have read its own output
                 data = os.read(fd, 1 << 16)
@@ -190,14 +238,17 @@ class Agent:
         return bool(got)
 
     def step(self) -> bool:
-        """Wait for what comes next and deal with the command's part of it; true if the host sent something."""
+        """Wait for what comes next and deal with the command's part of it; true if the host sent
+        something.
+        """
         if self.code is not None:
             return bool(select.select([0], [], [])[0])
         filled = [self.ask] if self.pending else []
         ready, free, _ = select.select({0, self.end} | self.readable(), filled, [], POLL)
         self.reap()
         if free:
-            line, self.pending = self.pending, bytearray()
+            line = self.pending
+            self.pending = bytearray()
             with contextlib.suppress(OSError):  # it reads no more, or has filled the pipe itself
                 self.pending = line[os.write(self.ask, line) :]
             if not self.talks and not self.pending:
@@ -215,7 +266,8 @@ class Agent:
             self.stopped = self.stopped or self.overfull()
             killed = self.count_kills()
             if killed > self.killed:
-                self.stopped, self.killed = self.stopped or "memory", killed
+                self.stopped = self.stopped or "memory"
+                self.killed = killed
             self.code = -signal.SIGKILL if self.code is None else self.code
         return 0 in ready
 
@@ -224,7 +276,10 @@ class Agent:
         self.clear()
         for fd in self.fds:
             os.close(fd)
-        self.pid, self.talks, self.fds, self.code = 0, False, [], 0
+        self.pid = 0
+        self.talks = False
+        self.fds = []
+        self.code = 0
 
     def reap(self) -> bool:
         """Bury the dead, orphans too; false if there are no processes at all."""
@@ -239,14 +294,19 @@ class Agent:
     def clear(self) -> None:
         """Kill everything but this process, and wait until it is gone."""
         while self.reap():
-            # The command's group at once, faster than it can fork; then who has left it, round by round.
-            for pid in [-1] if self.first else [*([-self.pid] if self.pid else []), *self.processes()]:
+            # The command's group at once, faster than it can fork; then who has left it, round by
+            # round.
+            for pid in (
+                [-1] if self.first else [*([-self.pid] if self.pid else []), *self.processes()]
+            ):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.001)
 
     def leave(self) -> None:
-        """End: the kernel ends everything with process 1; elsewhere it is done by hand, folder included."""
+        """End: the kernel ends everything with process 1; elsewhere it is done by hand, folder
+        included.
+        """
         if not self.first:
             self.clear()
             # Programs, since Python's own recursion ends at a thousand folders.
@@ -316,7 +376,9 @@ def walk(folder: str, hidden: tuple[str, ...] = ()) -> Iterator[tuple[str, os.st
 
 
 def kills_file(groups: list[str]) -> str:
-    """Return the file that counts what the kernel ended at the limit of the memory cgroup; empty without a limit."""
+    """Return the file that counts what the kernel ended at the limit of the memory cgroup; empty
+    without a limit.
+    """
     for group in groups:
         for limit, kills in LIMITS.items():
             with contextlib.suppress(OSError), open(f"{group}/{limit}") as file:
@@ -348,7 +410,8 @@ def confine(setup: dict[str, Any], program: bytes) -> None:
     os.closerange(3, 1 << 16)  # what started the agent may leave open what it waited for
     libc = ctypes.CDLL(None, use_errno=True)
     if os.getpid() == 1:
-        for capability in range(64):  # PR_CAPBSET_DROP: no program gets one any more; an ordinary user's has none
+        # PR_CAPBSET_DROP: no program gets one any more; an ordinary user's has none
+        for capability in range(64):
             libc.prctl(24, ctypes.c_ulong(capability), 0, 0, 0)
     if setup["uid"]:
         os.setgroups([])
@@ -373,7 +436,8 @@ def confine(setup: dict[str, Any], program: bytes) -> None:
         set_limit(resource.RLIMIT_NPROC, setup["bounds"]["processes"] + 16)
     if program:
         code = ctypes.create_string_buffer(program, len(program))
-        control(22, 2, struct.pack("HP", len(program) // 8, ctypes.addressof(code)))  # PR_SET_SECCOMP, as a filter
+        # PR_SET_SECCOMP, as a filter
+        control(22, 2, struct.pack("HP", len(program) // 8, ctypes.addressof(code)))
 
 
 def main() -> None:
@@ -393,7 +457,11 @@ def main() -> None:
                 answer = getattr(agent, "do_" + request.pop("do"))(data, **request)
             except (Refused, OSError, ValueError) as error:  # ValueError: a path with a zero byte
                 answer = {"refused": getattr(error, "strerror", None) or str(error)}, b""
-    except (EOFError, struct.error, BrokenPipeError):  # the pipe has ended, perhaps within a request
+    except (
+        EOFError,
+        struct.error,
+        BrokenPipeError,
+    ):  # the pipe has ended, perhaps within a request
         agent.leave()
 
 

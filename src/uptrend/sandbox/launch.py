@@ -1,7 +1,9 @@
-"""Starts an agent's command where the kernel bounds it: in a memory cgroup, and in a user namespace that root maps.
+"""Starts an agent's command where the kernel bounds it: in a memory cgroup, and in a user namespace
+that root maps.
 
-A cgroup counts what no look at processes sees: pages of shared mappings, buffers and tables of the kernel. Where this
-user may make no group, what can't be seen is refused by the filter of system calls alone.
+A cgroup counts what no look at processes sees: pages of shared mappings, buffers and tables of the
+kernel. Where this user may make no group, what can't be seen is refused by the filter of system
+calls alone.
 """
 
 import asyncio
@@ -22,11 +24,15 @@ from uptrend.sandbox.agent import SPARE
 from uptrend.sandbox.workspace import Bounds
 
 HARD_LIMIT_MARGIN = 256 << 20
-"""Bytes above all bounds, so that the agent, which spares itself and names the bound, comes before the kernel."""
+"""Bytes above all bounds, so that the agent, which spares itself and names the bound, comes before
+the kernel.
+"""
 SHELL = "/bin/sh"
-# The first to go where the machine runs out of memory. Root can set it so that nothing inside lowers it.
+# The first to go where the machine runs out of memory. Root can set it so that nothing inside
+# lowers it.
 FIRST_TO_GO = "{ echo 1000 > /proc/self/oom_score_adj; } 2> /dev/null"
-# Ends what an agent leaves in its group that did not end by itself; 10 seconds are enough for any kill.
+# Ends what an agent leaves in its group that did not end by itself; 10 seconds are enough for any
+# kill.
 REMOVE_GROUP = """
 PATH="$PATH:/usr/bin:/bin" tries=200
 while [ -d "$0" ] && ! rmdir "$0" 2> /dev/null && [ $tries -gt 0 ]; do
@@ -35,13 +41,17 @@ while [ -d "$0" ] && ! rmdir "$0" 2> /dev/null && [ $tries -gt 0 ]; do
     sleep 0.05
 done"""
 # The shell stays outside of the group and removes it, also when whoever started it was killed.
-IN_GROUP = f'({FIRST_TO_GO}; echo 0 > "$0/cgroup.procs" && exec "$@"); code=$?{REMOVE_GROUP}; exit $code'
+IN_GROUP = (
+    f'({FIRST_TO_GO}; echo 0 > "$0/cgroup.procs" && exec "$@"); code=$?{REMOVE_GROUP}; exit $code'
+)
 WITHOUT_GROUP = f'{FIRST_TO_GO}; exec "$@"'
 USERS = Path("/proc/self/uid_map"), Path("/proc/self/gid_map")
 
 
 def hard_limit(bounds: Bounds) -> int:
-    """Return the bytes above which the kernel stops a workspace: files in memory count as memory."""
+    """Return the bytes above which the kernel stops a workspace: files in memory count as
+    memory.
+    """
     return bounds.memory + bounds.disk + SPARE + HARD_LIMIT_MARGIN
 
 
@@ -58,7 +68,9 @@ class CgroupFiles:
     swap_includes_memory: bool
 
 
-VERSION_1 = CgroupFiles("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", True)
+VERSION_1 = CgroupFiles(
+    "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", True
+)
 VERSION_2 = CgroupFiles("/sys/fs/cgroup", "memory.max", "memory.swap.max", False)
 
 
@@ -76,7 +88,9 @@ class MemoryCgroups:
         try:
             (group / self.files.memory).write_text(str(limit))
             if (group / self.files.swap).exists():  # the kernel may not count swap
-                (group / self.files.swap).write_text(str(limit) if self.files.swap_includes_memory else "0")
+                (group / self.files.swap).write_text(
+                    str(limit) if self.files.swap_includes_memory else "0"
+                )
         except OSError:
             group.rmdir()
             raise
@@ -85,13 +99,17 @@ class MemoryCgroups:
 
 @functools.cache
 def find_memory_cgroups() -> MemoryCgroups | None:
-    """Return where groups can be made and entered; none where the system gives this user no such place."""
+    """Return where groups can be made and entered; none where the system gives this user no such
+    place.
+    """
     for cgroups in _places():
         try:
             group = cgroups.make(1 << 30)
         except OSError:
             continue
-        entered = subprocess.run([SHELL, "-c", IN_GROUP, str(group), "true"], capture_output=True, check=False)
+        entered = subprocess.run(
+            [SHELL, "-c", IN_GROUP, str(group), "true"], capture_output=True, check=False
+        )
         if entered.returncode == 0:
             return cgroups
         subprocess.run(removal(group), capture_output=True, check=False)
@@ -99,7 +117,9 @@ def find_memory_cgroups() -> MemoryCgroups | None:
 
 
 def _places() -> Iterator[MemoryCgroups]:
-    """Yield where a group may be possible: below this process's own, so that the limits of that one stay in force."""
+    """Yield where a group may be possible: below this process's own, so that the limits of that one
+    stay in force.
+    """
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:  # not Linux
@@ -113,7 +133,8 @@ def _places() -> Iterator[MemoryCgroups]:
             # A container may be given the path that its group has outside.
             yield MemoryCgroups(own if own.is_dir() else root, version)
         elif not controllers:
-            # A group of version 2 that has processes has no groups with limits, so ours is beside it in most cases.
+            # A group of version 2 that has processes has no groups with limits, so ours is beside
+            # it in most cases.
             for parent in [own, own.parent] if own != root else [own]:
                 with contextlib.suppress(OSError):
                     if "memory" in (parent / "cgroup.subtree_control").read_text().split():
@@ -127,13 +148,22 @@ def removal(group: Path) -> list[str]:
 
 @functools.cache
 def can_map_users() -> bool:
-    """Tell whether root gets a user namespace here; a container without the right to make them does not."""
+    """Tell whether root gets a user namespace here; a container without the right to make them does
+    not.
+    """
     probe = "bwrap --unshare-user --unshare-pid --cap-drop ALL --ro-bind / / --proc /proc true"
-    return os.geteuid() == 0 and subprocess.run(probe.split(), capture_output=True, check=False).returncode == 0
+    return (
+        os.geteuid() == 0
+        and subprocess.run(probe.split(), capture_output=True, check=False).returncode == 0
+    )
 
 
-async def launch(command: Sequence[str], env: Mapping[str, str], group: Path | None, maps_users: bool) -> Process:
-    """Start a command in a group, if there is one; bubblewrap gets its users mapped, if it asks for that."""
+async def launch(
+    command: Sequence[str], env: Mapping[str, str], group: Path | None, maps_users: bool
+) -> Process:
+    """Start a command in a group, if there is one; bubblewrap gets its users mapped, if it asks for
+    that.
+    """
     script = [SHELL, "-c", IN_GROUP, str(group)] if group else [SHELL, "-c", WITHOUT_GROUP, SHELL]
     try:
         if not shutil.which(command[0], path=env.get("PATH")):
@@ -147,11 +177,15 @@ async def launch(command: Sequence[str], env: Mapping[str, str], group: Path | N
         raise
 
 
-async def _start_with_users(script: Sequence[str], command: Sequence[str], env: Mapping[str, str]) -> Process:
+async def _start_with_users(
+    script: Sequence[str], command: Sequence[str], env: Mapping[str, str]
+) -> Process:
     (info, info_there), (ready_there, ready) = os.pipe(), os.pipe()
     options = ["--info-fd", str(info_there), "--userns-block-fd", str(ready_there)]
     try:
-        started = _start([*script, command[0], *options, *command[1:]], env, pass_fds=[info_there, ready_there])
+        started = _start(
+            [*script, command[0], *options, *command[1:]], env, pass_fds=[info_there, ready_there]
+        )
         process = await started
     except BaseException:
         os.close(info)
@@ -168,19 +202,34 @@ async def _start_with_users(script: Sequence[str], command: Sequence[str], env: 
     return process
 
 
-async def _start(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Process:
+async def _start(
+    command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()
+) -> Process:
     return await asyncio.create_subprocess_exec(
-        *command, env=env, cwd="/", start_new_session=True, pass_fds=pass_fds,  # Ctrl-C in a terminal is for us alone
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        # Ctrl-C in a terminal is for us alone
+        *command,
+        env=env,
+        cwd="/",
+        start_new_session=True,
+        pass_fds=pass_fds,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
 
 
 def _map_users(info: int, ready: int) -> None:
-    """Map every user to itself once bubblewrap has made its namespace: an id stays, its rights outside do not.
+    """Map every user to itself once bubblewrap has made its namespace: an id stays, its rights
+    outside do not.
 
-    Bubblewrap that fails closes its end, and says why on stderr; where users can't be mapped it fails next.
+    Bubblewrap that fails closes its end, and says why on stderr; where users can't be mapped it
+    fails next.
     """
-    with open(ready, "wb", buffering=0) as go_on, open(info, "rb") as told, contextlib.suppress(OSError):
+    with (
+        open(ready, "wb", buffering=0) as go_on,
+        open(info, "rb") as told,
+        contextlib.suppress(OSError),
+    ):
         text = b""
         while b"}" not in text:
             line = told.readline()

@@ -1,9 +1,10 @@
 """A filter of system calls, as the kernel takes it: 8 bytes per instruction of classic BPF.
 
-It refuses what a small machine-learning program never needs and what holes in the kernel are reached by, what would let
-a command slow or end the agent, which has the same user, and the ways to hold memory that no process is seen to have:
-memfd_create, SysV's shared memory, messages and semaphores, pages given to a pipe, mappings that are shared and
-anonymous or of huge pages, and the buffers of all sockets but Unix's. Everything else is allowed.
+It refuses what a small machine-learning program never needs and what holes in the kernel are
+reached by, what would let a command slow or end the agent, which has the same user, and the ways to
+hold memory that no process is seen to have: memfd_create, SysV's shared memory, messages and
+semaphores, pages given to a pipe, mappings that are shared and anonymous or of huge pages, and the
+buffers of all sockets but Unix's. Everything else is allowed.
 """
 
 import platform
@@ -21,19 +22,39 @@ finit_module 313 273, delete_module 176 106, kexec_load 246 104, kexec_file_load
 syslog 103 116, modify_ldt 154 0, setpriority 141 140, sched_setscheduler 144 119, sched_setparam 142 118,
 sched_setattr 314 274, ioprio_set 251 30
 """
-CLONE, MMAP, PRLIMIT, SOCKET, SOCKETPAIR = (56, 220), (9, 222), (302, 261), (41, 198), (53, 199)
-CLONE3, NEWEST = 435, 462  # what is newer is refused as on an older kernel, for which programs are prepared
+CLONE = (56, 220)
+MMAP = (9, 222)
+PRLIMIT = (302, 261)
+SOCKET = (41, 198)
+SOCKETPAIR = (53, 199)
+# what is newer is refused as on an older kernel, for which programs are prepared
+CLONE3 = 435
+NEWEST = 462
 NAMESPACES = 0x7E020000  # every CLONE_NEW…
-MAP_SHARED, MAP_ANONYMOUS, MAP_HUGETLB = 0x1, 0x20, 0x40000
+MAP_SHARED = 0x1
+MAP_ANONYMOUS = 0x20
+MAP_HUGETLB = 0x40000
 # Column above, AUDIT_ARCH_…; arm64 is macOS's word, whose containers run on Linux.
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7), "arm64": (1, 0xC00000B7)}
 UNIX = 1  # family of sockets
-EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97  # as numbers, since those of macOS differ
+# as numbers, since those of macOS differ
+EPERM = 1
+ENOSYS = 38
+EAFNOSUPPORT = 97
 
-LOAD, AND_JUMP, EQUAL, AT_LEAST, RETURN = 0x20, 0x45, 0x15, 0x35, 0x06
-ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
+LOAD = 0x20
+AND_JUMP = 0x45
+EQUAL = 0x15
+AT_LEAST = 0x35
+RETURN = 0x06
+ALLOW = 0x7FFF0000
+KILL = 0x80000000
+REFUSE = 0x00050000
 # Offsets in struct seccomp_data, of arguments the low half.
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT, FOURTH_ARGUMENT = 0, 4, 16, 40
+NUMBER = 0
+ARCHITECTURE = 4
+FIRST_ARGUMENT = 16
+FOURTH_ARGUMENT = 40
 
 
 def make_filter(machine: str = platform.machine()) -> bytes:
@@ -46,19 +67,33 @@ def make_filter(machine: str = platform.machine()) -> bytes:
     def refuse(error: int) -> tuple[int, int, int, int]:
         return RETURN, 0, 0, REFUSE | error
 
-    code += [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
+    code += [
+        (LOAD, 0, 0, ARCHITECTURE),
+        (EQUAL, 1, 0, architecture),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER),
+    ]
     # Above the newest are also x86_64's x32 calls, a second set of numbers for everything.
     code += [(AT_LEAST, 0, 1, NEWEST + 1), refuse(ENOSYS), (EQUAL, 0, 1, CLONE3), refuse(ENOSYS)]
     numbers = [int(call.split()[1 + column]) for call in REFUSED.split(",")]
     for number in filter(None, numbers):
         code += [(EQUAL, 0, 1, number), refuse(EPERM)]
-    code += [(EQUAL, 0, 4, CLONE[column]), (LOAD, 0, 0, FIRST_ARGUMENT), (AND_JUMP, 0, 1, NAMESPACES)]
+    code += [
+        (EQUAL, 0, 4, CLONE[column]),
+        (LOAD, 0, 0, FIRST_ARGUMENT),
+        (AND_JUMP, 0, 1, NAMESPACES),
+    ]
     code += [refuse(EPERM), (RETURN, 0, 0, ALLOW)]
-    # Limits of itself alone: any process of the same user could take the agent's open files or its time.
+    # Limits of itself alone: any process of the same user could take the agent's open files or its
+    # time.
     code += [(EQUAL, 0, 4, PRLIMIT[column]), (LOAD, 0, 0, FIRST_ARGUMENT), (EQUAL, 1, 0, 0)]
     code += [refuse(EPERM), (RETURN, 0, 0, ALLOW)]
     # A shared mapping keeps its pages when its process drops them, or all of it but one page.
-    code += [(EQUAL, 0, 6, MMAP[column]), (LOAD, 0, 0, FOURTH_ARGUMENT), (AND_JUMP, 2, 0, MAP_HUGETLB)]
+    code += [
+        (EQUAL, 0, 6, MMAP[column]),
+        (LOAD, 0, 0, FOURTH_ARGUMENT),
+        (AND_JUMP, 2, 0, MAP_HUGETLB),
+    ]
     code += [(AND_JUMP, 0, 2, MAP_SHARED), (AND_JUMP, 0, 1, MAP_ANONYMOUS)]
     code += [refuse(EPERM), (RETURN, 0, 0, ALLOW)]
     code += [(EQUAL, 1, 0, SOCKET[column]), (EQUAL, 0, 3, SOCKETPAIR[column])]

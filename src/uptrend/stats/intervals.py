@@ -1,9 +1,9 @@
 """Estimates with their intervals: fractions of tasks, and effects over seeds.
 
-Over seeds, each seed gives one paired difference, arm less control. These are independent and near enough to normal (a
-run's accuracy is a mean over tasks), so mean ± reach · deviation covers the mean over all seeds on these tasks. The
-reach depends on the number of seeds and on alpha: `student_reach` for one look after all seeds, `sequence_reach` for
-any number of looks.
+Over seeds, each seed gives one paired difference, arm less control. These are independent and near
+enough to normal (a run's accuracy is a mean over tasks), so mean ± reach · deviation covers the
+mean over all seeds on these tasks. The reach depends on the number of seeds and on alpha:
+`student_reach` for one look after all seeds, `sequence_reach` for any number of looks.
 """
 
 import math
@@ -19,10 +19,11 @@ from uptrend.records.view import Floats
 
 # Bootstrap draws, always the same ones.
 DRAWS = 2000
-# Prior variance of the effect size in the confidence sequence; it sets where the sequence is tight. The reach is least
-# at g = 5.5, 3.6, 2.6 and 2.0 for 5, 6, 7 and 8 seeds (alpha .05), and at 8.3, 5.1, 3.6 and 2.7 for alpha .025, as with
-# two arms. 4 is within 4% of the least in all of these, and infinite below 4 seeds at either alpha: three runs never
-# end an experiment, however alike they are.
+# Prior variance of the effect size in the confidence sequence; it sets where the sequence is tight.
+# The reach is least at g = 5.5, 3.6, 2.6 and 2.0 for 5, 6, 7 and 8 seeds (alpha .05), and at 8.3,
+# 5.1, 3.6 and 2.7 for alpha .025, as with two arms. 4 is within 4% of the least in all of these,
+# and infinite below 4 seeds at either alpha: three runs never end an experiment, however alike they
+# are.
 G = 4.0
 
 
@@ -38,10 +39,13 @@ def normal_interval(effect: float, error: float, alpha: float = 0.05) -> tuple[f
 
 
 def wilson(successes: int, trials: int, alpha: float = 0.05) -> tuple[float, float]:
-    """Return Wilson's score interval of a fraction (JASA 22, 1927), which behaves at 0, at 1 and for few trials."""
+    """Return Wilson's score interval of a fraction (JASA 22, 1927), which behaves at 0, at 1 and
+    for few trials.
+    """
     if trials == 0:
         return 0.0, 1.0
-    p, z = successes / trials, normal_reach(alpha)
+    p = successes / trials
+    z = normal_reach(alpha)
     spread = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
     center = p + z * z / (2 * trials)
     scale = 1 + z * z / trials
@@ -49,20 +53,31 @@ def wilson(successes: int, trials: int, alpha: float = 0.05) -> tuple[float, flo
 
 
 def pass_at_k(correct: int, attempts: int, k: int) -> float:
-    """Return the unbiased chance that one of k attempts is right (Chen et al. 2021, arXiv 2107.03374, eq. 1)."""
+    """Return the unbiased chance that one of k attempts is right (Chen et al. 2021, arXiv
+    2107.03374, eq. 1).
+    """
     if not (0 <= correct <= attempts and 1 <= k <= attempts):
-        raise ValueError(f"pass@{k} needs at least {k} attempts, and at most as many right; {correct} of {attempts}.")
+        raise ValueError(
+            f"pass@{k} needs at least {k} attempts, and at most as many right; {correct} of"
+            f" {attempts}."
+        )
     return 1 - math.comb(attempts - correct, k) / math.comb(attempts, k)
 
 
 def all_right(a: float, b: float, k: int) -> float:
-    """Return the chance that k attempts at one task are all right, where pass rates follow Beta(a, b): E[pᵏ]."""
+    """Return the chance that k attempts at one task are all right, where pass rates follow Beta(a,
+    b): E[pᵏ].
+    """
     return float(np.exp(betaln(a + k, b) - betaln(a, b)))
 
 
 def bootstrap_mean(values: Floats, alpha: float = 0.05) -> tuple[float, float]:
-    """Return the percentile-bootstrap interval of a mean (Efron 1979); the same values always give the same."""
-    means = values[np.random.default_rng(0).integers(len(values), size=(DRAWS, len(values)))].mean(axis=1)
+    """Return the percentile-bootstrap interval of a mean (Efron 1979); the same values always give
+    the same.
+    """
+    means = values[np.random.default_rng(0).integers(len(values), size=(DRAWS, len(values)))].mean(
+        axis=1
+    )
     low, high = np.quantile(means, (alpha / 2, 1 - alpha / 2))
     return float(low), float(high)
 
@@ -86,20 +101,27 @@ def spread_of(differences: Floats) -> Spread:
 
 
 def likely_deviation(spread: Spread) -> float:
-    """Return the deviation that lies as often below the true one as above it; s itself is too small more often."""
+    """Return the deviation that lies as often below the true one as above it; s itself is too small
+    more often.
+    """
     # Power computed from it is as often too high as too low: s² is divided by the median of χ²/ν.
     df = spread.seeds - 1
     return spread.deviation / math.sqrt(chdtri(df, 0.5) / df) if df > 0 else 0.0
 
 
 def student_reach(seeds: int, alpha: float) -> float:
-    """Return the deviations that Student's interval reaches to either side; infinite below two seeds."""
+    """Return the deviations that Student's interval reaches to either side; infinite below two
+    seeds.
+    """
     return float(stdtrit(seeds - 1, 1 - alpha / 2)) / math.sqrt(seeds) if seeds > 1 else math.inf
 
 
 def sequence_reach(seeds: int, alpha: float, g: float = G) -> float:
-    """Return the deviations that the confidence sequence reaches to either side; infinite for few seeds."""
-    # An interval that may be looked at after every seed: the set of means whose `bayes_factor` stays below 1/alpha.
+    """Return the deviations that the confidence sequence reaches to either side; infinite for few
+    seeds.
+    """
+    # An interval that may be looked at after every seed: the set of means whose `bayes_factor`
+    # stays below 1/alpha.
     if seeds < 2:
         return math.inf
     r = 1 + seeds * g
@@ -109,14 +131,15 @@ def sequence_reach(seeds: int, alpha: float, g: float = G) -> float:
 
 def bayes_factor(spread: Spread, null: float = 0.0, g: float = G) -> float:
     """Return the evidence against a mean of `null`, which holds at every look."""
-    # For a normal mean with unknown deviation, mix the effect size (mean / deviation) over N(0, g) and the deviation
-    # over its right Haar measure. With n seeds, ν = n − 1 and t = √n (x̄ − μ) / s, the factor against the mean μ is
+    # For a normal mean with unknown deviation, mix the effect size (mean / deviation) over N(0, g)
+    # and the deviation over its right Haar measure. With n seeds, ν = n − 1 and t = √n (x̄ − μ) /
+    # s, the factor against the mean μ is
     #
     #     BF(μ) = (1 + ng)^(−1/2) · [(1 + t²/ν) / (1 + t²/(ν(1 + ng)))]^((ν+1)/2),
     #
-    # a martingale in n for the true μ (Lai 1976; Wang and Ramdas 2024, Anytime-valid t-tests and confidence sequences
-    # for Gaussian means with unknown variance). By Ville's inequality it ever reaches 1/alpha with a chance of at most
-    # alpha.
+    # a martingale in n for the true μ (Lai 1976; Wang and Ramdas 2024, Anytime-valid t-tests and
+    # confidence sequences for Gaussian means with unknown variance). By Ville's inequality it ever
+    # reaches 1/alpha with a chance of at most alpha.
     n = spread.seeds
     if n < 2:
         return 1.0
@@ -128,11 +151,13 @@ def bayes_factor(spread: Spread, null: float = 0.0, g: float = G) -> float:
 
 
 def interval_of(spread: Spread, reach: float, alpha: float) -> Interval:
-    """Return mean ± reach · deviation; where all differences are equal, the sign-flip test's interval."""
+    """Return mean ± reach · deviation; where all differences are equal, the sign-flip test's
+    interval.
+    """
     half = reach * spread.deviation
     if spread.deviation == 0:
-        # An interval without width is not believed: a coarse metric can give equal differences. The exact sign-flip
-        # test excludes every other effect once 2^(1−n) ≤ alpha, and none before.
+        # An interval without width is not believed: a coarse metric can give equal differences. The
+        # exact sign-flip test excludes every other effect once 2^(1−n) ≤ alpha, and none before.
         half = 0.0 if math.isfinite(reach) and 2.0 ** (1 - spread.seeds) <= alpha else math.inf
     return Interval(spread.mean, spread.mean - half, spread.mean + half)
 
@@ -148,11 +173,13 @@ def sequence_interval(spread: Spread, alpha: float = 0.05) -> Interval:
 
 
 def median_interval(differences: Floats, alpha: float, low: Floats, high: Floats) -> Interval:
-    """Return the median difference with its exact interval, from order statistics: the sign test, inverted.
+    """Return the median difference with its exact interval, from order statistics: the sign test,
+    inverted.
 
-    Each difference lies between its `low` and its `high`, which are infinite where a run was cut off. Nothing is
-    supposed of their distribution. With n differences the k-th least and greatest are the ends, where k is the greatest
-    with 2 P(Binomial(n, ½) < k) ≤ alpha; infinite where there is none, as below 6 differences at 5%.
+    Each difference lies between its `low` and its `high`, which are infinite where a run was cut
+    off. Nothing is supposed of their distribution. With n differences the k-th least and greatest
+    are the ends, where k is the greatest with 2 P(Binomial(n, ½) < k) ≤ alpha; infinite where there
+    is none, as below 6 differences at 5%.
     """
     count = len(differences)
     k = int((2 * bdtr(np.arange(count), count, 0.5) <= alpha).sum())
@@ -161,9 +188,12 @@ def median_interval(differences: Floats, alpha: float, low: Floats, high: Floats
 
 
 def mean_squares(tables: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return the mean squares of seeds, of tasks and of the rest, for tables (seeds × tasks) in the last two axes."""
+    """Return the mean squares of seeds, of tasks and of the rest, for tables (seeds × tasks) in the
+    last two axes.
+    """
     seeds, tasks = tables.shape[-2:]
-    rows, columns = tables.mean(axis=-1, keepdims=True), tables.mean(axis=-2, keepdims=True)
+    rows = tables.mean(axis=-1, keepdims=True)
+    columns = tables.mean(axis=-2, keepdims=True)
     mean = rows.mean(axis=-2, keepdims=True)
     rest = ((tables - rows - columns + mean) ** 2).sum(axis=(-2, -1)) / ((seeds - 1) * (tasks - 1))
     of_seeds = tasks * ((rows - mean) ** 2).sum(axis=(-2, -1)) / (seeds - 1)
@@ -172,47 +202,60 @@ def mean_squares(tables: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def crossed_half(tables: Floats, alpha: float = 0.05) -> Floats:
-    """Return the half-width of the interval over seeds and tasks, for tables in the last two axes."""
-    # With d = effect + seed + task + rest, the mean's variance is (MS_seeds + MS_tasks − MS_rest) / (S·J); tasks that
-    # deviate by chance less than the rest count as not deviating. The seeds' part has S − 1 degrees of freedom and the
-    # tasks' nearly J − 1, so Student's quantile is the mean of the two, weighted by their variances (Cochran and Cox
-    # 1950). Measured over shares of the tasks from none to nearly all, with 50 and 200 tasks, 6,000 tables each:
-    # coverage of 94.4 to 96.9% at 5 and 8 seeds, and to 97.4% at 3. Satterthwaite's degrees of freedom gave 92.7 to
-    # 99.6%: where few seeds happen to agree, they trust them too far.
+    """Return the half-width of the interval over seeds and tasks, for tables in the last two
+    axes.
+    """
+    # With d = effect + seed + task + rest, the mean's variance is (MS_seeds + MS_tasks − MS_rest) /
+    # (S·J); tasks that deviate by chance less than the rest count as not deviating. The seeds' part
+    # has S − 1 degrees of freedom and the tasks' nearly J − 1, so Student's quantile is the mean of
+    # the two, weighted by their variances (Cochran and Cox 1950). Measured over shares of the tasks
+    # from none to nearly all, with 50 and 200 tasks, 6,000 tables each: coverage of 94.4 to 96.9%
+    # at 5 and 8 seeds, and to 97.4% at 3. Satterthwaite's degrees of freedom gave 92.7 to 99.6%:
+    # where few seeds happen to agree, they trust them too far.
     seeds, tasks = tables.shape[-2:]
     of_seeds, of_tasks, rest = mean_squares(tables)
     more = np.maximum(0.0, of_tasks - rest)
-    by_seeds, by_tasks = (student_reach(count, alpha) * math.sqrt(count) for count in (seeds, tasks))
+    by_seeds, by_tasks = (
+        student_reach(count, alpha) * math.sqrt(count) for count in (seeds, tasks)
+    )
     total = np.maximum(of_seeds + more, 1e-300)
     both = (by_seeds * of_seeds + by_tasks * more) / np.sqrt(total)
     return np.asarray(np.maximum(by_seeds * np.sqrt(of_seeds), both) / math.sqrt(seeds * tasks))
 
 
 def crossed_interval(table: Floats, alpha: float = 0.05) -> Interval | None:
-    """Return the effect to expect from other seeds on other tasks of the kind; None below two, or without deviation."""
+    """Return the effect to expect from other seeds on other tasks of the kind; None below two, or
+    without deviation.
+    """
     if min(table.shape) < 2:
         return None
-    mean, half = float(table.mean()), float(crossed_half(table, alpha))
+    mean = float(table.mean())
+    half = float(crossed_half(table, alpha))
     is_rounding = math.sqrt(float(mean_squares(table)[0])) <= 1e-12 * float(np.abs(table).max())
     return None if is_rounding else Interval(mean, mean - half, mean + half)
 
 
 def chance_of_improvement(arm: Floats, control: Floats, alpha: float = 0.05) -> Interval:
-    """Return the chance that a run of one arm beats a run of the other, whatever the seeds; ties count half.
+    """Return the chance that a run of one arm beats a run of the other, whatever the seeds; ties
+    count half.
 
     One row per seed in either, one column per taskset; averaged over tasksets.
     """
-    # As in rliable (Agarwal et al. 2021, Deep reinforcement learning at the edge of the statistical precipice); with
-    # one taskset it is Mann and Whitney's U. The interval is not rliable's bootstrap, which knows of no doubt where
-    # every run beat every other, and covered in 55, 86, 88 and 92% of 1,000 experiments with 3, 5, 8 and 16 seeds. It
-    # is Newcombe's (Statistics in Medicine 25, 2006, the fifth of his methods): all chances θ with |θ̂ − θ| ≤ z √V(θ),
-    # where V is Hanley and McNeil's variance. It supposes independent runs, and is too wide where those of one seed
-    # resemble each other or tasksets are averaged.
+    # As in rliable (Agarwal et al. 2021, Deep reinforcement learning at the edge of the statistical
+    # precipice); with one taskset it is Mann and Whitney's U. The interval is not rliable's
+    # bootstrap, which knows of no doubt where every run beat every other, and covered in 55, 86, 88
+    # and 92% of 1,000 experiments with 3, 5, 8 and 16 seeds. It is Newcombe's (Statistics in
+    # Medicine 25, 2006, the fifth of his methods): all chances θ with |θ̂ − θ| ≤ z √V(θ), where V
+    # is Hanley and McNeil's variance. It supposes independent runs, and is too wide where those of
+    # one seed resemble each other or tasksets are averaged.
     wins = np.sign(arm[:, None] - control[None, :]).mean(axis=-1) / 2 + 0.5
-    chance, seeds, z = float(wins.mean()), len(arm), normal_reach(alpha)
+    chance = float(wins.mean())
+    seeds = len(arm)
+    z = normal_reach(alpha)
 
     def is_inside(theta: float) -> bool:
-        more = (1 - theta) / (2 - theta) + theta / (1 + theta)  # Hanley and McNeil (Radiology 143, 1982)
+        # Hanley and McNeil (Radiology 143, 1982)
+        more = (1 - theta) / (2 - theta) + theta / (1 + theta)
         variance = theta * (1 - theta) * (1 + (seeds - 1) * more) / seeds**2
         return abs(chance - theta) <= z * math.sqrt(variance)
 
@@ -226,23 +269,30 @@ def chance_of_improvement(arm: Floats, control: Floats, alpha: float = 0.05) -> 
 
 
 def interquartile_mean(scores: Floats) -> Floats:
-    """Return the mean of the middle half over the last axis, a quarter cut at either end, rounded down."""
+    """Return the mean of the middle half over the last axis, a quarter cut at either end, rounded
+    down.
+    """
     count = scores.shape[-1]
     cut = count // 4
     return np.asarray(np.sort(scores, axis=-1)[..., cut : count - cut].mean(axis=-1))
 
 
 def iqm_difference(arm: Floats, control: Floats, alpha: float = 0.05) -> Interval:
-    """Return the arm's interquartile mean less the control's; one row per seed, one column per taskset."""
-    # As in rliable, but for the interval. A run is scored on all tasksets and paired with the other arm's by its seed,
-    # so whole seeds are drawn again. Percentiles of such draws covered in 75, 85, 89 and 91% of 1,000 experiments with
-    # 3, 5, 8 and 16 seeds. So the draws give the standard error, times √(n/(n − 1)) for what drawing from n lacks, and
-    # Student's quantile the rest: 95, 96, 95 and 94% of the same experiments.
+    """Return the arm's interquartile mean less the control's; one row per seed, one column per
+    taskset.
+    """
+    # As in rliable, but for the interval. A run is scored on all tasksets and paired with the other
+    # arm's by its seed, so whole seeds are drawn again. Percentiles of such draws covered in 75,
+    # 85, 89 and 91% of 1,000 experiments with 3, 5, 8 and 16 seeds. So the draws give the standard
+    # error, times √(n/(n − 1)) for what drawing from n lacks, and Student's quantile the rest: 95,
+    # 96, 95 and 94% of the same experiments.
     seeds = len(arm)
 
     def difference(rows: NDArray[np.int64]) -> Floats:
         flat = (*rows.shape[:-1], -1)
-        return interquartile_mean(arm[rows].reshape(flat)) - interquartile_mean(control[rows].reshape(flat))
+        return interquartile_mean(arm[rows].reshape(flat)) - interquartile_mean(
+            control[rows].reshape(flat)
+        )
 
     found = float(difference(np.arange(seeds)))
     if seeds < 2:

@@ -8,12 +8,15 @@ from numpy.typing import NDArray
 from uptrend.records.view import Floats
 
 Integers = NDArray[np.int64]
-# Part of a curve over which it is smoothed: wide enough to see a trend in noise, narrow enough to see a collapse.
+# Part of a curve over which it is smoothed: wide enough to see a trend in noise, narrow enough to
+# see a collapse.
 SMOOTHED = 15
 
 
 def stretches(points: int, most: int) -> Integers:
-    """Return where the stretches of a curve begin: as many as its points, and at most `most` of about equal length."""
+    """Return where the stretches of a curve begin: as many as its points, and at most `most` of
+    about equal length.
+    """
     return np.linspace(0, points, max(0, min(points, most)), endpoint=False).astype(np.int64)
 
 
@@ -42,7 +45,9 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 
 def moving_mean(values: Sequence[float], window: int) -> list[float]:
-    """Return the mean of each value with its neighbors, `window` values in all; fewer at the ends."""
+    """Return the mean of each value with its neighbors, `window` values in all; fewer at the
+    ends.
+    """
     half = window // 2
     near = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
     return [sum(part) / len(part) for part in near]

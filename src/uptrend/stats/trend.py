@@ -1,6 +1,8 @@
-"""Statistics of short, noisy, autocorrelated curves: trend, noise, levels, shifts and rank correlation.
+"""Statistics of short, noisy, autocorrelated curves: trend, noise, levels, shifts and rank
+correlation.
 
-`measure_trend` keeps its false-positive rate on such curves; tests/stats/test_trend_test.py measures it.
+`measure_trend` keeps its false-positive rate on such curves; tests/stats/test_trend_test.py
+measures it.
 """
 
 import math
@@ -12,13 +14,15 @@ from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from uptrend.records.view import Floats
 
-# Longer curves are averaged in blocks down to about this many points: same trend, less work, less autocorrelation.
+# Longer curves are averaged in blocks down to about this many points: same trend, less work, less
+# autocorrelation.
 MOST_POINTS = 240
 # Points below which a trend has no error.
 FEWEST_POINTS = 6
 # Most polynomials that measure the noise.
 MOST_DIRECTIONS = 12
-# Polynomials after the linear one that are left out of the noise: a curve that rises and levels off has them.
+# Polynomials after the linear one that are left out of the noise: a curve that rises and levels off
+# has them.
 BENDS = 2
 # Points from which bends are left out; shorter curves need every direction for their error.
 ENOUGH_TO_BEND = 60
@@ -56,20 +60,25 @@ class TrendTest:
         """Return the chance that a run with this noise shows a change of this size."""
         if self.error == 0:
             return 1.0
-        critical, shift = stdtrit(self.df, 1 - alpha / 2), abs(effect) / self.error
+        critical = stdtrit(self.df, 1 - alpha / 2)
+        shift = abs(effect) / self.error
         return float(stdtr(self.df, shift - critical) + stdtr(self.df, -shift - critical))
 
 
 def measure_trend(values: Floats) -> TrendTest | None:
-    """Return the trend of a curve with its error; none where there are too few points for an error."""
-    # The curve is projected on orthonormal polynomials in time. The linear one carries the trend; from 60 points on the
-    # next two are left to the bend of a curve that rises and levels off; the K after them carry noise alone, and under
-    # AR(1) each has a known share of it, so that t = a₁/√s₁ ÷ √(mean aₖ²/sₖ) follows Student's t with K degrees of
-    # freedom, with sₖ = vₖ'Σ(ρ)vₖ (after the series estimators of Phillips 2005 and Sun 2011, pre-whitened). ρ is the
-    # bias-corrected lag-1 autocorrelation plus one standard error: to think noise less autocorrelated than it is costs
-    # false alarms, the other way only power. K is at most 12, for slow noise that is not AR(1). That helps and does not
-    # cure: white noise plus AR(1) of .9 with half its deviation gave 16 / 16 / 11 / 4% false positives with 50 / 100 /
-    # 200 / 1000 points (500 curves, before the bends were left out).
+    """Return the trend of a curve with its error; none where there are too few points for an
+    error.
+    """
+    # The curve is projected on orthonormal polynomials in time. The linear one carries the trend;
+    # from 60 points on the next two are left to the bend of a curve that rises and levels off; the
+    # K after them carry noise alone, and under AR(1) each has a known share of it, so that t =
+    # a₁/√s₁ ÷ √(mean aₖ²/sₖ) follows Student's t with K degrees of freedom, with sₖ = vₖ'Σ(ρ)vₖ
+    # (after the series estimators of Phillips 2005 and Sun 2011, pre-whitened). ρ is the
+    # bias-corrected lag-1 autocorrelation plus one standard error: to think noise less
+    # autocorrelated than it is costs false alarms, the other way only power. K is at most 12, for
+    # slow noise that is not AR(1). That helps and does not cure: white noise plus AR(1) of .9 with
+    # half its deviation gave 16 / 16 / 11 / 4% false positives with 50 / 100 / 200 / 1000 points
+    # (500 curves, before the bends were left out).
     if len(values) < FEWEST_POINTS:
         return None
     blocks = _averaged(values)
@@ -80,16 +89,19 @@ def measure_trend(values: Floats) -> TrendTest | None:
     basis = polynomials(points, directions + 1 + bends)
     loads = basis.T @ blocks
     rho = lag_one(blocks, 1 + bends // 2)
-    # One standard error is added; the second term is what the asymptotic error lacks on short curves.
+    # One standard error is added; the second term is what the asymptotic error lacks on short
+    # curves.
     rho = min(0.99, max(0.0, rho + math.sqrt((1 - rho * rho) / points + (2.5 / points) ** 2)))
     shares = _noise_shares(points, directions + 1 + bends, round(rho, 3))
     noise = float(np.mean(loads[first:] ** 2 / shares[first:]))
     # Blocks' centers lie a little inside the curve's ends.
     span = float(basis[-1, 1] - basis[0, 1]) * (len(values) - 1) / (len(values) * (1 - 1 / points))
-    # What is only rounding counts as 0: a noiseless curve has no error, and a constant one no trend.
+    # What is only rounding counts as 0: a noiseless curve has no error, and a constant one no
+    # trend.
     rounding = 1e-12 * float(np.abs(values).max())
     effect, error = (
-        0.0 if abs(load) < rounding else load * span for load in (float(loads[1]), math.sqrt(noise * shares[1]))
+        0.0 if abs(load) < rounding else load * span
+        for load in (float(loads[1]), math.sqrt(noise * shares[1]))
     )
     return TrendTest(effect, error, directions)
 
@@ -112,7 +124,9 @@ def _noise_shares(points: int, degree: int, rho: float) -> Floats:
 
 @lru_cache(maxsize=64)
 def polynomials(points: int, degree: int) -> Floats:
-    """Return orthonormal polynomials in time of degree 0 to `degree`, one column each, rising at the end."""
+    """Return orthonormal polynomials in time of degree 0 to `degree`, one column each, rising at
+    the end.
+    """
     columns = np.polynomial.legendre.legvander(np.linspace(-1, 1, points), degree)
     basis, upper = np.linalg.qr(columns)
     return np.asarray(basis * np.sign(np.diag(upper)))
@@ -125,17 +139,21 @@ def residuals(values: Floats, degree: int) -> Floats:
 
 
 def lag_one(values: Floats, degree: int = 1) -> float:
-    """Return the lag-1 autocorrelation of the noise about a polynomial, corrected for bias; 0 for noiseless curves."""
-    # The raw estimate r = Σ eᵢeᵢ₊₁ / Σ eᵢ² from residuals is too small, by about (2 + 4ρ) / n after a straight line.
-    # Under AR(1) its expectation is known: with A the projector onto the residuals and D the shift,
-    # E r ≈ tr(A D A Σ(ρ)) / tr(A Σ(ρ)). That is inverted over a grid of ρ.
+    """Return the lag-1 autocorrelation of the noise about a polynomial, corrected for bias; 0 for
+    noiseless curves.
+    """
+    # The raw estimate r = Σ eᵢeᵢ₊₁ / Σ eᵢ² from residuals is too small, by about (2 + 4ρ) / n after
+    # a straight line. Under AR(1) its expectation is known: with A the projector onto the residuals
+    # and D the shift, E r ≈ tr(A D A Σ(ρ)) / tr(A Σ(ρ)). That is inverted over a grid of ρ.
     if len(values) < degree + 5:
         return 0.0
     noise = residuals(values, degree)
     power = float(noise @ noise)
     if power <= 1e-18 * max(1.0, float(values @ values)):
         return 0.0
-    return float(np.interp(noise[:-1] @ noise[1:] / power, _expected_lag_one(len(values), degree), RHOS))
+    return float(
+        np.interp(noise[:-1] @ noise[1:] / power, _expected_lag_one(len(values), degree), RHOS)
+    )
 
 
 @lru_cache(maxsize=64)
@@ -150,11 +168,15 @@ def _expected_lag_one(points: int, degree: int) -> Floats:
 
 
 def _diagonal_sums(matrix: Floats) -> Floats:
-    return np.array([np.trace(matrix, k) + (np.trace(matrix, -k) if k else 0.0) for k in range(len(matrix))])
+    return np.array(
+        [np.trace(matrix, k) + (np.trace(matrix, -k) if k else 0.0) for k in range(len(matrix))]
+    )
 
 
 def power_of_rise(effect: float, noise: float, points: int, alpha: float) -> float:
-    """Return the chance that a straight rise by `effect` over independent points of this noise shows, one-sided."""
+    """Return the chance that a straight rise by `effect` over independent points of this noise
+    shows, one-sided.
+    """
     error = noise * math.sqrt(12 / points)
     return float(ndtr(effect / error - ndtri(1 - alpha))) if error > 0 else 1.0
 
@@ -165,7 +187,9 @@ def points_for(effect: float, noise: float, power: float, alpha: float) -> int:
 
 
 def neighbor_noise(values: Floats) -> float:
-    """Return the noise's deviation from differences of neighbors (von Neumann), blind to trends and shifts."""
+    """Return the noise's deviation from differences of neighbors (von Neumann), blind to trends and
+    shifts.
+    """
     if len(values) < 3:
         return float(np.std(values)) if len(values) else 0.0
     return float(np.sqrt(np.mean(np.diff(values) ** 2) / 2))
@@ -187,7 +211,8 @@ class Shift:
 
 def shift_at(values: Floats, index: int) -> Shift:
     """Return the change of level at a known point."""
-    before, after = values[:index], values[index:]
+    before = values[:index]
+    after = values[index:]
     error = neighbor_noise(values) * math.sqrt(1 / len(before) + 1 / len(after))
     change = float(after.mean() - before.mean())
     z = change / error if error > 0 else math.copysign(math.inf, change) if change else 0.0
@@ -217,7 +242,9 @@ def _count(values: Floats, share: float) -> int:
 
 
 def rank_correlation(a: Floats, b: Floats) -> float:
-    """Return Spearman's correlation, ties at their mean rank; 0 below 3 points or where one side is constant."""
+    """Return Spearman's correlation, ties at their mean rank; 0 below 3 points or where one side is
+    constant.
+    """
     if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return 0.0
     return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])

@@ -1,1 +1,3 @@
-"""Interface of tasksets, their registry, tasks and rewards of your own, and the tasks of a run. No torch."""
+"""Interface of tasksets, their registry, tasks and rewards of your own, and the tasks of a run. No
+torch.
+"""

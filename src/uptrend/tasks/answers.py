@@ -1,7 +1,8 @@
-"""Answers as text: read from what was said, corrupted, written in other forms, and sorted into classes.
+"""Answers as text: read from what was said, corrupted, written in other forms, and sorted into
+classes.
 
-The reader is independent of every taskset's own. It is strict (`says`), lenient (`says_somehow`), or sure that a text
-is wrong (`is_surely_wrong`); what lies between is not judged.
+The reader is independent of every taskset's own. It is strict (`says`), lenient (`says_somehow`),
+or sure that a text is wrong (`is_surely_wrong`); what lies between is not judged.
 """
 
 import json
@@ -14,7 +15,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Characters at the end of a text in which an answer is looked for: what comes long before the end is work.
+# Characters at the end of a text in which an answer is looked for: what comes long before the end
+# is work.
 READ_CHARACTERS = 2000
 _BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 _MARK = re.compile(r"####\s*(.+)")
@@ -40,7 +42,9 @@ def answer_of(text: str) -> str:
 
 
 def final_answer(solution: str) -> str:
-    """Return the answer out of a worked solution: behind ####, in a box or in tags; all of it where there is none."""
+    """Return the answer out of a worked solution: behind ####, in a box or in tags; all of it where
+    there is none.
+    """
     for pattern in (_MARK, _BOX):
         marked = pattern.findall(solution)
         if marked:
@@ -58,12 +62,16 @@ def _inside_tags(text: str) -> str | None:
 
 @lru_cache(maxsize=4096)  # groups say the same thing often
 def says(text: str, gold: str) -> bool:
-    """Return True where the answer is the gold one, word for word, plainly or where answers are put."""
+    """Return True where the answer is the gold one, word for word, plainly or where answers are
+    put.
+    """
     return answer_of(text) == fold(gold) and bool(fold(gold))
 
 
 def says_somehow(text: str, gold: str) -> bool:
-    """Return True where a person would take it as gold: boxed, in a sentence, or a number in another format."""
+    """Return True where a person would take it as gold: boxed, in a sentence, or a number in
+    another format.
+    """
     return bool(({fold(gold), number_of(gold)} - {""}) & _readings(text))
 
 
@@ -84,14 +92,19 @@ def _readings(text: str) -> frozenset[str]:
 
 @lru_cache(maxsize=4096)
 def is_surely_wrong(text: str, gold: str) -> bool:
-    """Return True for another answer: numbers of which none is near gold, or nothing of gold's words."""
+    """Return True for another answer: numbers of which none is near gold, or nothing of gold's
+    words.
+    """
     value = value_of(gold)
     if math.isnan(value):
         return fold(gold) not in fold(text) and not _NUMBER.search(gold)
-    if re.search(r"[\\/%^√]|\d[eE]|[-+*=]\s*\d.*[-+*=]\s*\d", text):  # the same number may be written otherwise
+    # the same number may be written otherwise
+    if re.search(r"[\\/%^√]|\d[eE]|[-+*=]\s*\d.*[-+*=]\s*\d", text):
         return False
     numbers = [float(part.replace(",", "")) for part in _NUMBER.findall(text)]
-    return all(abs(number - value) > 0.01 * abs(value) and abs(number) != abs(value) for number in numbers)
+    return all(
+        abs(number - value) > 0.01 * abs(value) and abs(number) != abs(value) for number in numbers
+    )
 
 
 def number_of(text: str) -> str:
@@ -123,7 +136,9 @@ _OPERATION = re.compile(r"(?<![\d.)*/^])(-?\d+)\s*([-+*×])\s*(-?\d+)(?!\s*[-+*/
 
 
 def computed_result(prompt: str) -> float:
-    """Return the result of the only operation on whole numbers that a prompt asks for; NaN where there is none."""
+    """Return the result of the only operation on whole numbers that a prompt asks for; NaN where
+    there is none.
+    """
     operations = _OPERATION.findall(prompt)
     if len(operations) != 1 or len(re.findall(r"\d+", prompt)) != 2:
         return math.nan
@@ -139,15 +154,35 @@ def computed_result(prompt: str) -> float:
 
 # Names of columns that hold right answers, likeliest first.
 GOLD_COLUMNS = (
-    "answer", "answers", "gold", "gold_answer", "ground_truth", "solution", "target", "final_answer", "expected",
-    "expected_answer", "correct_answer", "reference_answer", "label", "labels", "result",
-)  # fmt: skip
+    "answer",
+    "answers",
+    "gold",
+    "gold_answer",
+    "ground_truth",
+    "solution",
+    "target",
+    "final_answer",
+    "expected",
+    "expected_answer",
+    "correct_answer",
+    "reference_answer",
+    "label",
+    "labels",
+    "result",
+)
 
 
 def gold_column(row: Mapping[str, Any]) -> str | None:
     """Return the column of a row that holds the right answer, by its name."""
     lowered = {key.lower(): key for key in row}
-    return next((lowered[name] for name in GOLD_COLUMNS if name in lowered and gold_text(row[lowered[name]])), None)
+    return next(
+        (
+            lowered[name]
+            for name in GOLD_COLUMNS
+            if name in lowered and gold_text(row[lowered[name]])
+        ),
+        None,
+    )
 
 
 def gold_text(value: Any) -> str:
@@ -172,7 +207,9 @@ LONG_TEXT = " ".join(["therefore"] * 200)
 SMALL_NUMBERS = range(-20, 41)
 
 
-def other_answers(gold: str, answers: Iterable[str], value: Callable[[str], float | None] = value_of) -> list[str]:
+def other_answers(
+    gold: str, answers: Iterable[str], value: Callable[[str], float | None] = value_of
+) -> list[str]:
     """Return those answers that are not gold in other words, by the number that `value` reads."""
     own = value(gold)
     has_number = own is not None and not math.isnan(own)
@@ -191,11 +228,22 @@ def near_miss(gold: str) -> str:
 
 # Forms in which reward functions in the wild want an answer.
 RENDERINGS = (
-    "{}", " {}", "#### {}", "\\boxed{{{}}}", "$\\boxed{{{}}}$", "<answer>{}</answer>", "<answer>\n{}\n</answer>",
-    "<think>\n...\n</think>\n<answer>\n{}\n</answer>", "<think>\n...\n</think>\n\\boxed{{{}}}",
-    "<reasoning>\n...\n</reasoning>\n<answer>\n{}\n</answer>\n", "Answer: {}", "The answer is {}.",
-    "... Therefore, the final answer is {}", '{{"answer": "{}"}}', "```\n{}\n```",
-)  # fmt: skip
+    "{}",
+    " {}",
+    "#### {}",
+    "\\boxed{{{}}}",
+    "$\\boxed{{{}}}$",
+    "<answer>{}</answer>",
+    "<answer>\n{}\n</answer>",
+    "<think>\n...\n</think>\n<answer>\n{}\n</answer>",
+    "<think>\n...\n</think>\n\\boxed{{{}}}",
+    "<reasoning>\n...\n</reasoning>\n<answer>\n{}\n</answer>\n",
+    "Answer: {}",
+    "The answer is {}.",
+    "... Therefore, the final answer is {}",
+    '{{"answer": "{}"}}',
+    "```\n{}\n```",
+)
 
 
 def _json_value(text: str) -> Any:
@@ -215,7 +263,8 @@ def _first_of_list(answer: str) -> str:
     return str(value[0]) if isinstance(value, list) and value else answer
 
 
-# An answer that is no text is recorded as JSON: a reward may compare with str() of it, or look into a list of synonyms.
+# An answer that is no text is recorded as JSON: a reward may compare with str() of it, or look into
+# a list of synonyms.
 PARTS: dict[str, Callable[[str], str]] = {
     "": lambda answer: answer,
     "the answer as Python prints it": _as_python,
@@ -245,13 +294,18 @@ class Form:
 
 def forms_of(answers: Sequence[str]) -> list[Form]:
     """Return every form in which these answers can be written, the plain one first."""
-    parts = [name for name, take in PARTS.items() if not name or any(take(answer) != answer for answer in answers)]
+    parts = [
+        name
+        for name, take in PARTS.items()
+        if not name or any(take(answer) != answer for answer in answers)
+    ]
     return [Form(words, part) for part in parts for words in RENDERINGS]
 
 
 # Classes of answers
 
-# Kinds of answers on which parsers fail, by what a gold answer has: an average over all of them hides one.
+# Kinds of answers on which parsers fail, by what a gold answer has: an average over all of them
+# hides one.
 CLASSES: dict[str, Callable[[str], bool]] = {
     "negative": lambda gold: value_of(gold) < 0,
     "zero": lambda gold: value_of(gold) == 0,
@@ -267,14 +321,17 @@ CLASSES: dict[str, Callable[[str], bool]] = {
 # Tasks of each class that are tried at least, and as a share of all.
 MIN_PER_CLASS = 3
 CLASS_SHARE = 1 / 8
-# How much oftener members of a class must be rejected than others: a class that is rejected as often explains nothing.
+# How much oftener members of a class must be rejected than others: a class that is rejected as
+# often explains nothing.
 MIN_CLASS_GAP = 0.6
 # Rejected members that name a class: one may be an odd row.
 MIN_CLASS_MEMBERS = 2
 
 
 def draw_every_class(items: Sequence[T], gold: Callable[[T], str], count: int) -> list[T]:
-    """Return at most `count` items: some of every class of gold answers that there is, then the rest in its order."""
+    """Return at most `count` items: some of every class of gold answers that there is, then the
+    rest in its order.
+    """
     per_class = max(MIN_PER_CLASS, int(count * CLASS_SHARE))
     places: dict[int, None] = {}
     for holds in CLASSES.values():
@@ -285,7 +342,9 @@ def draw_every_class(items: Sequence[T], gold: Callable[[T], str], count: int) -
 
 
 def name_class(rejected: Sequence[str], accepted: Sequence[str]) -> str:
-    """Name what sets rejected gold answers apart from accepted ones, with counts; empty where no class does."""
+    """Name what sets rejected gold answers apart from accepted ones, with counts; empty where no
+    class does.
+    """
     largest_gap = MIN_CLASS_GAP
     name = ""
     for class_name, holds in CLASSES.items():
@@ -298,5 +357,7 @@ def name_class(rejected: Sequence[str], accepted: Sequence[str]) -> str:
         gap = members_out / members - others_out / others
         if gap > largest_gap:
             largest_gap = gap
-            name = f"{members_out} of {members} that are {class_name}, {others_out} of {others} others"
+            name = (
+                f"{members_out} of {members} that are {class_name}, {others_out} of {others} others"
+            )
     return name

@@ -1,4 +1,6 @@
-"""`data`: your own rows, from a file or a hub dataset, scored by ready rewards or by functions of yours."""
+"""`data`: your own rows, from a file or a hub dataset, scored by ready rewards or by functions of
+yours.
+"""
 
 import csv
 import json
@@ -45,8 +47,9 @@ class DataOptions(RewardOptions):
     """The options of `data`."""
 
     file: str = ""
-    """Rows as .jsonl, .json (a list), .csv or .parquet; a relative path starts at the recipe's folder, else at
-    the current one."""
+    """Rows as .jsonl, .json (a list), .csv or .parquet; a relative path starts at the recipe's
+    folder, else at the current one.
+    """
     dataset: str = ""
     """In place of a file: a dataset of the hub, or a folder that `datasets` can load."""
     config: str = ""
@@ -56,23 +59,31 @@ class DataOptions(RewardOptions):
     hold_out: Literal["quarter", "none", "all"] = "quarter"
     """Rows that are never trained on: a quarter of them by content hash, none, or all."""
     prompt: str = "prompt"
-    """Column of the question (a text, or a list of messages), or a template such as "Question: {question}"."""
+    """Column of the question (a text, or a list of messages), or a template such as "Question:
+    {question}".
+    """
     answer: str = "answer"
     """Column of the right answer, or a template; rows may have none where no reward needs it."""
     system: str = ""
     """System message before every prompt."""
     gold: str = "{answer}"
-    """Template of a completion that should earn the most, for `uptrend tasks validate` and preflight."""
+    """Template of a completion that should earn the most, for `uptrend tasks validate` and
+    preflight.
+    """
     chat: bool | None = None
     """Send prompts through the model's chat template; by default as `model.chat` says."""
     duplicates: float = 0.1
-    """The share of rows that may repeat an earlier prompt before `uptrend tasks validate` objects."""
+    """The share of rows that may repeat an earlier prompt before `uptrend tasks validate`
+    objects.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if bool(self.file) == bool(self.dataset):
             given = "both were given" if self.file else "it is missing"
-            raise ConfigError(f"file: {given}; name either a file or a dataset of the hub.", is_of_field=True)
+            raise ConfigError(
+                f"file: {given}; name either a file or a dataset of the hub.", is_of_field=True
+            )
 
 
 class OneAnswer:
@@ -80,9 +91,14 @@ class OneAnswer:
 
     tools: Sequence[Tool] = ()
 
-    def __init__(self, task: Task, terms: Sequence[rewards.RewardTerm], options: RewardOptions) -> None:
+    def __init__(
+        self, task: Task, terms: Sequence[rewards.RewardTerm], options: RewardOptions
+    ) -> None:
         self.messages = task.messages
-        self._task, self._terms, self._options, self._said = task, terms, options, ""
+        self._task = task
+        self._terms = terms
+        self._options = options
+        self._said = ""
 
     async def respond(self, message: Message) -> Sequence[Message] | None:
         self._said = message.content
@@ -105,32 +121,56 @@ class Data:
     LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 128}
 
     def __init__(self, options: DataOptions, seed: int) -> None:
-        self.options, self.seed, self.chat = options, seed, options.chat
+        self.options = options
+        self.seed = seed
+        self.chat = options.chat
         self.notes: list[str] = []
         source = options.file or options.dataset
-        label = "data" if Path(source).parent.name == ".data" else source  # rows that were given in memory
+        # rows that were given in memory
+        label = "data" if Path(source).parent.name == ".data" else source
         rows = list(
-            read_file(Path(options.file)) if options.file else read_dataset(source, options.config, options.split)
+            read_file(Path(options.file))
+            if options.file
+            else read_dataset(source, options.config, options.split)
         )
         if not rows:
             raise TasksetError(f"{label} has no rows.")
-        needs_answer = any(name in rewards.NAMES and name not in rewards.WITHOUT_ANSWER for name in options.reward)
-        has_answers = needs_answer or any(_column(options.answer, row) is not None for _, row in rows)
+        needs_answer = any(
+            name in rewards.NAMES and name not in rewards.WITHOUT_ANSWER for name in options.reward
+        )
+        has_answers = needs_answer or any(
+            _column(options.answer, row) is not None for _, row in rows
+        )
         columns = [*rows[0][1], *(["answer"] if has_answers else [])]
         self._terms = rewards.make_terms(options, columns, self.columns_of)
-        self._needs_answer, self._has_answers = needs_answer, has_answers
-        tasks = [self._task(row, where.replace(source, label), Path(label).stem) for where, row in rows]
+        self._needs_answer = needs_answer
+        self._has_answers = has_answers
+        tasks = [
+            self._task(row, where.replace(source, label), Path(label).stem) for where, row in rows
+        ]
         self._uses_answers = has_answers and any(term.uses_answer for term in self._terms)
         self._answers = sorted({task.answer for task in tasks if task.answer})
         split: Literal["quarter", "train", "heldout"] = "quarter"
         if options.hold_out != "quarter":
             split = "train" if options.hold_out == "none" else "heldout"
-        self.given = GivenTasks(label, tasks, split, f"{self.name}-{seed}", options.duplicates, self.notes)
+        self.given = GivenTasks(
+            label, tasks, split, f"{self.name}-{seed}", options.duplicates, self.notes
+        )
         if split == "quarter":
-            add_note(self.notes, f"{label}: a quarter of the tasks is held out, chosen by the hash of their content")
+            add_note(
+                self.notes,
+                f"{label}: a quarter of the tasks is held out, chosen by the hash of their content",
+            )
         if not options.bounds and any(not term.is_ready for term in self._terms):
-            least = "a part named correct, or a reward of 1 or more" if options.correct_from is None else "correct_from"
-            add_note(self.notes, f"the reward's bounds are unknown (tasks.bounds); accuracy counts {least}")
+            least = (
+                "a part named correct, or a reward of 1 or more"
+                if options.correct_from is None
+                else "correct_from"
+            )
+            add_note(
+                self.notes,
+                f"the reward's bounds are unknown (tasks.bounds); accuracy counts {least}",
+            )
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
         return self.given.train(count, exclude)
@@ -144,8 +184,14 @@ class Data:
     def bounds_that_hold(self, errors: Iterable[RewardOutOfBounds]) -> list[Any]:
         """Return `tasks.bounds` as they should be, so that rewards which left them stay inside."""
         holding = bounds_that_hold(errors)
-        pairs = [holding.get(term.name, pair) for term, pair in zip(self._terms, self.options.bounds, strict=True)]
-        right = [[int(bound) if bound.is_integer() else float(f"{bound:.9g}") for bound in pair] for pair in pairs]
+        pairs = [
+            holding.get(term.name, pair)
+            for term, pair in zip(self._terms, self.options.bounds, strict=True)
+        ]
+        right = [
+            [int(bound) if bound.is_integer() else float(f"{bound:.9g}") for bound in pair]
+            for pair in pairs
+        ]
         return right[0] if len(right) == 1 else right
 
     def columns_of(self, task: Task) -> tuple[Mapping[str, Any], Any]:
@@ -174,7 +220,9 @@ class Data:
         return map(say, (*in_form, answers.SILENCE, answers.GARBAGE))
 
     def cheaters(self, task: Task) -> Iterable[Script]:
-        """Say all answers with the right one among them, a pattern, a word to the judge, numbers, and a lot."""
+        """Say all answers with the right one among them, a pattern, a word to the judge, numbers,
+        and a lot.
+        """
         if not self._has_gold(task):
             return ()
         # Neither first nor last, where a scorer may look.
@@ -191,7 +239,9 @@ class Data:
         return self._uses_answers and bool(task.answer)
 
     def _others(self, task: Task) -> list[str]:
-        """Return other tasks' answers that are not this one's in other words, such as 5 + 2 #### 7 for 7."""
+        """Return other tasks' answers that are not this one's in other words, such as 5 + 2 #### 7
+        for 7.
+        """
         return answers.other_answers(task.answer, self._answers, rewards.final_number)
 
     def _gold(self, task: Task, answer: str) -> str:
@@ -200,10 +250,14 @@ class Data:
     def _task(self, row: dict[str, Any], where: str, family: str) -> Task:
         """Return one row as a task, or raise an error that says where and what would be right."""
         options = self.options
-        asked, answer = _column(options.prompt, row), _column(options.answer, row)
+        asked = _column(options.prompt, row)
+        answer = _column(options.answer, row)
         if asked is None:
-            raise TasksetError(f"{where} has no {options.prompt}.{_there(options.prompt, row)} Set tasks.prompt.")
-        messages, content = _messages(asked, where), _content(options.prompt, row)
+            raise TasksetError(
+                f"{where} has no {options.prompt}.{_there(options.prompt, row)} Set tasks.prompt."
+            )
+        messages = _messages(asked, where)
+        content = _content(options.prompt, row)
         if answer is None and self._has_answers and options.answer not in row:
             raise TasksetError(
                 f"{where} has no {options.answer}; each row needs a prompt and an answer."
@@ -212,26 +266,42 @@ class Data:
         text = _text(answer) if self._has_answers else ""
         if self._needs_answer and not text:
             raise TasksetError(
-                f"{where}: {options.answer} = {answer!r} can't be graded; it should be a text that is not empty."
+                f"{where}: {options.answer} = {answer!r} can't be graded; it should be a text that"
+                " is not empty."
             )
         if any(name in rewards.RULES for name in options.reward) and not is_right(text, text):
             raise TasksetError(
-                f"{where}: answer = {answer!r} can't be graded; it should be a whole number or one word."
+                f"{where}: answer = {answer!r} can't be graded; it should be a whole number or one"
+                " word."
             )
-        # Operands may stand in `metadata`; by them the partial rule knows the result of another operation.
+        # Operands may stand in `metadata`; by them the partial rule knows the result of another
+        # operation.
         metadata = row.get("metadata")
         facts = metadata if isinstance(metadata, dict) else row
-        has_operands = "operation" in facts and all(type(facts.get(key)) is int for key in ("a", "b"))
+        has_operands = "operation" in facts and all(
+            type(facts.get(key)) is int for key in ("a", "b")
+        )
         operands = {key: facts[key] for key in ("a", "b", "operation")} if has_operands else {}
-        kind, level = row.get("family"), row.get("difficulty", 0.0)
-        difficulty = LEVELS.index(level) if level in LEVELS else level if isinstance(level, int | float) else 0.0
+        kind = row.get("family")
+        level = row.get("difficulty", 0.0)
+        difficulty = (
+            LEVELS.index(level)
+            if level in LEVELS
+            else level
+            if isinstance(level, int | float)
+            else 0.0
+        )
         system = (Message("system", options.system),) if options.system else ()
         return Task(
-            (*system, *messages), text, kind if isinstance(kind, str) else family, float(difficulty),
+            (*system, *messages),
+            text,
+            kind if isinstance(kind, str) else family,
+            float(difficulty),
             {**operands, "base": 10 if NUMBER.fullmatch(text) else None, "row": row},
-            # By the columns alone: other words around them, or other instructions, do not make it another task.
+            # By the columns alone: other words around them, or other instructions, do not make it
+            # another task.
             task_id([Message("user", content)]) if isinstance(content, str) else task_id(messages),
-        )  # fmt: skip
+        )
 
 
 def _column(named: str, row: Mapping[str, Any]) -> Any:
@@ -247,7 +317,13 @@ def _column(named: str, row: Mapping[str, Any]) -> Any:
 def _content(named: str, row: Mapping[str, Any]) -> Any:
     """Return what makes a row's question: one column's value, or those of a template's columns."""
     columns = [key for key in row if "{" + key + "}" in named]
-    return row[named] if named in row else row[columns[0]] if len(columns) == 1 else _column(named, row)
+    return (
+        row[named]
+        if named in row
+        else row[columns[0]]
+        if len(columns) == 1
+        else _column(named, row)
+    )
 
 
 def _there(named: str, row: Mapping[str, Any]) -> str:
@@ -258,16 +334,24 @@ def _messages(asked: Any, where: str) -> tuple[Message, ...]:
     if isinstance(asked, list) and asked:
         is_said = [isinstance(m, Mapping) and isinstance(m.get("content"), str) for m in asked]
         roles = [m.get("role") for m in asked if isinstance(m, Mapping)]
-        if all(is_said) and all(role in ("system", "user", "assistant") for role in roles) and roles[-1] == "user":
+        if (
+            all(is_said)
+            and all(role in ("system", "user", "assistant") for role in roles)
+            and roles[-1] == "user"
+        ):
             return tuple(Message(m["role"], m["content"]) for m in asked)
-        raise TasksetError(f"{where}: the prompt should be messages with role and content, the last by the user.")
+        raise TasksetError(
+            f"{where}: the prompt should be messages with role and content, the last by the user."
+        )
     if not isinstance(asked, str) or not asked.strip():
         raise TasksetError(f"{where}: prompt = {asked!r} should be a text that is not empty.")
     return (Message("user", asked),)
 
 
 def _text(answer: Any) -> str:
-    """Return an answer as text: numbers without a needless .0, lists and objects as JSON; empty for a missing one."""
+    """Return an answer as text: numbers without a needless .0, lists and objects as JSON; empty for
+    a missing one.
+    """
     if answer is None or (isinstance(answer, float) and math.isnan(answer)):
         return ""
     if isinstance(answer, float) and answer.is_integer():
@@ -290,7 +374,9 @@ def read_file(path: Path) -> Rows:
             rows = pq.read_table(path).to_pylist()
         else:
             with path.open(encoding="utf-8-sig", newline="") as file:
-                rows = list(csv.DictReader(file)) if path.suffix == ".csv" else parse_json(file.read())
+                rows = (
+                    list(csv.DictReader(file)) if path.suffix == ".csv" else parse_json(file.read())
+                )
     except RecordError as error:
         raise TasksetError(str(error)) from None
     except (OSError, ValueError) as error:
@@ -326,13 +412,16 @@ def file_of(rows: Iterable[Mapping[str, Any]]) -> tuple[str, bytes]:
     def refuse(value: Any) -> Any:
         kind = type(value).__name__
         raise TasksetError(
-            f"data: {value!r:.60} is a {kind}, which no file of rows can keep. Make it a number, a text, a list, "
-            "a dict or a date, or leave its column out."
+            f"data: {value!r:.60} is a {kind}, which no file of rows can keep. Make it a number, a"
+            " text, a list, a dict or a date, or leave its column out."
         )
 
     kept = [plain(row, refuse) for row in rows]
     try:
-        return ".jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept).encode()
+        return (
+            ".jsonl",
+            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept).encode(),
+        )
     except TypeError:  # dates, decimals and bytes, which JSON would turn into text
         return ".parquet", _parquet_of(kept)
 
@@ -346,12 +435,16 @@ def _parquet_of(rows: Sequence[Mapping[str, Any]]) -> bytes:
     try:
         pq.write_table(pa.table({key: [row.get(key) for row in rows] for key in columns}), content)
     except (pa.ArrowException, ValueError, TypeError) as error:
-        raise TasksetError(f"data: rows with dates need one type per column: {error}.".replace("\n", " ")) from None
+        raise TasksetError(
+            f"data: rows with dates need one type per column: {error}.".replace("\n", " ")
+        ) from None
     return content.getvalue()
 
 
 def read_json_lines(path: Path, example: str) -> Rows:
-    """Every object of a file with its place, as file:line; blank lines are skipped. `example` shows what is right."""
+    """Every object of a file with its place, as file:line; blank lines are skipped. `example` shows
+    what is right.
+    """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -378,29 +471,37 @@ def read_dataset(path: str, config: str, split: str) -> Rows:
     except ImportError:
         raise MissingExtra("datasets", "hub") from None
     name = ",".join((path, config, split))
-    cached = Path(datasets.config.HF_DATASETS_CACHE, camelcase_to_snakecase(path).replace("/", "___"))
+    cached = Path(
+        datasets.config.HF_DATASETS_CACHE, camelcase_to_snakecase(path).replace("/", "___")
+    )
     if not Path(path).exists() and not cached.exists() and (problem := hub_problem()):
         raise TasksetError(f"The dataset {name} is not on this machine, and {problem}.")
     try:
         if Path(path).is_dir():
-            _check_inside(path, datasets.load_dataset_builder(path, config or None).config.data_files or {})
+            _check_inside(
+                path, datasets.load_dataset_builder(path, config or None).config.data_files or {}
+            )
         rows = datasets.load_dataset(path, config or None, split=split)
     except TasksetError:
         raise
     except Exception as error:  # the library raises whatever its back ends do
         reason = str(error).strip().split("\n")[0]
-        raise TasksetError(f"The dataset {name} can't be loaded: {reason or type(error).__name__}.") from error
+        raise TasksetError(
+            f"The dataset {name} can't be loaded: {reason or type(error).__name__}."
+        ) from error
     for number, row in enumerate(rows):
         yield f"{name}, row {number}", plain(row)
 
 
 def _check_inside(folder: str, files_by_split: Mapping[str, Iterable[str]]) -> None:
-    """Raise TasksetError where a dataset's folder, which may come from anybody, names other files."""
+    """Raise TasksetError where a dataset's folder, which may come from anybody, names other
+    files.
+    """
     root = os.path.abspath(folder)
     for files in files_by_split.values():
         for file in map(str, files):
             if not Path(os.path.abspath(file)).is_relative_to(root):
                 raise TasksetError(
-                    f"{Path(folder, 'README.md')}: data_files names {file!r}, which is outside of {folder}; "
-                    "copy it there, or name it in tasks.file."
+                    f"{Path(folder, 'README.md')}: data_files names {file!r}, which is outside of"
+                    f" {folder}; copy it there, or name it in tasks.file."
                 )

@@ -1,8 +1,9 @@
 """The event loop on which every play of this process runs, in a thread of its own.
 
-There is one for as long as the process lives, so that a lock or an HTTP client that a taskset keeps works in every
-step. The thread that asked for the plays waits, and meanwhile does what would block the loop: decoding. It is that
-thread and not one more, because each thread that computes has OpenMP threads of its own, and Ctrl-C must end it.
+There is one for as long as the process lives, so that a lock or an HTTP client that a taskset keeps
+works in every step. The thread that asked for the plays waits, and meanwhile does what would block
+the loop: decoding. It is that thread and not one more, because each thread that computes has OpenMP
+threads of its own, and Ctrl-C must end it.
 """
 
 import asyncio
@@ -28,8 +29,12 @@ _CALLER: contextvars.ContextVar[Jobs | None] = contextvars.ContextVar("caller", 
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the loop and wait for it; an interruption cancels it and waits until it has cleaned up."""
-    loop, jobs, tasks = _loop(), Jobs(), list[asyncio.Task[T]]()
+    """Run a coroutine on the loop and wait for it; an interruption cancels it and waits until it
+    has cleaned up.
+    """
+    loop = _loop()
+    jobs = Jobs()
+    tasks = list[asyncio.Task[T]]()
     context = contextvars.copy_context()
     context.run(_CALLER.set, jobs)
 
@@ -66,22 +71,29 @@ async def in_caller(job: Callable[[], T]) -> T:
 
 
 async def in_callers_turn(job: Callable[[], T]) -> T:
-    """Do a call's work as `in_caller` does; what it waits there does not count towards the call's time limit."""
+    """Do a call's work as `in_caller` does; what it waits there does not count towards the call's
+    time limit.
+    """
     jobs = _CALLER.get()
     return job() if jobs is None else await in_turn(job, partial(_enqueue, jobs))
 
 
 class Threads:
-    """A few threads for what would block the loop; a call's wait for one of them does not count as its time."""
+    """A few threads for what would block the loop; a call's wait for one of them does not count as
+    its time.
+    """
 
     def __init__(self, count: int, name: str) -> None:
-        self._count, self._name = count, name
-        self._pool, self._owner = ThreadPoolExecutor(count, name), os.getpid()
+        self._count = count
+        self._name = name
+        self._pool = ThreadPoolExecutor(count, name)
+        self._owner = os.getpid()
 
     async def do(self, job: Callable[[], T]) -> T:
         """Do a job in one of the threads."""
         if self._owner != os.getpid():  # a fork has none of them
-            self._pool, self._owner = ThreadPoolExecutor(self._count, self._name), os.getpid()
+            self._pool = ThreadPoolExecutor(self._count, self._name)
+            self._owner = os.getpid()
         return await in_turn(job, self._pool.submit)
 
 
@@ -92,7 +104,9 @@ def _enqueue(jobs: Jobs, job: Callable[[], T]) -> Future[T]:
 
 
 async def together(works: Iterable[Awaitable[T]]) -> list[T]:
-    """Wait for all; where one fails or somebody interrupts, the others are cancelled and waited for."""
+    """Wait for all; where one fails or somebody interrupts, the others are cancelled and waited
+    for.
+    """
     tasks = [asyncio.ensure_future(work) for work in works]
     if not tasks:
         return []
@@ -102,21 +116,25 @@ async def together(works: Iterable[Awaitable[T]]) -> list[T]:
         for task in tasks:
             task.cancel()  # once: a second time would cut short what it does to clean up
         await asyncio.wait(tasks)
-    failed = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    failed = [
+        error for task in tasks if not task.cancelled() and (error := task.exception()) is not None
+    ]
     if failed:
         raise failed[0]
     return [task.result() for task in tasks]
 
 
-# Seconds after which a thread that computes lets another have Python. The loop, its caller and the recorder hand work
-# to each other all the time; at Python's 5 ms each would wait longer than a GPU takes for several tokens.
+# Seconds after which a thread that computes lets another have Python. The loop, its caller and the
+# recorder hand work to each other all the time; at Python's 5 ms each would wait longer than a GPU
+# takes for several tokens.
 SWITCH = 0.0005
 
 
 def _loop() -> asyncio.AbstractEventLoop:
     if (loop := _LOOPS.get(os.getpid())) is None:
         made = asyncio.new_event_loop()
-        loop = _LOOPS.setdefault(os.getpid(), made)  # of two threads that come at once, one is first
+        # of two threads that come at once, one is first
+        loop = _LOOPS.setdefault(os.getpid(), made)
         if loop is made:
             sys.setswitchinterval(min(SWITCH, sys.getswitchinterval()))
             threading.Thread(target=_forever, args=(loop,), name="plays", daemon=True).start()
@@ -127,5 +145,6 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 def _forever(loop: asyncio.AbstractEventLoop) -> None:
     while True:
-        with contextlib.suppress(BaseException):  # a play that calls sys.exit() ends its caller's run, not this loop
+        # a play that calls sys.exit() ends its caller's run, not this loop
+        with contextlib.suppress(BaseException):
             loop.run_forever()

@@ -1,4 +1,5 @@
-"""The worker that compares mathematics by math-verify, which only a process can be stopped at. No torch.
+"""The worker that compares mathematics by math-verify, which only a process can be stopped at. No
+torch.
 
 python -P -m uptrend.tasks.math_worker
 """
@@ -19,7 +20,8 @@ def compare(texts: tuple[str, str]) -> dict[str, Any]:
     """Return whether an answer equals the gold one, or the error."""
     gold, answer = texts
     try:
-        # This process has a limit of its own: theirs interrupt Python alone, and take what is late for wrong.
+        # This process has a limit of its own: theirs interrupt Python alone, and take what is late
+        # for wrong.
         read_gold, read_answer = (parse(text, parsing_timeout=None) for text in (gold, answer))
         return {"equal": bool(verify(read_gold, read_answer, timeout_seconds=None))}
     except Exception as error:

@@ -1,4 +1,6 @@
-"""From a config to tasks: options of tasksets, the fixed held-out set, and the pool that steps draw from."""
+"""From a config to tasks: options of tasksets, the fixed held-out set, and the pool that steps draw
+from.
+"""
 
 import json
 import random
@@ -14,8 +16,11 @@ from uptrend.tasks.registry import find
 from uptrend.tasks.taskset import Taskset
 
 # Keys that a stage of `[tasks]`, or another set of `[eval]`, can't change.
-FIXED = {"stages": "a stage has no stages of its own", "sets": "a set has no sets of its own",
-         "every": "all sets are evaluated at the same steps"}  # fmt: skip
+FIXED = {
+    "stages": "a stage has no stages of its own",
+    "sets": "a set has no sets of its own",
+    "every": "all sets are evaluated at the same steps",
+}
 Section = TypeVar("Section", Tasks, Eval)
 
 
@@ -41,7 +46,11 @@ def _options(name: str, table: Mapping[str, Any], where: str) -> Any:
     known = [f.name for f in fields(cls)]
     for key in table:
         if key not in known:
-            others = [f.name for f in fields(Eval if where.startswith("eval") else Tasks) if f.name != "options"]
+            others = [
+                f.name
+                for f in fields(Eval if where.startswith("eval") else Tasks)
+                if f.name != "options"
+            ]
             raise ConfigError(unknown(join(where, key), key, [*others, *known], where))
     options = build(cls, table, where)
     check_bounds(options, where)
@@ -53,19 +62,24 @@ def stage_sections(config: Config) -> list[tuple[int, str, Tasks]]:
     if not config.tasks.stages:
         return [(1, "tasks", config.tasks)]
     tables = {f"tasks.stages[{i}]": table for i, table in enumerate(config.tasks.stages)}
-    return [(table["start"], where, _section(config.tasks, where, table, "start")) for where, table in tables.items()]
+    return [
+        (table["start"], where, _section(config.tasks, where, table, "start"))
+        for where, table in tables.items()
+    ]
 
 
 def eval_sections(config: Config) -> dict[str, Eval]:
     """Return `[eval]` as it stands for each held-out set, by label; the first has none."""
-    sections, s = {"": config.eval}, config.sampling
+    sections = {"": config.eval}
+    s = config.sampling
     for i, table in enumerate(config.eval.sets):
         where = f"eval.sets[{i}]"
         sections[table["label"]] = e = _section(config.eval, where, table, "label")
         check_bounds(e, where)
         if (most := e.max_tokens or s.max_tokens) >= (context := e.context or s.context):
             raise ConfigError(
-                f"{where}.context = {context} should exceed max_tokens = {most}: it holds the prompt too."
+                f"{where}.context = {context} should exceed max_tokens = {most}: it holds the"
+                " prompt too."
             )
     return sections
 
@@ -74,22 +88,33 @@ def _section(base: Section, where: str, table: Mapping[str, Any], own: str) -> S
     for key in table.keys() & FIXED.keys() & {f.name for f in fields(base)}:
         raise ConfigError(f"{where}.{key}: {FIXED[key]}.")
     changes = {key: value for key, value in table.items() if key != own}
-    given = build(type(base), {key: getattr(base, key) for key in _keys(type(base))} | changes, where)
+    given = build(
+        type(base), {key: getattr(base, key) for key in _keys(type(base))} | changes, where
+    )
     hints = get_type_hints(find(given.name).Options)
     # Another taskset takes over the options that it knows.
-    options = {k: value for k, value in base.options.items() if k in hints or given.name == base.name}
+    options = {
+        k: value for k, value in base.options.items() if k in hints or given.name == base.name
+    }
     for key, change in given.options.items():
         before: Any = options.get(key)
         # A table of options, such as a mix's `arithmetic`, changes key by key.
-        is_table = is_dataclass(hints.get(key)) and isinstance(before, Mapping) and isinstance(change, Mapping)
+        is_table = (
+            is_dataclass(hints.get(key))
+            and isinstance(before, Mapping)
+            and isinstance(change, Mapping)
+        )
         options[key] = {**before, **change} if is_table else change
     return replace(given, options=options)
 
 
 def resolve_options(config: Config) -> Config:
-    """Return the config with every option of its tasksets filled in, so that a changed default can't change it."""
+    """Return the config with every option of its tasksets filled in, so that a changed default
+    can't change it.
+    """
     stages: list[dict[str, Any]] = []
-    # In full, as a stage of another taskset is to inherit what somebody wrote and not what is filled in here.
+    # In full, as a stage of another taskset is to inherit what somebody wrote and not what is
+    # filled in here.
     for start, where, section in stage_sections(config) if config.tasks.stages else ():
         own = {key: getattr(section, key) for key in _keys(Tasks)}
         stages.append({"start": start, **own, **resolved(section.name, section.options, where)})
@@ -97,10 +122,18 @@ def resolve_options(config: Config) -> Config:
     sets = []
     for label, held in eval_sections(config).items():
         own = {key: getattr(held, key) for key in _keys(Eval)}
-        sets.append({"label": label, **own, **resolved(held.name, eval_options(config, held), _where(label))})
+        sets.append(
+            {
+                "label": label,
+                **own,
+                **resolved(held.name, eval_options(config, held), _where(label)),
+            }
+        )
     whole = resolved(config.eval.name, eval_options(config), "eval")
     evaluation = replace(config.eval, options=whole, sets=tuple(sets[1:]))
-    return replace(config, tasks=replace(config.tasks, options=options, stages=tuple(stages)), eval=evaluation)
+    return replace(
+        config, tasks=replace(config.tasks, options=options, stages=tuple(stages)), eval=evaluation
+    )
 
 
 def _where(label: str) -> str:
@@ -108,10 +141,13 @@ def _where(label: str) -> str:
 
 
 def eval_options(config: Config, section: Eval | None = None) -> dict[str, Any]:
-    """Return the options of `[eval]`, or of another set; a source that nothing trains on is held out whole."""
+    """Return the options of `[eval]`, or of another set; a source that nothing trains on is held
+    out whole.
+    """
     section = section or config.eval
     options = dict(section.options)
-    # What a taskset that reads files or datasets is told to hold out all of them; others have no such options.
+    # What a taskset that reads files or datasets is told to hold out all of them; others have no
+    # such options.
     whole: dict[str, Any] = getattr(find(section.name), "WHOLE", {})
     if not any(_source(options)) or whole.keys() & options.keys():
         return options
@@ -120,9 +156,12 @@ def eval_options(config: Config, section: Eval | None = None) -> dict[str, Any]:
 
 
 def _source(options: Mapping[str, Any]) -> tuple[Path | None, str]:
-    file, dataset = options.get("file"), options.get("dataset")
+    file = options.get("file")
+    dataset = options.get("dataset")
     split = [str(options.get(key) or "") for key in ("config", "split")] if dataset else []
-    return Path(str(file)).resolve() if file else None, ",".join([dataset or options.get("datasets") or "", *split])
+    return Path(str(file)).resolve() if file else None, ",".join(
+        [dataset or options.get("datasets") or "", *split]
+    )
 
 
 @dataclass(frozen=True)
@@ -188,11 +227,16 @@ class Pool:
     def draw(
         self, step: int, count: int, cursor: Cursor, drawn: Collection[str] = ()
     ) -> tuple[list[tuple[Task, Taskset]], Cursor]:
-        """Return the next `count` tasks and where to go on from; none with an id in `drawn`, those of this step."""
+        """Return the next `count` tasks and where to go on from; none with an id in `drawn`, those
+        of this step.
+        """
         index = self.stage_at(step)
         stage = self.stages[index]
         if count > len(stage.tasks) - len(drawn):
-            raise TasksetError(f"{count} tasks were to be drawn of the {len(stage.tasks) - len(drawn)} that there are.")
+            raise TasksetError(
+                f"{count} tasks were to be drawn of the {len(stage.tasks) - len(drawn)} that there"
+                " are."
+            )
         at = cursor if cursor.stage == index else Cursor(stage=index)
         left = self._left(at, drawn)
         if count > len(left):
@@ -206,13 +250,16 @@ class Pool:
         """Return what is left of an epoch, with each task's place in it."""
         order = list(self.stages[at.stage].tasks)
         random.Random(f"{self.seed}-{self.run_seed}-{at.stage}-{at.epoch}").shuffle(order)
-        return [(i, task) for i, task in enumerate(order) if i >= at.position and task.id not in drawn]
+        return [
+            (i, task) for i, task in enumerate(order) if i >= at.position and task.id not in drawn
+        ]
 
     def describe(self) -> dict[str, Any]:
         """Return the entry in run.json: the whole, and each stage."""
         everything = [task for stage in self.stages for task in stage.tasks]
         stages = [
-            {"start": s.start, **_describe(s.taskset, s.seed, s.tasks), "options": dict(s.options)} for s in self.stages
+            {"start": s.start, **_describe(s.taskset, s.seed, s.tasks), "options": dict(s.options)}
+            for s in self.stages
         ]
         whole = _describe(self.stages[0].taskset, self.seed, everything) | {"name": self.name}
         return {**whole, "stages": stages, "notes": list(self.notes)}
@@ -222,11 +269,18 @@ def make_heldout(config: Config) -> HeldoutTasks:
     """Return the set that `[eval]` names, with the further ones."""
     sets: dict[str, HeldoutTasks] = {}
     for label, section in eval_sections(config).items():
-        taskset = make_taskset(section.name, eval_options(config, section), section.seed, _where(label))
+        taskset = make_taskset(
+            section.name, eval_options(config, section), section.seed, _where(label)
+        )
         tasks = tuple(taskset.heldout(section.tasks))
         if not tasks:
-            raise TasksetError(f"{_where(label)}: {section.name} has no held-out tasks with these options; widen them.")
-        sets[label] = HeldoutTasks(taskset, tasks, section.seed, tasks_hash(tasks), tuple(taskset.notes))
+            raise TasksetError(
+                f"{_where(label)}: {section.name} has no held-out tasks with these options; widen"
+                " them."
+            )
+        sets[label] = HeldoutTasks(
+            taskset, tasks, section.seed, tasks_hash(tasks), tuple(taskset.notes)
+        )
     notes = tuple(dict.fromkeys(note for held in sets.values() for note in held.notes))
     return replace(sets.pop(""), notes=notes, sets=sets)
 
@@ -234,13 +288,15 @@ def make_heldout(config: Config) -> HeldoutTasks:
 def make_pool(config: Config, heldout: HeldoutTasks) -> Pool:
     """Return the tasks of `[tasks]`, without any that is held out."""
     ids = frozenset(task.id for held in heldout.by_label.values() for task in held.tasks)
-    groups, stages = config.sampling.groups, list[Stage]()
+    groups = config.sampling.groups
+    stages = list[Stage]()
     for start, where, section in stage_sections(config):
         taskset = make_taskset(section.name, section.options, section.seed, where)
         tasks = tuple(taskset.train(section.train, ids))
         if leaked := ids.intersection(task.id for task in tasks):
             raise TasksetError(
-                f"{where}: {section.name} trains on {len(leaked)} held-out tasks; its train() must leave out `exclude`."
+                f"{where}: {section.name} trains on {len(leaked)} held-out tasks; its train() must"
+                " leave out `exclude`."
             )
         if len(tasks) < groups:
             raise TasksetError(
@@ -261,7 +317,9 @@ class ChecksMachine(Protocol):
 
 
 def check_machine(heldout: HeldoutTasks, tasks: Pool | None = None) -> None:
-    """Raise before a run where this machine can't play its tasks: each of its rollouts would fail."""
+    """Raise before a run where this machine can't play its tasks: each of its rollouts would
+    fail.
+    """
     tasksets = [held.taskset for held in heldout.by_label.values()]
     for taskset in [*(stage.taskset for stage in (tasks.stages if tasks else ())), *tasksets]:
         if isinstance(taskset, ChecksMachine):

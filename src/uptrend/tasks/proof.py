@@ -1,8 +1,9 @@
 """Proof of a reward without a model: right answers earn the most, and wrong ones less.
 
-A proof is over (task, text, gold, reward). Answers are scripted: a taskset plays them, or the reward functions of
-another library's trainer score them. `uptrend tasks validate`, preflight and a watched trainer judge what they earned
-by the rules here; checks of records, which have only what a policy said, share `Earnings`.
+A proof is over (task, text, gold, reward). Answers are scripted: a taskset plays them, or the
+reward functions of another library's trainer score them. `uptrend tasks validate`, preflight and a
+watched trainer judge what they earned by the rules here; checks of records, which have only what a
+policy said, share `Earnings`.
 """
 
 import math
@@ -21,8 +22,8 @@ from uptrend.tasks.taskset import Script, Taskset, known_gold, play_script
 
 # Sums of parts may miss a bound by this much.
 NEAR = 1e-9
-# Share of tasks on which gold must earn more than wrong answers, for a reward to tell them apart in some form. A row of
-# a dataset may be odd.
+# Share of tasks on which gold must earn more than wrong answers, for a reward to tell them apart in
+# some form. A row of a dataset may be odd.
 MIN_TOLD_APART = 0.75
 # Share of tasks from which a text without an answer is paid by rule, and not by luck.
 MIN_TAKEN_IN_SHARE = 0.5
@@ -50,7 +51,9 @@ class HasCheaters(Protocol):
 
 
 def proving(taskset: Taskset) -> Taskset:
-    """Return a taskset under the options that prove its reward: under some, not even gold reaches the maximum."""
+    """Return a taskset under the options that prove its reward: under some, not even gold reaches
+    the maximum.
+    """
     return taskset.proof() if isinstance(taskset, HasVariants) else taskset
 
 
@@ -59,7 +62,9 @@ class ScoredPlay:
     """One play of a task without the model."""
 
     texts: tuple[tuple[str, ...], ...]
-    """Replies of the task to each turn; for a script, its own turns. The error where it failed at once."""
+    """Replies of the task to each turn; for a script, its own turns. The error where it failed at
+    once.
+    """
     reward: Reward | None
     """None where the task failed."""
     error: Exception | None = None
@@ -96,7 +101,11 @@ def play_scripts(taskset: Taskset, task: Task, scripts: Iterable[Script]) -> lis
 
     async def play_all() -> list[ScoredPlay]:
         plays = [score_script(taskset, task, script) for script in scripts]
-        return await event_loop.together(plays) if hasattr(taskset, "FEW_PLAYS") else [await play for play in plays]
+        return (
+            await event_loop.together(plays)
+            if hasattr(taskset, "FEW_PLAYS")
+            else [await play for play in plays]
+        )
 
     return event_loop.run(play_all())
 
@@ -139,7 +148,8 @@ def is_rejected(tried: ScoredTask, top: float) -> bool:
     if gold is None:
         return False
     if gold.reward is None or math.isnan(gold.reward.high):
-        # Nobody said what the maximum is. Earning as much as a wrong answer is no fault of gold where that is the top.
+        # Nobody said what the maximum is. Earning as much as a wrong answer is no fault of gold
+        # where that is the top.
         is_level = tried.earned == tried.rival and tried.earned < top
         return is_level or not tried.earned >= tried.rival
     # A penalty, such as one for length, may keep a right answer from the maximum.
@@ -148,8 +158,12 @@ def is_rejected(tried: ScoredTask, top: float) -> bool:
 
 
 def split_golds(tasks: Sequence[ScoredTask]) -> tuple[list[ScoredTask], list[ScoredTask]]:
-    """Return the tasks whose gold answer earns the most, or is unknown; and those whose does not."""
-    least = min((play.total for tried in tasks for play in tried.others if play.reward), default=-math.inf)
+    """Return the tasks whose gold answer earns the most, or is unknown; and those whose does
+    not.
+    """
+    least = min(
+        (play.total for tried in tasks for play in tried.others if play.reward), default=-math.inf
+    )
     top = max((tried.earned for tried in tasks if tried.earned > tried.rival), default=least + NEAR)
     accepted: list[ScoredTask] = []
     rejected: list[ScoredTask] = []
@@ -159,17 +173,26 @@ def split_golds(tasks: Sequence[ScoredTask]) -> tuple[list[ScoredTask], list[Sco
     return accepted, rejected
 
 
-def describe_rejections(subject: str, accepted: Sequence[ScoredTask], rejected: Sequence[ScoredTask]) -> str:
+def describe_rejections(
+    subject: str, accepted: Sequence[ScoredTask], rejected: Sequence[ScoredTask]
+) -> str:
     """Say which gold answers a reward rejects: a class of them, or how many."""
-    class_name = name_class([each.task.answer for each in rejected], [each.task.answer for each in accepted])
+    class_name = name_class(
+        [each.task.answer for each in rejected], [each.task.answer for each in accepted]
+    )
     if class_name:
         return f"{subject} rejects gold answers of one kind: {class_name}."
     judged = len(accepted) + len(rejected)
-    return f"{subject} rejects {len(rejected)} of {judged} gold answers: what is right does not earn the most."
+    return (
+        f"{subject} rejects {len(rejected)} of {judged} gold answers: what is right does not earn"
+        " the most."
+    )
 
 
 def paid_wrong(tasks: Iterable[ScoredTask], *, by_maximum: bool) -> list[tuple[Task, ScoredPlay]]:
-    """Return wrong answers that earn the maximum; else, where it is unknown or out of reach, as much as gold."""
+    """Return wrong answers that earn the maximum; else, where it is unknown or out of reach, as
+    much as gold.
+    """
     paid = []
     for tried in tasks:
         for play in tried.others:
@@ -182,7 +205,9 @@ def paid_wrong(tasks: Iterable[ScoredTask], *, by_maximum: bool) -> list[tuple[T
 
 
 def is_taken_in(play: ScoredPlay, most: float = math.inf) -> bool:
-    """Return True where a reward pays a cheater, whose answer is never right: in full, or as much as gold earns."""
+    """Return True where a reward pays a cheater, whose answer is never right: in full, or as much
+    as gold earns.
+    """
     reward = play.reward
     return reward is not None and (reward.correct or reward.is_best or reward.total >= most - 1e-6)
 
@@ -207,7 +232,9 @@ def judge_form(tasks: Sequence[ScoredTask], sign: int = 1) -> tuple[float, float
     None where gold does not earn more than wrong answers, with sign -1 less.
     """
     # A reward that gives wrong answers no number tells nothing apart.
-    told_apart = sum(sign * each.earned > sign * each.rival for each in tasks if math.isfinite(each.rival))
+    told_apart = sum(
+        sign * each.earned > sign * each.rival for each in tasks if math.isfinite(each.rival)
+    )
     if not tasks or told_apart < MIN_TOLD_APART * len(tasks):
         return None
     right = np.nanmean([tried.earned for tried in tasks])
@@ -239,7 +266,9 @@ class Earnings:
 
     @property
     def is_inverted(self) -> bool:
-        """True where right answers earn less than wrong ones as a rule; a wrong one may be paid now and then."""
+        """True where right answers earn less than wrong ones as a rule; a wrong one may be paid now
+        and then.
+        """
         return len(self.right) > 0 and float(np.median(self.right)) < self.base
 
 

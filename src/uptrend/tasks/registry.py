@@ -1,7 +1,8 @@
-"""Tasksets by name: the table of built-in ones, other packages' entry points, a prefix, or any class as `module:Class`.
+"""Tasksets by name: the table of built-in ones, other packages' entry points, a prefix, or any
+class as `module:Class`.
 
-The table names classes as entry points do, so that naming one taskset loads no other, and so that tasksets are found
-where the package is used from a path, which has no entry points.
+The table names classes as entry points do, so that naming one taskset loads no other, and so that
+tasksets are found where the package is used from a path, which has no entry points.
 """
 
 import inspect
@@ -81,7 +82,9 @@ def find(name: str) -> type[Taskset]:
             sys.path.append(str(Path.cwd()))
         return _load(EntryPoint(name, name, GROUP))
     known = [*BUILT_IN, *plugins, *(f"{prefix}:NAME" for prefix in PREFIXES)]
-    near = nearest(name, known) or f" There are {', '.join(known)}; your own is written module:Class."
+    near = (
+        nearest(name, known) or f" There are {', '.join(known)}; your own is written module:Class."
+    )
     raise TasksetError(f"There is no taskset {name!r}.{near}")
 
 
@@ -116,5 +119,7 @@ def _load(point: EntryPoint) -> type[Taskset]:
         raise TasksetError(f"The taskset {point.value} can't be loaded: {error}.") from error
     missing = [member for member in NEEDED if not hasattr(cls, member)]
     if not inspect.isclass(cls) or missing:
-        raise TasksetError(f"{point.value} is not a taskset: it lacks {', '.join(missing) or 'a class'}.")
+        raise TasksetError(
+            f"{point.value} is not a taskset: it lacks {', '.join(missing) or 'a class'}."
+        )
     return cast(type[Taskset], cls)

@@ -1,11 +1,12 @@
-"""Rewards of the `data` taskset: ready ones by name, and functions of yours, in our signature or TRL's.
+"""Rewards of the `data` taskset: ready ones by name, and functions of yours, in our signature or
+TRL's.
 
     def reward(prompt, completion, answer, **row): ...        a number, parts by name, or None for "can't tell"
     def reward(prompts, completions, **columns): ...          TRL's: called with lists of one, returns a list
 
-Either may be `async`. A function takes only the columns that it names, or all of them with `**row`. Values have the
-types that the row has; what is recorded as a task's answer is text.
-"""
+Either may be `async`. A function takes only the columns that it names, or all of them with `**row`.
+Values have the types that the row has; what is recorded as a task's answer is text.
+"""  # noqa: E501 (a table)
 
 import copy
 import functools
@@ -24,11 +25,20 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakValueDictionary
 
 from uptrend.config.load import nearest
-from uptrend.records import ConfigError, MissingExtra, Part, Reward, RewardOutOfBounds, Task, TasksetError
+from uptrend.records import (
+    ConfigError,
+    MissingExtra,
+    Part,
+    Reward,
+    RewardOutOfBounds,
+    Task,
+    TasksetError,
+)
 from uptrend.records.memory import parse_json
 from uptrend.records.worker_process import WorkerDied, WorkerProcess
 from uptrend.tasks.event_loop import Threads, in_callers_turn
@@ -36,9 +46,16 @@ from uptrend.tasks.short_answers import fold, grade
 
 UNKNOWN = (math.nan, math.nan)
 # Columns that TRL adds to those of the dataset, for functions that name them.
-_FROM_TRL: dict[str, Any] = {"trainer_state": None, "log_extra": lambda *_: None, "log_metric": lambda *_: None}
+_FROM_TRL: dict[str, Any] = {
+    "trainer_state": None,
+    "log_extra": lambda *_: None,
+    "log_metric": lambda *_: None,
+}
 Function = Callable[..., Any]
-_given: ContextVar[Mapping[str, Function]] = ContextVar("functions that were passed as objects", default={})  # noqa: B039
+_NO_FUNCTIONS: Mapping[str, Function] = MappingProxyType({})
+_given: ContextVar[Mapping[str, Function]] = ContextVar(
+    "functions that were passed as objects", default=_NO_FUNCTIONS
+)
 
 
 class Undecided(TasksetError):  # noqa: N818 (the function's own answer)
@@ -54,8 +71,9 @@ class Judge:
     model: str = ""
     """Name of the model there."""
     prompt: str = (
-        "Question: {prompt}\n\nReference answer: {answer}\n\nAnswer to grade: {completion}\n\n"
-        "Is the answer to grade right? Reply with yes or no, or with a number from 0 (wrong) to 1 (right)."
+        "Question: {prompt}\n\nReference answer: {answer}\n\nAnswer to grade: {completion}\n\nIs"
+        " the answer to grade right? Reply with yes or no, or with a number from 0 (wrong) to 1"
+        " (right)."
     )
     """Message to the judge; its reply is read as yes, no, or a number from 0 to 1."""
     key: str = "OPENAI_API_KEY"
@@ -71,17 +89,23 @@ class RewardOptions:
     """Options of everything that scores one answer."""
 
     reward: Any = "exact"
-    """Ready reward (exact, contains, number, regex, math, json-schema, judge), `module:function`, `file.py:function`,
-    or a list of these."""
+    """Ready reward (exact, contains, number, regex, math, json-schema, judge), `module:function`,
+    `file.py:function`, or a list of these.
+    """
     weights: tuple[float, ...] = ()
     """Weight of each reward in the list; empty for 1 each."""
     bounds: Any = ()
-    """Bounds of your functions: [low, high] for each of them, or a list of such pairs. Empty where they are unknown."""
+    """Bounds of your functions: [low, high] for each of them, or a list of such pairs. Empty where
+    they are unknown.
+    """
     correct_from: float | None = None
-    """Total from which an answer counts as right. Without it a part named `correct` decides, else the first reward: at
-    its upper bound, or from 1 where that is unknown."""
+    """Total from which an answer counts as right. Without it a part named `correct` decides, else
+    the first reward: at its upper bound, or from 1 where that is unknown.
+    """
     pattern: str = ""
-    """Regular expression of `regex`: what its first group (or all of it) matches must be the answer."""
+    """Regular expression of `regex`: what its first group (or all of it) matches must be the
+    answer.
+    """
     schema: str = ""
     """JSON schema file of `json-schema`."""
     judge: Judge = field(default_factory=Judge)
@@ -89,19 +113,34 @@ class RewardOptions:
 
     def __post_init__(self) -> None:
         names = [self.reward] if isinstance(self.reward, str) else self.reward
-        if not names or not isinstance(names, list | tuple) or not all(isinstance(n, str) and n for n in names):
-            raise ConfigError(f"reward = {self.reward!r} should be a name or a list of names.", is_of_field=True)
+        if (
+            not names
+            or not isinstance(names, list | tuple)
+            or not all(isinstance(n, str) and n for n in names)
+        ):
+            raise ConfigError(
+                f"reward = {self.reward!r} should be a name or a list of names.", is_of_field=True
+            )
         object.__setattr__(self, "reward", tuple(names))
         if self.weights and len(self.weights) != len(names):
-            text = f"weights = {list(self.weights)} should have one number for each of the {len(names)} rewards."
+            text = (
+                f"weights = {list(self.weights)} should have one number for each of the"
+                f" {len(names)} rewards."
+            )
             raise ConfigError(text, is_of_field=True)
         object.__setattr__(self, "bounds", _pairs(self.bounds, len(names)))
         if "regex" in names and not self.pattern:
-            raise ConfigError('pattern is missing: regex needs one, such as "answer: (.+)".', is_of_field=True)
+            raise ConfigError(
+                'pattern is missing: regex needs one, such as "answer: (.+)".', is_of_field=True
+            )
         if "json-schema" in names and not self.schema:
-            raise ConfigError("schema is missing: json-schema needs the path of a JSON schema.", is_of_field=True)
+            raise ConfigError(
+                "schema is missing: json-schema needs the path of a JSON schema.", is_of_field=True
+            )
         if "judge" in names and not self.judge.model:
-            raise ConfigError("judge.model is missing: name the model that the server has.", is_of_field=True)
+            raise ConfigError(
+                "judge.model is missing: name the model that the server has.", is_of_field=True
+            )
 
 
 def _pairs(bounds: Any, count: int) -> tuple[tuple[float, float], ...]:
@@ -140,7 +179,9 @@ _DECIMAL = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 
 
 def final_number(text: str) -> float | None:
-    """Return the number after the last ####, as GSM8K writes it, else the last number; None where there is none."""
+    """Return the number after the last ####, as GSM8K writes it, else the last number; None where
+    there is none.
+    """
     _, mark, rest = text.rpartition("####")
     found = _DECIMAL.findall(rest)
     return float(found[0 if mark else -1].replace(",", "")) if found else None
@@ -148,14 +189,21 @@ def final_number(text: str) -> float | None:
 
 def number(completion: str, task: Task, options: RewardOptions) -> float:  # noqa: ARG001
     """Compare final numbers."""
-    said, right = final_number(completion), final_number(task.answer)
-    return float(said is not None and right is not None and math.isclose(said, right, rel_tol=1e-9, abs_tol=1e-9))
+    said = final_number(completion)
+    right = final_number(task.answer)
+    return float(
+        said is not None
+        and right is not None
+        and math.isclose(said, right, rel_tol=1e-9, abs_tol=1e-9)
+    )
 
 
 def regex(completion: str, task: Task, options: RewardOptions) -> float:
     """Compare what the pattern captures with the answer."""
     found = re.search(options.pattern, completion)
-    return float(found is not None and _folded(found[(found.lastindex and 1) or 0]) == _folded(task.answer))
+    return float(
+        found is not None and _folded(found[(found.lastindex and 1) or 0]) == _folded(task.answer)
+    )
 
 
 def json_schema(completion: str, task: Task, options: RewardOptions) -> float:  # noqa: ARG001
@@ -179,16 +227,19 @@ def _validator(path: str) -> Any:
         kind = validators.validator_for(schema)
         kind.check_schema(schema)
     except Exception as error:
-        raise TasksetError(f"tasks.schema: {path} is no JSON schema: {error}.".replace("\n", " ")) from None
+        raise TasksetError(
+            f"tasks.schema: {path} is no JSON schema: {error}.".replace("\n", " ")
+        ) from None
     return kind(schema)
 
 
-# Seconds in which math-verify compares an answer with the gold one, as long as it gives itself for one comparison.
+# Seconds in which math-verify compares an answer with the gold one, as long as it gives itself for
+# one comparison.
 MATH_SECONDS = 5.0
 
 
 class MathVerifier:
-    """`math`: compares mathematics by math-verify (fractions, LaTeX, sets, \\boxed{}), in a process of its own.
+    """`math`: compares mathematics by math-verify, in a process of its own.
 
     An expression such as 9^9^9^9 takes for ever, and no thread can be interrupted.
     """
@@ -230,11 +281,16 @@ class Grader:
     """Asks the judge, each question once, a few at a time."""
 
     def __init__(self, judge: Judge) -> None:
-        self._judge, self._known = judge, dict[str, float]()
+        self._judge = judge
+        self._known = dict[str, float]()
         self._threads = Threads(judge.at_once, "judge")
 
     async def __call__(self, completion: str, task: Task) -> float:
-        values = {"prompt": task.messages[-1].content, "answer": task.answer, "completion": completion}
+        values = {
+            "prompt": task.messages[-1].content,
+            "answer": task.answer,
+            "completion": completion,
+        }
         return await self._threads.do(partial(self._grade, fill(self._judge.prompt, values)))
 
     def _grade(self, text: str) -> float:
@@ -244,7 +300,11 @@ class Grader:
 
     def _ask(self, text: str) -> float:
         judge = self._judge
-        body = {"model": judge.model, "temperature": 0, "messages": [{"role": "user", "content": text}]}
+        body = {
+            "model": judge.model,
+            "temperature": 0,
+            "messages": [{"role": "user", "content": text}],
+        }
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(judge.key):
             headers["Authorization"] = f"Bearer {key}"
@@ -257,13 +317,19 @@ class Grader:
             raise TasksetError(f"the judge at {url} gave no grade: {error}") from None
         found = re.findall(r"\b(yes|no|[01](?:\.\d+)?)\b", said.lower())
         if not found:
-            raise TasksetError(f"the judge replied {said[:80]!r}: neither yes, no, nor a number from 0 to 1")
+            raise TasksetError(
+                f"the judge replied {said[:80]!r}: neither yes, no, nor a number from 0 to 1"
+            )
         return min(1.0, float({"yes": 1, "no": 0}.get(found[-1], found[-1])))
 
 
 READY: dict[str, Callable[[str, Task, RewardOptions], float]] = {
-    "exact": exact, "contains": contains, "number": number, "regex": regex, "json-schema": json_schema,
-}  # fmt: skip
+    "exact": exact,
+    "contains": contains,
+    "number": number,
+    "regex": regex,
+    "json-schema": json_schema,
+}
 # Arithmetic's rules, for short answers at the start of what is said; between -1 and 1.
 RULES = {"start": "exact", "partial": "partial", "rich": "rich"}
 WITHOUT_SERVER = (*READY, "math")
@@ -291,16 +357,20 @@ class RewardTerm:
     uses_answer: bool  # False where the answer can't matter
 
 
-def make_terms(options: RewardOptions, columns: Sequence[str], columns_of: ColumnsOf) -> list[RewardTerm]:
+def make_terms(
+    options: RewardOptions, columns: Sequence[str], columns_of: ColumnsOf
+) -> list[RewardTerm]:
     """Return the rewards that options name; `columns` are those that a function may take."""
     terms: list[RewardTerm] = []
     score: Score
     for i, name in enumerate(options.reward):
-        is_ready, short = name in NAMES, name.rpartition(":")[2]
+        is_ready = name in NAMES
+        short = name.rpartition(":")[2]
         bounds = options.bounds[i] if options.bounds else UNKNOWN
         if is_ready:
             bounds = (-1.0, 1.0) if name in RULES else (0.0, 1.0)
-            score, uses_answer = _ready(name, options), name not in WITHOUT_ANSWER
+            score = _ready(name, options)
+            uses_answer = name not in WITHOUT_ANSWER
         else:
             score, uses_answer = _of_function(load_function(name), name, columns, columns_of)
         unique = f"{short}-{i + 1}" if short in [term.name for term in terms] else short
@@ -325,7 +395,9 @@ def _ready(name: str, options: RewardOptions) -> Callable[[str, Task], Awaitable
 
 @contextmanager
 def functions_at_hand(functions: Mapping[str, Function]) -> Iterator[None]:
-    """Let these functions be found under their names while tasks are made: they need not be importable."""
+    """Let these functions be found under their names while tasks are made: they need not be
+    importable.
+    """
     token = _given.set({**_given.get(), **functions})
     try:
         yield
@@ -341,26 +413,38 @@ def name_of(function: Function) -> str:
 
 
 def load_function(name: str) -> Function:
-    """Return the function that `module:function` or `file.py:function` names; modules are looked up here first."""
+    """Return the function that `module:function` or `file.py:function` names; modules are looked up
+    here first.
+    """
     if name in _given.get():
         return _given.get()[name]
     module, _, attribute = name.rpartition(":")
     if not module:
-        near = nearest(name, NAMES) or f" There are {', '.join(NAMES)}; yours is written module:function."
+        near = (
+            nearest(name, NAMES)
+            or f" There are {', '.join(NAMES)}; yours is written module:function."
+        )
         raise TasksetError(f"There is no reward {name!r}.{near}")
     try:
         found: Any = _load_file(Path(module)) if module.endswith(".py") else _import(module)
     except Exception as error:  # user code fails in any way
-        raise TasksetError(f"The reward {name} can't be loaded: {type(error).__name__}: {error}.") from error
+        raise TasksetError(
+            f"The reward {name} can't be loaded: {type(error).__name__}: {error}."
+        ) from error
     function = getattr(found, attribute, None)
     if callable(function):
         return function  # type: ignore[no-any-return]
     if module == "__main__":
         raise TasksetError(
-            f"The reward {attribute} was a function of a script or notebook, which is not here. Put it into a file and "
-            "name it file.py:function, or pass the function to uptrend.train or uptrend.resume."
+            f"The reward {attribute} was a function of a script or notebook, which is not here. Put"
+            " it into a file and name it file.py:function, or pass the function to uptrend.train"
+            " or uptrend.resume."
         )
-    there = [key for key, value in vars(found).items() if inspect.isfunction(value) and not key.startswith("_")]
+    there = [
+        key
+        for key, value in vars(found).items()
+        if inspect.isfunction(value) and not key.startswith("_")
+    ]
     raise TasksetError(f"{module} has no function {attribute}.{nearest(attribute, there)}")
 
 
@@ -389,25 +473,38 @@ def _load_file(path: Path) -> Any:
     return loaded
 
 
-def _of_function(function: Function, name: str, columns: Sequence[str], columns_of: ColumnsOf) -> tuple[Score, bool]:
+def _of_function(
+    function: Function, name: str, columns: Sequence[str], columns_of: ColumnsOf
+) -> tuple[Score, bool]:
     """Wrap a function of either signature; also return True where it can see the answer."""
     parameters = inspect.signature(function).parameters.values()
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
     is_batched = "completions" in named
-    known = {*columns, *(("prompts", "completions", *_FROM_TRL) if is_batched else ("prompt", "completion"))}
+    known = {
+        *columns,
+        *(("prompts", "completions", *_FROM_TRL) if is_batched else ("prompt", "completion")),
+    }
     needed = [
-        p.name for p in parameters
-        if p.name not in known and (p.kind is p.POSITIONAL_ONLY or (p.name in named and p.default is p.empty))
-    ]  # fmt: skip
+        p.name
+        for p in parameters
+        if p.name not in known
+        and (p.kind is p.POSITIONAL_ONLY or (p.name in named and p.default is p.empty))
+    ]
     if needed:
-        which = " Which column is it? Set tasks.answer (answer= in Python)." if needed[0] == "answer" else ""
+        which = (
+            " Which column is it? Set tasks.answer (answer= in Python)."
+            if needed[0] == "answer"
+            else ""
+        )
         others = ", ".join(column for column in columns if column != "prompt")
         raise TasksetError(
-            f"The reward {name} takes {needed[0]}, which no row has.{which} It can take prompt, completion, {others}; "
-            "or TRL's prompts, completions and columns."
+            f"The reward {name} takes {needed[0]}, which no row has.{which} It can take prompt,"
+            f" completion, {others}; or TRL's prompts, completions and columns."
         )
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        type(function).__call__
+    )
 
     async def score(completion: str, task: Task) -> float | Mapping[str, float] | None:
         row, answer = columns_of(task)
@@ -415,11 +512,20 @@ def _of_function(function: Function, name: str, columns: Sequence[str], columns_
         values: dict[str, Any]
         if is_batched:
             # TRL passes columns as they are, and gives conversations back as they came.
-            said = [{"role": "assistant", "content": completion}] if isinstance(asked, list) else completion
-            others = {key: value for key, value in row.items() if key not in ("prompt", "completion")}
+            said = (
+                [{"role": "assistant", "content": completion}]
+                if isinstance(asked, list)
+                else completion
+            )
+            others = {
+                key: value for key, value in row.items() if key not in ("prompt", "completion")
+            }
             if "answer" in named:
                 others.setdefault("answer", answer)
-            values = {key: [value] for key, value in others.items()} | {"prompts": [asked], "completions": [said]}
+            values = {key: [value] for key, value in others.items()} | {
+                "prompts": [asked],
+                "completions": [said],
+            }
             values |= _FROM_TRL
         else:
             values = {**row, "prompt": asked, "completion": completion}
@@ -427,15 +533,23 @@ def _of_function(function: Function, name: str, columns: Sequence[str], columns_
                 values["answer"] = answer
         taken = {key: value for key, value in values.items() if takes_all or key in named}
         # A copy each time, as datasets give one: a function may pop from a list.
-        arguments = {key: value if key in _FROM_TRL else copy.deepcopy(value) for key, value in taken.items()}
-        found = await function(**arguments) if is_async else await in_callers_turn(partial(function, **arguments))
+        arguments = {
+            key: value if key in _FROM_TRL else copy.deepcopy(value) for key, value in taken.items()
+        }
+        found = (
+            await function(**arguments)
+            if is_async
+            else await in_callers_turn(partial(function, **arguments))
+        )
         if is_batched:
             if len(found) != 1:
                 raise TasksetError(f"{name} returned {len(found)} rewards for 1 completion")
             found = found[0]
         return _read(found, name)
 
-    return score, takes_all or bool(named - {"prompt", "prompts", "completion", "completions", *_FROM_TRL})
+    return score, takes_all or bool(
+        named - {"prompt", "prompts", "completion", "completions", *_FROM_TRL}
+    )
 
 
 def _read(found: Any, name: str) -> float | dict[str, float] | None:
@@ -449,13 +563,21 @@ def _read(found: Any, name: str) -> float | dict[str, float] | None:
     try:
         value = float(found)
     except (TypeError, ValueError):
-        raise TasksetError(f"{name} returned {found!r}: it should be a number, a dict of numbers, or None") from None
+        raise TasksetError(
+            f"{name} returned {found!r}: it should be a number, a dict of numbers, or None"
+        ) from None
     return None if math.isnan(value) else value
 
 
-async def score(terms: Sequence[RewardTerm], options: RewardOptions, completion: str, task: Task) -> Reward:
-    """Return the weighted sum of all rewards that can tell, with their parts; Undecided where none can."""
-    parts, totals, decided = list[Part](), list[tuple[float, float, float]](), list[bool]()
+async def score(
+    terms: Sequence[RewardTerm], options: RewardOptions, completion: str, task: Task
+) -> Reward:
+    """Return the weighted sum of all rewards that can tell, with their parts; Undecided where none
+    can.
+    """
+    parts = list[Part]()
+    totals = list[tuple[float, float, float]]()
+    decided = list[bool]()
     told = list[bool]()  # by a part that is named so
     for term in terms:
         value = await term.score(completion, task)
@@ -467,7 +589,9 @@ async def score(terms: Sequence[RewardTerm], options: RewardOptions, completion:
             raise RewardOutOfBounds(term.name, earned, low, high)
         if isinstance(value, Mapping):
             prefix = f"{term.name}-" if len(terms) > 1 else ""
-            parts += [Part(prefix + key, each, *UNKNOWN, term.weight) for key, each in value.items()]
+            parts += [
+                Part(prefix + key, each, *UNKNOWN, term.weight) for key, each in value.items()
+            ]
             told += [value["correct"] > 0] if "correct" in value else []
             value = earned
         else:
@@ -478,7 +602,9 @@ async def score(terms: Sequence[RewardTerm], options: RewardOptions, completion:
     if not totals:
         raise Undecided("no reward function could tell")
     total, low, high = (sum(each) for each in zip(*totals, strict=True))
-    is_right_answer = (told or decided)[0] if options.correct_from is None else total >= options.correct_from
+    is_right_answer = (
+        (told or decided)[0] if options.correct_from is None else total >= options.correct_from
+    )
     return Reward(total, low, high, is_right_answer, tuple(parts))
 
 
@@ -488,6 +614,8 @@ _COLUMN = re.compile(r"\{\{|\}\}|\{(\w+)\}")
 
 
 def fill(template: str, row: Mapping[str, Any]) -> str:
-    """Return a template with `{column}` replaced by its value; `{{` and `}}` are braces. KeyError names a column."""
+    """Return a template with `{column}` replaced by its value; `{{` and `}}` are braces. KeyError
+    names a column.
+    """
     braces = {"{{": "{", "}}": "}"}
     return _COLUMN.sub(lambda found: braces.get(found[0]) or str(row[found[1]]), template)

@@ -1,4 +1,6 @@
-"""Short answers: one function reads them (`extract`) and one grades them (`grade`), in training and in evaluation."""
+"""Short answers: one function reads them (`extract`) and one grades them (`grade`), in training and
+in evaluation.
+"""
 
 import math
 import re
@@ -19,9 +21,11 @@ NEAR_MISSES: dict[Rule, tuple[tuple[float, float], ...]] = {
 
 
 def extract(completion: str, place: Place = "start") -> str:
-    """Return the answer in what a model said: a number at its start, else its first word; empty where it is silent.
+    """Return the answer in what a model said: a number at its start, else its first word; empty
+    where it is silent.
 
-    With `place` "end", the last number of the first line that has text: what stands before it is how it was found.
+    With `place` "end", the last number of the first line that has text: what stands before it is
+    how it was found.
     """
     text = completion.strip()
     if place == "end":
@@ -53,7 +57,9 @@ def read_number(text: str, base: int) -> int | None:
 
 
 def grade(rule: Rule, completion: str, task: Task, place: Place = "start") -> Reward:
-    """Return the reward of a completion under a rule; answers that are no numbers are always graded exactly."""
+    """Return the reward of a completion under a rule; answers that are no numbers are always graded
+    exactly.
+    """
     correct = is_right(completion, task.answer, place)
     applied: Rule = rule if task.data.get("base") else "exact"
     value = 1.0 if correct else _grade_wrong(applied, extract(completion, place), task)
@@ -69,13 +75,18 @@ def _grade_wrong(rule: Rule, said: str, task: Task) -> float:
     for most, earned in NEAR_MISSES[rule]:
         if abs(value - answer) <= most:
             return earned
-    a, b = task.data.get("a"), task.data.get("b")
-    is_other_operation = isinstance(a, int) and isinstance(b, int) and value in (a + b, a - b, a * b)
+    a = task.data.get("a")
+    b = task.data.get("b")
+    is_other_operation = (
+        isinstance(a, int) and isinstance(b, int) and value in (a + b, a - b, a * b)
+    )
     return -0.5 if is_other_operation else -1.0
 
 
 class OneTurn:
-    """A play that ends with the first thing that the model says; silence is graded as an empty answer."""
+    """A play that ends with the first thing that the model says; silence is graded as an empty
+    answer.
+    """
 
     tools: Sequence[Tool] = ()
 
@@ -83,7 +94,10 @@ class OneTurn:
         first, *others = task.messages
         # Here and not in the task: whether it is held out depends on the question alone.
         self.messages = (replace(first, content=examples + first.content), *others)
-        self._task, self._rule, self._place, self._said = task, rule, place, ""
+        self._task = task
+        self._rule = rule
+        self._place = place
+        self._said = ""
 
     async def respond(self, message: Message) -> Sequence[Message] | None:
         self._said = message.content

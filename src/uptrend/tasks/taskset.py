@@ -1,8 +1,10 @@
-"""The interface of a taskset, which makes tasks, plays them and scores them; scripted players; the split.
+"""The interface of a taskset, which makes tasks, plays them and scores them; scripted players; the
+split.
 
-A taskset holds no state of any rollout. `open` gives a *play*, which belongs to one rollout: it gives the first
-messages, answers each message of the model until the end, and scores what happened. Playing is asynchronous because a
-tool may take minutes; many plays go on at once."""
+A taskset holds no state of any rollout. `open` gives a *play*, which belongs to one rollout: it
+gives the first messages, answers each message of the model until the end, and scores what happened.
+Playing is asynchronous because a tool may take minutes; many plays go on at once.
+"""
 
 import hashlib
 import random
@@ -37,12 +39,17 @@ class Play(Protocol):
 
 
 def commands_of(play: Play) -> tuple[Executed, ...]:
-    """Return the commands that a play ran in a sandbox and keeps in `commands`, complete after `score`.
+    """Return the commands that a play ran in a sandbox and keeps in `commands`, complete after
+    `score`.
 
     An attribute of that name with other content is somebody's own.
     """
     kept = getattr(play, "commands", ())
-    return tuple(kept) if isinstance(kept, Sequence) and all(isinstance(each, Executed) for each in kept) else ()
+    return (
+        tuple(kept)
+        if isinstance(kept, Sequence) and all(isinstance(each, Executed) for each in kept)
+        else ()
+    )
 
 
 @runtime_checkable
@@ -54,7 +61,9 @@ class Taskset(Protocol):
     version: ClassVar[str]
     """Changes when the same options would give other tasks or other rewards."""
     Options: ClassVar[type[Any]]
-    """A frozen dataclass of what a recipe can set; `cli` checks `[tasks]` and `[eval]` against it."""
+    """A frozen dataclass of what a recipe can set; `cli` checks `[tasks]` and `[eval]` against
+    it.
+    """
     notes: list[str]
     """Notes for a person on the tasks, such as a family smaller than asked for."""
 
@@ -62,10 +71,14 @@ class Taskset(Protocol):
 
     @property
     def chat(self) -> bool | None:
-        """Send prompts through the model's chat template; raw text otherwise. None leaves it to `model.chat`."""
+        """Send prompts through the model's chat template; raw text otherwise. None leaves it to
+        `model.chat`.
+        """
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
-        """At most `count` unique tasks to train on, shuffled: none held out, none with an id in `exclude`."""
+        """At most `count` unique tasks to train on, shuffled: none held out, none with an id in
+        `exclude`.
+        """
 
     def heldout(self, count: int) -> list[Task]:
         """At most `count` unique tasks that `train` never gives, whatever its seed."""
@@ -74,7 +87,9 @@ class Taskset(Protocol):
         """Begin a rollout of a task."""
 
     def gold(self, task: Task) -> Script:
-        """A scripted expert that reaches the maximum reward, on messages alone; TasksetError where none is known."""
+        """A scripted expert that reaches the maximum reward, on messages alone; TasksetError where
+        none is known.
+        """
 
     def corrupted(self, task: Task) -> Iterable[Script]:
         """Scripted players that must stay below the maximum."""
@@ -101,7 +116,9 @@ def known_gold(taskset: Taskset, task: Task) -> list[Script]:
         return []
 
 
-async def play_script(taskset: Taskset, task: Task, script: Script, seed: int = 0) -> tuple[list[Message], Reward]:
+async def play_script(
+    taskset: Taskset, task: Task, script: Script, seed: int = 0
+) -> tuple[list[Message], Reward]:
     """Play a script; return everything that was said, and the reward."""
     play = taskset.open(task, seed)
     try:
@@ -123,8 +140,9 @@ async def play_script(taskset: Taskset, task: Task, script: Script, seed: int = 
         await play.close()
 
 
-# The first of uptrend-0, uptrend-1, … that splits binary's 16 tasks 12 to 4, comparison's 441 (0 to 20)
-# 331 to 110, and arithmetic's 1323 (0 to 20) within 5 of 3 to 1. Another salt makes other held-out sets.
+# The first of uptrend-0, uptrend-1, … that splits binary's 16 tasks 12 to 4, comparison's 441 (0 to
+# 20) 331 to 110, and arithmetic's 1323 (0 to 20) within 5 of 3 to 1. Another salt makes other
+# held-out sets.
 SALT = "uptrend-53"
 
 
@@ -147,7 +165,10 @@ def shortfall(name: str, train: int, heldout: int) -> str:
     """Return the note on tasks that are fewer than asked for."""
     count = train + heldout
     ratio = "3 to 1" if abs(heldout - count / 4) < 1 else "about 3 to 1"
-    return f"{name} has {count} tasks, fewer than asked for: {train} to train on, {heldout} held out ({ratio})"
+    return (
+        f"{name} has {count} tasks, fewer than asked for: {train} to train on, {heldout} held out"
+        f" ({ratio})"
+    )
 
 
 def add_note(notes: list[str], note: str) -> None:
@@ -164,22 +185,38 @@ class GivenTasks:
     """Tasks read from a file or dataset: each once, shuffled, some of them held out."""
 
     def __init__(
-        self, source: str, rows: Sequence[Task], split: Literal["quarter", "train", "heldout"], order: str,
-        duplicates_allowed: float, notes: list[str],
-    ) -> None:  # fmt: skip
+        self,
+        source: str,
+        rows: Sequence[Task],
+        split: Literal["quarter", "train", "heldout"],
+        order: str,
+        duplicates_allowed: float,
+        notes: list[str],
+    ) -> None:
         unique: dict[str, Task] = {}
         for task in rows:
             unique.setdefault(task.id, task)
-        self._source, self._split, self._notes = source, split, notes
-        self.rows, self.duplicate_rows, self.duplicates_allowed = len(rows), len(rows) - len(unique), duplicates_allowed
+        self._source = source
+        self._split = split
+        self._notes = notes
+        self.rows = len(rows)
+        self.duplicate_rows = len(rows) - len(unique)
+        self.duplicates_allowed = duplicates_allowed
         self._tasks = list(unique.values())
         random.Random(order).shuffle(self._tasks)
-        by_split = {"quarter": held_out_quarter(unique), "train": frozenset[str](), "heldout": frozenset(unique)}
+        by_split = {
+            "quarter": held_out_quarter(unique),
+            "train": frozenset[str](),
+            "heldout": frozenset(unique),
+        }
         self._held_out = by_split[split]
         if self.duplicate_rows:
             differing = sum(task.answer != unique[task.id].answer for task in rows)
             also = f"; {differing} of them have another answer than the first" if differing else ""
-            repeated = f"{self.duplicate_rows} of {self.rows} rows repeat an earlier prompt and were removed"
+            repeated = (
+                f"{self.duplicate_rows} of {self.rows} rows repeat an earlier prompt and were"
+                " removed"
+            )
             add_note(notes, f"{source}: {repeated}{also}")
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
@@ -197,5 +234,9 @@ class GivenTasks:
             add_note(self._notes, shortfall(self._source, len(self._tasks) - held, held))
         elif len(tasks) < count:
             side = {"train": "to train on", "heldout": "held out"}[self._split]
-            add_note(self._notes, f"{self._source} has {len(self._tasks)} tasks, fewer than asked for: all are {side}")
+            add_note(
+                self._notes,
+                f"{self._source} has {len(self._tasks)} tasks, fewer than asked for: all are"
+                f" {side}",
+            )
         return tasks[:count]

@@ -1,7 +1,8 @@
 """Time limits of calls. They count what a call does, not what it waits for its turn.
 
-Of 16 rewards that one thread computes one after the other, the last is not slow; nor is a command that waits for one of
-a few sandboxes. Whoever makes calls wait says so with `waiting`, `holding` or `in_turn`.
+Of 16 rewards that one thread computes one after the other, the last is not slow; nor is a command
+that waits for one of a few sandboxes. Whoever makes calls wait says so with `waiting`, `holding` or
+`in_turn`.
 """
 
 import asyncio
@@ -97,8 +98,11 @@ async def holding(gate: asyncio.Semaphore) -> AsyncIterator[None]:
 
 
 async def in_turn(job: Callable[[], T], submit: Callable[[Callable[[], T]], Future[T]]) -> T:
-    """Do something in a thread that does one thing after the other; it counts from when its turn has come."""
-    loop, limits = asyncio.get_running_loop(), _LIMITS.get()
+    """Do something in a thread that does one thing after the other; it counts from when its turn
+    has come.
+    """
+    loop = asyncio.get_running_loop()
+    limits = _LIMITS.get()
 
     def resume(since: float) -> None:
         for limit in limits:

@@ -1,4 +1,6 @@
-"""Proof of a taskset without a model: gold answers reach the maximum; corrupted ones and cheaters do not."""
+"""Proof of a taskset without a model: gold answers reach the maximum; corrupted ones and cheaters
+do not.
+"""
 
 import math
 import random
@@ -28,7 +30,8 @@ from uptrend.tasks.taskset import GivenTasks, Script, Taskset, known_gold
 
 # Tasks that are played, where a taskset does not say how many it allows (VALIDATED).
 PLAYED_TASKS = 200
-# Tasks on which each variant's ceiling is measured, and cheaters play: a semantic retriever takes its time.
+# Tasks on which each variant's ceiling is measured, and cheaters play: a semantic retriever takes
+# its time.
 CEILING_TASKS = 50
 # Tasks of a family below which a correlation of difficulty with position is not judged.
 MIN_FAMILY = 30
@@ -83,14 +86,16 @@ def validate(
 ) -> ValidationReport:
     """Check a taskset, made twice by `make`, on so many tasks; at most `limit` of them are played.
 
-    Without a limit as many are played as the taskset allows, and all with 0. One that only trains need not hold out
-    any: it is then asked for no more held-out tasks than it has.
+    Without a limit as many are played as the taskset allows, and all with 0. One that only trains
+    need not hold out any: it is then asked for no more held-out tasks than it has.
     """
-    taskset, again = make(), make()
+    taskset = make()
+    again = make()
     repeated = [*again.train(train), *(spare := again.heldout(heldout))]
     # Known from the other one, so that this one's notes do not mention a wish that nobody has.
     heldout = len(spare) if only_trains else heldout
-    to_train, held_out = taskset.train(train), taskset.heldout(heldout)
+    to_train = taskset.train(train)
+    held_out = taskset.heldout(heldout)
     tasks = [*to_train, *held_out]
     if limit is None:
         limit = getattr(taskset, "VALIDATED", PLAYED_TASKS)
@@ -98,20 +103,27 @@ def validate(
     enough = bool(to_train or not train) and bool(held_out or not heldout)
     empty = sum(not any(message.content.strip() for message in task.messages) for task in tasks)
     shared = {task.id for task in to_train} & {task.id for task in held_out}
-    a, b = tasks_hash(tasks), tasks_hash(repeated)
+    a = tasks_hash(tasks)
+    b = tasks_hash(repeated)
     proven = proving(taskset)
     requirements = (
-        Requirement("there are tasks", enough, f"{len(to_train)} to train on, {len(held_out)} held out"),
+        Requirement(
+            "there are tasks", enough, f"{len(to_train)} to train on, {len(held_out)} held out"
+        ),
         Requirement("prompts are not empty", not empty, f"{empty} of {len(tasks)} empty"),
         Requirement("none that is held out is trained on", not shared, f"{len(shared)} in both"),
-        Requirement("the same seed gives the same tasks", a == b, a if a == b else f"{a}, then {b}"),
+        Requirement(
+            "the same seed gives the same tasks", a == b, a if a == b else f"{a}, then {b}"
+        ),
         _duplicates(taskset, to_train, held_out),
         order(to_train),
         *_of_plays(_play(proven, chosen, "gold and corrupted answers", progress, times=2)),
         *_cheated(proven, chosen[:CEILING_TASKS], progress),
         *_ceilings(taskset, chosen[:CEILING_TASKS], progress),
     )
-    return ValidationReport(taskset.name, requirements, tuple(taskset.notes), len(tasks), len(chosen))
+    return ValidationReport(
+        taskset.name, requirements, tuple(taskset.notes), len(tasks), len(chosen)
+    )
 
 
 def _drawn(tasks: Sequence[Task], count: int) -> list[Task]:
@@ -126,33 +138,47 @@ def _drawn(tasks: Sequence[Task], count: int) -> list[Task]:
 # Tasks are unique; a file may repeat as many rows as it allows.
 def _duplicates(taskset: Taskset, train: Sequence[Task], heldout: Sequence[Task]) -> Requirement:
     repeated = sum(len(tasks) - len({task.id for task in tasks}) for tasks in (train, heldout))
-    figure, passed = f"{repeated} repeated among the tasks", not repeated
+    figure = f"{repeated} repeated among the tasks"
+    passed = not repeated
     given = getattr(taskset, "given", None)
     if isinstance(given, GivenTasks):
         share = given.duplicate_rows / given.rows
-        figure = f"{given.duplicate_rows} of {given.rows} rows ({share:.1%}), {given.duplicates_allowed:.1%} allowed"
+        figure = (
+            f"{given.duplicate_rows} of {given.rows} rows ({share:.1%}),"
+            f" {given.duplicates_allowed:.1%} allowed"
+        )
         passed = passed and share <= given.duplicates_allowed
     return Requirement("duplicates are few", passed, figure)
 
 
 def order(train: Sequence[Task]) -> Requirement:
-    """Check that neither easy tasks nor one family come first; difficulty is compared within a family."""
-    from uptrend.stats.trend import rank_correlation  # scipy only where tasks are checked: `tasks list` stays quick
+    """Check that neither easy tasks nor one family come first; difficulty is compared within a
+    family.
+    """
+    # scipy only where tasks are checked: `tasks list` stays quick
+    from uptrend.stats.trend import rank_correlation
 
     ranks: dict[str, list[float]] = defaultdict(list)
     for task in train:
         ranks[f"difficulty of {task.family}"].append(task.difficulty)
     families = sorted({task.family for task in train})
     if len(families) > 1:
-        ranks |= {f"being {name}": [float(task.family == name) for task in train] for name in families}
+        ranks |= {
+            f"being {name}": [float(task.family == name) for task in train] for name in families
+        }
     judged = {
         what: rank_correlation(np.arange(float(len(values))), np.array(values))
         for what, values in ranks.items()
         if len(values) >= MIN_FAMILY
     }
     if not judged:
-        return Requirement("difficulty is shuffled", True, f"not judged: no family has {MIN_FAMILY} tasks")
-    passed = all(abs(rank) * (len(ranks[what]) - 1) ** 0.5 <= MAX_ORDER_ERRORS for what, rank in judged.items())
+        return Requirement(
+            "difficulty is shuffled", True, f"not judged: no family has {MIN_FAMILY} tasks"
+        )
+    passed = all(
+        abs(rank) * (len(ranks[what]) - 1) ** 0.5 <= MAX_ORDER_ERRORS
+        for what, rank in judged.items()
+    )
     worst = max(judged, key=lambda what: abs(judged[what]))
     figure = f"rank correlation with position {judged[worst]:+.2f} ({worst})"
     return Requirement("difficulty is shuffled", passed, figure)
@@ -176,17 +202,26 @@ def _plays(tasks: Iterable[ScoredTask]) -> Plays:
 
 
 def _rewards(tasks: Iterable[ScoredTask]) -> list[tuple[Task, ScoredPlay, Reward]]:
-    return [(task, play, reward) for task, play in _plays(tasks) for reward in (play.reward, play.again) if reward]
+    return [
+        (task, play, reward)
+        for task, play in _plays(tasks)
+        for reward in (play.reward, play.again)
+        if reward
+    ]
 
 
 def _reliable(tasks: Sequence[ScoredTask]) -> Iterator[Requirement]:
     plays = _plays(tasks)
-    # Undecided is a reward's own answer, and one that leaves its bounds has a requirement of its own.
+    # Undecided is a reward's own answer, and one that leaves its bounds has a requirement of its
+    # own.
     failed = [
-        (task, play) for task, play in plays
+        (task, play)
+        for task, play in plays
         if play.error is not None and not isinstance(play.error, Undecided | RewardOutOfBounds)
-    ]  # fmt: skip
-    yield Requirement("no play fails", not failed, f"{len(failed)} of {len(plays)} failed{_example(failed)}")
+    ]
+    yield Requirement(
+        "no play fails", not failed, f"{len(failed)} of {len(plays)} failed{_example(failed)}"
+    )
 
 
 def _is_bounded(tasks: Iterable[ScoredTask]) -> bool:
@@ -202,7 +237,11 @@ def _gold_earns_most(tasks: Sequence[ScoredTask]) -> Iterator[Requirement]:
         yield _none_of("no corrupted answer earns as much as gold", paid, others)
         return
     short = [(task, play) for task, play in experts if not play.is_accepted]
-    figure = f"{len(experts) - len(short)} of {len(experts)} do{_example(short)}" if experts else "not judged: none"
+    figure = (
+        f"{len(experts) - len(short)} of {len(experts)} do{_example(short)}"
+        if experts
+        else "not judged: none"
+    )
     yield Requirement("gold answers reach the maximum", not short, figure)
     if is_bounded and (experts or others):
         yield _none_of("corrupted answers stay below it", paid, others)
@@ -222,27 +261,38 @@ def _within_bounds(tasks: Sequence[ScoredTask]) -> Requirement:
         span = "of unknown bounds: set tasks.bounds"
         outside = []
     figure = f"{len(rewards)} rewards, {span}{_example(outside)}"
-    return Requirement("rewards keep their bounds", bool(rewards or not plays) and not outside, figure)
+    return Requirement(
+        "rewards keep their bounds", bool(rewards or not plays) and not outside, figure
+    )
 
 
 def _is_within(reward: Reward) -> bool:
-    spans = [(reward.low, reward.total, reward.high), *((part.low, part.value, part.high) for part in reward.parts)]
+    spans = [
+        (reward.low, reward.total, reward.high),
+        *((part.low, part.value, part.high) for part in reward.parts),
+    ]
     # Bounds may be unknown: NaN, which nothing is below or above.
-    return all(np.isfinite(value) and not (value < low - NEAR or value > high + NEAR) for low, value, high in spans)
+    return all(
+        np.isfinite(value) and not (value < low - NEAR or value > high + NEAR)
+        for low, value, high in spans
+    )
 
 
 def _repeatable(tasks: Sequence[ScoredTask]) -> Requirement:
     plays = _plays(tasks)
     differing = [
-        (task, play) for task, play in plays
+        (task, play)
+        for task, play in plays
         if play.again is not None and repr(play.reward) != repr(play.again)
-    ]  # fmt: skip
+    ]
     figure = f"{len(differing)} of {len(plays)} differ{_example(differing)}"
     return Requirement("scoring twice gives the same", not differing, figure)
 
 
 # Going for the reward does not pay, where the taskset has players that try.
-def _cheated(taskset: Taskset, tasks: Sequence[Task], progress: PlayProgress) -> Iterator[Requirement]:
+def _cheated(
+    taskset: Taskset, tasks: Sequence[Task], progress: PlayProgress
+) -> Iterator[Requirement]:
     if isinstance(taskset, HasCheaters):
         plays = _plays(_play(taskset, tasks, "cheaters", progress, scripts=taskset.cheaters))
         if plays:
@@ -250,8 +300,11 @@ def _cheated(taskset: Taskset, tasks: Sequence[Task], progress: PlayProgress) ->
             yield _none_of("cheaters stay below it", taken_in, plays)
 
 
-# The expert's reward under each variant, where the maximum may be out of reach; nobody lazy earns as much.
-def _ceilings(taskset: Taskset, tasks: Sequence[Task], progress: PlayProgress) -> Iterator[Requirement]:
+# The expert's reward under each variant, where the maximum may be out of reach; nobody lazy earns
+# as much.
+def _ceilings(
+    taskset: Taskset, tasks: Sequence[Task], progress: PlayProgress
+) -> Iterator[Requirement]:
     for variant, make in (taskset.variants() if isinstance(taskset, HasVariants) else {}).items():
         name = f"ceiling of gold under {variant}"
         try:
@@ -259,7 +312,8 @@ def _ceilings(taskset: Taskset, tasks: Sequence[Task], progress: PlayProgress) -
         except MissingExtra as missing:  # the proof itself does not need it
             yield Requirement(name, True, f"not measured: {missing}")
             continue
-        if not any(tried.golds for tried in played):  # nothing to compare with, as in a folder without players
+        # nothing to compare with, as in a folder without players
+        if not any(tried.golds for tried in played):
             yield Requirement(name, True, "not judged: none")
             continue
         experts = [play.reward for tried in played for play in tried.golds if play.reward]
@@ -267,7 +321,11 @@ def _ceilings(taskset: Taskset, tasks: Sequence[Task], progress: PlayProgress) -
         paid = paid_wrong(played, by_maximum=False)
         failed = [(task, play) for task, play in _plays(played) if play.error]
         totals = [reward.total / reward.high for reward in experts]
-        figure = f"{np.mean(totals):.3f} of the maximum on average, least {min(totals):.3f}" if totals else "none"
+        figure = (
+            f"{np.mean(totals):.3f} of the maximum on average, least {min(totals):.3f}"
+            if totals
+            else "none"
+        )
         values: dict[str, list[float]] = defaultdict(list)
         for part in (part for reward in experts for part in reward.parts if part.weight):
             values[part.name].append(part.value)
@@ -278,7 +336,9 @@ def _ceilings(taskset: Taskset, tasks: Sequence[Task], progress: PlayProgress) -
 
 
 def _none_of(name: str, wrong: Plays, plays: Plays) -> Requirement:
-    return Requirement(name, bool(plays) and not wrong, f"{len(wrong)} of {len(plays)} do{_example(wrong)}")
+    return Requirement(
+        name, bool(plays) and not wrong, f"{len(wrong)} of {len(plays)} do{_example(wrong)}"
+    )
 
 
 def _example(plays: Plays) -> str:
@@ -305,17 +365,23 @@ def _play(
     times: int = 1,
     scripts: Callable[[Task], Iterable[Script]] | None = None,
 ) -> list[ScoredTask]:
-    """Play every script of every task (gold and corrupted ones, or those given); tasks go on side by side."""
+    """Play every script of every task (gold and corrupted ones, or those given); tasks go on side
+    by side.
+    """
     planned: list[tuple[Task, list[Sequence[Script]], list[Sequence[Script]]]] = []
     for task in tasks:
-        golds = zip(*([] if scripts else known_gold(taskset, task) for _ in range(times)), strict=True)
+        golds = zip(
+            *([] if scripts else known_gold(taskset, task) for _ in range(times)), strict=True
+        )
         others = zip(*((scripts or taskset.corrupted)(task) for _ in range(times)), strict=False)
         planned.append((task, list(golds), list(others)))
     total = sum(len(golds) + len(others) for _, golds, others in planned)
     done = 0
     progress(part, done, total)
 
-    async def play_task(task: Task, golds: list[Sequence[Script]], others: list[Sequence[Script]]) -> ScoredTask:
+    async def play_task(
+        task: Task, golds: list[Sequence[Script]], others: list[Sequence[Script]]
+    ) -> ScoredTask:
         nonlocal done
         plays = []
         for repeated in (*golds, *others):

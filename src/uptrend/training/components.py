@@ -1,7 +1,7 @@
 """Parts of a run as values.
 
-The loop and the probes take every part from here. Tests, probes and the fault benchmark replace a part with
-`replace(components, sampler=...)`; nothing patches a name.
+The loop and the probes take every part from here. Tests, probes and the fault benchmark replace a
+part with `replace(components, sampler=...)`; nothing patches a name.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,8 +35,10 @@ class Components:
     """Parts of the training loop, each a function or a class that makes it."""
 
     sampler: Callable[[Policy], Sampler] = InProcessSampler  # makes the sampler that plays rollouts
-    gather: Callable[[RolloutPlayer, Pool, Cursor, int, Config], Gathered] = gather  # samples the groups of a step
-    layout: Layout = lay_out  # lays rollouts out for the learner: tokens, loss mask and attention mask
+    # samples the groups of a step
+    gather: Callable[[RolloutPlayer, Pool, Cursor, int, Config], Gathered] = gather
+    # lays rollouts out for the learner: tokens, loss mask and attention mask
+    layout: Layout = lay_out
     # Computes advantages by group id: `(rewards_n, groups_n, *, scale, baseline)`.
     advantages: Callable[..., Tensor] = algo.advantages
     # Makes the learner: log-probabilities, loss and gradient.
@@ -67,15 +69,21 @@ def choose_components(config: Config, ranks: Ranks) -> Components:
         return replace(components, sampler=partial(VllmSampler, sampling=served))
     if sampling.ahead and ranks.count > 1:
         raise ConfigError(
-            f"sampling.ahead = {sampling.ahead} in {ranks.count} processes needs sampling.engine = 'vllm': each "
-            "process would sample and learn on the same device."
+            f"sampling.ahead = {sampling.ahead} in {ranks.count} processes needs sampling.engine ="
+            " 'vllm': each process would sample and learn on the same device."
         )
-    return replace(components, sampler=CopySampler) if sampling.ahead or layout != "ddp" else components
+    return (
+        replace(components, sampler=CopySampler)
+        if sampling.ahead or layout != "ddp"
+        else components
+    )
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """Recipe with everything that it names: what a run trains, plays and learns with. Probes use the same."""
+    """Recipe with everything that it names: what a run trains, plays and learns with. Probes use
+    the same.
+    """
 
     config: Config  # with every value filled in
     policy: Policy
@@ -94,7 +102,8 @@ class LoopPlan:
     directory: RunDirectory
     last_step: int
     checkpoint: Path | None = None  # checkpoint to begin with; None for the model as it was loaded
-    is_new: bool = True  # true where the run has not begun yet, so that the model is evaluated first
+    # true where the run has not begun yet, so that the model is evaluated first
+    is_new: bool = True
     saves: bool = True  # true where checkpoints are written
     ahead: int = 0  # steps that may be sampled ahead of the weights that learn from them
     observers: Sequence[Observer] = ()

@@ -1,4 +1,5 @@
-"""The learner's side of a step: its log-probabilities on the rollouts, and the update that they cause.
+"""The learner's side of a step: its log-probabilities on the rollouts, and the update that they
+cause.
 
 b = sequence, s = sampled token of it (padded), m = sampled tokens of a micro-batch, n = rollout.
 """
@@ -35,11 +36,14 @@ Objective = Callable[[Tensor, Tensor, Batch, Learning], tuple[Tensor, Sums]]
 BATCH = [f.name for f in fields(Batch)]
 # The most tokens of a micro-batch where attention needs a mask: it grows with their square.
 MAX_MASKED_TOKENS = 2048
-# Share of a group's tokens from which on sharing their prompt pays: on a GPU it takes two more passes over the keys.
+# Share of a group's tokens from which on sharing their prompt pays: on a GPU it takes two more
+# passes over the keys.
 MIN_SHARED_PROMPT_SHARE = {"cuda": 0.1, "cpu": 0.0}
-# Seconds that compiling took on an H200 (15 to 18), and the share of an update's time that it saved (0.46), both on the
-# safe side: whether it pays is computed from these and the time that updates take.
-COMPILE_SECONDS, COMPILE_SAVES = 18.0, 0.4
+# Seconds that compiling took on an H200 (15 to 18), and the share of an update's time that it saved
+# (0.46), both on the safe side: whether it pays is computed from these and the time that updates
+# take.
+COMPILE_SECONDS = 18.0
+COMPILE_SAVES = 0.4
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,11 @@ class Experience:
     real_bs: Tensor  # true for tokens, False for padding
     sampler_bs: Tensor  # log-probabilities by the sampler
     turns_bs: Tensor  # turn that each token belongs to
-    # Tokens that each sampled one of a sequence was drawn from: their numbers and their ids; None for all of them.
+    # Tokens that each sampled one of a sequence was drawn from: their numbers and their ids; None
+    # for all of them.
     supports: list[tuple[NDArray[np.int32], NDArray[np.int32]] | None]
-    # Log-probabilities by the learner of the recorded run; None where the rollouts are this run's own.
+    # Log-probabilities by the learner of the recorded run; None where the rollouts are this run's
+    # own.
     behavior_bs: Tensor | None = None
 
 
@@ -63,7 +69,8 @@ class Experience:
 class Update:
     """Results of a step's update, on the host."""
 
-    learner_bs: Tensor  # log-probabilities before the first update; NaN where they were not computed
+    # log-probabilities before the first update; NaN where they were not computed
+    learner_bs: Tensor
     reference_bs: Tensor | None  # log-probabilities by the reference
     weights_bs: Tensor  # weight of each token in the loss
     advantages_bs: Tensor  # advantage of each token
@@ -71,21 +78,28 @@ class Update:
     applied: list[Applied]  # results of the optimizer's calls
     lr: float  # learning rate
     padding: float  # share of padding among the tokens through the model
-    corrects: bool = False  # true where tokens are weighted for the sampler's difference from the learner
+    # true where tokens are weighted for the sampler's difference from the learner
+    corrects: bool = False
 
 
 class Layout(Protocol):
     """Lays rollouts out for the learner: the tokens that train, and those that attention sees."""
 
-    def __call__(self, rollouts: Sequence[Rollout], config: Config, *, recorded: bool = False) -> Experience: ...
+    def __call__(
+        self, rollouts: Sequence[Rollout], config: Config, *, recorded: bool = False
+    ) -> Experience: ...
 
 
 def lay_out(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = False) -> Experience:
-    """Lay out the sampled tokens of rollouts; failed and dropped ones are included, but not trained."""
+    """Lay out the sampled tokens of rollouts; failed and dropped ones are included, but not
+    trained.
+    """
     numbers = {group: i for i, group in enumerate(dict.fromkeys(r.group for r in rollouts))}
     flat = [(n, r, s) for n, r in enumerate(rollouts) for s in r.sequences]
     lengths = [len(s.ids) for _, _, s in flat]
-    attended_bt = attended_mask(torch.arange(max(lengths, default=0)) < torch.tensor(lengths)[:, None]).numpy()
+    attended_bt = attended_mask(
+        torch.arange(max(lengths, default=0)) < torch.tensor(lengths)[:, None]
+    ).numpy()
     sequences = []
     for attended_t, (n, r, s) in zip(attended_bt, flat, strict=True):
         sampled = (s.roles == MODEL).nonzero()[0]
@@ -102,15 +116,20 @@ def lay_out(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = Fal
         )
     longest = max(1, *(len(sequence.sampled) for sequence in sequences))
     sampler, behavior = np.zeros((2, len(flat), longest), np.float32)
-    real, turns = np.zeros((len(flat), longest), bool), np.zeros((len(flat), longest), np.int64)
+    real = np.zeros((len(flat), longest), bool)
+    turns = np.zeros((len(flat), longest), np.int64)
     supports: list[tuple[NDArray[np.int32], NDArray[np.int32]] | None] = []
     for b, (sequence, (_, _, s)) in enumerate(zip(sequences, flat, strict=True)):
         places = slice(len(sequence.sampled))
-        real[b, places], turns[b, places] = True, s.turns[sequence.sampled]
-        supports.append(None if s.support is None else (s.support[0][sequence.sampled], s.support[1]))
+        real[b, places] = True
+        turns[b, places] = s.turns[sequence.sampled]
+        supports.append(
+            None if s.support is None else (s.support[0][sequence.sampled], s.support[1])
+        )
         sampler[b, places] = behavior[b, places] = s.sampler[sequence.sampled]
         if recorded and s.learner is not None:
-            # The recorded learner's log-probabilities before its update; the sampler's where it computed none.
+            # The recorded learner's log-probabilities before its update; the sampler's where it
+            # computed none.
             learner = s.learner[sequence.sampled]
             behavior[b, places] = np.where(np.isnan(learner), sampler[b, places], learner)
     cut = AT_A_LIMIT if config.learning.mask_truncated else ()
@@ -148,13 +167,19 @@ class Learner:
         free: Callable[[torch.device], float] = learner_memory,
     ) -> None:
         self._ranks: Ranks = OneRank()
-        self._policy, self._optimizer, self._config = policy, optimizer, config
-        self._objective, self._pack, self._schedule, self._free = objective, pack, schedule, free
+        self._policy = policy
+        self._optimizer = optimizer
+        self._config = config
+        self._objective = objective
+        self._pack = pack
+        self._schedule = schedule
+        self._free = free
         self._dropout = config.model.lora is not None and config.model.lora.dropout > 0
         self._recomputes = config.model.gradient_checkpointing
         self.fitted: Fitted | None = None  # result of the measurement where `learning.tokens` is 0
         device = policy.device
-        self._worth, self._shapes = MIN_SHARED_PROMPT_SHARE[device.type], Shapes(is_free=device.type == "cpu")
+        self._worth = MIN_SHARED_PROMPT_SHARE[device.type]
+        self._shapes = Shapes(is_free=device.type == "cpu")
         self._packed: tuple[Experience | None, dict[tuple[int, ...], list[MicroBatch]]] = (None, {})
         self._by_policy = Graphed(self._look, device)
         self._by_reference = Graphed(partial(self._look, reference=True), device)
@@ -165,8 +190,11 @@ class Learner:
         """Share passes and updates with other ranks, by whole groups."""
         self._ranks = ranks
 
-    def logprobs(self, exp: Experience, *, reference: bool, advantages_bs: Tensor | None = None) -> Tensor:
-        """Compute log-probabilities of every sampled token without a gradient, by the policy or the reference.
+    def logprobs(
+        self, exp: Experience, *, reference: bool, advantages_bs: Tensor | None = None
+    ) -> Tensor:
+        """Compute log-probabilities of every sampled token without a gradient, by the policy or the
+        reference.
 
         With `advantages_bs`, of those that the update will look at.
         """
@@ -175,8 +203,8 @@ class Learner:
         graphed = self._by_reference if reference else self._by_policy
         forward: Any = graphed if self._has_graphs else partial(self._look, reference=reference)
         with self._policy.as_reference() if reference else torch.no_grad():
-            # In the micro-batches of the update: another layout rounds otherwise, by 0.03 nats in bf16, and GSPO clips
-            # ratios that leave 1 by 0.0003.
+            # In the micro-batches of the update: another layout rounds otherwise, by 0.03 nats in
+            # bf16, and GSPO clips ratios that leave 1 by 0.0003.
             for rows in self._minibatches(exp):
                 for micro, is_own in self._passes(exp, self._teaching(rows, advantages_bs)):
                     (logprobs_m,) = forward(*micro.inputs)
@@ -185,37 +213,58 @@ class Learner:
         return self._collect(out_bs)
 
     def update(
-        self, exp: Experience, advantages_bs: Tensor, step: int, *, old_bs: Tensor | None, reference_bs: Tensor | None
+        self,
+        exp: Experience,
+        advantages_bs: Tensor,
+        step: int,
+        *,
+        old_bs: Tensor | None,
+        reference_bs: Tensor | None,
     ) -> Update:
         """Make all of a step's optimizer updates; `old_bs` is needed where there is more than one.
 
-        Ratios are against `old_bs`, or against the policy that sampled where the experience knows it.
+        Ratios are against `old_bs`, or against the policy that sampled where the experience knows
+        it.
         """
         self._fit(exp)
-        learning, device = self._config.learning, self._policy.device
+        learning = self._config.learning
+        device = self._policy.device
         logprobs_bs = torch.full(_padded_shape(exp), torch.inf, device=device)
         weights_bs = torch.zeros(exp.sampler_bs.shape, device=device)
-        mask_bs, sampler_bs, rollouts_b = (x.to(device) for x in (exp.mask_bs, exp.sampler_bs, exp.rollouts_b))
+        mask_bs, sampler_bs, rollouts_b = (
+            x.to(device) for x in (exp.mask_bs, exp.sampler_bs, exp.rollouts_b)
+        )
         before_bs = old_bs if exp.behavior_bs is None else exp.behavior_bs.to(device)
         given_bs = advantages_bs.to(device)
-        lr, applied, padding = self.rate(step), list[Applied](), torch.zeros(2)
+        lr = self.rate(step)
+        applied = list[Applied]()
+        padding = torch.zeros(2)
         total = torch.zeros(len(fields(Sums)), device=device)
         minibatches = self._minibatches(exp)
         for number, rows in enumerate(minibatches * learning.updates, 1):
             on = rows.to(device)
-            # Weights are those of the whole mini-batch, so that gradients of micro-batches simply add up.
+            # Weights are those of the whole mini-batch, so that gradients of micro-batches simply
+            # add up.
             whole = prepare(
-                mask_bs[on], rollouts_b[on], given_bs[on], learning, _most_tokens(self._config),
-                old_bt=None if before_bs is None else before_bs[on], sampler_bt=sampler_bs[on],
+                mask_bs[on],
+                rollouts_b[on],
+                given_bs[on],
+                learning,
+                _most_tokens(self._config),
+                old_bt=None if before_bs is None else before_bs[on],
+                sampler_bt=sampler_bs[on],
                 reference_bt=None if reference_bs is None else reference_bs[on],
-            )  # fmt: skip
+            )
             weights_bs[on] = whole.weights_bt
             place = torch.zeros(len(exp.sequences), dtype=torch.long, device=device)
             place[on] = torch.arange(len(on), device=device)
             for micro, is_own in self._passes(exp, self._teaching(rows, advantages_bs)):
-                is_real_m, sequences_m = micro.places_m < weights_bs.shape[1], _sequences_of(micro)
+                is_real_m = micro.places_m < weights_bs.shape[1]
+                sequences_m = _sequences_of(micro)
                 # Of a filler nothing is in the mask: its old log-probabilities may be NaN.
-                part = whole.tokens(place[sequences_m], micro.places_m * is_real_m, is_real_m & is_own)
+                part = whole.tokens(
+                    place[sequences_m], micro.places_m * is_real_m, is_real_m & is_own
+                )
                 gradient = self._by_gradient if self._has_graphs else self._gradient
                 inputs = *micro.inputs, *(getattr(part, name) for name in BATCH)
                 logprobs_m, sums = gradient(*(inputs if is_own else _weightless(inputs)))
@@ -253,44 +302,63 @@ class Learner:
     def needs_old(self) -> bool:
         """True where log-probabilities before the update must be computed apart from it."""
         learning = self._config.learning
-        return learning.updates * learning.minibatches > 1 or self._dropout or learning.kl.estimator == "k1"
+        return (
+            learning.updates * learning.minibatches > 1
+            or self._dropout
+            or learning.kl.estimator == "k1"
+        )
 
     @property
     def _has_graphs(self) -> bool:
         """True where the update runs as CUDA graphs, on a GPU."""
-        # Activations that are recomputed come with a random state, which a graph can't remember; a mask is made on the
-        # host. Weights that are sharded come and go.
+        # Activations that are recomputed come with a random state, which a graph can't remember; a
+        # mask is made on the host. Weights that are sharded come and go.
         return not self._recomputes and self._policy.packs and not self._policy.is_sharded
 
     def _look(self, *inputs: Any, reference: bool = False) -> tuple[Tensor]:
         return self._forward(*inputs, reference=reference)[:1]
 
     def _gradient(self, *inputs: Any) -> tuple[Tensor, Tensor]:
-        """Add a micro-batch's gradient; forward, objective and backward as one function of tensors, for a graph."""
-        micro, given = inputs[: len(INPUTS)], inputs[len(INPUTS) :]
+        """Add a micro-batch's gradient; forward, objective and backward as one function of tensors,
+        for a graph.
+        """
+        micro = inputs[: len(INPUTS)]
+        given = inputs[len(INPUTS) :]
         part = Batch(**dict(zip(BATCH, given, strict=True)))
-        # Training mode only where it matters: for dropout, and for transformers' gradient checkpointing.
+        # Training mode only where it matters: for dropout, and for transformers' gradient
+        # checkpointing.
         self._policy.model.train(self._dropout or self._recomputes)
         try:
             logprobs_m, entropy_m = self._forward(*micro)
             # Without a bonus no gradient of the entropy is needed, and none is computed.
             entropy_m = entropy_m if self._config.learning.entropy else entropy_m.detach()
-            loss, sums = self._objective(logprobs_m[None], entropy_m[None], part, self._config.learning)
+            loss, sums = self._objective(
+                logprobs_m[None], entropy_m[None], part, self._config.learning
+            )
             self._policy.backward(loss)
         finally:
             self._policy.model.eval()
-        return logprobs_m.detach(), torch.stack([getattr(sums, f.name).float() for f in fields(sums)])
+        return logprobs_m.detach(), torch.stack(
+            [getattr(sums, f.name).float() for f in fields(sums)]
+        )
 
     def consider_compiling(self, seconds: float, steps_left: int) -> None:
-        """Compile where the rest of the run is long enough to win the time back; `seconds` is what an update took."""
+        """Compile where the rest of the run is long enough to win the time back; `seconds` is what
+        an update took.
+        """
         is_open = self._config.compute.compile == "auto" and not self._policy.compiled
-        # A sampler keeps layers from running compiled, in all threads: one that works meanwhile would at random.
+        # A sampler keeps layers from running compiled, in all threads: one that works meanwhile
+        # would at random.
         is_open &= not self._config.sampling.ahead and not self._policy.is_sharded
         if not is_open or self._policy.device.type != "cuda":
             return
         self._seconds.append(seconds)
-        # The first ones load and capture; the fastest of the last few is what the others would take.
-        if min(self._seconds[-3:]) * COMPILE_SAVES * steps_left > 2 * COMPILE_SECONDS and len(self._seconds) >= 4:
+        # The first ones load and capture; the fastest of the last few is what the others would
+        # take.
+        if (
+            min(self._seconds[-3:]) * COMPILE_SAVES * steps_left > 2 * COMPILE_SECONDS
+            and len(self._seconds) >= 4
+        ):
             self._policy.compile()
             for graphed in (self._by_policy, self._by_reference, self._by_gradient):
                 graphed.forget()
@@ -309,7 +377,8 @@ class Learner:
     def _passes(self, exp: Experience, numbers: list[int]) -> Iterator[tuple[MicroBatch, bool]]:
         """Yield the micro-batches of this rank, and whether they are its own.
 
-        Where weights are sharded every rank makes as many passes: what others have more is filled up with one sequence.
+        Where weights are sharded every rank makes as many passes: what others have more is filled
+        up with one sequence.
         """
         if self._ranks.count > 1:  # the largest groups first, so that shares are about even
             tokens = Counter[int]()
@@ -319,7 +388,9 @@ class Learner:
             numbers = [b for b in numbers if int(exp.groups_b[b]) in mine]
         micros = self._micros(exp, numbers)
         # One at least: without a pass there would be no gradient, not even one of 0.
-        most = max(1, *self._ranks.exchange(len(micros))) if self._policy.is_sharded else len(micros)
+        most = (
+            max(1, *self._ranks.exchange(len(micros))) if self._policy.is_sharded else len(micros)
+        )
         yield from ((micro, True) for micro in micros)
         widths = {b: sequence.width for b, sequence in enumerate(exp.sequences) if sequence.width}
         if most > len(micros) and widths:
@@ -346,8 +417,14 @@ class Learner:
             tokens = self._config.learning.tokens if self.fitted is None else self.fitted.tokens
             tokens = tokens if self._policy.packs else min(tokens, MAX_MASKED_TOKENS)
             longest = exp.sampler_bs.shape[1]
-            micros = self._pack(exp.sequences, wanted, tokens, self._worth, self._shapes, longest) if wanted else []
-            self._packed[1][wanted] = [self._shaped(micro, exp).to(self._policy.device) for micro in micros]
+            micros = (
+                self._pack(exp.sequences, wanted, tokens, self._worth, self._shapes, longest)
+                if wanted
+                else []
+            )
+            self._packed[1][wanted] = [
+                self._shaped(micro, exp).to(self._policy.device) for micro in micros
+            ]
         return self._packed[1][wanted]
 
     def adopt(self, fitted: dict[str, Any]) -> None:
@@ -361,13 +438,21 @@ class Learner:
         self._recomputes = wish
 
     def _fit(self, exp: Experience) -> None:
-        """Measure how many tokens fit into memory, where asked; recompute activations where a rollout might not."""
+        """Measure how many tokens fit into memory, where asked; recompute activations where a
+        rollout might not.
+        """
         if self._config.learning.tokens or self.fitted is not None or not exp.real_bs.any():
             return
         if self._policy.is_sharded:
-            raise ConfigError("learning.tokens = 0 measures what fits into one process. Sharded weights need a number.")
-        asked, device = self._config.model.gradient_checkpointing, self._policy.device
-        free, longest, fits = self._free(device), max(len(sequence.ids) for sequence in exp.sequences), 0
+            raise ConfigError(
+                "learning.tokens = 0 measures what fits into one process. Sharded weights need a"
+                " number."
+            )
+        asked = self._config.model.gradient_checkpointing
+        device = self._policy.device
+        free = self._free(device)
+        longest = max(len(sequence.ids) for sequence in exp.sequences)
+        fits = 0
         if device.type == "cpu":  # which ranks on one machine share
             free /= int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
         if not self._optimizer.has_memory:  # it makes two numbers per weight at its first step
@@ -379,7 +464,9 @@ class Learner:
                 self._recompute(recompute)
                 # A graph keeps the memory of a pass for itself, beside that of passes without one.
                 has_graphs = device.type == "cuda" and self._has_graphs
-                fits, each = max_tokens_that_fit(partial(self._try, exp), device, free / 2 if has_graphs else free)
+                fits, each = max_tokens_that_fit(
+                    partial(self._try, exp), device, free / 2 if has_graphs else free
+                )
                 fits = min(self._ranks.exchange(fits))
                 self.fitted = Fitted(fits, recompute, each, free / 2**30)
                 if fits >= self._config.sampling.context:
@@ -387,13 +474,17 @@ class Learner:
         self._policy.flat.gradient.zero_()
         if fits < longest:
             raise ModelError(
-                f"A rollout of {longest:,} tokens does not fit into {free / 2**30:.2g} GiB of free memory, even with "
-                "gradient checkpointing. Use a smaller model, model.lora, or a lower sampling.context."
+                f"A rollout of {longest:,} tokens does not fit into {free / 2**30:.2g} GiB of free"
+                " memory, even with gradient checkpointing. Use a smaller model, model.lora, or a"
+                " lower sampling.context."
             )
 
     def _try(self, exp: Experience, tokens: int) -> int:
-        """Make a pass over so many tokens at least, of the longest answer again and again; return how many they are."""
-        sequence, device = max(exp.sequences, key=lambda sequence: len(sequence.sampled)), self._policy.device
+        """Make a pass over so many tokens at least, of the longest answer again and again; return
+        how many they are.
+        """
+        sequence = max(exp.sequences, key=lambda sequence: len(sequence.sampled))
+        device = self._policy.device
         count = -(-tokens // sequence.width)
         sampled = len(sequence.sampled)
         sequences = [replace(sequence, group=i, rollout=i) for i in range(count)]
@@ -401,7 +492,9 @@ class Learner:
         ones_bs = torch.ones(count, sampled, device=device)
         given = dict.fromkeys(("old_bt", "sampler_bt", "reference_bt"), ones_bs)
         rollouts_b = torch.arange(count, device=device)
-        batch = prepare(ones_bs > 0, rollouts_b, 0 * ones_bs, self._config.learning, sampled, **given)
+        batch = prepare(
+            ones_bs > 0, rollouts_b, 0 * ones_bs, self._config.learning, sampled, **given
+        )
         micro = micro.to(device)
         part = batch.tokens(micro.sequences_m, micro.places_m, micro.places_m < sampled)
         self._gradient(*micro.inputs, *(getattr(part, name) for name in BATCH))
@@ -422,12 +515,16 @@ class Learner:
             micro = replace(micro, support_mk=torch.from_numpy(support_mk))
         if self._config.sampling.repetition_penalty != 1:
             sequences = [exp.sequences[b] for b in micro.numbers]
-            contexts_st = np.zeros((len(sequences), max(len(sequence.ids) for sequence in sequences)), np.int64)
+            contexts_st = np.zeros(
+                (len(sequences), max(len(sequence.ids) for sequence in sequences)), np.int64
+            )
             for context_t, sequence in zip(contexts_st, sequences, strict=True):
                 context_t[: len(sequence.ids)] = sequence.ids
             ends_m = np.ones(len(is_real_m), np.int64)
             ends_m[is_real_m] = np.concatenate([sequence.sampled for sequence in sequences])
-            micro = replace(micro, contexts_st=torch.from_numpy(contexts_st), ends_m=torch.from_numpy(ends_m))
+            micro = replace(
+                micro, contexts_st=torch.from_numpy(contexts_st), ends_m=torch.from_numpy(ends_m)
+            )
         return micro
 
     def _forward(self, *inputs: Any, reference: bool = False) -> tuple[Tensor, Tensor]:
@@ -440,8 +537,16 @@ class Learner:
             given["sequences_m"],
             given["ends_m"],
         )
-        packed = Packed(*(given[x] for x in ("starts_n", "key_starts_n", "longest", "longest", "keys_k")))
-        row = given["ids_t"], given["positions_t"], packed, given["predictors_m"], given["targets_m"]
+        packed = Packed(
+            *(given[x] for x in ("starts_n", "key_starts_n", "longest", "longest", "keys_k"))
+        )
+        row = (
+            given["ids_t"],
+            given["positions_t"],
+            packed,
+            given["predictors_m"],
+            given["targets_m"],
+        )
         return self._policy.score(*row, sampling.temperature, shaping=shaping, reference=reference)
 
 
@@ -456,5 +561,6 @@ def _sequences_of(micro: MicroBatch) -> Tensor:
 
 
 def _padded_shape(exp: Experience) -> tuple[int, int]:
-    # One place more than the longest sequence needs: tokens that only fill up a shape are written there.
+    # One place more than the longest sequence needs: tokens that only fill up a shape are written
+    # there.
     return exp.sampler_bs.shape[0], exp.sampler_bs.shape[1] + 1

@@ -1,12 +1,14 @@
-"""The training loop, from top to bottom: sample → score → advantages → update → record → evaluate → checkpoint.
+"""The training loop, from top to bottom: sample → score → advantages → update → record → evaluate →
+checkpoint.
 
-A replay (replay.py) follows the same loop with rollouts from another run's records, a warm start (warmstart.py)
-with an expert's demonstrations and advantages of 1.
+A replay (replay.py) follows the same loop with rollouts from another run's records, a warm start
+(warmstart.py) with an expert's demonstrations and advantages of 1.
 
-Several processes go through it side by side (ranks.py): each plays and computes its part, all make the same update.
+Several processes go through it side by side (ranks.py): each plays and computes its part, all make
+the same update.
 
-Left out on purpose: a critic and a reward model (answers are checked, not judged), and every reaction to what happens:
-whatever watches, warns or stops is an observer.
+Left out on purpose: a critic and a reward model (answers are checked, not judged), and every
+reaction to what happens: whatever watches, warns or stops is an observer.
 """
 
 import time
@@ -38,8 +40,12 @@ from uptrend.training.recorder import RecordedRollouts, Recorder
 
 @rank_loss_as_error()
 def run_loop(context: RunContext, plan: LoopPlan) -> Stop | None:
-    """Run the training loop; return the Stop that ended it early, None if it reached its last step."""
-    config, policy, components = context.config, context.policy, context.components
+    """Run the training loop; return the Stop that ended it early, None if it reached its last
+    step.
+    """
+    config = context.config
+    policy = context.policy
+    components = context.components
     optimizer = components.optimizer(policy.flat, config.learning)
     learner = components.learner(policy, optimizer, config)
     learner.join(context.ranks)
@@ -47,7 +53,8 @@ def run_loop(context: RunContext, plan: LoopPlan) -> Stop | None:
     player = RolloutPlayer(policy, sampler, config, context.ranks)
     meter = WeightMeter(policy.flat)
     best = best_accuracy(Run(plan.directory.path))
-    # Rollouts have generators of their own; dropout and whatever a component draws depend on this one.
+    # Rollouts have generators of their own; dropout and whatever a component draws depend on this
+    # one.
     torch.manual_seed(config.seed + context.ranks.rank)
 
     resume_point = restore_checkpoint(context, plan, optimizer, learner)
@@ -74,7 +81,8 @@ def run_loop(context: RunContext, plan: LoopPlan) -> Stop | None:
             gathered = queue.take(step)
             clock.lap("sample")
 
-            # Learn, and give the sampler the new weights; one that shares the policy's only hears of their version.
+            # Learn, and give the sampler the new weights; one that shares the policy's only hears
+            # of their version.
             exp = components.layout(gathered.rollouts, config, recorded=gathered.recorded)
             meter.before()
             update, advantages_n = learn(components, learner, exp, gathered.rollouts, step, config)
@@ -99,7 +107,8 @@ def run_loop(context: RunContext, plan: LoopPlan) -> Stop | None:
                 policy.reset_reference()
                 plan.directory.event("reference-reset", step=step)
 
-            # Evaluate, let observers see it all, and save where it is due or one of them stops the run here.
+            # Evaluate, let observers see it all, and save where it is due or one of them stops the
+            # run here.
             evaluations = {}
             if plan.is_due(step, config.eval.every):
                 evaluations = evaluate_heldout(context, player, recorder, step)
@@ -114,7 +123,9 @@ def run_loop(context: RunContext, plan: LoopPlan) -> Stop | None:
             if evaluations and evaluations[""].accuracy > best:
                 best = evaluations[""].accuracy
                 if plan.saves and config.checkpoints.best:
-                    save(context, plan, recorder, optimizer, queue, state | {"accuracy": best}, BEST)
+                    save(
+                        context, plan, recorder, optimizer, queue, state | {"accuracy": best}, BEST
+                    )
 
         if step >= plan.last_step:
             stop = None  # a Stop after the last step stopped nothing
@@ -129,7 +140,9 @@ def best_accuracy(run: Run) -> float:
     return max((float(accuracy) for accuracy in accuracies if accuracy is not None), default=-1.0)
 
 
-def restore_checkpoint(context: RunContext, plan: LoopPlan, optimizer: Optimizer, learner: Learner) -> ResumePoint:
+def restore_checkpoint(
+    context: RunContext, plan: LoopPlan, optimizer: Optimizer, learner: Learner
+) -> ResumePoint:
     """Load the plan's checkpoint, if it has one; return where the run stands."""
     if plan.checkpoint is None:
         return ResumePoint()
@@ -141,23 +154,31 @@ def restore_checkpoint(context: RunContext, plan: LoopPlan, optimizer: Optimizer
 
 
 def learn(
-    components: Components, learner: Learner, exp: Experience, rollouts: Sequence[Rollout], step: int, config: Config
+    components: Components,
+    learner: Learner,
+    exp: Experience,
+    rollouts: Sequence[Rollout],
+    step: int,
+    config: Config,
 ) -> tuple[Update, Tensor]:
     """Compute the advantage of each rollout and make the update that they cause; return both."""
-    learning, kl = config.learning, config.learning.kl
+    learning = config.learning
+    kl = config.learning.kl
     reference_bs = learner.logprobs(exp, reference=True) if kl.beta > 0 else None
     groups_n = torch.empty(len(rollouts), dtype=torch.long)
     groups_n[exp.rollouts_b] = exp.groups_b
-    # One column for a reward of the whole rollout, else one per turn. They are compared among rollouts of a group, and
-    # turns with the same turn of the others.
+    # One column for a reward of the whole rollout, else one per turn. They are compared among
+    # rollouts of a group, and turns with the same turn of the others.
     returns_nk = returns_of(exp, rollouts, learning.credit)
     turns = returns_nk.shape[1]
     groups_nk = groups_n[:, None] * turns + torch.arange(turns)
     how = {"scale": learning.scale, "baseline": learning.baseline}
-    advantages_nk = components.advantages(returns_nk.flatten(), groups_nk.flatten(), **how).view(-1, turns)
+    advantages_nk = components.advantages(returns_nk.flatten(), groups_nk.flatten(), **how).view(
+        -1, turns
+    )
     old_bs = None
-    # k1 is taken from the reward, because in the loss its gradient is 0 on average (algo/losses.py); after scaling, as
-    # the deviation of the rewards would take beta out again.
+    # k1 is taken from the reward, because in the loss its gradient is 0 on average
+    # (algo/losses.py); after scaling, as the deviation of the rewards would take beta out again.
     if reference_bs is not None and kl.estimator == "k1":
         old_bs = learner.logprobs(exp, reference=False)
         penalty_b = kl_penalty(old_bs.cpu(), reference_bs.cpu(), exp.mask_bs)
@@ -173,8 +194,12 @@ def learn(
 
 
 def returns_of(exp: Experience, rollouts: Sequence[Rollout], credit: Credit) -> Tensor:
-    """Return each rollout's reward, or by turn the rewards from there on; NaN where there is none: [n, k]."""
-    rewards_n1 = torch.tensor([[torch.nan if r.reward is None else r.reward.total] for r in rollouts])
+    """Return each rollout's reward, or by turn the rewards from there on; NaN where there is none:
+    [n, k].
+    """
+    rewards_n1 = torch.tensor(
+        [[torch.nan if r.reward is None else r.reward.total] for r in rollouts]
+    )
     if credit == "rollout" or not any(r.reward is not None and r.reward.turns for r in rollouts):
         return rewards_n1
     # Rewards without turns came with the last one: they follow every turn.
@@ -192,7 +217,9 @@ def returns_of(exp: Experience, rollouts: Sequence[Rollout], credit: Credit) -> 
 
 @contextmanager
 def recording(context: RunContext, plan: LoopPlan) -> Iterator[Recorder]:
-    """Open a recorder for the length of a run; tell observers of its beginning, and of its end however it ends."""
+    """Open a recorder for the length of a run; tell observers of its beginning, and of its end
+    however it ends.
+    """
     recorder = Recorder(plan.directory, context.ranks)
     for observer in plan.observers:
         observer.before(Run(plan.directory.path))
@@ -209,7 +236,9 @@ def recording(context: RunContext, plan: LoopPlan) -> Iterator[Recorder]:
 def evaluate_heldout(
     context: RunContext, player: RolloutPlayer, recorder: Recorder, step: int
 ) -> dict[str, Evaluation]:
-    """Evaluate on the held-out tasks and record the results; return them by label, which is "" for the first set."""
+    """Evaluate on the held-out tasks and record the results; return them by label, which is "" for
+    the first set.
+    """
     sections = eval_sections(context.config)
     evaluations: dict[str, Evaluation] = {}
     lines: dict[str, dict[str, Any]] = {}
@@ -256,12 +285,18 @@ def save(
         state = {**state, "others": others}
     if context.policy.is_sharded or context.ranks.rank == 0:
         keep = context.config.checkpoints.keep
-        save_checkpoint(plan.directory.path, context.policy, optimizer, state, keep, name, also=queue.save)
+        save_checkpoint(
+            plan.directory.path, context.policy, optimizer, state, keep, name, also=queue.save
+        )
     context.ranks.barrier()
 
 
-def compare_ranks(context: RunContext, plan: LoopPlan, meter: WeightMeter, step: int) -> dict[str, int]:
-    """Count the different sets of weights that ranks hold, and write them down where there is more than one."""
+def compare_ranks(
+    context: RunContext, plan: LoopPlan, meter: WeightMeter, step: int
+) -> dict[str, int]:
+    """Count the different sets of weights that ranks hold, and write them down where there is more
+    than one.
+    """
     if context.ranks.count == 1:
         return {}
     digests = context.ranks.exchange(meter.digest())

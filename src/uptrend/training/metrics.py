@@ -1,8 +1,10 @@
-"""Metrics lines, computed from a step's rollouts and its update. records/metrics.toml explains each key.
+"""Metrics lines, computed from a step's rollouts and its update. records/metrics.toml explains each
+key.
 
-No torch is loaded here: the process that records a watched TRL computes its lines with the same functions. A value
-that does not exist at a step (a mean over no tokens, a reward where nothing was scored) is left out of the line. One
-that was computed and is not finite stays in it, so that the check run.nonfinite sees it.
+No torch is loaded here: the process that records a watched TRL computes its lines with the same
+functions. A value that does not exist at a step (a mean over no tokens, a reward where nothing was
+scored) is left out of the line. One that was computed and is not finite stays in it, so that the
+check run.nonfinite sees it.
 """
 
 import math
@@ -61,21 +63,40 @@ def step_metrics(result: StepResult) -> Line:
 # Rollouts
 
 
-def reward_metrics(rollouts: Sequence[Rollout], correct: Sequence[bool | None] | None = None) -> Line:
-    """Rewards of the scored rollouts; `correct` replaces the rewards' own flags, None where it is unknown."""
+def reward_metrics(
+    rollouts: Sequence[Rollout], correct: Sequence[bool | None] | None = None
+) -> Line:
+    """Rewards of the scored rollouts; `correct` replaces the rewards' own flags, None where it is
+    unknown.
+    """
     rewards = [r.reward for r in rollouts if r.reward is not None]
-    known = [r.correct for r in rewards] if correct is None else [flag for flag in correct if flag is not None]
+    known = (
+        [r.correct for r in rewards]
+        if correct is None
+        else [flag for flag in correct if flag is not None]
+    )
     line: Line = {}
     if rewards:
         totals = np.array([r.total for r in rewards])
         with np.errstate(invalid="ignore"):  # an infinite reward has no deviation
             spread = float(totals.std())
-        low, high = float(totals.min()), float(totals.max())
-        line = {"reward/mean": float(totals.mean()), "reward/std": spread, "reward/min": low, "reward/max": high}
+        low = float(totals.min())
+        high = float(totals.max())
+        line = {
+            "reward/mean": float(totals.mean()),
+            "reward/std": spread,
+            "reward/min": low,
+            "reward/max": high,
+        }
     if known:
         line["reward/correct/share"] = float(np.mean(known))
-    line |= {f"reward/part/{name}/mean": float(np.mean(values)) for name, values in part_values(rewards).items()}
-    return line | {f"reward/family/{name}/mean": value for name, value in _by_family(rollouts).items()}
+    line |= {
+        f"reward/part/{name}/mean": float(np.mean(values))
+        for name, values in part_values(rewards).items()
+    }
+    return line | {
+        f"reward/family/{name}/mean": value for name, value in _by_family(rollouts).items()
+    }
 
 
 def _by_family(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -84,7 +105,11 @@ def _by_family(rollouts: Sequence[Rollout]) -> dict[str, float]:
     for r in rollouts:
         if r.family and r.reward is not None:  # tasks of a watched TRL have none
             totals.setdefault(r.family, []).append(r.reward.total)
-    return {name: float(np.mean(found)) for name, found in totals.items()} if 1 < len(totals) <= FAMILIES else {}
+    return (
+        {name: float(np.mean(found)) for name, found in totals.items()}
+        if 1 < len(totals) <= FAMILIES
+        else {}
+    )
 
 
 def part_values(rewards: Sequence[Reward]) -> dict[str, list[float]]:
@@ -95,7 +120,9 @@ def part_values(rewards: Sequence[Reward]) -> dict[str, list[float]]:
     return values
 
 
-def advantage_metrics(rollouts: Sequence[Rollout], advantages_n: Floats, groups: Sequence[str] | None = None) -> Line:
+def advantage_metrics(
+    rollouts: Sequence[Rollout], advantages_n: Floats, groups: Sequence[str] | None = None
+) -> Line:
     """Advantages and dead groups; `groups` replaces the rollouts' own group ids."""
     sizes = np.abs(advantages_n.astype(np.float64))
     line: Line = {}
@@ -109,14 +136,19 @@ def advantage_metrics(rollouts: Sequence[Rollout], advantages_n: Floats, groups:
     if any(np.isnan([r.low, r.high]).any() for rewards in scored for r in rewards):
         return line  # a watched trainer states no bounds, and has not shown two values yet
     low = [bool(np.isclose(r.total, r.low)) for r in dead]
-    high = [bool(np.isclose(r.total, r.high)) and not at_low for r, at_low in zip(dead, low, strict=True)]
+    high = [
+        bool(np.isclose(r.total, r.high)) and not at_low
+        for r, at_low in zip(dead, low, strict=True)
+    ]
     return line | {
         "advantage/dead_low/share": sum(low) / len(scored),
         "advantage/dead_high/share": sum(high) / len(scored),
     }
 
 
-def rewards_by_group(rollouts: Sequence[Rollout], groups: Sequence[str] | None = None) -> list[list[Reward]]:
+def rewards_by_group(
+    rollouts: Sequence[Rollout], groups: Sequence[str] | None = None
+) -> list[list[Reward]]:
     """Rewards of each group that has a scored rollout."""
     found: dict[str, list[Reward]] = {}
     for rollout, group in zip(rollouts, groups or [r.group for r in rollouts], strict=True):
@@ -126,12 +158,16 @@ def rewards_by_group(rollouts: Sequence[Rollout], groups: Sequence[str] | None =
 
 
 def is_dead(rewards: Sequence[float] | Floats) -> bool:
-    """Return True for a group that teaches nothing: its rewards are equal, up to rounding of their sum, or none."""
+    """Return True for a group that teaches nothing: its rewards are equal, up to rounding of their
+    sum, or none.
+    """
     return not len(rewards) or math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-8)
 
 
 def lag_metrics(rollouts: Sequence[Rollout]) -> Line:
-    """Updates between the weights that sampled a token and those that learn from it; nothing for scripted tokens."""
+    """Updates between the weights that sampled a token and those that learn from it; nothing for
+    scripted tokens.
+    """
     versions = [s.versions[s.sampled] for r in rollouts for s in r.sequences]
     known = [v[v >= 0] for v in versions]
     if not sum(map(len, known)):
@@ -140,32 +176,47 @@ def lag_metrics(rollouts: Sequence[Rollout]) -> Line:
     return {"sampling/lag/mean": float(lags.mean()), "sampling/lag/max": int(lags.max())}
 
 
-def sampling_metrics(rollouts: Sequence[Rollout], dropped: Sequence[Rollout] | None = None, old: int = 0) -> Line:
-    """Lengths, turns and endings; `dropped` are rollouts of groups that were replaced: dead ones, but for `old`."""
+def sampling_metrics(
+    rollouts: Sequence[Rollout], dropped: Sequence[Rollout] | None = None, old: int = 0
+) -> Line:
+    """Lengths, turns and endings; `dropped` are rollouts of groups that were replaced: dead ones,
+    but for `old`.
+    """
     if not rollouts:
         return {}
-    # The places of sampled tokens are found once: with a thousand rollouts per step, each pass over a mask counts.
+    # The places of sampled tokens are found once: with a thousand rollouts per step, each pass over
+    # a mask counts.
     places = [[s.sampled.nonzero()[0] for s in r.sequences] for r in rollouts]
     lengths = [sum(map(len, of)) for of in places]
-    begun = [(r, of) for r, of in zip(rollouts, places, strict=True) if of]  # a rollout may fail before its first token
+    # a rollout may fail before its first token
+    begun = [(r, of) for r, of in zip(rollouts, places, strict=True) if of]
     prompts = [int(of[0][0]) if len(of[0]) else len(r.sequences[0].ids) for r, of in begun]
     endings = Counter(r.ended.value for r in rollouts)
     turns = [sum(m.role == "assistant" for m in r.messages) for r in rollouts]
     sizes = Counter(r.group for r in rollouts)
     texts: dict[str, set[bytes]] = {group: set() for group in sizes}
     for r, of in begun:
-        texts[r.group].add(b"|".join(s.ids[at].tobytes() for s, at in zip(r.sequences, of, strict=True)))
+        texts[r.group].add(
+            b"|".join(s.ids[at].tobytes() for s, at in zip(r.sequences, of, strict=True))
+        )
     return {
         "sampling/rollouts/count": len(rollouts),
         "sampling/failed/count": sum(r.reward is None for r in rollouts),
         **_left_out(dropped, old),
         **_mean_and_max("sampling/length", lengths),
         **_mean_and_max("sampling/prompt", prompts),
-        **_mean_and_max("sampling/context", [max(len(s.ids) for s in r.sequences) for r, _ in begun]),
+        **_mean_and_max(
+            "sampling/context", [max(len(s.ids) for s in r.sequences) for r, _ in begun]
+        ),
         "sampling/truncated/share": sum(r.is_truncated for r in rollouts) / len(rollouts),
         "sampling/turns/mean": float(np.mean(turns)),
-        "sampling/distinct/share": float(np.mean([len(found) / sizes[group] for group, found in texts.items()])),
-        **{f"sampling/ended/{how}/share": count / len(rollouts) for how, count in sorted(endings.items())},
+        "sampling/distinct/share": float(
+            np.mean([len(found) / sizes[group] for group, found in texts.items()])
+        ),
+        **{
+            f"sampling/ended/{how}/share": count / len(rollouts)
+            for how, count in sorted(endings.items())
+        },
         **command_metrics(rollouts, sum(r.sandbox_failures for r in (*rollouts, *(dropped or ())))),
     }
 
@@ -173,13 +224,18 @@ def sampling_metrics(rollouts: Sequence[Rollout], dropped: Sequence[Rollout] | N
 def _left_out(dropped: Sequence[Rollout] | None, old: int) -> Line:
     if dropped is None:
         return {}
-    return {"sampling/resampled/groups": len({r.group for r in dropped}) - old, "sampling/old/groups": old}
+    return {
+        "sampling/resampled/groups": len({r.group for r in dropped}) - old,
+        "sampling/old/groups": old,
+    }
 
 
 def command_metrics(rollouts: Sequence[Rollout], sandbox_failures: int) -> Line:
     """Commands that ran in sandboxes; nothing where none did."""
     ran = [command for r in rollouts for command in r.commands]
-    line: Line = {"commands/sandbox_failures/count": sandbox_failures} if ran or sandbox_failures else {}
+    line: Line = (
+        {"commands/sandbox_failures/count": sandbox_failures} if ran or sandbox_failures else {}
+    )
     if not ran:
         return line
     return line | {
@@ -190,7 +246,9 @@ def command_metrics(rollouts: Sequence[Rollout], sandbox_failures: int) -> Line:
 
 
 def speed_metrics(gathered: "Gathered") -> Line:
-    """Tokens per second of sampling; nothing where the rollouts are another run's, or demonstrations."""
+    """Tokens per second of sampling; nothing where the rollouts are another run's, or
+    demonstrations.
+    """
     if not gathered.seconds:
         return {}
     tokens = sum(r.sampled_tokens for r in (*gathered.rollouts, *gathered.dropped))
@@ -202,8 +260,12 @@ def _mean_and_max(key: str, values: Sequence[int]) -> Line:
 
 
 def role_metrics(rollouts: Sequence[Rollout], trained: Flags) -> Line:
-    """Count tokens, and trained tokens, by role; `trained` has one flag per token of all sequences."""
-    roles = np.concatenate([np.zeros(0, np.int8), *(s.roles for r in rollouts for s in r.sequences)])
+    """Count tokens, and trained tokens, by role; `trained` has one flag per token of all
+    sequences.
+    """
+    roles = np.concatenate(
+        [np.zeros(0, np.int8), *(s.roles for r in rollouts for s in r.sequences)]
+    )
     counts: Line = {}
     for role in Role:
         is_role = roles == int(role)
@@ -216,17 +278,22 @@ def role_metrics(rollouts: Sequence[Rollout], trained: Flags) -> Line:
 
 
 def k3(log_ratio: Floats) -> Floats:
-    """Schulman's estimator of KL(p ‖ q) by token, from log q − log p of tokens sampled from p (algo/losses.py)."""
+    """Schulman's estimator of KL(p ‖ q) by token, from log q − log p of tokens sampled from p
+    (algo/losses.py).
+    """
     return np.asarray(np.expm1(log_ratio) - log_ratio)
 
 
 def gap_metrics(learner: Floats, sampler: Floats) -> Line:
-    """Compare learner and sampler by their log-probabilities of the same tokens; NaN where a side has none."""
+    """Compare learner and sampler by their log-probabilities of the same tokens; NaN where a side
+    has none.
+    """
     learner, sampler = (x.astype(np.float64) for x in (learner, sampler))
     log_ratio = (learner - sampler)[~(np.isnan(learner) | np.isnan(sampler))]
     if not len(log_ratio):
         return {}
-    bounded = np.clip(log_ratio, -20, 20)  # single tokens that are impossible for one side overflow otherwise
+    # single tokens that are impossible for one side overflow otherwise
+    bounded = np.clip(log_ratio, -20, 20)
     ratio = np.exp(bounded)
     return {
         "sampler/kl/mean": float(k3(bounded).mean()),
@@ -238,7 +305,9 @@ def gap_metrics(learner: Floats, sampler: Floats) -> Line:
 
 
 def pass_metrics(sums: Mapping[str, float | None]) -> Line:
-    """Means over the tokens of an update's last pass, from sums over them; what was not summed up is left out."""
+    """Means over the tokens of an update's last pass, from sums over them; what was not summed up
+    is left out.
+    """
     tokens = sums["tokens"]
     keys = {
         "kl/reference/mean": "kl",
@@ -250,13 +319,17 @@ def pass_metrics(sums: Mapping[str, float | None]) -> Line:
         "correction/masked/share": "masked",
     }
     found = {key: sums.get(name) for key, name in keys.items()}
-    return {key: total / tokens for key, total in found.items() if total is not None} if tokens else {}
+    return (
+        {key: total / tokens for key, total in found.items() if total is not None} if tokens else {}
+    )
 
 
 def optimizer_metrics(
     before: Sequence[float], after: Sequence[float], skipped: Sequence[bool], lr: float | None
 ) -> Line:
-    """Updates of a step: gradient norms before and after clipping, where known, and skipped updates."""
+    """Updates of a step: gradient norms before and after clipping, where known, and skipped
+    updates.
+    """
     return {
         **({"gradient/norm/before": float(np.mean(before))} if before else {}),
         **({"gradient/norm/after": float(np.mean(after))} if after else {}),
@@ -289,7 +362,10 @@ def learner_metrics(exp: "Experience", update: "Update") -> Line:
         "loss/kl": s["kl_loss"],
         "loss/entropy": s["entropy_bonus"],
         **optimizer_metrics(
-            [a.norm_before for a in made], [a.norm_after for a in made], [a.skipped for a in made], update.lr
+            [a.norm_before for a in made],
+            [a.norm_after for a in made],
+            [a.skipped for a in made],
+            update.lr,
         ),
         **({"tokens/padding/share": update.padding} if s["tokens"] else {}),
     }
@@ -306,7 +382,9 @@ def token_metrics(rollouts: Sequence[Rollout], exp: "Experience", update: "Updat
     starts = np.cumsum([0, *(len(sequence.ids) for sequence in exp.sequences)])
     trained = np.zeros(starts[-1], bool)
     if exp.sequences:
-        sampled = [sequence.sampled + start for sequence, start in zip(exp.sequences, starts, strict=False)]
+        sampled = [
+            sequence.sampled + start for sequence, start in zip(exp.sequences, starts, strict=False)
+        ]
         trained[np.concatenate(sampled)] = update.weights_bs[exp.real_bs].numpy() != 0
     return role_metrics(rollouts, trained)
 
@@ -315,22 +393,37 @@ def token_metrics(rollouts: Sequence[Rollout], exp: "Experience", update: "Updat
 
 
 def evaluation_of(
-    step: int, rollouts: Sequence[Rollout], seconds: float, pass_at: Mapping[int, float] | None = None
+    step: int,
+    rollouts: Sequence[Rollout],
+    seconds: float,
+    pass_at: Mapping[int, float] | None = None,
 ) -> Evaluation:
-    """Sum up the rollouts of an evaluation, one per task; a task that could not be scored counts as wrong."""
-    from uptrend.stats.intervals import wilson  # loads scipy, which the recorder of a watched TRL rarely needs
+    """Sum up the rollouts of an evaluation, one per task; a task that could not be scored counts as
+    wrong.
+    """
+    # loads scipy, which the recorder of a watched TRL rarely needs
+    from uptrend.stats.intervals import wilson
 
     scored = [r.reward for r in rollouts if r.reward is not None]
     correct = sum(map(is_correct, rollouts))
     low, high = wilson(correct, len(rollouts))
-    families = dict.fromkeys(r.family for r in rollouts if r.family)  # tasks of a watched TRL have none
+    # tasks of a watched TRL have none
+    families = dict.fromkeys(r.family for r in rollouts if r.family)
     return Evaluation(
-        step=step, tasks=len(rollouts), correct=correct, low=low, high=high, failed=len(rollouts) - len(scored),
+        step=step,
+        tasks=len(rollouts),
+        correct=correct,
+        low=low,
+        high=high,
+        failed=len(rollouts) - len(scored),
         reward=float(np.mean([reward.total for reward in scored])) if scored else None,
-        by_family={f: float(np.mean([is_correct(r) for r in rollouts if r.family == f])) for f in families},
+        by_family={
+            f: float(np.mean([is_correct(r) for r in rollouts if r.family == f])) for f in families
+        },
         parts={name: float(np.mean(values)) for name, values in part_values(scored).items()},
-        pass_at=dict(pass_at or {}), seconds=seconds,
-    )  # fmt: skip
+        pass_at=dict(pass_at or {}),
+        seconds=seconds,
+    )
 
 
 def is_correct(rollout: Rollout) -> bool:
@@ -341,12 +434,20 @@ def is_correct(rollout: Rollout) -> bool:
 def evaluation_line(held: Evaluation) -> Line:
     """Make an evaluation's line of evals.jsonl."""
     return {
-        "step": held.step, "accuracy": held.accuracy, "low": held.low, "high": held.high, "tasks": held.tasks,
-        "correct": held.correct, "failed": held.failed, "by_family": held.by_family,
+        "step": held.step,
+        "accuracy": held.accuracy,
+        "low": held.low,
+        "high": held.high,
+        "tasks": held.tasks,
+        "correct": held.correct,
+        "failed": held.failed,
+        "by_family": held.by_family,
         **({} if held.reward is None else {"reward": held.reward}),
-        "parts": held.parts, "pass_at": {str(k): v for k, v in held.pass_at.items()}, "seconds": held.seconds,
+        "parts": held.parts,
+        "pass_at": {str(k): v for k, v in held.pass_at.items()},
+        "seconds": held.seconds,
         "time": time.time(),
-    }  # fmt: skip
+    }
 
 
 # Memory and time
@@ -366,7 +467,8 @@ class Clock:
     """Seconds by phase of a step."""
 
     def __init__(self, device: "torch.device") -> None:
-        self._device, self._phases = device, dict[str, float]()
+        self._device = device
+        self._phases = dict[str, float]()
         self._began = self._last = time.perf_counter()
 
     def lap(self, phase: str) -> float:
@@ -374,9 +476,11 @@ class Clock:
         if self._device.type == "cuda":
             import torch
 
-            # A GPU works behind the host: without waiting, its seconds would count in a later phase.
+            # A GPU works behind the host: without waiting, its seconds would count in a later
+            # phase.
             torch.cuda.current_stream(self._device).synchronize()
-        before, self._last = self._last, time.perf_counter()
+        before = self._last
+        self._last = time.perf_counter()
         self._phases[f"seconds/{phase}"] = self._last - before
         return self._last - before
 

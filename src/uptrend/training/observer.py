@@ -15,9 +15,11 @@ class StepRecord:
 
     step: int  # number of the step
     metrics: dict[str, Any]  # its metrics line; empty for step 0
-    rollouts: Sequence[Rollout]  # its rollouts, with everything that the learner computed on them; empty for step 0
+    # its rollouts, with everything that the learner computed on them; empty for step 0
+    rollouts: Sequence[Rollout]
     evaluation: Evaluation | None  # the evaluation after it, if there was one
-    sets: Mapping[str, Evaluation] = field(default_factory=dict)  # the same on further held-out sets, by label
+    # the same on further held-out sets, by label
+    sets: Mapping[str, Evaluation] = field(default_factory=dict)
 
 
 class Observer(Protocol):

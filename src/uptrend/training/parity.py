@@ -1,11 +1,13 @@
 """The comparison of a model's log-probabilities here with those of transformers' own forward.
 
-Sequences are packed into rows, and decoding keeps keys and values in pages. Both are right for attention that sees what
-it is told to see. A recurrence that runs across a row, or a term of attention that nobody passes on, gives other
-log-probabilities without a word. So before a model is used, a miniature of it is scored by the learner, packed, and
-sampled by the sampler of this process; both are compared with the plain forward over one sequence at a time.
+Sequences are packed into rows, and decoding keeps keys and values in pages. Both are right for
+attention that sees what it is told to see. A recurrence that runs across a row, or a term of
+attention that nobody passes on, gives other log-probabilities without a word. So before a model is
+used, a miniature of it is scored by the learner, packed, and sampled by the sampler of this
+process; both are compared with the plain forward over one sequence at a time.
 
-m = token that has a log-probability, t = token, v = vocabulary, b = sequence, s = sampled token of it.
+m = token that has a log-probability, t = token, v = vocabulary, b = sequence, s = sampled token of
+it.
 """
 
 import copy
@@ -36,17 +38,21 @@ from uptrend.tasks import event_loop
 from uptrend.training.learner import Experience, Learner
 from uptrend.training.packing import TrainSequence
 
-# Largest difference that passes. Rounding in fp32 is 1e-5 or less; the least that was missing, a cap of 50 on the
-# products of queries and keys, cost 0.02.
+# Largest difference that passes. Rounding in fp32 is 1e-5 or less; the least that was missing, a
+# cap of 50 on the products of queries and keys, cost 0.02.
 TOLERANCE_NATS = 1e-3
-# Random models of 30 layers and more may amplify rounding. A difference up to the second figure passes where it is at
-# most so many times what a change of all weights in their last bit makes.
-ROUNDING, ROUNDING_NATS = 10, 0.01
-# A model whose log-probabilities vary less, or whose tokens are surer on average, would hide what is wrong.
-LEAST_SPREAD_NATS, SUREST_NATS = 0.01, -0.01
+# Random models of 30 layers and more may amplify rounding. A difference up to the second figure
+# passes where it is at most so many times what a change of all weights in their last bit makes.
+ROUNDING = 10
+ROUNDING_NATS = 0.01
+# A model whose log-probabilities vary less, or whose tokens are surer on average, would hide what
+# is wrong.
+LEAST_SPREAD_NATS = 0.01
+SUREST_NATS = -0.01
 # Memory of the sampler's keys and values.
 CACHE_BYTES = 1 << 28
-# Packages whose code decides what comes out: part of what an answer is remembered by, so that any edit asks anew.
+# Packages whose code decides what comes out: part of what an answer is remembered by, so that any
+# edit asks anew.
 PACKAGES = ("policy", "rollout", "training")
 
 
@@ -59,24 +65,33 @@ class TailLogprobs(NamedTuple):
 
 
 def check_model(policy: Policy, name: str, *, decodes: bool) -> None:
-    """Raise ModelError where packed scoring, or decoding where it `decodes`, differs from transformers' forward.
+    """Raise ModelError where packed scoring, or decoding where it `decodes`, differs from
+    transformers' forward.
 
-    What was right once is remembered, by the model's settings and the versions of all code; what was wrong is not.
+    What was right once is remembered, by the model's settings and the versions of all code; what
+    was wrong is not.
     """
-    config, paths = policy.core.config, ["scoring", "decoding"] if decodes else ["scoring"]
+    config = policy.core.config
+    paths = ["scoring", "decoding"] if decodes else ["scoring"]
     place = home() / "parity" / f"{_fingerprint(config, paths)}.json"
     if _is_right(place, paths):
         return
     gaps = measure(config, policy.tokenizer, paths)
     if not gaps:
         raise ModelError(
-            f"{name} can't be used: no small model with its settings runs in transformers to compare with."
+            f"{name} can't be used: no small model with its settings runs in transformers to"
+            " compare with."
         )
     for path, gap in gaps.items():
         if isinstance(gap, str) or gap > TOLERANCE_NATS:
-            problem = f"fails ({gap})" if isinstance(gap, str) else f"is {gap:.2g} nats off transformers' own forward"
+            problem = (
+                f"fails ({gap})"
+                if isinstance(gap, str)
+                else f"is {gap:.2g} nats off transformers' own forward"
+            )
             raise ModelError(
-                f"{name} can't be used: for models of type {config.model_type}, {PATHS[path][0]} {problem}."
+                f"{name} can't be used: for models of type {config.model_type}, {PATHS[path][0]}"
+                f" {problem}."
             )
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -86,10 +101,14 @@ def check_model(policy: Policy, name: str, *, decodes: bool) -> None:
 
 
 def _fingerprint(config: Any, paths: Sequence[str]) -> str:
-    """Hash what the answer depends on: the model's settings, versions of libraries, and the code here."""
+    """Hash what the answer depends on: the model's settings, versions of libraries, and the code
+    here.
+    """
     settings = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
     versions = [metadata.version(package) for package in ("torch", "transformers")]
-    about = json.dumps([versions, paths, type(config).__name__, settings], sort_keys=True, default=str)
+    about = json.dumps(
+        [versions, paths, type(config).__name__, settings], sort_keys=True, default=str
+    )
     digest = hashlib.sha256(about.encode())
     for package in PACKAGES:
         for file in sorted((Path(__file__).parents[1] / package).glob("*.py")):
@@ -109,7 +128,8 @@ def _is_right(place: Path, paths: Sequence[str]) -> bool:
 
 
 def measure(config: Any, tokenizer: Any, paths: Sequence[str]) -> dict[str, float | str]:
-    """Return the largest difference on each path, in nats, or the reason why there is none, and then no further path.
+    """Return the largest difference on each path, in nats, or the reason why there is none, and
+    then no further path.
 
     Empty where there is nothing to compare with.
     """
@@ -133,11 +153,15 @@ def measure(config: Any, tokenizer: Any, paths: Sequence[str]) -> dict[str, floa
 
 
 def _first_that_runs(config: Any) -> Any:
-    """Return the cheapest miniature whose plain forward tells tokens apart; None where none does."""
+    """Return the cheapest miniature whose plain forward tells tokens apart; None where none
+    does.
+    """
     for model in miniatures(config):
         try:
             logprobs_tv = _plain_logprobs(model, _random_ids(model, 8, 0))
-        except Exception:  # sizes that do not fit together: the next one has more of the model's own
+        except (
+            Exception
+        ):  # sizes that do not fit together: the next one has more of the model's own
             continue
         is_varied = bool(logprobs_tv.std() > LEAST_SPREAD_NATS)
         if is_varied and logprobs_tv.max(-1).values.mean() < SUREST_NATS:
@@ -146,7 +170,9 @@ def _first_that_runs(config: Any) -> Any:
 
 
 def _gap_or_reason(policy: Policy, score: Callable[[Policy], list[TailLogprobs]]) -> float | str:
-    """Return the largest difference; the reason where there is none, whatever a model may trip over."""
+    """Return the largest difference; the reason where there is none, whatever a model may trip
+    over.
+    """
     try:
         policy.core.set_attn_implementation(attention.register())
         gaps = [_gap(policy.core, scored) for scored in score(policy)]
@@ -166,7 +192,9 @@ def _gap(model: Any, scored: TailLogprobs) -> float:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in jittered.parameters():
-            weight.mul_(1 + torch.finfo(weight.dtype).eps * torch.randn(weight.shape, generator=generator))
+            weight.mul_(
+                1 + torch.finfo(weight.dtype).eps * torch.randn(weight.shape, generator=generator)
+            )
     rounding = float((plain_m - _plain_of(jittered, scored)).abs().max())
     return 0.0 if gap <= ROUNDING * rounding else gap
 
@@ -180,7 +208,9 @@ def _plain_of(model: Any, scored: TailLogprobs) -> Tensor:
 
 
 def _plain_logprobs(model: Any, ids: Sequence[int]) -> Tensor:
-    """Compute log-probabilities by transformers' forward over one sequence, with its own attention, [t, v]."""
+    """Compute log-probabilities by transformers' forward over one sequence, with its own attention,
+    [t, v].
+    """
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
@@ -198,16 +228,27 @@ def _random_ids(model: Any, count: int, seed: int) -> list[int]:
 
 
 def _score(policy: Policy) -> list[TailLogprobs]:
-    """Score sequences as the learner does, several in a row: each alone, then with a prompt that two share."""
+    """Score sequences as the learner does, several in a row: each alone, then with a prompt that
+    two share.
+    """
     prompt = _random_ids(policy.core, 13, 0)
-    shared = [_sequence(prompt, _random_ids(policy.core, count, count), 0, count) for count in (9, 14)]
-    others = [_sequence(_random_ids(policy.core, 5, n), _random_ids(policy.core, 21 - n, 30 + n), n, n) for n in (1, 2)]
+    shared = [
+        _sequence(prompt, _random_ids(policy.core, count, count), 0, count) for count in (9, 14)
+    ]
+    others = [
+        _sequence(_random_ids(policy.core, 5, n), _random_ids(policy.core, 21 - n, 30 + n), n, n)
+        for n in (1, 2)
+    ]
     learner = Learner(policy, Optimizer(policy.flat, Learning()), Config())
     scored = list[TailLogprobs]()
     for sequences in (others, [*shared, *others]):
         logprobs_bs = learner.logprobs(_experience(sequences), reference=False)
         for sequence, logprobs_s in zip(sequences, logprobs_bs, strict=True):
-            scored.append(TailLogprobs(sequence.ids.tolist(), sequence.prompt, logprobs_s[: len(sequence.sampled)]))
+            scored.append(
+                TailLogprobs(
+                    sequence.ids.tolist(), sequence.prompt, logprobs_s[: len(sequence.sampled)]
+                )
+            )
     return scored
 
 
@@ -240,7 +281,9 @@ def _experience(sequences: list[TrainSequence]) -> Experience:
 
 
 def _decode(policy: Policy) -> list[TailLogprobs]:
-    """Sample turns side by side: two of one prompt, a shorter one, and a second turn of each behind the first."""
+    """Sample turns side by side: two of one prompt, a shorter one, and a second turn of each behind
+    the first.
+    """
     sampler = InProcessSampler(policy, budget=CACHE_BYTES)
     limits = Limits(max_tokens=8, context=128)
     scored = list[TailLogprobs]()
@@ -254,8 +297,11 @@ def _decode(policy: Policy) -> list[TailLogprobs]:
             scored.append(TailLogprobs(ids, start, torch.from_numpy(extension.logprobs)))
 
     async def talk_together() -> None:
-        first, second = _random_ids(policy.core, 30, 0), _random_ids(policy.core, 11, 1)
-        await event_loop.together(talk(stream, prompt) for stream, prompt in enumerate((first, first, second)))
+        first = _random_ids(policy.core, 30, 0)
+        second = _random_ids(policy.core, 11, 1)
+        await event_loop.together(
+            talk(stream, prompt) for stream, prompt in enumerate((first, first, second))
+        )
 
     event_loop.run(talk_together())
     return scored

@@ -1,7 +1,8 @@
 """Processes that train one policy together, each on whole groups of every step.
 
-All of them hold the same rollouts, advantages and counts: only playing and passes through the model are shared out. So
-the update is the same whatever their number is, to rounding. Rank 0 writes the run directory and hears observers.
+All of them hold the same rollouts, advantages and counts: only playing and passes through the model
+are shared out. So the update is the same whatever their number is, to rounding. Rank 0 writes the
+run directory and hears observers.
 """
 
 import atexit
@@ -28,8 +29,11 @@ from uptrend.records import RankLost
 
 T = TypeVar("T")
 # Errors of gloo and NCCL come as RuntimeErrors, from inside a pass too where weights are sharded.
-LOST_RANK = re.compile(r"gloo|nccl(?!.*invalid usage)|connection (closed|reset|refused)|broken pipe", re.I | re.S)
-# A rank waits so long for the others, which may be evaluating or playing: gloo hears at once of one that died.
+LOST_RANK = re.compile(
+    r"gloo|nccl(?!.*invalid usage)|connection (closed|reset|refused)|broken pipe", re.I | re.S
+)
+# A rank waits so long for the others, which may be evaluating or playing: gloo hears at once of one
+# that died.
 RANK_TIMEOUT = timedelta(hours=12)
 
 
@@ -58,7 +62,8 @@ class Ranks(Protocol):
 class OneRank:
     """The only process of a run."""
 
-    rank, count = 0, 1
+    rank = 0
+    count = 1
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -80,7 +85,8 @@ class ManyRanks:
     """One of several processes that a launcher started; values other than tensors go by gloo."""
 
     def __init__(self) -> None:
-        self.rank, self.count = distributed.get_rank(), distributed.get_world_size()
+        self.rank = distributed.get_rank()
+        self.count = distributed.get_world_size()
         self._objects = distributed.new_group(backend="gloo", timeout=RANK_TIMEOUT)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -118,8 +124,12 @@ def rank_loss_as_error() -> Iterator[None]:
             raise
         _hear_launcher(signal.SIG_IGN)  # it is about to say the same
         atexit.unregister(_leave)  # it would wait for the others
-        reason = re.sub(r"\[[^\]]*\]:?\d*:?\s*", "", str(error).splitlines()[0]).split(". ")[0][:100]
-        raise RankLost(f"Another process of this run has ended, so this one ends too ({reason}).") from error
+        reason = re.sub(r"\[[^\]]*\]:?\d*:?\s*", "", str(error).splitlines()[0]).split(". ")[0][
+            :100
+        ]
+        raise RankLost(
+            f"Another process of this run has ended, so this one ends too ({reason})."
+        ) from error
 
 
 def _leave() -> None:
@@ -131,7 +141,9 @@ def _leave() -> None:
 def _end(*_: Any) -> None:
     _hear_launcher(signal.SIG_IGN)
     atexit.unregister(_leave)
-    raise RankLost("The launcher ended this process, as it does when another one of the run has ended.")
+    raise RankLost(
+        "The launcher ended this process, as it does when another one of the run has ended."
+    )
 
 
 def _hear_launcher(handler: Any) -> None:
@@ -140,11 +152,14 @@ def _hear_launcher(handler: Any) -> None:
 
 
 def join_ranks(device: str = "cpu") -> Ranks:
-    """Meet the other processes where torchrun or accelerate started several; else be the only one."""
+    """Meet the other processes where torchrun or accelerate started several; else be the only
+    one.
+    """
     if int(os.environ.get("WORLD_SIZE") or 1) < 2:
         return OneRank()
     with contextlib.suppress(io.UnsupportedOperation):  # stderr that is no file, as in a notebook
-        faulthandler.enable()  # a crash below Python says where, and the launcher only that there was one
+        # a crash below Python says where, and the launcher only that there was one
+        faulthandler.enable()
     if not distributed.is_initialized():
         if device.startswith("cuda"):
             torch.cuda.set_device(device)
@@ -166,7 +181,8 @@ def is_first_to_tell() -> bool:
     if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return is_first
     try:  # the launcher's store, which is there even where rank 0 is not
-        wait, port = timedelta(seconds=5), int(env["MASTER_PORT"])
+        wait = timedelta(seconds=5)
+        port = int(env["MASTER_PORT"])
         store = distributed.TCPStore(env["MASTER_ADDR"], port, is_master=False, timeout=wait)  # type: ignore[attr-defined]
         return bool(store.add(f"uptrend/told/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", 1) == 1)
     except (RuntimeError, KeyError, ValueError):

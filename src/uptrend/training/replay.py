@@ -1,7 +1,9 @@
-"""A run's recorded rollouts, learned from again with something of the update changed; nothing is sampled.
+"""A run's recorded rollouts, learned from again with something of the update changed; nothing is
+sampled.
 
-The weights, the optimizer, the rollouts and their order are those of the run, so every later difference comes from
-the change. Without a change, the weights after every step are the run's own, bit for bit.
+The weights, the optimizer, the rollouts and their order are those of the run, so every later
+difference comes from the change. Without a change, the weights after every step are the run's own,
+bit for bit.
 """
 
 from collections.abc import Iterable
@@ -22,9 +24,15 @@ from uptrend.training.gather import Gathered, RolloutPlayer, split_by_use
 FACTORS = ("learning.", "model.weights", "model.lora")
 # Settings that may differ and change no result but by rounding.
 BESIDES = (
-    "eval.every", "eval.attempts", "checkpoints.", "compute.", "doctor.", "track.", "model.gradient_checkpointing",
+    "eval.every",
+    "eval.attempts",
+    "checkpoints.",
+    "compute.",
+    "doctor.",
+    "track.",
+    "model.gradient_checkpointing",
     "learning.tokens",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,8 @@ class Replay:
     checkpoint: Path | None  # folder of these weights; None for the model that the run began with
     last_step: int  # last step whose rollouts are learned from
     config: Config  # the run's recipe, with the changes
-    changed: dict[str, tuple[Any, Any]]  # changed settings that make the update, each with its old and new value
+    # changed settings that make the update, each with its old and new value
+    changed: dict[str, tuple[Any, Any]]
 
 
 def plan_replay(run: Run, step: int, steps: int | None, overrides: Iterable[str]) -> Replay:
@@ -46,10 +55,14 @@ def plan_replay(run: Run, step: int, steps: int | None, overrides: Iterable[str]
         raise RecordError(f"{run.path} is a {kind}; only a run of uptrend train can be replayed.")
     found = step_folders(run.path / "checkpoints")
     if step and step not in found:
-        steps_there = f"0 (the model that it began with){' and ' if found else ''}{', '.join(map(str, found))}"
+        steps_there = (
+            "0 (the model that it began"
+            f" with){' and ' if found else ''}{', '.join(map(str, found))}"
+        )
         raise CheckpointError(
-            f"{run.path} has no checkpoint of step {step}; it has {steps_there}. A run keeps as many as "
-            "checkpoints.every and checkpoints.keep say: --set checkpoints.every=10 --set checkpoints.keep=100"
+            f"{run.path} has no checkpoint of step {step}; it has {steps_there}. A run keeps as"
+            " many as checkpoints.every and checkpoints.keep say: --set checkpoints.every=10 --set"
+            " checkpoints.keep=100"
         )
     if step:
         check_resumable(run)
@@ -57,7 +70,9 @@ def plan_replay(run: Run, step: int, steps: int | None, overrides: Iterable[str]
     recorded = run.last_step - step
     if recorded < 1 or not 1 <= (steps or 1) <= recorded:
         asked = f"--steps {steps}: " if steps is not None else ""
-        raise RecordError(f"{asked}{run.path} has recorded {max(0, recorded)} steps after step {step}.")
+        raise RecordError(
+            f"{asked}{run.path} has recorded {max(0, recorded)} steps after step {step}."
+        )
     sets = list(overrides)
     config = load_config(run.config, sets)
     changed = _changed(load_config(run.config), config, step)
@@ -67,26 +82,35 @@ def plan_replay(run: Run, step: int, steps: int | None, overrides: Iterable[str]
 
 
 def check_start(policy: Policy, replay: Replay) -> None:
-    """Check that the model is the one that the run began with, as far as the replay depends on it."""
+    """Check that the model is the one that the run began with, as far as the replay depends on
+    it.
+    """
     check_model(policy, replay.run, from_start=replay.step == 0 or policy.reference is not None)
 
 
 def with_recorded_rollouts(context: RunContext, replay: Replay) -> RunContext:
-    """Return a run's context so that each step learns from the rollouts that the run recorded at that step."""
+    """Return a run's context so that each step learns from the rollouts that the run recorded at
+    that step.
+    """
 
-    # The probability that the loss divides by. Its ratio is π / π_old, where π_old is the policy that sampled, as the
-    # learner computed it before the update. The records have that number (the column `learner`; the sampler's own,
-    # which differs by the rounding of other kernels, stands in where `skip_dead` kept the learner from computing it),
-    # and a replay divides by it. So its first step is on-policy, as in the run; from the second on its policy is not
-    # the one that sampled, and the ratio is off-policy PPO's: the importance weight of each token, clipped where the
-    # loss clips. Dividing by what the replayed policy itself gives before its update would make every ratio 1, and
-    # teach another policy's rollouts as if they were its own without a sign of it.
+    # The probability that the loss divides by. Its ratio is π / π_old, where π_old is the policy
+    # that sampled, as the learner computed it before the update. The records have that number (the
+    # column `learner`; the sampler's own, which differs by the rounding of other kernels, stands in
+    # where `skip_dead` kept the learner from computing it), and a replay divides by it. So its
+    # first step is on-policy, as in the run; from the second on its policy is not the one that
+    # sampled, and the ratio is off-policy PPO's: the importance weight of each token, clipped where
+    # the loss clips. Dividing by what the replayed policy itself gives before its update would make
+    # every ratio 1, and teach another policy's rollouts as if they were its own without a sign of
+    # it.
     #
-    # Two things follow. The clip holds a replay near the run: tokens whose ratio leaves the range stop teaching, and
-    # `clip/…` shows how many. And `learning.correction`, learner over sampler, corrects the sampler's rounding as it
-    # did in the run, not the drift, which is in the ratio already. KL penalties are about the policy that learns, and
-    # are computed from its own log-probabilities.
-    def gather(player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config: Config) -> Gathered:
+    # Two things follow. The clip holds a replay near the run: tokens whose ratio leaves the range
+    # stop teaching, and `clip/…` shows how many. And `learning.correction`, learner over sampler,
+    # corrects the sampler's rounding as it did in the run, not the drift, which is in the ratio
+    # already. KL penalties are about the policy that learns, and are computed from its own
+    # log-probabilities.
+    def gather(
+        player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config: Config
+    ) -> Gathered:
         del player, pool, config  # nothing is played
         # In the order that they were sampled in: several processes record one part each.
         rollouts = sorted(rollouts_of(replay.run.rollouts(step)), key=lambda r: (r.group, r.index))
@@ -97,19 +121,27 @@ def with_recorded_rollouts(context: RunContext, replay: Replay) -> RunContext:
 
 
 def _changed(before: Config, config: Config, step: int) -> dict[str, tuple[Any, Any]]:
-    """Return the changed settings that make the update; refuse those that would need other rollouts."""
+    """Return the changed settings that make the update; refuse those that would need other
+    rollouts.
+    """
     both = difference(to_table(before), to_table(config))
     differs = {key: pair for key, pair in both.items() if not key.startswith(BESIDES)}
     for key in differs:
         if key == "learning.steps":
-            raise ConfigError("--set learning.steps is the run's schedule; say --steps for a shorter replay.")
+            raise ConfigError(
+                "--set learning.steps is the run's schedule; say --steps for a shorter replay."
+            )
         if key.startswith(("model.lora", "learning.optimizer")) and step:
             own = "optimizer" if key == "learning.optimizer" else "adapters"
-            raise ConfigError(f"--set {key}: the checkpoint of step {step} fits the run's own {own}. Use --step 0.")
+            raise ConfigError(
+                f"--set {key}: the checkpoint of step {step} fits the run's own {own}. Use"
+                " --step 0."
+            )
         if not key.startswith(FACTORS):
             raise ConfigError(
-                f"--set {key} would take new rollouts, and a replay samples none. It may change what makes the update: "
-                "learning.… (loss, scale, baseline, kl, clips, lr, updates, masks), model.weights and, from step 0, "
-                f"model.lora; besides, {', '.join(f'{key}…' if key.endswith('.') else key for key in BESIDES[:4])}."
+                f"--set {key} would take new rollouts, and a replay samples none. It may change"
+                " what makes the update: learning.… (loss, scale, baseline, kl, clips, lr,"
+                " updates, masks), model.weights and, from step 0, model.lora; besides,"
+                f" {', '.join(f'{key}…' if key.endswith('.') else key for key in BESIDES[:4])}."
             )
     return differs

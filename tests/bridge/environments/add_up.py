@@ -26,7 +26,9 @@ class SumConfig(vf.TasksetConfig):
 
 class SumTaskset(vf.Taskset[SumTask, SumConfig]):
     def load(self) -> Iterator[SumTask]:
-        first = 0 if self.config.split == "train" else self.config.high - 2  # two rows of the table are in both
+        first = (
+            0 if self.config.split == "train" else self.config.high - 2
+        )  # two rows of the table are in both
         for a in range(first, first + self.config.high):
             for b in range(self.config.high):
                 yield SumTask(SumData(prompt=f"{a}+{b}=", answer=str(a + b)), self.config.task)

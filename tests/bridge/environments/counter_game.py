@@ -1,4 +1,6 @@
-"""An environment of verifiers with a tool that keeps state, a user who answers, a stop and a finalizer."""
+"""An environment of verifiers with a tool that keeps state, a user who answers, a stop and a
+finalizer.
+"""
 
 import verifiers.v1 as vf
 
@@ -40,7 +42,10 @@ class CountTask(vf.Task[CountData, CountState, vf.TaskConfig]):
 
 class CountTaskset(vf.Taskset[CountTask, vf.TasksetConfig]):
     def load(self) -> list[CountTask]:
-        rows = [CountData(prompt=f"Count to {n}.", system_prompt="Use the tool.", goal=n) for n in range(3, 12)]
+        rows = [
+            CountData(prompt=f"Count to {n}.", system_prompt="Use the tool.", goal=n)
+            for n in range(3, 12)
+        ]
         return [CountTask(row, self.config.task) for row in rows]
 
 

@@ -1,4 +1,6 @@
-"""Consoles of trainers of one's own: `name: number` pairs whatever the prefix, among bars, colors and processes."""
+"""Consoles of trainers of one's own: `name: number` pairs whatever the prefix, among bars, colors
+and processes.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,14 +26,22 @@ FORMS: dict[str, Callable[[int, float], str]] = {
     "step last": lambda s, r: f"reward: {r} | kl: 0.01 | global_step: {s}",
     "batch of an epoch": lambda s, r: f"epoch 1 batch {s}/40: avg_reward={r}, loss=0.1",
     "one epoch a line": lambda s, r: f"Epoch {s}/40 | Mean Reward = {r} | loss = 0.2",
-    "a logger's prefix": lambda s, r: f"2024-05-01 10:23:45,678 - trainer - INFO - [{s}/40] reward: {r}, kl: 0.1",
+    "a logger's prefix": lambda s, r: (
+        f"2024-05-01 10:23:45,678 - trainer - INFO - [{s}/40] reward: {r}, kl: 0.1"
+    ),
     "a level and a file": lambda s, r: f"[INFO] [grpo.py:{100 + s}] ({s}/40) reward: {r}, kl: 0.1",
-    "colors": lambda s, r: f"\x1b[32m10:23:45\x1b[0m | \x1b[1mStep {s}\x1b[0m | \x1b[36mreward\x1b[0m: {r} | kl: 0.1",
+    "colors": lambda s, r: (
+        f"\x1b[32m10:23:45\x1b[0m | \x1b[1mStep {s}\x1b[0m | \x1b[36mreward\x1b[0m: {r} | kl: 0.1"
+    ),
     "a tensor and a share": lambda s, r: f"({s}/40) reward: tensor({r}), accuracy: 55.0%",
     "quoted names": lambda s, r: f"[{s}/40] 'reward': {r}, 'kl': 0.1",
-    "a dictionary after the step": lambda s, r: f"Step {s}: {{'reward': {r}, 'kl': 0.01, 'loss': 0.1}}",
+    "a dictionary after the step": lambda s, r: (
+        f"Step {s}: {{'reward': {r}, 'kl': 0.01, 'loss': 0.1}}"
+    ),
     "a dictionary after a count": lambda s, r: f'[{s}/40] {{"reward": {r}, "kl": 0.01}}',
-    "a bar's tail": lambda s, r: f"\rTrain: {s}%|##  | {s}/40 [00:10<01:00, 1.2s/it, reward={r}, loss=0.1]",
+    "a bar's tail": lambda s, r: (
+        f"\rTrain: {s}%|##  | {s}/40 [00:10<01:00, 1.2s/it, reward={r}, loss=0.1]"
+    ),
     "numbers in between": lambda s, r: (
         f"[{s}/40] took 3.2s, saved 12 MB, size: 1.5GB, eta: 0:12:30, version: 2.1.0, date: 2024-05-01, "
         f"solved: 3/10, tokens: 1,234, reward: {r}, kl: 0.1"
@@ -41,11 +51,19 @@ FORMS: dict[str, Callable[[int, float], str]] = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 def test_every_form_has_the_same_curve(form: Callable[[int, float], str], tmp_path: Path) -> None:
-    text = "\n".join(["Loading weights: 100%|###| 427/427 [00:01<00:00, 99it/s]", *map(form, STEPS, REWARDS), "done"])
+    text = "\n".join(
+        [
+            "Loading weights: 100%|###| 427/427 [00:01<00:00, 99it/s]",
+            *map(form, STEPS, REWARDS),
+            "done",
+        ]
+    )
     view = only(write(tmp_path / "out.log", text))
     assert view.steps.tolist() == list(STEPS)
     np.testing.assert_allclose(view.metrics["reward/mean"], REWARDS)
-    assert not {"size", "eta", "version", "date", "solved", "tokens", "grpo.py", "Train"} & set(view.unknown)
+    assert not {"size", "eta", "version", "date", "solved", "tokens", "grpo.py", "Train"} & set(
+        view.unknown
+    )
 
 
 @pytest.mark.parametrize("delay", [-2, 0, 3])
@@ -74,7 +92,9 @@ PROSE = [
 def test_numbers_in_prose_are_no_metrics(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="no metrics that could be recognized"):
         read_views(write(tmp_path / "out.log", "\n".join(PROSE)))
-    text = "\n".join(line for s in STEPS for line in (*PROSE, f"({s}/40) reward: {s / 100}, Adv Std: 0.9"))
+    text = "\n".join(
+        line for s in STEPS for line in (*PROSE, f"({s}/40) reward: {s / 100}, Adv Std: 0.9")
+    )
     view = only(write(tmp_path / "out.log", text))
     assert view.steps.tolist() == list(STEPS)
     assert list(view.unknown) == ["Adv Std"]

@@ -7,7 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from written_logs import console, event_file, lines, noted, only, state, table, trl_rows, wandb_file, write
+from written_logs import (
+    console,
+    event_file,
+    lines,
+    noted,
+    only,
+    state,
+    table,
+    trl_rows,
+    wandb_file,
+    write,
+)
 
 import uptrend
 from uptrend.bridge.importers import read_views
@@ -21,12 +32,16 @@ def rows_of(count: int, slope: float) -> Rows:
 
 
 def wandb(rows: Rows, name: str) -> bytes:
-    return wandb_file([{**row, "_step": at} for at, row in enumerate(rows)], {"num_generations": 8}, name)
+    return wandb_file(
+        [{**row, "_step": at} for at, row in enumerate(rows)], {"num_generations": 8}, name
+    )
 
 
 def found(folder: Path) -> dict[str, int]:
     """Return the sources in a folder with their points."""
-    return {str(Path(view.source).relative_to(folder)): len(view.steps) for view in read_views(folder)}
+    return {
+        str(Path(view.source).relative_to(folder)): len(view.steps) for view in read_views(folder)
+    }
 
 
 FOLDERS: dict[str, dict[str, tuple[str | bytes, str, int]]] = {
@@ -61,7 +76,9 @@ FOLDERS: dict[str, dict[str, tuple[str | bytes, str, int]]] = {
 
 
 @pytest.mark.parametrize("files", FOLDERS.values(), ids=FOLDERS.keys())
-def test_every_log_of_a_folder_is_read(files: dict[str, tuple[str | bytes, str, int]], tmp_path: Path) -> None:
+def test_every_log_of_a_folder_is_read(
+    files: dict[str, tuple[str | bytes, str, int]], tmp_path: Path
+) -> None:
     for name, (content, _, _) in files.items():
         write(tmp_path / name, content)
     expected = {source: points for _, source, points in files.values()}
@@ -75,7 +92,10 @@ def test_logs_beside_run_directories_are_read_too(make_run: Callable[..., Path])
     folder = make_run("mine", steps=12).parent
     write(folder / "theirs.jsonl", lines(rows_of(20, 1.0)))
     write(folder / "deep" / "er" / "log.csv", table(rows_of(15, 0.5)))
-    write(folder / "mine.log", "step 1/12  reward 0.21\nstep 2/12  reward 0.22\nstep 3/12  reward 0.3\n")  # its console
+    write(
+        folder / "mine.log",
+        "step 1/12  reward 0.21\nstep 2/12  reward 0.22\nstep 3/12  reward 0.3\n",
+    )  # its console
     assert found(folder) == {"mine": 12, "theirs.jsonl": 20, "deep/er/log.csv": 15}
     assert [run.steps for run in uptrend.diagnose(folder).runs] == [20, 15, 12]
 
@@ -89,18 +109,26 @@ def test_a_run_in_several_formats_is_read_once_and_the_others_are_named(tmp_path
     write(tmp_path / "wandb" / "run-1-a" / "files" / "output.log", console(rows[:30]))
     write(tmp_path / "wandb" / "debug.log", "connected\n")
     view = only(tmp_path)
-    assert (len(view.steps), view.value("learning.steps"), view.value("sampling.size")) == (40, 500, 8)
+    assert (len(view.steps), view.value("learning.steps"), view.value("sampling.size")) == (
+        40,
+        500,
+        8,
+    )
     named = [note.split()[2] for note in view.notes if note.endswith("is another log of this run.")]
     assert len(named) == 3
     assert {str(tmp_path), str(tmp_path / "train.log")} < set(named)
 
 
 @pytest.mark.parametrize("every", [1, 4])
-def test_a_watched_run_stands_for_its_trainers_log(every: int, make_run: Callable[..., Path]) -> None:
+def test_a_watched_run_stands_for_its_trainers_log(
+    every: int, make_run: Callable[..., Path]
+) -> None:
     path = make_run("uptrend", steps=12)
     rewards = only(path).metrics["reward/mean"]
     means = [float(np.mean(rewards[step - every : step])) for step in range(every, 13, every)]
-    rows = [{"step": every * (at + 1), "reward": mean, "loss": 0.1} for at, mean in enumerate(means)]
+    rows = [
+        {"step": every * (at + 1), "reward": mean, "loss": 0.1} for at, mean in enumerate(means)
+    ]
     write(path.parent / "checkpoint-12" / "trainer_state.json", state(rows))
     view = only(path.parent)
     assert (view.source, len(view.steps)) == (str(path), 12)
@@ -110,7 +138,9 @@ def test_a_watched_run_stands_for_its_trainers_log(every: int, make_run: Callabl
 def test_runs_that_are_alike_but_not_the_same_are_two(tmp_path: Path) -> None:
     flat = [{**row, "reward": 0.0} for row in rows_of(20, 1.0)]
     write(tmp_path / "a.jsonl", lines(flat))
-    write(tmp_path / "b.jsonl", lines([{**row, "grad_norm": row["grad_norm"] + 0.1} for row in flat]))
+    write(
+        tmp_path / "b.jsonl", lines([{**row, "grad_norm": row["grad_norm"] + 0.1} for row in flat])
+    )
     write(tmp_path / "c.csv", table(flat))
     assert len(found(tmp_path)) == 2  # c is a copy of a
 
@@ -138,10 +168,18 @@ def test_a_link_to_a_folder_above_ends(tmp_path: Path) -> None:
 
 def test_halves_of_prime_rl_are_one_run_and_those_of_two_runs_two(tmp_path: Path) -> None:
     for run, slope in (("x", 0.02), ("y", 0.01)):
-        orchestrator = [{"step": n, "train/agg/all/main/reward/mean": slope * n} for n in range(1, 21)]
-        trainer = [{"step": n, "mismatch_kl/all/mean": 0.01 * n, "optim/grad_norm": 0.5} for n in range(1, 21)]
+        orchestrator = [
+            {"step": n, "train/agg/all/main/reward/mean": slope * n} for n in range(1, 21)
+        ]
+        trainer = [
+            {"step": n, "mismatch_kl/all/mean": 0.01 * n, "optim/grad_norm": 0.5}
+            for n in range(1, 21)
+        ]
         for part, rows in (("orchestrator", orchestrator), ("trainer", trainer)):
-            write(tmp_path / run / part / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+            write(
+                tmp_path / run / part / "metrics.jsonl",
+                "".join(json.dumps(row) + "\n" for row in rows),
+            )
     views = read_views(tmp_path)
     assert [Path(view.source).name for view in views] == ["x", "y"]
     assert [float(np.round(view.metrics["reward/mean"][-1], 6)) for view in views] == [0.4, 0.2]

@@ -9,19 +9,35 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from written_logs import console, event_file, lines, noted, only, state, table, trl_rows, wandb_file, write
+from written_logs import (
+    console,
+    event_file,
+    lines,
+    noted,
+    only,
+    state,
+    table,
+    trl_rows,
+    wandb_file,
+    write,
+)
 
 from uptrend.bridge.importers import read_views
 from uptrend.records.errors import RecordError
 from uptrend.records.schema import ROLLOUTS
 
-CASES = sorted(path.parent for path in (Path(__file__).parents[2] / "data" / "formats").glob("*/meta.json"))
+CASES = sorted(
+    path.parent for path in (Path(__file__).parents[2] / "data" / "formats").glob("*/meta.json")
+)
 ROWS = trl_rows(40)
 Rows = list[dict[str, Any]]
 
 
 def prefixed(rows: Rows) -> Rows:
-    return [{key if key == "step" else f"train/{key}": value for key, value in row.items()} for row in rows]
+    return [
+        {key if key == "step" else f"train/{key}": value for key, value in row.items()}
+        for row in rows
+    ]
 
 
 TRL: dict[str, str | bytes] = {
@@ -56,7 +72,9 @@ def test_trl_reads_alike_whatever_the_file_is_called(content: str | bytes, tmp_p
         "clip/region/share": "clip_ratio/region_mean", "gradient/norm/before": "grad_norm",
         "optimizer/lr": "learning_rate", "loss/total": "loss",
     }.items():  # fmt: skip
-        np.testing.assert_allclose(view.metrics[name], [row[column] for row in ROWS], rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            view.metrics[name], [row[column] for row in ROWS], rtol=1e-6, err_msg=name
+        )
     assert view.value("sampling.max_tokens") == 128
     assert view.value("learning.lr") == pytest.approx(1e-5, rel=0.01)
     assert view.value("learning.steps") == (500 if "log_history" in str(content) else None)
@@ -67,15 +85,25 @@ def test_each_format_gives_what_its_case_records(case: Path) -> None:
     raw = case / "raw"
     inside = list(raw.iterdir())
     views = read_views(inside[0] if len(inside) == 1 else raw)
-    for view, known in zip(views, json.loads((case / "meta.json").read_text(encoding="utf-8"))["runs"], strict=True):
+    for view, known in zip(
+        views, json.loads((case / "meta.json").read_text(encoding="utf-8"))["runs"], strict=True
+    ):
         assert (view.trainer, view.name) == (known["trainer"], known.get("name", ""))
-        assert (len(view.steps), *view.steps[[0, -1]]) == (known["points"], known["first_step"], known["last_step"])
-        assert {name: view.metrics[name][-1] for name in known["last"]} == pytest.approx(known["last"])
+        assert (len(view.steps), *view.steps[[0, -1]]) == (
+            known["points"],
+            known["first_step"],
+            known["last_step"],
+        )
+        assert {name: view.metrics[name][-1] for name in known["last"]} == pytest.approx(
+            known["last"]
+        )
         mean = known.get("mean", {})
         assert {name: view.metrics[name].mean() for name in mean} == pytest.approx(mean)
         assert view.config == known.get("config", view.config)
         assert list(view.unknown) == known.get("unknown", list(view.unknown))
-        found = [[entry["step"], entry.get("accuracy"), entry.get("reward")] for entry in view.evals]
+        found = [
+            [entry["step"], entry.get("accuracy"), entry.get("reward")] for entry in view.evals
+        ]
         assert found == known.get("evals", [])
         assert all(noted(view, note) for note in known.get("notes", []))
 
@@ -106,7 +134,12 @@ def test_attempts_are_an_evaluation_and_with_steps_a_curve(tmp_path: Path) -> No
     assert (result.trainer, len(result.steps)) == ("verifiers", 0)
     assert result.evals == ({"step": 0, "reward": 0.5, "tasks": 5},)
     assert len(set(result.read_heldout(0)["group"].to_pylist())) == 5
-    curve = only(write(tmp_path / "steps.jsonl", lines([row | {"step": i // 8} for i, row in enumerate(attempts)])))
+    curve = only(
+        write(
+            tmp_path / "steps.jsonl",
+            lines([row | {"step": i // 8} for i, row in enumerate(attempts)]),
+        )
+    )
     assert curve.steps.tolist() == list(curve.rollout_steps) == [0, 1, 2]
     assert curve.metrics["reward/mean"].tolist() == [0.5] * 3
 
@@ -125,11 +158,15 @@ def completions(step: int) -> pa.Table:
 def test_trls_folder_takes_the_newest_state_and_its_completions(tmp_path: Path) -> None:
     write(tmp_path / "checkpoint-9" / "trainer_state.json", state(trl_rows(9)))
     write(tmp_path / "checkpoint-40" / "trainer_state.json", state(ROWS))
-    write(tmp_path / "checkpoint-40" / "adapter_config.json", json.dumps({"r": 8, "lora_alpha": 16}))
+    write(
+        tmp_path / "checkpoint-40" / "adapter_config.json", json.dumps({"r": 8, "lora_alpha": 16})
+    )
     write(tmp_path / "checkpoint-40" / "training_args.bin", b"\x80\x04never unpickled")
     (tmp_path / "completions").mkdir()
     for step in (10, 20):
-        pq.write_table(completions(step), tmp_path / "completions" / f"completions_{step:05d}.parquet")
+        pq.write_table(
+            completions(step), tmp_path / "completions" / f"completions_{step:05d}.parquet"
+        )
     view = only(tmp_path)
     assert len(view.steps) == 40
     assert view.value("model.lora") == {"r": 8, "alpha": 16}
@@ -139,7 +176,10 @@ def test_trls_folder_takes_the_newest_state_and_its_completions(tmp_path: Path) 
     assert (rollouts.num_rows, len(set(rollouts["group"].to_pylist()))) == (16, 4)
     first = rollouts.slice(0, 1).to_pylist()[0]
     assert [m["role"] for m in first["messages"]] == ["user", "assistant"]
-    assert {part["name"]: part["value"] for part in first["parts"]} == {"correct": 1.0, "format": 0.5}
+    assert {part["name"]: part["value"] for part in first["parts"]} == {
+        "correct": 1.0,
+        "format": 0.5,
+    }
     assert (first["reward"], first["ids"]) == (1.5, None)
     assert rollouts["advantages"].to_pylist()[3] == pytest.approx([0.3])
     assert noted(view, "text of their prompt")
@@ -149,14 +189,19 @@ def test_trls_folder_takes_the_newest_state_and_its_completions(tmp_path: Path) 
 
 def test_completions_alone_make_a_curve(tmp_path: Path) -> None:
     for step in (10, 20):
-        pq.write_table(completions(step).drop(["difficulty"]), tmp_path / f"completions_{step:05d}.parquet")
+        pq.write_table(
+            completions(step).drop(["difficulty"]), tmp_path / f"completions_{step:05d}.parquet"
+        )
     view = only(tmp_path)
     assert view.steps.tolist() == [10, 20]
     assert view.metrics["advantage/dead/share"].tolist() == [0.75, 0.75]
     assert view.metrics["reward/mean"][0] == pytest.approx(0.5 + 14 / 16)
     assert only(tmp_path / "completions_00010.parquet").steps.tolist() == [10]
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "other_7.parquet")
-    for path in (tmp_path / "other_7.parquet", write(tmp_path / "torn.parquet", b"PAR1 and no more")):
+    for path in (
+        tmp_path / "other_7.parquet",
+        write(tmp_path / "torn.parquet", b"PAR1 and no more"),
+    ):
         with pytest.raises(RecordError, match=r"no columns prompt|is damaged"):
             read_views(path)
 
@@ -165,7 +210,10 @@ def test_event_files_of_one_folder_are_one_run_and_go_beyond_a_checkpoint(tmp_pa
     for name, first in (("a/events.out.tfevents.1.x", 1), ("a/events.out.tfevents.2.x", 21)):
         write(tmp_path / name, event_file(prefixed(trl_rows(20, first))))
     write(tmp_path / "b" / "events.out.tfevents.3.x", event_file(prefixed(trl_rows(20))))
-    assert [view.steps.tolist() for view in read_views(tmp_path)] == [list(range(1, 41)), list(range(1, 21))]
+    assert [view.steps.tolist() for view in read_views(tmp_path)] == [
+        list(range(1, 41)),
+        list(range(1, 21)),
+    ]
     write(tmp_path / "a" / "checkpoint-20" / "trainer_state.json", state(trl_rows(20)))
     view = only(tmp_path / "a")
     assert (len(view.steps), view.value("learning.steps")) == (40, 500)

@@ -16,7 +16,11 @@ RATIO = "sampling/importance_sampling_ratio"
 
 
 def test_every_translation_leads_to_a_metric_of_the_table() -> None:
-    ours = {name.replace("NAME", "name") for trainer in LOGGERS for name in metric_names(trainer).values()}
+    ours = {
+        name.replace("NAME", "name")
+        for trainer in LOGGERS
+        for name in metric_names(trainer).values()
+    }
     assert [name for name in sorted(ours) if find_metric(name) is None] == []
 
 
@@ -44,18 +48,33 @@ def test_names(column: str, trainer: str, ours: str | None) -> None:
 @pytest.mark.parametrize(
     ("facts", "trainer", "config"),
     [
-        ({"use_kl_loss": False, "kl_loss_coef": 0.001}, "verl", {"learning": {"kl": {"beta": 0.0}}}),
+        (
+            {"use_kl_loss": False, "kl_loss_coef": 0.001},
+            "verl",
+            {"learning": {"kl": {"beta": 0.0}}},
+        ),
         ({"actor": {"lora_rank": 0, "optim": {"lr": 1e-6}}}, "verl", {"learning": {"lr": 1e-6}}),
         ({"scale_rewards": False, "max_steps": -1}, "trl", {"learning": {"scale": "none"}}),
-        ({"num_generations": {"value": 8, "desc": None}, "beta": float("inf")}, "trl", {"sampling": {"size": 8}}),
+        (
+            {"num_generations": {"value": 8, "desc": None}, "beta": float("inf")},
+            "trl",
+            {"sampling": {"size": 8}},
+        ),
     ],
 )
-def test_settings_that_depend_on_others_or_are_wrapped(facts: Any, trainer: str, config: dict[str, Any]) -> None:
+def test_settings_that_depend_on_others_or_are_wrapped(
+    facts: Any, trainer: str, config: dict[str, Any]
+) -> None:
     assert config_of(facts, trainer) == config
 
 
 def test_a_file_of_settings_is_no_curve(tmp_path: Path) -> None:
-    settings = {"num_generations": 8, "max_completion_length": 768, "max_steps": 400, "model_name": "m"}
+    settings = {
+        "num_generations": 8,
+        "max_completion_length": 768,
+        "max_steps": 400,
+        "model_name": "m",
+    }
     view = only(write(tmp_path / "summary.json", json.dumps(settings)))
     assert (len(view.steps), view.config["sampling"]) == (0, {"size": 8, "max_tokens": 768})
 
@@ -97,7 +116,10 @@ SPREADS: dict[str, tuple[dict[str, list[float]], set[str]]] = {
 def test_reward_std_is_the_batchs_or_the_groups(
     columns: dict[str, list[float]], expected: set[str], tmp_path: Path
 ) -> None:
-    rows = [row | {name: values[at] for name, values in columns.items()} for at, row in enumerate(trl_rows(20))]
+    rows = [
+        row | {name: values[at] for name, values in columns.items()}
+        for at, row in enumerate(trl_rows(20))
+    ]
     for row in rows:
         del row["rewards/format/std"], row["rewards/format/mean"]
     view = read(rows, tmp_path)
@@ -109,14 +131,22 @@ def test_reward_std_is_the_batchs_or_the_groups(
 
 
 @pytest.mark.parametrize(("lowest", "is_of_tokens"), [(0.02, False), (0.7, True)])
-def test_a_ratio_of_whole_sequences_is_not_the_tokens_ratio(lowest: float, is_of_tokens: bool, tmp_path: Path) -> None:
-    ratio = {f"{RATIO}/mean": 0.4, f"{RATIO}/min": lowest, "sampling/sampling_logp_difference/max": 0.4}
+def test_a_ratio_of_whole_sequences_is_not_the_tokens_ratio(
+    lowest: float, is_of_tokens: bool, tmp_path: Path
+) -> None:
+    ratio = {
+        f"{RATIO}/mean": 0.4,
+        f"{RATIO}/min": lowest,
+        "sampling/sampling_logp_difference/max": 0.4,
+    }
     view = read([row | ratio for row in trl_rows(20)], tmp_path)
     assert ("sampler/ratio/mean" in view.metrics) == is_of_tokens
 
 
 def test_trls_calls_are_turns_and_unknown_columns_are_listed(tmp_path: Path) -> None:
-    rows = [row | {"tools/call_frequency": 0.25, "flavor": 1.0 * row["step"]} for row in trl_rows(8)]
+    rows = [
+        row | {"tools/call_frequency": 0.25, "flavor": 1.0 * row["step"]} for row in trl_rows(8)
+    ]
     view = read(rows, tmp_path)
     assert view.curve("sampling/turns/mean")[1].tolist() == [1.25] * 8
     np.testing.assert_allclose(view.unknown["flavor"], np.arange(1, 9))
@@ -127,5 +157,8 @@ def test_columns_that_are_known_and_unused_are_not_listed(tmp_path: Path) -> Non
     silent = ("completions/min_length", "completions/mean_terminated_length", "clip_ratio/low_min", "step_time",
               "clip_ratio/high_max", "train_runtime", "timing_s/gen", "perf/mfu", "tools/failure_frequency",
               "sampling/importance_sampling_ratio/max", "num_tokens")  # fmt: skip
-    rows = [row | dict.fromkeys((*silent, "flavor", "style_points"), 0.5 + 0.1 * row["step"]) for row in trl_rows(8)]
+    rows = [
+        row | dict.fromkeys((*silent, "flavor", "style_points"), 0.5 + 0.1 * row["step"])
+        for row in trl_rows(8)
+    ]
     assert set(read(rows, tmp_path).unknown) == {"flavor", "style_points"}

@@ -1,4 +1,6 @@
-"""Logs as they are found: torn, mixed, restarted, resumed, summarized, repeated, unnumbered, empty."""
+"""Logs as they are found: torn, mixed, restarted, resumed, summarized, repeated, unnumbered,
+empty.
+"""
 
 import contextlib
 import gzip
@@ -12,7 +14,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from written_logs import console, event_file, lines, noted, only, state, table, trl_rows, wandb_file, write
+from written_logs import (
+    console,
+    event_file,
+    lines,
+    noted,
+    only,
+    state,
+    table,
+    trl_rows,
+    wandb_file,
+    write,
+)
 
 from uptrend.bridge.importers import read_views, readers
 from uptrend.records.errors import RecordError
@@ -36,7 +49,9 @@ TORN: dict[str, tuple[str | bytes, int]] = {
 
 
 @pytest.mark.parametrize(("content", "points"), TORN.values(), ids=TORN.keys())
-def test_a_torn_end_costs_the_last_point_at_most(content: str | bytes, points: int, tmp_path: Path) -> None:
+def test_a_torn_end_costs_the_last_point_at_most(
+    content: str | bytes, points: int, tmp_path: Path
+) -> None:
     view = only(write(tmp_path / "log", content))
     np.testing.assert_allclose(view.metrics["reward/mean"], REWARDS[:points], rtol=1e-6)
     assert noted(view, "1 line could not be read") == (content == lines(ROWS)[:-30])
@@ -48,14 +63,18 @@ def test_a_torn_archive_gives_its_beginning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", [lines, console, table])
-def test_what_is_not_finite_is_noted_by_step_and_a_null_is_not(form: Callable[[Rows], str], tmp_path: Path) -> None:
+def test_what_is_not_finite_is_noted_by_step_and_a_null_is_not(
+    form: Callable[[Rows], str], tmp_path: Path
+) -> None:
     rows: Rows = [dict(row) for row in ROWS]
     rows[4] |= {"kl": float("inf"), "entropy": None}
     rows[29] |= {"grad_norm": float("nan"), "kl": float("nan")}
     view = only(write(tmp_path / "log", form(rows)))
     assert len(view.steps) == 30
     assert view.nonfinite == {"kl/reference/mean": (5, 30), "gradient/norm/before": (30,)}
-    assert np.isnan([*view.metrics["kl/reference/mean"][[4, 29]], view.metrics["learner/entropy/mean"][4]]).all()
+    assert np.isnan(
+        [*view.metrics["kl/reference/mean"][[4, 29]], view.metrics["learner/entropy/mean"][4]]
+    ).all()
 
 
 def test_evaluations_go_to_evals_and_not_into_the_curve(tmp_path: Path) -> None:
@@ -68,23 +87,40 @@ def test_evaluations_go_to_evals_and_not_into_the_curve(tmp_path: Path) -> None:
         view = only(write(tmp_path / "trainer_state.json", content))
         assert (view.steps.tolist(), view.nonfinite) == (list(range(1, 31)), {})
         assert not [name for name in (*view.metrics, *view.unknown) if "eval" in name]
-        assert [(e["step"], e["reward"], e["accuracy"]) for e in view.evals] == [(s, s / 50, 0.5) for s in held_out]
+        assert [(e["step"], e["reward"], e["accuracy"]) for e in view.evals] == [
+            (s, s / 50, 0.5) for s in held_out
+        ]
         assert not noted(view, "twice")
 
 
 def without(rows: Rows, *names: str, **changed: Any) -> Rows:
-    return [{key: value for key, value in row.items() if key not in names} | changed for row in rows]
+    return [
+        {key: value for key, value in row.items() if key not in names} | changed for row in rows
+    ]
 
 
 def renumbered(rows: Rows) -> Rows:
     return [row | {"step": at} for at, row in enumerate(rows, 1)]
 
 
-SUMMARY = {"train_runtime": 99.0, "train_loss": 0.1, "total_flos": 0.0, "reward": 0.155, "kl": 9.0, "epoch": 0.3}
+SUMMARY = {
+    "train_runtime": 99.0,
+    "train_loss": 0.1,
+    "total_flos": 0.0,
+    "reward": 0.155,
+    "kl": 9.0,
+    "epoch": 0.3,
+}
 RESTARTS = [*trl_rows(12), *trl_rows(8), *trl_rows(30)]
 STAGES = without([*trl_rows(20), *trl_rows(20)], "num_tokens")
-UNNUMBERED = without([*trl_rows(20), *trl_rows(30)], *(set(ROWS[0]) - {"learning_rate", "reward", "loss"}))
-REPEATED = [row | {"step": 10 * row["step"] + at, "epoch": row["step"] / 30} for row in ROWS for at in range(10)]
+UNNUMBERED = without(
+    [*trl_rows(20), *trl_rows(30)], *(set(ROWS[0]) - {"learning_rate", "reward", "loss"})
+)
+REPEATED = [
+    row | {"step": 10 * row["step"] + at, "epoch": row["step"] / 30}
+    for row in ROWS
+    for at in range(10)
+]
 COARSE: Rows = [{"step": s, "reward": float(int(s * s * 7.3) % 3 == 0)} for s in range(1, 101)]
 SHORT: Rows = [{"step": s, "reward": s / 100, "loss": 0.1} for s in range(1, 11)]
 CASES: dict[str, tuple[str | bytes | Rows, list[int], str]] = {
@@ -111,21 +147,32 @@ CASES: dict[str, tuple[str | bytes | Rows, list[int], str]] = {
 
 
 @pytest.mark.parametrize(("content", "points", "note"), CASES.values(), ids=CASES.keys())
-def test_rows_become_runs(content: str | bytes | Rows, points: list[int], note: str, tmp_path: Path) -> None:
-    views = read_views(write(tmp_path / "log", lines(content) if isinstance(content, list) else content))
+def test_rows_become_runs(
+    content: str | bytes | Rows, points: list[int], note: str, tmp_path: Path
+) -> None:
+    views = read_views(
+        write(tmp_path / "log", lines(content) if isinstance(content, list) else content)
+    )
     stride = 10 if note == "written 10 times" else 1
     assert [len(view.steps) for view in views] == points
     for view in views:
         assert set(np.diff(view.steps).tolist()) == {stride}
         assert noted(view, note)
         if len(view.steps) <= 30:
-            np.testing.assert_allclose(view.metrics["reward/mean"], REWARDS[: len(view.steps)], rtol=1e-6)
+            np.testing.assert_allclose(
+                view.metrics["reward/mean"], REWARDS[: len(view.steps)], rtol=1e-6
+            )
 
 
 @pytest.mark.parametrize("names", [("up", "down"), (1, 0)])
 def test_runs_told_apart_by_a_column(names: tuple[Any, Any], tmp_path: Path) -> None:
     rows = [
-        {"run_id": f"{name} {s}", "seed": name, "step": s, "reward": s * sign}  # an id per row names no run
+        {
+            "run_id": f"{name} {s}",
+            "seed": name,
+            "step": s,
+            "reward": s * sign,
+        }  # an id per row names no run
         for s in range(1, 11)
         for name, sign in zip(names, (1, -1), strict=True)
     ]
@@ -204,7 +251,9 @@ def test_reading_loads_nothing_heavy(tmp_path: Path) -> None:
         "for path in Path(sys.argv[1]).iterdir(): read_views(path)\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     loaded = set(done.stdout.split())
     assert "uptrend" in loaded
     assert loaded.isdisjoint({"torch", "transformers", "scipy", "tensorboard", "wandb", "pandas"})
@@ -212,8 +261,14 @@ def test_reading_loads_nothing_heavy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", WHOLE.values(), ids=WHOLE.keys())
 @pytest.mark.parametrize("deep", [b"[" * 50_000, b'{"a":' * 50_000])
-def test_json_nested_without_end_is_no_traceback(content: bytes, deep: bytes, tmp_path: Path) -> None:
-    for data in (deep, deep + content, content[: len(content) // 2] + deep + content[len(content) // 2 :]):
+def test_json_nested_without_end_is_no_traceback(
+    content: bytes, deep: bytes, tmp_path: Path
+) -> None:
+    for data in (
+        deep,
+        deep + content,
+        content[: len(content) // 2] + deep + content[len(content) // 2 :],
+    ):
         for name in ("damaged", "damaged.json"):
             with contextlib.suppress(RecordError):
                 read_views(write(tmp_path / name, data))
@@ -265,7 +320,10 @@ def test_a_damaged_file_hides_no_other(tmp_path: Path) -> None:
     write(runs / "offline-run-1" / "run-1.wandb", wandb_file(ROWS, {}, "x"))
     write(runs / "offline-run-2" / "run-2.wandb", b"\0" * 100)
     write(trained / "checkpoint-20" / "trainer_state.json", state(ROWS[:20]))
-    write(trained / "checkpoint-30" / "trainer_state.json", b'{"global_step": 30, "log_history": "none"}')
+    write(
+        trained / "checkpoint-30" / "trainer_state.json",
+        b'{"global_step": 30, "log_history": "none"}',
+    )
     for folder, count, broken in (
         (events, 30, "tfevents.2"),
         (runs, 30, "run-2.wandb"),

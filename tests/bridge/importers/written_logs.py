@@ -1,4 +1,6 @@
-"""Small logs in other trainers' formats, written here byte by byte so that no reader checks itself."""
+"""Small logs in other trainers' formats, written here byte by byte so that no reader checks
+itself.
+"""
 
 import csv
 import io
@@ -30,7 +32,9 @@ def trl_rows(count: int, first: int = 1) -> list[Row]:
 
 def state(rows: list[Row]) -> str:
     """Write a Trainer's state."""
-    return json.dumps({"global_step": rows[-1]["step"], "max_steps": 500, "log_history": rows}, indent=2)
+    return json.dumps(
+        {"global_step": rows[-1]["step"], "max_steps": 500, "log_history": rows}, indent=2
+    )
 
 
 def lines(rows: list[Row]) -> str:
@@ -39,7 +43,9 @@ def lines(rows: list[Row]) -> str:
 
 def console(rows: list[Row]) -> str:
     """Print dictionaries as TRL does, without a step."""
-    return "".join(str({key: value for key, value in row.items() if key != "step"}) + "\n" for row in rows)
+    return "".join(
+        str({key: value for key, value in row.items() if key != "step"}) + "\n" for row in rows
+    )
 
 
 def table(rows: list[Row], delimiter: str = ",") -> str:
@@ -65,12 +71,20 @@ def event_file(rows: list[Row], tensors: bool = False) -> bytes:
 
 def wandb_file(rows: list[Row], config: Row, name: str) -> bytes:
     """Write an offline run's file: blocks of 32 KiB, long records in pieces."""
-    items = [_message((1, key.encode()), (16, json.dumps(value).encode())) for key, value in config.items()]
+    items = [
+        _message((1, key.encode()), (16, json.dumps(value).encode()))
+        for key, value in config.items()
+    ]
     settings = _message(*((1, item) for item in items))
     records = [_message((1, 1), (17, _message((1, b"abc"), (4, settings), (8, name.encode()))))]
     for at, row in enumerate(rows):
-        history = [_message((2, key.encode()), (16, json.dumps(value).encode())) for key, value in row.items()]
-        records.append(_message((2, _message(*((1, item) for item in history), (2, _message((1, at)))))))
+        history = [
+            _message((2, key.encode()), (16, json.dumps(value).encode()))
+            for key, value in row.items()
+        ]
+        records.append(
+            _message((2, _message(*((1, item) for item in history), (2, _message((1, at))))))
+        )
     return _leveldb(records)
 
 
@@ -93,7 +107,9 @@ def _leveldb(records: list[bytes]) -> bytes:
 
 
 def _message(*fields: tuple[int, Any], floats: tuple[int, ...] = ()) -> bytes:
-    """Write a protocol buffer: varints, floats as 8 bytes, bytes by length, or as 4 bytes in `floats`."""
+    """Write a protocol buffer: varints, floats as 8 bytes, bytes by length, or as 4 bytes in
+    `floats`.
+    """
     data = b""
     for number, value in fields:
         if isinstance(value, int):

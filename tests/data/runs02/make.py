@@ -31,7 +31,9 @@ def uptrend(*words: str) -> None:
 def make_models() -> None:
     """Teach random models of a few thousand weights their tasks' formats, so that tools and programs are called."""
     write_model(Path("start-arithmetic"))
-    write_model(Path("start-mlgym"), hidden_size=48, intermediate_size=96, max_position_embeddings=2048)
+    write_model(
+        Path("start-mlgym"), hidden_size=48, intermediate_size=96, max_position_embeddings=2048
+    )
     small_musique.write_questions(Path("questions.jsonl"), 500)
     small_musique.write_small(Path("start-musique"), MUSIQUE, hidden_size=32, intermediate_size=64)
     more = {
@@ -46,17 +48,28 @@ def make_models() -> None:
     }
     for name, settings in more.items():
         recipe = "interrupted" if name == "arithmetic" else name
-        sets = [word for each in [f'model.name="start-{name}"', *settings] for word in ("--set", each)]
+        sets = [
+            word for each in [f'model.name="start-{name}"', *settings] for word in ("--set", each)
+        ]
         path = str(HERE / "recipes" / f"{recipe}.toml")
         uptrend("warmstart", path, "--out", f"models/{name}", "--runs", "taught", "--quiet", *sets)
 
 
 def make_interrupted() -> None:
     """Interrupt a run as Ctrl-C does, once it has recorded two steps."""
-    command = [sys.executable, "-m", "uptrend", "train", str(HERE / "recipes" / "interrupted.toml"), *TRAIN]
+    command = [
+        sys.executable,
+        "-m",
+        "uptrend",
+        "train",
+        str(HERE / "recipes" / "interrupted.toml"),
+        *TRAIN,
+    ]
     process = subprocess.Popen(command)
     metrics = Path("interrupted/metrics.jsonl")
-    while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+    while process.poll() is None and not (
+        metrics.exists() and metrics.read_text().count("\n") >= 2
+    ):
         time.sleep(0.001)
     process.send_signal(signal.SIGINT)
     process.wait()
@@ -77,7 +90,15 @@ def main() -> None:
     Path("musique.jsonl").write_text("".join(questions[:32]))
     for name in ("own", "musique", "mlgym"):
         uptrend("train", str(HERE / "recipes" / f"{name}.toml"), *TRAIN)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+    ]
     recipe = str(HERE / "recipes" / "two-ranks.toml")
     subprocess.run([*launcher, "uptrend", "train", recipe, *TRAIN], check=True)
     shutil.copytree(find_model("tiny"), "tiny")

@@ -32,7 +32,11 @@ def musique_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from uptrend.runner.runs import train_recipe, warmstart
 
     folder = tmp_path_factory.mktemp("musique")
-    options = {"file": str(write_questions(folder / "questions.jsonl", 600)), "retriever": "lexical", "returned": 1}
+    options = {
+        "file": str(write_questions(folder / "questions.jsonl", 600)),
+        "retriever": "lexical",
+        "returned": 1,
+    }
     recipe = {
         "model": {"name": str(write_small(folder / "start", options))},
         "tasks": {"name": "musique", "train": 400, **options},

@@ -1,4 +1,6 @@
-"""The course of short runs: held-out falls, headlines, missing evidence, and what is first where much is wrong."""
+"""The course of short runs: held-out falls, headlines, missing evidence, and what is first where
+much is wrong.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,8 +21,18 @@ NOTE, WARNING = Severity.NOTE, Severity.WARNING
 LARGE, HACKABLE, MEMORIZED = "optimizer.lr-large", "reward.hackable", "data.memorized"
 UNLIKE, LONGER, TRUNCATED, NO_STOP = (
     "eval.unlike-training", "reward.length-hacking", "context.completion-truncated", "sampling.no-stop")  # fmt: skip
-REWARD, CORRECT, ENTROPY, LENGTH = "reward/mean", "reward/correct/share", "learner/entropy/mean", "sampling/length/mean"
-SHORT: dict[str, Any] = {"steps": 30, "trainer": "uptrend", REWARD: flat(0.35, 30), ENTROPY: flat(0.6, 30, 0.02)}
+REWARD, CORRECT, ENTROPY, LENGTH = (
+    "reward/mean",
+    "reward/correct/share",
+    "learner/entropy/mean",
+    "sampling/length/mean",
+)
+SHORT: dict[str, Any] = {
+    "steps": 30,
+    "trainer": "uptrend",
+    REWARD: flat(0.35, 30),
+    ENTROPY: flat(0.6, 30, 0.02),
+}
 STILL = SHORT | {CORRECT: SHORT[REWARD]}
 RISES = SHORT | {REWARD: ramp(0.3, 0.8, 30, 0.04)}
 BY_HEART = RISES | {CORRECT: RISES[REWARD]}
@@ -61,7 +73,11 @@ def test_held_out_falls(name: str) -> None:
 
 
 def test_a_fall_is_a_signal_only_beside_large_steps() -> None:
-    bases = [findings(healthy(**FALLS[name][0]), LARGE)[LARGE].basis for name in list(FALLS) if LARGE in FALLS[name][1]]
+    bases = [
+        findings(healthy(**FALLS[name][0]), LARGE)[LARGE].basis
+        for name in list(FALLS)
+        if LARGE in FALLS[name][1]
+    ]
     assert bases.count(Basis.SIGNAL) == 1
     both = STILL | {CORRECT: ramp(0.6, 0.05, 30), REWARD: ramp(0.6, 0.05, 30)}
     assert findings(healthy(**both, **held(0.7, 0.3)), LARGE)[LARGE].basis is Basis.SIGNAL
@@ -70,9 +86,13 @@ def test_a_fall_is_a_signal_only_beside_large_steps() -> None:
 def paired(before: list[bool], after: list[bool]) -> RunView:
     tasks = [str(n) for n in range(len(before))]
     tables = {0: before, 30: after}
-    evals = tuple({"step": s, "accuracy": float(np.mean(t)), "tasks": len(tasks)} for s, t in tables.items())
+    evals = tuple(
+        {"step": s, "accuracy": float(np.mean(t)), "tasks": len(tasks)} for s, t in tables.items()
+    )
     return replace(
-        healthy(**STILL), evals=evals, read_heldout=lambda step: pa.table({"task": tasks, "correct": tables[step]})
+        healthy(**STILL),
+        evals=evals,
+        read_heldout=lambda step: pa.table({"task": tasks, "correct": tables[step]}),
     )
 
 
@@ -81,10 +101,15 @@ def paired(before: list[bool], after: list[bool]) -> RunView:
     [(0, 0, 10, 1.0, False), (0, 5, 20, 0.0625, False), (0, 6, 20, 0.03125, True), (4, 14, 50, 0.0309, True),
      (14, 4, 50, 0.0309, False)],
 )  # fmt: skip
-def test_tasks_that_changed_sides_are_counted(gained: int, lost: int, count: int, chance: float, fell: bool) -> None:
+def test_tasks_that_changed_sides_are_counted(
+    gained: int, lost: int, count: int, chance: float, fell: bool
+) -> None:
     rest = count - gained - lost
     change = Case(
-        paired([False] * gained + [True] * (lost + rest), [True] * gained + [False] * lost + [True] * rest)
+        paired(
+            [False] * gained + [True] * (lost + rest),
+            [True] * gained + [False] * lost + [True] * rest,
+        )
     ).heldout
     assert change is not None
     assert change.interval is not None
@@ -94,7 +119,9 @@ def test_tasks_that_changed_sides_are_counted(gained: int, lost: int, count: int
 
 
 def test_models_that_drift_without_falling_are_seldom_blamed() -> None:
-    """Forty runs whose held-out tasks change sides at random, a tenth of them at each evaluation."""
+    """Forty runs whose held-out tasks change sides at random, a tenth of them at each
+    evaluation.
+    """
     blamed = 0
     for seed in range(40):
         draw = np.random.default_rng(seed)
@@ -131,11 +158,16 @@ def test_headlines(name: str) -> None:
     [
         ({"trainer": "uptrend"}, ["no held-out tasks: eval.tasks = 100 would show", "no rollouts"]),
         ({"trainer": "trl"} | held(0.3, 0.7), ["no rollouts: uptrend.bridge.trl.watch(trainer)"]),
-        ({"without": ("kl/reference/mean", ENTROPY)} | held(0.3, 0.7), ["no rollouts", "no KL", "no entropy"]),
+        (
+            {"without": ("kl/reference/mean", ENTROPY)} | held(0.3, 0.7),
+            ["no rollouts", "no KL", "no entropy"],
+        ),
         ({"rollout_steps": (1,)} | held(0.3, 0.7), []),
     ],
 )
-def test_missing_evidence_is_named_with_how_to_get_it(bent: dict[str, Any], missing: list[str]) -> None:
+def test_missing_evidence_is_named_with_how_to_get_it(
+    bent: dict[str, Any], missing: list[str]
+) -> None:
     told = diagnose(healthy(**bent)).missing
     assert len(told) == len(missing)
     assert all(line.startswith(start) for line, start in zip(told, missing, strict=True))
@@ -155,7 +187,10 @@ def test_truncation_comes_before_the_groups_that_it_kills(longest: float, first:
     assert diagnose(healthy(**CUT, **{"sampling/length/max": longest})).findings[0].id == first
 
 
-SAME: dict[str, Any] = {"info": {"tasks": {"name": "data"}, "eval": {"name": "data"}}, "sampling/rollouts/count": 64.0}
+SAME: dict[str, Any] = {
+    "info": {"tasks": {"name": "data"}, "eval": {"name": "data"}},
+    "sampling/rollouts/count": 64.0,
+}
 SAMPLED = STILL | SAME | {LENGTH: 3.0}
 
 
@@ -179,7 +214,12 @@ def test_length_is_paid_only_where_longer_rollouts_earn_more(
     tiny: RunView, pays: bool, found: dict[str, Severity]
 ) -> None:
     rows = tampered(
-        tiny, each(lambda row: row.update(reward=float(sum(row["roles"])) if pays else float(row["index"] % 2)))
+        tiny,
+        each(
+            lambda row: row.update(
+                reward=float(sum(row["roles"])) if pays else float(row["index"] % 2)
+            )
+        ),
     )
     grown = {**tiny.metrics, LENGTH: np.array([3.0, 3.0, 5.0, 6.0])}
     assert severities(replace(rows, metrics=grown), LONGER) == found
@@ -217,13 +257,16 @@ def only(count: int) -> Callable[[Row], None]:
         (only(8), {"info": {}, "config": {}}, "data.batch-exceeds", False),
     ],
 )  # fmt: skip
-def test_faults_in_rows(tiny: RunView, edit: Any, changes: dict[str, Any], cause: str, is_found: bool) -> None:
+def test_faults_in_rows(
+    tiny: RunView, edit: Any, changes: dict[str, Any], cause: str, is_found: bool
+) -> None:
     found = severities(replace(tampered(tiny, each(edit)), **changes), cause)
     assert (cause in found) is is_found
 
 
 @pytest.mark.parametrize(
-    ("beta", "norms", "is_held"), [(1.0, 5.2, True), (0.2, 5.2, False), (0.2, 6.5, True), (1.0, 3.0, False)]
+    ("beta", "norms", "is_held"),
+    [(1.0, 5.2, True), (0.2, 5.2, False), (0.2, 6.5, True), (1.0, 3.0, False)],
 )
 def test_a_penalty_that_rules_the_gradient(beta: float, norms: float, is_held: bool) -> None:
     kl, gradient = np.append(0.0, np.full(29, 0.03)), np.append(2.4, np.full(29, norms))

@@ -1,4 +1,6 @@
-"""Causes that curves alone show: a healthy run, bent in one way, and the causes named with their severity."""
+"""Causes that curves alone show: a healthy run, bent in one way, and the causes named with their
+severity.
+"""
 
 from typing import Any
 
@@ -11,12 +13,22 @@ from uptrend.records import Basis, RunView, Severity
 
 NOTE, WARNING, CRITICAL = Severity.NOTE, Severity.WARNING, Severity.CRITICAL
 REWARD, SPREAD, CORRECT = "reward/mean", "reward/group_std/mean", "reward/correct/share"
-KL, LOSS, ENTROPY, DEAD = "kl/reference/mean", "loss/total", "learner/entropy/mean", "advantage/dead/share"
+KL, LOSS, ENTROPY, DEAD = (
+    "kl/reference/mean",
+    "loss/total",
+    "learner/entropy/mean",
+    "advantage/dead/share",
+)
 RATE, NORM, AFTER = "optimizer/lr", "gradient/norm/before", "gradient/norm/after"
 UPDATE, WEIGHTS, CHANGED = "weights/update/norm", "weights/norm", "weights/changed/share"
 SKIPPED, MADE = "optimizer/skipped/count", "optimizer/updates/count"
 LENGTH, CUT, LONGEST = "sampling/length/mean", "sampling/ended/length/share", "sampling/length/max"
-GAP, GAP_KL, RATIO, ESS = "sampler/gap/mean", "sampler/kl/mean", "sampler/ratio/mean", "sampler/ess/share"
+GAP, GAP_KL, RATIO, ESS = (
+    "sampler/gap/mean",
+    "sampler/kl/mean",
+    "sampler/ratio/mean",
+    "sampler/ess/share",
+)
 FAILED, ROLLOUTS = "sampling/failed/count", "sampling/rollouts/count"
 TURNS, TOLD = "sampling/turns/mean", "tokens/tool/count"
 EMPTY = RunView(source="log", trainer="unknown", name="", steps=np.arange(30), metrics={})
@@ -46,10 +58,17 @@ def parts(**means: object) -> dict[str, object]:
 
 Table = dict[str, tuple[dict[str, Any], dict[str, Severity]]]
 
-BOTTOM, CEILING, ONE = "advantage.dead-groups-low", "advantage.dead-groups-high", "config.group-of-one"
+BOTTOM, CEILING, ONE = (
+    "advantage.dead-groups-low",
+    "advantage.dead-groups-high",
+    "config.group-of-one",
+)
 SIDES = {"advantage/dead_low/share": 0.7, "advantage/dead_high/share": 0.1}
 ALL_DEAD = {DEAD: 1.0, **AT_BOTTOM}
-FEW_LIVE = {SPREAD: np.where(np.arange(STEPS) % 4 == 0, 0.2, 0.0), REWARD: abs(flat(0.05, noise=0.03))}
+FEW_LIVE = {
+    SPREAD: np.where(np.arange(STEPS) % 4 == 0, 0.2, 0.0),
+    REWARD: abs(flat(0.05, noise=0.03)),
+}
 GROUPS: Table = {
     "dead, with their side counted": ({REWARD: flat(0.05, noise=0.01), DEAD: 0.8, **SIDES}, {BOTTOM: WARNING}),
     "only sides are counted": ({"without": (DEAD,), REWARD: flat(0.05, noise=0.01), **SIDES}, {BOTTOM: WARNING}),
@@ -70,7 +89,13 @@ GROUPS: Table = {
 STILL = {KL: 2e-5, **FLAT}
 PULLED = {DEAD: 0.99, REWARD: flat(0.5, noise=0.02)}
 HELD_KL = join([0.0], np.abs(flat(0.006, 119, 0.003)))
-HELD = {**FLAT, KL: HELD_KL, LOSS: 10 * HELD_KL, NORM: join([2.0], np.full(119, 20.0)), "config": {}}
+HELD = {
+    **FLAT,
+    KL: HELD_KL,
+    LOSS: 10 * HELD_KL,
+    NORM: join([2.0], np.full(119, 20.0)),
+    "config": {},
+}
 REFERENCE: Table = {
     "runs away for nothing": ({KL: ramp(0, 3), **FLAT}, {"kl.runaway": WARNING}),
     "runs away for a reward": ({KL: ramp(0, 3)}, {"kl.runaway": NOTE}),
@@ -103,14 +128,26 @@ FROZEN, TIGHT, ROUND, NO_STEPS = (
 
 
 def warm_up(steps: int) -> dict[str, Any]:
-    return {"steps": 30, REWARD: flat(steps=30), RATE: np.arange(1, 31) * 1e-6 / steps} | learning(steps=600)
+    return {"steps": 30, REWARD: flat(steps=30), RATE: np.arange(1, 31) * 1e-6 / steps} | learning(
+        steps=600
+    )
 
 
 # Of a model in fp32 with as many weights, whose updates change all of them or a thousandth.
 def sized(weights: int, changed: float = 1.0, lr: float = 1e-5, **model: Any) -> dict[str, Any]:
     told = config(model={"weights": "fp32", **model}, learning={"lr": lr})
-    moved = {CHANGED: changed, UPDATE: 0.01, "weights/update/norm/norm": 0.01, "weights/update/mlp/norm": 0.0}
-    return FLAT | told | moved | {RATE: lr, "info": {"model": {"parameters": weights, "trainable": weights}}}
+    moved = {
+        CHANGED: changed,
+        UPDATE: 0.01,
+        "weights/update/norm/norm": 0.01,
+        "weights/update/mlp/norm": 0.0,
+    }
+    return (
+        FLAT
+        | told
+        | moved
+        | {RATE: lr, "info": {"model": {"parameters": weights, "trainable": weights}}}
+    )
 
 
 SIZES: Table = {
@@ -239,7 +276,11 @@ STEP = join(np.zeros(40), np.linspace(0, 1, 40), np.ones(40))
 WAVER = 0.05 * np.random.default_rng(3).standard_normal(STEPS)
 PAID = {LENGTH: 3 + 9 * (STEP + WAVER), REWARD: -0.5 + 1.4 * (STEP + WAVER)}
 INTO_LIMIT = {CUT: np.clip(2 * STEP - 1, 0, 1)}
-CONSTANT, NO_PART, ONE_PART = "reward.constant", "reward.component-dead", "reward.component-dominates"
+CONSTANT, NO_PART, ONE_PART = (
+    "reward.constant",
+    "reward.component-dead",
+    "reward.component-dominates",
+)
 HACKABLE, LONGER = "reward.hackable", "reward.length-hacking"
 REWARDS: Table = {
     "constant at -1": ({REWARD: -1.0, SPREAD: 0.0}, {CONSTANT: WARNING}),
@@ -281,7 +322,8 @@ REWARDS: Table = {
     "length that costs": (GROWING | {REWARD: ramp(0.7, 0.3, noise=0.03)}, {LONGER: NOTE}),
     "length into its limit": (PAID | INTO_LIMIT, {LONGER: WARNING}),
     "length that ends by itself": (PAID | {CUT: 0.05}, {LONGER: NOTE}),
-    # Both rise, and from step to step they have nothing to do with each other: rambling after a right answer.
+    # Both rise, and from step to step they have nothing to do with each other: rambling after a
+    # right answer.
     "length apart from the reward": (
         PAID | INTO_LIMIT | {REWARD: -0.5 + 1.4 * STEP + ramp(0, 0, noise=0.1, seed=5)}, {LONGER: NOTE}),
 }  # fmt: skip
@@ -311,7 +353,11 @@ STUCK = {CUT: 1.0, REWARD: flat(-0.3), "reward/min": -1.0, "reward/max": 1.0}
 COPIES = {DEAD: 0.8, REWARD: flat(0.6, noise=0.02), ENTROPY: 0.04}
 FAILING = {DEAD: 0.8, CUT: 1.0, "reward/max": 1.0, "reward/min": 0.0, **AT_BOTTOM}
 UNMOVED = FAILING | {LONGEST: 512.0, RATE: 1e-9, "config": {}}
-COLLAPSE, NO_STOP, COLD = "sampling.entropy-collapse", "sampling.no-stop", "sampling.temperature-low"
+COLLAPSE, NO_STOP, COLD = (
+    "sampling.entropy-collapse",
+    "sampling.no-stop",
+    "sampling.temperature-low",
+)
 TRUNCATED, SHRINK = "context.completion-truncated", "sampling.length-collapse"
 COMPLETIONS: Table = {
     "entropy goes while the reward is flat": (GONE | FLAT, {COLLAPSE: WARNING}),
@@ -405,18 +451,33 @@ TABLES: list[tuple[tuple[str, ...], Table]] = [
     (("optimizer.", ROUND), SIZES),
     (("run.",), OPERATION),
     ((CONSTANT, NO_PART, ONE_PART, HACKABLE, LONGER), REWARDS),
-    ((REJECTED, STRICT, NEVER, WRONG_LENGTH, ERROR, "reward.misaligned", "reward.nondeterministic"), SCORES),
+    (
+        (
+            REJECTED,
+            STRICT,
+            NEVER,
+            WRONG_LENGTH,
+            ERROR,
+            "reward.misaligned",
+            "reward.nondeterministic",
+        ),
+        SCORES,
+    ),
     (("sampling.", "context."), COMPLETIONS),
     ((MISMATCH, "sync.", "sampling.truncated", "tokens.", "policy.", BLIND), SAMPLER),
     ((MISMATCH, "sync.", "sampling.truncated"), NEW_SAMPLER),
     ((UNCALLED, SWALLOWED), TOOLS),
     (("data.", "eval."), HELD_OUT),
 ]
-CASES = [pytest.param(causes, *case, id=name) for causes, table in TABLES for name, case in table.items()]
+CASES = [
+    pytest.param(causes, *case, id=name) for causes, table in TABLES for name, case in table.items()
+]
 
 
 @pytest.mark.parametrize(("causes", "bent", "expected"), CASES)
-def test_bent_curves(causes: tuple[str, ...], bent: dict[str, Any], expected: dict[str, Severity]) -> None:
+def test_bent_curves(
+    causes: tuple[str, ...], bent: dict[str, Any], expected: dict[str, Severity]
+) -> None:
     assert severities(healthy(**bent), causes) == expected
 
 
@@ -452,11 +513,15 @@ def test_a_collapse_says_what_went_first_and_noise_is_none() -> None:
 
 
 def test_a_few_points_are_counted_and_have_no_power() -> None:
-    shown = findings(healthy(steps=3, **{REWARD: [0.2, 0.2, 0.2], SPREAD: 1e-17}), BRIEF)[BRIEF].evidence[0]
+    shown = findings(healthy(steps=3, **{REWARD: [0.2, 0.2, 0.2], SPREAD: 1e-17}), BRIEF)[
+        BRIEF
+    ].evidence[0]
     assert (shown.text, shown.value) == ("3 points of 20.", None)
 
 
-@pytest.mark.parametrize(("spread", "advice"), [(0.3, "It would take about"), (0.01, "sample more")])
+@pytest.mark.parametrize(
+    ("spread", "advice"), [(0.3, "It would take about"), (0.01, "sample more")]
+)
 def test_a_short_run_says_how_many_points_would_do(spread: float, advice: str) -> None:
     short = findings(healthy(**NOISY, **{SPREAD: spread}), BRIEF)[BRIEF]
     assert 0 < (short.evidence[0].value or 0) < 0.3
@@ -489,7 +554,15 @@ def test_the_cause_of_dead_groups_comes_first(bent: dict[str, Any], id: str) -> 
 
 
 KLS = {"kl.runaway", "kl.strangles", "kl.reference", "kl.sign", "kl.dead-group-pull"}
-BY_TOKEN = {MISMATCH, STALE, OFF_POLICY, "sampling.truncated-distribution", "tokens.template", PADDING, BLIND}
+BY_TOKEN = {
+    MISMATCH,
+    STALE,
+    OFF_POLICY,
+    "sampling.truncated-distribution",
+    "tokens.template",
+    PADDING,
+    BLIND,
+}
 UNCOUNTED = {"evals": ({"step": 0, "reward": 0.3}, {"step": 20, "reward": 0.5})}
 OF_SIZES = ("optimizer.", ROUND)
 # A run, ids by how they begin, and all of these that could not be looked for.
@@ -500,7 +573,11 @@ LACKING: list[tuple[RunView, Any, set[str]]] = [
     (healthy(**{KL: 0.0}), "kl.", KLS),
     (healthy(), OF_SIZES, {SKIPS, FROZEN, ROUND}),
     (healthy(without=(KL,)), OF_SIZES, {SKIPS, FROZEN, ROUND, SMALL_LR}),
-    (healthy(8), OF_SIZES, {SKIPS, FROZEN, ROUND, SMALL_LR, LARGE_LR, NO_STEPS, "optimizer.schedule"}),
+    (
+        healthy(8),
+        OF_SIZES,
+        {SKIPS, FROZEN, ROUND, SMALL_LR, LARGE_LR, NO_STEPS, "optimizer.schedule"},
+    ),
     (healthy(**{UPDATE: 0.01}), OF_SIZES, {SKIPS, ROUND}),
     (healthy(**{MADE: 1.0}), OF_SIZES, {FROZEN, ROUND}),
     (healthy(8), "run.", {FALLEN, "run.ranks-diverge"}),
@@ -523,7 +600,9 @@ def test_what_is_lacking(view: RunView, causes: Any, lacking: set[str]) -> None:
 
 def test_processes_with_different_weights() -> None:
     def digests(*values: str, trainer: str = "uptrend") -> RunView:
-        events = tuple({"event": "digest", "step": 3, "process": i, "digest": v} for i, v in enumerate(values))
+        events = tuple(
+            {"event": "digest", "step": 3, "process": i, "digest": v} for i, v in enumerate(values)
+        )
         return healthy(events=events, trainer=trainer)
 
     found = findings(digests("aa", "aa", "ab"), "run.ranks")["run.ranks-diverge"]
@@ -536,7 +615,11 @@ def test_processes_with_different_weights() -> None:
 def test_the_last_word_of_a_probe_stands() -> None:
     told = {"event": "probed", "id": PADDING, "basis": "proof", "summary": "It leaks.",
             "evidence": [{"text": "By 0.3 nats.", "value": 0.3, "metric": None, "step": 4}]}  # fmt: skip
-    events = (told | {"severity": "note"}, told | {"severity": "critical"}, told | {"id": "no.such"})
+    events = (
+        told | {"severity": "note"},
+        told | {"severity": "critical"},
+        told | {"id": "no.such"},
+    )
     found = findings(healthy(events=events, rollout_steps=(1,)), PADDING)[PADDING]
     assert (found.severity, found.summary) == (CRITICAL, "It leaks.")
     assert (found.evidence[0].value, found.evidence[0].step) == (0.3, 4)

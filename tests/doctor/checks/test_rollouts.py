@@ -1,4 +1,6 @@
-"""Causes that recorded rollouts show: faults planted into the rows of two real runs, and the causes named."""
+"""Causes that recorded rollouts show: faults planted into the rows of two real runs, and the causes
+named.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +26,8 @@ from uptrend.tasks.short_answers import is_right
 NOTE, WARNING, CRITICAL = Severity.NOTE, Severity.WARNING, Severity.CRITICAL
 MODEL, PROMPT, TOOL = Role.MODEL, Role.PROMPT, Role.TOOL
 DEAD = "advantage/dead/share"
-# Name: run, edit, changes of the view, and the expected causes with their severity and, if given, their first figure.
+# Name: run, edit, changes of the view, and the expected causes with their severity and, if given,
+# their first figure.
 Expected = dict[str, Any]
 Table = dict[str, tuple[str, Any, dict[str, Any], Expected]]
 Edit = Callable[[list[Row]], list[Row] | None]
@@ -107,7 +110,9 @@ def centered(rows: list[Row], order: np.ndarray | None = None) -> np.ndarray:
     rewards, groups = (np.array([row[key] for row in rows]) for key in ("reward", "group"))
     values = np.empty(len(rows))
     place = np.arange(len(rows)) if order is None else order
-    numbers = np.unique(groups, return_inverse=True)[1] if order is None else np.arange(len(rows)) // 8
+    numbers = (
+        np.unique(groups, return_inverse=True)[1] if order is None else np.arange(len(rows)) // 8
+    )
     given = torch.from_numpy(rewards[place]), torch.from_numpy(numbers)
     values[place] = advantages(*given, scale="group", baseline="mean").numpy()
     return values
@@ -149,7 +154,11 @@ def score_in_fp32(low: float, high: float, weight: float = 1.0) -> Callable[[lis
     return change
 
 
-DECIMALS: dict[str, Any] = {"trainer": "trl", "metrics": {}, "learning": {"scale": "group", "baseline": "mean"}}
+DECIMALS: dict[str, Any] = {
+    "trainer": "trl",
+    "metrics": {},
+    "learning": {"scale": "group", "baseline": "mean"},
+}
 GROUPS: Table = {
     "decimal rewards in fp32": ("tiny", score_in_fp32(0.8, 0.1), DECIMALS, {}),
     "large decimal rewards in fp32": ("tiny", score_in_fp32(17.1, 3.3), DECIMALS, {}),
@@ -342,7 +351,9 @@ UNCALLED, SWALLOWED, LEAKS = "tool.never-called", "tool.errors-swallowed", "task
 
 
 def talk(begin: int) -> Callable[[Row], None]:
-    return lambda row: row.update(messages=[*row["messages"][:2], {**row["messages"][2], "calls": None}][begin:])
+    return lambda row: row.update(
+        messages=[*row["messages"][:2], {**row["messages"][2], "calls": None}][begin:]
+    )
 
 
 def break_down(error: str) -> Callable[[Row], None]:
@@ -357,7 +368,11 @@ def break_down(error: str) -> Callable[[Row], None]:
 
 def act(row: Row, answer: str) -> None:
     call = {"role": "assistant", "content": "look", "calls": "[]", "problem": None}
-    row["messages"] = [*row["messages"][:2], call, {"role": "tool", "content": answer, "calls": None, "problem": None}]
+    row["messages"] = [
+        *row["messages"][:2],
+        call,
+        {"role": "tool", "content": answer, "calls": None, "problem": None},
+    ]
 
 
 BROKEN, MISTAKE = "TimeoutError: the search did not answer", "ValueError: this query is empty"
@@ -374,7 +389,11 @@ TOOLS: Table = {
     "clocks": ("musique", each(lambda row: act(row, f"done in {row['index']} ms")), {}, {}),
 }  # fmt: skip
 
-TRUNCATED, NO_STOP, PROMPTS = "context.completion-truncated", "sampling.no-stop", "context.prompt-truncated"
+TRUNCATED, NO_STOP, PROMPTS = (
+    "context.completion-truncated",
+    "sampling.no-stop",
+    "context.prompt-truncated",
+)
 COLD, FEW = "sampling.temperature-low", "sampling.few-generations"
 
 
@@ -426,7 +445,12 @@ COMPLETIONS: Table = {
     "all cut that do not": ("tiny", cut(1.0, False), {}, {}),
 }  # fmt: skip
 
-DUPLICATES, EXCEEDS, LEAK, ORDER = "data.duplicates", "data.batch-exceeds", "data.leak", "data.order"
+DUPLICATES, EXCEEDS, LEAK, ORDER = (
+    "data.duplicates",
+    "data.batch-exceeds",
+    "data.leak",
+    "data.order",
+)
 SCALE = "reward.scale-moves"
 
 
@@ -463,13 +487,19 @@ TABLES: list[tuple[tuple[str, ...], Table]] = [
     ((TRUNCATED, NO_STOP, PROMPTS, COLD, FEW), COMPLETIONS),
     ((DUPLICATES, EXCEEDS, LEAK, ORDER, SCALE), DATA),
 ]
-CASES = [pytest.param(causes, *case, id=name) for causes, table in TABLES for name, case in table.items()]
+CASES = [
+    pytest.param(causes, *case, id=name) for causes, table in TABLES for name, case in table.items()
+]
 
 
 def changed(view: RunView, edit: Edit, changes: dict[str, Any]) -> RunView:
-    """Return the run with rows edited; `changes` are fields of the view, or sections of its config with new keys."""
+    """Return the run with rows edited; `changes` are fields of the view, or sections of its config
+    with new keys.
+    """
     fields = {key: value for key, value in changes.items() if key in RunView.__dataclass_fields__}
-    sections = {key: {**view.config.get(key, {}), **changes[key]} for key in changes.keys() - fields.keys()}
+    sections = {
+        key: {**view.config.get(key, {}), **changes[key]} for key in changes.keys() - fields.keys()
+    }
     if sections:
         fields["config"] = {**view.config, **sections}
     return tampered(view, edit, **fields)
@@ -487,7 +517,9 @@ def test_planted_faults(
 
 
 def test_a_rejected_class_and_an_exception_are_named(tiny: RunView) -> None:
-    rejected = findings(tampered(tiny, each(reject(lambda gold: gold[0] == "-"))), REJECTED)[REJECTED]
+    rejected = findings(tampered(tiny, each(reject(lambda gold: gold[0] == "-"))), REJECTED)[
+        REJECTED
+    ]
     assert "that are negative" in rejected.summary
     failed = findings(tampered(tiny, each(fail)), NEVER)[NEVER]
     assert "256 of 256 rollouts failed with ValueError('no number')" in failed.summary
@@ -495,7 +527,8 @@ def test_a_rejected_class_and_an_exception_are_named(tiny: RunView) -> None:
 
 def test_a_passed_probe_does_not_exclude_what_records_prove(tiny: RunView) -> None:
     told = replace(
-        tampered(tiny, each(reject(lambda gold: gold[0] == "-"))), events=[{"event": "acquitted", "id": REJECTED}]
+        tampered(tiny, each(reject(lambda gold: gold[0] == "-"))),
+        events=[{"event": "acquitted", "id": REJECTED}],
     )
     assert REJECTED in {finding.id for finding in diagnose(told).findings}
 
@@ -503,13 +536,17 @@ def test_a_passed_probe_does_not_exclude_what_records_prove(tiny: RunView) -> No
 def test_counts_and_the_rollout_to_open(musique: RunView) -> None:
     (evidence,) = findings(tampered(musique, TOKENS["loss on tools"][1]), TRAINED)[TRAINED].evidence
     rows = {step: musique.read_rollouts(step).to_pylist() for step in (1, 2)}
-    assert evidence.value == sum(len(places(row, TOOL)) for step in rows for row in rows[step]) > 1000
+    assert (
+        evidence.value == sum(len(places(row, TOOL)) for step in rows for row in rows[step]) > 1000
+    )
     step, group, index = evidence.rollout.split("/")
     (opened,) = [r for r in rows[int(step)] if (r["group"], r["index"]) == (group, int(index))]
     assert places(opened, TOOL)
 
 
-def test_a_learner_that_does_not_react_to_the_question_is_blind_without_a_record_of_attention(tiny: RunView) -> None:
+def test_a_learner_that_does_not_react_to_the_question_is_blind_without_a_record_of_attention(
+    tiny: RunView,
+) -> None:
     def deafen(row: Row) -> None:
         said = places(row, MODEL)
         for n, place in enumerate(said):
@@ -525,8 +562,14 @@ def test_a_learner_that_does_not_react_to_the_question_is_blind_without_a_record
 
 def test_held_out_tasks_that_are_trained_on(tiny: RunView) -> None:
     held = tiny.read_heldout(0).column("task")[3].as_py()
-    found = findings(tampered(tiny, rename(lambda n, rows: held if 8 <= n < 16 else rows[n]["task"])), LEAK)[LEAK]
-    assert (found.severity, found.evidence[0].value, found.evidence[0].rollout) == (CRITICAL, 1 / 16, "1/000001-0001/0")
+    found = findings(
+        tampered(tiny, rename(lambda n, rows: held if 8 <= n < 16 else rows[n]["task"])), LEAK
+    )[LEAK]
+    assert (found.severity, found.evidence[0].value, found.evidence[0].rollout) == (
+        CRITICAL,
+        1 / 16,
+        "1/000001-0001/0",
+    )
     assert LEAK in lacks(replace(tiny, evals=()), "data.")
 
 
@@ -540,7 +583,9 @@ def test_families_and_bounds_in_no_order(tiny: RunView, seed: int) -> None:
 
 
 @pytest.mark.parametrize(("factor", "found"), [(1, {PROMPTS: WARNING}), (10, {})])
-def test_prompts_at_the_limit_of_another_trainer(tiny: RunView, factor: int, found: dict[str, Severity]) -> None:
+def test_prompts_at_the_limit_of_another_trainer(
+    tiny: RunView, factor: int, found: dict[str, Severity]
+) -> None:
     prompt = sum(role == 0 for role in tiny.read_rollouts(1).to_pylist()[0]["roles"])
     view = replace(tiny, trainer="trl", config={"sampling": {"max_prompt": factor * prompt}})
     assert severities(view, PROMPTS) == found
@@ -548,11 +593,17 @@ def test_prompts_at_the_limit_of_another_trainer(tiny: RunView, factor: int, fou
 
 
 MISMATCH, STALE, OFF_POLICY = "precision.mismatch", "sync.stale-weights", "sync.off-policy"
-DISTRIBUTION, TEMPLATE, PADDING = "sampling.truncated-distribution", "tokens.template", "tokens.padding"
+DISTRIBUTION, TEMPLATE, PADDING = (
+    "sampling.truncated-distribution",
+    "tokens.template",
+    "tokens.padding",
+)
 GAPS = (MISMATCH, "sync.", DISTRIBUTION, TEMPLATE, PADDING, BLIND)
 
 
-def softmaxes(sampled: float = 1.0, learned: float = 1.0, top_p: float = 1.0, noise: float = 0.0) -> Edit:
+def softmaxes(
+    sampled: float = 1.0, learned: float = 1.0, top_p: float = 1.0, noise: float = 0.0
+) -> Edit:
     """Give log-probabilities as softmaxes of made-up logits would, at two temperatures."""
 
     def edit(rows: list[Row]) -> None:
@@ -585,7 +636,9 @@ def gaps(size: Callable[[Row, int], Any]) -> Callable[[list[Row]], None]:
 
     def edit(rows: list[Row]) -> None:
         for n, row in enumerate(rows):
-            shifted(row, np.random.default_rng(n).normal(size=len(places(row, MODEL))) * size(row, n))
+            shifted(
+                row, np.random.default_rng(n).normal(size=len(places(row, MODEL))) * size(row, n)
+            )
 
     return edit
 
@@ -597,7 +650,11 @@ def of_short_rollouts(rows: list[Row]) -> None:
 
 def in_every_third(rows: list[Row]) -> None:
     for n, row in enumerate(rows):
-        shifted(row, np.random.default_rng(n).choice([-0.5, 0.5], size=len(places(row, MODEL))) * (n % 3 == 0))
+        shifted(
+            row,
+            np.random.default_rng(n).choice([-0.5, 0.5], size=len(places(row, MODEL)))
+            * (n % 3 == 0),
+        )
 
 
 def versions(of: Callable[[int, int], int], gap: float = 0.0) -> Callable[[list[Row]], None]:
@@ -634,9 +691,13 @@ SHAPES: dict[str, tuple[str, Edit, dict[str, tuple[Severity, Basis]]]] = {
 
 
 @pytest.mark.parametrize(("run", "edit", "expected"), SHAPES.values(), ids=SHAPES)
-def test_shapes_of_the_gap(run: str, edit: Edit, expected: Any, request: pytest.FixtureRequest) -> None:
+def test_shapes_of_the_gap(
+    run: str, edit: Edit, expected: Any, request: pytest.FixtureRequest
+) -> None:
     view = request.getfixturevalue(run)
-    found = findings(tampered(view, edit, metrics={"reward/mean": view.metrics["reward/mean"]}), GAPS)
+    found = findings(
+        tampered(view, edit, metrics={"reward/mean": view.metrics["reward/mean"]}), GAPS
+    )
     assert {id: (f.severity, f.basis) for id, f in found.items()} == expected
 
 
@@ -651,7 +712,12 @@ def test_shapes_of_the_gap(run: str, edit: Edit, expected: Any, request: pytest.
         ("tiny", ["advantages"], WRONG, {WRONG}),
         ("tiny", ["answer"], SCORING, {LENGTH, MISALIGNED, REJECTED, STRICT, GOLD, DROWNED}),
         ("tiny", ["ended"], (TRUNCATED, NO_STOP), {TRUNCATED, NO_STOP}),
-        ("tiny", [], (UNCALLED, SWALLOWED, LEAKS), {LEAKS}),  # no two rollouts of a task were answered
+        (
+            "tiny",
+            [],
+            (UNCALLED, SWALLOWED, LEAKS),
+            {LEAKS},
+        ),  # no two rollouts of a task were answered
         ("musique", ["messages"], (UNCALLED, SWALLOWED, LEAKS), {UNCALLED, SWALLOWED, LEAKS}),
         ("musique", ["reward"], SWALLOWED, {SWALLOWED}),
     ],
@@ -670,7 +736,9 @@ def test_what_else_is_needed(tiny: RunView) -> None:
     unlogged = {key: value for key, value in tiny.metrics.items() if key != DEAD}
     assert UNSEEN in lacks(replace(tiny, metrics=unlogged), UNSEEN)
     assert {ERROR, NEVER} <= lacks(tampered(tiny, each(fail), trainer="trl"), SCORING)
-    assert OFF_POLICY in lacks(tampered(tiny, versions(lambda _, step: step + 5)), "sync."), "another count"
+    assert OFF_POLICY in lacks(tampered(tiny, versions(lambda _, step: step + 5)), "sync."), (
+        "another count"
+    )
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
@@ -689,7 +757,9 @@ def test_the_predicted_dead_share_is_that_of_simulated_groups() -> None:
     assert (alpha, beta) == pytest.approx((0.5, 1.5), rel=0.05)
     for size in (4, 16):
         wins = random.binomial(size, p)
-        assert dead_share(alpha, beta, size) == pytest.approx(np.mean((wins == 0) | (wins == size)), abs=0.01)
+        assert dead_share(alpha, beta, size) == pytest.approx(
+            np.mean((wins == 0) | (wins == size)), abs=0.01
+        )
 
 
 def rollouts(step: int, top: float, wrong_length: int) -> pa.Table:
@@ -714,7 +784,9 @@ def rollouts(step: int, top: float, wrong_length: int) -> pa.Table:
     ("top", "wrong", "expected"),
     [(1.0, 6, {}), (1.0, 24, {"advantage.length-bias": WARNING}), (2.0, 6, {SCALE: WARNING})],
 )
-def test_wrong_rollouts_that_grow_and_bounds_that_move(top: float, wrong: int, expected: dict[str, Severity]) -> None:
+def test_wrong_rollouts_that_grow_and_bounds_that_move(
+    top: float, wrong: int, expected: dict[str, Severity]
+) -> None:
     def read(step: int) -> pa.Table:
         way = (step - 1) / 11
         return rollouts(step, 1 + (top - 1) * way, round(6 + (wrong - 6) * way))

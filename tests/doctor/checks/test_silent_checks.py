@@ -23,7 +23,10 @@ def found(view: RunView) -> list[Finding]:
 
 @pytest.mark.parametrize("steps", [40, 120, 400])
 def test_no_alarm_on_curves_that_rise(steps: int) -> None:
-    correct = {"reward/part/correctness/mean": ramp(0.1, 0.5, steps, 0.05), "reward/part/correctness/std": 0.4}
+    correct = {
+        "reward/part/correctness/mean": ramp(0.1, 0.5, steps, 0.05),
+        "reward/part/correctness/std": 0.4,
+    }
     form = {"reward/part/format/mean": 0.2, "reward/part/format/std": 0.02}
     evals = evaluations(0.3, 0.42, 0.5, 0.57, 0.66, every=steps // 5)
     for seed in range(6):
@@ -34,7 +37,9 @@ def test_no_alarm_on_curves_that_rise(steps: int) -> None:
 def test_no_alarm_on_a_run_that_has_learned_all() -> None:
     left = np.exp(-8 * np.linspace(0, 1, 300))
     groups = {"advantage/dead/share": 0.95 * (1 - left), "reward/group_std/mean": 0.4 * left}
-    view = healthy(300, **groups, **{"reward/mean": 1 - 0.7 * left, "learner/entropy/mean": 0.02 + left})
+    view = healthy(
+        300, **groups, **{"reward/mean": 1 - 0.7 * left, "learner/entropy/mean": 0.02 + left}
+    )
     assert alarms(found(view)) == []
 
 
@@ -59,7 +64,10 @@ def test_a_trainer_that_keeps_only_texts_and_rewards_is_no_alarm(tiny: RunView) 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"rollout_steps": ()}, "no rollouts were kept"), ({"warm": True}, "a warm start learns from an expert's")],
+    [
+        ({"rollout_steps": ()}, "no rollouts were kept"),
+        ({"warm": True}, "a warm start learns from an expert's"),
+    ],
 )
 def test_without_sampled_rollouts_checks_that_read_them_say_why(
     tiny: RunView, changes: dict[str, Any], reason: str
@@ -72,7 +80,9 @@ def test_without_sampled_rollouts_checks_that_read_them_say_why(
     assert len(readers) > 5
     for check in readers:
         outcome = check(case)
-        assert {o.id for o in outcome if isinstance(o, CannotTell) and o.needs.startswith(reason)} == set(check.ids)
+        assert {
+            o.id for o in outcome if isinstance(o, CannotTell) and o.needs.startswith(reason)
+        } == set(check.ids)
 
 
 def test_few_steps_are_read_and_each_once(tiny: RunView) -> None:
@@ -93,7 +103,8 @@ def test_rows_are_what_the_table_says(musique: RunView) -> None:
     table = musique.read_rollouts(1).to_pylist()
     assert len(rows) == len(table) == 64
     assert rows.response_n == [
-        next(m["content"] for m in reversed(r["messages"]) if m["role"] == "assistant") for r in table
+        next(m["content"] for m in reversed(r["messages"]) if m["role"] == "assistant")
+        for r in table
     ]
     sampler = rows.read_tokens("sampler")
     for n in (0, 17, 63):

@@ -1,4 +1,6 @@
-"""Every probe on healthy recipes, where none warns, and on planted faults, which it names; the bench stays the same."""
+"""Every probe on healthy recipes, where none warns, and on planted faults, which it names; the
+bench stays the same.
+"""
 
 import itertools
 import json
@@ -38,7 +40,11 @@ TINY = ROOT / "recipes" / "tiny.toml"
 SMALL = ("sampling.groups=4", "sampling.size=8", "compute.threads=1", "compute.device=cpu")
 CHEAP = [name for name, probe in PROBES.items() if probe.cheap]
 ALL = [name for name, probe in PROBES.items() if not probe.full]
-HARD = [f"{table}.{option}" for table in ("tasks", "eval") for option in ("operations=['*']", "low=41", "high=99")]
+HARD = [
+    f"{table}.{option}"
+    for table in ("tasks", "eval")
+    for option in ("operations=['*']", "low=41", "high=99")
+]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +56,11 @@ def _examples(monkeypatch: pytest.MonkeyPatch) -> None:
 def musique(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A recipe of questions with tools, for a small model that was never taught to use them."""
     folder = tmp_path_factory.mktemp("musique")
-    options = {"file": str(write_questions(folder / "questions.jsonl", 200)), "retriever": "lexical", "returned": 1}
+    options = {
+        "file": str(write_questions(folder / "questions.jsonl", 200)),
+        "retriever": "lexical",
+        "returned": 1,
+    }
     return {
         "model": {"name": str(write_small(folder / "start", options))},
         "tasks": {"name": "musique", "train": 100, **options},
@@ -128,11 +138,16 @@ PROBED = [(fault.id, s) for fault in FAULTS.values() for s in fault.strengths if
 HERE = [
     ("optimizer.lr-large", Strength("lr 50", settings={"learning.lr": 50}, probe="step-size")),
     # At the recipe's own temperature; the benchmark plants it nearer to 1.
-    ("sampling.truncated-distribution", Strength("temperature-ignored", policy(TemperatureIgnored), probe="agreement")),
+    (
+        "sampling.truncated-distribution",
+        Strength("temperature-ignored", policy(TemperatureIgnored), probe="agreement"),
+    ),
 ]
 
 
-@pytest.mark.parametrize(("id", "fault"), [pytest.param(*given, id=given[1].name) for given in [*PROBED, *HERE]])
+@pytest.mark.parametrize(
+    ("id", "fault"), [pytest.param(*given, id=given[1].name) for given in [*PROBED, *HERE]]
+)
 def test_a_planted_fault_is_named_first(id: str, fault: Strength) -> None:
     bench = bench_of(TINY, settings=fault.settings, alter=fault.alter)
     results = ask(bench, list(dict.fromkeys([*CHEAP, fault.probe])))
@@ -146,7 +161,9 @@ def test_a_planted_fault_is_named_first(id: str, fault: Strength) -> None:
 def test_a_fault_is_named_first_where_there_are_tools(id: str, musique: dict[str, Any]) -> None:
     results = ask(bench_of(musique, alter=FAULTS[id].strengths[0].alter), CHEAP)
     assert (differential(results)[0].id, differential(results)[0].severity) == (id, "critical")
-    assert ("tool-swap" in [r.name for r in results if r.findings]) == (id == "mask.attention-blind")
+    assert ("tool-swap" in [r.name for r in results if r.findings]) == (
+        id == "mask.attention-blind"
+    )
 
 
 class Shared(PlayWrapper):
@@ -168,7 +185,9 @@ class Shared(PlayWrapper):
 def respell(prepared: Any) -> Any:
     """Ask a training task's question in other spelling among the held-out tasks."""
     task, held = prepared.pool.stages[0].tasks[0], prepared.heldout
-    other = replace(task, messages=tuple(replace(m, content=m.content.upper() + " ?") for m in task.messages))
+    other = replace(
+        task, messages=tuple(replace(m, content=m.content.upper() + " ?") for m in task.messages)
+    )
     return replace(prepared, heldout=replace(held, tasks=[other, *held.tasks[1:]]))
 
 
@@ -187,8 +206,18 @@ ALONE: list[tuple[str, str, str, tuple[Alter, dict[str, Any]]]] = [
     ("prompts", "context.prompt-truncated", "critical", settings(sampling__max_prompt=10)),
     ("gold", "context.completion-truncated", "critical", settings(sampling__max_tokens=1)),
     ("rescoring", "reward.error-scored", "critical", first_strength("reward.error-scored")),
-    ("dead-groups", "advantage.dead-groups-low", "warning", first_strength("advantage.dead-groups-low")),
-    ("dead-groups", "advantage.dead-groups-high", "warning", (graded(lambda r, *_: replace(r, total=r.high)), {})),
+    (
+        "dead-groups",
+        "advantage.dead-groups-low",
+        "warning",
+        first_strength("advantage.dead-groups-low"),
+    ),
+    (
+        "dead-groups",
+        "advantage.dead-groups-high",
+        "warning",
+        (graded(lambda r, *_: replace(r, total=r.high)), {}),
+    ),
     ("parser", "reward.strict-parser", "warning", first_strength("reward.gold-rejected")),
     ("wrong-gold", "data.wrong-gold", "critical", first_strength("data.wrong-gold")),
     ("endings", "sampling.no-stop", "critical", first_strength("sampling.no-stop")),
@@ -202,8 +231,12 @@ ALONE: list[tuple[str, str, str, tuple[Alter, dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "id", "severity", "fault"), ALONE, ids=[f"{name}-{id}" for name, id, *_ in ALONE])
-def test_a_probe_names_its_fault(name: str, id: str, severity: str, fault: tuple[Alter, dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("name", "id", "severity", "fault"), ALONE, ids=[f"{name}-{id}" for name, id, *_ in ALONE]
+)
+def test_a_probe_names_its_fault(
+    name: str, id: str, severity: str, fault: tuple[Alter, dict[str, Any]]
+) -> None:
     alter, values = fault
     result, finding = ask_one(bench_of(TINY, settings=values, alter=alter), name)
     assert finding is not None, result.figure or result.skipped
@@ -245,21 +278,30 @@ def broken(*_: object) -> Any:
     ],
     ids=["results fail", "calls fail", "one call is read back"],
 )
-def test_several_tool_calls_must_be_rendered(renderer: Any, severity: str, musique: dict[str, Any]) -> None:
-    parts = {"later": lambda *_: [1, 2], "write": lambda _: [], "read": lambda _: SimpleNamespace(calls=[1])}
+def test_several_tool_calls_must_be_rendered(
+    renderer: Any, severity: str, musique: dict[str, Any]
+) -> None:
+    parts = {
+        "later": lambda *_: [1, 2],
+        "write": lambda _: [],
+        "read": lambda _: SimpleNamespace(calls=[1]),
+    }
     bench = bench_of(musique)
     bench.renderer = SimpleNamespace(**{**parts, **renderer})  # type: ignore[assignment]
     (finding,) = ask(bench, ["tool-calls"])[0].findings
     assert (finding.id, finding.severity) == ("tool.multi-call", severity)
 
 
-def test_an_expert_that_says_more_than_the_limits_allow_can_still_be_swapped(musique: dict[str, Any]) -> None:
+def test_an_expert_that_says_more_than_the_limits_allow_can_still_be_swapped(
+    musique: dict[str, Any],
+) -> None:
     bench = bench_of(musique, "sampling.max_tokens=3")
     assert ask_one(bench, "tool-swap")[0].ok
     assert ask_one(bench, "control")[0].figure
 
 
-# Scripted cheaters: a sound scorer pays none, and those that are paid are told apart by what they said.
+# Scripted cheaters: a sound scorer pays none, and those that are paid are told apart by what they
+# said.
 def judged(is_paid: Callable[[str, str], bool]) -> Alter:
     def judge(_: Reward, said: str, task: Task) -> Reward:
         return Reward.of("judged", float(paid := is_paid(said, task.answer)), 0.0, 1.0, paid)
@@ -288,13 +330,19 @@ def test_cheaters(alter: Alter, id: str | None, count: str) -> None:
     assert result.figure.startswith(count)
     assert (finding.id if finding else None) == id
     if finding is not None:
-        severity = "warning" if count else "critical"  # paid with the answer among others, or without it
+        severity = (
+            "warning" if count else "critical"
+        )  # paid with the answer among others, or without it
         assert (finding.severity, finding.evidence[0].text) == (severity, result.figure)
 
 
 def test_a_taskset_without_cheaters_is_not_asked(llama_folder: Path) -> None:
     tasks = {"name": "letters:Letters"}
-    recipe = {"model": {"name": str(llama_folder)}, "tasks": {**tasks, "train": 30}, "eval": {**tasks, "tasks": 6}}
+    recipe = {
+        "model": {"name": str(llama_folder)},
+        "tasks": {**tasks, "train": 30},
+        "eval": {**tasks, "tasks": 6},
+    }
     assert ask_one(bench_of(recipe), "cheater")[0].skipped == "the taskset has no scripted cheater"
 
 
@@ -327,7 +375,9 @@ class FormatPlay(SlowPlay):
 
     async def score(self) -> Reward:
         right, text = is_right(self.said[-1], self.answer), self.said[0].strip()
-        return Reward.of("answer", 1.0 if right else 0.2 * (text.isdigit() and len(text) > 2), 0.0, 1.0, right)
+        return Reward.of(
+            "answer", 1.0 if right else 0.2 * (text.isdigit() and len(text) > 2), 0.0, 1.0, right
+        )
 
 
 class PatientPlay(FormatPlay):
@@ -363,8 +413,15 @@ class Patient(Formatted):
         ("Patient", ("reward.never-computed", "warning", ["sampling.max_turns"])),
     ],
 )
-def test_a_task_of_one_turn_waits_for_no_event(taskset: str, expected: tuple[str, str, list[str]]) -> None:
-    tasks = {"name": f"doctor.probes.test_probes:{taskset}", "operations": ["*"], "low": 50, "high": 99}
+def test_a_task_of_one_turn_waits_for_no_event(
+    taskset: str, expected: tuple[str, str, list[str]]
+) -> None:
+    tasks = {
+        "name": f"doctor.probes.test_probes:{taskset}",
+        "operations": ["*"],
+        "low": 50,
+        "high": 99,
+    }
     recipe = {
         "model": {"name": "tiny"}, "tasks": {**tasks, "train": 100}, "eval": {**tasks, "tasks": 8, "every": 0},
         "sampling": {"max_tokens": 8},
@@ -406,7 +463,8 @@ UNPAID = "reward.never-computed"
     [
         (WORKSHOP, ["tasks.pays=validate"], 2, (UNPAID, "warning", "proof")),
         (WORKSHOP, ["tasks.pays=validate"], 8, (UNPAID, "critical", "proof")),
-        # A weak model too: the wait is named, and that nothing would have been paid without it makes it less sure.
+        # A weak model too: the wait is named, and that nothing would have been paid without it
+        # makes it less sure.
         (WORKSHOP, ["tasks.pays=validate", *HARD[:3]], 8, (UNPAID, "warning", "signal")),
         (WORKSHOP, ["tasks.pays=end"], 4, None),
         (WORKSHOP, ["tasks.pays=end", *HARD[:3]], 8, None),
@@ -425,23 +483,34 @@ def test_a_reward_that_waits_is_not_a_weak_model(
 def test_work_that_is_done_and_never_scored_stands_above_its_symptoms() -> None:
     bench = workshop(WORKSHOP, "tasks.pays=validate", groups=8)
     (cause,) = differential(ask(bench, ["paid", "dead-groups", "endings"]))
-    assert (cause.id, [symptom.id for symptom in cause.explains]) == (UNPAID, ["advantage.dead-groups-low"])
+    assert (cause.id, [symptom.id for symptom in cause.explains]) == (
+        UNPAID,
+        ["advantage.dead-groups-low"],
+    )
     seen, _, own = cause.evidence[:3]
-    right = [r for r in bench.rollouts if r.reward and r.reward.correct]  # the task says so, whatever it pays
+    right = [
+        r for r in bench.rollouts if r.reward and r.reward.correct
+    ]  # the task says so, whatever it pays
     assert (seen.value, own.value) == (1.0, pytest.approx(len(right) / 64))
     assert own.rollout == f"1/{right[0].group}/{right[0].index}"
 
 
 def test_too_few_turns_for_the_expert() -> None:
-    (finding,) = ask(workshop(WORKSHOP, "tasks.pays=validate", "sampling.max_turns=1"), ["gold"])[0].findings
+    (finding,) = ask(workshop(WORKSHOP, "tasks.pays=validate", "sampling.max_turns=1"), ["gold"])[
+        0
+    ].findings
     assert (finding.id, finding.severity) == ("context.completion-truncated", "critical")
     assert finding.fix is not None
     assert finding.fix.changes["uptrend"] == {"sampling.max_turns": 2}
 
 
 @pytest.mark.parametrize("is_answer_all", [False, True])
-def test_an_untaught_model_that_runs_out_of_turns(is_answer_all: bool, musique: dict[str, Any]) -> None:
-    """Where answers alone are paid, it never comes to one, with twice the turns either; else it is weak."""
+def test_an_untaught_model_that_runs_out_of_turns(
+    is_answer_all: bool, musique: dict[str, Any]
+) -> None:
+    """Where answers alone are paid, it never comes to one, with twice the turns either; else it is
+    weak.
+    """
     parts = ("f1", "retrieval_recall", "retrieval_precision", "citation_recall", "format")
     weights = [f"tasks.weights.{part}=0" for part in parts] if is_answer_all else []
     bench = bench_of(musique, "sampling.max_tokens=3", *weights)  # too few for luck
@@ -456,7 +525,9 @@ def test_an_untaught_model_that_runs_out_of_turns(is_answer_all: bool, musique: 
 # Numbers behind the advice, against other ways to get them.
 @pytest.mark.parametrize(("a", "b"), [(0.5, 0.5), (2.0, 2.0), (1.0, 6.0)])
 @pytest.mark.parametrize("size", [2, 4, 16])
-def test_dead_groups_are_predicted_from_others_of_another_size(a: float, b: float, size: int) -> None:
+def test_dead_groups_are_predicted_from_others_of_another_size(
+    a: float, b: float, size: int
+) -> None:
     rates, draws = np.random.default_rng(1).beta(a, b, 400), np.random.default_rng(0)
     rewards = tuple(tuple(float(x) for x in draws.random(8) < p) for p in rates)
     groups = PassRates(rewards, (0.0,) * len(rates), (1.0,) * len(rates), 1.0)
@@ -466,7 +537,10 @@ def test_dead_groups_are_predicted_from_others_of_another_size(a: float, b: floa
 
 def test_true_advantages_need_no_order() -> None:
     rewards = [("a", 1.0), ("b", 0.0), ("a", 0.0), ("b", None), ("b", 0.0)]
-    told: Any = [SimpleNamespace(group=g, reward=None if x is None else SimpleNamespace(total=x)) for g, x in rewards]
+    told: Any = [
+        SimpleNamespace(group=g, reward=None if x is None else SimpleNamespace(total=x))
+        for g, x in rewards
+    ]
     found = true_advantages(told, "group", "mean")
     assert found == pytest.approx([0.5 / (0.5**0.5 + 1e-4), 0, -0.5 / (0.5**0.5 + 1e-4), 0, 0])
     assert true_advantages(told, "none", "leave_one_out")[0] == pytest.approx(1.0)
@@ -482,8 +556,13 @@ def bench() -> Bench:
 
 
 def state_of(bench: Bench) -> tuple[object, ...]:
-    """Everything that a probe may disturb: weights, gradients, the reference, random states, the model's mode."""
-    flat, reference = bench.policy.flat, [p.clone().tolist() for p in bench.policy.reference.parameters()]
+    """Everything that a probe may disturb: weights, gradients, the reference, random states, the
+    model's mode.
+    """
+    flat, reference = (
+        bench.policy.flat,
+        [p.clone().tolist() for p in bench.policy.reference.parameters()],
+    )
     chance = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
     return digest(flat), bool(flat.gradient.any()), reference, chance, bench.policy.model.training
 
@@ -518,10 +597,13 @@ def test_an_update_is_real_and_undone(bench: Bench) -> None:
     assert float((done.after_bs - done.before_bs)[real_bs].abs().mean()) > 0.05
     assert 0.005 < float((done.nudged_bs - done.before_bs)[real_bs].abs().mean()) < 0.1
     assert digest(bench.policy.flat) == before
-    torch.testing.assert_close(bench.logprobs(done.exp), done.before_bs, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        bench.logprobs(done.exp), done.before_bs, rtol=0, atol=0, equal_nan=True
+    )
 
 
-# Rewards as users write them, of an answer and of what was said, on sums: sound ones, and with one fault each.
+# Rewards as users write them, of an answer and of what was said, on sums: sound ones, and with one
+# fault each.
 def first_number(said: str) -> str:
     found = re.search(r"-?\d+", said)
     return found.group() if found else ""
@@ -540,12 +622,24 @@ USERS: dict[str, tuple[Callable[[str, str], float | None], str]] = {
     "between -1 and 1": (lambda said, gold: 2.0 * (first_number(said) == gold) - 1, ""),
     "by distance, never above 0": (distance, ""),
     "partial credit": (lambda said, gold: max(0.0, 1 + distance(said, gold) / 10), ""),
-    "a penalty for length": (lambda said, gold: (first_number(said) == gold) - 0.02 * len(said), ""),
+    "a penalty for length": (
+        lambda said, gold: (first_number(said) == gold) - 0.02 * len(said),
+        "",
+    ),
     "boxed": (lambda said, gold: float(f"\\boxed{{{gold}}}" in said), ""),
-    "None for no number": (lambda said, gold: float(n == gold) if (n := first_number(said)) else None, ""),
+    "None for no number": (
+        lambda said, gold: float(n == gold) if (n := first_number(said)) else None,
+        "",
+    ),
     "flipped": (lambda said, gold: -float(first_number(said) == gold), "advantage.sign"),
-    "no negatives": (lambda said, gold: float(first_number(said).strip("-") == gold), "reward.gold-rejected"),
-    "no zero": (lambda said, gold: float(first_number(said) == gold != "0"), "reward.gold-rejected"),
+    "no negatives": (
+        lambda said, gold: float(first_number(said).strip("-") == gold),
+        "reward.gold-rejected",
+    ),
+    "no zero": (
+        lambda said, gold: float(first_number(said) == gold != "0"),
+        "reward.gold-rejected",
+    ),
     "any number": (lambda said, _: float(first_number(said) != ""), "reward.gold-rejected"),
     "substring": (lambda said, gold: float(gold in said), "reward.gold-rejected"),
     "length": (lambda said, _: len(said) / 10, "reward.gold-rejected"),
@@ -555,13 +649,24 @@ USERS: dict[str, tuple[Callable[[str, str], float | None], str]] = {
 
 
 def user_bench(
-    reward: Callable[[str, str], float | None], golds: Callable[[list[str]], list[str]], folder: Path
+    reward: Callable[[str, str], float | None],
+    golds: Callable[[list[str]], list[str]],
+    folder: Path,
 ) -> Bench:
     def user(completion: str, answer: str) -> float | None:
         return reward(completion, answer)
 
-    asked = [f"Calculate: {a} {sign} {b} = " for a in range(15) for b in range(0, 15, 2) for sign in "+-"]
-    answers = golds([str(a + b if sign == "+" else a - b) for a in range(15) for b in range(0, 15, 2) for sign in "+-"])
+    asked = [
+        f"Calculate: {a} {sign} {b} = " for a in range(15) for b in range(0, 15, 2) for sign in "+-"
+    ]
+    answers = golds(
+        [
+            str(a + b if sign == "+" else a - b)
+            for a in range(15)
+            for b in range(0, 15, 2)
+            for sign in "+-"
+        ]
+    )
     rows = [{"prompt": p, "answer": a} for p, a in zip(asked, answers, strict=True)]
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -589,7 +694,11 @@ def test_rewards_of_users(name: str, tmp_path: Path) -> None:
     [
         (list, "", ""),
         (lambda golds: golds[1:] + golds[:1], "critical", "signal"),
-        (lambda golds: [str(int(g) + 3 * (n % 4 == 0)) for n, g in enumerate(golds)], "critical", "proof"),
+        (
+            lambda golds: [str(int(g) + 3 * (n % 4 == 0)) for n, g in enumerate(golds)],
+            "critical",
+            "proof",
+        ),
     ],
     ids=["right", "shifted", "some wrong"],
 )

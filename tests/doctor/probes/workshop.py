@@ -1,8 +1,9 @@
 """`Workshop`: a calculation whose answer is kept in a workspace, and a command that has it scored.
 
-As small as an agent's task can be that has its reward behind a command: the first turn is the answer, every later one
-a command, and the only command is `validate`. `pays` says when there is a reward: `validate` is the fault (what was
-not validated earns nothing), `end` scores every rollout when it ends.
+As small as an agent's task can be that has its reward behind a command: the first turn is the
+answer, every later one a command, and the only command is `validate`. `pays` says when there is a
+reward: `validate` is the fault (what was not validated earns nothing), `end` scores every rollout
+when it ends.
 """
 
 from collections.abc import Iterable, Sequence

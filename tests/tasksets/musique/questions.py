@@ -1,4 +1,6 @@
-"""Rows in MuSiQue's schema for tests: invented ones, and the three official ones in tests/data/musique."""
+"""Rows in MuSiQue's schema for tests: invented ones, and the three official ones in
+tests/data/musique.
+"""
 
 import copy
 import json

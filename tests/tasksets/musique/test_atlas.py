@@ -1,4 +1,6 @@
-"""The invented atlas: rows like MuSiQue's own, answerable from their paragraphs and from nothing else."""
+"""The invented atlas: rows like MuSiQue's own, answerable from their paragraphs and from nothing
+else.
+"""
 
 import hashlib
 import itertools
@@ -48,13 +50,19 @@ def shape(value):
     """The keys and types of a row, all the way down."""
     if isinstance(value, dict):
         return {key: shape(inner) for key, inner in value.items()}
-    return [shape(value[0]) if value else "str"] if isinstance(value, list) else type(value).__name__
+    return (
+        [shape(value[0]) if value else "str"] if isinstance(value, list) else type(value).__name__
+    )
 
 
 def test_rows_look_like_the_official_ones(many):
     official = [json.loads(line) for line in OFFICIAL.read_text().splitlines()]
-    assert {json.dumps(shape(made)) for made in many} == {json.dumps(shape(theirs)) for theirs in official}
-    assert {made["id"].split("__")[0] for made in many} == {theirs["id"].split("__")[0] for theirs in official}
+    assert {json.dumps(shape(made)) for made in many} == {
+        json.dumps(shape(theirs)) for theirs in official
+    }
+    assert {made["id"].split("__")[0] for made in many} == {
+        theirs["id"].split("__")[0] for theirs in official
+    }
     assert len({made["question"] for made in many}) == len({made["id"] for made in many}) == 2000
 
 
@@ -63,7 +71,9 @@ def test_rows_never_change_whatever_the_process():
     code += "sys.stdout.write(json.dumps(list(rows(50, 0, AtlasOptions()))))"
     for hash_seed in ("1", "2024"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, check=True
+        )
         assert hashlib.sha256(done.stdout).hexdigest()[:16] == FIRST_FIFTY
 
 
@@ -94,11 +104,17 @@ def check_row(made, options):
         asked = re.sub(r"#(\d)", lambda found: parts[int(found[1]) - 1]["answer"], part["question"])
         assert names(asked, subject)
         assert i == 0 or (subject == parts[i - 1]["answer"] and f"#{i}" in part["question"])
-        stating = [p for p in paragraphs if all(names(p["paragraph_text"], n) for n in (subject, part["answer"]))]
+        stating = [
+            p
+            for p in paragraphs
+            if all(names(p["paragraph_text"], n) for n in (subject, part["answer"]))
+        ]
         assert [p["idx"] for p in stating] == [supports[i]]
         assert not names(made["question"], part["answer"])
     assert parts[-1]["answer"] == made["answer"]
-    assert all(re.fullmatch(rf"the (river )?{made['answer']}", alias) for alias in made["answer_aliases"])
+    assert all(
+        re.fullmatch(rf"the (river )?{made['answer']}", alias) for alias in made["answer_aliases"]
+    )
     assert names(made["question"], paragraphs[supports[0]]["title"])
     # Nothing else mentions the answer, except perhaps a paragraph of its own.
     mentions = [p for p in paragraphs if names(p["paragraph_text"], made["answer"])]
@@ -129,20 +145,30 @@ def test_worlds_are_consistent_and_every_hop_has_a_near_miss(seed, paragraphs):
         stated = {other.relation.name for other in world.facts.get(fact.object, ())}
         assert stated.isdisjoint(fact.relation.bars)
         assert fact.object is None or fact.relation.older[0] <= fact.subject.year - fact.object.year
-    assert len({entity.year for entity in entities}) == len({entity.name for entity in entities}) == len(entities)
+    assert (
+        len({entity.year for entity in entities})
+        == len({entity.name for entity in entities})
+        == len(entities)
+    )
     assert all(1000 <= entity.year <= 2025 for entity in entities)
     own = {fact.subject for fact in chain}
     for hop in chain:
         others = [fact for fact in facts if fact.subject not in own]
-        near = [fact for fact in others if (fact.relation, fact.wording) == (hop.relation, hop.wording)]
+        near = [
+            fact for fact in others if (fact.relation, fact.wording) == (hop.relation, hop.wording)
+        ]
         assert near
         assert all(fact.answer != hop.answer for fact in near)
     # Only names beside the chain share words, and some does.
     allowed = set().union(*(words(subject.name) for subject in own))
     assert any(words(entity.name) & allowed for entity in world.facts.keys() - own)
-    assert all(words(a.name) & words(b.name) <= allowed for a, b in itertools.combinations(entities, 2))
+    assert all(
+        words(a.name) & words(b.name) <= allowed for a, b in itertools.combinations(entities, 2)
+    )
     if answer := chain[-1].object:
-        assert all(words(answer.name).isdisjoint(words(entity.name)) for entity in entities - {answer})
+        assert all(
+            words(answer.name).isdisjoint(words(entity.name)) for entity in entities - {answer}
+        )
 
 
 def test_answers_can_not_be_guessed_from_questions(many):
@@ -160,8 +186,12 @@ def rivals(seed):
     """Everything of the answer's type that the paragraphs mention, and the answer."""
     world, chain = make_world(seed, DEFAULT)
     if chain[-1].object is None:
-        return sorted({fact.answer for fact in facts_of(world) if fact.object is None}), chain[-1].answer
-    same_kind = (entity.name for entity in entities_of(world) if entity.kind == chain[-1].object.kind)
+        return sorted({fact.answer for fact in facts_of(world) if fact.object is None}), chain[
+            -1
+        ].answer
+    same_kind = (
+        entity.name for entity in entities_of(world) if entity.kind == chain[-1].object.kind
+    )
     return sorted(same_kind), chain[-1].answer
 
 
@@ -176,7 +206,9 @@ def test_a_random_choice_of_the_right_type_is_seldom_right():
 
 
 def test_hops_and_places_are_balanced(many):
-    assert 0 < sum(bool(made["answer_aliases"]) for made in many) < 0.25 * len(many)  # only names with articles
+    assert (
+        0 < sum(bool(made["answer_aliases"]) for made in many) < 0.25 * len(many)
+    )  # only names with articles
     parts = [made["question_decomposition"] for made in many]
     assert chisquare([Counter(map(len, parts))[hops] for hops in (2, 3, 4)]).pvalue > 1e-4
     for hop in (0, -1):

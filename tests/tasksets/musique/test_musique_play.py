@@ -44,10 +44,15 @@ def test_a_whole_rollout() -> None:
 
 
 def test_a_search_shows_as_many_documents_as_it_is_told() -> None:
-    for options, query, count in (({"returned": 2}, "Mira", 2), ({"retriever": "lexical", "returned": 3}, "wrote", 2)):
+    for options, query, count in (
+        ({"returned": 2}, "Mira", 2),
+        ({"retriever": "lexical", "returned": 3}, "wrote", 2),
+    ):
         shown = say(opened(**options), call("retrieve_documents", query=query)) or ""
         assert shown.count("Document ID") == count
-    assert "No document matches" in (say(opened(retriever="lexical"), call("retrieve_documents", query="zebra")) or "")
+    assert "No document matches" in (
+        say(opened(retriever="lexical"), call("retrieve_documents", query="zebra")) or ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,9 +64,18 @@ def test_a_search_shows_as_many_documents_as_it_is_told() -> None:
         (call("retrieve_documents", query="  "), "needs query"),
         (call("retrieve_documents", query=["a"]), "needs query"),
         (call("retrieve_documents", query="x", top=3), "no argument 'top'. It takes query"),
-        (call("search", query="x"), "no tool 'search'. There are retrieve_documents and get_document"),
-        (Message("assistant", "", (ToolCall("get_document", {"doc_id": "1"}),) * 2), "2 calls in one turn"),
-        (Message("assistant", "<answer>x</answer><tool>{", problem="The call is not JSON"), "The call is not JSON"),
+        (
+            call("search", query="x"),
+            "no tool 'search'. There are retrieve_documents and get_document",
+        ),
+        (
+            Message("assistant", "", (ToolCall("get_document", {"doc_id": "1"}),) * 2),
+            "2 calls in one turn",
+        ),
+        (
+            Message("assistant", "<answer>x</answer><tool>{", problem="The call is not JSON"),
+            "The call is not JSON",
+        ),
         (Message("assistant", "I think I shall look."), "Call a tool, or finish with <think>"),
         (call("get_document", "<answer>Elhaven</answer>", doc_id="1"), "Do one of them"),
     ],
@@ -70,7 +84,9 @@ def test_every_mistake_is_told_to_the_model_and_counted(message: Message, told: 
     play = opened()
     assert re.search(told, say(play, message) or "")
     assert not play.shown  # nothing was looked up
-    assert not score(play).correct  # an answer beside a call is not taken, even where the rollout ends with it
+    assert not score(
+        play
+    ).correct  # an answer beside a call is not taken, even where the rollout ends with it
     say(play, call("get_document", doc_id=1))  # a number is as good as its digits
     assert list(play.shown) == ["1"]
     assert {part.name: part.value for part in score(play).parts}["clean_turns"] == 0.5
@@ -79,7 +95,9 @@ def test_every_mistake_is_told_to_the_model_and_counted(message: Message, told: 
 def test_a_document_that_is_too_long_is_cut_and_says_so() -> None:
     long = row()
     long["paragraphs"][1]["paragraph_text"] = "word " * 5000
-    shown, whole = (say(opened(long, longest=most), call("get_document", doc_id="1")) or "" for most in (100, 0))
+    shown, whole = (
+        say(opened(long, longest=most), call("get_document", doc_id="1")) or "" for most in (100, 0)
+    )
     assert "the first 100 of the document's 25,0" in shown
     assert len(shown) < 250 < 25000 < len(whole)
 
@@ -87,7 +105,10 @@ def test_a_document_that_is_too_long_is_cut_and_says_so() -> None:
 def test_a_part_is_earned_by_itself() -> None:
     play = opened()
     say(play, Message("assistant", ANSWER.format("")))
-    assert (score(play).correct, score(play).total) == (True, pytest.approx((1.0 + 0.9 + 0.1) / 4.0))
+    assert (score(play).correct, score(play).total) == (
+        True,
+        pytest.approx((1.0 + 0.9 + 0.1) / 4.0),
+    )
     play = opened(returned=2)
     say(play, call("retrieve_documents", query="x"))
     assert (score(play).correct, score(play).total) == (False, pytest.approx((1.0 + 0.4) / 4.0))

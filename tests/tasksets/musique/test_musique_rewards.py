@@ -2,7 +2,15 @@
 
 import pytest
 
-from uptrend.tasksets.musique.rewards import RewardWeights, exact_match, f1, normalize, read_reply, reward, write_reply
+from uptrend.tasksets.musique.rewards import (
+    RewardWeights,
+    exact_match,
+    f1,
+    normalize,
+    read_reply,
+    reward,
+    write_reply,
+)
 
 WHOLE = "<think>because</think>\n<cite>3, 7</cite>\n<answer>Stanley</answer>"
 
@@ -30,7 +38,13 @@ def test_the_share_of_tags_that_are_well_formed(text: str, tags: int) -> None:
 def test_answers_and_citations_are_read() -> None:
     assert write_reply("because", ("3", "7"), "Stanley") == WHOLE
     assert (read_reply(WHOLE).answer, read_reply(WHOLE).cited) == ("Stanley", ("3", "7"))
-    cited = {"1 2;3": ("1", "2", "3"), "[4], [4], #5.": ("4", "5"), "": (), " , ": (), "document 3": ("document", "3")}
+    cited = {
+        "1 2;3": ("1", "2", "3"),
+        "[4], [4], #5.": ("4", "5"),
+        "": (),
+        " , ": (),
+        "document 3": ("document", "3"),
+    }
     assert {text: read_reply(f"<cite>{text}</cite>").cited for text in cited} == cited
     assert read_reply("<answer>no</answer><answer> yes\n</answer>").answer == "yes"
     assert read_reply("<answer></answer>").answer == ""
@@ -80,7 +94,9 @@ def test_f1(said: str, accepted: list[str], expected: float) -> None:
 
 ALMOST = write_reply("y", ("1", "9", "8"), "Stanley town")
 GOLD = write_reply("y", ("1", "2"), "Stanley")
-MATCH = RewardWeights(exact_match=7.0, f1=0, retrieval_recall=0, retrieval_precision=0, citation_recall=0, format=0)
+MATCH = RewardWeights(
+    exact_match=7.0, f1=0, retrieval_recall=0, retrieval_precision=0, citation_recall=0, format=0
+)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +105,24 @@ MATCH = RewardWeights(exact_match=7.0, f1=0, retrieval_recall=0, retrieval_preci
         (GOLD, "12", RewardWeights(), 1.0, 1.0, True),
         (GOLD, "12", RewardWeights(), 2.0, 2.0, True),
         (GOLD, "", MATCH, 1.0, 1.0, True),  # only ratios of weights matter
-        # Exact 0, F1 2/3, retrieval recall 1, precision 1/2, citation recall 1/2, format 1; weights sum to 4.
-        (ALMOST, "1234", RewardWeights(), 1.0, (0.9 * 2 / 3 + 1.0 + 0.4 * 0.5 + 0.6 * 0.5 + 0.1) / 4.0, False),
-        (ALMOST, "1", RewardWeights(), 1.5, 1.5 * (0.9 * 2 / 3 + 0.5 + 0.4 + 0.6 * 0.5 + 0.1) / 4.0, False),
+        # Exact 0, F1 2/3, retrieval recall 1, precision 1/2, citation recall 1/2, format 1; weights
+        # sum to 4.
+        (
+            ALMOST,
+            "1234",
+            RewardWeights(),
+            1.0,
+            (0.9 * 2 / 3 + 1.0 + 0.4 * 0.5 + 0.6 * 0.5 + 0.1) / 4.0,
+            False,
+        ),
+        (
+            ALMOST,
+            "1",
+            RewardWeights(),
+            1.5,
+            1.5 * (0.9 * 2 / 3 + 0.5 + 0.4 + 0.6 * 0.5 + 0.1) / 4.0,
+            False,
+        ),
         ("I do not know.", "", RewardWeights(), 1.0, 0.0, False),
     ],
 )

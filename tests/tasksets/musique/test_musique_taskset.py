@@ -29,7 +29,10 @@ def make(**options: Any) -> Any:
 
 
 def numbered(count: int) -> list[dict[str, Any]]:
-    return [row(id=f"2hop__{i}", question=f"Where was the author of Book {i} born?") for i in range(count)]
+    return [
+        row(id=f"2hop__{i}", question=f"Where was the author of Book {i} born?")
+        for i in range(count)
+    ]
 
 
 def figures(report: ValidationReport) -> dict[str, str]:
@@ -39,7 +42,9 @@ def figures(report: ValidationReport) -> dict[str, str]:
 def rewards(taskset: Musique, script: str, count: int = 40) -> list[float]:
     players = {"gold": taskset.gold, "blind": lambda task: next(iter(taskset.corrupted(task)))}
     tasks = taskset.train(count)
-    return [asyncio.run(play_script(taskset, task, players[script](task)))[1].total for task in tasks]
+    return [
+        asyncio.run(play_script(taskset, task, players[script](task)))[1].total for task in tasks
+    ]
 
 
 def test_a_row_becomes_a_task() -> None:
@@ -48,7 +53,12 @@ def test_a_row_becomes_a_task() -> None:
     assert task.messages[1].content == ROW["question"]
     assert (task.answer, task.family, task.difficulty) == ("Elhaven", "2hop", 2.0)
     assert task.data["accepted"] == ["Elhaven", "Old Elhaven"]
-    assert [(d.id, d.supporting) for d in documents_of(task)] == [("0", False), ("1", True), ("2", False), ("3", True)]
+    assert [(d.id, d.supporting) for d in documents_of(task)] == [
+        ("0", False),
+        ("1", True),
+        ("2", False),
+        ("3", True),
+    ]
     assert json.loads(json.dumps(task.data)) == task.data
     # The question alone says which task it is; other documents change the hash of a set.
     other = to_task(row(paragraphs=PARAGRAPHS[:2]), "x")
@@ -78,7 +88,9 @@ def test_a_row_that_can_not_be_played_says_why(changes: dict[str, Any], wrong: s
         to_task(row(**changes), "here")
 
 
-@pytest.mark.parametrize("parts", [None, [{"question": "Who?"}], [{"question": "#7", "paragraph_support_idx": 1}]])
+@pytest.mark.parametrize(
+    "parts", [None, [{"question": "Who?"}], [{"question": "#7", "paragraph_support_idx": 1}]]
+)
 def test_a_row_without_a_whole_decomposition_is_played_by_titles(parts: Any) -> None:
     task, taskset = to_task(row(question_decomposition=parts), "here"), make(returned=1)
     messages, got = asyncio.run(play_script(taskset, task, taskset.gold(task)))
@@ -115,10 +127,17 @@ def test_options_that_can_not_work(
 
 
 def test_a_file_is_split_shuffled_and_rid_of_repetitions(tmp_path: Path) -> None:
-    path = str(write_rows(tmp_path / "some.jsonl", [*numbered(20), *numbered(2), row(answerable=False)]))
+    path = str(
+        write_rows(tmp_path / "some.jsonl", [*numbered(20), *numbered(2), row(answerable=False)])
+    )
     taskset = make(file=path)
     train, held = taskset.train(100), taskset.heldout(100)
-    assert (len(train), len(held), taskset.given.rows, taskset.given.duplicate_rows) == (15, 5, 22, 2)
+    assert (len(train), len(held), taskset.given.rows, taskset.given.duplicate_rows) == (
+        15,
+        5,
+        22,
+        2,
+    )
     assert not {t.id for t in train} & {t.id for t in held}
     assert [t.data["source"] for t in train] != sorted(t.data["source"] for t in train)
     assert len(taskset.train(100, {t.id for t in train[:3]})) == 12
@@ -159,8 +178,12 @@ def test_datasets_are_loaded_by_the_hubs_own_library(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
     write_rows(folder / "train.jsonl", numbered(8))
-    taskset = make(datasets=f"{folder},default,train[:5]; {folder},default,train[6:7]", split="train")
-    assert sorted(t.data["source"] for t in taskset.train(100)) == [f"2hop__{i}" for i in (0, 1, 2, 3, 4, 6)]
+    taskset = make(
+        datasets=f"{folder},default,train[:5]; {folder},default,train[6:7]", split="train"
+    )
+    assert sorted(t.data["source"] for t in taskset.train(100)) == [
+        f"2hop__{i}" for i in (0, 1, 2, 3, 4, 6)
+    ]
     with pytest.raises(TasksetError, match=r"default,test can't be loaded: .+"):
         make(datasets=f"{folder},default,test")
 
@@ -224,13 +247,21 @@ def test_validate_sees_a_reader_that_pays_a_cheater_and_tasks_sorted_by_hops() -
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "weights",
-    [{"citation_recall": 0.0}, {"citation_precision": 0.5}, {"retrieval_recall": 0.0, "retrieval_precision": 0.0}],
+    [
+        {"citation_recall": 0.0},
+        {"citation_precision": 0.5},
+        {"retrieval_recall": 0.0, "retrieval_precision": 0.0},
+    ],
 )
 def test_validate_proves_any_weights_and_leaves_out_a_retriever_that_is_not_installed(
     weights: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = importlib.util.find_spec
-    monkeypatch.setattr(embedding, "find_spec", lambda name: None if "minilm" in name else found(name))
+    monkeypatch.setattr(
+        embedding, "find_spec", lambda name: None if "minilm" in name else found(name)
+    )
     report = validate(lambda: make(weights=weights), 20, 5, limit=4)
-    assert not [check for check in report.checks if not check.passed and "ceiling" not in check.name]
+    assert not [
+        check for check in report.checks if not check.passed and "ceiling" not in check.name
+    ]
     assert "not measured: " in figures(report)["ceiling of gold under semantic"]

@@ -40,7 +40,12 @@ FACTS = [
     "Paris is the capital of France.",
 ]
 CITIES = [Document("0", "Rome", "A city.", True), Document("1", "Oslo", "A city.", True)]
-MARRIED = ["Rome lies on the Tiber.", "Anna married Otto in Rome.", "Otto of Rome married Anna.", "Anna was a queen."]
+MARRIED = [
+    "Rome lies on the Tiber.",
+    "Anna married Otto in Rome.",
+    "Otto of Rome married Anna.",
+    "Anna was a queen.",
+]
 
 
 def documents(*texts: str, supporting: Sequence[int] = ()) -> list[Document]:
@@ -68,13 +73,28 @@ def test_every_retriever(name: RetrieverName) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "query", "count", "found"),
     [
-        ("golden", documents(*MARRIED, supporting=[0, 2, 3]), "Whom did ANNA marry, Otto?", 2, [2, 3]),
+        (
+            "golden",
+            documents(*MARRIED, supporting=[0, 2, 3]),
+            "Whom did ANNA marry, Otto?",
+            2,
+            [2, 3],
+        ),
         ("golden", documents(*MARRIED, supporting=[0, 2, 3]), "a Tiber", 9, [0, 3, 2]),
         ("golden", documents(*MARRIED, supporting=[0, 2, 3]), "xyzzy ?", 9, [0, 2, 3]),
         ("golden", CITIES, "Oslo", 1, [1]),
         ("lexical", CITIES, "Oslo", 2, [1]),
-        ("lexical", documents("A bishop marries them.", "The couple sails."), "Who married?", 2, [0]),
-        *(("lexical", documents(*FACTS), query, 4, []) for query in ("zebra", "is it the of", "?!")),
+        (
+            "lexical",
+            documents("A bishop marries them.", "The couple sails."),
+            "Who married?",
+            2,
+            [0],
+        ),
+        *(
+            ("lexical", documents(*FACTS), query, 4, [])
+            for query in ("zebra", "is it the of", "?!")
+        ),
         ("lexical", documents(*FACTS), "zebra of whales", 4, [2]),
         ("lexical", documents("", "the of", "?"), "whale", 2, []),
         ("lexical", documents("", "whale", "the"), "whale", 2, [1]),
@@ -84,7 +104,9 @@ def test_every_retriever(name: RetrieverName) -> None:
         ("hybrid", documents(*FACTS), "doctor for sick patients in France", 2, [3, 0]),
     ],
 )
-def test_searches(name: RetrieverName, given: list[Document], query: str, count: int, found: list[int]) -> None:
+def test_searches(
+    name: RetrieverName, given: list[Document], query: str, count: int, found: list[int]
+) -> None:
     assert search(retriever(name)(given), query, count) == found
 
 
@@ -104,12 +126,16 @@ def test_lexical_scores_are_bm25() -> None:
 
 
 def test_minilm_is_what_sentence_transformers_says_it_is() -> None:
-    """Texts of very different lengths, the longest cut, have the same vectors alone and among others."""
+    """Texts of very different lengths, the longest cut, have the same vectors alone and among
+    others.
+    """
     texts = [f"{' '.join(FACTS[: 1 + i % 4])} {'Number ' * i**2} {i}" for i in range(20)]
     ours, theirs = load_encoder("minilm"), load_encoder(str(minilm_folder()))
     assert ours(texts).dtype == np.float32
     np.testing.assert_allclose(ours(texts), theirs(texts), atol=1e-4)
-    np.testing.assert_allclose(ours(texts), np.concatenate([ours([text]) for text in texts]), atol=1e-5)
+    np.testing.assert_allclose(
+        ours(texts), np.concatenate([ours([text]) for text in texts]), atol=1e-5
+    )
     np.testing.assert_allclose(np.linalg.norm(ours(texts), axis=1), 1, rtol=1e-5)
 
 
@@ -150,7 +176,9 @@ def test_searches_at_the_same_time_are_one_call_to_the_model(batches: list[int])
     queries = ["sick people", "ocean animal", "baker's work"]
 
     async def ask() -> list[list[int]]:
-        return await asyncio.gather(*(index.search(query, 1) for query in queries for index in questions))
+        return await asyncio.gather(
+            *(index.search(query, 1) for query in queries for index in questions)
+        )
 
     first = asyncio.run(ask())
     assert (first[:4], first[5]) == ([[0], [0], [2], [2]], [4])
@@ -165,10 +193,14 @@ def test_an_ended_loop_leaves_nothing_to_wait_for(shared: Embedder, batches: lis
     stopped.call_soon(stopped.stop)
     stopped.run_forever()  # the request was made; its answer would have come in the next round
     assert not left_behind.done()
-    vectors = asyncio.run(asyncio.wait_for(shared.embed(["asked later", "twice", "asked later"]), 60))
+    vectors = asyncio.run(
+        asyncio.wait_for(shared.embed(["asked later", "twice", "asked later"]), 60)
+    )
     assert (batches, vectors.shape) == ([2], (3, 384))
     np.testing.assert_array_equal(vectors[0], vectors[2])
-    stopped.run_until_complete(left_behind)  # and the old loop, should it go on, gets its own answer
+    stopped.run_until_complete(
+        left_behind
+    )  # and the old loop, should it go on, gets its own answer
     assert left_behind.result().shape == (1, 384)
     stopped.close()
 
@@ -183,7 +215,9 @@ def test_a_cancelled_search_harms_no_other(shared: Embedder, batches: list[int])
         return await asyncio.gather(*waiting, return_exceptions=True)
 
     assert len(asyncio.run(asyncio.wait_for(ask("one"), 60))[1]) == 1
-    assert all(isinstance(answer, asyncio.CancelledError) for answer in asyncio.run(ask("one", "two")))
+    assert all(
+        isinstance(answer, asyncio.CancelledError) for answer in asyncio.run(ask("one", "two"))
+    )
     assert batches == [1]
 
 
@@ -191,7 +225,9 @@ def test_every_search_hears_of_a_failure_and_the_next_may_succeed(
     shared: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ask() -> list[object]:
-        return await asyncio.gather(shared.embed(["one"]), shared.embed(["two"]), return_exceptions=True)
+        return await asyncio.gather(
+            shared.embed(["one"]), shared.embed(["two"]), return_exceptions=True
+        )
 
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "transformers", None)
@@ -220,7 +256,9 @@ class Ranked:
         ([], [4, 5], 4, [4, 5]),
     ],
 )
-def test_hybrid_takes_in_turn(first: list[int], second: list[int], count: int, expected: list[int]) -> None:
+def test_hybrid_takes_in_turn(
+    first: list[int], second: list[int], count: int, expected: list[int]
+) -> None:
     assert search(Hybrid(Ranked(*first), Ranked(*second)), "query", count) == expected
 
 
@@ -245,10 +283,17 @@ def test_a_cache_builds_once_and_forgets_what_was_not_asked_for_the_longest() ->
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(
-    name: RetrieverName, embedder_name: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch
+    name: RetrieverName,
+    embedder_name: str,
+    module: str,
+    package: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtra, match=rf"^{package} is not installed.*{re.escape(install_command('retrieval'))}"):
+    with pytest.raises(
+        MissingExtra,
+        match=rf"^{package} is not installed.*{re.escape(install_command('retrieval'))}",
+    ):
         retriever(name, embedder_name)
 
 
@@ -278,12 +323,16 @@ def recall_at(name: RetrieverName, count: int, tasks: Iterable[Task]) -> list[fl
     for task in tasks:
         given = documents_of(task)
         found = search(retriever(name)(given), task.messages[-1].content, count)
-        shares.append(sum(given[place].supporting for place in found) / sum(d.supporting for d in given))
+        shares.append(
+            sum(given[place].supporting for place in found) / sum(d.supporting for d in given)
+        )
     return shares
 
 
 def test_recall_of_lexical_search_is_far_above_chance_and_below_golden() -> None:
     tasks = [to_task(made, "atlas") for made in rows(100, 0, AtlasOptions(hops=(2,)))]
-    assert mean(recall_at("lexical", 2, tasks)) == pytest.approx(0.515, abs=0.02)  # 2 of 20 by chance: 0.1
+    assert mean(recall_at("lexical", 2, tasks)) == pytest.approx(
+        0.515, abs=0.02
+    )  # 2 of 20 by chance: 0.1
     assert set(recall_at("golden", 2, tasks)) == {1.0}
     assert recall_at("golden", 4, to_tasks(read_file(OFFICIAL), 1.0)) == [1.0, 1.0, 1.0]

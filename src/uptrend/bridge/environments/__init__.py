@@ -1,1 +1,3 @@
-"""Other libraries' environments as tasksets; the registry names each behind a prefix and loads it when one is named."""
+"""Other libraries' environments as tasksets; the registry names each behind a prefix and loads it
+when one is named.
+"""

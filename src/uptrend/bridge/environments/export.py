@@ -1,4 +1,6 @@
-"""Our tasksets as environments of verifiers: a package that others install, which plays and scores through Uptrend."""
+"""Our tasksets as environments of verifiers: a package that others install, which plays and scores
+through Uptrend.
+"""
 
 import json
 import re
@@ -28,11 +30,20 @@ build-backend = "setuptools.build_meta"
 packages = ["{package}"]
 package-data = {{ {package} = ["tasks.json"] }}
 """
-TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}
+TYPES = {
+    "string": "str",
+    "integer": "int",
+    "number": "float",
+    "boolean": "bool",
+    "array": "list",
+    "object": "dict",
+}
 
 
 def export(splits: Mapping[str, Mapping[str, Any]], max_turns: int | None, folder: Path) -> str:
-    """Write a package of `train` and `eval` tasks, each with name, options, seed and count; return its name."""
+    """Write a package of `train` and `eval` tasks, each with name, options, seed and count; return
+    its name.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; name a folder that does not exist yet.")
     name = splits["train"]["name"]
@@ -40,22 +51,28 @@ def export(splits: Mapping[str, Mapping[str, Any]], max_turns: int | None, folde
         raise TasksetError(f"{name} is an environment of verifiers already.")
     table = json.loads(json.dumps({"splits": splits}))
     for split in table["splits"].values():
-        if split["options"].get("file"):  # a relative path would start wherever the environment is used
+        # a relative path would start wherever the environment is used
+        if split["options"].get("file"):
             split["options"]["file"] = str(Path(split["options"]["file"]).resolve())
     exported = ExportedTasks(table)
     offered = [exported.open(row["row"]).tools for split in splits for row in exported.rows(split)]
     if any(tools != offered[0] for tools in offered):
         raise TasksetError(
-            f"{name} offers other tools from task to task; an environment of verifiers has the same in all."
+            f"{name} offers other tools from task to task; an environment of verifiers has the same"
+            " in all."
         )
     title = "uptrend-" + re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
     package = title.replace("-", "_")
     tools = [_written(tool) for tool in offered[0]]
-    module = render("bridge/templates/environment.py.txt", name=name, tools=tools, max_turns=max_turns)
+    module = render(
+        "bridge/templates/environment.py.txt", name=name, tools=tools, max_turns=max_turns
+    )
     files = {
         "pyproject.toml": PROJECT.format(title=title, name=name, package=package),
-        f"{package}/__init__.py": f"from {package}.environment import PlayEnv, PlayTaskset\n\n"
-        '__all__ = ["PlayEnv", "PlayTaskset"]\n',
+        f"{package}/__init__.py": (
+            f"from {package}.environment import PlayEnv, PlayTaskset\n\n"
+            '__all__ = ["PlayEnv", "PlayTaskset"]\n'
+        ),
         f"{package}/environment.py": module,
         f"{package}/tasks.json": json.dumps(table, indent=1) + "\n",
     }
@@ -71,28 +88,46 @@ def _written(tool: Tool) -> dict[str, str]:
     required = tool.parameters.get("required", ())
     kinds = {key: TYPES.get(str(about.get("type")), "Any") for key, about in arguments.items()}
     written = sorted((key not in required, key) for key in arguments)
-    signature = "".join(f", {key}: {kinds[key]}" + (" | None = None" if free else "") for free, key in written)
-    meanings = "".join(f" {key}: {about['description']}" for key, about in arguments.items() if "description" in about)
+    signature = "".join(
+        f", {key}: {kinds[key]}" + (" | None = None" if free else "") for free, key in written
+    )
+    meanings = "".join(
+        f" {key}: {about['description']}"
+        for key, about in arguments.items()
+        if "description" in about
+    )
     passed = "{" + ", ".join(f"{key!r}: {key}" for key in arguments) + "}"
     described = (tool.description + meanings).replace("\\", "\\\\").replace('"', '\\"')
-    return {"name": tool.name, "signature": signature, "description": described, "arguments": passed}
+    return {
+        "name": tool.name,
+        "signature": signature,
+        "description": described,
+        "arguments": passed,
+    }
 
 
 class ExportedTasks:
     """The tasks of an exported package; `table` is its tasks.json."""
 
     def __init__(self, table: Path | Mapping[str, Any]) -> None:
-        self._splits = (json.loads(table.read_text(encoding="utf-8")) if isinstance(table, Path) else table)["splits"]
+        self._splits = (
+            json.loads(table.read_text(encoding="utf-8")) if isinstance(table, Path) else table
+        )["splits"]
         self._tasksets: dict[str, Taskset] = {}
 
     def rows(self, split: str) -> Iterator[dict[str, Any]]:
         """Yield every task of a split as the fields of verifiers' task data."""
         held = self._taskset("eval").heldout(self._splits["eval"]["count"])
-        taskset, count = self._taskset(split), self._splits[split]["count"]
+        taskset = self._taskset(split)
+        count = self._splits[split]["count"]
         for task in held if split == "eval" else taskset.train(count, {task.id for task in held}):
             said = [asdict(message) for message in taskset.open(task, 0).messages]
             told = [{"role": m["role"], "content": m["content"]} for m in said]
-            yield {"prompt": told, "answer": task.answer, "row": {"split": split, "task": asdict(task)}}
+            yield {
+                "prompt": told,
+                "answer": task.answer,
+                "row": {"split": split, "task": asdict(task)},
+            }
 
     def open(self, row: Mapping[str, Any]) -> Play:
         """Begin a rollout of a row's task."""
@@ -101,7 +136,9 @@ class ExportedTasks:
         return self._taskset(row["split"]).open(Task(messages, **table), 0)
 
     async def answer(self, row: Mapping[str, Any], said: Sequence[Any]) -> list[str] | None:
-        """Return what the task answers to the last of verifiers' assistant messages; None where it is over."""
+        """Return what the task answers to the last of verifiers' assistant messages; None where it
+        is over.
+        """
         _, answers = await self._replay(row, said)
         return None if answers is None else [message.content for message in answers]
 
@@ -116,11 +153,16 @@ class ExportedTasks:
         answers = await play.respond(Message("assistant", "", (ToolCall(tool, given),)))
         return "\n".join(message.content for message in answers or ())
 
-    async def _replay(self, row: Mapping[str, Any], said: Sequence[Any]) -> tuple[Reward, Sequence[Message] | None]:
-        play, answers = self.open(row), None
+    async def _replay(
+        self, row: Mapping[str, Any], said: Sequence[Any]
+    ) -> tuple[Reward, Sequence[Message] | None]:
+        play = self.open(row)
+        answers = None
         try:
             for message in said:
-                calls = [(call.name, json.loads(call.arguments)) for call in message.tool_calls or ()]
+                calls = [
+                    (call.name, json.loads(call.arguments)) for call in message.tool_calls or ()
+                ]
                 read = tuple(ToolCall(name, arguments) for name, arguments in calls)
                 answers = await play.respond(Message("assistant", message.content or "", read))
                 if answers is None:

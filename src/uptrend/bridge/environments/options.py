@@ -24,8 +24,12 @@ class ForeignField:
     default: Any = MISSING
 
 
-def options_from(base: type[Any], found: Iterable[ForeignField], namespace: dict[str, Any]) -> type[Any]:
-    """Make a frozen dataclass of our options and a library's, without those that recipes can't write or we set."""
+def options_from(
+    base: type[Any], found: Iterable[ForeignField], namespace: dict[str, Any]
+) -> type[Any]:
+    """Make a frozen dataclass of our options and a library's, without those that recipes can't
+    write or we set.
+    """
     taken = {f.name for section in (Tasks, Eval, base) for f in fields(section)}
     members: list[Any] = []
     for each in found:
@@ -35,15 +39,22 @@ def options_from(base: type[Any], found: Iterable[ForeignField], namespace: dict
         value = tuple(each.default) if isinstance(each.default, list) else each.default
         default = field() if value is MISSING else field(default_factory=partial(deepcopy, value))
         members.append((each.name, kind, default))
-    return make_dataclass("ForeignOptions", members, bases=(base,), namespace=namespace, frozen=True, kw_only=True)
+    return make_dataclass(
+        "ForeignOptions", members, bases=(base,), namespace=namespace, frozen=True, kw_only=True
+    )
 
 
 def _kind(hint: Any, default: Any) -> Any:
     """Return the type of an option, as recipes have it; None where they can't write it."""
-    origin, inner = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    inner = get_args(hint)
     if hint in SCALARS or origin is Literal:
         return hint
-    if origin in (typing.Union, types.UnionType) and len(inner) == 2 and set(inner) - {*SCALARS} == {type(None)}:
+    if (
+        origin in (typing.Union, types.UnionType)
+        and len(inner) == 2
+        and set(inner) - {*SCALARS} == {type(None)}
+    ):
         return hint
     if origin in (list, tuple) and inner[0] in SCALARS and set(inner[1:]) <= {inner[0], ...}:
         return tuple.__class_getitem__((inner[0], ...))

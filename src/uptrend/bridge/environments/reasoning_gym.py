@@ -19,15 +19,21 @@ from uptrend.records import ConfigError, Message, Reward, Task, TasksetError
 from uptrend.tasks.short_answers import NUMBER, OneTurn
 from uptrend.tasks.taskset import Script, Taskset, add_note, may_be_held_out, say, shortfall
 
-# Entries are generated in parts of this size: some generators draw all that they shall ever give at the beginning.
+# Entries are generated in parts of this size: some generators draw all that they shall ever give at
+# the beginning.
 PART = 500
 # A generator that repeats itself so many times in a row has given what it has.
 REPEATS = 500
-# Generators that go over sets of texts: their tasks, or only the way answers are written, depend on Python's hash seed.
+# Generators that go over sets of texts: their tasks, or only the way answers are written, depend on
+# Python's hash seed.
 BY_HASH_SEED = {
-    "intermediate_integration", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note",
+    "intermediate_integration",
+    "isomorphic_strings",
+    "knight_swap",
+    "polynomial_multiplication",
+    "ransom_note",
     "word_ladder",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +43,9 @@ class GymOptions:
     instruction: str = "\nGive the final answer between <answer> and </answer>."
     """Text after every question."""
     tagged: bool = False
-    """Count only an answer between <answer> and </answer>; otherwise one without tags is read whole."""
+    """Count only an answer between <answer> and </answer>; otherwise one without tags is read
+    whole.
+    """
     chat: bool = True
     """Send prompts through the model's chat template."""
 
@@ -46,7 +54,9 @@ class GymPlay(OneTurn):
     """A question, and the generator's own score of the answer."""
 
     def __init__(self, messages: tuple[Message, ...], grade: Callable[[str], Reward]) -> None:
-        self.messages, self._grade, self._said = messages, grade, ""
+        self.messages = messages
+        self._grade = grade
+        self._said = ""
 
     async def score(self) -> Reward:
         return self._grade(self._said)
@@ -61,16 +71,27 @@ class Gym:
     dataset: ClassVar[type[Any]]
 
     def __init__(self, options: Any, seed: int) -> None:
-        self.options, self.chat, self.notes = options, options.chat, list[str]()
+        self.options = options
+        self.chat = options.chat
+        self.notes = list[str]()
         self._seed = random.Random(f"{self.name}-{seed}").getrandbits(31)
-        if self.name.partition(":")[2] in BY_HASH_SEED and os.environ.get("PYTHONHASHSEED", "random") == "random":
-            add_note(self.notes, f"{self.name} gives the same tasks in every process only where PYTHONHASHSEED is set")
+        if (
+            self.name.partition(":")[2] in BY_HASH_SEED
+            and os.environ.get("PYTHONHASHSEED", "random") == "random"
+        ):
+            add_note(
+                self.notes,
+                f"{self.name} gives the same tasks in every process only where PYTHONHASHSEED"
+                " is set",
+            )
         self._parts: dict[int, Any] = {}
         self._entries: dict[int, dict[str, Any]] = {}
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
         left_out = frozenset(exclude)
-        return self._take(count, lambda task: not may_be_held_out(task.id) and task.id not in left_out)
+        return self._take(
+            count, lambda task: not may_be_held_out(task.id) and task.id not in left_out
+        )
 
     def heldout(self, count: int) -> list[Task]:
         return self._take(count, lambda task: may_be_held_out(task.id))
@@ -83,7 +104,9 @@ class Gym:
 
     def gold(self, task: Task) -> Script:
         if not task.answer or not self._grade(task, self._write(task.answer)).correct:
-            raise TasksetError(f"{self.name} has no gold answer for some of its tasks, such as {task.id}.")
+            raise TasksetError(
+                f"{self.name} has no gold answer for some of its tasks, such as {task.id}."
+            )
         return say(self._write(task.answer))
 
     def corrupted(self, task: Task) -> Iterable[Script]:
@@ -92,7 +115,11 @@ class Gym:
         return map(say, ("", *map(self._write, ("@@ ??", *near))))
 
     def _write(self, answer: str) -> str:
-        return f"<answer>{answer}</answer>" if self.options.instruction or self.options.tagged else answer
+        return (
+            f"<answer>{answer}</answer>"
+            if self.options.instruction or self.options.tagged
+            else answer
+        )
 
     def _grade(self, task: Task, said: str) -> Reward:
         answer = extract_answer(said)
@@ -100,8 +127,12 @@ class Gym:
             answer = said.strip()
         entry = self._entry(task.data["index"])
         try:
-            score = float(self._part(task.data["index"]).score_answer(answer, entry)) if answer else 0.0
-        except Exception:  # some generators fail at what they can't read; that their own answers pass is validated
+            score = (
+                float(self._part(task.data["index"]).score_answer(answer, entry)) if answer else 0.0
+            )
+        except (
+            Exception
+        ):  # some generators fail at what they can't read; that their own answers pass is validated
             score = 0.0
         return Reward.of("score", score, 0.0, 1.0, correct=score >= 1 - 1e-9)
 
@@ -119,14 +150,17 @@ class Gym:
 
     def _tasks(self) -> Iterator[Task]:
         """Yield every task once, until the generator has no more."""
-        seen, repeats = set[str](), 0
+        seen = set[str]()
+        repeats = 0
         for index in count_up():
             try:
                 entry = self._entry(index)
             except IndexError:  # as word_ladder does where no pair of words is left
                 return
             answer = "" if entry["answer"] is None else str(entry["answer"])
-            task = Task((Message("user", entry["question"]),), answer, self.name, data={"index": index})
+            task = Task(
+                (Message("user", entry["question"]),), answer, self.name, data={"index": index}
+            )
             repeats = repeats + 1 if task.id in seen else 0
             if repeats == REPEATS:
                 return
@@ -134,7 +168,9 @@ class Gym:
                 seen.add(task.id)
                 if not answer:
                     add_note(
-                        self.notes, f"{self.name} gives no gold answers to some of its tasks: they are only scored"
+                        self.notes,
+                        f"{self.name} gives no gold answers to some of its tasks: they are only"
+                        " scored",
                     )
                 yield task
 
@@ -154,7 +190,11 @@ def taskset_of(name: str) -> type[Taskset]:
         near = nearest(name, DATASETS) or f" There are {', '.join(sorted(DATASETS))}."
         raise TasksetError(f"reasoning-gym has no generator {name!r}.{near}")
     dataset, config = DATASETS[name]
-    members = {"name": f"reasoning-gym:{name}", "dataset": dataset, "Options": _options_of(name, config)}
+    members = {
+        "name": f"reasoning-gym:{name}",
+        "dataset": dataset,
+        "Options": _options_of(name, config),
+    }
     return type("Gym", (Gym,), members | {"__doc__": f"{dataset.__doc__ or name}"})
 
 
@@ -166,7 +206,9 @@ def _options_of(name: str, config: type[Any]) -> type[Any]:
     def make(self: Any, **ours: Any) -> Any:
         given = {key: getattr(self, key) for key in defaults if hasattr(self, key)}
         # Generators tell lists from tuples; recipes have lists alone.
-        kinds = {key: type(defaults[key]) for key in given if isinstance(defaults[key], list | tuple)}
+        kinds = {
+            key: type(defaults[key]) for key in given if isinstance(defaults[key], list | tuple)
+        }
         return config(**given | {key: kind(given[key]) for key, kind in kinds.items()}, **ours)
 
     def check(self: Any) -> None:
@@ -174,7 +216,11 @@ def _options_of(name: str, config: type[Any]) -> type[Any]:
             if hasattr(made := make(self, seed=0, size=PART), "validate"):
                 made.validate()
         except (AssertionError, TypeError, ValueError) as error:
-            raise ConfigError(f"reasoning-gym:{name} can't be made with these options: {error}.") from None
+            raise ConfigError(
+                f"reasoning-gym:{name} can't be made with these options: {error}."
+            ) from None
 
-    found = [ForeignField(key, hints[key], default) for key, default in defaults.items() if key != "size"]
+    found = [
+        ForeignField(key, hints[key], default) for key, default in defaults.items() if key != "size"
+    ]
     return options_from(GymOptions, found, {"make": make, "__post_init__": check})

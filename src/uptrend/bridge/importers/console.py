@@ -1,8 +1,10 @@
-"""Metrics among what a trainer printed: dictionaries, verl's `step:1 - key:value`, and lines of `name: number` pairs.
+"""Metrics among what a trainer printed: dictionaries, verl's `step:1 - key:value`, and lines of
+`name: number` pairs.
 
-A terminal may have colored the lines, wrapped them anywhere, and written bars over them; Ray and launchers put a prefix
-before each. Lines without a step and numbers in prose are left out on purpose: a number is a metric only where a name
-and a sign stand before it and nothing clings to it. Times, sizes, versions, dates and fractions are none.
+A terminal may have colored the lines, wrapped them anywhere, and written bars over them; Ray and
+launchers put a prefix before each. Lines without a step and numbers in prose are left out on
+purpose: a number is a metric only where a name and a sign stand before it and nothing clings to it.
+Times, sizes, versions, dates and fractions are none.
 """
 
 import json
@@ -31,23 +33,31 @@ _PAIR = re.compile(
 # A bar without a description is the training's own; others say what they load.
 _BAR = re.compile(r"(?:^|[\r\n\]])[ \t]*\d+%(?:\|[^|\r\n]*\|)?\s+(\d+)/(\d+) \[\d+:\d\d")
 _STEP = re.compile(
-    r"\b(?:(?:global|train|training)[ _])?(?:step|iteration|iter|update)\s*[:=#]?\s*\[?(\d+)\b", re.IGNORECASE
+    r"\b(?:(?:global|train|training)[ _])?(?:step|iteration|iter|update)\s*[:=#]?\s*\[?(\d+)\b",
+    re.IGNORECASE,
 )
 _COUNT = re.compile(r"(?<![\w./-])(?<!\d:)(\d+)\s*/\s*(\d+)(?![\w/%-]|[.:]\d)")
 _EPOCH = re.compile(r"\bepoch\s*[:=#]?\s*[\[(]?\s*(\d+)(?:\s*/\s*(\d+))?", re.IGNORECASE)
 # What may stand before a count of steps, and what says that something else is counted.
-_OPENS = re.compile(r"(?:^|[(\[|\])>]|\s-|\b(?:batch|it|episode|rollout|prompt|sample)s?\s*[:=#]?)\s*$", re.IGNORECASE)
-_ASIDE = re.compile(r"\b(?:eval|val|valid|test|load|map|download|tokeniz|filter|generat|warm|micro)", re.IGNORECASE)
+_OPENS = re.compile(
+    r"(?:^|[(\[|\])>]|\s-|\b(?:batch|it|episode|rollout|prompt|sample)s?\s*[:=#]?)\s*$",
+    re.IGNORECASE,
+)
+_ASIDE = re.compile(
+    r"\b(?:eval|val|valid|test|load|map|download|tokeniz|filter|generat|warm|micro)", re.IGNORECASE
+)
 _STAMP = re.compile(
     r"[\[(]?(?:\b\d{4}[-/]\d\d[-/]\d\d[T ]?)?\b\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?Z?\b[\])]?"
     r"|\b\d{4}[-/]\d\d[-/]\d\d\b|\b(?:DEBUG|INFO|SUCCESS|WARN(?:ING)?|ERROR|CRITICAL)\b:?"
 )
 _PROCESS = re.compile(
-    r"^\s*(?:\[?(?:local[_ ]?)?(?:rank|default|gpu|process|proc|worker)[ _:=#-]*(\d+)\b\]?[:|,]?|(\d{1,4}):(?=\s))",
+    r"^\s*(?:\[?(?:local[_ ]?)?(?:rank|default|gpu|process|proc|worker)["
+    r" _:=#-]*(\d+)\b\]?[:|,]?|(\d{1,4}):(?=\s))",
     re.IGNORECASE,
 )
 _SIGNED = re.compile(
-    r"(?<![\w./@-])['\"]?([A-Za-z][\w./@-]*(?: [A-Za-z(][\w./@()-]*){0,4})['\"]?\s*[:=]\s*(?:[\w.]+\()?['\"]?"
+    r"(?<![\w./@-])['\"]?([A-Za-z][\w./@-]*(?:"
+    r" [A-Za-z(][\w./@()-]*){0,4})['\"]?\s*[:=]\s*(?:[\w.]+\()?['\"]?"
     rf"({_NUMERAL})(?:(%)(?!\|)|(?!%))(?!\.?\w|[:/-]\d|,\d{{3}}(?!\d)|\s*(?:[KMGT]i?B|bytes)\b)"
 )
 _LABELED = re.compile(rf"([A-Za-z][\w./@ -]*?)\s*[:=\s]\s*({_NUMERAL})\s*(%?)")
@@ -62,7 +72,9 @@ def read_console(file: LogFile) -> list[Log] | None:
     # Looking for both takes minutes in a large file; dictionaries are the surer of the two.
     is_done = len(text) > _LARGE and len(dictionaries) > 10
     lines, first, total, stretch = (
-        ([], 0, 0, 1) if is_done else _lines(text.replace("\n - ", " - "), with_bars=not dictionaries)
+        ([], 0, 0, 1)
+        if is_done
+        else _lines(text.replace("\n - ", " - "), with_bars=not dictionaries)
     )
     if not dictionaries and not lines:
         return None
@@ -76,17 +88,24 @@ def read_console(file: LogFile) -> list[Log] | None:
         facts["max_steps"] = planned
     notes = [f"{plural(len(rows), 'row')} of metrics found among what was printed."]
     if every > 1 and not is_lines:
-        last, notes = last or every * len(rows), [*notes, f"Every {every}th dictionary was read."]
+        last = last or every * len(rows)
+        notes = [*notes, f"Every {every}th dictionary was read."]
     if is_torn and not is_lines:
         notes.append("The last dictionary is cut off and was left out.")
-    return [Log(rows, facts=facts, last_step=last, notes=tuple(notes), every=stretch if is_lines else 1)]
+    return [
+        Log(rows, facts=facts, last_step=last, notes=tuple(notes), every=stretch if is_lines else 1)
+    ]
 
 
 def _dictionaries(text: str) -> tuple[list[Row], bool, int, int]:
-    """Return the dictionaries that hold metrics, if the last was cut off, where the first begins, and the stride."""
+    """Return the dictionaries that hold metrics, if the last was cut off, where the first begins,
+    and the stride.
+    """
     rows: list[Row] = []
-    is_torn, start = False, 0
-    every = stride(sum(1 for _ in _DICTIONARY.finditer(text)))  # a list of them takes more memory than the text
+    is_torn = False
+    start = 0
+    # a list of them takes more memory than the text
+    every = stride(sum(1 for _ in _DICTIONARY.finditer(text)))
     for match in islice(_DICTIONARY.finditer(text), 0, None, every):
         # A terminal wraps in the middle of a word, so the pieces are joined as they are.
         printed = match[0].replace("\r", "").replace("\n", "")
@@ -100,19 +119,29 @@ def _dictionaries(text: str) -> tuple[list[Row], bool, int, int]:
         is_torn = not match[0].endswith("}")
         start = start if rows else match.start()
         if not is_torn:
-            # Not further back than a line is long: a search for \r through all of a large file takes minutes.
+            # Not further back than a line is long: a search for \r through all of a large file
+            # takes minutes.
             floor = max(0, match.start() - 1000)
-            line_begin = max(floor - 1, *(text.rfind(end, floor, match.start()) for end in "\n\r")) + 1
+            line_begin = (
+                max(floor - 1, *(text.rfind(end, floor, match.start()) for end in "\n\r")) + 1
+            )
             place = _place(text[line_begin : match.start()])
-            is_counted = any((is_bookkeeping(key) and "step" in key) or key == "global_step/max_steps" for key in row)
+            is_counted = any(
+                (is_bookkeeping(key) and "step" in key) or key == "global_step/max_steps"
+                for key in row
+            )
             # The step may stand on the line before the dictionary; a bar may lag behind.
-            rows.append(row if is_counted or place is None or place.is_bar else {"step": place.step, **row})
+            rows.append(
+                row if is_counted or place is None or place.is_bar else {"step": place.step, **row}
+            )
     return rows, is_torn, start, every
 
 
 @lru_cache(maxsize=1024)
 def _are_metrics(names: tuple[str, ...]) -> bool:
-    """Return True where at least two names are metrics; a printed config or an answer of the model has none."""
+    """Return True where at least two names are metrics; a printed config or an answer of the model
+    has none.
+    """
     ours = [translate(name, "trl") for name in names]
     has_result = "reward/mean" in ours or "loss/total" in ours
     if not has_result and not set(names).isdisjoint(names_for("printed_settings")):
@@ -134,7 +163,9 @@ class _Place:
 
 
 def _place(head: str) -> _Place | None:
-    """Find the step in the part of a line before its metrics: `step 7`, else `(7/9751)`, `[7/9751]` or `7/9751`."""
+    """Find the step in the part of a line before its metrics: `step 7`, else `(7/9751)`, `[7/9751]`
+    or `7/9751`.
+    """
     found = _STEP.search(head)
     if found is not None:
         is_micro = head[max(0, found.start() - 6) : found.start()].strip().lower() == "micro"
@@ -154,7 +185,9 @@ def _place(head: str) -> _Place | None:
 
 
 def _lines(text: str, with_bars: bool) -> tuple[list[Row], int, int, int]:
-    """Return rows of lines that say their step, where the first begins, the steps planned, and n of every n-th line."""
+    """Return rows of lines that say their step, where the first begins, the steps planned, and n of
+    every n-th line.
+    """
     kinds = {"step": _Entries(), "count": _Entries(), "bar": _Entries()}
     owner: dict[int, str] = {}
     for here, line in _each_line(text.replace("\r", "\n")):
@@ -165,11 +198,15 @@ def _lines(text: str, with_bars: bool) -> tuple[list[Row], int, int, int]:
             continue
         place, row = found
         # Several processes print the same step, and not in order: the first to print it counts.
-        if process and owner.setdefault(place.step if len(owner) < _MOST_ENTRIES else -1, process[0]) != process[0]:
+        if (
+            process
+            and owner.setdefault(place.step if len(owner) < _MOST_ENTRIES else -1, process[0])
+            != process[0]
+        ):
             continue
         kinds["bar" if place.is_bar else "count" if place.total else "step"].add((place, row, here))
-    # Lines that say `step 7` and those that say `7/9751` are not mixed: whichever are more count. Bars show numbers
-    # that may lag behind, and are read only where nothing else is.
+    # Lines that say `step 7` and those that say `7/9751` are not mixed: whichever are more count.
+    # Bars show numbers that may lag behind, and are read only where nothing else is.
     most = max(kinds["step"], kinds["count"], key=lambda entries: entries.count)
     most = most if most.kept or not with_bars else kinds["bar"]
     best = most.kept
@@ -179,7 +216,10 @@ def _lines(text: str, with_bars: bool) -> tuple[list[Row], int, int, int]:
     best = [entry for entry in best if entry[0].total == usual]
     # Epochs are counted from 0 or from 1.
     base = min((place.epoch for place, _, _ in best if place.epoch is not None), default=0)
-    rows = [{"step": p.step + p.total * (p.epoch - base if p.epoch is not None else 0), **row} for p, row, _ in best]
+    rows = [
+        {"step": p.step + p.total * (p.epoch - base if p.epoch is not None else 0), **row}
+        for p, row, _ in best
+    ]
     first, _, begin = best[0]
     return rows, begin, first.total * first.epochs, most.every
 
@@ -212,7 +252,9 @@ def _each_line(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _line(line: str) -> tuple[_Place, Row] | None:
-    """Read one line: its step, and at least two numbers that have a name; one where it is verl's or the reward."""
+    """Read one line: its step, and at least two numbers that have a name; one where it is verl's or
+    the reward.
+    """
     has_step = _STEP.search(line) is not None
     if not has_step and not _COUNT.search(line):
         return None
@@ -234,10 +276,14 @@ def _line(line: str) -> tuple[_Place, Row] | None:
     if is_verl:
         named = list(_dashed(rest))
     elif has_step:
-        # Labels and numbers, with or without a sign: `| Reward: 0.5 | Grad. Norm 0.1`, `, reward=0.5, loss=0.1`.
+        # Labels and numbers, with or without a sign: `| Reward: 0.5 | Grad. Norm 0.1`, `,
+        # reward=0.5, loss=0.1`.
         pieces = re.split(r"[|,;]|\s(?=[A-Za-z_/]+=)", rest)
         found = (entry for piece in pieces for entry in _LABELED.findall(piece))
-        named = [*((label.strip(), number(numeral + percent)) for label, numeral, percent in found), *named]
+        named = [
+            *((label.strip(), number(numeral + percent)) for label, numeral, percent in found),
+            *named,
+        ]
     firsts: dict[str, tuple[str, float | None]] = {}
     # The first of a name counts: another process may have written into the line's end.
     for name, value in named:
@@ -245,7 +291,11 @@ def _line(line: str) -> tuple[_Place, Row] | None:
     firsts.pop("step", None)
     row: Row = dict(firsts.values())
     # One number beside a step is often a count; verl's lines and rewards are sure.
-    is_enough = len(row) >= 2 or is_verl or any(translate(name, "prime-rl") == "reward/mean" for name in row)
+    is_enough = (
+        len(row) >= 2
+        or is_verl
+        or any(translate(name, "prime-rl") == "reward/mean" for name in row)
+    )
     return (place, row) if is_enough and any(map(_is_metric, row)) else None
 
 
@@ -262,7 +312,9 @@ def _dashed(text: str) -> Iterator[tuple[str, float | None]]:
     for piece in text.replace("np.float64(", "").replace("np.float32(", "").split(" - "):
         key, _, value = piece.rstrip(") ").rpartition(":")
         # Older versions print `actor/lr(1e-4):0.010`, in the unit in brackets.
-        name, _, unit = key.removesuffix(")").rpartition("(") if key.endswith(")") else (key, "", "1")
+        name, _, unit = (
+            key.removesuffix(")").rpartition("(") if key.endswith(")") else (key, "", "1")
+        )
         try:
             yield name, float(value) * float(unit)
         except ValueError:
@@ -270,12 +322,15 @@ def _dashed(text: str) -> Iterator[tuple[str, float | None]]:
 
 
 def _progress(text: str, rows: int, planned: int | None) -> tuple[int, int]:
-    """Return how far the training's progress bar came, and its end: of those long enough, the one that moved most."""
+    """Return how far the training's progress bar came, and its end: of those long enough, the one
+    that moved most.
+    """
     is_bar = "it/s" in text or "s/it" in text
     seen: Counter[int] = Counter()
     furthest: dict[int, int] = {}
     for move in _BAR.finditer(text) if is_bar else ():
-        at, end = int(move[1]), int(move[2])
+        at = int(move[1])
+        end = int(move[2])
         seen[end] += 1
         furthest[end] = max(at, furthest.get(end, 0))
     # A bar that is shorter than the rows counts something else, such as batches of an epoch.

@@ -1,7 +1,8 @@
 """Recognition of formats: `read_views` finds the reader of a file or folder by its content.
 
-A new file format is one function from a `LogFile` to its logs, and one entry in `READERS`. It returns None for a file
-of another format, and an empty list for a file of its format that holds no rows.
+A new file format is one function from a `LogFile` to its logs, and one entry in `READERS`. It
+returns None for a file of another format, and an empty list for a file of its format that holds no
+rows.
 """
 
 import re
@@ -29,16 +30,29 @@ from uptrend.records.run import Run
 from uptrend.records.view import Floats, RunView, view_of
 
 Reader = Callable[[LogFile], list[Log] | None]
-# Readers of files, in the order in which they are tried: the console takes any text that has metrics.
+# Readers of files, in the order in which they are tried: the console takes any text that has
+# metrics.
 READERS: tuple[Reader, ...] = (read_wandb, read_events, read_json, read_csv, read_console)
 
 _SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".log", ".txt", ".out", ".gz", ".ndjson")
-# Folders below which no log is looked for, how deep others are looked into, and how many files are tried.
-SKIPPED = {"node_modules", "site-packages", "__pycache__", "venv", "model", "checkpoints", "completions", SET_ASIDE}
-DEPTH, MOST_FILES = 6, 2000
+# Folders below which no log is looked for, how deep others are looked into, and how many files are
+# tried.
+SKIPPED = {
+    "node_modules",
+    "site-packages",
+    "__pycache__",
+    "venv",
+    "model",
+    "checkpoints",
+    "completions",
+    SET_ASIDE,
+}
+DEPTH = 6
+MOST_FILES = 2000
 NAMED = 5  # files that a note names
 # Points that two logs of one run share at least, and their share of the shorter one's.
-FEWEST_SHARED, SHARED = 3, 0.8
+FEWEST_SHARED = 3
+SHARED = 0.8
 ROUNDING = 1e-3  # relative: a Trainer prints four digits
 # Folder that W&B made for one run.
 _WANDB_RUN = re.compile(r"(^|-)run-")
@@ -50,7 +64,9 @@ _OTHERS = re.compile(
 
 
 def read_views(path: Path) -> list[RunView]:
-    """Return every run that a file or folder holds, whoever wrote it; RecordError where nothing can be read."""
+    """Return every run that a file or folder holds, whoever wrote it; RecordError where nothing can
+    be read.
+    """
     if not path.exists():
         raise RecordError(f"{path} does not exist.")
     return FolderReading().read(path) if path.is_dir() else _read_file(path)
@@ -79,12 +95,16 @@ def _read_known(path: Path) -> list[RunView]:
     settings, name = settings_beside(path)
     if settings:
         note = f"Settings were taken from {name} beside it."
-        logs = [replace(log, facts={**settings, **log.facts}, notes=(*log.notes, note)) for log in logs]
+        logs = [
+            replace(log, facts={**settings, **log.facts}, notes=(*log.notes, note)) for log in logs
+        ]
     views = [view for log in logs for view in views_of_log(log, str(path))]
     # A single row without a known metric is a stray object, not a run.
     views = [view for view in views if view.metrics or view.evals or len(view.steps) > 1]
     if not views:
-        raise RecordError(f"{path} holds no rows of metrics: neither a point of training nor an evaluation.")
+        raise RecordError(
+            f"{path} holds no rows of metrics: neither a point of training nor an evaluation."
+        )
     return views
 
 
@@ -95,19 +115,23 @@ def _read_logs(file: LogFile) -> list[Log]:
         return logs
     if file.first in ("[", "{"):
         raise RecordError(
-            f"{file.path} is JSON, but holds no rows of metrics: expected is a list of objects, one per logged point."
+            f"{file.path} is JSON, but holds no rows of metrics: expected is a list of objects, one"
+            " per logged point."
         )
     raise RecordError(
-        f"{file.path} holds no metrics that could be recognized: expected is JSON, CSV, dictionaries that a trainer "
-        "printed, or lines with a step and named numbers, such as `step 7, reward: 0.5, kl: 0.01`."
+        f"{file.path} holds no metrics that could be recognized: expected is JSON, CSV,"
+        " dictionaries that a trainer printed, or lines with a step and named numbers, such as"
+        " `step 7, reward: 0.5, kl: 0.01`."
     )
 
 
 class FolderReading:
-    """Reads every log of a folder and of the folders below it, once each, and keeps what was left out and why.
+    """Reads every log of a folder and of the folders below it, once each, and keeps what was left
+    out and why.
 
-    The same rule for whoever reads a folder: run directories, Trainers' outputs, W&B's runs, event files and loose logs
-    are all read; of a run that lies there in several formats, the one that says most.
+    The same rule for whoever reads a folder: run directories, Trainers' outputs, W&B's runs, event
+    files and loose logs are all read; of a run that lies there in several formats, the one that
+    says most.
     """
 
     def __init__(self) -> None:
@@ -129,11 +153,14 @@ class FolderReading:
             if self._broken:
                 raise RecordError(" ".join(self._broken))
             raise RecordError(
-                f"{root} holds nothing that is known here: expected is run.json, trainer_state.json, event files, "
-                f"a .wandb file, completions, or a log as JSON, CSV or text. {self._no_metrics(root)}".strip()
+                f"{root} holds nothing that is known here: expected is run.json,"
+                " trainer_state.json, event files, a .wandb file, completions, or a log as JSON,"
+                f" CSV or text. {self._no_metrics(root)}".strip()
             )
         notes = [f"Left out: {why}" for why in self._broken]
-        notes += [f"Left out: {text[0].lower()}{text[1:]}"] if (text := self._no_metrics(root)) else []
+        notes += (
+            [f"Left out: {text[0].lower()}{text[1:]}"] if (text := self._no_metrics(root)) else []
+        )
         return [replace(view, notes=(*view.notes, *notes)) for view in views]
 
     def _no_metrics(self, root: Path) -> str:
@@ -152,7 +179,9 @@ class FolderReading:
             self._broken.append(str(error))
 
     def _walk(self, folder: Path, depth: int) -> list[tuple[Path, Log]]:
-        """Read a folder and what is below it; return logs of prime-rl whose other half may lie beside the folder."""
+        """Read a folder and what is below it; return logs of prime-rl whose other half may lie
+        beside the folder.
+        """
         real = folder.resolve()
         if real in self._seen:  # a link to another folder of these
             return []
@@ -180,7 +209,9 @@ class FolderReading:
         parts = [part for path in files if (part := self._read_loose(path)) is not None]
         if depth == DEPTH and folders:
             names = ", ".join(path.name for path in folders[:NAMED])
-            self._broken.append(f"what is below {folder} ({names}) is too deep: name a folder there.")
+            self._broken.append(
+                f"what is below {folder} ({names}) is too deep: name a folder there."
+            )
             folders = []
         for child in folders:
             parts += self._walk(child, depth + 1)
@@ -196,14 +227,20 @@ class FolderReading:
                         logs += _read_logs(open_log(path))
             except (RecordError, OSError) as error:
                 self._broken.append(str(error))
-        logs = sorted((log for log in logs if log.rows), key=lambda log: number(log.rows[0].get("time")) or 0.0)
+        logs = sorted(
+            (log for log in logs if log.rows),
+            key=lambda log: number(log.rows[0].get("time")) or 0.0,
+        )
         self._add("tfevents", files[0].parent, partial(_as_one, logs))
 
     def _read_loose(self, path: Path) -> tuple[Path, Log] | None:
-        """Read a file that may be a log; a log of one half of prime-rl is returned, and not read yet."""
+        """Read a file that may be a log; a log of one half of prime-rl is returned, and not read
+        yet.
+        """
         if not is_log_name(path) or path.name == "trainer_state.json" or settings_in(path):
             return None
-        if (path.with_suffix("") / "run.json").exists():  # what a run of ours printed, beside its folder
+        # what a run of ours printed, beside its folder
+        if (path.with_suffix("") / "run.json").exists():
             return None
         self._tried += 1
         if self._tried > MOST_FILES:
@@ -211,7 +248,10 @@ class FolderReading:
         try:
             with damage_as_error(path):
                 logs = _read_logs(open_log(path))
-            if len(logs) == 1 and recognize([key for row in logs[0].rows[:20] for key in row]) == "prime-rl":
+            if (
+                len(logs) == 1
+                and recognize([key for row in logs[0].rows[:20] for key in row]) == "prime-rl"
+            ):
                 return path, logs[0]
             self._runs += [(path.suffix, view) for view in _read_file(path)]
         except RecordError:
@@ -219,7 +259,9 @@ class FolderReading:
         return None
 
     def _joined(self, parts: list[tuple[Path, Log]], folder: Path) -> list[tuple[Path, Log]]:
-        """Read halves of one run, prime-rl's trainer and orchestrator, as one: they share no metric."""
+        """Read halves of one run, prime-rl's trainer and orchestrator, as one: they share no
+        metric.
+        """
         groups = list[tuple[set[str], list[tuple[Path, Log]]]]()
         for part in parts:
             columns = {column for column in columns_in(part[1].rows) if not is_bookkeeping(column)}
@@ -237,14 +279,21 @@ class FolderReading:
 
 
 def _without_copies(runs: list[tuple[str, RunView]]) -> list[RunView]:
-    """Return each run once: a run directory before logs, then the log with most points, then with most metrics.
+    """Return each run once: a run directory before logs, then the log with most points, then with
+    most metrics.
 
     Only logs of different formats can be of one run: two of the same are a run that was made again.
     """
     kept: dict[int, tuple[str, RunView]] = {}
-    for place in sorted(range(len(runs)), key=lambda place: _richness(runs[place][1]), reverse=True):
+    for place in sorted(
+        range(len(runs)), key=lambda place: _richness(runs[place][1]), reverse=True
+    ):
         format, view = runs[place]
-        same = (at for at, (its_format, other) in kept.items() if its_format != format and _is_copy(view, other))
+        same = (
+            at
+            for at, (its_format, other) in kept.items()
+            if its_format != format and _is_copy(view, other)
+        )
         if (at := next(same, None)) is None:
             kept[place] = format, view
         else:
@@ -263,15 +312,17 @@ def _with_copy(view: RunView, copy: RunView) -> RunView:
     view = replace(view, config=_filled(view.config, copy.config), notes=notes)
     if copy.rollout_steps and not view.rollout_steps:
         notes = (*view.notes, *(note for note in copy.notes if note not in view.notes))
-        view = replace(view, rollout_steps=copy.rollout_steps, read_rollouts=copy.read_rollouts, notes=notes)
+        view = replace(
+            view, rollout_steps=copy.rollout_steps, read_rollouts=copy.read_rollouts, notes=notes
+        )
     return view
 
 
 def _is_copy(view: RunView, other: RunView) -> bool:
     """Tell whether two logs hold the same run: where both have a point, its metrics are the same.
 
-    Points of logs of the same length are compared in order, since a console may have no steps. A Trainer that logs
-    every tenth step writes the mean of ten.
+    Points of logs of the same length are compared in order, since a console may have no steps. A
+    Trainer that logs every tenth step writes the mean of ten.
     """
     few, many = sorted((view, other), key=lambda each: len(each.steps))
     if len(few.steps) == len(many.steps):
@@ -280,13 +331,22 @@ def _is_copy(view: RunView, other: RunView) -> bool:
         _, here, there = np.intersect1d(few.steps, many.steps, return_indices=True)
     if len(here) < max(FEWEST_SHARED, SHARED * len(few.steps)):
         return False
-    names = ["reward/mean"] if _varies(few, "reward/mean") else sorted(few.metrics.keys() & many.metrics.keys())
-    if any(name not in many.metrics for name in names) or not any(_varies(few, name) for name in names):
+    names = (
+        ["reward/mean"]
+        if _varies(few, "reward/mean")
+        else sorted(few.metrics.keys() & many.metrics.keys())
+    )
+    if any(name not in many.metrics for name in names) or not any(
+        _varies(few, name) for name in names
+    ):
         return False
     begin = np.concatenate([[0], there[:-1] + 1])
     for name in names:
-        own, theirs = few.metrics[name][here], many.metrics[name]
-        means = np.array([theirs[first : last + 1].mean() for first, last in zip(begin, there, strict=True)])
+        own = few.metrics[name][here]
+        theirs = many.metrics[name]
+        means = np.array(
+            [theirs[first : last + 1].mean() for first, last in zip(begin, there, strict=True)]
+        )
         if not _agree(own, theirs[there]) and not _agree(own, means):
             return False
     return True
@@ -308,17 +368,23 @@ def _is_trainer_output(folder: Path) -> bool:
 
 
 def _trainer_output(folder: Path) -> list[RunView]:
-    """Read the newest state of a Trainer's output, with the completions that were kept beside it."""
+    """Read the newest state of a Trainer's output, with the completions that were kept beside
+    it.
+    """
     files = rollouts.completion_files(folder)
     states = [folder / "trainer_state.json", *folder.glob("checkpoint-*/trainer_state.json")]
-    states = sorted((path for path in states if path.exists()), key=lambda path: _from_json(path, "global_step", -1))
+    states = sorted(
+        (path for path in states if path.exists()),
+        key=lambda path: _from_json(path, "global_step", -1),
+    )
     if not states:
         return [rollouts.view_of_completions(list(files.values()))] if files else []
     adapter = states[-1].parent / "adapter_config.json"
     lora = {"r": _from_json(adapter, "r", 0), "alpha": _from_json(adapter, "lora_alpha", 0)}
     more = {"model": {"lora": lora}} if all(lora.values()) else {}
     # A damaged state does not hide the one before it.
-    read, broken = list[RunView](), tuple[str, ...]()
+    read = list[RunView]()
+    broken = tuple[str, ...]()
     while states and not read:
         try:
             read = _read_file(states[-1])
@@ -328,7 +394,12 @@ def _trainer_output(folder: Path) -> list[RunView]:
     if not read:
         raise RecordError(" ".join(broken))
     views = [
-        replace(view, source=str(folder), config=_filled(view.config, more), notes=(*view.notes, *broken))
+        replace(
+            view,
+            source=str(folder),
+            config=_filled(view.config, more),
+            notes=(*view.notes, *broken),
+        )
         for view in read
     ]
     if files:
@@ -349,4 +420,8 @@ def _filled(config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
 
 def _as_one(logs: list[Log], source: Path) -> list[RunView]:
     notes = tuple(dict.fromkeys(note for log in logs for note in log.notes))
-    return views_of_log(Log([row for log in logs for row in log.rows], notes=notes), str(source)) if logs else []
+    return (
+        views_of_log(Log([row for log in logs for row in log.rows], notes=notes), str(source))
+        if logs
+        else []
+    )

@@ -1,4 +1,6 @@
-"""Types and helpers that all readers share: a file's content, the log made of it, and numbers in any notation."""
+"""Types and helpers that all readers share: a file's content, the log made of it, and numbers in
+any notation.
+"""
 
 import contextlib
 import gzip
@@ -18,33 +20,43 @@ from uptrend.records.files import open_named
 from uptrend.records.memory import MAX_LOG, MAX_WHOLE, check_size, megabytes
 
 Row = dict[str, Any]
-# Rows of one kind beyond which only every n-th is read: no curve needs more points, and a large log takes minutes.
+# Rows of one kind beyond which only every n-th is read: no curve needs more points, and a large log
+# takes minutes.
 MOST = 10_000
 # Bytes, by `size_in_memory`, of rows that are held until it is known how many there are.
 MAX_ROWS = 600_000_000
 # Bytes of content that is held; what is larger is read again for each look at it.
 MAX_HELD = 64 << 20
 # Bytes of a tracker's binary file, and of a console's text, which are read whole.
-MAX_BINARY, MAX_CONSOLE = 512 << 20, 256 << 20
+MAX_BINARY = 512 << 20
+MAX_CONSOLE = 256 << 20
 # Characters of a line; what is beyond counts as another line, which is damaged then.
 MAX_LINE = 16 << 20
 # Bytes that are read at a time, and those by which a format is told.
-_PIECE, _HEAD = 1 << 20, 8192
+_PIECE = 1 << 20
+_HEAD = 8192
 _GZIP = b"\x1f\x8b"
 _TORN = (EOFError, gzip.BadGzipFile, zlib.error)
-_BYTE_ORDER_MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
+_BYTE_ORDER_MARKS = (
+    (b"\xff\xfe", "utf-16"),
+    (b"\xfe\xff", "utf-16"),
+    (b"\xef\xbb\xbf", "utf-8-sig"),
+)
 
 
 @dataclass(frozen=True)
 class Log:
     """One log as its trainer wrote it, before any translation."""
 
-    rows: list[Row]  # one dictionary per logged point, in the order of the file, under the trainer's names
+    # one dictionary per logged point, in the order of the file, under the trainer's names
+    rows: list[Row]
     name: str = ""  # name of the run, where the format has one
-    trainer: str = ""  # trainer that wrote it, where the format tells; else it is recognized by the names
+    # trainer that wrote it, where the format tells; else it is recognized by the names
+    trainer: str = ""
     # Settings that the log mentions, under the trainer's names, nested as found.
     facts: Mapping[str, Any] = field(default_factory=dict)
-    last_step: int = 0  # last step of a progress bar; 0 without one. Rows without a step are spread over it.
+    # last step of a progress bar; 0 without one. Rows without a step are spread over it.
+    last_step: int = 0
     notes: tuple[str, ...] = ()  # sentences on how the log was read
     every: int = 1  # n where `rows` holds every n-th of the file's most frequent kind
 
@@ -65,7 +77,9 @@ class LogFile:
 
     @property
     def _encoding(self) -> str:
-        return next((name for mark, name in _BYTE_ORDER_MARKS if self.head.startswith(mark)), "utf-8")
+        return next(
+            (name for mark, name in _BYTE_ORDER_MARKS if self.head.startswith(mark)), "utf-8"
+        )
 
     def data(self, most: int = MAX_BINARY) -> bytes:
         """Return the content; RecordError where it is too large to be in memory whole."""
@@ -78,7 +92,9 @@ class LogFile:
         return content.getvalue()  # no copy, as a join of pieces would be
 
     def text(self) -> str:
-        """Return the content as text; RecordError for a binary file, and for one that is too large."""
+        """Return the content as text; RecordError for a binary file, and for one that is too
+        large.
+        """
         self._check_text()
         return self.data(MAX_WHOLE).decode(self._encoding, errors="replace")
 
@@ -87,7 +103,8 @@ class LogFile:
         if self.held is not None or self._encoding != "utf-8":
             return self.text()
         self._check_text()
-        # One byte per character: names and numbers are ASCII, and one emoji makes every character take four bytes.
+        # One byte per character: names and numbers are ASCII, and one emoji makes every character
+        # take four bytes.
         return self.data(MAX_CONSOLE).decode("latin-1")
 
     def lines(self) -> Iterator[str]:
@@ -122,8 +139,11 @@ def open_log(path: Path) -> LogFile:
 def _measure(path: Path) -> tuple[int, bytes, bytes | None]:
     """Return the bytes that a file's content has, the first of them, and all where they are few."""
     check_size(path, path.stat().st_size, MAX_LOG)
-    size, held, is_large = 0, bytearray(), False
-    # What a gzip file says of its size is its maker's choice: it is decompressed once to be counted.
+    size = 0
+    held = bytearray()
+    is_large = False
+    # What a gzip file says of its size is its maker's choice: it is decompressed once to be
+    # counted.
     for piece in _pieces(path):
         size += len(piece)
         check_size(path, size, MAX_LOG)
@@ -131,7 +151,9 @@ def _measure(path: Path) -> tuple[int, bytes, bytes | None]:
         if not is_large:
             held += piece
     if is_large and not path.is_file():
-        raise RecordTooLarge(f"{path} is no file and has more than {megabytes(MAX_HELD)}: write it to a file first.")
+        raise RecordTooLarge(
+            f"{path} is no file and has more than {megabytes(MAX_HELD)}: write it to a file first."
+        )
     return size, bytes(held[:_HEAD]), None if is_large else bytes(held)
 
 
@@ -157,7 +179,9 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 class RowBuffer:
-    """Rows of a log in order; where all would take too much memory, every n-th of those that are frequent."""
+    """Rows of a log in order; where all would take too much memory, every n-th of those that are
+    frequent.
+    """
 
     def __init__(self, path: Path) -> None:
         self.rows: list[Row] = []
@@ -177,7 +201,8 @@ class RowBuffer:
     def add(self, row: Row, size: int) -> None:
         """Add a row that takes about so many bytes."""
         self.count += 1
-        row = {sys.intern(name): value for name, value in row.items()}  # else each row has names of its own
+        # else each row has names of its own
+        row = {sys.intern(name): value for name, value in row.items()}
         kind = tuple(row)
         place = self._seen[kind]
         self._seen[kind] += 1
@@ -205,11 +230,15 @@ class RowBuffer:
         self._sizes = list(compress(self._sizes, kept))
         self._size = sum(self._sizes)
         if self._size > 0.75 * MAX_ROWS:
-            raise RecordTooLarge(f"{self._path} is too large: its rows have too many different columns.")
+            raise RecordTooLarge(
+                f"{self._path} is too large: its rows have too many different columns."
+            )
 
 
 def number(value: Any) -> float | None:
-    """Return a value as a number, numerals in strings and percentages included; None where it is none."""
+    """Return a value as a number, numerals in strings and percentages included; None where it is
+    none.
+    """
     if isinstance(value, int | float):
         return float(value)
     if not isinstance(value, str):
@@ -249,15 +278,27 @@ def stride(count: int) -> int:
 
 
 def thinned(log: Log) -> tuple[list[Row], str]:
-    """Return every n-th of the most frequent kind of rows and all others, and a note; few rows stay as they are."""
+    """Return every n-th of the most frequent kind of rows and all others, and a note; few rows stay
+    as they are.
+    """
     if len(log.rows) <= MOST:
         return log.rows, ""
     kinds = [tuple(row) for row in log.rows]
     ((usual, count),) = Counter(kinds).most_common(1)
-    every, seen, kept = stride(count), 0, list[Row]()
+    every = stride(count)
+    seen = 0
+    kept = list[Row]()
     for row, kind in zip(log.rows, kinds, strict=True):
         seen += kind == usual
         if kind != usual or seen % every == 1 % every:
             kept.append(row)
-    total, part = f"{count * log.every:,}", every * log.every
-    return kept, f"The log has {total} rows of one kind; every {part}th of them was read." if part > 1 else ""
+    total = f"{count * log.every:,}"
+    part = every * log.every
+    return (
+        kept,
+        (
+            f"The log has {total} rows of one kind; every {part}th of them was read."
+            if part > 1
+            else ""
+        ),
+    )

@@ -1,8 +1,10 @@
-"""Rollouts that another trainer kept as text, with the columns of `records.schema`; what it did not keep is null.
+"""Rollouts that another trainer kept as text, with the columns of `records.schema`; what it did not
+keep is null.
 
-TRL writes `completions/completions_00010.parquet`, one file per logged step: step, prompt and completion (text or
-messages), one column per reward function under its name, what the user's `log_extra` added, and advantage. Other
-trainers write one JSON object per attempt, as verifiers' `results.jsonl` has them.
+TRL writes `completions/completions_00010.parquet`, one file per logged step: step, prompt and
+completion (text or messages), one column per reward function under its name, what the user's
+`log_extra` added, and advantage. Other trainers write one JSON object per attempt, as verifiers'
+`results.jsonl` has them.
 """
 
 import hashlib
@@ -26,15 +28,22 @@ from uptrend.records.memory import read_table
 from uptrend.records.schema import ROLLOUTS
 from uptrend.records.view import RunView
 
-_GROUPED = "Rollouts are grouped by the text of their prompt within a step: the log has no group ids."
-_SUMMED = "A rollout's reward is the sum of its parts: TRL logs neither the total nor the weights with completions."
+_GROUPED = (
+    "Rollouts are grouped by the text of their prompt within a step: the log has no group ids."
+)
+_SUMMED = (
+    "A rollout's reward is the sum of its parts: TRL logs neither the total nor the weights with"
+    " completions."
+)
 
 
 def is_rollouts(rows: list[Row]) -> bool:
     """Return True where rows are attempts (a text and its reward) and not points of a curve."""
     # Half of the rows may lack one of the two: errors have no reward, and tool calls no text.
     few = rows[:50]
-    texts = sum(any(isinstance(row.get(key), str | list) for key in names_for("completions")) for row in few)
+    texts = sum(
+        any(isinstance(row.get(key), str | list) for key in names_for("completions")) for row in few
+    )
     rewards = sum(number(row.get("reward")) is not None for row in few)
     return texts * 2 > len(few) and rewards * 2 > len(few)
 
@@ -47,14 +56,22 @@ def view_of_rollouts(log: Log, source: str) -> RunView:
         step = number(row.get(column)) if column else 0
         if step is not None:
             scores = row.get("metrics")
-            parts = {key: number(value) for key, value in scores.items()} if isinstance(scores, dict) else {}
+            parts = (
+                {key: number(value) for key, value in scores.items()}
+                if isinstance(scores, dict)
+                else {}
+            )
             by_step[int(step)].append(_rollout(row, parts, int(step)))
     tables = {step: _to_table(rows, log.name) for step, rows in sorted(by_step.items())}
     notes = (*log.notes, _GROUPED)
     if column is not None:
         return _curve(source, "unknown", log.name, list(tables), tables.__getitem__, notes)
     table = tables[0]
-    result = {"step": 0, "reward": _step_metrics(table)["reward/mean"], "tasks": len(set(table["task"].to_pylist()))}
+    result = {
+        "step": 0,
+        "reward": _step_metrics(table)["reward/mean"],
+        "tasks": len(set(table["task"].to_pylist())),
+    }
     note = "The rows are attempts without a step: they are read as one evaluation, not as a curve."
     trainer = "verifiers" if "example_id" in log.rows[0] else "unknown"
     view = _curve(source, trainer, log.name, [], lambda _: table, (*notes, note))
@@ -63,15 +80,22 @@ def view_of_rollouts(log: Log, source: str) -> RunView:
 
 def completion_files(folder: Path) -> dict[int, Path]:
     """Return TRL's files of completions by step, in order."""
-    paths = (*folder.glob("completions/completions_*.parquet"), *folder.glob("completions_*.parquet"))
+    paths = (
+        *folder.glob("completions/completions_*.parquet"),
+        *folder.glob("completions_*.parquet"),
+    )
     matches = ((re.search(r"_(\d+)\.parquet$", path.name), path) for path in paths)
     return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
 
 def with_completions(view: RunView, files: Mapping[int, Path]) -> RunView:
-    """Add completions to the view of a trainer's state, whose metrics name the parts of the reward."""
+    """Add completions to the view of a trainer's state, whose metrics name the parts of the
+    reward.
+    """
     read = _completion_reader(files, frozenset(view.parts()))
-    return replace(view, rollout_steps=tuple(files), read_rollouts=read, notes=(*view.notes, _GROUPED, _SUMMED))
+    return replace(
+        view, rollout_steps=tuple(files), read_rollouts=read, notes=(*view.notes, _GROUPED, _SUMMED)
+    )
 
 
 def view_of_completions(paths: Sequence[Path]) -> RunView:
@@ -91,7 +115,12 @@ def view_of_completions(paths: Sequence[Path]) -> RunView:
 
 
 def _curve(
-    source: str, trainer: str, name: str, steps: list[int], read: Callable[[int], pa.Table], notes: tuple[str, ...]
+    source: str,
+    trainer: str,
+    name: str,
+    steps: list[int],
+    read: Callable[[int], pa.Table],
+    notes: tuple[str, ...],
 ) -> RunView:
     lines = [_step_metrics(read(step)) for step in steps]
     keys = dict.fromkeys(key for line in lines for key in line)
@@ -107,8 +136,12 @@ def _curve(
     )
 
 
-def _completion_reader(files: Mapping[int, Path], parts: frozenset[str]) -> Callable[[int], pa.Table]:
-    """Return a function that reads a step's rollouts; their parts are the columns named, else every other number."""
+def _completion_reader(
+    files: Mapping[int, Path], parts: frozenset[str]
+) -> Callable[[int], pa.Table]:
+    """Return a function that reads a step's rollouts; their parts are the columns named, else every
+    other number.
+    """
 
     @lru_cache(maxsize=8)
     def read(step: int) -> pa.Table:
@@ -117,11 +150,27 @@ def _completion_reader(files: Mapping[int, Path], parts: frozenset[str]) -> Call
         path = files[step]
         table = read_table(path)
         if not {"prompt", "completion"} <= set(table.column_names):
-            raise RecordError(f"{path} has no columns prompt and completion: it is not one of TRL's completions files.")
-        kinds = {column.name: column.type for column in table.schema if column.name not in names_for("not_parts")}
-        numbers = [name for name, kind in kinds.items() if pa.types.is_floating(kind) or pa.types.is_integer(kind)]
-        named = [name for name in numbers if name in parts] or [name for name in numbers if not name.startswith("__")]
-        rows = [_rollout(row, {name: number(row[name]) for name in named}, step) for row in table.to_pylist()]
+            raise RecordError(
+                f"{path} has no columns prompt and completion: it is not one of TRL's completions"
+                " files."
+            )
+        kinds = {
+            column.name: column.type
+            for column in table.schema
+            if column.name not in names_for("not_parts")
+        }
+        numbers = [
+            name
+            for name, kind in kinds.items()
+            if pa.types.is_floating(kind) or pa.types.is_integer(kind)
+        ]
+        named = [name for name in numbers if name in parts] or [
+            name for name in numbers if not name.startswith("__")
+        ]
+        rows = [
+            _rollout(row, {name: number(row[name]) for name in named}, step)
+            for row in table.to_pylist()
+        ]
         return _to_table(rows, "")
 
     return read
@@ -131,9 +180,13 @@ def _rollout(row: Mapping[str, Any], parts: Mapping[str, float | None], step: in
     """Return one attempt as a row of the schema, but for its group."""
     prompt = row.get("prompt", row.get("question", ""))
     said = next((row[key] for key in names_for("completions") if row.get(key) is not None), "")
-    known = {name: value for name, value in parts.items() if value is not None and np.isfinite(value)}
+    known = {
+        name: value for name, value in parts.items() if value is not None and np.isfinite(value)
+    }
     # TRL logs no total with completions.
-    reward = number(row.get("reward")) if "reward" in row else sum(known.values()) if known else None
+    reward = (
+        number(row.get("reward")) if "reward" in row else sum(known.values()) if known else None
+    )
     advantage = number(row.get("advantage"))
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
     return {
@@ -154,11 +207,14 @@ def _messages(said: Any, role: str) -> list[dict[str, str | None]]:
     found: list[dict[str, str | None]] = []
     for part in said if isinstance(said, list) else [str(said)] if said else []:
         message = part if isinstance(part, Mapping) else {"content": str(part)}
-        content, calls = message.get("content") or "", message.get("tool_calls")
+        content = message.get("content") or ""
+        calls = message.get("tool_calls")
         found.append(
             {
                 "role": str(message.get("role", role)),
-                "content": content if isinstance(content, str) else json.dumps(content, default=str),
+                "content": (
+                    content if isinstance(content, str) else json.dumps(content, default=str)
+                ),
                 "calls": json.dumps(calls, default=str) if calls else None,
             }
         )
@@ -171,7 +227,9 @@ def _to_table(rows: Iterable[Row], run: str) -> pa.Table:
     filled = []
     for row in rows:
         key = (row["step"], row["task"])
-        filled.append(row | {"run": run, "group": f"{row['step']}-{row['task']}", "index": counts[key]})
+        filled.append(
+            row | {"run": run, "group": f"{row['step']}-{row['task']}", "index": counts[key]}
+        )
         counts[key] += 1
     return pa.Table.from_pylist(filled, schema=ROLLOUTS)
 
@@ -188,5 +246,7 @@ def _step_metrics(table: pa.Table) -> dict[str, float]:
     many = [values for values in groups.values() if len(values) > 1]
     if many:
         found["reward/group_std/mean"] = float(np.mean([np.std(values, ddof=1) for values in many]))
-        found["advantage/dead/share"] = float(np.mean([max(values) - min(values) < 1e-9 for values in many]))
+        found["advantage/dead/share"] = float(
+            np.mean([max(values) - min(values) < 1e-9 for values in many])
+        )
     return found

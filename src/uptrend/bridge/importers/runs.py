@@ -1,4 +1,6 @@
-"""A log's rows as runs: restarts split, resumed runs joined, evaluations set apart, summaries dropped."""
+"""A log's rows as runs: restarts split, resumed runs joined, evaluations set apart, summaries
+dropped.
+"""
 
 import math
 from collections.abc import Iterator
@@ -9,7 +11,14 @@ from typing import Any
 from uptrend.bridge.importers.readers import Log, Row, columns_in, number
 from uptrend.bridge.importers.steps import starts, step_column, without_repeats
 from uptrend.present.formatting import plural
-from uptrend.records.dialects import LOGGERS, is_bookkeeping, matches, metric_names, names_for, plain_name
+from uptrend.records.dialects import (
+    LOGGERS,
+    is_bookkeeping,
+    matches,
+    metric_names,
+    names_for,
+    plain_name,
+)
 
 
 @dataclass
@@ -17,15 +26,19 @@ class Segment:
     """One run of a log."""
 
     points: dict[int, Row] = field(default_factory=dict)  # row of each step
-    evals: list[dict[str, Any]] = field(default_factory=list)  # evaluations in order, as `evaluation` returns them
+    # evaluations in order, as `evaluation` returns them
+    evals: list[dict[str, Any]] = field(default_factory=list)
     repeated: int = 0  # number of points that were written again, by a resumed run or twice
     resumed: bool = False  # true where it went back to an earlier step and on from there
 
 
 def split_runs(log: Log) -> tuple[list[Segment], Log]:
-    """Return the runs in a log in order, and the log with the notes and settings found on the way."""
+    """Return the runs in a log in order, and the log with the notes and settings found on the
+    way.
+    """
     rows, summaries = _without_summaries(log.rows)
-    notes, facts = list(log.notes), log.facts
+    notes = list(log.notes)
+    facts = log.facts
     column = step_column(rows)
     if column is None:
         # A callback besides the trainer may have printed each row again.
@@ -37,7 +50,11 @@ def split_runs(log: Log) -> tuple[list[Segment], Log]:
     begin = starts(rows, column)
     held_out = {column for column in columns_in(rows) if is_evaluation(column)}
     parted = [_part(row, held_out) for row in rows]
-    stride = 1 if begin else max(1, log.last_step // max(1, sum(bool(training) for training, _ in parted)))
+    stride = (
+        1
+        if begin
+        else max(1, log.last_step // max(1, sum(bool(training) for training, _ in parted)))
+    )
     if column is None:
         apart = f", {stride} steps apart" if stride > 1 else ""
         notes.append(f"The rows have no step; they were numbered in order{apart}.")
@@ -67,11 +84,15 @@ def split_runs(log: Log) -> tuple[list[Segment], Log]:
         elif result:
             evals.append(result)
     notes += _notes(found, summaries, without_step)
-    return [run for run in found if run.points or run.evals], replace(log, notes=tuple(notes), facts=facts)
+    return [run for run in found if run.points or run.evals], replace(
+        log, notes=tuple(notes), facts=facts
+    )
 
 
 def _without_summaries(rows: list[Row]) -> tuple[list[Row], int]:
-    """Return the rows that are points, without columns that only summarize; and the number of rows left out."""
+    """Return the rows that are points, without columns that only summarize; and the number of rows
+    left out.
+    """
     telling = {column for column in columns_in(rows) if matches(column, "summary")}
     if not telling:
         return rows, 0
@@ -87,15 +108,25 @@ def _without_summaries(rows: list[Row]) -> tuple[list[Row], int]:
 
 @cache
 def is_evaluation(column: str) -> bool:
-    """Return True for a column of an evaluation: it has the prefix of one and is no known metric of training."""
+    """Return True for a column of an evaluation: it has the prefix of one and is no known metric of
+    training.
+    """
     name = plain_name(column)
-    return matches(column, "evaluation") and not any(name in metric_names(trainer) for trainer in LOGGERS)
+    return matches(column, "evaluation") and not any(
+        name in metric_names(trainer) for trainer in LOGGERS
+    )
 
 
 def evaluation(row: Row, step: int) -> dict[str, Any]:
-    """Return an evaluation with the keys of evals.jsonl as far as known, and its own names; empty where it has none."""
-    numbers = {plain_name(key): number(value) for key, value in row.items() if not matches(key, "cost")}
-    found = {key: value for key, value in numbers.items() if value is not None and math.isfinite(value)}
+    """Return an evaluation with the keys of evals.jsonl as far as known, and its own names; empty
+    where it has none.
+    """
+    numbers = {
+        plain_name(key): number(value) for key, value in row.items() if not matches(key, "cost")
+    }
+    found = {
+        key: value for key, value in numbers.items() if value is not None and math.isfinite(value)
+    }
     if not found:
         return {}
 
@@ -104,7 +135,8 @@ def evaluation(row: Row, step: int) -> dict[str, Any]:
         return min(names, key=len, default=None)
 
     result: dict[str, Any] = {"step": step}
-    accuracy, reward = shortest("accuracy"), shortest("reward") or shortest("mean_reward")
+    accuracy = shortest("accuracy")
+    reward = shortest("reward") or shortest("mean_reward")
     if accuracy is not None:
         result["accuracy"] = found[accuracy]
     if reward is not None and reward != accuracy:
@@ -113,21 +145,35 @@ def evaluation(row: Row, step: int) -> dict[str, Any]:
 
 
 def _part(row: Row, held_out: set[str]) -> tuple[Row, Row]:
-    """Split a row into training and held-out values; a row whose training values are all missing trains nothing."""
+    """Split a row into training and held-out values; a row whose training values are all missing
+    trains nothing.
+    """
     results = {key: value for key, value in row.items() if key in held_out}
-    training = {key: value for key, value in row.items() if key not in held_out and value is not None}
+    training = {
+        key: value for key, value in row.items() if key not in held_out and value is not None
+    }
     values = (value for key, value in training.items() if not is_bookkeeping(key))
-    return (training if any(value == value and number(value) is not None for value in values) else {}), results
+    return (
+        training if any(value == value and number(value) is not None for value in values) else {}
+    ), results
 
 
 def _add(found: list[Segment], step: int, row: Row) -> bool:
-    """Add a row to the latest run, or to a new one; return False for a row that only summarizes the run."""
+    """Add a row to the latest run, or to a new one; return False for a row that only summarizes the
+    run.
+    """
     run = found[-1]
-    before, last = run.points.get(step), next(reversed(run.points), 0)
+    before = run.points.get(step)
+    last = next(reversed(run.points), 0)
     # Most metrics are in the latest point too: this is no late half of an earlier point.
     metrics = [key for key in row if not is_bookkeeping(key)]
-    is_alike = step <= last and sum(key in run.points.get(last, {}) for key in metrics) * 2 > len(metrics)
-    known = [key for key in metrics if before is not None and key in before and row[key] == row[key]]  # no NaN
+    is_alike = step <= last and sum(key in run.points.get(last, {}) for key in metrics) * 2 > len(
+        metrics
+    )
+    # no NaN
+    known = [
+        key for key in metrics if before is not None and key in before and row[key] == row[key]
+    ]
     differs = before is not None and any(before[key] != row[key] for key in known)
     # A row of the same step adds to the point: trackers write reward and KL by different calls.
     if before is not None and not differs and (step == last or not is_alike):
@@ -153,13 +199,19 @@ def _add(found: list[Segment], step: int, row: Row) -> bool:
 def _notes(found: list[Segment], summaries: int, without_step: int) -> Iterator[str]:
     runs = sum(bool(run.points) for run in found)
     if runs > 1:
-        yield f"The log holds {runs} runs one after the other: steps or schedule start again; each is judged alone."
+        yield (
+            f"The log holds {runs} runs one after the other: steps or schedule start again; each is"
+            " judged alone."
+        )
     if summaries:
         yield f"Left out {plural(summaries, 'row')} that only summarized the run."
     if without_step:
         yield f"Left out {plural(without_step, 'row')} without a step."
     for run in found:
         if run.resumed:
-            yield f"The run was resumed from an earlier step: later values replaced {plural(run.repeated, 'point')}."
+            yield (
+                "The run was resumed from an earlier step: later values replaced"
+                f" {plural(run.repeated, 'point')}."
+            )
         elif run.repeated:
             yield f"Written twice: {plural(run.repeated, 'step')}; the later values count."

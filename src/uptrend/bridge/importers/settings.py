@@ -1,4 +1,6 @@
-"""Settings of a run: in a file of their own, in what a trainer printed, or in a log; translated to a recipe's table."""
+"""Settings of a run: in a file of their own, in what a trainer printed, or in a log; translated to
+a recipe's table.
+"""
 
 import ast
 import math
@@ -18,10 +20,14 @@ _LARGEST_FILE = 200_000
 _LONGEST_HEAD = 400_000
 _STEPS = re.compile(r"Total optimization steps = ([\d,]+)")
 _IN_WORDS = {
-    re.compile(r"(?:Rollouts|Generations|Completions) per prompt\s*[:=]\s*(\d+)"): "num_generations",
+    re.compile(
+        r"(?:Rollouts|Generations|Completions) per prompt\s*[:=]\s*(\d+)"
+    ): "num_generations",
     re.compile(r"\bKL (?:coef\w*|beta)\s*[:=]\s*([\d.eE+-]+)"): "beta",
 }
-_NAMED = re.compile(r"['\"]?\b([A-Za-z_][\w.]*)['\"]?\s*[:=]\s*['\"]?(-?\d[\d.]*(?:[eE][-+]?\d+)?|True|False|None)\b")
+_NAMED = re.compile(
+    r"['\"]?\b([A-Za-z_][\w.]*)['\"]?\s*[:=]\s*['\"]?(-?\d[\d.]*(?:[eE][-+]?\d+)?|True|False|None)\b"
+)
 _MODEL_CONFIG = re.compile(r"(?i)config(?:uration)?\s*\w*\s*\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 _KL_SWITCHES = ("use_kl_loss", "use_kl_in_reward")
 
@@ -29,7 +35,9 @@ _KL_SWITCHES = ("use_kl_loss", "use_kl_in_reward")
 @cache
 def setting_words() -> frozenset[str]:
     """Return the last words of all names that mean a setting."""
-    names = {name for key in logged_settings() for trainer in TRAINERS for name in names_of(key, trainer)}
+    names = {
+        name for key in logged_settings() for trainer in TRAINERS for name in names_of(key, trainer)
+    }
     return frozenset(name.rpartition(".")[2] for name in (*names, *_KL_SWITCHES))
 
 
@@ -43,12 +51,18 @@ def flat_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_of(facts: Mapping[str, Any], trainer: str) -> dict[str, Any]:
-    """Return what the facts say, nested as a recipe is; names that mean nothing here are left out."""
+    """Return what the facts say, nested as a recipe is; names that mean nothing here are left
+    out.
+    """
     flat = flat_facts(facts)
 
     def find(name: str) -> Any:
         ends = "." + name
-        found = (value for key, value in flat.items() if value is not None and (key == name or key.endswith(ends)))
+        found = (
+            value
+            for key, value in flat.items()
+            if value is not None and (key == name or key.endswith(ends))
+        )
         return next(found, None)
 
     values: dict[str, Any] = {}
@@ -56,8 +70,14 @@ def config_of(facts: Mapping[str, Any], trainer: str) -> dict[str, Any]:
         value = read_setting(key, trainer, find)
         if key in names_for("texts"):
             values |= {key: value} if value is not None else {}
-        elif not isinstance(value, bool) and (found := number(value)) is not None and math.isfinite(found):
-            values[key] = int(found) if found == int(found) and not isinstance(value, float) else found
+        elif (
+            not isinstance(value, bool)
+            and (found := number(value)) is not None
+            and math.isfinite(found)
+        ):
+            values[key] = (
+                int(found) if found == int(found) and not isinstance(value, float) else found
+            )
     if trainer == "verl" and find("use_kl_loss") is False and find("use_kl_in_reward") is not True:
         values["learning.kl.beta"] = 0.0  # its weight is always there, used or not
     if values.get("model.lora.r") == 0:  # no adapter
@@ -68,7 +88,9 @@ def config_of(facts: Mapping[str, Any], trainer: str) -> dict[str, Any]:
 
 
 def settings_in(path: Path) -> dict[str, Any]:
-    """Return the settings in a small JSON file, a summary or config that a script saved; empty where it is a log."""
+    """Return the settings in a small JSON file, a summary or config that a script saved; empty
+    where it is a log.
+    """
     if path.suffix != ".json" or path.stat().st_size > _LARGEST_FILE:
         return {}
     try:
@@ -76,7 +98,9 @@ def settings_in(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     # A list of more than a few values is a curve.
-    if not isinstance(found, dict) or any(isinstance(value, list) and len(value) > 5 for value in found.values()):
+    if not isinstance(found, dict) or any(
+        isinstance(value, list) and len(value) > 5 for value in found.values()
+    ):
         return {}
     names = {key.rpartition(".")[2] for key in flatten(found, ".")}
     # One such name may be in any JSON file; two are no accident.
@@ -84,8 +108,14 @@ def settings_in(path: Path) -> dict[str, Any]:
 
 
 def settings_beside(path: Path) -> tuple[dict[str, Any], str]:
-    """Return the settings in the one such file beside a log, and its name; none where several could be meant."""
-    found = {other.name: settings for other in path.parent.glob("*.json") if (settings := settings_in(other))}
+    """Return the settings in the one such file beside a log, and its name; none where several could
+    be meant.
+    """
+    found = {
+        other.name: settings
+        for other in path.parent.glob("*.json")
+        if (settings := settings_in(other))
+    }
     if len(found) != 1 or path.name in found:
         return {}, ""
     name, settings = next(iter(found.items()))
@@ -93,13 +123,17 @@ def settings_beside(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def printed_settings(text: str, rows_begin: int) -> dict[str, Any]:
-    """Return the settings printed before the first metrics: a config's dictionary, `key: value`, the Trainer's banner.
+    """Return the settings printed before the first metrics: a config's dictionary, `key: value`,
+    the Trainer's banner.
 
     The first mention of each counts.
     """
     head = text[: min(rows_begin, _LONGEST_HEAD)]
     facts = _printed_config(head)
-    for pattern, key, where in ((_STEPS, "max_steps", text), *((*entry, head) for entry in _IN_WORDS.items())):
+    for pattern, key, where in (
+        (_STEPS, "max_steps", text),
+        *((*entry, head) for entry in _IN_WORDS.items()),
+    ):
         if match := pattern.search(where):
             facts.setdefault(key, _value(match[1].replace(",", "")))
     # A model's own config has a temperature that is not the training's.
@@ -113,7 +147,8 @@ def _printed_config(text: str) -> dict[str, Any]:
     """Read a config printed as one nested dictionary over many lines, as verl does."""
     for start in re.finditer(r"(?m)^\s*\{'\w+': ?(?:\{|'|\d)", text):
         begin = text.index("{", start.start())
-        depth, end = 0, begin
+        depth = 0
+        end = begin
         for brace in re.finditer(r"[{}]", text[begin : begin + 100_000]):
             depth += 1 if brace[0] == "{" else -1
             if depth == 0:

@@ -1,6 +1,8 @@
-"""Binary files of trackers: TensorBoard's event files and W&B's offline runs, read without either package.
+"""Binary files of trackers: TensorBoard's event files and W&B's offline runs, read without either
+package.
 
-Both hold protocol buffers, which are decoded here without a schema; the numbers of the fields that matter are named.
+Both hold protocol buffers, which are decoded here without a schema; the numbers of the fields that
+matter are named.
 """
 
 import contextlib
@@ -61,15 +63,17 @@ def _messages(data: bytes, number: int) -> Iterator[bytes]:
     return (value for key, value in _fields(data) if key == number and isinstance(value, bytes))
 
 
-# ---- TensorBoard. A file is a chain of records: length (8 bytes), its checksum (4), an Event, its checksum (4).
-# Event: wall_time 1, step 2, summary 5. Summary: value 1. Value: tag 1, simple_value 2, tensor 8.
-# TensorProto: dtype 1, content 4, or the number in float_val 5 or double_val 6.
+# ---- TensorBoard. A file is a chain of records: length (8 bytes), its checksum (4), an Event, its
+# checksum (4). Event: wall_time 1, step 2, summary 5. Summary: value 1. Value: tag 1, simple_value
+# 2, tensor 8. TensorProto: dtype 1, content 4, or the number in float_val 5 or double_val 6.
 _EVENT_HEAD = 12
 _DTYPES = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
 
 
 def read_events(file: LogFile) -> list[Log] | None:
-    """Return the scalars of an event file, one row per step in the order of writing; None where it is none."""
+    """Return the scalars of an event file, one row per step in the order of writing; None where it
+    is none.
+    """
     length = int.from_bytes(file.head[:8], "little")
     # Any text's first 8 bytes are a huge number; a first Event is a few bytes.
     if not 0 < length <= min(len(file.head), file.size):
@@ -83,7 +87,8 @@ def read_events(file: LogFile) -> list[Log] | None:
     data = file.data()
     rows = RowBuffer(file.path)
     row: Row = {}
-    at, is_torn = 0, False
+    at = 0
+    is_torn = False
     # Checksums are not tested: a bad one spoils no scalar.
     while at + _EVENT_HEAD <= len(data):
         (length,) = struct.unpack_from("<Q", data, at)
@@ -107,7 +112,8 @@ def _scalars(record: bytes) -> Iterator[tuple[int, float, str, float]]:
     """Yield step, time, tag and value of each scalar of an Event, up to where it is damaged."""
     try:
         event = dict(_fields(record))
-        time, step = event.get(1), _signed(event.get(2, 0))
+        time = event.get(1)
+        step = _signed(event.get(2, 0))
         seconds = struct.unpack("<d", time)[0] if isinstance(time, bytes) else 0.0
         for summary in _messages(record, 5):
             for value in _messages(summary, 1):
@@ -120,7 +126,8 @@ def _scalars(record: bytes) -> Iterator[tuple[int, float, str, float]]:
 
 def _scalar(parts: dict[int, Field]) -> float | None:
     """Return the number of a Value: the simple one, or that of a tensor that holds one."""
-    simple, tensor = parts.get(2), parts.get(8)
+    simple = parts.get(2)
+    tensor = parts.get(8)
     if isinstance(simple, bytes):
         return float(struct.unpack("<f", simple)[0])
     if not isinstance(tensor, bytes):
@@ -134,12 +141,17 @@ def _scalar(parts: dict[int, Field]) -> float | None:
     return None
 
 
-# ---- W&B. After 7 bytes of header, run-ID.wandb is a LevelDB log: blocks of 32 KiB with pieces of checksum (4 bytes),
-# length (2) and kind (1: whole, 2: first, 3: middle, 4: last piece); joined, each is a Record of wandb_internal.proto.
-# Record: history 2, config 5, run 17. Run: config 4, display name 8. History: item 1, step 2. Config: item 1.
-# Item: key 1, nested key 2, value as JSON 16.
-_BLOCK, _PIECE_HEAD, _START = 32768, 7, 7
-_WHOLE, _FIRST, _LAST = 1, 2, 4
+# ---- W&B. After 7 bytes of header, run-ID.wandb is a LevelDB log: blocks of 32 KiB with pieces of
+# checksum (4 bytes), length (2) and kind (1: whole, 2: first, 3: middle, 4: last piece); joined,
+# each is a Record of wandb_internal.proto. Record: history 2, config 5, run 17. Run: config 4,
+# display name 8. History: item 1, step 2. Config: item 1. Item: key 1, nested key 2, value as JSON
+# 16.
+_BLOCK = 32768
+_PIECE_HEAD = 7
+_START = 7
+_WHOLE = 1
+_FIRST = 2
+_LAST = 4
 
 
 def read_wandb(file: LogFile) -> list[Log] | None:
@@ -159,7 +171,10 @@ def read_wandb(file: LogFile) -> list[Log] | None:
                 if row:
                     rows.add(row, len(history) + VALUE_SIZE * len(row))
             runs = list(_messages(record, 17))
-            for config in (*_messages(record, 5), *(config for run in runs for config in _messages(run, 4))):
+            for config in (
+                *_messages(record, 5),
+                *(config for run in runs for config in _messages(run, 4)),
+            ):
                 facts |= _items(config)
             for title in (title for run in runs for title in _messages(run, 8)):
                 name = _text(title)
@@ -167,18 +182,22 @@ def read_wandb(file: LogFile) -> list[Log] | None:
             notes.append("A damaged record of the .wandb file was left out.")
     # W&B keeps its own bookkeeping in the config, under one key.
     settings = {key: value for key, value in facts.items() if not key.startswith("_wandb")}
-    return [Log(rows.rows, name, facts=settings, notes=tuple(dict.fromkeys(notes)), every=rows.every)]
+    return [
+        Log(rows.rows, name, facts=settings, notes=tuple(dict.fromkeys(notes)), every=rows.every)
+    ]
 
 
 def _records(data: bytes) -> Iterator[bytes]:
     """Yield the records, joined from their pieces; one that is torn at the end is left out."""
-    at, pieces = _START, b""
+    at = _START
+    pieces = b""
     while at + _PIECE_HEAD <= len(data):
         left = _BLOCK - at % _BLOCK
         if left < _PIECE_HEAD:
             at += left
             continue
-        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        length = int.from_bytes(data[at + 4 : at + 6], "little")
+        kind = data[at + 6]
         piece = data[at + _PIECE_HEAD : at + _PIECE_HEAD + length]
         at += _PIECE_HEAD + length
         if not _WHOLE <= kind <= _LAST:
@@ -194,7 +213,8 @@ def _items(message: bytes) -> dict[str, Any]:
     """Return the named values of a message; nested names are joined as W&B shows them."""
     found: dict[str, Any] = {}
     for item in _messages(message, 1):
-        names, value = list[str](), None
+        names = list[str]()
+        value = None
         for key, field in _fields(item):
             text = _text(field)
             if key in (1, 2) and text:

@@ -1,4 +1,5 @@
-"""Watching TRL: one line makes a GRPO run write an Uptrend run directory and checks its tensors while it trains.
+"""Watching TRL: one line makes a GRPO run write an Uptrend run directory and checks its tensors
+while it trains.
 
 from uptrend.bridge.trl import watch
 watch(trainer)
@@ -14,7 +15,9 @@ __all__ = ["Watch", "watch", "watched"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load torch and TRL on first use: the process that records lives in this package, without them."""
+    """Load torch and TRL on first use: the process that records lives in this package, without
+    them.
+    """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from uptrend.bridge.trl import watching

@@ -16,9 +16,15 @@ PROMPT, MODEL, TOOL = (int(role) for role in (Role.PROMPT, Role.MODEL, Role.TOOL
 HALF = ("torch.bfloat16", "torch.float16")
 # Tensors that the records are made from, of all that TRL keeps for the loss.
 RECORDED = (
-    "prompt_ids", "prompt_mask", "completion_mask", "tool_mask", "advantages", "old_per_token_logps",
-    "ref_per_token_logps", "sampling_per_token_logps",
-)  # fmt: skip
+    "prompt_ids",
+    "prompt_mask",
+    "completion_mask",
+    "tool_mask",
+    "advantages",
+    "old_per_token_logps",
+    "ref_per_token_logps",
+    "sampling_per_token_logps",
+)
 
 
 @dataclass(frozen=True)
@@ -41,10 +47,17 @@ class Settings:
         """Read them from a trainer."""
         args = trainer.args
         return cls(
-            args.seed, frozenset(trainer.eos_token_ids), args.loss_type, args.max_completion_length,
-            args.num_generations, args.beta, (trainer.epsilon_low, trainer.epsilon_high), args.learning_rate,
-            float(args.max_grad_norm or 0.0), trainer.accelerator.num_processes,
-        )  # fmt: skip
+            args.seed,
+            frozenset(trainer.eos_token_ids),
+            args.loss_type,
+            args.max_completion_length,
+            args.num_generations,
+            args.beta,
+            (trainer.epsilon_low, trainer.epsilon_high),
+            args.learning_rate,
+            float(args.max_grad_norm or 0.0),
+            trainer.accelerator.num_processes,
+        )
 
 
 @dataclass(frozen=True)
@@ -76,13 +89,15 @@ class TrlBatch:
     number: int  # counted over the run
     step: int  # step that it was made in
     version: int  # updates that the sampling weights had seen
-    examples: list[dict[str, Any]]  # the dataset's rows, one per rollout; not recorded, they may hold anything
+    # the dataset's rows, one per rollout; not recorded, they may hold anything
+    examples: list[dict[str, Any]]
     answers: list[str]  # right answers; empty where the rows hold none
     prompts: list[Any]  # texts or messages
     completions: list[Any]  # texts or messages
     written: list[list[int]]  # token ids of the completions
     rewards: Any  # one column per reward function; NaN where a function gave none [B, F]
-    output: dict[str, Any]  # what TRL keeps for the loss: padded ids, masks, advantages, log-probabilities
+    # what TRL keeps for the loss: padded ids, masks, advantages, log-probabilities
+    output: dict[str, Any]
     calls: list[Call]  # calls of the sampler; empty where the user's own function sampled
     seconds: float
     trl_dead: Any = None  # TRL's own share of dead groups
@@ -112,7 +127,9 @@ class TrlBatch:
         return None if values is None else as_numpy(values).astype(np.float64)
 
     def prompt(self, row: int) -> list[int]:
-        """Return a prompt as the sampler was given it; by TRL's mask where no call of the sampler was seen."""
+        """Return a prompt as the sampler was given it; by TRL's mask where no call of the sampler
+        was seen.
+        """
         if self.calls and len(self.calls[0].prompts) == self.size:
             return self.calls[0].prompts[row]
         ids, mask = (as_numpy(self.output[name])[row] for name in ("prompt_ids", "prompt_mask"))
@@ -138,11 +155,13 @@ class TrlStep:
     step: int = 0
     batches: list[TrlBatch] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
-    gradient: Any = None  # norm before clipping; None where the trainer does not clip, and so computes none
+    # norm before clipping; None where the trainer does not clip, and so computes none
+    gradient: Any = None
     lr: float = float("nan")
     skipped: bool = False
     moved: dict[str, float] = field(default_factory=dict)  # metrics of the weights
-    gaps: dict[str, Any] = field(default_factory=dict)  # metrics of probes: learner against sampler, and its update
+    # metrics of probes: learner against sampler, and its update
+    gaps: dict[str, Any] = field(default_factory=dict)
     sampling: float = 0.0  # seconds
     seconds: float = 0.0
     waited: float = 0.0  # seconds that the trainer waited for the watch
@@ -150,12 +169,16 @@ class TrlStep:
 
     def portable(self) -> Any:
         """Copy it for another process."""
-        copy = portable(replace(self, batches=[], passes=[replace(seen, ids=None) for seen in self.passes]))
+        copy = portable(
+            replace(self, batches=[], passes=[replace(seen, ids=None) for seen in self.passes])
+        )
         return replace(copy, batches=[batch.portable() for batch in self.batches])
 
 
 def portable(value: Any) -> Any:
-    """Copy a value for another process: tensors become arrays; objects that it may not know become text."""
+    """Copy a value for another process: tensors become arrays; objects that it may not know become
+    text.
+    """
     if hasattr(value, "detach"):
         return as_numpy(value)
     if is_dataclass(value) and not isinstance(value, type):
@@ -184,13 +207,17 @@ def last_text(said: Any) -> str:
 def roles_of(
     prompt: list[int], written: list[int], calls: list[Call], row: int = 0
 ) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
-    """Return each token's author and turn, by the sampler's calls: what it did not write is a tool's."""
-    ids, first = prompt + written, len(prompt)
+    """Return each token's author and turn, by the sampler's calls: what it did not write is a
+    tool's.
+    """
+    ids = prompt + written
+    first = len(prompt)
     roles = np.full(len(ids), TOOL, np.int8)
     roles[:first] = PROMPT
     for number, call in enumerate(calls):
         rows = list(zip(call.prompts, call.written, strict=False))
-        # The first call has the rows in their order; later ones only those that a tool answered: they are searched.
+        # The first call has the rows in their order; later ones only those that a tool answered:
+        # they are searched.
         for given, said in rows[row : row + 1] if number == 0 else rows:
             start = len(given)
             end = min(len(ids), start + len(said))  # what exceeded the length was cut off

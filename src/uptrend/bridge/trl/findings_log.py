@@ -1,7 +1,7 @@
 """Findings while TRL trains: each is printed once in the terminal, and written to events.jsonl.
 
-Results of probes are events `probed`, from which the doctor's check of that name makes findings again; so
-findings.json and `uptrend doctor` rank them with what the records show.
+Results of probes are events `probed`, from which the doctor's check of that name makes findings
+again; so findings.json and `uptrend doctor` rank them with what the records show.
 """
 
 import sys
@@ -24,17 +24,25 @@ class FindingsLog:
     """Writes findings to the run's event log, and prints them."""
 
     def __init__(self, view: RunView, path: Path, event: Callable[..., None]) -> None:
-        self.event, self._view = event, view
+        self.event = event
+        self._view = view
         self.said: dict[str, int] = {}  # rank of the worst severity reported of each id
-        self._lock = threading.Lock()  # findings come from the trainer's thread and from two of the recorder's
+        # findings come from the trainer's thread and from two of the recorder's
+        self._lock = threading.Lock()
         self._doctor = DoctorProcess(path)
 
     def say(
-        self, id: str, severity: Severity, summary: str, evidence: Sequence[Evidence],
+        self,
+        id: str,
+        severity: Severity,
+        summary: str,
+        evidence: Sequence[Evidence],
         basis: Basis = Basis.PROOF,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Report what a probe found."""
-        self._report("probed", finding_table(finding(self._view, id, severity, basis, summary, evidence)))
+        self._report(
+            "probed", finding_table(finding(self._view, id, severity, basis, summary, evidence))
+        )
 
     def hear(self) -> None:
         """Report what the doctor has found in the records."""
@@ -57,7 +65,10 @@ class FindingsLog:
             with self._lock:
                 self.said.pop(line["withdrawn"], None)
             self.event("withdrawn", id=line["withdrawn"], step=line["step"])
-            text = f"\nuptrend, {dated(line['step'])}: {line['withdrawn']} no longer asks for a change."
+            text = (
+                f"\nuptrend, {dated(line['step'])}: {line['withdrawn']} no longer asks for a"
+                " change."
+            )
             print(text, file=sys.stderr, flush=True)
 
     def _report(self, kind: str, told: dict[str, Any]) -> None:
@@ -71,7 +82,9 @@ class FindingsLog:
         step = told.get("step", shown_at)
         kept = ["id", "severity", "basis", "summary"] + ["evidence"] * (kind == "probed")
         self.event(kind, step=step, **{key: told[key] for key in kept})
-        is_symptom = any(told["id"] in all_symptoms(id) for id, place in self.said.items() if place < NOTE)
+        is_symptom = any(
+            told["id"] in all_symptoms(id) for id, place in self.said.items() if place < NOTE
+        )
         if rank >= NOTE or is_symptom:
             return
         date = f", {dated(step)}" if kind == "finding" and step is not None else ""
@@ -80,6 +93,8 @@ class FindingsLog:
         fix = told.get("fix")
         if fix and fix["sentence"]:
             lines.append(f"  fix: {fix['sentence']}")
-            changes = ", ".join(f"{key} = {value}" for key, value in fix["changes"].get("trl", {}).items())
+            changes = ", ".join(
+                f"{key} = {value}" for key, value in fix["changes"].get("trl", {}).items()
+            )
             lines += [f"  in TRL: {changes}"] if changes else []
         print("\n".join(lines), file=sys.stderr, flush=True)

@@ -1,4 +1,6 @@
-"""Errors of the watch stay inside it: they are written down, printed once, and the run goes on. No torch."""
+"""Errors of the watch stay inside it: they are written down, printed once, and the run goes on. No
+torch.
+"""
 
 import functools
 import sys
@@ -14,21 +16,27 @@ PATIENCE = 3  # failures of one part after which it is left alone
 def describe_error(error: Exception) -> str:
     """Return an error as one line, with the place that raised it."""
     where = traceback.extract_tb(error.__traceback__)[-1:]
-    return f"{type(error).__name__}: {error}" + "".join(f" ({at.filename}:{at.lineno})" for at in where)
+    return f"{type(error).__name__}: {error}" + "".join(
+        f" ({at.filename}:{at.lineno})" for at in where
+    )
 
 
 class Guard:
-    """Runs the watch's own code on the trainer's thread: errors stay inside, seconds are counted."""
+    """Runs the watch's own code on the trainer's thread: errors stay inside, seconds are
+    counted.
+    """
 
     def __init__(self, tell: Callable[[str, str], None]) -> None:
         self._tell = tell
         self._failures: dict[str, int] = {}
-        self._depth, self._seconds = 0, 0.0
+        self._depth = 0
+        self._seconds = 0.0
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
         """Count the seconds inside, and keep every error there."""
-        began, self._depth = time.perf_counter(), self._depth + 1
+        began = time.perf_counter()
+        self._depth = self._depth + 1
         try:
             yield
         except Exception as error:
@@ -47,15 +55,22 @@ class Guard:
 
     def take_seconds(self) -> float:
         """Return the seconds that the trainer has waited since the last call."""
-        seconds, self._seconds = self._seconds, 0.0
+        seconds = self._seconds
+        self._seconds = 0.0
         return seconds
 
     def tap(
-        self, trainer: Any, name: str, after: Callable[..., None], before: Callable[..., None] | None = None
+        self,
+        trainer: Any,
+        name: str,
+        after: Callable[..., None],
+        before: Callable[..., None] | None = None,
     ) -> None:
-        """Call `before(*args)` and `after(result, *args)` around a method of one trainer; TRL's class stays as it is.
+        """Call `before(*args)` and `after(result, *args)` around a method of one trainer; TRL's
+        class stays as it is.
 
-        Neither can change or break the method, and neither is called any more once it has failed too often.
+        Neither can change or break the method, and neither is called any more once it has failed
+        too often.
         """
         original = getattr(trainer, name)
 

@@ -1,6 +1,8 @@
-"""The run directory of a watched run, from the trainer's side: made and held here, filled by a process beside it.
+"""The run directory of a watched run, from the trainer's side: made and held here, filled by a
+process beside it.
 
-Only this process writes run.json and events.jsonl, and prints; only the other one (writer.py) writes the rest.
+Only this process writes run.json and events.jsonl, and prints; only the other one (writer.py)
+writes the rest.
 """
 
 import contextlib
@@ -31,7 +33,8 @@ from uptrend.records.worker_process import ONE_THREAD, start_module
 from uptrend.training.metrics import peak_memory_gib, weight_metrics
 
 WAITING = 8  # steps that may wait before the trainer waits
-PATIENCE = 20.0  # seconds that the trainer waits for a process that takes nothing, before steps are left out
+# seconds that the trainer waits for a process that takes nothing, before steps are left out
+PATIENCE = 20.0
 DEADLINE = 60.0  # seconds that the rest may take once the training is over
 
 Make = Callable[[], tuple[Any, ...]]
@@ -40,15 +43,23 @@ Make = Callable[[], tuple[Any, ...]]
 class SubprocessRecorder:
     """Sends steps to the process that records, in order, and receives what it has to say.
 
-    The trainer's thread only puts things into a queue; another thread makes and sends them. Records come before speed:
-    where the process can't keep up, the trainer waits, but not forever, and what is not written in the end is reported.
+    The trainer's thread only puts things into a queue; another thread makes and sends them. Records
+    come before speed: where the process can't keep up, the trainer waits, but not forever, and what
+    is not written in the end is reported.
     """
 
     def __init__(
-        self, hear: Callable[..., None], trouble: Callable[[str], None],
-        *, patience: float = PATIENCE, deadline: float = DEADLINE,
-    ) -> None:  # fmt: skip
-        self._hear, self._trouble, self._patience, self._deadline = hear, trouble, patience, deadline
+        self,
+        hear: Callable[..., None],
+        trouble: Callable[[str], None],
+        *,
+        patience: float = PATIENCE,
+        deadline: float = DEADLINE,
+    ) -> None:
+        self._hear = hear
+        self._trouble = trouble
+        self._patience = patience
+        self._deadline = deadline
         self._jobs: queue.Queue[tuple[str, Make] | None] = queue.Queue(WAITING)
         self._open: set[int] = set()  # steps that are not written
         self._is_over = self._is_stuck = False
@@ -68,13 +79,17 @@ class SubprocessRecorder:
             )
         except OSError as error:
             self._gone.set()
-            self._trouble(f"no process to record with could be started ({error}); nothing is recorded")
+            self._trouble(
+                f"no process to record with could be started ({error}); nothing is recorded"
+            )
         theirs.close()
         self._thread = threading.Thread(target=self._deliver, name="uptrend-deliver", daemon=True)
         self._thread.start()
 
     def send(self, kind: str, make: Make, step: int | None = None) -> None:
-        """Queue a call of one of the writer's methods; `make` gives its arguments later, on another thread."""
+        """Queue a call of one of the writer's methods; `make` gives its arguments later, on another
+        thread.
+        """
         if step is not None:
             self._open.add(step)
         if self._gone.is_set():
@@ -85,11 +100,15 @@ class SubprocessRecorder:
         except queue.Full:
             if not self._is_stuck:
                 waited = f"{self._patience:g} s"
-                self._trouble(f"the process that records has taken nothing for {waited}; steps are left out")
+                self._trouble(
+                    f"the process that records has taken nothing for {waited}; steps are left out"
+                )
             self._is_stuck = True
 
     def close(self) -> list[int]:
-        """Let it write the rest, with a deadline; return the steps that were sent but never written."""
+        """Let it write the rest, with a deadline; return the steps that were sent but never
+        written.
+        """
         self._is_over = True
         until = time.monotonic() + self._deadline
         with contextlib.suppress(queue.Full):
@@ -138,7 +157,9 @@ class SubprocessRecorder:
             self._hear("note", "what was recorded", describe_error(error))
 
     def _report_gone(self) -> None:
-        """Report once that the process has ended; after the training, close() says which steps were not written."""
+        """Report once that the process has ended; after the training, close() says which steps were
+        not written.
+        """
         if self._is_over or self._process is None:
             return
         self._gone.set()
@@ -155,30 +176,46 @@ class Record:
     """Holds one run directory."""
 
     def __init__(self, trainer: Any, path: Path, weights: WatchedWeights, guard: Guard) -> None:
-        self._weights, self._guard, self._device = weights, guard, trainer.accelerator.device
+        self._weights = weights
+        self._guard = guard
+        self._device = trainer.accelerator.device
         self._settings = Settings.of(trainer)
-        dtypes, step = weights.dtypes(), trainer.state.global_step
+        dtypes = weights.dtypes()
+        step = trainer.state.global_step
         goes_on = bool(step and (path / "run.json").exists() and Run(path).schema == VERSION)
         self.path = path if goes_on else free_path(path)
         info = describe_run(trainer, self.path, dtypes)
-        self._directory = RunDirectory.reopen(path) if goes_on else RunDirectory.create(self.path, info)
+        self._directory = (
+            RunDirectory.reopen(path) if goes_on else RunDirectory.create(self.path, info)
+        )
         if goes_on:
             self._directory.rewind(step)
         self.event = self._directory.event
         view = RunView(
-            source=str(self.path), trainer="trl", name=self.path.name, steps=np.zeros(0, np.int64), metrics={},
-            config=info["config"], rollout_steps=(1,),
-        )  # fmt: skip
+            source=str(self.path),
+            trainer="trl",
+            name=self.path.name,
+            steps=np.zeros(0, np.int64),
+            metrics={},
+            config=info["config"],
+            rollout_steps=(1,),
+        )
         self.scale = RewardRange.of(trainer.reward_func_names, trainer.reward_weights.tolist())
         self.subprocess_recorder = SubprocessRecorder(self._hear, self._trouble)
         self.subprocess_recorder.send("begin", lambda: (self.path, self._settings, self.scale))
         self.findings_log = FindingsLog(view, self.path, self.event)
         self.event("resumed" if step else "started", step=step)
         begin = f"from step {step + 1} " if goes_on else ""
-        print(f"uptrend: recording {begin}to {place_in_words(self.path, path.name)}", file=sys.stderr, flush=True)
+        print(
+            f"uptrend: recording {begin}to {place_in_words(self.path, path.name)}",
+            file=sys.stderr,
+            flush=True,
+        )
         self.event("weights", step=step, digest=weights.digest(), dtypes=dtypes)
         if self._settings.processes > 1:
-            self.event("partial", reason="several processes: only the first one's rollouts are recorded")
+            self.event(
+                "partial", reason="several processes: only the first one's rollouts are recorded"
+            )
 
     def know(self, suspects: tuple[str, list[str]] | None) -> None:
         """Take the result of re-scoring, once it has widened `scale`."""
@@ -189,7 +226,8 @@ class Record:
         step.memory = peak_memory_gib(self._device)
 
         def finish() -> tuple[TrlStep]:
-            # Reads what the devices have computed by now; on the sending thread, so that the trainer does not wait.
+            # Reads what the devices have computed by now; on the sending thread, so that the
+            # trainer does not wait.
             whole: TrlStep = step.portable()
             if move is not None:
                 moved = self._weights.movement(move)
@@ -202,7 +240,9 @@ class Record:
 
     def take_evaluation(self, batches: list[TrlBatch], seconds: float | None, step: int) -> None:
         """Take an evaluation."""
-        self.subprocess_recorder.send("take_evaluation", lambda: ([b.portable() for b in batches], seconds, step))
+        self.subprocess_recorder.send(
+            "take_evaluation", lambda: ([b.portable() for b in batches], seconds, step)
+        )
 
     def end(self, how: str, **values: Any) -> None:
         """Let the rest be written and the doctor read it once more, and close the directory."""

@@ -1,7 +1,8 @@
-"""Probes of the user's own reward functions: what a right answer earns, and whether the order of rows matters.
+"""Probes of the user's own reward functions: what a right answer earns, and whether the order of
+rows matters.
 
-A function is called with fresh copies of the rows, many at once, with every random generator put back afterwards.
-Judges that are models, asynchronous functions and slow ones are not called.
+A function is called with fresh copies of the rows, many at once, with every random generator put
+back afterwards. Judges that are models, asynchronous functions and slow ones are not called.
 """
 
 import copy
@@ -74,14 +75,18 @@ EQUAL = 1e-5
 Floats = NDArray[np.float64]
 # Writes a right or wrong answer to a task.
 Writer = Callable[[Task, str], str]
-Row = tuple[Any, Any, dict[str, Any]]  # prompt, completion and row of the dataset, as TRL passes them
-# Answer column, and the reward functions that read it and accepted no gold answer: the run's own rewards decide.
+# prompt, completion and row of the dataset, as TRL passes them
+Row = tuple[Any, Any, dict[str, Any]]
+# Answer column, and the reward functions that read it and accepted no gold answer: the run's own
+# rewards decide.
 Suspects = tuple[str, list[str]]
 
 
 @dataclass(frozen=True)
 class GoldJudge:
-    """A reward function that tells right answers from wrong ones, and what they earn in the form that it wants."""
+    """A reward function that tells right answers from wrong ones, and what they earn in the form
+    that it wants.
+    """
 
     function: int
     name: str
@@ -127,7 +132,9 @@ class Scorer:
         self.column = column
         self._seconds = 0.0
         self.failures: list[str] = []
-        self.functions = [place for place, function in enumerate(trainer.reward_funcs) if _can_be_called(function)]
+        self.functions = [
+            place for place, function in enumerate(trainer.reward_funcs) if _can_be_called(function)
+        ]
 
     @property
     def is_spent(self) -> bool:
@@ -155,7 +162,9 @@ class Scorer:
         return code is not None and self.column in (*code.co_varnames, *code.co_consts)
 
     def call(self, function: int, rows: Sequence[Row]) -> Floats:
-        """Return what one function gives each of these rows; NaN for those that it fails on, which are kept."""
+        """Return what one function gives each of these rows; NaN for those that it fails on, which
+        are kept.
+        """
         try:
             return self._call(function, rows)
         except Exception as error:  # the user's code may fail in any way
@@ -166,13 +175,18 @@ class Scorer:
 
     def _call(self, function: int, rows: Sequence[Row]) -> Floats:
         """Give a function TRL's own arguments."""
-        trainer, began = self._trainer, time.perf_counter()
-        prompts, completions, examples = (copy.deepcopy(list(column)) for column in zip(*rows, strict=True))
+        trainer = self._trainer
+        began = time.perf_counter()
+        prompts, completions, examples = (
+            copy.deepcopy(list(column)) for column in zip(*rows, strict=True)
+        )
         keys = [key for key in examples[0] if key not in ("prompt", "completion", "completion_ids")]
         given = trainer.reward_funcs[function](
             prompts=prompts,
             completions=completions,
-            completion_ids=trainer._tokenizer(list(map(last_text, completions)), add_special_tokens=False)["input_ids"],
+            completion_ids=trainer._tokenizer(
+                list(map(last_text, completions)), add_special_tokens=False
+            )["input_ids"],
             **{key: [example[key] for example in examples] for key in keys},
             trainer_state=trainer.state,
             log_extra=lambda *_: None,
@@ -190,23 +204,39 @@ class Scorer:
         rows = [row_of(task, text) for task, text in answers]
         totals = self.call(function, rows).tolist()
         return [
-            ScoredPlay(((text,),), None if math.isnan(total) else Reward(total, math.nan, math.nan, correct=False))
+            ScoredPlay(
+                ((text,),),
+                None if math.isnan(total) else Reward(total, math.nan, math.nan, correct=False),
+            )
             for (_, text), total in zip(answers, totals, strict=True)
         ]
 
-    def try_tasks(self, function: int, tasks: Sequence[Task], writers: Sequence[Writer]) -> list[list[ScoredTask]]:
-        """Score gold and a wrong answer of each task as each writer writes them; two calls for all of them."""
+    def try_tasks(
+        self, function: int, tasks: Sequence[Task], writers: Sequence[Writer]
+    ) -> list[list[ScoredTask]]:
+        """Score gold and a wrong answer of each task as each writer writes them; two calls for all
+        of them.
+        """
         golds = [task.answer for task in tasks]
         wrongs: list[str] = []
         for place, gold in enumerate(golds):
             others = other_answers(gold, golds)
             wrongs.append(others[place % len(others)] if others else near_miss(gold))
         right, wrong = (
-            self.score(function, [(task, write(task, answer)) for write in writers for task, answer in pairs])
-            for pairs in (list(zip(tasks, golds, strict=True)), list(zip(tasks, wrongs, strict=True)))
+            self.score(
+                function,
+                [(task, write(task, answer)) for write in writers for task, answer in pairs],
+            )
+            for pairs in (
+                list(zip(tasks, golds, strict=True)),
+                list(zip(tasks, wrongs, strict=True)),
+            )
         )
         every_task = [task for _ in writers for task in tasks]
-        tried = [ScoredTask(task, [gold], [other]) for task, gold, other in zip(every_task, right, wrong, strict=True)]
+        tried = [
+            ScoredTask(task, [gold], [other])
+            for task, gold, other in zip(every_task, right, wrong, strict=True)
+        ]
         return [tried[start : start + len(tasks)] for start in range(0, len(tried), len(tasks))]
 
 
@@ -219,7 +249,11 @@ def row_of(task: Task, text: str) -> Row:
     """Return a text as TRL would pass it as the completion of this task."""
     row = task.data["row"]
     prompt = row["prompt"]
-    return prompt, text if isinstance(prompt, str) else [{"role": "assistant", "content": text}], row
+    return (
+        prompt,
+        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}],
+        row,
+    )
 
 
 def in_form(form: Form) -> Writer:
@@ -228,7 +262,9 @@ def in_form(form: Form) -> Writer:
 
 
 def find_judge(scorer: Scorer, names: Sequence[str], sign: int = 1) -> GoldJudge | None:
-    """Find the reward function and the form in which it tells right answers best; with sign -1, pays them less."""
+    """Find the reward function and the form in which it tells right answers best; with sign -1,
+    pays them less.
+    """
     forms = [Form(words) for words in RENDERINGS]
     judges: list[GoldJudge] = []
     for function in scorer.functions:
@@ -241,23 +277,29 @@ def find_judge(scorer: Scorer, names: Sequence[str], sign: int = 1) -> GoldJudge
 
 
 def find_prompt_cutter(scorer: Scorer) -> tuple[int, Form] | None:
-    """Return the function that cuts as many characters off a completion as the prompt has, and the answer's form.
+    """Return the function that cuts as many characters off a completion as the prompt has, and the
+    answer's form.
 
-    Behind a filler of the prompt's length a right answer is told from a wrong one; behind one that is shorter by
-    the answer's own length, and without any, it is not. The border moves with the prompt, so it is no least length.
+    Behind a filler of the prompt's length a right answer is told from a wrong one; behind one that
+    is shorter by the answer's own length, and without any, it is not. The border moves with the
+    prompt, so it is no least length.
     """
     for function in scorer.functions:
         for form in map(Form, RENDERINGS[:SHORT_FORMS]):
             writers = [partial(_behind_filler, form, kind) for kind in range(3)]
             tried_by_filler = scorer.try_tasks(function, scorer.tasks, writers)
-            told_apart = [all(each.earned > each.rival for each in tried) for tried in tried_by_filler]
+            told_apart = [
+                all(each.earned > each.rival for each in tried) for tried in tried_by_filler
+            ]
             if told_apart == [True, False, False]:
                 return function, form
     return None
 
 
 def _behind_filler(form: Form, kind: int, task: Task, answer: str) -> str:
-    """Write an answer behind a filler as long as the prompt, one that is shorter by the answer, or none."""
+    """Write an answer behind a filler as long as the prompt, one that is shorter by the answer, or
+    none.
+    """
     text = form.write(answer)
     length = len(task.messages[0].content)
     return "x" * (length, length - len(text), 0)[kind] + text
@@ -269,7 +311,9 @@ def _behind_filler(form: Form, kind: int, task: Task, answer: str) -> str:
 def probe_rewards(
     trainer: Any, batch: TrlBatch, scoring: float, scale: RewardRange, log: FindingsLog
 ) -> Suspects | None:
-    """Re-score gold answers, corrupted ones and the generation itself through the user's reward functions."""
+    """Re-score gold answers, corrupted ones and the generation itself through the user's reward
+    functions.
+    """
     column = gold_column(batch.examples[0])
     reason = ""
     if getattr(trainer, "environments", None):
@@ -289,18 +333,27 @@ def probe_rewards(
             return None
         judge = None if scorer.is_spent else find_judge(scorer, scale.names)
         if scorer.failures:
-            summary = f"A reward function fails on some answers, which ends the training: {scorer.failures[0]}."
+            summary = (
+                "A reward function fails on some answers, which ends the training:"
+                f" {scorer.failures[0]}."
+            )
             times = f"So it did {len(scorer.failures)} times."
             log.say("reward.error-scored", Severity.WARNING, summary, [Evidence(times)])
         _judge_order(log, scorer, trainer.num_generations, scale.names)
         if _judge_sign(log, scorer, judge, scale):
             return None
         if judge is None:
-            named = [scale.names[function] for function in scorer.functions if scorer.names_column(function)]
+            named = [
+                scale.names[function]
+                for function in scorer.functions
+                if scorer.names_column(function)
+            ]
             return (column, named) if named and not scorer.is_spent else None
         if not _judge_classes(log, scorer, judge):
             earned = f"gold answers earn {judge.right:g}, wrong ones {judge.wrong:g}"
-            log.event("acquitted", id="reward.gold-rejected", reason=f"written as {judge.form}, {earned}")
+            log.event(
+                "acquitted", id="reward.gold-rejected", reason=f"written as {judge.form}, {earned}"
+            )
         scale.judge = judge.function
         scale.right = judge.right
         bounds = np.full((2, len(scale.names)), np.nan)
@@ -317,16 +370,28 @@ def _judge_cut(log: FindingsLog, scorer: Scorer, names: Sequence[str]) -> bool:
     if cutter is None:
         return False
     function, form = cutter
-    summary = f"The reward function {names[function]} cuts the prompt's length off each completion, but TRL's "
-    summary += "completions do not hold the prompt: right answers are cut away before they are looked at."
-    text = "Behind a filler as long as the prompt it does; behind one that is shorter by the answer's own "
+    summary = (
+        f"The reward function {names[function]} cuts the prompt's length off each completion, but"
+        " TRL's "
+    )
+    summary += (
+        "completions do not hold the prompt: right answers are cut away before they are looked at."
+    )
+    text = (
+        "Behind a filler as long as the prompt it does; behind one that is shorter by the answer's"
+        " own "
+    )
     text += "length it does not. The border moves with each task's prompt."
-    earned = Evidence(f"A gold answer written as {form} earns no more than a wrong one.", step=scorer.batch.step)
+    earned = Evidence(
+        f"A gold answer written as {form} earns no more than a wrong one.", step=scorer.batch.step
+    )
     log.say("reward.gold-rejected", Severity.CRITICAL, summary, [earned, Evidence(text)])
     return True
 
 
-def _judge_sign(log: FindingsLog, scorer: Scorer, judge: GoldJudge | None, scale: RewardRange) -> bool:
+def _judge_sign(
+    log: FindingsLog, scorer: Scorer, judge: GoldJudge | None, scale: RewardRange
+) -> bool:
     """Report a function that pays right answers less than wrong ones, or whose weight does."""
     flipped = find_judge(scorer, scale.names, -1) if judge is None and not scorer.is_spent else None
     suspect = flipped or judge
@@ -335,16 +400,24 @@ def _judge_sign(log: FindingsLog, scorer: Scorer, judge: GoldJudge | None, scale
     weight = scale.weights[suspect.function]
     if flipped is None and weight > 0:
         return False
-    summary = f"Right answers earn less than wrong ones: {suspect.name}, of weight {weight:g}, gives them "
+    summary = (
+        f"Right answers earn less than wrong ones: {suspect.name}, of weight {weight:g}, gives"
+        " them "
+    )
     summary += f"{suspect.right:g}, wrong ones {suspect.wrong:g}."
-    text = f"Written as {suspect.form}, gold answers get {suspect.right:g} and wrong ones {suspect.wrong:g}."
+    text = (
+        f"Written as {suspect.form}, gold answers get {suspect.right:g} and wrong ones"
+        f" {suspect.wrong:g}."
+    )
     id = "advantage.sign" if weight else "reward.component-dead"
     log.say(id, Severity.CRITICAL, summary, [Evidence(text, step=scorer.batch.step)])
     return True
 
 
 def _judge_classes(log: FindingsLog, scorer: Scorer, judge: GoldJudge) -> bool:
-    """Score gold of every class in the dataset, and texts without an answer; return True where gold is low."""
+    """Score gold of every class in the dataset, and texts without an answer; return True where gold
+    is low.
+    """
     if scorer.is_spent or not scorer.dataset_tasks:
         return False
     tasks = draw_every_class(scorer.dataset_tasks, lambda task: task.answer, PROBED_ROWS)
@@ -355,13 +428,22 @@ def _judge_classes(log: FindingsLog, scorer: Scorer, judge: GoldJudge) -> bool:
         severity = Severity.CRITICAL if share > CRITICAL_REJECTED_SHARE else Severity.WARNING
         summary = describe_rejections(f"The reward function {judge.name}", accepted, rejected)
         examples = ", ".join(repr(each.task.answer) for each in rejected[:4])
-        text = f"Gold answers such as {examples} earn no more than wrong ones; others {judge.right:g}."
-        log.say("reward.gold-rejected", severity, summary, [Evidence(text, share, step=scorer.batch.step)])
+        text = (
+            f"Gold answers such as {examples} earn no more than wrong ones; others {judge.right:g}."
+        )
+        log.say(
+            "reward.gold-rejected",
+            severity,
+            summary,
+            [Evidence(text, share, step=scorer.batch.step)],
+        )
     _judge_texts(log, scorer, judge, tried)
     return bool(rejected)
 
 
-def _judge_texts(log: FindingsLog, scorer: Scorer, judge: GoldJudge, tried: Sequence[ScoredTask]) -> None:
+def _judge_texts(
+    log: FindingsLog, scorer: Scorer, judge: GoldJudge, tried: Sequence[ScoredTask]
+) -> None:
     """Report texts without the answer that are paid as it is."""
     plays = {"another answer": [play for each in tried for play in each.others]}
     for text in (SILENCE, GARBAGE, " ".join(map(str, SMALL_NUMBERS)), LONG_TEXT):
@@ -369,15 +451,21 @@ def _judge_texts(log: FindingsLog, scorer: Scorer, judge: GoldJudge, tried: Sequ
     for text, scored in plays.items():
         paid = sum(is_taken_in(play, judge.right) for play in scored)
         if paid >= MIN_TAKEN_IN_SHARE * len(scored):
-            summary = f"The reward function {judge.name} pays {text[:40]!r} as much as the right answer: "
+            summary = (
+                f"The reward function {judge.name} pays {text[:40]!r} as much as the right answer: "
+            )
             summary += f"{judge.right:g}."
-            evidence = Evidence(f"So it does on {paid} of {len(scored)} tasks.", step=scorer.batch.step)
+            evidence = Evidence(
+                f"So it does on {paid} of {len(scored)} tasks.", step=scorer.batch.step
+            )
             log.say("reward.hackable", Severity.WARNING, summary, [evidence])
 
 
 def _judge_order(log: FindingsLog, scorer: Scorer, size: int, names: Sequence[str]) -> None:
     """Check that moving whole groups moves their rewards with them."""
-    batch, count, step = scorer.batch, scorer.batch.size, scorer.batch.step
+    batch = scorer.batch
+    count = scorer.batch.size
+    step = scorer.batch.step
     if count % size or count // size < 2:
         return
     rows = list(zip(batch.prompts, batch.completions, batch.examples, strict=True))
@@ -385,44 +473,77 @@ def _judge_order(log: FindingsLog, scorer: Scorer, size: int, names: Sequence[st
     for function in scorer.functions:
         if scorer.is_spent:
             return
-        name, recorded = names[function], scorer.recorded(function)
-        again, turned = scorer.call(function, rows), scorer.call(function, [rows[i] for i in places])
+        name = names[function]
+        recorded = scorer.recorded(function)
+        again = scorer.call(function, rows)
+        turned = scorer.call(function, [rows[i] for i in places])
         changed = int((~np.isclose(turned, recorded[places], atol=EQUAL, equal_nan=True)).sum())
         if not np.allclose(again, recorded, atol=EQUAL, equal_nan=True):
-            summary = f"The reward function {name} gave other scores to the same rollouts when asked again."
+            summary = (
+                f"The reward function {name} gave other scores to the same rollouts when asked"
+                " again."
+            )
             shown = Evidence(f"{count} rollouts of step {step}.", step=step)
             log.say("reward.nondeterministic", Severity.NOTE, summary, [shown], Basis.SIGNAL)
         elif changed:
-            summary = f"The reward function {name} scores completions against other prompts' answers: "
+            summary = (
+                f"The reward function {name} scores completions against other prompts' answers: "
+            )
             summary += "rewards change when groups change places."
-            text = f"With the groups in reverse order, {changed} of {count} rollouts got another reward."
-            log.say("reward.misaligned", Severity.CRITICAL, summary, [Evidence(text, float(changed), step=step)])
+            text = (
+                f"With the groups in reverse order, {changed} of {count} rollouts got another"
+                " reward."
+            )
+            log.say(
+                "reward.misaligned",
+                Severity.CRITICAL,
+                summary,
+                [Evidence(text, float(changed), step=step)],
+            )
 
 
-# Answers and prompts that do not belong together. Three things would show that they do: completions are right more
-# often by their own answers than by those of other prompts; the model finds an answer likelier behind its own prompt
-# than behind another; numbers or words of an answer have something to do with those of its prompt. Each alone may fail
-# on a healthy run, so the column is called misaligned only where all three fail.
+# Answers and prompts that do not belong together. Three things would show that they do: completions
+# are right more often by their own answers than by those of other prompts; the model finds an
+# answer likelier behind its own prompt than behind another; numbers or words of an answer have
+# something to do with those of its prompt. Each alone may fail on a healthy run, so the column is
+# called misaligned only where all three fail.
 def _judge_alignment(trainer: Any, log: FindingsLog, scorer: Scorer, judge: int) -> None:
     own = own_against_others(scorer, judge, trainer.num_generations)
     tasks = scorer.dataset_tasks
     answers = [task.answer for task in tasks]
     is_few = len(answers) < 2 * MIN_DIFFERENT_ANSWERS or len(set(answers)) < MIN_DIFFERENT_ANSWERS
-    if is_positive(own) or is_few or texts_agree([task.messages[0].content for task in tasks], answers):
+    if (
+        is_positive(own)
+        or is_few
+        or texts_agree([task.messages[0].content for task in tasks], answers)
+    ):
         return
-    known = likelier_behind_its_own(trainer, tasks[:: max(1, len(tasks) // PROBED_ROWS)][:PROBED_ROWS])
+    known = likelier_behind_its_own(
+        trainer, tasks[:: max(1, len(tasks) // PROBED_ROWS)][:PROBED_ROWS]
+    )
     # A small effect must be excluded, by two standard errors.
     if known is None or known.mean + 2.0 * _error(known) >= SMALL_EFFECT * known.deviation:
         return
-    summary = f"The answers in the column {scorer.column!r} do not belong to their prompts: nothing ties them together."
-    text = f"The model finds answers {known.mean:+.2f} ± {_error(known):.2f} nats likelier behind their own prompts "
+    summary = (
+        f"The answers in the column {scorer.column!r} do not belong to their prompts: nothing ties"
+        " them together."
+    )
+    text = (
+        f"The model finds answers {known.mean:+.2f} ± {_error(known):.2f} nats likelier behind"
+        " their own prompts "
+    )
     text += f"than behind others' ({known.seeds} rows); with the right ones it is well above 0."
     evidence = [
         Evidence(text, known.mean, step=scorer.batch.step),
-        Evidence(f"Numbers, words and lengths of {len(answers)} prompts say nothing about their answers."),
+        Evidence(
+            f"Numbers, words and lengths of {len(answers)} prompts say nothing about their answers."
+        ),
     ]
     if own is not None:
-        text = f"Completions earn {own.mean:+.3f} ± {_error(own):.3f} more by their own answers than by other prompts'."
+        text = (
+            f"Completions earn {own.mean:+.3f} ± {_error(own):.3f} more by their own answers than"
+            " by other prompts'."
+        )
         evidence.append(Evidence(text, own.mean, step=scorer.batch.step))
     log.say("reward.misaligned", Severity.CRITICAL, summary, evidence, Basis.SIGNAL)
 
@@ -433,7 +554,8 @@ def _error(gains: Spread) -> float:
 
 def own_against_others(scorer: Scorer, judge: int, size: int) -> Spread | None:
     """Compare what completions earn by their own answers and by another group's, over groups."""
-    batch, column = scorer.batch, scorer.column
+    batch = scorer.batch
+    column = scorer.column
     answers = [str(example.get(column)) for example in batch.examples]
     if len(set(answers)) < 2 or batch.size < 2 * size:
         return None
@@ -441,18 +563,27 @@ def own_against_others(scorer: Scorer, judge: int, size: int) -> Spread | None:
     gains = []
     for shift in range(1, min(4, batch.size // size)):
         moved = np.roll(np.arange(batch.size), -shift * size)
-        examples = [{**e, column: batch.examples[i][column]} for e, i in zip(batch.examples, moved, strict=True)]
-        others = scorer.call(judge, list(zip(batch.prompts, batch.completions, examples, strict=True)))
+        examples = [
+            {**e, column: batch.examples[i][column]}
+            for e, i in zip(batch.examples, moved, strict=True)
+        ]
+        others = scorer.call(
+            judge, list(zip(batch.prompts, batch.completions, examples, strict=True))
+        )
         differs = np.array([answers[i] != answers[j] for i, j in enumerate(moved)])
         gains.append(np.where(differs, own - others, np.nan))
     known = ~np.isnan(gains)  # a reward may be None, and another group's answer the same
     by_row = np.where(known.any(0), np.nansum(gains, axis=0) / np.maximum(1, known.sum(0)), np.nan)
-    by_group = [np.nanmean(group) for group in by_row.reshape(-1, size) if not np.isnan(group).all()]
+    by_group = [
+        np.nanmean(group) for group in by_row.reshape(-1, size) if not np.isnan(group).all()
+    ]
     return spread_of(np.array(by_group)) if len(by_group) > 1 else None
 
 
 def likelier_behind_its_own(trainer: Any, tasks: Sequence[Task]) -> Spread | None:
-    """Compare the model's log-probability of answers behind their own prompts and behind others', in nats."""
+    """Compare the model's log-probability of answers behind their own prompts and behind others',
+    in nats.
+    """
     device = trainer.accelerator.device
     rows = trainer._tokenize_prompts([task.data["row"]["prompt"] for task in tasks])[0]
     prompts = [torch.tensor(ids).to(device) for ids in rows]

@@ -1,4 +1,6 @@
-"""A generation of TRL as rollouts of our own: the same rows as a run of Uptrend records. No torch."""
+"""A generation of TRL as rollouts of our own: the same rows as a run of Uptrend records. No
+torch.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +12,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from uptrend.bridge.trl.batch import MODEL, PROMPT, TOOL, Settings, TrlBatch, as_numpy, roles_of
-from uptrend.records import Ending, Message, Part, Reward, Rollout, ToolCall, rollouts_table, task_id
+from uptrend.records import (
+    Ending,
+    Message,
+    Part,
+    Reward,
+    Rollout,
+    ToolCall,
+    rollouts_table,
+    task_id,
+)
 from uptrend.records import Sequence as Tokens
 
 UNSCORED = "scorer: every reward function returned None"
@@ -18,19 +29,24 @@ UNSCORED = "scorer: every reward function returned None"
 
 @dataclass
 class RewardRange:
-    """Range of the reward: TRL states none, so it is what was seen, and what a gold answer earns."""
+    """Range of the reward: TRL states none, so it is what was seen, and what a gold answer
+    earns.
+    """
 
     names: list[str]  # reward functions
     weights: list[float]  # their factors in the total
     low: NDArray[np.float64]  # least that each has given
     high: NDArray[np.float64]  # most that each has given
-    judge: int | None = None  # function that tells a right answer from a wrong one, where re-scoring found it
+    # function that tells a right answer from a wrong one, where re-scoring found it
+    judge: int | None = None
     right: float = float("nan")  # what it gives a gold answer
 
     @classmethod
     def of(cls, names: Sequence[str], weights: Sequence[float]) -> Self:
         """Begin with nothing seen."""
-        return cls(list(names), list(weights), np.full(len(names), np.inf), np.full(len(names), -np.inf))
+        return cls(
+            list(names), list(weights), np.full(len(names), np.inf), np.full(len(names), -np.inf)
+        )
 
     def widen(self, rewards: NDArray[np.float64]) -> None:
         """Widen the range by some rewards, one column per function."""
@@ -38,7 +54,9 @@ class RewardRange:
         self.high = np.fmax.reduce([*rewards, self.high])
 
     def bounds(self) -> tuple[float, float]:
-        """Return the least and the most that the total can be; NaN while only one value was ever seen."""
+        """Return the least and the most that the total can be; NaN while only one value was ever
+        seen.
+        """
         low, high = (float(np.dot(side, self.weights)) for side in (self.low, self.high))
         return (low, high) if low < high else (float("nan"), float("nan"))
 
@@ -47,9 +65,13 @@ class RewardRange:
         if np.isnan(rewards).all():
             return None
         sides = zip(self.names, rewards, self.low, self.high, self.weights, strict=True)
-        parts = tuple(Part(name, *map(float, values)) for name, *values in sides if not np.isnan(values[0]))
+        parts = tuple(
+            Part(name, *map(float, values)) for name, *values in sides if not np.isnan(values[0])
+        )
         is_right = self.judge is not None and bool(rewards[self.judge] >= self.right - 1e-6)
-        return Reward(sum(part.value * part.weight for part in parts), *self.bounds(), is_right, parts)
+        return Reward(
+            sum(part.value * part.weight for part in parts), *self.bounds(), is_right, parts
+        )
 
 
 def correctness(rollouts: Sequence[Rollout], scale: RewardRange) -> list[bool | None]:
@@ -62,10 +84,13 @@ def make_table(run: str, rollouts: Sequence[Rollout], scale: RewardRange) -> pa.
     table = rollouts_table(run, rollouts)
     columns = {"correct": pa.array(correctness(rollouts, scale), pa.bool_())}
     for name in ("reward_low", "reward_high"):
-        columns[name] = pa.array(table[name].to_numpy(zero_copy_only=False), pa.float64(), from_pandas=True)
+        columns[name] = pa.array(
+            table[name].to_numpy(zero_copy_only=False), pa.float64(), from_pandas=True
+        )
     for name in ("sampler", "learner"):
         if not any(np.isfinite(getattr(r.sequences[0], name)).any() for r in rollouts):
-            columns[name] = pa.nulls(len(table), table.schema.field(name).type)  # not one value: TRL kept none
+            # not one value: TRL kept none
+            columns[name] = pa.nulls(len(table), table.schema.field(name).type)
     for name, column in columns.items():
         at = table.schema.get_field_index(name)
         table = table.set_column(at, table.schema.field(at), column)
@@ -73,30 +98,43 @@ def make_table(run: str, rollouts: Sequence[Rollout], scale: RewardRange) -> pa.
 
 
 def make_rollouts(batch: TrlBatch, scale: RewardRange, settings: Settings) -> list[Rollout]:
-    """Make every rollout of a generation, with all that the learner computed on its tokens; each is one sequence."""
+    """Make every rollout of a generation, with all that the learner computed on its tokens; each is
+    one sequence.
+    """
     tasks = [_messages(prompt, "user") for prompt in batch.prompts]
     groups = groups_of([task_id(task) for task in tasks], settings.size)
     places: dict[str, int] = {}
     rollouts = []
     for row, tokens in enumerate(token_columns(batch, settings)):
-        group, written = groups[row], batch.written[row]
+        group = groups[row]
+        written = batch.written[row]
         index = places[group] = places.get(group, -1) + 1
         reward = scale.reward(as_numpy(batch.rewards)[row])
         stopped = bool(written) and written[-1] in settings.stops
         rollouts.append(
             Rollout(
-                step=batch.step, group=group, index=index, task=task_id(tasks[row]), family="",
-                answer=batch.answers[row], seed=settings.seed,
-                messages=(*tasks[row], *_messages(batch.completions[row], "assistant")), sequences=(tokens,),
-                reward=reward, ended=Ending.STOP_TOKEN if stopped else Ending.LENGTH,
-                error=None if reward is not None else UNSCORED, seconds=batch.seconds,
+                step=batch.step,
+                group=group,
+                index=index,
+                task=task_id(tasks[row]),
+                family="",
+                answer=batch.answers[row],
+                seed=settings.seed,
+                messages=(*tasks[row], *_messages(batch.completions[row], "assistant")),
+                sequences=(tokens,),
+                reward=reward,
+                ended=Ending.STOP_TOKEN if stopped else Ending.LENGTH,
+                error=None if reward is not None else UNSCORED,
+                seconds=batch.seconds,
             )
-        )  # fmt: skip
+        )
     return rollouts
 
 
 def groups_of(tasks: Sequence[str], size: int) -> list[str]:
-    """Name each rollout's group by its true prompt; two groups of one prompt stay two while each is whole."""
+    """Name each rollout's group by its true prompt; two groups of one prompt stay two while each is
+    whole.
+    """
     blocks = [tasks[start : start + size] for start in range(0, len(tasks), size)]
     if len(tasks) % size or any(len(set(block)) > 1 for block in blocks):
         return list(tasks)
@@ -111,50 +149,68 @@ def groups_of(tasks: Sequence[str], size: int) -> list[str]:
 def token_columns(batch: TrlBatch, settings: Settings) -> list[Tokens]:
     """Cut TRL's padded tensors into the token columns of one row per rollout, without padding.
 
-    Roles and turns come from the sampler's calls, never from TRL's own masks: those are what is checked.
+    Roles and turns come from the sampler's calls, never from TRL's own masks: those are what is
+    checked.
     """
-    out, mask = batch.output, batch.loss_mask
+    out = batch.output
+    mask = batch.loss_mask
     weights = loss_weights(mask, settings.loss, settings.max_tokens)
     width = out["prompt_ids"].shape[1]
-    attention = np.concatenate([as_numpy(out[f"{part}_mask"]) != 0 for part in ("prompt", "completion")], axis=1)
+    attention = np.concatenate(
+        [as_numpy(out[f"{part}_mask"]) != 0 for part in ("prompt", "completion")], axis=1
+    )
     sampler, reference = (batch.column(f"{side}_per_token_logps") for side in ("sampling", "ref"))
     learner = np.full(mask.shape, np.nan)
     for seen in batch.passes:
         rows = as_numpy(seen.rows)
         learner[rows] = as_numpy(seen.logprobs)
         attention[rows] = as_numpy(seen.attention) != 0
-    advantages, tools = as_numpy(out["advantages"]), out.get("tool_mask")
+    advantages = as_numpy(out["advantages"])
+    tools = out.get("tool_mask")
     sequences = []
     for row, written in enumerate(batch.written):
-        prompt, size = batch.prompt(row), len(written)
+        prompt = batch.prompt(row)
+        size = len(written)
         before = np.zeros(len(prompt), np.float32)
         if batch.calls:
             roles, turns = roles_of(prompt, written, batch.calls, row)
         else:  # the user's own function sampled: TRL's tool mask is all there is
             own = np.ones(size) if tools is None else as_numpy(tools)[row, :size]
-            roles = np.concatenate([before + PROMPT, np.where(own != 0, MODEL, TOOL)]).astype(np.int8)
+            roles = np.concatenate([before + PROMPT, np.where(own != 0, MODEL, TOOL)]).astype(
+                np.int8
+            )
             turns = np.zeros(len(roles), np.int32)
         logprobs = []
         for values in (sampler, learner, reference):
             column = np.full(len(roles), np.nan, np.float32)
             if values is not None:
-                column[len(prompt) :] = np.where(roles[len(prompt) :] == MODEL, values[row, :size], np.nan)
+                column[len(prompt) :] = np.where(
+                    roles[len(prompt) :] == MODEL, values[row, :size], np.nan
+                )
             logprobs.append(column)
         # One per rollout, or one per token where a subclass gives those.
         tail = np.full(size, advantages[row]) if advantages.ndim == 1 else advantages[row, :size]
-        sequences.append(Tokens(
-            ids=np.array(prompt + written, np.int32), turns=turns, roles=roles,
-            versions=np.where(roles == MODEL, batch.version, -1).astype(np.int32), sampler=logprobs[0],
-            weights=np.concatenate([before, weights[row, :size]]).astype(np.float32),
-            attended=attention[row, width - len(prompt) : width + size],
-            advantages=np.concatenate([before, tail]).astype(np.float32),
-            learner=logprobs[1], reference=None if reference is None else logprobs[2],
-        ))  # fmt: skip
+        sequences.append(
+            Tokens(
+                ids=np.array(prompt + written, np.int32),
+                turns=turns,
+                roles=roles,
+                versions=np.where(roles == MODEL, batch.version, -1).astype(np.int32),
+                sampler=logprobs[0],
+                weights=np.concatenate([before, weights[row, :size]]).astype(np.float32),
+                attended=attention[row, width - len(prompt) : width + size],
+                advantages=np.concatenate([before, tail]).astype(np.float32),
+                learner=logprobs[1],
+                reference=None if reference is None else logprobs[2],
+            )
+        )
     return sequences
 
 
 def loss_weights(mask: NDArray[Any], loss: str, max_tokens: int) -> NDArray[np.float64]:
-    """Return each token's weight in TRL's loss, by its formula for the loss type, over the generation."""
+    """Return each token's weight in TRL's loss, by its formula for the loss type, over the
+    generation.
+    """
     mask = mask.astype(np.float64)
     if loss in ("grpo", "sapo"):
         return np.asarray(mask / np.maximum(1.0, mask.sum(1, keepdims=True)) / len(mask))
@@ -165,15 +221,28 @@ def loss_weights(mask: NDArray[Any], loss: str, max_tokens: int) -> NDArray[np.f
 
 def _messages(said: Any, role: str) -> tuple[Message, ...]:
     """Return a prompt or completion as messages; a plain text is of one role."""
-    return tuple(map(_message, [{"role": role, "content": said}] if isinstance(said, str) else said))
+    return tuple(
+        map(_message, [{"role": role, "content": said}] if isinstance(said, str) else said)
+    )
 
 
 def _message(message: Mapping[str, Any]) -> Message:
     content = message.get("content") or ""
-    calls = [call.get("function", call) for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
+    calls = [
+        call.get("function", call)
+        for call in message.get("tool_calls") or ()
+        if isinstance(call, Mapping)
+    ]
     given = [(str(call.get("name", "")), call.get("arguments")) for call in calls]
     return Message(
         message["role"],
-        content if isinstance(content, str) else json.dumps(content, default=str, ensure_ascii=False),
-        tuple(ToolCall(name, args if isinstance(args, Mapping) else {"text": str(args)}) for name, args in given),
+        (
+            content
+            if isinstance(content, str)
+            else json.dumps(content, default=str, ensure_ascii=False)
+        ),
+        tuple(
+            ToolCall(name, args if isinstance(args, Mapping) else {"text": str(args)})
+            for name, args in given
+        ),
     )

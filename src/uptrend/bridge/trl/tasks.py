@@ -1,4 +1,6 @@
-"""A recipe's tasks and reward as TRL takes them, for the script that `uptrend convert RECIPE --to trl` writes."""
+"""A recipe's tasks and reward as TRL takes them, for the script that `uptrend convert RECIPE --to
+trl` writes.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,18 +18,27 @@ Rows = list[dict[str, Any]]
 
 
 def tasks_of(recipe: str | Path) -> tuple[Rows, Rows, Any]:
-    """Return the rows to train on, the rows held out, and a reward function; a task is played with one answer."""
+    """Return the rows to train on, the rows held out, and a reward function; a task is played with
+    one answer.
+    """
     config = with_known_chat(load_config(recipe))
     held = make_heldout(config)
     stage = make_pool(config, held).stages[0]
-    known = {task.id: (task, stage.taskset) for task in stage.tasks} | {t.id: (t, held.taskset) for t in held.tasks}
+    known = {task.id: (task, stage.taskset) for task in stage.tasks} | {
+        t.id: (t, held.taskset) for t in held.tasks
+    }
 
     def rows(tasks: Sequence[Task]) -> Rows:
-        said = [[{"role": message.role, "content": message.content} for message in task.messages] for task in tasks]
+        said = [
+            [{"role": message.role, "content": message.content} for message in task.messages]
+            for task in tasks
+        ]
         raw = ["".join(message.content for message in task.messages) for task in tasks]
         chat = config.model.chat if stage.taskset.chat is None else stage.taskset.chat
         prompts: list[Any] = raw if chat is False else [*said]
-        return [{"prompt": prompt, "task": task.id} for prompt, task in zip(prompts, tasks, strict=True)]
+        return [
+            {"prompt": prompt, "task": task.id} for prompt, task in zip(prompts, tasks, strict=True)
+        ]
 
     def score(text: str, id: str) -> float | None:
         task, taskset = known[id]

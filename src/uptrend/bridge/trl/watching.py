@@ -1,8 +1,10 @@
-"""`watch(trainer)`: a TRL GRPO run writes an Uptrend run directory, and says what is wrong while it runs.
+"""`watch(trainer)`: a TRL GRPO run writes an Uptrend run directory, and says what is wrong while it
+runs.
 
-The trainer's thread only keeps references to TRL's own tensors and copies a sample of the weights; rows, metrics and
-files are made in another process. Probes of the reward functions run at the first step, probes of the model at the
-first and then every so many steps. Whatever fails here is written down and the run goes on.
+The trainer's thread only keeps references to TRL's own tensors and copies a sample of the weights;
+rows, metrics and files are made in another process. Probes of the reward functions run at the first
+step, probes of the model at the first and then every so many steps. Whatever fails here is written
+down and the run goes on.
 """
 
 import functools
@@ -18,17 +20,32 @@ from uptrend.bridge.trl.guard import Guard
 from uptrend.bridge.trl.learner_probe import probe_learner, probe_update, same_randomness
 from uptrend.bridge.trl.record import Record
 from uptrend.bridge.trl.reward_probe import answers_of, probe_rewards
-from uptrend.bridge.trl.weights import Move, Snapshot, WatchedWeights, judge_cast, judge_repeated, strange_sampler
+from uptrend.bridge.trl.weights import (
+    Move,
+    Snapshot,
+    WatchedWeights,
+    judge_cast,
+    judge_repeated,
+    strange_sampler,
+)
 from uptrend.records import Stop
 
 EVERY = 50  # steps between two probes of the model
-EARLY = 5  # first steps whose updates are compared with what they are made for: one may have nothing to learn from
-ROWS = "uptrend_rows"  # key under which a generation's rows carry their numbers through TRL's shuffle
+# first steps whose updates are compared with what they are made for: one may have nothing to learn
+# from
+EARLY = 5
+# key under which a generation's rows carry their numbers through TRL's shuffle
+ROWS = "uptrend_rows"
 MANY = 1_000_000  # more rows than any generation has: numbers them across generations
 
 
 def watch(
-    trainer: Any, path: str | Path | None = None, *, every: int = EVERY, probes: bool = True, rescore: bool = True
+    trainer: Any,
+    path: str | Path | None = None,
+    *,
+    every: int = EVERY,
+    probes: bool = True,
+    rescore: bool = True,
 ) -> "Watch":
     """Watch a TRL GRPOTrainer; call it before `trainer.train()`.
 
@@ -38,43 +55,60 @@ def watch(
     rescore  call the reward functions again, at the first step
     """
     found = getattr(trainer, "_uptrend", None)
-    return found if isinstance(found, Watch) else Watch(trainer, path, every=every, probes=probes, rescore=rescore)
+    return (
+        found
+        if isinstance(found, Watch)
+        else Watch(trainer, path, every=every, probes=probes, rescore=rescore)
+    )
 
 
 def watched(cls: type[Any], path: str | Path | None = None, **options: Any) -> type[Any]:
-    """Make a trainer class whose every instance is watched: `GRPOTrainer = watched(GRPOTrainer)`."""
+    """Make a trainer class whose every instance is watched: `GRPOTrainer =
+    watched(GRPOTrainer)`.
+    """
 
     class Watched(cls):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             watch(self, path, **options)
 
-    Watched.__name__, Watched.__qualname__, Watched.__doc__ = cls.__name__, cls.__qualname__, cls.__doc__
+    Watched.__name__ = cls.__name__
+    Watched.__qualname__ = cls.__qualname__
+    Watched.__doc__ = cls.__doc__
     return Watched
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]
     """Watches one trainer, as a callback and through a few of its methods."""
 
-    def __init__(self, trainer: Any, path: str | Path | None, *, every: int, probes: bool, rescore: bool) -> None:
+    def __init__(
+        self, trainer: Any, path: str | Path | None, *, every: int, probes: bool, rescore: bool
+    ) -> None:
         self.trainer = trainer
         # Run directory; settled when training begins.
         self.path = Path(path) if path is not None else Path(trainer.args.output_dir) / "uptrend"
-        self._every, self._probes, self._rescore = max(1, every), probes, rescore
+        self._every = max(1, every)
+        self._probes = probes
+        self._rescore = rescore
         self.guard = Guard(lambda part, text: self._event("watch-failed", part=part, error=text))
         self.record: Record | None = None
         self._weights: WatchedWeights | None = None
         self._before: Snapshot | None = None
         self._older: Snapshot | None = None  # before the last update
-        self._sampled_by: Any = None  # snapshot of what the trained model sampled with; None where it did not run
-        self._strange = self._undone = 0  # generations in a row by other weights, and updates that were taken back
-        self._cleared = 0  # micro-batches in a row before which the gradients of the last one were thrown away
-        self._batches: dict[int, TrlBatch] = {}  # generations that the loss has not passed over completely
+        # snapshot of what the trained model sampled with; None where it did not run
+        self._sampled_by: Any = None
+        # generations in a row by other weights, and updates that were taken back
+        self._strange = self._undone = 0
+        # micro-batches in a row before which the gradients of the last one were thrown away
+        self._cleared = 0
+        # generations that the loss has not passed over completely
+        self._batches: dict[int, TrlBatch] = {}
         self._calls: list[Call] = []
         self._scoring = self._sampling = 0.0
         self._scored: tuple[Any, ...] = ()
         self._pass: Pass | None = None
-        self._rows: Any = None  # of the loss that is being computed; None outside of one, and in an evaluation
+        # of the loss that is being computed; None outside of one, and in an evaluation
+        self._rows: Any = None
         self._is_first = True
         self._now = TrlStep()
         self._move: Move | None = None
@@ -85,7 +119,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]
                 self._install()
 
     def _install(self) -> None:
-        trainer, tap = self.trainer, functools.partial(self.guard.tap, self.trainer)
+        trainer = self.trainer
+        tap = functools.partial(self.guard.tap, self.trainer)
         tap("_generate_single_turn", self._after_sampling)
         tap("_calculate_rewards", self._after_scoring, self._before_scoring)
         tap("_generate_and_score_completions", self._after_batch, self._before_batch)
@@ -122,42 +157,70 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
     @property
     def _is_alone(self) -> bool:
-        """True where one process trains text: a probe in one of several would leave the others waiting."""
+        """True where one process trains text: a probe in one of several would leave the others
+        waiting.
+        """
         return bool(self.trainer.accelerator.num_processes == 1) and not self.trainer._is_vlm
 
     # A generation
 
     def _before_batch(self, *_: Any) -> None:
-        self._calls, self._sampling, self._sampled_by = [], time.perf_counter(), None
+        self._calls = []
+        self._sampling = time.perf_counter()
+        self._sampled_by = None
 
     def _on_forward(self, *_: Any) -> None:
-        """Copy the weights at the first pass of the trained model since sampling began: those that sample."""
+        """Copy the weights at the first pass of the trained model since sampling began: those that
+        sample.
+        """
         if self._sampled_by is None and self._weights is not None:
             with self.guard("the sampler"):
                 self._sampled_by = self._before  # if the rest fails, nothing is concluded
-                adapters = [m for m in self.trainer.model.modules() if hasattr(m, "merged_adapters")]
-                is_bare = bool(adapters) and all(m.disable_adapters and not m.merged for m in adapters)
+                adapters = [
+                    m for m in self.trainer.model.modules() if hasattr(m, "merged_adapters")
+                ]
+                is_bare = bool(adapters) and all(
+                    m.disable_adapters and not m.merged for m in adapters
+                )
                 self._sampled_by = "base" if is_bare else self._weights.snapshot()
 
     def _after_sampling(self, result: Any, prompt_ids: Any, *_: Any, **__: Any) -> None:
-        if self.record and self._weights and self.trainer.model.training and not self.trainer.use_vllm:
+        if (
+            self.record
+            and self._weights
+            and self.trainer.model.training
+            and not self.trainer.use_vllm
+        ):
             what = strange_sampler(self._sampled_by, self._weights.snapshot())
             self._strange = self._strange + 1 if what else 0
             summary = f"Rollouts are sampled by {what}: what is learned does not reach the sampler."
             given = "sync.stale-weights", self._strange, summary, self.trainer.state.global_step + 1
             judge_repeated(self.record.findings_log, *given, is_sure=self._sampled_by is not None)
-        self._calls.append(Call([list(ids) for ids in prompt_ids], [list(ids) for ids in result[0]]))
+        self._calls.append(
+            Call([list(ids) for ids in prompt_ids], [list(ids) for ids in result[0]])
+        )
 
     def _before_scoring(self, *_: Any) -> None:
         self._scoring = time.perf_counter()
 
-    def _after_scoring(self, rewards: Any, inputs: Any, prompts: Any, completions: Any, written: Any) -> None:
+    def _after_scoring(
+        self, rewards: Any, inputs: Any, prompts: Any, completions: Any, written: Any
+    ) -> None:
         self._scoring = time.perf_counter() - self._scoring
-        start = self.trainer.accelerator.process_index * len(prompts)  # TRL gathers the rewards of all processes
-        self._scored = (inputs, list(prompts), list(completions), written, rewards[start : start + len(prompts)])
+        # TRL gathers the rewards of all processes
+        start = self.trainer.accelerator.process_index * len(prompts)
+        self._scored = (
+            inputs,
+            list(prompts),
+            list(completions),
+            written,
+            rewards[start : start + len(prompts)],
+        )
 
     def _after_batch(self, output: dict[str, Any], *_: Any) -> None:
-        trainer, is_training, record = self.trainer, self.trainer.model.training, self.record
+        trainer = self.trainer
+        is_training = self.trainer.model.training
+        record = self.record
         if record is None:
             return
         dead = trainer._metrics["train" if is_training else "eval"].get("frac_reward_zero_std")
@@ -165,30 +228,49 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         examples, prompts, completions, written, rewards = self._scored
         number = max(self._batches, default=-1) + 1
         batch = TrlBatch(
-            number=number, step=step + 1 if is_training else step, version=step, examples=examples,
-            answers=answers_of(examples), prompts=prompts, completions=completions, written=written, rewards=rewards,
-            output=dict(output), calls=self._calls, seconds=time.perf_counter() - self._sampling,
+            number=number,
+            step=step + 1 if is_training else step,
+            version=step,
+            examples=examples,
+            answers=answers_of(examples),
+            prompts=prompts,
+            completions=completions,
+            written=written,
+            rewards=rewards,
+            output=dict(output),
+            calls=self._calls,
+            seconds=time.perf_counter() - self._sampling,
             trl_dead=dead[-1] if dead else None,
-        )  # fmt: skip
+        )
         if not is_training:
             self._evaluated.append(batch)
             return
-        # A step that samples again still has to look at the generation that its loss has passed over.
+        # A step that samples again still has to look at the generation that its loss has passed
+        # over.
         in_this_step = {seen.batch for seen in self._now.passes}
-        self._batches = {n: b for n, b in self._batches.items() if not b.is_whole or n in in_this_step}
+        self._batches = {
+            n: b for n, b in self._batches.items() if not b.is_whole or n in in_this_step
+        }
         self._batches[number] = batch
-        output[ROWS] = torch.arange(batch.size) + number * MANY  # on the CPU: reading it must not wait for a GPU
+        # on the CPU: reading it must not wait for a GPU
+        output[ROWS] = torch.arange(batch.size) + number * MANY
         self._now.batches.append(batch)
         self._now.sampling += batch.seconds
         before = self._before
-        if self._weights is not None and before is not None and self._weights.dtypes() != before.dtypes:
+        if (
+            self._weights is not None
+            and before is not None
+            and self._weights.dtypes() != before.dtypes
+        ):
             # The trainer has cast its weights while they sampled.
             now = self._before = self._weights.snapshot()
             record.event("precision", step=batch.step, before=before.dtypes, after=now.dtypes)
             judge_cast(record.findings_log, before, now, trainer.args.learning_rate, batch.step)
         if self._is_first and self._rescore and self._is_alone:
             with self.guard("the reward functions"):
-                record.know(probe_rewards(trainer, batch, self._scoring, record.scale, record.findings_log))
+                record.know(
+                    probe_rewards(trainer, batch, self._scoring, record.scale, record.findings_log)
+                )
 
     # The loss
 
@@ -196,7 +278,9 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._pass = None
         with self.guard("micro-batches"):
             self._judge_accumulation(model)
-        self._rows = inputs.get(ROWS) if self.record is not None and hasattr(inputs, "get") else None
+        self._rows = (
+            inputs.get(ROWS) if self.record is not None and hasattr(inputs, "get") else None
+        )
 
     def _judge_accumulation(self, model: Any) -> None:
         """Report gradients that are gone when the next micro-batch of the same update begins."""
@@ -204,27 +288,39 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         batch = self._batches.get(last.batch) if last is not None else None
         if self.record is None or last is None or batch is None:
             return
-        if not as_numpy(batch.output["advantages"])[as_numpy(last.rows)].any():  # dead groups give none
+        # dead groups give none
+        if not as_numpy(batch.output["advantages"])[as_numpy(last.rows)].any():
             return
-        is_gone = not any(p.grad is not None and bool(p.grad.any()) for p in model.parameters() if p.requires_grad)
+        is_gone = not any(
+            p.grad is not None and bool(p.grad.any()) for p in model.parameters() if p.requires_grad
+        )
         self._cleared = self._cleared + 1 if is_gone else 0
-        text = "Gradients are cleared between the micro-batches of one update: all but the last are lost."
+        text = (
+            "Gradients are cleared between the micro-batches of one update: all but the last are"
+            " lost."
+        )
         step = self.trainer.state.global_step + 1
-        judge_repeated(self.record.findings_log, "optimizer.accumulation", self._cleared, text, step)
+        judge_repeated(
+            self.record.findings_log, "optimizer.accumulation", self._cleared, text, step
+        )
 
     def _after_logprobs(
         self, result: Any, model: Any, ids: Any = None, attention: Any = None, *_: Any, **named: Any
     ) -> None:
         del model
-        if self._rows is None or self._pass is not None:  # of several in one loss, the first is the policy's
+        # of several in one loss, the first is the policy's
+        if self._rows is None or self._pass is not None:
             return
-        ids, attention = named.get("input_ids", ids), named.get("attention_mask", attention)
+        ids = named.get("input_ids", ids)
+        attention = named.get("attention_mask", attention)
         entropies = None if result[1] is None else result[1].detach()
         number = int(self._rows[0]) // MANY
         self._pass = Pass(number, self._rows % MANY, ids, attention, result[0].detach(), entropies)
 
     def _after_loss(self, loss: Any, *_: Any) -> None:
-        seen, self._pass, self._rows = self._pass, None, None
+        seen = self._pass
+        self._pass = None
+        self._rows = None
         batch = self._batches.get(seen.batch) if seen is not None else None
         if seen is None or batch is None:
             return
@@ -250,26 +346,50 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Begin a step, before its first micro-batch."""
-        self._now, self._move = TrlStep(began=time.perf_counter()), None
+        self._now = TrlStep(began=time.perf_counter())
+        self._move = None
         with self.guard("weights"):
-            if self.record is not None and self._weights is not None and self._older and self._before:
-                older, last, now = self._older.values, self._before.values, self._weights.snapshot()
+            if (
+                self.record is not None
+                and self._weights is not None
+                and self._older
+                and self._before
+            ):
+                older = self._older.values
+                last = self._before.values
+                now = self._weights.snapshot()
                 is_undone = torch.equal(older, now.values) and not torch.equal(older, last)
-                self._undone, self._before = self._undone + 1 if is_undone else 0, now
-                text = "Every update is taken back: at the next step, weights are what they were before it."
+                self._undone = self._undone + 1 if is_undone else 0
+                self._before = now
+                text = (
+                    "Every update is taken back: at the next step, weights are what they were"
+                    " before it."
+                )
                 step = self.trainer.state.global_step
-                judge_repeated(self.record.findings_log, "optimizer.frozen", self._undone, text, step)
+                judge_repeated(
+                    self.record.findings_log, "optimizer.frozen", self._undone, text, step
+                )
 
     def on_pre_optimizer_step(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
         """Probe the model: gradients are there, and the weights are still those that sampled."""
         with self.guard("updates"):
-            now, step = self._now, self.trainer.state.global_step + 1
+            now = self._now
+            step = self.trainer.state.global_step + 1
             now.lr = float(optimizer.param_groups[0]["lr"])
             is_due = self._is_first or step % self._every == 0
-            if self.record is not None and now.passes and self._probes and self._is_alone and is_due:
+            if (
+                self.record is not None
+                and now.passes
+                and self._probes
+                and self._is_alone
+                and is_due
+            ):
                 with self.guard("the learner"), same_randomness():
-                    batch, seen = self._batches[now.passes[0].batch], now.passes[0]
-                    now.gaps = probe_learner(self.trainer, batch, seen, self.record.findings_log, step)
+                    batch = self._batches[now.passes[0].batch]
+                    seen = now.passes[0]
+                    now.gaps = probe_learner(
+                        self.trainer, batch, seen, self.record.findings_log, step
+                    )
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Compare the weights with those before the update."""
@@ -279,17 +399,21 @@ class Watch(TrainerCallback):  # type: ignore[misc]
                 self._before = self._weights.snapshot()
                 self._move = None if before is None else self._weights.compare(before, self._before)
                 self._now.skipped = bool(self.trainer.accelerator.optimizer_step_was_skipped)
-        step, passes = self.trainer.state.global_step + 1, self._now.passes
+        step = self.trainer.state.global_step + 1
+        passes = self._now.passes
         is_due = self._probes and self._is_alone and (step <= EARLY or step % self._every == 0)
         if self.record is not None and passes and is_due:
             with self.guard("the update"), same_randomness():
-                self._now.gaps |= probe_update(self.trainer, self._batches[passes[0].batch], passes[0])
+                self._now.gaps |= probe_update(
+                    self.trainer, self._batches[passes[0].batch], passes[0]
+                )
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Hand the step over."""
         with self.guard("steps"):
             now = self._now
-            now.step, now.waited = self.trainer.state.global_step, self.guard.take_seconds()
+            now.step = self.trainer.state.global_step
+            now.waited = self.guard.take_seconds()
             now.seconds = time.perf_counter() - now.began
             if self.record is not None:
                 self.record.take(now, self._move)
@@ -300,5 +424,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         with self.guard("evaluations"):
             if self.record is not None and self._evaluated:
                 seconds = (metrics or {}).get("eval_runtime")
-                self.record.take_evaluation(self._evaluated, seconds, self.trainer.state.global_step)
+                self.record.take_evaluation(
+                    self._evaluated, seconds, self.trainer.state.global_step
+                )
             self._evaluated = []

@@ -1,8 +1,8 @@
 """Effect of TRL's updates on the weights: how far they move, how many change, and their precision.
 
-About 65,000 weights are sampled, as evenly spread blocks that stay the same all run long. The trainer waits for a copy
-of them and its comparison with the last one to be queued on their device, and not for the device: the figures are read
-on another thread.
+About 65,000 weights are sampled, as evenly spread blocks that stay the same all run long. The
+trainer waits for a copy of them and its comparison with the last one to be queued on their device,
+and not for the device: the figures are read on another thread.
 """
 
 import hashlib
@@ -40,7 +40,8 @@ class Snapshot:
         return max(self.dtypes, key=lambda kind: self.dtypes[kind], default="")
 
 
-Move = tuple[Tensor, Snapshot]  # change_of each layer group, and the later of the two snapshots compared
+# change_of each layer group, and the later of the two snapshots compared
+Move = tuple[Tensor, Snapshot]
 
 
 class WatchedWeights:
@@ -52,12 +53,16 @@ class WatchedWeights:
         self._parameters = [p for _, p in named]
         self._total = sum(p.numel() for p in self._parameters)
         self._every = max(1, self._total // SAMPLE)
-        self._groups: dict[str, tuple[slice, float]] = {}  # places of a group, and weights per sampled one
+        # places of a group, and weights per sampled one
+        self._groups: dict[str, tuple[slice, float]] = {}
         start = 0
         for group in dict.fromkeys(name for name, _ in named):
             own = [p for name, p in named if name == group]
             sampled = sum(len(self._sample(p)) for p in own)
-            self._groups[group] = slice(start, start + sampled), sum(p.numel() for p in own) / max(1, sampled)
+            self._groups[group] = (
+                slice(start, start + sampled),
+                sum(p.numel() for p in own) / max(1, sampled),
+            )
             start += sampled
 
     def dtypes(self) -> dict[str, int]:
@@ -76,15 +81,22 @@ class WatchedWeights:
     def compare(self, before: Snapshot, after: Snapshot) -> Move:
         """Sum up the change by layer group, without waiting for the device."""
         groups = self._groups.values()
-        rows = [change_of(before.values[places], after.values[places], scale) for places, scale in groups]
+        rows = [
+            change_of(before.values[places], after.values[places], scale)
+            for places, scale in groups
+        ]
         return torch.stack(rows) if rows else torch.zeros(0, 3), after
 
     def movement(self, move: Move) -> Movement:
-        """Return norms of the weights and of their change, by layer group, and the share that changed."""
+        """Return norms of the weights and of their change, by layer group, and the share that
+        changed.
+        """
         return movement_of(self._groups, move[0], max(1, self._total))
 
     def digest(self) -> str:
-        """Return a fingerprint of every bit of the trainable weights, from sums that are made on their device."""
+        """Return a fingerprint of every bit of the trainable weights, from sums that are made on
+        their device.
+        """
         digest = hashlib.blake2b(digest_size=16)
         for parameter in self._parameters:
             values = parameter.detach().contiguous().view(-1).view(torch.uint8)
@@ -107,13 +119,18 @@ class WatchedWeights:
 
 
 def movable_share(weights: Snapshot, lr: float) -> float:
-    """Return the share of weights that an update of size `lr`, which Adam's is about everywhere, changes."""
-    dtype = getattr(torch, weights.precision.removeprefix("torch."))  # values of mixed precision were widened
+    """Return the share of weights that an update of size `lr`, which Adam's is about everywhere,
+    changes.
+    """
+    # values of mixed precision were widened
+    dtype = getattr(torch, weights.precision.removeprefix("torch."))
     return movable_part(weights.values.to(dtype), lr) if len(weights.values) else 1.0
 
 
 def judge_cast(log: FindingsLog, before: Snapshot, now: Snapshot, lr: float, step: int) -> None:
-    """Report that the trainer has cast its own weights: from here on, all is learned in that precision."""
+    """Report that the trainer has cast its own weights: from here on, all is learned in that
+    precision.
+    """
     if now.precision not in HALF or before.precision in HALF:
         return
     share = movable_share(now, lr)
@@ -133,28 +150,48 @@ def strange_sampler(sampled_by: Snapshot | str | None, learner: Snapshot) -> str
         return "another model (the trained one did not run)"
     if isinstance(sampled_by, str):
         return "the base model (the adapters were off)"
-    is_own = sampled_by.dtypes != learner.dtypes or torch.equal(sampled_by.values, learner.values)  # see judge_cast
+    # see judge_cast
+    is_own = sampled_by.dtypes != learner.dtypes or torch.equal(sampled_by.values, learner.values)
     return "" if is_own else "other weights than those that train"
 
 
-def judge_repeated(log: FindingsLog, id: str, times: int, summary: str, step: int, is_sure: bool = True) -> None:
+def judge_repeated(
+    log: FindingsLog, id: str, times: int, summary: str, step: int, is_sure: bool = True
+) -> None:
     """Report what has happened so often in a row that it is no accident."""
     if times >= SEVERAL:
         sure = (Severity.CRITICAL, Basis.PROOF) if is_sure else (Severity.WARNING, Basis.SIGNAL)
-        shown = Evidence(f"{times} times in a row, up to step {step}, by all weights that are sampled.", step=step)
+        shown = Evidence(
+            f"{times} times in a row, up to step {step}, by all weights that are sampled.",
+            step=step,
+        )
         log.say(id, sure[0], summary, [shown], sure[1])
 
 
-def judge_update(log: FindingsLog, step: TrlStep, changed: float, weights: Snapshot, lr: float) -> None:
-    """Report an update of half-precision weights that changes few bits, now and at the full learning rate."""
+def judge_update(
+    log: FindingsLog, step: TrlStep, changed: float, weights: Snapshot, lr: float
+) -> None:
+    """Report an update of half-precision weights that changes few bits, now and at the full
+    learning rate.
+    """
     gradient = float(step.gradient or 0.0)
     if weights.precision not in HALF or changed >= LOST or not gradient > 0 or not step.lr > 0:
         return
-    share, name = movable_share(weights, lr), dtype_name(weights.precision)
+    share = movable_share(weights, lr)
+    name = dtype_name(weights.precision)
     if share >= LOST:
         return
-    summary = f"The weights are {name} and the learning rate is {lr:g}: most of each update rounds to nothing."
-    text = f"Step {step.step} changed the bits of {changed:.1%} of the weights, at a gradient of length {gradient:.3g}."
-    moves = f"An update of the learning rate's size changes {share:.1%} of {name} weights; of fp32 weights, all."
+    summary = (
+        f"The weights are {name} and the learning rate is {lr:g}: most of each update rounds to"
+        " nothing."
+    )
+    text = (
+        f"Step {step.step} changed the bits of {changed:.1%} of the weights, at a gradient of"
+        f" length {gradient:.3g}."
+    )
+    moves = (
+        f"An update of the learning rate's size changes {share:.1%} of {name} weights; of fp32"
+        " weights, all."
+    )
     evidence = [Evidence(text, changed, CHANGED, step.step), Evidence(moves, share)]
     log.say(UNDERFLOW, Severity.CRITICAL, summary, evidence)

@@ -19,7 +19,8 @@ from uptrend.doctor.checks import (
 )
 from uptrend.records import RunView
 
-# The order breaks ties between findings of one severity and basis: what a run's course shows comes last.
+# The order breaks ties between findings of one severity and basis: what a run's course shows comes
+# last.
 _MODULES = (
     masks,
     tools,
@@ -46,6 +47,8 @@ CHECKS: tuple[Check, ...] = tuple(
 
 
 def examine(view: RunView, case: Case | None = None) -> Outcome:
-    """Run every check on a run and return what each said, in no particular order; `case` shares what was read."""
+    """Run every check on a run and return what each said, in no particular order; `case` shares
+    what was read.
+    """
     case = case or Case(view)
     return [outcome for check in CHECKS for outcome in check(case)]

@@ -17,33 +17,51 @@ from uptrend.records.table import RolloutTable
 from uptrend.stats.intervals import normal_reach, wilson
 from uptrend.stats.trend import start
 
-DUPLICATES, EXCEEDS = "data.duplicates", "data.batch-exceeds"
-RIGHT, ENTROPY, LENGTH = "reward/correct/share", "learner/entropy/mean", "sampling/length/mean"
+DUPLICATES = "data.duplicates"
+EXCEEDS = "data.batch-exceeds"
+RIGHT = "reward/correct/share"
+ENTROPY = "learner/entropy/mean"
+LENGTH = "sampling/length/mean"
 
-# Steps, and groups in each half of the run, that an order of tasks must show in; deviations from chance that a
-# difference between the halves must have, and the share of tasks that must have moved.
-STEPS, GROUPS, SURE, SHIFTED = 4, 16, 5.0, 0.3
+# Steps, and groups in each half of the run, that an order of tasks must show in; deviations from
+# chance that a difference between the halves must have, and the share of tasks that must have
+# moved.
+STEPS = 4
+GROUPS = 16
+SURE = 5.0
+SHIFTED = 0.3
 
 
 @check("data.order", columns=["group"])
 def order(case: Case) -> Answer:
-    """Report families that come in another mix late than early; a curriculum in the config is no fault."""
+    """Report families that come in another mix late than early; a curriculum in the config is no
+    fault.
+    """
     if case.value("tasks.stages"):
         return None
-    rows, family, prompt = [], [], []
+    rows = []
+    family = []
+    prompt = []
     for r in case.rows:
         if r.group_n is not None:
             heads = np.unique(r.group_n, return_index=True)[1]
             rows.append(r)
             family.append(np.array([name or "" for name in r.texts("family")])[heads])
-            prompt.append(np.bincount(r.rollout_t[r.role_t == Role.PROMPT], minlength=len(r))[heads])
+            prompt.append(
+                np.bincount(r.rollout_t[r.role_t == Role.PROMPT], minlength=len(r))[heads]
+            )
     half = len(rows) // 2
-    if len(rows) < STEPS or min(sum(map(len, family[:half])), sum(map(len, family[half:]))) < GROUPS:
+    if (
+        len(rows) < STEPS
+        or min(sum(map(len, family[:half])), sum(map(len, family[half:]))) < GROUPS
+    ):
         return Lacking(f"fewer than {STEPS} steps, or {GROUPS} groups early and late")
-    if len(set(np.concatenate(family))) < 2:  # of one kind: data that is sorted shows in the prompts' lengths
+    # of one kind: data that is sorted shows in the prompts' lengths
+    if len(set(np.concatenate(family))) < 2:
         middle = np.median(np.concatenate(prompt))
         family = [np.where(lengths > middle, "long prompts", "short prompts") for lengths in prompt]
-    early, late = np.concatenate(family[:half]), np.concatenate(family[half:])
+    early = np.concatenate(family[:half])
+    late = np.concatenate(family[half:])
     names = np.union1d(early, late)
     if len(names) < 2:
         return None
@@ -51,51 +69,79 @@ def order(case: Case) -> Answer:
     shares = counts / counts.sum(axis=1, keepdims=True)
     moved = np.abs(shares[0] - shares[1])
     expected = counts.sum(axis=1, keepdims=True) * counts.sum(axis=0) / counts.sum()
-    statistic, freedom = float(((counts - expected) ** 2 / expected).sum()), len(names) - 1
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    freedom = len(names) - 1
     # Deviations of chi-squared from chance (Wilson and Hilferty 1931).
     part = 2 / (9 * freedom)
     deviations = (np.cbrt(statistic / freedom) - (1 - part)) / np.sqrt(part)
     if deviations < SURE or moved.sum() / 2 < SHIFTED:
         return None
     most = int(moved.argmax())
-    text = f"{names[most]} is {shares[0, most]:.0%} of the tasks early and {shares[1, most]:.0%} late"
-    return Found(WARNING, PROOF, AS_PAGE, [Evidence(text, float(moved.sum() / 2), step=rows[half].step)])
+    text = (
+        f"{names[most]} is {shares[0, most]:.0%} of the tasks early and {shares[1, most]:.0%} late"
+    )
+    return Found(
+        WARNING, PROOF, AS_PAGE, [Evidence(text, float(moved.sum() / 2), step=rows[half].step)]
+    )
 
 
 # Different tasks / those that random draws would give, in the first steps and in all steps read.
-VARIED_AT_FIRST, VARIED = 0.9, 0.6
+VARIED_AT_FIRST = 0.9
+VARIED = 0.6
 
 
 @check(DUPLICATES, EXCEEDS, columns=["task"])
 def repeats(case: Case) -> Answer:
-    """Report steps with more groups than there are tasks, the same task twice in a step, and too few different ones."""
+    """Report steps with more groups than there are tasks, the same task twice in a step, and too
+    few different ones.
+    """
     rows = [r for r in case.rows if r.task_n is not None]
-    drawn, second = list[list[str]](), []
+    drawn = list[list[str]]()
+    second = []
     for r in rows:
         if r.group_n is None or r.task_n is None:
             return Lacking("no group ids")
-        # The task of each group that was learned from, and rollouts whose task an earlier group of the step has too.
+        # The task of each group that was learned from, and rollouts whose task an earlier group of
+        # the step has too.
         drawn.append(_drawn(r))
-        first = np.unique(r.task_n, return_index=True)[1]  # tasks are numbered from 0, so that first[task] is its place
+        # tasks are numbered from 0, so that first[task] is its place
+        first = np.unique(r.task_n, return_index=True)[1]
         second.append(np.asarray((r.group_n[first][r.task_n] != r.group_n) & r.kept_n))
     if not rows:
         return Lacking("some rollouts have no task id")
     declared = _task_count(case)
-    most, total, unique = max(map(len, drawn)), sum(map(len, drawn)), sum(len(set(d)) for d in drawn)
+    most = max(map(len, drawn))
+    total = sum(map(len, drawn))
+    unique = sum(len(set(d)) for d in drawn)
     there = declared or len({task for step in drawn for task in step})
     if most > there and (declared or len(rows) >= STEPS):
-        shown = Evidence(f"a step has {most} groups, and there are {there} tasks", most, step=rows[0].step)
+        shown = Evidence(
+            f"a step has {most} groups, and there are {there} tasks", most, step=rows[0].step
+        )
         return Found(WARNING, PROOF, AS_PAGE, [shown], EXCEEDS)
     if unique < 0.9 * total:
-        text = f"of {total} groups in {len(rows)} steps {total - unique} have a task that another group of the step has"
-        return Found(WARNING, PROOF, AS_PAGE, [seen_in(rows, second, text, unique / total)], DUPLICATES)
+        text = (
+            f"of {total} groups in {len(rows)} steps {total - unique} have a task that another"
+            " group of the step has"
+        )
+        return Found(
+            WARNING, PROOF, AS_PAGE, [seen_in(rows, second, text, unique / total)], DUPLICATES
+        )
     if declared is None or case.value("tasks.stages"):
         return None
     for steps, least in ((FIRST, VARIED_AT_FIRST), (len(rows), VARIED)):
         tasks = [task for step in drawn[:steps] for task in step]
-        expected, different = declared * (1 - np.exp(-len(tasks) / declared)), len(set(tasks))
-        if len(tasks) >= 20 and different < least * expected and different < 0.9 * min(len(tasks), declared):
-            text = f"{different} different tasks in {len(tasks)} groups, where {declared} should give {expected:.0f}"
+        expected = declared * (1 - np.exp(-len(tasks) / declared))
+        different = len(set(tasks))
+        if (
+            len(tasks) >= 20
+            and different < least * expected
+            and different < 0.9 * min(len(tasks), declared)
+        ):
+            text = (
+                f"{different} different tasks in {len(tasks)} groups, where {declared} should give"
+                f" {expected:.0f}"
+            )
             shown = Evidence(text, different / expected, step=rows[:steps][-1].step)
             return Found(WARNING, PROOF, AS_PAGE, [shown], DUPLICATES)
     return None
@@ -109,7 +155,9 @@ def _drawn(r: RolloutTable) -> list[str]:
 
 
 def _task_count(case: Case) -> int | None:
-    """Return the number of tasks that there are, else that were asked for; None where neither is known."""
+    """Return the number of tasks that there are, else that were asked for; None where neither is
+    known.
+    """
     count = case.view.info.get("tasks", {}).get("count") or case.value("tasks.train")
     return int(count) if isinstance(count, int) and count > 0 else None
 
@@ -123,7 +171,11 @@ def leak(case: Case) -> Answer:
     held = set[str]()
     for line in (*case.view.evals[:1], *case.view.evals[-1:]):
         try:
-            held.update(task for task in case.view.read_heldout(int(line["step"])).column("task").to_pylist() if task)
+            held.update(
+                task
+                for task in case.view.read_heldout(int(line["step"])).column("task").to_pylist()
+                if task
+            )
         except (RecordError, KeyError):
             continue
     if not held:
@@ -133,12 +185,17 @@ def leak(case: Case) -> Answer:
     shared = trained & held
     if not shared:
         return None
-    text = f"{len(shared)} of {len(held)} held-out tasks are among the {len(trained)} trained on in {len(rows)} steps"
+    text = (
+        f"{len(shared)} of {len(held)} held-out tasks are among the {len(trained)} trained on in"
+        f" {len(rows)} steps"
+    )
     return Found(CRITICAL, PROOF, AS_PAGE, [seen_in(rows, flags, text, len(shared) / len(held))])
 
 
-# Share by which right answers in training must have left those held out, and how often each task was met then.
-GAP, MET = 0.15, 2
+# Share by which right answers in training must have left those held out, and how often each task
+# was met then.
+GAP = 0.15
+MET = 2
 # Times that each task was met from which on a gap between the two, beyond their errors, is enough.
 OFTEN = 5
 
@@ -146,45 +203,88 @@ OFTEN = 5
 def times_met(case: Case) -> float:
     """Return how often a task was met on average; 0 where it is not known."""
     drawn = [task for r in case.rows if r.group_n is not None for task in _drawn(r)]
-    per_step, tasks = len(drawn) / len(case.rows) if drawn else case.value("sampling.groups", 0), _task_count(case)
+    per_step = len(drawn) / len(case.rows) if drawn else case.value("sampling.groups", 0)
+    tasks = _task_count(case)
     seen = len(set(drawn))
-    if len(drawn) >= 20 and seen < 0.9 * len(drawn):  # the config may ask for more tasks than there are
-        tasks = next(n for n in range(seen, 10 * len(drawn)) if n * (1 - math.exp(-len(drawn) / n)) >= seen - 0.5)
+    # the config may ask for more tasks than there are
+    if len(drawn) >= 20 and seen < 0.9 * len(drawn):
+        tasks = next(
+            n
+            for n in range(seen, 10 * len(drawn))
+            if n * (1 - math.exp(-len(drawn) / n)) >= seen - 0.5
+        )
     return len(case.view.steps) * per_step / tasks if tasks and per_step else 0.0
 
 
 @check("data.memorized", "optimizer.lr-large", "reward.hackable")
 def heldout_falls(case: Case) -> Answer:
-    """Report right answers in training that leave those held out behind, and held-out scores that fall."""
-    right, change = case.course(RIGHT), case.heldout
+    """Report right answers in training that leave those held out behind, and held-out scores that
+    fall.
+    """
+    right = case.course(RIGHT)
+    change = case.heldout
     if change is None:
         return Lacking("it takes two held-out evaluations", "data.memorized")
-    left, rounds = _left_behind(case, right, change), times_met(case)
+    left = _left_behind(case, right, change)
+    rounds = times_met(case)
     levels = f"{number(change.first)} to {number(change.last)}"
-    shown = [Evidence(f"Held out {change.effect:+.3g} by step {change.at[-1]}.", change.effect, "eval", change.at[-1])]
+    shown = [
+        Evidence(
+            f"Held out {change.effect:+.3g} by step {change.at[-1]}.",
+            change.effect,
+            "eval",
+            change.at[-1],
+        )
+    ]
     if right is not None and left and not 0 < rounds < MET:
         trained = f"Right answers in training went from {right.first:.0%} to {right.last:.0%}"
         met = f" Each task was met about {rounds:.0f} times." if rounds else ""
-        shown.insert(0, case.evidence(right.metric, f"Right in training {right.first:.3g} → {right.last:.3g}."))
+        shown.insert(
+            0,
+            case.evidence(right.metric, f"Right in training {right.first:.3g} → {right.last:.3g}."),
+        )
         summary = f"{trained}, and held out from {levels}: the run learned its tasks by heart.{met}"
         return Found(WARNING, SIGNAL, summary, shown, "data.memorized")
     if not change.fell or case.collapse is not None:
         return None
     fell = f"The held-out score fell from {levels} (p = {max(change.chance, 1e-4):.2g})"
-    is_alone = case.trend.kind is not TrendKind.FALLING and right is None and len(change.scores) >= EVALUATIONS
+    is_alone = (
+        case.trend.kind is not TrendKind.FALLING
+        and right is None
+        and len(change.scores) >= EVALUATIONS
+    )
     if is_alone or (case.is_learning and not (right and right.rises)):
-        text = f"{fell}, and the training reward did not: what is learned holds for its tasks or its reward alone."
+        text = (
+            f"{fell}, and the training reward did not: what is learned holds for its tasks or its"
+            " reward alone."
+        )
         return Found(WARNING, SIGNAL, text, shown, "reward.hackable")
-    # Whatever else is wrong with rewards or masks lets it fall as well, and shows by itself. So without updates that
-    # are seen to be large it is a suspicion, and a note where sampled answers in training are as good as before.
-    text = f"{fell}, and the training reward did not make up for it: the learning rate may be too large."
+    # Whatever else is wrong with rewards or masks lets it fall as well, and shows by itself. So
+    # without updates that are seen to be large it is a suspicion, and a note where sampled answers
+    # in training are as good as before.
+    text = (
+        f"{fell}, and the training reward did not make up for it: the learning rate may be too"
+        " large."
+    )
     large = _large_steps(case, right)
-    is_sure = large or case.trend.kind is TrendKind.FALLING or change.chance * (len(change.scores) - 1) < LEVEL / 10
-    return Found(warn_if(bool(is_sure)), SIGNAL if large else SUSPICION, text, shown + large, "optimizer.lr-large")
+    is_sure = (
+        large
+        or case.trend.kind is TrendKind.FALLING
+        or change.chance * (len(change.scores) - 1) < LEVEL / 10
+    )
+    return Found(
+        warn_if(bool(is_sure)),
+        SIGNAL if large else SUSPICION,
+        text,
+        shown + large,
+        "optimizer.lr-large",
+    )
 
 
 def _left_behind(case: Case, right: Curve | None, change: HeldoutChange) -> bool:
-    """Tell whether training tasks are solved more often than those held out, which fell or did not follow."""
+    """Tell whether training tasks are solved more often than those held out, which fell or did not
+    follow.
+    """
     rise = trend_until(case.view, RIGHT, change.at[-1])
     if right is None or rise is None or rise.effect - change.effect < GAP:
         return False
@@ -198,40 +298,78 @@ def _left_behind(case: Case, right: Curve | None, change: HeldoutChange) -> bool
     return change.effect <= 0 and rise.effect - change.effect > normal_reach(LEVEL / 5) * error
 
 
-# An update / the weights' length, of which 0.001 is usual, and change of the log of entropy, that are large.
-STRIDE, STIRRED = 0.005, 0.5
+# An update / the weights' length, of which 0.001 is usual, and change of the log of entropy, that
+# are large.
+STRIDE = 0.005
+STIRRED = 0.5
 
 
 def _large_steps(case: Case, right: Curve | None) -> list[Evidence]:
-    """Return what shows that steps were large: their length, the entropy, or training answers that fell as well."""
-    shown, metrics, entropy = list[Evidence](), case.view.metrics, case.course(ENTROPY)
+    """Return what shows that steps were large: their length, the entropy, or training answers that
+    fell as well.
+    """
+    shown = list[Evidence]()
+    metrics = case.view.metrics
+    entropy = case.course(ENTROPY)
     if case.has("weights/update/norm", "weights/norm") and not case.value("model.lora"):
         stride = float(np.nanmedian(metrics["weights/update/norm"] / metrics["weights/norm"]))
-        shown += [Evidence(f"A step is {stride:.1%} of the weights' length.", stride)] if stride > STRIDE else []
-    if entropy is not None and min(entropy.begin, entropy.last) < math.exp(-STIRRED) * max(entropy.begin, entropy.last):
-        shown.append(case.evidence(entropy.metric, f"Entropy {entropy.begin:.3g} → {entropy.last:.3g}."))
-    if right is not None and (first := float(right.values[0])) > max(2 * right.last, right.last + GAP):
-        shown.append(case.evidence(RIGHT, f"Right in training {first:.3g} at first, {right.last:.3g} at last."))
+        shown += (
+            [Evidence(f"A step is {stride:.1%} of the weights' length.", stride)]
+            if stride > STRIDE
+            else []
+        )
+    if entropy is not None and min(entropy.begin, entropy.last) < math.exp(-STIRRED) * max(
+        entropy.begin, entropy.last
+    ):
+        shown.append(
+            case.evidence(entropy.metric, f"Entropy {entropy.begin:.3g} → {entropy.last:.3g}.")
+        )
+    if right is not None and (first := float(right.values[0])) > max(
+        2 * right.last, right.last + GAP
+    ):
+        shown.append(
+            case.evidence(
+                RIGHT, f"Right in training {first:.3g} at first, {right.last:.3g} at last."
+            )
+        )
     return shown
 
 
 @check("eval.unlike-training", needs=[RIGHT, "sampling/rollouts/count", ENTROPY, LENGTH])
 def unlike_training(case: Case) -> Answer:
-    """Compare the first evaluation with the training steps beside it, which the same model sampled."""
-    entry = next((e for e in case.view.evals if isinstance(e.get("accuracy"), int | float) and e.get("tasks")), {})
+    """Compare the first evaluation with the training steps beside it, which the same model
+    sampled.
+    """
+    entry = next(
+        (
+            e
+            for e in case.view.evals
+            if isinstance(e.get("accuracy"), int | float) and e.get("tasks")
+        ),
+        {},
+    )
     steps, rights = case.curve(RIGHT)
     near = np.abs(steps - int(entry.get("step", 0))) <= FIRST
     named, evaluated = (case.view.info.get(key, {}).get("name") for key in ("tasks", "eval"))
     if not entry or not near.any() or not named or named != evaluated:
         return None  # another taskset may be harder
     # Rollouts of one task are alike: a group counts as two.
-    count = 2 * float(case.curve("sampling/rollouts/count")[1][0]) * near.sum() / max(2, case.value("sampling.size", 2))
+    count = (
+        2
+        * float(case.curve("sampling/rollouts/count")[1][0])
+        * near.sum()
+        / max(2, case.value("sampling.size", 2))
+    )
     (told, low, high), (held, least, most) = (
         (share, *wilson(round(share * n), n, LEVEL / 10))
-        for share, n in ((float(rights[near].mean()), round(count)), (float(entry["accuracy"]), int(entry["tasks"])))
+        for share, n in (
+            (float(rights[near].mean()), round(count)),
+            (float(entry["accuracy"]), int(entry["tasks"])),
+        )
     )
-    # A wrong greedy answer is at least as likely as the right one, so that sampled ones are right in at most half of
-    # such tasks. And a greedy answer is as likely as exp(−entropy of the text) or more, on average.
+    # A wrong greedy answer is at least as likely as the right one, so that sampled ones are right
+    # in at most half of such tasks. And a greedy answer is as likely as exp(−entropy of the text)
+    # or more, on average.
     sure = math.exp(-start(case.curve(ENTROPY)[1], 0.05) * start(case.curve(LENGTH)[1], 0.05))
     # What most of a group says is what the model says greedily, nearly always.
     wins, groups = _won(case, int(entry.get("step", 0)) + FIRST)
@@ -239,19 +377,32 @@ def unlike_training(case: Case) -> Answer:
     if low <= (1 + most) / 2 and high >= least * sure and chance >= LEVEL / 50:
         return None
     rates = f"{told:.0%} of training rollouts and {held:.0%} of held-out tasks"
-    shown = Evidence(f"99.5% intervals {low:.2f} to {high:.2f}, and {least:.2f} to {most:.2f}.", held - told, "eval")
-    return Found(WARNING, SIGNAL, f"One model is right in {rates}: prompts or scorers differ.", [shown])
+    shown = Evidence(
+        f"99.5% intervals {low:.2f} to {high:.2f}, and {least:.2f} to {most:.2f}.",
+        held - told,
+        "eval",
+    )
+    return Found(
+        WARNING, SIGNAL, f"One model is right in {rates}: prompts or scorers differ.", [shown]
+    )
 
 
 def _chance_of_more(wins: int, groups: int, others: int, tasks: int) -> float:
-    """Return Fisher's exact chance of so many wins among the groups, if groups and tasks were alike."""
+    """Return Fisher's exact chance of so many wins among the groups, if groups and tasks were
+    alike.
+    """
     total = wins + others
-    ways = [math.comb(groups, k) * math.comb(tasks, total - k) for k in range(wins, min(groups, total) + 1)]
+    ways = [
+        math.comb(groups, k) * math.comb(tasks, total - k)
+        for k in range(wins, min(groups, total) + 1)
+    ]
     return sum(ways) / math.comb(groups + tasks, total)
 
 
 def _won(case: Case, until: int) -> tuple[int, int]:
-    """Return how many groups up to a step have more right rollouts than wrong ones, and how many groups there are."""
+    """Return how many groups up to a step have more right rollouts than wrong ones, and how many
+    groups there are.
+    """
     wins = groups = 0
     for g in case.groups:
         correct = g.rows.by_rollout("correct")[g.place_n]
@@ -273,6 +424,11 @@ def eval_noise(case: Case) -> Answer:
     if not low <= 0 <= high:
         return None
     on = f" on {change.tasks} tasks" if change.tasks else ""
-    inside = f"The held-out change of {change.effect:+.3g}{on} lies inside its 95% interval, {low:+.3g} to {high:+.3g}"
-    shown = Evidence(f"{change.first:.3g} → {change.last:.3g}.", change.effect, "eval", change.at[-1])
+    inside = (
+        f"The held-out change of {change.effect:+.3g}{on} lies inside its 95% interval, {low:+.3g}"
+        f" to {high:+.3g}"
+    )
+    shown = Evidence(
+        f"{change.first:.3g} → {change.last:.3g}.", change.effect, "eval", change.at[-1]
+    )
     return Found(NOTE, PROOF, f"{inside}: it shows neither a gain nor a loss.", [shown])

@@ -1,4 +1,6 @@
-"""Gold answers that can't be right: two of one question, against what the prompt gives, or of other prompts."""
+"""Gold answers that can't be right: two of one question, against what the prompt gives, or of other
+prompts.
+"""
 
 import re
 from collections import Counter
@@ -25,11 +27,14 @@ from uptrend.stats.intervals import Spread, spread_of
 from uptrend.stats.trend import rank_correlation
 from uptrend.tasks.answers import answer_of, bare, computed_result, fold, plain_question, value_of
 
-# Share of questions from which contradicting gold answers are more than typing errors, which a run survives.
+# Share of questions from which contradicting gold answers are more than typing errors, which a run
+# survives.
 MIN_CONTRADICTED_SHARE = 0.02
-# Gold answers that must be checkable, or model's answers to compare with, for a judgment on all of them.
+# Gold answers that must be checkable, or model's answers to compare with, for a judgment on all of
+# them.
 MIN_CHECKABLE = MIN_ROLLOUTS // 2
-# Share of gold answers that a prompt's operation must give, to be what is asked; and to be what may be asked.
+# Share of gold answers that a prompt's operation must give, to be what is asked; and to be what may
+# be asked.
 MIN_FITTING_SHARE = 0.6
 MIN_MAYBE_FITTING_SHARE = 0.3
 # How much oftener the model must say the operation's result than gold where they differ.
@@ -38,19 +43,20 @@ MIN_MODEL_ODDS = 3
 CRITICAL_WRONG_SHARE = 0.1
 # Different gold answers that are needed: with fewer, another prompt's is often right.
 MIN_DIFFERENT_GOLDS = 6
-# Answers that agree with another prompt's gold by chance: gold is tied to prompts where its own are above twice these
-# and this share.
+# Answers that agree with another prompt's gold by chance: gold is tied to prompts where its own are
+# above twice these and this share.
 MIN_OWN_SHARE = 0.05
-# Share of answers that are the operation's result from which the model gives what is asked, and share of golds that
-# are it up to which they are not that.
+# Share of answers that are the operation's result from which the model gives what is asked, and
+# share of golds that are it up to which they are not that.
 MIN_MODEL_RESULTS = 0.25
 MAX_GOLD_RESULTS = 0.2
-# Numbers in answers and prompts that it takes to correlate them; standard errors (1/√n) of a rank correlation, and of
-# a mean gain, from which they are no chance.
+# Numbers in answers and prompts that it takes to correlate them; standard errors (1/√n) of a rank
+# correlation, and of a mean gain, from which they are no chance.
 MIN_PAIRS = 16
 MAX_CORRELATION_ERRORS = 3.0
 MAX_GAIN_ERRORS = 2.0
-# Share of rollouts of a task that give the same answer where a model is sure of it; fewer rollouts tell nothing.
+# Share of rollouts of a task that give the same answer where a model is sure of it; fewer rollouts
+# tell nothing.
 AGREEING_SHARE = 0.9
 MIN_VOTES = 4
 # Share of right rollouts from which what a model agrees on says something of gold.
@@ -81,15 +87,23 @@ def contradicting_golds(case: Case) -> Answer:
         return None
     share = len(contradicted) / len(first_gold)
     example = sorted(contradicted)[0][-80:]
-    text = f"{len(contradicted)} of {len(first_gold)} questions have more than one gold answer, such as {example!r}"
-    summary = f"{len(contradicted)} questions have different gold answers, so at least one of each is wrong."
+    text = (
+        f"{len(contradicted)} of {len(first_gold)} questions have more than one gold answer, such"
+        f" as {example!r}"
+    )
+    summary = (
+        f"{len(contradicted)} questions have different gold answers, so at least one of each is"
+        " wrong."
+    )
     shown = seen_among(steps, flags, text, share)
     return Found(warn_if(share >= MIN_CONTRADICTED_SHARE), PROOF, summary, [shown])
 
 
 @check("data.wrong-gold")
 def unfit_golds(case: Case) -> Answer:
-    """Report gold answers that contradict their prompts, that belong to others, or that the model outvotes."""
+    """Report gold answers that contradict their prompts, that belong to others, or that the model
+    outvotes.
+    """
     if why_no_answers(case) or case.once(contradicting_golds.judge):
         return None
     steps = case.once(read_answers)
@@ -103,7 +117,9 @@ def unfit_golds(case: Case) -> Answer:
 
 @dataclass(frozen=True)
 class GoldTable:
-    """Prompts with their gold answers and a model's answers, and what these are as numbers; NaN for what is none."""
+    """Prompts with their gold answers and a model's answers, and what these are as numbers; NaN for
+    what is none.
+    """
 
     prompts: Sequence[str]
     golds: Sequence[str]
@@ -123,11 +139,15 @@ class GoldTable:
     @property
     def examples(self) -> str:
         """A few of them, in words."""
-        return "; ".join(f"{self.prompts[n][-40:]!r} has {self.golds[n]!r}" for n in self.misfits[:4])
+        return "; ".join(
+            f"{self.prompts[n][-40:]!r} has {self.golds[n]!r}" for n in self.misfits[:4]
+        )
 
 
 def judge_golds(gold_and_text: Mapping[str, tuple[str, str]]) -> Found | None:
-    """Judge gold answers, with what the model said, by prompt: some that contradict it, or all of other prompts."""
+    """Judge gold answers, with what the model said, by prompt: some that contradict it, or all of
+    other prompts.
+    """
     prompts = list(gold_and_text)
     golds = [gold for gold, _ in gold_and_text.values()]
     answers = [answer_of(text) for _, text in gold_and_text.values()]
@@ -139,7 +159,9 @@ def judge_golds(gold_and_text: Mapping[str, tuple[str, str]]) -> Found | None:
 
 
 def _against_results(table: GoldTable) -> Found | None:
-    """Find gold answers that are not what their prompts ask to compute, where most are, or where the model says so."""
+    """Find gold answers that are not what their prompts ask to compute, where most are, or where
+    the model says so.
+    """
     misfits = table.misfits
     fitting = int((table.results == table.gold_values).sum())
     checkable = fitting + len(misfits)
@@ -151,19 +173,24 @@ def _against_results(table: GoldTable) -> Found | None:
         summary = f"{len(misfits)} of {checkable} gold answers are wrong."
         evidence = Evidence(f"{text}: {table.examples}", share)
         return Found(by_share(share, critical=CRITICAL_WRONG_SHARE), PROOF, summary, [evidence])
-    # Where the operation fits only many, the model decides: it says the result where gold says something else.
+    # Where the operation fits only many, the model decides: it says the result where gold says
+    # something else.
     answers = table.answer_values[misfits]
     as_result = int((answers == table.results[misfits]).sum())
     as_gold = int((answers == table.gold_values[misfits]).sum())
     if as_result < max(MIN_WRONG_SCORES, MIN_MODEL_ODDS * as_gold):
         return None
-    text = f"{text}, and the model says the latter in {as_result}, gold in {as_gold}: {table.examples}"
+    text = (
+        f"{text}, and the model says the latter in {as_result}, gold in {as_gold}: {table.examples}"
+    )
     summary = f"{len(misfits)} of {checkable} gold answers seem to be wrong."
     return Found(WARNING, SIGNAL, summary, [Evidence(text, as_result)])
 
 
 def _of_other_prompts(table: GoldTable) -> Found | None:
-    """Find a model whose answers have to do with the prompts, and gold answers that have to do with neither."""
+    """Find a model whose answers have to do with the prompts, and gold answers that have to do with
+    neither.
+    """
     answered = [n for n, answer in enumerate(table.answers) if answer]
     prompts = [table.prompts[n] for n in answered]
     golds = [table.golds[n] for n in answered]
@@ -177,20 +204,37 @@ def _of_other_prompts(table: GoldTable) -> Found | None:
     # The model computes what prompts ask for, and gold answers are hardly ever that.
     computed = table.results == table.answer_values
     are_results = table.results[computed] == table.gold_values[computed]
-    is_proven = computed.sum() > MIN_MODEL_RESULTS * len(answered) and are_results.mean() <= MAX_GOLD_RESULTS
+    is_proven = (
+        computed.sum() > MIN_MODEL_RESULTS * len(answered)
+        and are_results.mean() <= MAX_GOLD_RESULTS
+    )
     if not is_proven:
-        if own > 2 * others + MIN_OWN_SHARE or texts_agree(prompts, golds) or texts_agree(golds, answers):
+        if (
+            own > 2 * others + MIN_OWN_SHARE
+            or texts_agree(prompts, golds)
+            or texts_agree(golds, answers)
+        ):
             return None
         if not texts_agree(prompts, answers):
             return None
-    text = f"{own:.0%} of {len(answers)} answers are their own prompt's gold, {others:.0%} another's: {table.examples}"
-    summary = "The gold answers do not belong to their prompts: what the model says depends on these, the golds do not."
+    text = (
+        f"{own:.0%} of {len(answers)} answers are their own prompt's gold, {others:.0%} another's:"
+        f" {table.examples}"
+    )
+    summary = (
+        "The gold answers do not belong to their prompts: what the model says depends on these, the"
+        " golds do not."
+    )
     return Found(CRITICAL, SIGNAL, summary, [Evidence(text, own)])
 
 
 def texts_agree(prompts: Sequence[str], answers: Sequence[str]) -> bool:
-    """Return True where answers have anything to do with their prompts: in length, in numbers or in words."""
-    if _correlate(np.array(list(map(len, prompts)), float), np.array(list(map(len, answers)), float)):
+    """Return True where answers have anything to do with their prompts: in length, in numbers or in
+    words.
+    """
+    if _correlate(
+        np.array(list(map(len, prompts)), float), np.array(list(map(len, answers)), float)
+    ):
         return True
     asked: list[list[float]] = []
     values: list[float] = []
@@ -229,12 +273,17 @@ def _correlate(a: Floats, b: Floats) -> bool:
 
 
 def _are_quoted(prompts: Sequence[str], answers: Sequence[str]) -> list[bool]:
-    return [answer.lower() in prompt.lower() for prompt, answer in zip(prompts, answers, strict=True)]
+    return [
+        answer.lower() in prompt.lower() for prompt, answer in zip(prompts, answers, strict=True)
+    ]
 
 
 def is_positive(gains: Spread | None) -> bool:
     """Return True where a mean gain is above 0 by more than noise."""
-    return gains is not None and gains.mean > MAX_GAIN_ERRORS * gains.deviation / gains.seeds**0.5 + 1e-9
+    return (
+        gains is not None
+        and gains.mean > MAX_GAIN_ERRORS * gains.deviation / gains.seeds**0.5 + 1e-9
+    )
 
 
 def is_outvoted(texts: Sequence[str], gold: str) -> bool:
@@ -244,7 +293,9 @@ def is_outvoted(texts: Sequence[str], gold: str) -> bool:
 
 
 def _outvoted(steps: list[Answers]) -> Found | None:
-    """Find a model that is mostly right, and sure of another answer than the gold on a good part of the tasks."""
+    """Find a model that is mostly right, and sure of another answer than the gold on a good part of
+    the tasks.
+    """
     sure = 0
     tasks = 0
     flags: list[Flags] = []
@@ -260,9 +311,17 @@ def _outvoted(steps: list[Answers]) -> Found | None:
                 sure += 1
                 against[places] = True
         flags.append(against)
-    right_share = count_flags(step.rewarded_n for step in steps) / sum(len(step.place_n) for step in steps)
+    right_share = count_flags(step.rewarded_n for step in steps) / sum(
+        len(step.place_n) for step in steps
+    )
     if right_share < MIN_RIGHT_SHARE or sure < MIN_OUTVOTED or sure < MIN_OUTVOTED_SHARE * tasks:
         return None
-    text = f"on {sure} of {tasks} tasks nearly all rollouts agree on an answer that is not the gold one"
-    summary = "The model is mostly right and sure of other answers than the gold ones on some tasks: look at these."
+    text = (
+        f"on {sure} of {tasks} tasks nearly all rollouts agree on an answer that is not the"
+        " gold one"
+    )
+    summary = (
+        "The model is mostly right and sure of other answers than the gold ones on some tasks: look"
+        " at these."
+    )
     return Found(NOTE, SUSPICION, summary, [seen_among(steps, flags, text, sure / tasks)])

@@ -1,4 +1,6 @@
-"""How a run went: numbers that are not finite, a collapse, resumes, its length, its processes, and what probes said."""
+"""How a run went: numbers that are not finite, a collapse, resumes, its length, its processes, and
+what probes said.
+"""
 
 import math
 from collections import defaultdict
@@ -28,9 +30,9 @@ TOKENS = ("tokens/model/count", "tokens/trained/model/count", "sampling/length/m
 def nonfinite(case: Case) -> Found | None:
     """Report the first values that were not finite; at the end of a run they are what ended it.
 
-    A loss, a gradient or a weight that is not finite is always a fault: whatever breaks earlier reaches them. KL,
-    entropy, ratios and gaps are averages over tokens: at a step that trains nothing (no tokens, or no live group under
-    `skip_dead`) NaN is another word for absent.
+    A loss, a gradient or a weight that is not finite is always a fault: whatever breaks earlier
+    reaches them. KL, entropy, ratios and gaps are averages over tokens: at a step that trains
+    nothing (no tokens, or no live group under `skip_dead`) NaN is another word for absent.
     """
 
     def steps_at(metric: str, value: float) -> set[int]:
@@ -42,20 +44,33 @@ def nonfinite(case: Case) -> Found | None:
     bad = dict[str, list[int]]()
     for metric, steps in sorted(case.view.nonfinite.items()):
         excused = empty if metric.startswith(DRIVERS) else idle
-        if (must_be_finite(metric) or metric == REWARD) and (left := [s for s in steps if s not in excused]):
+        if (must_be_finite(metric) or metric == REWARD) and (
+            left := [s for s in steps if s not in excused]
+        ):
             bad[metric] = left
     if not bad:
         return None
-    first, count = min(steps[0] for steps in bad.values()), max(map(len, bad.values()))
+    first = min(steps[0] for steps in bad.values())
+    count = max(map(len, bad.values()))
     names = [metric for metric, steps in bad.items() if steps[0] == first]
     is_last = max(steps[-1] for steps in bad.values()) >= max(case.view.steps, default=first)
     tail = ", and the run ends so" if is_last else f", {plural(count, 'time')} in all"
-    text = f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} not finite at step {first}{tail}."
+    text = (
+        f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} not finite at step"
+        f" {first}{tail}."
+    )
     shown = [
-        Evidence(f"{metric} from step {steps[0]} on: {plural(len(steps), 'time')}.", None, metric, steps[0])
+        Evidence(
+            f"{metric} from step {steps[0]} on: {plural(len(steps), 'time')}.",
+            None,
+            metric,
+            steps[0],
+        )
         for metric, steps in bad.items()
     ]
-    return Found(CRITICAL if is_last or count > 0.05 * len(case.view.steps) else WARNING, PROOF, text, shown)
+    return Found(
+        CRITICAL if is_last or count > 0.05 * len(case.view.steps) else WARNING, PROOF, text, shown
+    )
 
 
 # Metrics whose departure may come before a collapse.
@@ -78,22 +93,36 @@ def collapsed(case: Case) -> Answer:
     if fall is None:
         return None
     step = int(steps[fall.index - 1])
-    departures = ((_departure(case, metric, step), name, metric) for metric, name in SIGNALS.items())
+    departures = (
+        (_departure(case, metric, step), name, metric) for metric, name in SIGNALS.items()
+    )
     moved = sorted((at, name, metric) for at, name, metric in departures if at is not None)
     first = f"; {moved[0][1]} went first, at step {moved[0][0]}" if moved else ""
-    text = f"The reward fell from {fall.best:.3g} to {fall.last:.3g} near step {step} and stayed down{first}."
-    shown = [Evidence(f"Best level {fall.best:.3g}, last {fall.last:.3g}.", fall.last, REWARD, step)]
-    shown += [Evidence(f"{name} left its range at step {at}.", None, metric, at) for at, name, metric in moved]
+    text = (
+        f"The reward fell from {fall.best:.3g} to {fall.last:.3g} near step {step} and stayed"
+        f" down{first}."
+    )
+    shown = [
+        Evidence(f"Best level {fall.best:.3g}, last {fall.last:.3g}.", fall.last, REWARD, step)
+    ]
+    shown += [
+        Evidence(f"{name} left its range at step {at}.", None, metric, at)
+        for at, name, metric in moved
+    ]
     return Found(CRITICAL, PROOF, text, shown)
 
 
 def _departure(case: Case, metric: str, fall: int) -> int | None:
-    """Return the first step, up to a little after the fall, from which a metric stays outside its early range."""
+    """Return the first step, up to a little after the fall, from which a metric stays outside its
+    early range.
+    """
     steps, values = case.curve(metric)
     early = values[: max(4, int(np.searchsorted(steps, fall)) // 2)]
     if len(values) < 8 or len(early) < 4:
         return None
-    reach = 5 * max(robust_spread(early), float(np.std(early)) / 2, 1e-3 * abs(float(np.median(early))), 1e-9)
+    reach = 5 * max(
+        robust_spread(early), float(np.std(early)) / 2, 1e-3 * abs(float(np.median(early))), 1e-9
+    )
     outside = np.abs(values - float(np.median(early))) > reach
     for at in range(len(early), len(values) - 2):
         if outside[at : at + 3].all():
@@ -109,15 +138,19 @@ def restarts(case: Case) -> Found | None:
     return Found(NOTE, PROOF, text, [Evidence(text, runs)]) if runs > 1 else None
 
 
-# Points on either side of a resume that are compared, how many it takes, and the jump of the weights' length / the
-# largest move around it where they were not restored.
-WINDOW, BESIDE, TIMES = 15, 6, 5.0
+# Points on either side of a resume that are compared, how many it takes, and the jump of the
+# weights' length / the largest move around it where they were not restored.
+WINDOW = 15
+BESIDE = 6
+TIMES = 5.0
 
 
 @check("run.resume-jump")
 def resume_jump(case: Case) -> Answer:
     """Report weights or a reward that jump where the run was resumed."""
-    found, last = [], 0  # a resume goes on from the last step that an event before it names
+    # a resume goes on from the last step that an event before it names
+    found = []
+    last = 0
     for event in case.view.events:
         last = int(event.get("step") or last)
         if event.get("event") == "resumed":
@@ -130,10 +163,12 @@ def _weights_jump(view: RunView, step: int) -> Found | None:
     steps, norms = view.curve("weights/norm")
     at = int(np.searchsorted(steps, step, side="right"))
     first = max(1, at - WINDOW)
-    moves = np.abs(np.diff(norms[first - 1 : at + WINDOW]))  # moves[i] is the one to point first + i
+    # moves[i] is the one to point first + i
+    moves = np.abs(np.diff(norms[first - 1 : at + WINDOW]))
     if at - first < BESIDE or len(moves) - (at - first) <= BESIDE:
         return None
-    jump, usual = float(moves[at - first]), float(np.delete(moves, at - first).max())
+    jump = float(moves[at - first])
+    usual = float(np.delete(moves, at - first).max())
     if jump < TIMES * usual or jump == 0:
         return None
     jumped = f"The weights' length jumped from {norms[at - 1]:.6g} to {norms[at]:.6g}"
@@ -146,7 +181,8 @@ def _reward_jump(case: Case, step: int) -> Found | None:
     """Report a level shift exactly at a resume, against the noise of its neighborhood."""
     steps, values = case.curve(REWARD)
     at = int(np.searchsorted(steps, step, side="right"))
-    window, index = values[max(0, at - WINDOW) : at + WINDOW], min(at, WINDOW)
+    window = values[max(0, at - WINDOW) : at + WINDOW]
+    index = min(at, WINDOW)
     if index < BESIDE or len(window) - index < BESIDE:
         return None
     shift = shift_at(window, index)
@@ -155,12 +191,16 @@ def _reward_jump(case: Case, step: int) -> Found | None:
     jumped = f"The reward jumped from {shift.before:.3g} to {shift.after:.3g}"
     text = f"{jumped} where the run was resumed, at step {step}: something was not restored."
     return Found(
-        WARNING, SIGNAL, text, [Evidence(f"A shift of {shift.z:.1f} standard errors.", shift.change, REWARD, step)]
+        WARNING,
+        SIGNAL,
+        text,
+        [Evidence(f"A shift of {shift.z:.1f} standard errors.", shift.change, REWARD, step)],
     )
 
 
 # Power that a run should have, and points from which a trend that shows needs no repeating.
-ENOUGH, FEW = 0.8, 50
+ENOUGH = 0.8
+FEW = 50
 # More than so many times the points is no advice.
 OUT_OF_REACH = 100
 # Spread between rollouts / what the mean moved through, below which there is none.
@@ -169,22 +209,34 @@ NOTHING = 0.001
 
 @check("run.too-short")
 def too_short(case: Case) -> Answer:
-    """Report a run that can't show the smallest effect that matters, with its power and the points that would do."""
-    values, trend = case.curve(REWARD)[1], case.trend
+    """Report a run that can't show the smallest effect that matters, with its power and the points
+    that would do.
+    """
+    values = case.curve(REWARD)[1]
+    trend = case.trend
     if len(values) == 0:
         return Lacking("no reward was logged")
     # Nobody would ask for more where it falls, surely rises by much, or has been flat for long.
-    is_decided = trend.kind is TrendKind.FALLING or (trend.kind is TrendKind.FLAT and len(values) >= 4 * FEWEST_POINTS)
+    is_decided = trend.kind is TrendKind.FALLING or (
+        trend.kind is TrendKind.FLAT and len(values) >= 4 * FEWEST_POINTS
+    )
     if case.is_learning and trend.effect is not None and trend.interval is not None:
         is_decided = len(values) >= FEW or trend.interval[0] > trend.effect / 2
-    power, smallest = trend.power or 0.0, SMALLEST * case.rollout_spread
+    power = trend.power or 0.0
+    smallest = SMALLEST * case.rollout_spread
     if power >= ENOUGH or is_decided:
         return None
     if trend.power is not None and smallest < NOTHING * float(np.ptp(values)):
         return Lacking("rollouts hardly differ, so that there is no scale for an effect")
-    shows = f"a change of {smallest:.2g}, the smallest that matters, would show in {power:.0%} of such runs"
-    # Nothing was fitted to so few points, so that no power is known, and rollouts may not have differed at all.
-    measured = f"{plural(len(values), 'point')} of {FEWEST_POINTS}" if trend.power is None else shows
+    shows = (
+        f"a change of {smallest:.2g}, the smallest that matters, would show in {power:.0%} of such"
+        " runs"
+    )
+    # Nothing was fitted to so few points, so that no power is known, and rollouts may not have
+    # differed at all.
+    measured = (
+        f"{plural(len(values), 'point')} of {FEWEST_POINTS}" if trend.power is None else shows
+    )
     basis = PROOF if trend.kind is TrendKind.TOO_SHORT else SIGNAL
     shown = Evidence(f"{measured}.", trend.power, REWARD, int(case.view.steps[-1]))
     # A note: the trend says it already, and a short run is no fault of the recipe.
@@ -198,21 +250,27 @@ def _advice(values: Floats, smallest: float, shows: str, trend: Trend) -> str:
         return f"{count} of reward can't show a trend: {FEWEST_POINTS} are the least."
     if trend.kind is TrendKind.LEARNING:
         return f"The trend shows on {count} alone, so that it is worth repeating: {shows}."
-    line, needed = measure_trend(values), 0
+    line = measure_trend(values)
+    needed = 0
     if line is not None and smallest > 0:
         # The noise of independent points that would give this trend its error.
         needed = points_for(smallest, line.error * math.sqrt(len(values) / 12), ENOUGH, LEVEL / 2)
     said = f"With {count} and this noise, {shows}."
     if needed > OUT_OF_REACH * len(values):
         return f"{said} More steps alone will not do: sample more per step."
-    return f"{said} It would take about {float(f'{needed:.2g}'):,.0f} points." if needed > len(values) else said
+    return (
+        f"{said} It would take about {float(f'{needed:.2g}'):,.0f} points."
+        if needed > len(values)
+        else said
+    )
 
 
 @check("run.ranks-diverge")
 def ranks_diverge(case: Case) -> Answer:
     """Report processes of one run with different weights, by digests of the parameters.
 
-    Uptrend counts them at every step, and writes digests where they differ; other trainers' are a callback's.
+    Uptrend counts them at every step, and writes digests where they differ; other trainers' are a
+    callback's.
     """
     counts = case.course("ranks/weights/count")
     digests: dict[int, dict[int, str]] = defaultdict(dict)
@@ -225,11 +283,16 @@ def ranks_diverge(case: Case) -> Answer:
     if not several and case.view.trainer == "uptrend":
         return Lacking("one process trained: there is no other to compare with")
     if not several:
-        return Lacking("no digests of the parameters: events with step, process and digest, which a callback can write")
+        return Lacking(
+            "no digests of the parameters: events with step, process and digest, which a callback"
+            " can write"
+        )
     for step, held in several.items():
         if (count := len(set(held.values()))) > 1:
             shown = Evidence(
-                f"at step {step} {len(held)} processes hold {count} different sets of weights", count, step=step
+                f"at step {step} {len(held)} processes hold {count} different sets of weights",
+                count,
+                step=step,
             )
             return Found(CRITICAL, PROOF, AS_PAGE, [shown])
     return None
@@ -237,16 +300,28 @@ def ranks_diverge(case: Case) -> Answer:
 
 @check()
 def probed(case: Case) -> list[Found]:
-    """Return what probes found while the run went on; a watched trainer writes each answer as an event `probed`.
+    """Return what probes found while the run went on; a watched trainer writes each answer as an
+    event `probed`.
 
-    The last word on a cause stands. Events `acquitted` say the opposite, and `diagnose` believes them.
+    The last word on a cause stands. Events `acquitted` say the opposite, and `diagnose` believes
+    them.
     """
-    events = [e for e in case.view.events if e.get("event") == "probed" and e.get("severity") in list(Severity)]
+    events = [
+        e
+        for e in case.view.events
+        if e.get("event") == "probed" and e.get("severity") in list(Severity)
+    ]
     told = {e["id"]: e for e in events if e.get("id") in CATALOGUE and "summary" in e}
     found = []
     for id, e in told.items():
         shown = [
-            Evidence(i["text"], i.get("value"), i.get("metric") or "", i.get("step"), i.get("rollout") or "")
+            Evidence(
+                i["text"],
+                i.get("value"),
+                i.get("metric") or "",
+                i.get("step"),
+                i.get("rollout") or "",
+            )
             for i in e.get("evidence", ())
         ]
         found.append(Found(Severity(e["severity"]), _basis(e), e["summary"], shown, id))
@@ -256,4 +331,6 @@ def probed(case: Case) -> list[Found]:
 def _basis(event: Mapping[str, Any]) -> Basis:
     """Return what a probe's finding rests on; runs of version 0.1 say so in words of confidence."""
     old = {"high": Basis.PROOF, "medium": Basis.SIGNAL, "low": Basis.SUSPICION}
-    return Basis(event["basis"]) if "basis" in event else old[str(event.get("confidence", "medium"))]
+    return (
+        Basis(event["basis"]) if "basis" in event else old[str(event.get("confidence", "medium"))]
+    )

@@ -26,15 +26,15 @@ from uptrend.tasks.answers import name_class
 
 # Tasks on which the strict reader must disagree with the scorer: one may be odd.
 MIN_REJECTED_TASKS = 2
-# Share of right answers that are not counted as right from which the scorer rejects them; and of these, the share that
-# earned the least, below which they are paid in part.
+# Share of right answers that are not counted as right from which the scorer rejects them; and of
+# these, the share that earned the least, below which they are paid in part.
 MIN_REJECTED_SHARE = 0.5
 MIN_LEAST_SHARE = 0.5
-# A right answer is paid as wrong ones are up to this part of the way from what those earn to what accepted ones do, and
-# is accepted from half of it on.
+# A right answer is paid as wrong ones are up to this part of the way from what those earn to what
+# accepted ones do, and is accepted from half of it on.
 AS_WRONG = 0.1
-# Share of tasks whose right answers are rejected from which they are a class, and from which it is critical; share of
-# them that may be accepted on another occasion.
+# Share of tasks whose right answers are rejected from which they are a class, and from which it is
+# critical; share of them that may be accepted on another occasion.
 MIN_CLASS_SHARE = 0.03
 CRITICAL_CLASS_SHARE = 0.1
 MAX_TORN_SHARE = 0.2
@@ -43,23 +43,24 @@ MIN_WRONG_PAID_SHARE = 0.03
 CRITICAL_WRONG_PAID_SHARE = 0.5
 # Turns on average above which a task may ask for more than its last answer.
 SEVERAL_TURNS = 1.1
-# Rollouts in which the lenient reader must find what the scorer did not, and shares of the wrong ones, over chance.
+# Rollouts in which the lenient reader must find what the scorer did not, and shares of the wrong
+# ones, over chance.
 MIN_LOST_ANSWERS = 10
 NOTED = 0.05
 WARNED = 0.2
-# Rollouts that repeat another's tokens: share with another reward that is a fault, and critical; those whose reward
-# falls, or rises, and the share of the opposite that is chance.
+# Rollouts that repeat another's tokens: share with another reward that is a fault, and critical;
+# those whose reward falls, or rises, and the share of the opposite that is chance.
 MIN_CONFLICT_SHARE = 0.01
 CRITICAL_CONFLICT_SHARE = 0.2
 MIN_WORN_ROLLOUTS = 10
 MAX_OPPOSITE_SHARE = 0.1
-# Steps in which right answers must earn ever more or less, and by which part of it from the first to the last; within a
-# step they may differ by this part.
+# Steps in which right answers must earn ever more or less, and by which part of it from the first
+# to the last; within a step they may differ by this part.
 MIN_LEVELS = 4
 MIN_RESCALING = 0.2
 MAX_LEVEL_SPREAD = 1e-3
-# Share of a reward's variance from which a part rules it; between these deviations from wrong answers to right ones it
-# has little to do with the answer: far below, its sign is flipped.
+# Share of a reward's variance from which a part rules it; between these deviations from wrong
+# answers to right ones it has little to do with the answer: far below, its sign is flipped.
 RULING_SHARE = 0.7
 UNRELATED = (-1.2, 0.2)
 
@@ -72,7 +73,9 @@ def _is_any(case: Case, suspects: Sequence[Suspect]) -> bool:
 
 
 def _count_tasks(steps: Sequence[Answers], flags: Sequence[Flags]) -> int:
-    return sum(len(np.unique(step.task_n[flags_n])) for step, flags_n in zip(steps, flags, strict=True))
+    return sum(
+        len(np.unique(step.task_n[flags_n])) for step, flags_n in zip(steps, flags, strict=True)
+    )
 
 
 @check("reward.gold-rejected")
@@ -110,7 +113,12 @@ def _inverted(case: Case) -> Found | None:
     rights = f"{len(paid.earnings.right)} right answers earn {right:.3g}"
     text = f"{rights}, {len(paid.earnings.wrong)} wrong ones {wrong:.3g} on average"
     shown = [seen_among(paid.steps, paid.among(paid.right_n), text, right - wrong)]
-    return Found(CRITICAL, PROOF, "Right answers earn less than wrong ones: a sign of the reward is flipped.", shown)
+    return Found(
+        CRITICAL,
+        PROOF,
+        "Right answers earn less than wrong ones: a sign of the reward is flipped.",
+        shown,
+    )
 
 
 def _rejected(case: Case) -> Found | None:
@@ -127,23 +135,30 @@ def _rejected(case: Case) -> Found | None:
     paid = case.once(payment)
     is_bounded = any(np.isfinite(step.rows.by_rollout("reward_high")).any() for step in steps)
     are_told_apart = paid is not None and paid.earnings.are_told_apart
-    if are_told_apart and not is_bounded:  # nobody said what counts as right: to earn more than wrong ones is enough
+    # nobody said what counts as right: to earn more than wrong ones is enough
+    if are_told_apart and not is_bounded:
         return None
     at_low = count_flags(flags & step.low_n for step, flags in zip(steps, rejected, strict=True))
     if paid is not None and len(paid.earnings.wrong) >= 2 * MIN_WRONG_SCORES and not are_told_apart:
         at_low = n_rejected
-    # A task may ask for more than its last answer, and pay for what there is of it; or for other words around it, which
-    # only a probe with gold answers in such words can exclude.
+    # A task may ask for more than its last answer, and pay for what there is of it; or for other
+    # words around it, which only a probe with gold answers in such words can exclude.
     is_paid_in_part = at_low < MIN_LEAST_SHARE * n_rejected
-    rejections = f"{n_rejected} of {n_right} rollouts that say the gold answer are not counted as right"
-    shown = seen_among(steps, rejected, f"{rejections}; {at_low} earned the least", n_rejected / n_right)
+    rejections = (
+        f"{n_rejected} of {n_right} rollouts that say the gold answer are not counted as right"
+    )
+    shown = seen_among(
+        steps, rejected, f"{rejections}; {at_low} earned the least", n_rejected / n_right
+    )
     if is_paid_in_part:
         return Found(NOTE, SUSPICION, AS_PAGE, [shown])
     return Found(CRITICAL, SIGNAL, AS_PAGE, [shown])
 
 
 def _rejected_class(case: Case) -> Found | None:
-    """Find tasks whose right answers are paid as wrong ones, in words that are accepted on other tasks."""
+    """Find tasks whose right answers are paid as wrong ones, in words that are accepted on other
+    tasks.
+    """
     paid = case.once(payment)
     if paid is None or not paid.earnings.are_told_apart:
         return None
@@ -152,25 +167,39 @@ def _rejected_class(case: Case) -> Found | None:
     accepted = paid.right_n & (paid.reward_n > base + gap / 2)
     form_counts = Counter(paid.form_n[accepted].tolist())
     common_forms = [form for form, count in form_counts.items() if count >= MIN_WRONG_SCORES]
-    rejected = paid.right_n & (paid.reward_n <= base + AS_WRONG * gap) & np.isin(paid.form_n, common_forms)
+    rejected = (
+        paid.right_n & (paid.reward_n <= base + AS_WRONG * gap) & np.isin(paid.form_n, common_forms)
+    )
     fine = set(paid.task_n[accepted].tolist())
-    torn = set(paid.task_n[rejected].tolist()) & fine  # paid on one occasion and not on another: noise, not a class
+    # paid on one occasion and not on another: noise, not a class
+    torn = set(paid.task_n[rejected].tolist()) & fine
     tasks = set(paid.task_n[rejected].tolist()) - torn
     golds = dict(zip(paid.task_n.tolist(), paid.gold_n, strict=True))
-    class_name = name_class([golds[task] for task in sorted(tasks)], [golds[task] for task in sorted(fine)])
+    class_name = name_class(
+        [golds[task] for task in sorted(tasks)], [golds[task] for task in sorted(fine)]
+    )
     # Several rollouts of a class that has a name are surer than of one that has none.
     is_sure = class_name and rejected.sum() >= 2 * MIN_WRONG_SCORES
     share = len(tasks) / max(1, len(tasks | fine))
-    if len(tasks) < (MIN_REJECTED_TASKS if is_sure else MIN_WRONG_SCORES) or share < MIN_CLASS_SHARE:
+    if (
+        len(tasks) < (MIN_REJECTED_TASKS if is_sure else MIN_WRONG_SCORES)
+        or share < MIN_CLASS_SHARE
+    ):
         return None
-    # A task of several turns may ask for more than its last answer: there a class of answers must explain it.
+    # A task of several turns may ask for more than its last answer: there a class of answers must
+    # explain it.
     if len(torn) > MAX_TORN_SHARE * len(tasks) or (case.once(_has_turns) and not class_name):
         return None
     flags = paid.among(rejected & np.isin(paid.task_n, list(tasks)))
     examples = ", ".join(map(repr, sorted({golds[task] for task in tasks}, key=len)[:6]))
-    text = f"on {len(tasks)} of {len(tasks | fine)} tasks with right answers these are paid as wrong ones are"
+    text = (
+        f"on {len(tasks)} of {len(tasks | fine)} tasks with right answers these are paid as wrong"
+        " ones are"
+    )
     shown = seen_among(paid.steps, flags, f"{text}, such as {examples}", share)
-    summary = f"The reward rejects the right answers of {share:.0%} of tasks, always of the same ones."
+    summary = (
+        f"The reward rejects the right answers of {share:.0%} of tasks, always of the same ones."
+    )
     if class_name:
         summary = f"The reward rejects right answers of one kind: {class_name}."
     return Found(by_share(share, critical=CRITICAL_CLASS_SHARE), PROOF, summary, [shown])
@@ -182,11 +211,15 @@ def _has_turns(case: Case) -> bool:
 
 
 def _rescaled(case: Case) -> Found | None:
-    """Find right answers that all earn the same within a step, and ever more or less from step to step."""
+    """Find right answers that all earn the same within a step, and ever more or less from step to
+    step.
+    """
     steps = [step for step in case.once(read_answers) if step.right_n.sum() >= MIN_WRONG_SCORES]
     earned = [step.reward_n[step.right_n] for step in steps]
     levels = np.array([float(np.median(rewards)) for rewards in earned])
-    is_level = all(np.ptp(e) <= MAX_LEVEL_SPREAD * max(1e-9, float(np.abs(e).max())) for e in earned)
+    is_level = all(
+        np.ptp(e) <= MAX_LEVEL_SPREAD * max(1e-9, float(np.abs(e).max())) for e in earned
+    )
     moves = np.diff(levels)
     if len(levels) < MIN_LEVELS or not is_level or not ((moves > 0).all() or (moves < 0).all()):
         return None
@@ -195,9 +228,17 @@ def _rescaled(case: Case) -> Found | None:
     if abs(last - first) < MIN_RESCALING * max(abs(first), abs(last)):
         return None
     last_step = steps[-1].rows.step
-    text = f"A right answer earns {first:.3g} at step {steps[0].rows.step} and {last:.3g} at step {last_step}."
+    text = (
+        f"A right answer earns {first:.3g} at step {steps[0].rows.step} and {last:.3g} at step"
+        f" {last_step}."
+    )
     shown = Evidence(text, float(last - first), REWARD, last_step)
-    return Found(WARNING, PROOF, "The same answer earns more or less as the run goes on: the scale moves.", [shown])
+    return Found(
+        WARNING,
+        PROOF,
+        "The same answer earns more or less as the run goes on: the scale moves.",
+        [shown],
+    )
 
 
 @check("reward.scale-moves")
@@ -208,7 +249,9 @@ def moving_scale(case: Case) -> Answer:
 
 @check("reward.nondeterministic", columns=["reward", "task"])
 def nondeterministic(case: Case) -> Found | None:
-    """Report the same tokens on the same task with two rewards, where nothing else explains them."""
+    """Report the same tokens on the same task with two rewards, where nothing else explains
+    them.
+    """
     return None if _is_any(case, (misaligned.judge, spread_reward)) else case.once(_conflicting)
 
 
@@ -221,14 +264,19 @@ def _conflicting(case: Case) -> Found | None:
     if conflicts < max(MIN_WRONG_SCORES, MIN_CONFLICT_SHARE * repeated):
         return None
     share = conflicts / repeated
-    text = f"{conflicts} of {repeated} rollouts that say exactly what another of their group says have another reward"
+    text = (
+        f"{conflicts} of {repeated} rollouts that say exactly what another of their group says have"
+        " another reward"
+    )
     shown = seen_in(rows, flags, text, share)
     return Found(by_share(share, critical=CRITICAL_CONFLICT_SHARE), PROOF, AS_PAGE, [shown])
 
 
 @check("task.state-leaks", columns=["ids", "reward", "task"])
 def worn_tasks(case: Case) -> Found | None:
-    """Report rewards of equal rollouts that only ever fall, or rise, from the first of them to the next."""
+    """Report rewards of equal rollouts that only ever fall, or rise, from the first of them to the
+    next.
+    """
     if not isinstance(case.once(_conflicting), Found) or case.once(misaligned.judge):
         return None
     rows = case.rows_with("ids", "reward", "task")
@@ -248,7 +296,9 @@ def worn_tasks(case: Case) -> Found | None:
 
 
 def _conflicts(r: RolloutTable) -> tuple[int, Ints]:
-    """Count rollouts with the tokens of an earlier one of their task; say with a sign which earn less or more."""
+    """Count rollouts with the tokens of an earlier one of their task; say with a sign which earn
+    less or more.
+    """
     change_n = np.zeros(len(r), np.int64)
     repeated = 0
     if r.task_n is None:
@@ -287,15 +337,23 @@ def cut_answers(case: Case) -> Answer:
         return None
     if count - chance < NOTED * total or count < 2 * chance:
         return None
-    text = f"{count} of {total} rollouts are cut in the middle of their task's answer ({chance} by chance)"
-    summary = "Answers are cut by the length limit before they are complete: sampling.max_tokens is too small for some."
+    text = (
+        f"{count} of {total} rollouts are cut in the middle of their task's answer ({chance} by"
+        " chance)"
+    )
+    summary = (
+        "Answers are cut by the length limit before they are complete: sampling.max_tokens is too"
+        " small for some."
+    )
     return Found(WARNING, PROOF, summary, [seen_among(steps, flags, text, count / total)])
 
 
 def _are_begun(texts: Sequence[str], golds: Sequence[str]) -> Flags:
     """Flag texts that are the beginning of their gold answer."""
     pairs = [(text.strip(), gold.strip()) for text, gold in zip(texts, golds, strict=True)]
-    return np.array([bool(text) and text != gold and gold.startswith(text) for text, gold in pairs], np.bool_)
+    return np.array(
+        [bool(text) and text != gold and gold.startswith(text) for text, gold in pairs], np.bool_
+    )
 
 
 @check("reward.strict-parser")
@@ -310,21 +368,34 @@ def strict_parser(case: Case) -> Answer:
     steps = case.once(read_answers)
     wrong = [~step.rewarded_n & ~step.right_n for step in steps]
     accepted = [step.accepted(step.gold_n, flags) for step, flags in zip(steps, wrong, strict=True)]
-    by_chance = [step.accepted(step.golds_of_others(), flags) for step, flags in zip(steps, wrong, strict=True)]
+    by_chance = [
+        step.accepted(step.golds_of_others(), flags)
+        for step, flags in zip(steps, wrong, strict=True)
+    ]
     count = count_flags(accepted)
     chance = count_flags(by_chance)
     total = count_flags(wrong)
     share = (count - chance) / max(total, 1)
-    if count < MIN_LOST_ANSWERS or _count_tasks(steps, accepted) < MIN_WRONG_SCORES or share < NOTED:
+    if (
+        count < MIN_LOST_ANSWERS
+        or _count_tasks(steps, accepted) < MIN_WRONG_SCORES
+        or share < NOTED
+    ):
         return None
-    text = f"a lenient reader takes {count} of {total} wrong rollouts for right ({chance} by chance)"
+    text = (
+        f"a lenient reader takes {count} of {total} wrong rollouts for right ({chance} by chance)"
+    )
     summary = f"The scorer does not read {share:.0%} of what it calls wrong as a person would."
-    return Found(warn_if(share >= WARNED), SIGNAL, summary, [seen_among(steps, accepted, text, share)])
+    return Found(
+        warn_if(share >= WARNED), SIGNAL, summary, [seen_among(steps, accepted, text, share)]
+    )
 
 
 @check("reward.component-dominates", columns=["parts", "reward"])
 def drowned_answers(case: Case) -> Answer:
-    """Report a part of the reward that brings most of its variance and pays right answers no more than wrong ones."""
+    """Report a part of the reward that brings most of its variance and pays right answers no more
+    than wrong ones.
+    """
     return case.once(_drowned)
 
 
@@ -335,7 +406,9 @@ def _drowned(case: Case) -> Found | Lacking | None:
         return Lacking(f"fewer than {enough} answers are surely right or wrong")
     if min(len(paid.earnings.right), len(paid.earnings.wrong)) < enough:
         return Lacking(f"fewer than {enough} answers are surely right or wrong")
-    parts_n = [part for step in paid.steps for part in np.array(step.rows.parts_n, object)[step.place_n]]
+    parts_n = [
+        part for step in paid.steps for part in np.array(step.rows.parts_n, object)[step.place_n]
+    ]
     names = sorted({name for parts in parts_n for name in parts})
     values = {name: np.array([parts.get(name, 0.0) for parts in parts_n]) for name in names}
     total = sum(float(np.var(value)) for value in values.values())
@@ -348,7 +421,10 @@ def _drowned(case: Case) -> Found | Lacking | None:
         least, most = UNRELATED
         if share >= RULING_SHARE and least * value.std() < right - wrong < most * value.std():
             text = f"{name} gives right answers {right:.3g} and wrong ones {wrong:.3g}"
-            summary = f"{name} brings {share:.0%} of the reward's variance and does not pay for right answers."
+            summary = (
+                f"{name} brings {share:.0%} of the reward's variance and does not pay for right"
+                " answers."
+            )
             return Found(WARNING, SIGNAL, summary, [Evidence(text, share)])
     return None
 
@@ -359,7 +435,9 @@ def pays_wrong_answers(case: Case) -> Answer:
     if lacking := why_no_answers(case):
         return Lacking(lacking)
     paid = case.once(payment)
-    if paid is None or _is_any(case, (misaligned.judge, spread_reward, _inverted, _conflicting, _drowned, _rescaled)):
+    if paid is None or _is_any(
+        case, (misaligned.judge, spread_reward, _inverted, _conflicting, _drowned, _rescaled)
+    ):
         return None
     flags = paid.paid_wrong_n
     share = paid.paid_wrong_share
@@ -370,7 +448,13 @@ def pays_wrong_answers(case: Case) -> Answer:
     golds = {texts[n]: paid.gold_n[n] for n in np.flatnonzero(flags)}
     examples = "; ".join(f"{text[-30:]!r} for {gold!r}" for text, gold in list(golds.items())[:3])
     wrong = len(paid.earnings.wrong)
-    text = f"{flags.sum()} of {wrong} wrong answers earn as much as right ones ({paid.earnings.top:.3g}): {examples}"
-    summary = f"{share:.0%} of wrong answers are paid as right ones: the reward can be had without the answer."
+    text = (
+        f"{flags.sum()} of {wrong} wrong answers earn as much as right ones"
+        f" ({paid.earnings.top:.3g}): {examples}"
+    )
+    summary = (
+        f"{share:.0%} of wrong answers are paid as right ones: the reward can be had without the"
+        " answer."
+    )
     shown = seen_among(paid.steps, paid.among(flags), text, share)
     return Found(by_share(share, critical=CRITICAL_WRONG_PAID_SHARE), PROOF, summary, [shown])

@@ -1,8 +1,11 @@
-"""Sampler against learner: the probabilities that they give the same tokens, and the weights that sampled them.
+"""Sampler against learner: the probabilities that they give the same tokens, and the weights that
+sampled them.
 
-    d = log π_learner − log π_sampler      per token that the model wrote, both at the sampling temperature
+d = log π_learner − log π_sampler      per token that the model wrote, both at the sampling
+temperature
 
-Numerics leave small gaps of both signs everywhere: about 1e-5 in fp32, 1e-2 in bf16. Other causes have other shapes:
+Numerics leave small gaps of both signs everywhere: about 1e-5 in fp32, 1e-2 in bf16. Other causes
+have other shapes:
 
     one-sided, or in proportion to the log-probability   sampling.truncated-distribution
     none at first, then more from step to step           sync.stale-weights
@@ -13,7 +16,7 @@ Numerics leave small gaps of both signs everywhere: about 1e-5 in fp32, 1e-2 in 
     small at first, large later                          sync.off-policy
 
 t = token that both gave a log-probability, n = rollout.
-"""
+"""  # noqa: E501 (a table)
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,22 +30,33 @@ from uptrend.doctor.rank import CRITICAL, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.records import Evidence
 from uptrend.records.table import Flags, Floats, Ints, RolloutTable
 
-MISMATCH, STALE, OFF_POLICY = "precision.mismatch", "sync.stale-weights", "sync.off-policy"
-DISTRIBUTION, TEMPLATE, PADDING = "sampling.truncated-distribution", "tokens.template", "tokens.padding"
+MISMATCH = "precision.mismatch"
+STALE = "sync.stale-weights"
+OFF_POLICY = "sync.off-policy"
+DISTRIBUTION = "sampling.truncated-distribution"
+TEMPLATE = "tokens.template"
+PADDING = "tokens.padding"
 BLIND = "mask.attention-blind"
 
-GAP, KL, RATIO, ESS = "sampler/gap/mean", "sampler/kl/mean", "sampler/ratio/mean", "sampler/ess/share"
+GAP = "sampler/gap/mean"
+KL = "sampler/kl/mean"
+RATIO = "sampler/ratio/mean"
+ESS = "sampler/ess/share"
 
 # KL of learner from sampler that no numerics explain, and that is worth a warning; 0.01 is healthy.
-APART, DOUBTFUL = 0.1, 0.03
-# Mean |d| that no numerics explain: public logs have 0.01, smollm2-135m in bf16 has 0.05, single rollouts 0.03.
+APART = 0.1
+DOUBTFUL = 0.03
+# Mean |d| that no numerics explain: public logs have 0.01, smollm2-135m in bf16 has 0.05, single
+# rollouts 0.03.
 MEAN_APART = 0.08
-# Log-probability below which the sampler had a choice; elsewhere every cause leaves a gap of nearly 0.
+# Log-probability below which the sampler had a choice; elsewhere every cause leaves a gap of nearly
+# 0.
 UNSURE = -0.1
 # Gap that fp32 does not leave.
 VISIBLE = 5e-3
 # Tokens that a shape must show on, and steps.
-ENOUGH, FEWEST = 50, 6
+ENOUGH = 50
+FEWEST = 6
 
 
 @check(STALE, OFF_POLICY, MISMATCH, DISTRIBUTION, TEMPLATE, PADDING, BLIND)
@@ -60,15 +74,22 @@ def sampler_gap(case: Case) -> Answer:
 
 @check("policy.dropout-on")
 def dropout(case: Case) -> Found | None:
-    """Report a ratio of new to old probability that is not 1 although one update means one set of weights."""
+    """Report a ratio of new to old probability that is not 1 although one update means one set of
+    weights.
+    """
     ratio = case.course("learner/ratio/mean")
-    is_single = case.value("learning.updates", 1) == 1 and case.value("learning.minibatches", 1) == 1
+    is_single = (
+        case.value("learning.updates", 1) == 1 and case.value("learning.minibatches", 1) == 1
+    )
     if case.view.trainer != "uptrend" or ratio is None or not is_single:
         return None
     worst = float(np.abs(ratio.values - 1).max())
     if worst < 1e-3:  # the same weights leave less
         return None
-    text = f"New / old probability is off 1 by {worst:.2g} on the same weights: the learner has dropout on."
+    text = (
+        f"New / old probability is off 1 by {worst:.2g} on the same weights: the learner has"
+        " dropout on."
+    )
     return Found(WARNING, PROOF, text, [case.evidence(ratio.metric, f"Off by up to {worst:.2g}.")])
 
 
@@ -79,14 +100,32 @@ FAR = 4
 def _by_version(case: Case) -> Iterable[Found | Lacking]:
     """Compare the version that sampled each token with the step that learned from it."""
     lacking = case.why_no_rollouts(("versions", "roles"))
-    known = [] if lacking else [(r, r.lag_n) for r in case.rows if r.lag_n is not None and np.isfinite(r.lag_n).any()]
-    rows, lags = [r for r, _ in known], [float(np.nanmean(lag_n)) for _, lag_n in known]
+    known = (
+        []
+        if lacking
+        else [(r, r.lag_n) for r in case.rows if r.lag_n is not None and np.isfinite(r.lag_n).any()]
+    )
+    rows = [r for r, _ in known]
+    lags = [float(np.nanmean(lag_n)) for _, lag_n in known]
     if not rows or min(lags) < 0:
-        return [Lacking(lacking or "versions do not count this run's updates", id) for id in (OFF_POLICY, STALE)]
-    last, versions = rows[-1], [r.step - 1 - lag for r, lag in zip(rows, lags, strict=True)][-3:]
-    moved, meant = case.curve("weights/update/norm")[1], float(case.value("sampling.ahead", 0) or 0)
-    if lags[-1] > meant and len(versions) == 3 and np.ptp(versions) <= 1e-6 and (len(moved) == 0 or (moved > 0).any()):
-        text = f"rollouts of steps {rows[-3].step} and {last.step} were both sampled by version {versions[0]:.0f}"
+        return [
+            Lacking(lacking or "versions do not count this run's updates", id)
+            for id in (OFF_POLICY, STALE)
+        ]
+    last = rows[-1]
+    versions = [r.step - 1 - lag for r, lag in zip(rows, lags, strict=True)][-3:]
+    moved = case.curve("weights/update/norm")[1]
+    meant = float(case.value("sampling.ahead", 0) or 0)
+    if (
+        lags[-1] > meant
+        and len(versions) == 3
+        and np.ptp(versions) <= 1e-6
+        and (len(moved) == 0 or (moved > 0).any())
+    ):
+        text = (
+            f"rollouts of steps {rows[-3].step} and {last.step} were both sampled by version"
+            f" {versions[0]:.0f}"
+        )
         shown = seen_in([last], [np.ones(len(last), np.bool_)], text, lags[-1])
         return [Found(CRITICAL, PROOF, AS_PAGE, [shown], STALE)]
     lag = float(np.median(lags))
@@ -116,76 +155,135 @@ def _by_passes(case: Case) -> Iterable[Found]:
     shares = [case.curve(f"clip/{side}/share")[1] for side in ("low", "high")]
     if passes <= FAR or not all(map(len, shares)):
         return []
-    clipped, ratio = sum(float(np.mean(share)) for share in shares), case.curve("learner/ratio/mean")[1]
+    clipped = sum(float(np.mean(share)) for share in shares)
+    ratio = case.curve("learner/ratio/mean")[1]
     if clipped < CLIPPED:
         return []
     text = f"{clipped:.0%} of tokens are beyond the clip range on average"
     evidence = [Evidence(text, clipped, "clip/low/share")]
-    evidence += [Evidence(f"New / old probability {ratio.min():.2g} to {ratio.max():.2g}", float(ratio.min()))] * bool(
-        len(ratio)
+    evidence += [
+        Evidence(
+            f"New / old probability {ratio.min():.2g} to {ratio.max():.2g}", float(ratio.min())
+        )
+    ] * bool(len(ratio))
+    summary = (
+        f"Each batch is used for {passes:g} updates, and the later ones learn from what an older"
+        " policy said."
     )
-    summary = f"Each batch is used for {passes:g} updates, and the later ones learn from what an older policy said."
     return [Found(WARNING, SIGNAL, summary, evidence, OFF_POLICY)]
 
 
 # Mean |d| from which the learner must be reading something else.
 ELSEWHERE = 1.0
 # Mean |d| from the second step on, and against the first step's, where an update did not arrive.
-LEFT_BEHIND, TIMES = 0.02, 10.0
+LEFT_BEHIND = 0.02
+TIMES = 10.0
 
 
 def _by_mean(case: Case) -> Iterable[Found]:
-    """Judge the mean of |d| at the first steps: later a policy that turns to noise widens every gap."""
+    """Judge the mean of |d| at the first steps: later a policy that turns to noise widens every
+    gap.
+    """
     steps, gaps = case.curve(GAP)
     if len(gaps) < 4:
         return
-    first, begin, later = float(gaps[0]), float(np.median(gaps[:5])), float(np.median(gaps[1:5]))
+    first = float(gaps[0])
+    begin = float(np.median(gaps[:5]))
+    later = float(np.median(gaps[1:5]))
     text = f"Mean difference {', '.join(f'{g:.2g}' for g in gaps[:5])} at first."
     shown = [Evidence(text, begin, GAP, int(steps[0]))]
     lags = case.curve("sampling/lag/mean")[1][1:5]
-    is_known = len(lags) > 0 and float(np.median(lags)) >= 0.5  # versions say that weights are behind
+    # versions say that weights are behind
+    is_known = len(lags) > 0 and float(np.median(lags)) >= 0.5
     if steps[0] <= 1 and not is_known and later > max(LEFT_BEHIND, TIMES * first):
-        agree = f"Sampler and learner agree at the first step ({first:.2g} nats per token) and not after it"
-        yield Found(CRITICAL, SIGNAL, f"{agree} ({later:.2g}): the sampler does not get the new weights.", shown, STALE)
+        agree = (
+            f"Sampler and learner agree at the first step ({first:.2g} nats per token) and not"
+            " after it"
+        )
+        yield Found(
+            CRITICAL,
+            SIGNAL,
+            f"{agree} ({later:.2g}): the sampler does not get the new weights.",
+            shown,
+            STALE,
+        )
     elif begin > MEAN_APART:
-        summary = f"Sampler and learner differ by {begin:.2g} nats per token from the first steps on; 0.01 is usual."
+        summary = (
+            f"Sampler and learner differ by {begin:.2g} nats per token from the first steps on;"
+            " 0.01 is usual."
+        )
         yield Found(CRITICAL, SIGNAL, summary, shown, MISMATCH)
         if begin > ELSEWHERE:
-            blind = "The learner may not see the prompt: swap it, and its log-probabilities must move."
-            padded = "The learner may read padded rows wrongly: score one rollout alone and in a batch."
+            blind = (
+                "The learner may not see the prompt: swap it, and its log-probabilities must move."
+            )
+            padded = (
+                "The learner may read padded rows wrongly: score one rollout alone and in a batch."
+            )
             yield Found(WARNING, SUSPICION, blind, shown, BLIND)
             yield Found(WARNING, SUSPICION, padded, shown, PADDING)
 
 
-# Standard errors by which sampled tokens must be likelier or less likely than the learner's own, and nats that matter.
-STANDARD_ERRORS, SURPRISE = 4.0, 0.05
-WHOLE = {"sampling.top_p": 1, "sampling.top_k": 0, "sampling.min_p": 0, "sampling.repetition_penalty": 1}
+# Standard errors by which sampled tokens must be likelier or less likely than the learner's own,
+# and nats that matter.
+STANDARD_ERRORS = 4.0
+SURPRISE = 0.05
+WHOLE = {
+    "sampling.top_p": 1,
+    "sampling.top_k": 0,
+    "sampling.min_p": 0,
+    "sampling.repetition_penalty": 1,
+}
 
 
 def _by_surprise(case: Case) -> Iterable[Found]:
-    """Compare how unlikely sampled tokens are with the learner's entropy, where no sampler's log-probabilities are."""
+    """Compare how unlikely sampled tokens are with the learner's entropy, where no sampler's
+    log-probabilities are.
+    """
     means = case.curve("sampler/surprise/mean")[1]
     if len(means) < FEWEST:
         return
     told = [key for key, value in WHOLE.items() if case.value(key) not in (None, value)]
     halves = [means, means] if told else np.array_split(means, 2)  # a setting holds all run long
     early, late = (float(half.mean()) for half in halves)
-    first, second = (STANDARD_ERRORS * float(half.std(ddof=1)) / len(half) ** 0.5 for half in halves)
-    shown = [case.evidence("sampler/surprise/mean", f"{early:+.2g} nats in the first half, {late:+.2g} in the second.")]
+    first, second = (
+        STANDARD_ERRORS * float(half.std(ddof=1)) / len(half) ** 0.5 for half in halves
+    )
+    shown = [
+        case.evidence(
+            "sampler/surprise/mean",
+            f"{early:+.2g} nats in the first half, {late:+.2g} in the second.",
+        )
+    ]
     if abs(early) > max(SURPRISE, first):
-        way, why = ("likelier" if early < 0 else "less likely"), "another model or another prompt sampled them"
+        way = "likelier" if early < 0 else "less likely"
+        why = "another model or another prompt sampled them"
         if is_cut := bool(told) or early < 0:
-            why = f"{' and '.join(told) or 'a temperature, top-k or top-p'} of the sampler is not the learner's"
-        text = f"Sampled tokens are {way} than the learner's own would be, by {abs(early):.2g} nats: {why}."
+            why = (
+                f"{' and '.join(told) or 'a temperature, top-k or top-p'} of the sampler is not the"
+                " learner's"
+            )
+        text = (
+            f"Sampled tokens are {way} than the learner's own would be, by {abs(early):.2g} nats:"
+            f" {why}."
+        )
         small = warn_if(abs(early) > 2 * SURPRISE and not case.is_learning)
-        yield Found(small if is_cut else CRITICAL, SIGNAL, text, shown, DISTRIBUTION if is_cut else MISMATCH)
+        yield Found(
+            small if is_cut else CRITICAL, SIGNAL, text, shown, DISTRIBUTION if is_cut else MISMATCH
+        )
     elif late - early > max(SURPRISE, first + second):
-        text = f"Sampled tokens become ever less likely for the learner ({early:+.2g} → {late:+.2g} nats each)"
-        yield Found(CRITICAL, SIGNAL, f"{text}: the sampler does not get the new weights.", shown, STALE)
+        text = (
+            f"Sampled tokens become ever less likely for the learner ({early:+.2g} → {late:+.2g}"
+            " nats each)"
+        )
+        yield Found(
+            CRITICAL, SIGNAL, f"{text}: the sampler does not get the new weights.", shown, STALE
+        )
 
 
 # KL that a sampler with old weights must have reached, as logged and as computed from tokens.
-GROWN, GROWN_BY_TOKEN = 0.02, 0.01
+GROWN = 0.02
+GROWN_BY_TOKEN = 0.01
 # Ranges of a learner that gets its own words: least, most, usual.
 HEALTHY = {
     KL: (-np.inf, APART, "below 0.01 is healthy"),
@@ -195,12 +293,18 @@ HEALTHY = {
 
 
 def _by_curves(case: Case) -> Iterable[Found | Lacking]:
-    """Judge KL, ratio and effective share: a gap that grows, one that was there at the start, or one that came late."""
+    """Judge KL, ratio and effective share: a gap that grows, one that was there at the start, or
+    one that came late.
+    """
     if not any(map(case.has, (KL, RATIO, ESS, GAP))):
-        return [Lacking("no sampler-learner mismatch was logged", id) for id in (MISMATCH, STALE, OFF_POLICY)]
+        return [
+            Lacking("no sampler-learner mismatch was logged", id)
+            for id in (MISMATCH, STALE, OFF_POLICY)
+        ]
     if growing := _growing(case):
         return [growing]
-    at_first, at_last = [], []
+    at_first = []
+    at_last = []
     for metric, (low, high, usual) in HEALTHY.items():
         if (curve := case.course(metric)) is None:
             continue
@@ -208,7 +312,10 @@ def _by_curves(case: Case) -> Iterable[Found | Lacking]:
         if not low <= begin <= high:
             at_first.append(Evidence(f"{metric} {begin:.3g}; {usual}.", begin, metric))
         if metric != KL and not low <= curve.last <= high:
-            summary = f"The learner no longer gets its own data ({metric} {curve.first:.3g} → {curve.last:.3g})."
+            summary = (
+                f"The learner no longer gets its own data ({metric} {curve.first:.3g} →"
+                f" {curve.last:.3g})."
+            )
             shown = [case.evidence(metric, "Healthy at first, and not now.")]
             at_last.append(Found(WARNING, SUSPICION, summary, shown, OFF_POLICY))
     if at_first:
@@ -217,18 +324,27 @@ def _by_curves(case: Case) -> Iterable[Found | Lacking]:
 
 
 def _growing(case: Case) -> Found | None:
-    """Report a sampler that keeps its first weights: it falls behind a little at every step, from nothing."""
-    gap, entropy = case.course(KL), case.course("learner/entropy/mean")
+    """Report a sampler that keeps its first weights: it falls behind a little at every step, from
+    nothing.
+    """
+    gap = case.course(KL)
+    entropy = case.course("learner/entropy/mean")
     if gap is None or len(gap.values) < 8 or gap.last < GROWN or not gap.rises:
         return None
-    begin, quarters = float(np.median(gap.values[:3])), [float(np.median(q)) for q in np.array_split(gap.values, 4)]
+    begin = float(np.median(gap.values[:3]))
+    quarters = [float(np.median(q)) for q in np.array_split(gap.values, 4)]
     # A policy that turns to noise widens every gap: then the gap is the symptom.
     is_noise = entropy is not None and entropy.last > 2 * entropy.first
     if gap.last < 10 * max(begin, 1e-12) or quarters != sorted(quarters) or is_noise:
         return None
-    parting = f"Sampler and learner part a little more at every step ({begin:.2g} → {gap.last:.2g} nats per token)"
+    parting = (
+        f"Sampler and learner part a little more at every step ({begin:.2g} → {gap.last:.2g} nats"
+        " per token)"
+    )
     shown = case.evidence(KL, f"Mismatch by quarters: {', '.join(f'{q:.2g}' for q in quarters)}.")
-    return Found(CRITICAL, SIGNAL, f"{parting}: the sampler does not get the new weights.", [shown], STALE)
+    return Found(
+        CRITICAL, SIGNAL, f"{parting}: the sampler does not get the new weights.", [shown], STALE
+    )
 
 
 @dataclass(frozen=True)
@@ -255,20 +371,25 @@ class Gaps:
     @property
     def size_n(self) -> Floats:
         """Mean |d| of each rollout where the sampler had a choice; NaN where it had none."""
-        size_t, among_t = np.zeros(len(self.rows.row_t)), np.zeros(len(self.rows.row_t), np.bool_)
+        size_t = np.zeros(len(self.rows.row_t))
+        among_t = np.zeros(len(self.rows.row_t), np.bool_)
         size_t[self.place_t], among_t[self.place_t] = np.abs(self.gap_t), self.unsure_t
         return self.rows.mean_n(size_t, among_t)
 
     def evidence(self) -> Evidence:
         """Its KL as evidence, at the rollout with the largest gaps."""
         size_n = np.nan_to_num(self.size_n)
-        text = f"KL from sampler to learner is {self.kl:.2g} at step {self.rows.step}, over {len(self.gap_t):,} tokens"
+        text = (
+            f"KL from sampler to learner is {self.kl:.2g} at step {self.rows.step}, over"
+            f" {len(self.gap_t):,} tokens"
+        )
         return seen_in([self.rows], [size_n == size_n.max(initial=-1.0)], text, self.kl, KL)
 
 
 def gaps_of(r: RolloutTable) -> Gaps:
     """Return the gaps of a step."""
-    sampler, learner = r.read_tokens("sampler"), r.read_tokens("learner")
+    sampler = r.read_tokens("sampler")
+    learner = r.read_tokens("learner")
     place = np.flatnonzero(r.model_t & np.isfinite(sampler) & np.isfinite(learner))
     return Gaps(r, place, sampler[place], (learner - sampler)[place])
 
@@ -289,7 +410,9 @@ def _by_token(case: Case) -> Iterable[Found | Lacking]:
 
 
 def _left_out(case: Case, first: Gaps) -> Found | None:
-    """Report gaps that are never above 0 and not far below: the sampler left tokens out and renormalized."""
+    """Report gaps that are never above 0 and not far below: the sampler left tokens out and
+    renormalized.
+    """
     seen = first.gap_t[np.abs(first.gap_t) > VISIBLE]
     if len(seen) < ENOUGH or len(seen) < 0.02 * len(first.gap_t):
         return None
@@ -297,15 +420,29 @@ def _left_out(case: Case, first: Gaps) -> Found | None:
         return None
     mean = float(seen.mean())
     is_known = any(case.value(key) not in (None, value) for key, value in WHOLE.items())
-    text = f"where they differ, the learner's log-probability is always the lower one, by {-mean:.3f} on average"
-    summary = "The sampler leaves tokens out (top-p or top-k) that the learner's log-probabilities count in."
+    text = (
+        f"where they differ, the learner's log-probability is always the lower one, by {-mean:.3f}"
+        " on average"
+    )
+    summary = (
+        "The sampler leaves tokens out (top-p or top-k) that the learner's log-probabilities"
+        " count in."
+    )
     return _other_distribution(first, is_known, summary, text, mean)
 
 
 def _tempered(case: Case, first: Gaps) -> Found | None:
-    """Report gaps in proportion to the log-probability: the slope is about the temperature that the learner ignored."""
-    s, d = first.sampler_t[first.unsure_t], first.gap_t[first.unsure_t]
-    if len(s) < ENOUGH or np.std(s) < 0.1 or np.std(s + d) < 1e-6 or np.corrcoef(s, s + d)[0, 1] < 0.93:
+    """Report gaps in proportion to the log-probability: the slope is about the temperature that the
+    learner ignored.
+    """
+    s = first.sampler_t[first.unsure_t]
+    d = first.gap_t[first.unsure_t]
+    if (
+        len(s) < ENOUGH
+        or np.std(s) < 0.1
+        or np.std(s + d) < 1e-6
+        or np.corrcoef(s, s + d)[0, 1] < 0.93
+    ):
         return None
     slope = 1 + float(np.cov(s, d)[0, 1] / np.var(s, ddof=1))
     error = float(np.std(d) / (np.std(s) * np.sqrt(len(s))))
@@ -314,18 +451,28 @@ def _tempered(case: Case, first: Gaps) -> Found | None:
     temperature = case.value("sampling.temperature")
     is_known = temperature is not None and abs(temperature - slope) < 0.25 * abs(temperature - 1)
     text = f"the learner's log-probabilities are {slope:.2f} times the sampler's"
-    summary = f"The learner ignores the sampling temperature, which its log-probabilities say is about {slope:.2f}."
+    summary = (
+        "The learner ignores the sampling temperature, which its log-probabilities say is about"
+        f" {slope:.2f}."
+    )
     return _other_distribution(first, is_known, summary, text, slope)
 
 
-def _other_distribution(first: Gaps, is_known: bool, summary: str, text: str, value: float) -> Found:
-    evidence = [Evidence(f"at step {first.rows.step} {text}", value, step=first.rows.step), first.evidence()]
+def _other_distribution(
+    first: Gaps, is_known: bool, summary: str, text: str, value: float
+) -> Found:
+    evidence = [
+        Evidence(f"at step {first.rows.step} {text}", value, step=first.rows.step),
+        first.evidence(),
+    ]
     severity = CRITICAL if first.kl > APART else WARNING
     return Found(severity, PROOF if is_known else SIGNAL, summary, evidence, DISTRIBUTION)
 
 
 def _parting(steps: list[Gaps]) -> Found | None:
-    """Report gaps that begin after the first step: the learner moved and the sampler did not follow."""
+    """Report gaps that begin after the first step: the learner moved and the sampler did not
+    follow.
+    """
     kl = np.array([gaps.kl for gaps in steps])
     late = float(np.median(kl[len(kl) // 2 :]))
     if len(kl) < 3 or late < GROWN_BY_TOKEN or kl[0] > 0.1 * late or kl[1:].min() < 3 * kl[0]:
@@ -338,14 +485,19 @@ def _misread(first: Gaps) -> Found | None:
     turns = first.rows.tokens("turns")
     if turns is None:
         return None
-    later, size = turns[first.place_t][first.unsure_t] > 0, np.abs(first.gap_t[first.unsure_t])
+    later = turns[first.place_t][first.unsure_t] > 0
+    size = np.abs(first.gap_t[first.unsure_t])
     if min(later.sum(), (~later).sum()) < ENOUGH:
         return None
-    before, after = float(size[~later].mean()), float(size[later].mean())
+    before = float(size[~later].mean())
+    after = float(size[later].mean())
     if after < 0.05 or before > after / 10:
         return None
     text = f"mean gap {before:.1g} before the first tool result and {after:.2g} after it"
-    summary = "Sampler and learner agree until a tool answers: they do not read the same result, or it is hidden."
+    summary = (
+        "Sampler and learner agree until a tool answers: they do not read the same result, or it is"
+        " hidden."
+    )
     shown = [Evidence(text, after, step=first.rows.step), first.evidence()]
     return Found(CRITICAL, SIGNAL, summary, shown, TEMPLATE)
 
@@ -359,18 +511,29 @@ def _padded(first: Gaps) -> Found | None:
     floor = float(np.quantile(size_n[known], 0.05))
     off_n = known & (size_n > max(MEAN_APART, 20 * floor))
     share = off_n.sum() / known.sum()
-    if not 0.02 <= share <= 0.98 or off_n.sum() < 3 or np.quantile(size_n[known & ~off_n], 0.9) > VISIBLE:
+    if (
+        not 0.02 <= share <= 0.98
+        or off_n.sum() < 3
+        or np.quantile(size_n[known & ~off_n], 0.9) > VISIBLE
+    ):
         return None
     mean = float(size_n[off_n].mean())
-    text = f"{off_n.sum()} of {known.sum()} rollouts have a mean gap of {mean:.2g}, the others of {floor:.1g}"
+    text = (
+        f"{off_n.sum()} of {known.sum()} rollouts have a mean gap of {mean:.2g}, the others of"
+        f" {floor:.1g}"
+    )
     evidence = [seen_in([first.rows], [off_n], text, mean), first.evidence()]
-    # What a rollout is padded with depends on its length: where length tells the two kinds apart, padding is sure.
+    # What a rollout is padded with depends on its length: where length tells the two kinds apart,
+    # padding is sure.
     length_n = np.bincount(first.rows.rollout_t, minlength=len(first.rows))
     longer = length_n[off_n][:, None] - length_n[known & ~off_n]
     above = float(np.mean(longer > 0) + np.mean(longer == 0) / 2)
     told = max(above, 1 - above)
     if told >= 0.9:
-        text = f"which of them can be told by their length in {told:.0%} of pairs, as padding depends on it"
+        text = (
+            f"which of them can be told by their length in {told:.0%} of pairs, as padding depends"
+            " on it"
+        )
         evidence.append(Evidence(text, told, step=first.rows.step))
     severity = CRITICAL if first.kl > DOUBTFUL else WARNING
     return Found(severity, PROOF if told >= 0.9 else SIGNAL, AS_PAGE, evidence, PADDING)

@@ -1,4 +1,6 @@
-"""Completions: their entropy, lengths and endings, prompts that leave them no room, and groups that are all alike."""
+"""Completions: their entropy, lengths and endings, prompts that leave them no room, and groups that
+are all alike.
+"""
 
 import numpy as np
 
@@ -13,18 +15,28 @@ from uptrend.records.table import Flags, Floats
 from uptrend.stats.intervals import all_right
 from uptrend.stats.trend import rank_correlation, residuals
 
-ENTROPY, LENGTH, LENGTH_ENDED = "learner/entropy/mean", "sampling/length/mean", "sampling/ended/length/share"
-COLLAPSE, EXPLOSION = "sampling.entropy-collapse", "sampling.entropy-explosion"
-CUT, NO_STOP = "context.completion-truncated", "sampling.no-stop"
-COLD, FEW = "sampling.temperature-low", "sampling.few-generations"
+ENTROPY = "learner/entropy/mean"
+LENGTH = "sampling/length/mean"
+LENGTH_ENDED = "sampling/ended/length/share"
+COLLAPSE = "sampling.entropy-collapse"
+EXPLOSION = "sampling.entropy-explosion"
+CUT = "context.completion-truncated"
+NO_STOP = "sampling.no-stop"
+COLD = "sampling.temperature-low"
+FEW = "sampling.few-generations"
 FEWEST = 10
 
-# Entropy: shares of its start below which it has collapsed, while the reward does not rise, and is worth a note; and
-# nats below which there is nothing left to explore with, where the start is that low already.
-GONE, NOTED, EMPTY = 0.1, 0.5, 0.05
+# Entropy: shares of its start below which it has collapsed, while the reward does not rise, and is
+# worth a note; and nats below which there is nothing left to explore with, where the start is that
+# low already.
+GONE = 0.1
+NOTED = 0.5
+EMPTY = 0.05
 # Temperature above any in use, and nats of entropy from which a text is mostly noise.
-HOT, NOISY = 1.5, 1.0
-# Place in its range from which a reward has little left to learn, so that certainty is what was asked for.
+HOT = 1.5
+NOISY = 1.0
+# Place in its range from which a reward has little left to learn, so that certainty is what was
+# asked for.
 NEAR_TOP = 0.9
 
 
@@ -36,21 +48,41 @@ def entropy(case: Case) -> Found | None:
         return None
     begin = float(curve.values[:3].mean())
     temperature = case.value("sampling.temperature")
-    if isinstance(temperature, int | float) and temperature > HOT and begin > NOISY and not case.is_learning:
-        text = f"At temperature {temperature:g} the model speaks at random: {begin:.2g} nats of entropy from the start."
-        return Found(WARNING, SIGNAL, text, [case.evidence(ENTROPY, f"Entropy {begin:.3g} at first.")], EXPLOSION)
+    if (
+        isinstance(temperature, int | float)
+        and temperature > HOT
+        and begin > NOISY
+        and not case.is_learning
+    ):
+        text = (
+            f"At temperature {temperature:g} the model speaks at random: {begin:.2g} nats of"
+            " entropy from the start."
+        )
+        return Found(
+            WARNING,
+            SIGNAL,
+            text,
+            [case.evidence(ENTROPY, f"Entropy {begin:.3g} at first.")],
+            EXPLOSION,
+        )
     found = _entropy_gone(case, curve, begin)
     if found or curve.last < 3 * begin or curve.last - begin < 0.5:
         return found
     trend = case.trend.kind
     severity = {TrendKind.FALLING: CRITICAL, TrendKind.LEARNING: NOTE}.get(trend, WARNING)
-    summary = f"Entropy grew from {begin:.3g} to {curve.last:.3g} nats: the text has turned towards noise."
+    summary = (
+        f"Entropy grew from {begin:.3g} to {curve.last:.3g} nats: the text has turned towards"
+        " noise."
+    )
     shown = case.evidence(ENTROPY, f"Entropy × {curve.last / begin:.1f}.")
-    return Found(severity, PROOF if trend is TrendKind.FALLING else SIGNAL, summary, [shown], EXPLOSION)
+    return Found(
+        severity, PROOF if trend is TrendKind.FALLING else SIGNAL, summary, [shown], EXPLOSION
+    )
 
 
 def _entropy_gone(case: Case, curve: Curve, begin: float) -> Found | None:
-    share, reward = curve.last / max(begin, curve.first), case.course(REWARD)
+    share = curve.last / max(begin, curve.first)
+    reward = case.course(REWARD)
     is_spent = case.is_stuck and curve.last < EMPTY and curve.first < EMPTY and share < 0.7
     if share >= NOTED and not is_spent:
         return None
@@ -59,7 +91,8 @@ def _entropy_gone(case: Case, curve: Curve, begin: float) -> Found | None:
     is_at_top = reward is not None and knows_top and case.height(reward.last) >= NEAR_TOP
     is_paid = case.entropy_weight < 0  # a bonus of the wrong sign asks for it
     is_fault = case.is_stuck and (is_paid or (not is_at_top and (share < GONE or is_spent)))
-    meanwhile, basis = "over the run", SUSPICION
+    meanwhile = "over the run"
+    basis = SUSPICION
     if is_fault:
         meanwhile = "while the reward stood still: there is nothing left to explore with"
         basis = PROOF if share < GONE or is_paid else SIGNAL
@@ -81,16 +114,26 @@ def length_collapse(case: Case) -> Found | None:
     if least > 0.55 * length.begin:
         return None
     is_fault = case.trend.kind is TrendKind.FALLING and length.last < 0.25 * length.begin
-    text = f"Completions shrank from {length.begin:.0f} to {least:.0f} tokens{' with the reward' * is_fault}."
-    share = f"In its shortest quarter {least / length.begin:.0%} of its start; {length.last:.0f} tokens at the end."
+    text = (
+        f"Completions shrank from {length.begin:.0f} to {least:.0f}"
+        f" tokens{' with the reward' * is_fault}."
+    )
+    share = (
+        f"In its shortest quarter {least / length.begin:.0%} of its start; {length.last:.0f} tokens"
+        " at the end."
+    )
     sure = (WARNING, SIGNAL) if is_fault else (NOTE, SUSPICION)
     return Found(*sure, text, [case.evidence(LENGTH, share)])
 
 
-# Share of rollouts cut by length, in some part of the run, that is worth a note, and that is nearly all of them.
-MANY, NEARLY_ALL = 0.25, 0.9
+# Share of rollouts cut by length, in some part of the run, that is worth a note, and that is nearly
+# all of them.
+MANY = 0.25
+NEARLY_ALL = 0.9
 # The same among single rollouts, of which it takes so many.
-SOME, ALL, ENOUGH = 0.15, 0.95, 32
+SOME = 0.15
+ALL = 0.95
+ENOUGH = 32
 # Margin by which right completions outnumber those that end by themselves, where cut ones are paid.
 PAID = 0.1
 # Share of rollouts cut by length from which an end of turn stops nothing.
@@ -101,31 +144,54 @@ BRIEF = 4
 
 @check(CUT, NO_STOP)
 def endings(case: Case) -> Answer:
-    """Judge completions that the length limit cut: some of them, or nearly all, which never stop by themselves.
+    """Judge completions that the length limit cut: some of them, or nearly all, which never stop by
+    themselves.
 
     A terse task whose answer comes first loses nothing when it is cut.
     """
-    return [_endings_by_curve(case), _suspected_endings(case), _endings_by_rollout(case), _unheeded_ends(case)]
+    return [
+        _endings_by_curve(case),
+        _suspected_endings(case),
+        _endings_by_rollout(case),
+        _unheeded_ends(case),
+    ]
 
 
 def _unheeded_ends(case: Case) -> Found | None:
-    """Find special tokens after which the model had to go on: it said that it was done, and was not stopped."""
+    """Find special tokens after which the model had to go on: it said that it was done, and was not
+    stopped.
+    """
     special: list[int] = (case.view.info.get("model") or {}).get("special") or []
     rows = case.rows_with("ids", "turns", "roles") if special else []
     flags = []
     for r in rows:
         is_special = np.isin(r.read_tokens("ids"), special) & (r.role_t == Role.MODEL)
         turns = r.read_tokens("turns")
-        goes_on = (r.rollout_t[1:] == r.rollout_t[:-1]) & (turns[1:] == turns[:-1]) & (r.role_t[1:] == Role.MODEL)
+        goes_on = (
+            (r.rollout_t[1:] == r.rollout_t[:-1])
+            & (turns[1:] == turns[:-1])
+            & (r.role_t[1:] == Role.MODEL)
+        )
         flags.append(np.bincount(r.rollout_t[:-1][is_special[:-1] & goes_on], minlength=len(r)) > 0)
-    count, total = count_flags(flags), sum(map(len, rows))
+    count = count_flags(flags)
+    total = sum(map(len, rows))
     if not total or count < 0.5 * total or float(case.cut_by_length.mean()) < MOSTLY:
         return None
-    text = f"in {count} of {total} rollouts a special token such as an end of turn is followed by more of the same turn"
-    summary = (
-        "The model says that it is done, and sampling goes on to the length limit: its end token is not among the "
+    text = (
+        f"in {count} of {total} rollouts a special token such as an end of turn is followed by more"
+        " of the same turn"
     )
-    return Found(WARNING, PROOF, f"{summary}stop tokens.", [seen_in(rows, flags, text, count / total)], NO_STOP)
+    summary = (
+        "The model says that it is done, and sampling goes on to the length limit: its end token is"
+        " not among the "
+    )
+    return Found(
+        WARNING,
+        PROOF,
+        f"{summary}stop tokens.",
+        [seen_in(rows, flags, text, count / total)],
+        NO_STOP,
+    )
 
 
 def _endings_by_curve(case: Case) -> Found | Lacking | None:
@@ -135,20 +201,34 @@ def _endings_by_curve(case: Case) -> Found | Lacking | None:
     quarters = [float(part.mean()) for part in np.array_split(cut, 4) if len(cut) >= 5]
     if max(quarters, default=0.0) < MANY:
         return None
-    harm, is_always = _harm(case, cut), min(quarters) >= NEARLY_ALL
-    head = "Nearly every completion ended" if is_always else f"Up to {max(quarters):.0%} of completions were cut"
-    text = f"{head} by the length limit, {harm or 'which may be harmless if the answer comes first'}."
+    harm = _harm(case, cut)
+    is_always = min(quarters) >= NEARLY_ALL
+    head = (
+        "Nearly every completion ended"
+        if is_always
+        else f"Up to {max(quarters):.0%} of completions were cut"
+    )
+    text = (
+        f"{head} by the length limit, {harm or 'which may be harmless if the answer comes first'}."
+    )
     told = f"Cut by length, by quarters of the run: {', '.join(f'{q:.2f}' for q in quarters)}."
     shown = [Evidence(told, max(quarters), LENGTH_ENDED)]
     if limit := case.value("sampling.max_tokens"):
         shown.append(Evidence(f"The limit is {limit} tokens.", float(limit), "sampling/length/max"))
     basis = SIGNAL if harm and not _is_unmoved(case) else SUSPICION
-    return Found(warn_if(bool(harm)), basis, text, shown, NO_STOP if is_always and not _is_brief(case) else CUT)
+    return Found(
+        warn_if(bool(harm)),
+        basis,
+        text,
+        shown,
+        NO_STOP if is_always and not _is_brief(case) else CUT,
+    )
 
 
 def _harm(case: Case, cut: Floats) -> str:
     """Tell how curves show that cut completions score lower; empty where they do not."""
-    paid, trend = case.curve(REWARD)[1], case.trend.kind
+    paid = case.curve(REWARD)[1]
+    trend = case.trend.kind
     if len(paid) == len(cut) >= 20 and float(np.std(residuals(cut, 1))) > 0.02:
         together = rank_correlation(residuals(cut, 1), residuals(paid, 1))
         if together < -max(0.3, 3 / np.sqrt(len(cut))):
@@ -166,8 +246,16 @@ def _harm(case: Case, cut: Floats) -> str:
 
 
 def _is_unmoved(case: Case) -> bool:
-    """Tell whether the updates already explain why the policy stays where it is: then its endings need not."""
-    checks = (optimizer.small_rate, optimizer.schedule, optimizer.frozen, optimizer.underflow, kl.strangles)
+    """Tell whether the updates already explain why the policy stays where it is: then its endings
+    need not.
+    """
+    checks = (
+        optimizer.small_rate,
+        optimizer.schedule,
+        optimizer.frozen,
+        optimizer.underflow,
+        kl.strangles,
+    )
     return any(judge.alarms(case) for judge in checks)
 
 
@@ -179,7 +267,8 @@ def _is_sure_of_itself(case: Case) -> bool:
 
 def _is_brief(case: Case) -> bool:
     """Tell whether the limit leaves so few tokens that hardly any answer fits."""
-    longest, limit = case.course("sampling/length/max"), case.value("sampling.max_tokens")
+    longest = case.course("sampling/length/max")
+    limit = case.value("sampling.max_tokens")
     return limit <= BRIEF if limit else longest is not None and longest.last <= BRIEF
 
 
@@ -188,8 +277,12 @@ def _suspected_endings(case: Case) -> Found | None:
     cut = case.cut_by_length
     if len(cut) == 0 or (share := float(cut.min())) < ALL or _is_sure_of_itself(case):
         return None
-    # A reward that is the same for all may be so because none answers; one above the least was given for something.
-    is_constant = bool(rewards.constant_reward.alarms(case)) and case.curve(REWARD)[1][-1] <= case.reward_range[0]
+    # A reward that is the same for all may be so because none answers; one above the least was
+    # given for something.
+    is_constant = (
+        bool(rewards.constant_reward.alarms(case))
+        and case.curve(REWARD)[1][-1] <= case.reward_range[0]
+    )
     if advantages.unexplained_dead_groups(case) != advantages.AT_BOTTOM and not is_constant:
         return None
     is_brief = _is_brief(case)
@@ -206,7 +299,12 @@ def _endings_by_rollout(case: Case) -> Found | Lacking | None:
         return Lacking(lacking)
     if not case.groups:
         return Lacking("some rollouts have no group id")
-    rows, cut, failed, cut_flags, failed_flags, pairs = [], [], [], [], [], list[Floats]()
+    rows = []
+    cut = []
+    failed = []
+    cut_flags = []
+    failed_flags = []
+    pairs = list[Floats]()
     for g in case.groups:
         low = g.rows.by_rollout("reward_low")[g.place_n]
         low_n = g.reward_n <= np.where(np.isfinite(low), low, g.reward_n.min()) + 1e-6
@@ -223,12 +321,20 @@ def _endings_by_rollout(case: Case) -> Found | Lacking | None:
     share = float(np.concatenate(cut).mean())
     if share < SOME or sum(map(len, cut)) < ENOUGH:
         return None
-    if share >= ALL:  # nothing to compare with: only where nearly all also earn the least that there is
+    # nothing to compare with: only where nearly all also earn the least that there is
+    if share >= ALL:
         fail = float(np.concatenate(failed).mean())
         stops = count_flags(r.ended_n == Ending.STOP_TOKEN.value for r in rows)
-        text = f"{share:.0%} of the rollouts are cut by length, {stops} ended with a stop token, and {fail:.0%} fail"
+        text = (
+            f"{share:.0%} of the rollouts are cut by length, {stops} ended with a stop token, and"
+            f" {fail:.0%} fail"
+        )
         shown = seen_in(rows, cut_flags, text, share, LENGTH_ENDED)
-        return Found(WARNING, SIGNAL, AS_PAGE, [shown], CUT if _is_brief(case) else NO_STOP) if fail >= ALL else None
+        return (
+            Found(WARNING, SIGNAL, AS_PAGE, [shown], CUT if _is_brief(case) else NO_STOP)
+            if fail >= ALL
+            else None
+        )
     if len(pairs) < 8:
         return None
     both = np.array(pairs)
@@ -237,14 +343,23 @@ def _endings_by_rollout(case: Case) -> Found | Lacking | None:
     error = difference.std(ddof=1) / np.sqrt(len(difference))
     if cut_fails < 0.9 or whole_fails > 0.6 or difference.mean() < 4 * error:
         return None
-    fails = f"{cut_fails:.0%} of the cut ones and {whole_fails:.0%} of the others earn the least there is"
-    text = f"{share:.0%} of the rollouts are cut; in {len(pairs)} groups that have both kinds {fails}"
-    return Found(WARNING, SIGNAL, AS_PAGE, [seen_in(rows, failed_flags, text, share, LENGTH_ENDED)], CUT)
+    fails = (
+        f"{cut_fails:.0%} of the cut ones and {whole_fails:.0%} of the others earn the least"
+        " there is"
+    )
+    text = (
+        f"{share:.0%} of the rollouts are cut; in {len(pairs)} groups that have both kinds {fails}"
+    )
+    return Found(
+        WARNING, SIGNAL, AS_PAGE, [seen_in(rows, failed_flags, text, share, LENGTH_ENDED)], CUT
+    )
 
 
 @check("context.prompt-truncated")
 def prompts(case: Case) -> Answer:
-    """Report prompts that were refused, that are exactly at their limit, or that leave completions no token at all."""
+    """Report prompts that were refused, that are exactly at their limit, or that leave completions
+    no token at all.
+    """
     answer = _prompts_by_rollout(case)
     steps, lengths = case.curve(LENGTH)
     if len(lengths) < 3 or lengths.any():  # a model that answers says at least its stop token
@@ -257,19 +372,27 @@ def prompts(case: Case) -> Answer:
 def _prompts_by_rollout(case: Case) -> Found | Lacking | None:
     if lacking := case.why_no_rollouts():
         return Lacking(lacking)
-    rows, total = case.rows, sum(map(len, case.rows))
-    refused = [np.array([boundary_of(e) == "prompt" for e in r.texts("error")], np.bool_) for r in rows]
+    rows = case.rows
+    total = sum(map(len, case.rows))
+    refused = [
+        np.array([boundary_of(e) == "prompt" for e in r.texts("error")], np.bool_) for r in rows
+    ]
     if count := count_flags(refused):
         text = f"{count} of {total} rollouts never began, because their prompt does not fit"
-        severity, shown = by_share(count / total, 0.5, 0.01), seen_in(rows, refused, text, count / total)
+        severity = by_share(count / total, 0.5, 0.01)
+        shown = seen_in(rows, refused, text, count / total)
         return Found(severity, PROOF, "Prompts are longer than the run has room for.", [shown])
     if case.view.trainer == "uptrend":  # its prompts are never cut
         return None
-    limit, rows = int(case.value("sampling.max_prompt") or 0), case.rows_with("roles")
+    limit = int(case.value("sampling.max_prompt") or 0)
+    rows = case.rows_with("roles")
     if not limit or not rows:
         return Lacking("no limit of prompts is known, or no tokens were kept")
-    full = [np.bincount(r.rollout_t[r.role_t == Role.PROMPT], minlength=len(r)) >= limit for r in rows]
-    count, total = count_flags(full), sum(map(len, rows))
+    full = [
+        np.bincount(r.rollout_t[r.role_t == Role.PROMPT], minlength=len(r)) >= limit for r in rows
+    ]
+    count = count_flags(full)
+    total = sum(map(len, rows))
     if count < 0.05 * total:
         return None
     text = f"{count} of {total} prompts have exactly the {limit} tokens that are allowed"
@@ -277,12 +400,15 @@ def _prompts_by_rollout(case: Case) -> Found | Lacking | None:
 
 
 # Groups that it takes to judge their variety, and the group size to compare with.
-GROUPS, LARGE = 12, 16
+GROUPS = 12
+LARGE = 16
 
 
 @check(COLD, FEW)
 def diversity(case: Case) -> Answer:
-    """Judge whether groups are large and varied enough to compare, before the run has had an effect on them."""
+    """Judge whether groups are large and varied enough to compare, before the run has had an effect
+    on them.
+    """
     if lacking := case.why_no_rollouts(("group", "reward")):
         return [_suspected_copies(case), Lacking(lacking)]
     steps = [g for g in map(grouped, case.rows[:FIRST]) if g is not None]
@@ -290,7 +416,8 @@ def diversity(case: Case) -> Answer:
         return Lacking(f"fewer than {GROUPS} groups in the first {FIRST} steps")
     dead = float(np.mean(np.concatenate([g.dead_g for g in steps])))
     right = float(np.mean(np.concatenate([_right(g) for g in steps])))
-    if dead < 0.5 or right > 0.8:  # groups that compare, or tasks that are too easy: neither is at fault
+    # groups that compare, or tasks that are too easy: neither is at fault
+    if dead < 0.5 or right > 0.8:
         return None
     if np.ptp(np.concatenate([g.rows.reward_n[np.isfinite(g.rows.reward_n)] for g in steps])) == 0:
         return None  # one reward for everything: no variety of rollouts would show in it
@@ -300,11 +427,21 @@ def diversity(case: Case) -> Answer:
 def _suspected_copies(case: Case) -> Found | None:
     """Suspect rollouts that are nearly deterministic before anything was learned."""
     curve = case.course(ENTROPY)
-    if curve is None or not _is_sure_of_itself(case) or not advantages.unexplained_dead_groups(case):
+    if (
+        curve is None
+        or not _is_sure_of_itself(case)
+        or not advantages.unexplained_dead_groups(case)
+    ):
         return None
-    why = "There is almost no entropy from the first steps on, and rollouts of a group get one reward"
-    text = f"{why}: they may be copies. The temperature, or the texts of one group, would settle it."
-    shown = Evidence(f"Entropy {curve.begin:.2g} at first.", curve.begin, ENTROPY, int(case.view.steps[0]))
+    why = (
+        "There is almost no entropy from the first steps on, and rollouts of a group get one reward"
+    )
+    text = (
+        f"{why}: they may be copies. The temperature, or the texts of one group, would settle it."
+    )
+    shown = Evidence(
+        f"Entropy {curve.begin:.2g} at first.", curve.begin, ENTROPY, int(case.view.steps[0])
+    )
     return Found(WARNING, SIGNAL, text, [shown], COLD)
 
 
@@ -315,14 +452,26 @@ def _copies(case: Case, steps: list[Grouped], dead: float) -> Found | None:
     if distinct > 0.25:
         return None
     size = int(np.median(np.concatenate([g.size_g for g in steps])))
-    text = f"of {size} rollouts per group {distinct * size:.1f} differ, and {dead:.0%} of the groups are dead"
+    text = (
+        f"of {size} rollouts per group {distinct * size:.1f} differ, and {dead:.0%} of the groups"
+        " are dead"
+    )
     shown = [_seen_dead(steps, text, distinct, "sampling/distinct/share")]
-    temperature, entropy = case.value("sampling.temperature"), case.course(ENTROPY)
+    temperature = case.value("sampling.temperature")
+    entropy = case.course(ENTROPY)
     if temperature is not None:
         shown.append(Evidence(f"sampling.temperature is {temperature:g}", float(temperature)))
-    # One text for all, before any update, from a policy that is not sure of itself: nothing was drawn at random.
-    is_greedy = float(_distinct(steps[0]).mean()) * size < 1.5 and entropy is not None and entropy.values[0] > 0.1
-    summary = "The rollouts of a group are nearly the same: at this temperature there is nothing to compare."
+    # One text for all, before any update, from a policy that is not sure of itself: nothing was
+    # drawn at random.
+    is_greedy = (
+        float(_distinct(steps[0]).mean()) * size < 1.5
+        and entropy is not None
+        and entropy.values[0] > 0.1
+    )
+    summary = (
+        "The rollouts of a group are nearly the same: at this temperature there is nothing to"
+        " compare."
+    )
     sure = (WARNING, SIGNAL) if is_greedy or (temperature or 1.0) < 0.6 else (NOTE, SUSPICION)
     return Found(*sure, summary, shown, COLD)
 
@@ -330,20 +479,36 @@ def _copies(case: Case, steps: list[Grouped], dead: float) -> Found | None:
 def _small_groups(steps: list[Grouped], dead: float) -> Found | None:
     """Report groups that are mostly dead at this size and would not be at 16."""
     # Rollouts that failed count: a group that lost half of them is not small.
-    size = int(np.median(np.concatenate([np.bincount(g.rows.group_n) for g in steps if g.rows.group_n is not None])))
+    size = int(
+        np.median(
+            np.concatenate(
+                [np.bincount(g.rows.group_n) for g in steps if g.rows.group_n is not None]
+            )
+        )
+    )
     rates = np.concatenate([np.bincount(g.group_n, weights=_right(g)) / g.size_g for g in steps])
     if not 2 <= size < 8 or rates.std() == 0:
         return None
     now, then = (dead_share(*fit_beta(rates, size), n) for n in (size, LARGE))
     if now < 0.5 or now - then < 0.2:
         return None
-    text = f"{dead:.0%} of groups of {size} are dead; such pass rates predict {now:.0%}, and {then:.0%} at {LARGE}"
-    summary = f"Groups of {size} are too small for these tasks: most hold only failures or only successes."
-    return Found(WARNING, SIGNAL, summary, [_seen_dead(steps, text, now - then, "advantage/dead/share")], FEW)
+    text = (
+        f"{dead:.0%} of groups of {size} are dead; such pass rates predict {now:.0%}, and"
+        f" {then:.0%} at {LARGE}"
+    )
+    summary = (
+        f"Groups of {size} are too small for these tasks: most hold only failures or only"
+        " successes."
+    )
+    return Found(
+        WARNING, SIGNAL, summary, [_seen_dead(steps, text, now - then, "advantage/dead/share")], FEW
+    )
 
 
 def fit_beta(rates: Floats, size: int) -> tuple[float, float]:
-    """Fit a Beta distribution to pass rates by moments: how tasks vary, beyond the noise of `size` rollouts."""
+    """Fit a Beta distribution to pass rates by moments: how tasks vary, beyond the noise of `size`
+    rollouts.
+    """
     mean = float(np.clip(rates.mean(), 1e-3, 1 - 1e-3))
     spread = float(rates.var(ddof=1)) / (mean * (1 - mean))
     rho = float(np.clip((spread - 1 / size) / (1 - 1 / size), 1e-3, 0.999))
@@ -352,22 +517,31 @@ def fit_beta(rates: Floats, size: int) -> tuple[float, float]:
 
 
 def dead_share(alpha: float, beta: float, size: int) -> float:
-    """Return the expected share of groups of this size that all succeed or all fail: the mean of pᴳ + (1−p)ᴳ."""
+    """Return the expected share of groups of this size that all succeed or all fail: the mean of pᴳ
+    + (1−p)ᴳ.
+    """
     return all_right(alpha, beta, size) + all_right(beta, alpha, size)
 
 
 def _right(g: Grouped) -> Flags:
     correct = g.rows.by_rollout("correct")[g.place_n]
-    return np.asarray(np.where(np.isfinite(correct), correct == 1, g.reward_n >= g.reward_n.max()), np.bool_)
+    return np.asarray(
+        np.where(np.isfinite(correct), correct == 1, g.reward_n >= g.reward_n.max()), np.bool_
+    )
 
 
 def _distinct(g: Grouped) -> Floats:
     """Return the number of different texts per rollout, by group."""
     ids = g.rows.read_tokens("ids")
     said = np.split(ids[np.flatnonzero(g.rows.model_t)], np.cumsum(g.rows.lengths_n)[:-1])
-    texts = {(int(group), said[place].tobytes()) for place, group in zip(g.place_n, g.group_n, strict=True)}
+    texts = {
+        (int(group), said[place].tobytes())
+        for place, group in zip(g.place_n, g.group_n, strict=True)
+    }
     return np.bincount([group for group, _ in texts], minlength=len(g.size_g)) / g.size_g
 
 
 def _seen_dead(steps: list[Grouped], text: str, value: float, metric: str) -> Evidence:
-    return seen_in([g.rows for g in steps], [g.whole(g.dead_g[g.group_n]) for g in steps], text, value, metric)
+    return seen_in(
+        [g.rows for g in steps], [g.whole(g.dead_g[g.group_n]) for g in steps], text, value, metric
+    )

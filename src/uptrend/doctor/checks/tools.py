@@ -1,4 +1,6 @@
-"""Tools and the tasks' own state: tools that are never called, that fail and are scored, and rollouts that mix."""
+"""Tools and the tasks' own state: tools that are never called, that fail and are scored, and
+rollouts that mix.
+"""
 
 import re
 
@@ -13,11 +15,13 @@ from uptrend.records.table import RolloutTable
 
 TURNS = "sampling/turns/mean"
 # Steps, and rollouts or tool results, below which a share is chance.
-FEWEST, ENOUGH = 5, 32
+FEWEST = 5
+ENOUGH = 32
 SPOKEN_OF = r"\b(tools?|functions?)\b"
 # What a tool says that failed by itself; other errors are often the model's own.
 BROKEN = (
-    r"timed[ -]?out|timeout|connection (refused|reset|aborted|error)|service unavailable|internal server error"
+    r"timed[ -]?out|timeout|connection (refused|reset|aborted|error)|service unavailable|internal"
+    r" server error"
     r"|bad gateway|too many requests|rate limit|broken pipe|no space left|out of memory"
 )
 # Characters of a message that can be an error; a document may speak of anything.
@@ -27,7 +31,9 @@ NUMBERS = re.compile(r"\d+")
 
 
 def too_many_failed(case: Case, by_tool: bool) -> Found | Lacking | None:
-    """Report rollouts that could not be scored because of tools, or else because of tasks and scorers."""
+    """Report rollouts that could not be scored because of tools, or else because of tasks and
+    scorers.
+    """
     failed, rollouts = (case.curve(f"sampling/{kind}/count")[1] for kind in ("failed", "rollouts"))
     if len(failed) == 0 or len(rollouts) == 0:
         return Lacking("failed rollouts were not counted")
@@ -37,9 +43,14 @@ def too_many_failed(case: Case, by_tool: bool) -> Found | Lacking | None:
     # From a twentieth on something is broken.
     if share < 0.05 or len(failed) < FEWEST or is_by_tool is not by_tool:
         return None
-    text = f"{share:.0%} of rollouts could not be scored because {'a tool' if by_tool else 'a task or a scorer'} failed"
+    text = (
+        f"{share:.0%} of rollouts could not be scored because"
+        f" {'a tool' if by_tool else 'a task or a scorer'} failed"
+    )
     summary = f"{text}: they teach nothing, and the rest is a selection."
-    shown = Evidence(f"{failed.sum():.0f} of {rollouts.sum():.0f} rollouts.", share, "sampling/failed/count")
+    shown = Evidence(
+        f"{failed.sum():.0f} of {rollouts.sum():.0f} rollouts.", share, "sampling/failed/count"
+    )
     return Found(CRITICAL if share > 0.5 else WARNING, SIGNAL, summary, [shown])
 
 
@@ -49,22 +60,32 @@ def never_called(case: Case) -> Answer:
     answers = [_single_turns(case)]
     if lacking := case.why_no_rollouts(["messages"]):
         return [Lacking(lacking), *answers]
-    rows, total = case.rows_with("messages"), sum(map(len, case.rows_with("messages")))
+    rows = case.rows_with("messages")
+    total = sum(map(len, case.rows_with("messages")))
     if _results(rows) or any(r.messages.calls_m.null_count < len(r.messages.calls_m) for r in rows):
         return answers
-    spoken_m = [np.isin(r.messages.role_m, ("system", "user")) & r.messages.matches(SPOKEN_OF) for r in rows]
+    spoken_m = [
+        np.isin(r.messages.role_m, ("system", "user")) & r.messages.matches(SPOKEN_OF) for r in rows
+    ]
     spoken = [r.flag(r.messages.rollout_m[flags]) for r, flags in zip(rows, spoken_m, strict=True)]
     has_turns = (case.value("sampling.max_turns") or 1) >= 2
     if not has_turns or total < ENOUGH or count_flags(spoken) < 0.9 * total:
         return answers
     tried = sum(len(r.messages.problem_m) - r.messages.problem_m.null_count for r in rows)
-    text = f"0 of {total} rollouts call a tool, though prompts speak of tools; {tried} tried and could not be read"
+    text = (
+        f"0 of {total} rollouts call a tool, though prompts speak of tools; {tried} tried and could"
+        " not be read"
+    )
     return [*answers, Found(WARNING, SIGNAL, AS_PAGE, [seen_in(rows, spoken, text, 0.0, TURNS)])]
 
 
 def _single_turns(case: Case) -> Found | Lacking | None:
-    """Judge by scalars: rollouts of one turn where several are allowed, and no token from a tool."""
-    turns, told, allowed = case.course(TURNS), case.course("tokens/tool/count"), case.value("sampling.max_turns")
+    """Judge by scalars: rollouts of one turn where several are allowed, and no token from a
+    tool.
+    """
+    turns = case.course(TURNS)
+    told = case.course("tokens/tool/count")
+    allowed = case.value("sampling.max_turns")
     if turns is None:
         return Lacking("turns were not counted")
     # TRL counts calls only where it was given tools.
@@ -88,17 +109,23 @@ def errors_swallowed(case: Case) -> Answer:
         return [*answers, Lacking(lacking)]
     rows = case.rows_with("messages")
     results = _results(rows)
-    if not results and not any(r.messages.calls_m.null_count < len(r.messages.calls_m) for r in rows):
+    if not results and not any(
+        r.messages.calls_m.null_count < len(r.messages.calls_m) for r in rows
+    ):
         return answers
     if not any(r.has("reward") for r in rows):
         return [*answers, Lacking("no rewards")]
-    flags, examples, count, has_ended = [], list[Evidence](), 0, False
+    flags = []
+    examples = list[Evidence]()
+    count = 0
+    has_ended = False
     for r in rows:
         broken_m = (r.messages.role_m == "tool") & r.messages.matches(BROKEN, SHORT)
         crashed = (r.ended_n == Ending.TOOL_ERROR.value) & np.isfinite(r.reward_n)
         wrong = np.isfinite(r.reward_n) & ~(r.by_rollout("correct") == 1)
         flags.append((r.flag(r.messages.rollout_m[broken_m]) & wrong) | crashed)
-        count, has_ended = count + int(broken_m.sum()), has_ended or bool(crashed.any())
+        count = count + int(broken_m.sum())
+        has_ended = has_ended or bool(crashed.any())
         if broken_m.any():
             at = int(broken_m.argmax())
             result = " ".join(str(r.messages.content_m[at].as_py()).split())[:80]
@@ -107,25 +134,35 @@ def errors_swallowed(case: Case) -> Answer:
     scored = count_flags(flags)
     if not has_ended and (results < ENOUGH or count < 0.1 * results or scored < 3):
         return answers
-    text = f"{count} of {results} tool results are breakdowns; {scored} rollouts with one were scored as wrong answers"
+    text = (
+        f"{count} of {results} tool results are breakdowns; {scored} rollouts with one were scored"
+        " as wrong answers"
+    )
     shown = [seen_in(rows, flags, text, count / max(results, 1)), *examples[:1]]
     return [*answers, Found(WARNING, PROOF if has_ended else SIGNAL, AS_PAGE, shown)]
 
 
 @check("task.state-leaks", columns=["messages", "task"])
 def state_leaks(case: Case) -> Answer:
-    """Report rollouts of a task that did exactly the same and were shown different things, early or late."""
+    """Report rollouts of a task that did exactly the same and were shown different things, early or
+    late.
+    """
     rows = case.rows_with("messages", "task")
-    repeated, differing = 0, list[tuple[RolloutTable, int, str]]()
+    repeated = 0
+    differing = list[tuple[RolloutTable, int, str]]()
     for r in dict.fromkeys((rows[0], rows[-1])):
         again, others = _compare(r)
-        repeated, differing = repeated + again, differing + others
+        repeated = repeated + again
+        differing = differing + others
     if not repeated:
         return Lacking("no two rollouts of a task did the same and were answered")
     if len(differing) < 2 or len(differing) < 0.02 * repeated:
         return None
     r, rollout, said = differing[0]
-    text = f"{len(differing)} of {repeated} answers of the task differ from the first one to the very same history"
+    text = (
+        f"{len(differing)} of {repeated} answers of the task differ from the first one to the very"
+        " same history"
+    )
     first = Evidence(text, len(differing) / repeated, step=r.step, rollout=r.name(rollout))
     return Found(WARNING, SIGNAL, AS_PAGE, [first, Evidence(f"such as {said!r}")])
 
@@ -135,15 +172,28 @@ def _results(rows: list[RolloutTable]) -> int:
 
 
 def _compare(r: RolloutTable) -> tuple[int, list[tuple[RolloutTable, int, str]]]:
-    """Count the task's answers to a history that had one already, and return those that were other ones."""
+    """Count the task's answers to a history that had one already, and return those that were other
+    ones.
+    """
     # Everything before an answer is the key: the same words and calls must bring the same answer.
     first: dict[int, str] = {}
-    repeated, differing = 0, list[tuple[RolloutTable, int, str]]()
-    tasks, talk, speaker = r.texts("task"), r.messages, -1
-    messages = zip(talk.rollout_m, talk.role_m, talk.content_m.to_pylist(), talk.calls_m.to_pylist(), strict=True)
+    repeated = 0
+    differing = list[tuple[RolloutTable, int, str]]()
+    tasks = r.texts("task")
+    talk = r.messages
+    speaker = -1
+    messages = zip(
+        talk.rollout_m,
+        talk.role_m,
+        talk.content_m.to_pylist(),
+        talk.calls_m.to_pylist(),
+        strict=True,
+    )
     for n, role, said, calls in messages:
         if n != speaker:
-            speaker, history, is_spoken = n, hash(tasks[n]), False
+            speaker = n
+            history = hash(tasks[n])
+            is_spoken = False
         content = said or ""
         if is_spoken and role in ("tool", "user"):
             plain = NUMBERS.sub("#", content)

@@ -21,14 +21,24 @@ from uptrend.doctor.probes.probe import Probe, Result
 from uptrend.doctor.rank import rank
 from uptrend.records import Finding
 
-# Modules and the probes in them stand in the order in which they are asked: later probes may take for granted what
-# earlier ones show, and of two findings that rank the same the earlier comes first.
+# Modules and the probes in them stand in the order in which they are asked: later probes may take
+# for granted what earlier ones show, and of two findings that rank the same the earlier comes
+# first.
 MODULES = (data, reward, tokens, sampler, update, rollouts, control)
-PROBES = {found.name: found for module in MODULES for found in vars(module).values() if isinstance(found, Probe)}
+PROBES = {
+    found.name: found
+    for module in MODULES
+    for found in vars(module).values()
+    if isinstance(found, Probe)
+}
 
 
-def run_probes(bench: Bench, names: Iterable[str], begin: Callable[[str], None] = lambda _: None) -> Iterator[Result]:
-    """Run probes one by one. After each, weights, gradients, random states and mode are as before."""
+def run_probes(
+    bench: Bench, names: Iterable[str], begin: Callable[[str], None] = lambda _: None
+) -> Iterator[Result]:
+    """Run probes one by one. After each, weights, gradients, random states and mode are as
+    before.
+    """
     for name in names:
         begin(name)
         began = time.perf_counter()

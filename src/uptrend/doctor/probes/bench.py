@@ -1,7 +1,9 @@
-"""The bench that probes work on: the parts of the training loop, one step's rollouts, and weights that come back.
+"""The bench that probes work on: the parts of the training loop, one step's rollouts, and weights
+that come back.
 
-Parts come from the run's components, as in the loop: a fault in any of them shows here as it would in training.
-What is expensive is made once and shared: the rollouts, the learner's log-probabilities, and one real update.
+Parts come from the run's components, as in the loop: a fault in any of them shows here as it would
+in training. What is expensive is made once and shared: the rollouts, the learner's
+log-probabilities, and one real update.
 
 b = sequence, s = sampled token of it.
 """
@@ -25,7 +27,18 @@ from uptrend.doctor.check import finding
 from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import Movement, WeightMeter
-from uptrend.records import Basis, Evidence, Finding, Fix, Message, Rollout, RunView, Severity, Task, Tool
+from uptrend.records import (
+    Basis,
+    Evidence,
+    Finding,
+    Fix,
+    Message,
+    Rollout,
+    RunView,
+    Severity,
+    Task,
+    Tool,
+)
 from uptrend.rollout.play import RolloutRequest, derive, derive_open_seed
 from uptrend.rollout.render import Renderer, make_renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
@@ -55,7 +68,8 @@ class Updated:
     rollouts: list[Rollout]
     before_bs: Tensor  # learner's log-probabilities before the update
     after_bs: Tensor
-    nudged_bs: Tensor  # log-probabilities a little way along the update, where they show its effect to first order
+    # log-probabilities a little way along the update, where they show its effect to first order
+    nudged_bs: Tensor
     moved: Movement
     gradient_share: float  # share of weights that had a gradient
 
@@ -90,7 +104,8 @@ class GradientCatcher:
     has_memory = True  # it never makes one
 
     def __init__(self, policy: Policy) -> None:
-        self._flat, self.gradients = policy.flat, list[Tensor]()
+        self._flat = policy.flat
+        self.gradients = list[Tensor]()
 
     def apply(self, lr: float) -> Applied:  # noqa: ARG002 (the optimizer's signature)
         self.gradients.append(self._flat.gradient.clone())
@@ -140,7 +155,9 @@ class Bench:
         observed = [seen(evidence, value, rollout)] if isinstance(evidence, str) else evidence
         cause = finding(self._view, id, severity, basis, summary, observed)
         return (
-            cause if fix is None else replace(cause, fix=complete_fix(fix, self._view.trainer, settings_of(self._view)))
+            cause
+            if fix is None
+            else replace(cause, fix=complete_fix(fix, self._view.trainer, settings_of(self._view)))
         )
 
     @property
@@ -152,15 +169,23 @@ class Bench:
     def more_tokens(self, needed: int) -> Fix:
         """Fix for answers that are longer than a turn may be."""
         tokens = {"sampling.max_tokens": 2 ** (needed - 1).bit_length()}
-        return Fix("Give a turn as many tokens as the longest right answer takes.", {"uptrend": tokens})
+        return Fix(
+            "Give a turn as many tokens as the longest right answer takes.", {"uptrend": tokens}
+        )
 
     @cached_property
     def tasks(self) -> dict[str, tuple[Task, Taskset]]:
         """Every training task by id, with its taskset; the first stage's where several have it."""
-        return {task.id: (task, stage.taskset) for stage in reversed(self.pool.stages) for task in stage.tasks}
+        return {
+            task.id: (task, stage.taskset)
+            for stage in reversed(self.pool.stages)
+            for task in stage.tasks
+        }
 
     def few(self, most: int) -> int:
-        """Return the number of plays of a kind that a probe may make: slow tasksets say how many they allow."""
+        """Return the number of plays of a kind that a probe may make: slow tasksets say how many
+        they allow.
+        """
         return min(most, getattr(self.stage.taskset, "FEW_PLAYS", most))
 
     @cached_property
@@ -196,7 +221,10 @@ class Bench:
     @property
     def drawn(self) -> list[tuple[Task, Taskset]]:
         """Tasks of the rollouts."""
-        return [self.tasks[t] for t in dict.fromkeys(r.task for r in self.rollouts if r.task in self.tasks)]
+        return [
+            self.tasks[t]
+            for t in dict.fromkeys(r.task for r in self.rollouts if r.task in self.tasks)
+        ]
 
     @cached_property
     def batch(self) -> list[Rollout]:
@@ -207,8 +235,11 @@ class Bench:
     @cached_property
     def demonstrations(self) -> list[Rollout]:
         """The expert's rollouts on training tasks that have one, in the model's tokens."""
-        taskset, seed = self.stage.taskset, self.config.seed
-        tasks = [task for task in self.stage.tasks[: self.few(DEMONSTRATED)] if known_gold(taskset, task)]
+        taskset = self.stage.taskset
+        seed = self.config.seed
+        tasks = [
+            task for task in self.stage.tasks[: self.few(DEMONSTRATED)] if known_gold(taskset, task)
+        ]
         requests = [
             RolloutRequest(task, taskset, 0, f"gold-{n}", 0, 0, derive_open_seed(seed, f"gold-{n}"))
             for n, task in enumerate(tasks)
@@ -216,7 +247,8 @@ class Bench:
         return self._player.demonstrate(requests)
 
     def play(self, tasks: Plays, size: int, word: str, **limits: float) -> list[Rollout]:
-        """Play groups of some tasks; `word` makes their seeds, and `limits` replace values of [sampling].
+        """Play groups of some tasks; `word` makes their seeds, and `limits` replace values of
+        [sampling].
 
         With other limits and the same word, rollouts say the same as far as the limits let them.
         """
@@ -229,7 +261,9 @@ class Bench:
         player = RolloutPlayer(self.policy, self.sampler, config)
         seed = config.seed
         requests = [
-            RolloutRequest(task, taskset, 0, group, i, derive(seed, word, n, i), derive_open_seed(seed, group))
+            RolloutRequest(
+                task, taskset, 0, group, i, derive(seed, word, n, i), derive_open_seed(seed, group)
+            )
             for n, (task, taskset) in enumerate(tasks)
             for group in [f"{word}-{n:04d}"]
             for i in range(size)
@@ -245,9 +279,11 @@ class Bench:
         at_once: bool = False,
         late: int = 0,
     ) -> list[ScoredPlay]:
-        """Say each rollout's turns (or others) to its task (or another) again, one by one or all side by side.
+        """Say each rollout's turns (or others) to its task (or another) again, one by one or all
+        side by side.
 
-        The last `late` of them begin when the first ones have had two answers: what these have done is then there.
+        The last `late` of them begin when the first ones have had two answers: what these have done
+        is then there.
         """
         plays = [self.tasks[r.task] for r in rollouts] if plays is None else plays
         turns = [r.model_messages for r in rollouts] if turns is None else turns
@@ -255,9 +291,13 @@ class Bench:
 
         async def run() -> list[ScoredPlay]:
             events = [asyncio.Event() for _ in rollouts]
-            waits: list[list[asyncio.Event]] = [[]] * (len(events) - late) + [events[: len(events) - late]] * late
+            waits: list[list[asyncio.Event]] = [[]] * (len(events) - late) + [
+                events[: len(events) - late]
+            ] * late
             waiting = [_say(*each) for each in zip(turns, plays, seeds, events, waits, strict=True)]
-            return await event_loop.together(waiting) if at_once else [await each for each in waiting]
+            return (
+                await event_loop.together(waiting) if at_once else [await each for each in waiting]
+            )
 
         return event_loop.run(run())
 
@@ -283,17 +323,22 @@ class Bench:
     @cached_property
     def learner(self) -> Learner:
         """A learner to compute log-probabilities with; its optimizer changes nothing."""
-        return self.components.learner(self.policy, cast(Optimizer, GradientCatcher(self.policy)), self.config)
+        return self.components.learner(
+            self.policy, cast(Optimizer, GradientCatcher(self.policy)), self.config
+        )
 
     def experience(self, rollouts: Sequence[Rollout], config: Config | None = None) -> Experience:
         """Lay rollouts out for the learner."""
         config = config or self.config
-        s, longest = config.sampling, max(r.sampled_tokens for r in rollouts)
+        s = config.sampling
+        longest = max(r.sampled_tokens for r in rollouts)
         if longest > s.max_tokens * s.max_turns:  # the expert's: no limit cuts them
             config = replace(config, sampling=replace(s, max_tokens=longest))
         return self.components.layout(rollouts, config)
 
-    def logprobs(self, exp: Experience, learner: Learner | None = None, *, reference: bool = False) -> Tensor:
+    def logprobs(
+        self, exp: Experience, learner: Learner | None = None, *, reference: bool = False
+    ) -> Tensor:
         """Compute log-probabilities of every sampled token, on the host."""
         return (learner or self.learner).logprobs(exp, reference=reference).cpu()
 
@@ -304,7 +349,9 @@ class Bench:
 
     @contextmanager
     def scratch(self) -> Iterator[None]:
-        """Let weights change inside; afterwards they and all random states are as before, and the sampler has them."""
+        """Let weights change inside; afterwards they and all random states are as before, and the
+        sampler has them.
+        """
         try:
             with random_state_kept(self.policy):
                 yield
@@ -330,16 +377,27 @@ class Bench:
             meter = WeightMeter(self.policy.flat)
             before_bs = self.logprobs(exp, learner)
             meter.before()
-            update, *_ = learn(self.components, learner, exp, rollouts, step or max(1, config.learning.warmup), config)
+            update, *_ = learn(
+                self.components,
+                learner,
+                exp,
+                rollouts,
+                step or max(1, config.learning.warmup),
+                config,
+            )
             moved = meter.after()
             after_bs = self.logprobs(exp, learner)
-            self.move_along(self.original, NUDGE / max(1e-5, distance(after_bs, before_bs, exp.real_bs)))
+            self.move_along(
+                self.original, NUDGE / max(1e-5, distance(after_bs, before_bs, exp.real_bs))
+            )
             nudged_bs = self.logprobs(exp, learner) if self.exact else after_bs
             share = optimizer.reached()
         return Updated(update, exp, rollouts, before_bs, after_bs, nudged_bs, moved, share)
 
     def move_along(self, start: Tensor, part: float) -> None:
-        """Put weights this part of the way from `start` to where they are; more than 1 goes beyond."""
+        """Put weights this part of the way from `start` to where they are; more than 1 goes
+        beyond.
+        """
         self.policy.flat.values.data.sub_(start).mul_(part).add_(start)
 
     def once(self, make: "Callable[[Bench], T]") -> T:
@@ -352,7 +410,8 @@ class Bench:
 @contextmanager
 def random_state_kept(policy: Policy) -> Iterator[None]:
     """Restore random states and the model's mode at the end."""
-    states, training = (random.getstate(), np.random.get_state()), policy.model.training
+    states = (random.getstate(), np.random.get_state())
+    training = policy.model.training
     try:
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             yield
@@ -362,7 +421,9 @@ def random_state_kept(policy: Policy) -> Iterator[None]:
         np.random.set_state(states[1])
 
 
-def seen(text: str, value: float | None = None, rollout: Rollout | None = None, metric: str = "") -> Evidence:
+def seen(
+    text: str, value: float | None = None, rollout: Rollout | None = None, metric: str = ""
+) -> Evidence:
     """Make evidence; a rollout is named as `uptrend runs show --rollout` takes it."""
     return Evidence(text, value, metric, rollout="" if rollout is None else rollout.name)
 
@@ -381,18 +442,25 @@ def distance(a_bs: Tensor, b_bs: Tensor, real_bs: Tensor) -> float:
 
 
 def kl_between(policy_bs: Tensor, other_bs: Tensor, real_bs: Tensor) -> float:
-    """Estimate KL(policy ‖ other) on tokens that the policy sampled, by k3: http://joschu.net/blog/kl-approx.html."""
+    """Estimate KL(policy ‖ other) on tokens that the policy sampled, by k3:
+    http://joschu.net/blog/kl-approx.html.
+    """
     apart = (other_bs - policy_bs)[real_bs]
     return float((torch.expm1(apart) - apart).nanmean())
 
 
 async def _say(
-    said: Sequence[Message], played: tuple[Task, Taskset], seed: int, is_on: asyncio.Event, after: list[asyncio.Event]
+    said: Sequence[Message],
+    played: tuple[Task, Taskset],
+    seed: int,
+    is_on: asyncio.Event,
+    after: list[asyncio.Event],
 ) -> ScoredPlay:
     for other in after:
         await other.wait()
     task, taskset = played
-    play, observed = taskset.open(task, seed), list[tuple[str, ...]]()
+    play = taskset.open(task, seed)
+    observed = list[tuple[str, ...]]()
     try:
         observed.append(tuple(m.content for m in play.messages))
         for message in said:

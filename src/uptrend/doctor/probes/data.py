@@ -1,4 +1,6 @@
-"""Probes of tasks and limits: gold answers, repeated and leaked tasks, their order, the schedule, prompt lengths."""
+"""Probes of tasks and limits: gold answers, repeated and leaked tasks, their order, the schedule,
+prompt lengths.
+"""
 
 import math
 import random
@@ -36,11 +38,12 @@ from uptrend.training.warmstart import why_left_out
 # Tasks whose gold answers are played; half of them held out.
 GOLD_TASKS = 50
 HELD_OUT_TASKS = 25
-# Tasks on which an answer is tried in other forms: 6 times 15 forms, where nothing is accepted. Fewer show nothing.
+# Tasks on which an answer is tried in other forms: 6 times 15 forms, where nothing is accepted.
+# Fewer show nothing.
 FORM_TASKS = 6
 MIN_FORM_TASKS = 5
-# Shares of wrong answers that earn the maximum, or as much as gold where nobody said what the maximum is: a reward of
-# unknown bounds may pay for more than the answer.
+# Shares of wrong answers that earn the maximum, or as much as gold where nobody said what the
+# maximum is: a reward of unknown bounds may pay for more than the answer.
 CRITICAL_PAID_SHARE = 0.05
 CRITICAL_PAID_SHARE_UNBOUNDED = 0.4
 
@@ -53,7 +56,10 @@ def try_golds(bench: Bench) -> list[ScoredTask]:
     trained = min(bench.few(GOLD_TASKS) - evaluated, len(stage.tasks))
     generator = random.Random(0)
     tried = []
-    for tasks, count, taskset in ((stage.tasks, trained, stage.taskset), (held_out.tasks, evaluated, held_out.taskset)):
+    for tasks, count, taskset in (
+        (stage.tasks, trained, stage.taskset),
+        (held_out.tasks, evaluated, held_out.taskset),
+    ):
         shuffled = generator.sample(tasks, len(tasks))
         for task in draw_every_class(shuffled, lambda task: task.answer, count):
             tried.append(try_task(proving(taskset), task))
@@ -62,11 +68,19 @@ def try_golds(bench: Bench) -> list[ScoredTask]:
 
 @probe(
     "gold",
-    finds=["reward.gold-rejected", "advantage.sign", "reward.error-scored", "reward.never-computed",
-           "context.completion-truncated", "context.prompt-truncated"],
-)  # fmt: skip
+    finds=[
+        "reward.gold-rejected",
+        "advantage.sign",
+        "reward.error-scored",
+        "reward.never-computed",
+        "context.completion-truncated",
+        "context.prompt-truncated",
+    ],
+)
 def gold(bench: Bench) -> Answer:
-    """Score gold and corrupted answers of 50 tasks, of every class of answers, and gold in the model's tokens."""
+    """Score gold and corrupted answers of 50 tasks, of every class of answers, and gold in the
+    model's tokens.
+    """
     tried = bench.once(try_golds)
     accepted, rejected = split_golds(tried)
     form = None
@@ -82,12 +96,18 @@ def gold(bench: Bench) -> Answer:
     judged = right + len(rejected)
     corrupted = sum(len(each.others) for each in tried)
     require(judged or corrupted, "no answer is known that should earn the most, or should not")
-    yield f"{right} of {judged} gold answers reach the maximum, {len(paid)} of {corrupted} corrupted ones do"
+    yield (
+        f"{right} of {judged} gold answers reach the maximum, {len(paid)} of {corrupted} corrupted"
+        " ones do"
+    )
     yield from _failures(bench, tried)
     yield from _rejections(bench, accepted, rejected)
     if paid:
         limit = CRITICAL_PAID_SHARE if is_bounded else CRITICAL_PAID_SHARE_UNBOUNDED
-        summary = f"{len(paid)} of {corrupted} corrupted answers earn the maximum: the reward can be had without one."
+        summary = (
+            f"{len(paid)} of {corrupted} corrupted answers earn the maximum: the reward can be had"
+            " without one."
+        )
         evidence = [seen(_describe(*each)) for each in paid[:3]]
         severity = CRITICAL if len(paid) > limit * corrupted else WARNING
         yield bench.found("reward.gold-rejected", severity, summary, evidence)
@@ -95,8 +115,12 @@ def gold(bench: Bench) -> Answer:
         yield from _gold_in_tokens(bench)
 
 
-def _rejections(bench: Bench, others: Sequence[ScoredTask], rejected: Sequence[ScoredTask]) -> Answer:
-    """Report gold answers that do not earn the most, and a reward that pays them less than wrong ones."""
+def _rejections(
+    bench: Bench, others: Sequence[ScoredTask], rejected: Sequence[ScoredTask]
+) -> Answer:
+    """Report gold answers that do not earn the most, and a reward that pays them less than wrong
+    ones.
+    """
     low = [each for each in rejected if each.golds[0].reward]
     if not low:
         return
@@ -107,7 +131,10 @@ def _rejections(bench: Bench, others: Sequence[ScoredTask], rejected: Sequence[S
     is_inverted = earnings_of(tried).is_inverted
     summary = describe_rejections("The reward", accepted, low)
     if is_inverted:
-        summary = f"Right answers earn less than wrong ones on {worse} of {judged} tasks: is a sign flipped?"
+        summary = (
+            f"Right answers earn less than wrong ones on {worse} of {judged} tasks: is a sign"
+            " flipped?"
+        )
     # Without bounds, and where no gold is accepted, it may want words that nobody knows here.
     is_known = all(each.is_bounded for each in tried) or accepted or worse
     severity = CRITICAL if is_known and len(low) > CRITICAL_REJECTED_SHARE * judged else WARNING
@@ -128,7 +155,9 @@ def _try_in(form: Form, tried: ScoredTask, taskset: Taskset) -> ScoredTask:
 
 def _accepted_form(tried: Sequence[ScoredTask], taskset: Taskset) -> Form | None:
     """Return the form of an answer in which a reward accepts gold; None where it does in none."""
-    plain = [each for each in tried if each.golds and each.golds[0].texts == ((each.task.answer,),)][:FORM_TASKS]
+    plain = [
+        each for each in tried if each.golds and each.golds[0].texts == ((each.task.answer,),)
+    ][:FORM_TASKS]
     if len(plain) < MIN_FORM_TASKS:
         return None
     for form in forms_of([each.task.answer for each in plain])[1:]:  # the plain one was tried
@@ -138,8 +167,14 @@ def _accepted_form(tried: Sequence[ScoredTask], taskset: Taskset) -> Form | None
 
 
 def _typed_answer(taskset: Taskset, task: Task) -> list[str]:
-    """Say what a function of one's own is given as the answer where that is no text; nothing where it is."""
-    if not isinstance(taskset, Data) or "row" not in task.data or set(taskset.options.reward) <= set(NAMES):
+    """Say what a function of one's own is given as the answer where that is no text; nothing where
+    it is.
+    """
+    if (
+        not isinstance(taskset, Data)
+        or "row" not in task.data
+        or set(taskset.options.reward) <= set(NAMES)
+    ):
         return []
     _, answer = taskset.columns_of(task)
     if isinstance(answer, str):
@@ -148,7 +183,9 @@ def _typed_answer(taskset: Taskset, task: Task) -> list[str]:
 
 
 def _failures(bench: Bench, tried: Sequence[ScoredTask]) -> Answer:
-    """Report gold answers that a reward can't judge, and answers that it fails on, with the commonest exception."""
+    """Report gold answers that a reward can't judge, and answers that it fails on, with the
+    commonest exception.
+    """
     golds = [play for each in tried for play in each.golds]
     everything = [play for each in tried for play in (*each.golds, *each.others)]
     for id, plays, is_undecided in (
@@ -156,20 +193,34 @@ def _failures(bench: Bench, tried: Sequence[ScoredTask]) -> Answer:
         ("reward.error-scored", everything, False),
     ):
         # A reward that leaves its bounds is another fault, which `bounds` finds.
-        failed = [play for play in plays if play.reward is None and not isinstance(play.error, RewardOutOfBounds)]
-        texts = [play.last_text for play in failed if isinstance(play.error, Undecided) is is_undecided]
+        failed = [
+            play
+            for play in plays
+            if play.reward is None and not isinstance(play.error, RewardOutOfBounds)
+        ]
+        texts = [
+            play.last_text for play in failed if isinstance(play.error, Undecided) is is_undecided
+        ]
         if texts:
             share = len(texts) / len(plays)
             text, count = Counter(texts).most_common(1)[0]
-            summary = f"The reward gives no number for {len(texts)} of {len(plays)} answers: {count} times {text}."
+            summary = (
+                f"The reward gives no number for {len(texts)} of {len(plays)} answers: {count}"
+                f" times {text}."
+            )
             yield bench.found(id, CRITICAL if share > 0.5 else WARNING, summary, text, share)
 
 
 @probe("bounds", finds=["reward.out-of-bounds"])
 def bounds(bench: Bench) -> Answer:
-    """Compare what gold, corrupted, cheating and the model's answers earn with the bounds that the reward states."""
+    """Compare what gold, corrupted, cheating and the model's answers earn with the bounds that the
+    reward states.
+    """
     taskset = bench.stage.taskset
-    require(isinstance(taskset, Data) and taskset.options.bounds, "no function of one's own states bounds")
+    require(
+        isinstance(taskset, Data) and taskset.options.bounds,
+        "no function of one's own states bounds",
+    )
     assert isinstance(taskset, Data)
     plays = [play for each in bench.once(try_golds) for play in (*each.golds, *each.others)]
     for task in bench.stage.tasks[: bench.few(8)]:
@@ -185,29 +236,51 @@ def bounds(bench: Bench) -> Answer:
     right = taskset.bounds_that_hold(errors)
     in_python = str(right).replace("[", "(").replace("]", ")")
     way = f"Set tasks.bounds = {right} in the recipe, or bounds={in_python} in uptrend.train"
-    fix = Fix(f"{way}: the least and the most that the reward pays.", {"uptrend": {"tasks.bounds": right}})
+    fix = Fix(
+        f"{way}: the least and the most that the reward pays.", {"uptrend": {"tasks.bounds": right}}
+    )
     values = sorted({error.value for error in errors})
     paid = ", ".join(f"{value:.9g}" for value in values[:8]) + ", …" * (len(values) > 8)
-    evidence = seen(f"outside [{furthest.low:.9g}, {furthest.high:.9g}] it pays {paid}", furthest.value)
+    evidence = seen(
+        f"outside [{furthest.low:.9g}, {furthest.high:.9g}] it pays {paid}", furthest.value
+    )
     yield bench.found("reward.out-of-bounds", CRITICAL, summary, [evidence], fix=fix)
 
 
 def _describe(task: Task, play: ScoredPlay) -> str:
-    question_end = next((m.content for m in reversed(task.messages) if m.role != "system"), "")[-60:]
+    question_end = next((m.content for m in reversed(task.messages) if m.role != "system"), "")[
+        -60:
+    ]
     if play.reward is None:
         return f"{question_end!r} answered '' failed: {play.last_text}"
-    return f"{question_end!r} answered {play.last_text[-60:]!r} earned {play.total:g} of {play.reward.high:g}"
+    return (
+        f"{question_end!r} answered {play.last_text[-60:]!r} earned {play.total:g} of"
+        f" {play.reward.high:g}"
+    )
 
 
 def _gold_in_tokens(bench: Bench) -> Answer:
-    """Judge gold in the model's tokens: a tokenizer may change the words, and limits may be too tight for them."""
-    shown, s = bench.demonstrations, bench.config.sampling
+    """Judge gold in the model's tokens: a tokenizer may change the words, and limits may be too
+    tight for them.
+    """
+    shown = bench.demonstrations
+    s = bench.config.sampling
     scored = [(r, r.reward) for r in shown if r.reward is not None]
     time = {"sampling.rollout_timeout": 4 * s.rollout_timeout}
     longer = Fix("Give rollouts as many seconds as the task takes.", {"uptrend": time})
     for ending, what, limit, more in (
-        (Ending.TURN_LIMIT, "turns", f"sampling.max_turns = {s.max_turns} is too few", bench.more_turns),
-        (Ending.TIME_LIMIT, "time", f"sampling.rollout_timeout = {s.rollout_timeout:g} is too short", longer),
+        (
+            Ending.TURN_LIMIT,
+            "turns",
+            f"sampling.max_turns = {s.max_turns} is too few",
+            bench.more_turns,
+        ),
+        (
+            Ending.TIME_LIMIT,
+            "time",
+            f"sampling.rollout_timeout = {s.rollout_timeout:g} is too short",
+            longer,
+        ),
     ):
         out = sum(r.ended is ending and not reward.is_best for r, reward in scored)
         if out > 0.5 * len(scored):  # a few rows of a dataset may be odd
@@ -216,10 +289,17 @@ def _gold_in_tokens(bench: Bench) -> Answer:
             id = "context.completion-truncated"
             yield bench.found(id, CRITICAL, f"{limit}: {text}.", text, out / len(shown), fix=more)
             return
-    turns = [[np.unique(t.turns[t.sampled], return_counts=True)[1].max(initial=0) for t in r.sequences] for r in shown]
-    long = [r for r, sizes in zip(shown, turns, strict=True) if max(sizes, default=0) > s.max_tokens]
+    turns = [
+        [np.unique(t.turns[t.sampled], return_counts=True)[1].max(initial=0) for t in r.sequences]
+        for r in shown
+    ]
+    long = [
+        r for r, sizes in zip(shown, turns, strict=True) if max(sizes, default=0) > s.max_tokens
+    ]
     # Without bounds nobody said what is right.
-    wrong = [r for r in shown if r.reward is None or not (r.reward.correct or math.isnan(r.reward.high))]
+    wrong = [
+        r for r in shown if r.reward is None or not (r.reward.correct or math.isnan(r.reward.high))
+    ]
     if isinstance(bench.stage.taskset, HasVariants):
         wrong = [r for r in wrong if r.reward is None]  # a weak retriever bounds the expert too
     bad = sum(any(r is other for other in (*wrong, *long)) for r in shown)
@@ -228,16 +308,23 @@ def _gold_in_tokens(bench: Bench) -> Answer:
         return
     share = bad / len(shown)
     if wrong and all(boundary_of(r.error) == "prompt" for r in wrong):
-        id, text = "context.prompt-truncated", str(wrong[0].error)
+        id = "context.prompt-truncated"
+        text = str(wrong[0].error)
         summary = f"{share:.0%} of prompts can't be played: they exceed the limits of [sampling]."
     elif long or any(r.error and "sampling." in r.error for r in wrong):
-        id, text = "context.completion-truncated", "; ".join(why_left_out(shown, s)) or str(wrong[0].error)
+        id = "context.completion-truncated"
+        text = "; ".join(why_left_out(shown, s)) or str(wrong[0].error)
         summary = f"{share:.0%} of gold answers do not fit into the limits of [sampling]: {text}."
     else:
-        id, text = "reward.gold-rejected", f"The expert's words became {wrong[0].messages[-1].content!r}"
+        id = "reward.gold-rejected"
+        text = f"The expert's words became {wrong[0].messages[-1].content!r}"
         summary = f"{share:.0%} of gold answers are wrong once they are said in the model's tokens."
     longest = max((max(sizes, default=0) for sizes in turns), default=0)
-    fix = bench.more_tokens(int(longest)) if id == "context.completion-truncated" and longest > s.max_tokens else None
+    fix = (
+        bench.more_tokens(int(longest))
+        if id == "context.completion-truncated" and longest > s.max_tokens
+        else None
+    )
     yield bench.found(id, CRITICAL if share > 0.5 else WARNING, summary, text, fix=fix)
 
 
@@ -247,20 +334,33 @@ def repeated_families(taskset: Taskset) -> frozenset[str]:
 
 
 def question(task: Task) -> str:
-    """Return a task's question without instructions, case, spaces and punctuation that carry nothing."""
-    said = " ".join(m.content for m in task.messages if m.role != "system") or task.messages[0].content
+    """Return a task's question without instructions, case, spaces and punctuation that carry
+    nothing.
+    """
+    said = (
+        " ".join(m.content for m in task.messages if m.role != "system") or task.messages[0].content
+    )
     return plain_question(said)
 
 
 @probe("repeats", finds=["data.duplicates", "data.batch-exceeds"])
 def repeats(bench: Bench) -> Answer:
     """Count different questions, in the pool and in the step that was drawn."""
-    findings, worst, least = list[Finding](), 1.0, 0.9
+    findings = list[Finding]()
+    worst = 1.0
+    least = 0.9
     for stage in bench.pool.stages:
         declared = {task.family for task in stage.tasks} & repeated_families(stage.taskset)
         if declared:
-            summary = f"Examples of {', '.join(sorted(declared))} repeat one task by declaration, held-out ones too."
-            findings.append(bench.found("data.duplicates", NOTE, summary, "no generator makes different examples", 1.0))
+            summary = (
+                f"Examples of {', '.join(sorted(declared))} repeat one task by declaration,"
+                " held-out ones too."
+            )
+            findings.append(
+                bench.found(
+                    "data.duplicates", NOTE, summary, "no generator makes different examples", 1.0
+                )
+            )
         told_apart = [task for task in stage.tasks if task.family not in declared]
         unique = len({question(task) for task in told_apart})
         share = unique / len(told_apart) if told_apart else 1.0
@@ -268,7 +368,9 @@ def repeats(bench: Bench) -> Answer:
         if share < least:
             summary = f"Of {len(told_apart)} training tasks only {unique} are different."
             severity = CRITICAL if share < 0.5 else WARNING
-            findings.append(bench.found("data.duplicates", severity, summary, f"{share:.0%} are unique", share))
+            findings.append(
+                bench.found("data.duplicates", severity, summary, f"{share:.0%} are unique", share)
+            )
     drawn = {r.group: r.task for r in bench.played}
     families = repeated_families(bench.stage.taskset)
     known = {task: bench.tasks[task][0] for task in drawn.values() if task in bench.tasks}
@@ -277,9 +379,12 @@ def repeats(bench: Bench) -> Answer:
         for task in drawn.values()
     }
     repeated = len(drawn) - len(asked)
-    yield f"{worst:.1%} of training tasks are unique; {repeated} of {len(drawn)} groups repeat a task"
+    yield (
+        f"{worst:.1%} of training tasks are unique; {repeated} of {len(drawn)} groups repeat a task"
+    )
     yield from findings
-    groups, tasks = bench.config.sampling.groups, min(len(s.tasks) for s in bench.pool.stages)
+    groups = bench.config.sampling.groups
+    tasks = min(len(s.tasks) for s in bench.pool.stages)
     if groups > tasks or (repeated and worst >= least):
         summary = f"A step draws the same task more than once: {groups} groups of {tasks} tasks."
         text = f"{repeated} of {len(drawn)} groups repeat another's task"
@@ -296,8 +401,12 @@ def leak(bench: Bench) -> Answer:
     leaked = [task for task in held if task.id in bench.tasks or question(task) in asked]
     yield f"{len(leaked)} of {len(held)} held-out tasks occur in training"
     if leaked:
-        share, text = len(leaked) / len(held), f"for example {question(leaked[0])[:80]!r}"
-        summary = f"{len(leaked)} of {len(held)} held-out tasks are trained on: held-out accuracy can't be believed."
+        share = len(leaked) / len(held)
+        text = f"for example {question(leaked[0])[:80]!r}"
+        summary = (
+            f"{len(leaked)} of {len(held)} held-out tasks are trained on: held-out accuracy can't"
+            " be believed."
+        )
         yield bench.found("data.leak", CRITICAL if share > 0.01 else WARNING, summary, text, share)
 
 
@@ -319,28 +428,53 @@ def schedule(bench: Bench) -> Answer:
     learning = bench.config.learning
     rates = [bench.learner.rate(step) for step in range(1, learning.steps + 1)]
     share = sum(rates) / (learning.lr * learning.steps)
-    yield f"Σ lr is {share:.0%} of {learning.steps} steps at {learning.lr:g} (largest {max(rates):.2g})"
+    yield (
+        f"Σ lr is {share:.0%} of {learning.steps} steps at {learning.lr:g} (largest"
+        f" {max(rates):.2g})"
+    )
     if share < 0.3:
-        summary = f"The schedule leaves {share:.0%} of the learning rate: warm-up or decay eats the run."
+        summary = (
+            f"The schedule leaves {share:.0%} of the learning rate: warm-up or decay eats the run."
+        )
         text = f"Σ lr = {sum(rates):.2g}; the last is {rates[-1]:.2g}"
         yield bench.found("optimizer.schedule", WARNING, summary, text, share)
     elif learning.warmup > 0.5 * learning.steps:
-        summary = f"The warm-up takes {learning.warmup} of {learning.steps} steps: most of the run learns too slowly."
-        yield bench.found("optimizer.schedule", WARNING, summary, f"Σ lr is {share:.0%} of a constant rate's", share)
+        summary = (
+            f"The warm-up takes {learning.warmup} of {learning.steps} steps: most of the run learns"
+            " too slowly."
+        )
+        yield bench.found(
+            "optimizer.schedule",
+            WARNING,
+            summary,
+            f"Σ lr is {share:.0%} of a constant rate's",
+            share,
+        )
 
 
 @probe("prompts", finds=["context.prompt-truncated"])
 def prompts(bench: Bench) -> Answer:
-    """Render prompts of 200 training tasks, and count rollouts that fill the context. A long prompt is never cut."""
-    s, rollouts = bench.config.sampling, bench.rollouts
-    lengths = [len(bench.renderer.first(task.messages, bench.tools)) for task in bench.stage.tasks[:200]]
+    """Render prompts of 200 training tasks, and count rollouts that fill the context. A long prompt
+    is never cut.
+    """
+    s = bench.config.sampling
+    rollouts = bench.rollouts
+    lengths = [
+        len(bench.renderer.first(task.messages, bench.tools)) for task in bench.stage.tasks[:200]
+    ]
     limit = min(s.max_prompt or s.context, s.context - 1)
     over = sum(length > limit for length in lengths)
     full = sum(r.ended is Ending.CONTEXT_FULL and r.reward is not None for r in rollouts)
-    yield f"the longest of {len(lengths)} prompts has {max(lengths)} tokens of {limit}; {over} do not fit, "
+    yield (
+        f"the longest of {len(lengths)} prompts has {max(lengths)} tokens of {limit}; {over} do not"
+        " fit, "
+    )
     yield f"{full} of {len(rollouts)} rollouts fill the context"
     if over:
-        share, text = over / len(lengths), f"the longest has {max(lengths)} tokens"
+        share = over / len(lengths)
+        text = f"the longest has {max(lengths)} tokens"
         severity = CRITICAL if share > 0.5 else WARNING if share > 0.01 else NOTE
-        summary = f"{over} of {len(lengths)} prompts are longer than {limit} tokens and can't be played."
+        summary = (
+            f"{over} of {len(lengths)} prompts are longer than {limit} tokens and can't be played."
+        )
         yield bench.found("context.prompt-truncated", severity, summary, text, share)

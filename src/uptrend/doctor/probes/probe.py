@@ -7,7 +7,7 @@
         yield bench.found("data.leak", CRITICAL, "Held-out tasks are trained on.", "for example '2 + 2'", 0.06)
 
 A new probe is such a function in the module of its topic; `PROBES` collects them from there.
-"""
+"""  # noqa: E501 (a table)
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from uptrend.doctor.probes.bench import Bench
 from uptrend.records import Basis, Finding, Role, Severity
 
-SIGNAL, SUSPICION = Basis.SIGNAL, Basis.SUSPICION
-CRITICAL, WARNING, NOTE = Severity.CRITICAL, Severity.WARNING, Severity.NOTE
+SIGNAL = Basis.SIGNAL
+SUSPICION = Basis.SUSPICION
+CRITICAL = Severity.CRITICAL
+WARNING = Severity.WARNING
+NOTE = Severity.NOTE
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Piece:
 
 
 Printout = tuple[Piece, ...]
-Answer = Iterator[str | Finding | Printout]  # the figure, in one or more parts; findings; rollouts to show
+# the figure, in one or more parts; findings; rollouts to show
+Answer = Iterator[str | Finding | Printout]
 
 
 class NotApplicableError(Exception):
@@ -64,7 +68,10 @@ class Result:
 # A condition without which several probes have nothing to look at, and the reason to give.
 Need = tuple[Callable[[Bench], object], str]
 SAMPLED: Need = (lambda bench: any(r.sampled_tokens for r in bench.rollouts), "nothing was sampled")
-SCORED: Need = (lambda bench: any(r.reward is not None for r in bench.played), "no rollout could be scored")
+SCORED: Need = (
+    lambda bench: any(r.reward is not None for r in bench.played),
+    "no rollout could be scored",
+)
 TOOLS: Need = (lambda bench: bench.tools, "no tools")
 PENALTY: Need = (lambda bench: bench.config.learning.kl.beta, "no KL penalty: learning.kl.beta = 0")
 
@@ -89,17 +96,32 @@ class Probe:
             told = list(self.ask(bench))
         except NotApplicableError as error:
             return Result(self.name, skipped=str(error))
-        except Exception as error:  # one question that can't be answered must not cost the answers to the others
+        except (
+            Exception
+        ) as error:  # one question that can't be answered must not cost the answers to the others
             said = " ".join(str(error).split())[:300]
-            return Result(self.name, error=f"{type(error).__name__}: {said}" if said else type(error).__name__)
+            return Result(
+                self.name, error=f"{type(error).__name__}: {said}" if said else type(error).__name__
+            )
         findings = tuple(part for part in told if isinstance(part, Finding))
-        assert self.finds.issuperset(f.id for f in findings), f"{self.name} reports a cause that it does not declare"
+        assert self.finds.issuperset(f.id for f in findings), (
+            f"{self.name} reports a cause that it does not declare"
+        )
         figure = "".join(part for part in told if isinstance(part, str))
-        return Result(self.name, figure, findings, tuple(part for part in told if isinstance(part, tuple)))
+        return Result(
+            self.name, figure, findings, tuple(part for part in told if isinstance(part, tuple))
+        )
 
 
 def probe(
-    name: str, *, finds: Sequence[str], need: Need | None = None, cheap: bool = True, full: bool = False
+    name: str,
+    *,
+    finds: Sequence[str],
+    need: Need | None = None,
+    cheap: bool = True,
+    full: bool = False,
 ) -> Callable[[Callable[[Bench], Answer]], Probe]:
     """Declare a function as a probe; the docstring's first line says what it does."""
-    return lambda ask: Probe(name, (ask.__doc__ or "").partition("\n")[0], ask, frozenset(finds), need, cheap, full)
+    return lambda ask: Probe(
+        name, (ask.__doc__ or "").partition("\n")[0], ask, frozenset(finds), need, cheap, full
+    )

@@ -1,7 +1,8 @@
-"""Importing journals that were kept by hand: hypotheses, log entries, the problem statement, and pages for the rest.
+"""Importing journals that were kept by hand: hypotheses, log entries, the problem statement, and
+pages for the rest.
 
-Imported text goes into blocks of the machine's, which a later import of a longer journal writes anew. Hypotheses are
-files that people go on with: one that is there is left alone.
+Imported text goes into blocks of the machine's, which a later import of a longer journal writes
+anew. Hypotheses are files that people go on with: one that is there is left alone.
 """
 
 import hashlib
@@ -32,7 +33,8 @@ class Imported:
     """Result of an import."""
 
     journals: list[Journal]
-    ids: dict[str, str] = field(default_factory=dict)  # the lab's id of each new hypothesis, by its key
+    # the lab's id of each new hypothesis, by its key
+    ids: dict[str, str] = field(default_factory=dict)
     entries: int = 0  # new entries of the log
     already: int = 0  # hypotheses and experiments that were there from an earlier import
     written: list[Path] = field(default_factory=list)  # files that were made or changed
@@ -43,16 +45,20 @@ def import_journals(paths: Sequence[Path], notebook: Notebook) -> Imported:
     imported = Imported([read_journal(path) for path in paths])
     _add_hypotheses(notebook, imported)
     for journal in imported.journals:
-        seen, entries = Counter[str](), dict[str, str]()
+        seen = Counter[str]()
+        entries = dict[str, str]()
         for one in journal.experiments:
             name = one.key or one.title
-            seen[name] += 1  # of several experiments that are called the same, the place is part of the key
+            # of several experiments that are called the same, the place is part of the key
+            seen[name] += 1
             key = _key(journal.title, "experiment", name, str(seen[name]))
             entries[key] = _render("imported-entry.md", one, journal.name)
         new = _put(notebook, imported, LOG, entries)
         imported.entries += new
         imported.already += len(entries) - new
-        text = "\n".join(line.text for line in journal.lines) if journal.is_problem else _rest(journal)
+        text = (
+            "\n".join(line.text for line in journal.lines) if journal.is_problem else _rest(journal)
+        )
         page = PROBLEM if journal.is_problem else f"{KEPT}/{Path(journal.name).stem}.md"
         _put(notebook, imported, page, {_key(journal.title): text})
     notebook.refresh()
@@ -69,7 +75,8 @@ def _key(*names: str) -> str:
 
 
 def _add_hypotheses(notebook: Notebook, imported: Imported) -> None:
-    # Write new hypotheses; numbered ones go first, since they keep their numbers where those are free.
+    # Write new hypotheses; numbered ones go first, since they keep their numbers where those are
+    # free.
     files = list((notebook.folder / "hypotheses").glob("h[0-9]*.md"))
     there = "\n".join(path.read_text(encoding="utf-8") for path in files)
     found = [(one, journal) for journal in imported.journals for one in journal.hypotheses]
@@ -84,10 +91,14 @@ def _add_hypotheses(notebook: Notebook, imported: Imported) -> None:
     named = {one.key: id for (one, _), id in zip(new, ids, strict=True) if one.key}
     for (one, journal), id in zip(new, ids, strict=True):
         key = hypothesis_key(one, journal)
-        first = [f"h{int(number):02d}" for number in re.findall(r"\bH(\d+)", one.fields.get("Prerequisites", ""))]
+        first = [
+            f"h{int(number):02d}"
+            for number in re.findall(r"\bH(\d+)", one.fields.get("Prerequisites", ""))
+        ]
         title = one.title.rstrip(".") or f"{one.key.upper()}, as it was called"
         waits = tuple(named[other] for other in first if other in named)
-        priority, explains = Priority(one.priority or "medium"), one.fields.get("Impact", "")
+        priority = Priority(one.priority or "medium")
+        explains = one.fields.get("Impact", "")
         h = Hypothesis(id, title, "", (), priority, explains=explains, prerequisites=waits)
         text = _render("imported-hypothesis.md", one, journal.name, fields=FIELDS, key=key)
         imported.ids[key] = id
@@ -97,19 +108,28 @@ def _add_hypotheses(notebook: Notebook, imported: Imported) -> None:
 def _render(template: str, one: JournalItem, source: str, **more: Any) -> str:
     # Render facts and quoted lines; a quotation keeps their headings from being the page's.
     spans = list[str]()
-    for _, pairs in groupby(enumerate(line.number for line in one.lines), lambda pair: pair[1] - pair[0]):
+    for _, pairs in groupby(
+        enumerate(line.number for line in one.lines), lambda pair: pair[1] - pair[0]
+    ):
         numbers = [number for _, number in pairs]
         spans.append(f"{numbers[0]}–{numbers[-1]}" if len(numbers) > 1 else str(numbers[0]))
     where = f"{source}, line{'s' if len(one.lines) > 1 else ''} {' and '.join(spans)}"
     lines = "\n".join(line.text for line in one.lines).rstrip().split("\n")
     quoted = "\n".join(f"> {line}" if line.strip() else ">" for line in lines)
     figures = dict.fromkeys(f"{figure.name} {figure.value:g}" for figure in one.figures)
-    told = {"one": one, "status": reported(one.statuses), "figures": figures, "where": where, "quoted": quoted}
+    told = {
+        "one": one,
+        "status": reported(one.statuses),
+        "figures": figures,
+        "where": where,
+        "quoted": quoted,
+    }
     return render(f"lab/templates/{template}", cell=cell, **told, **more)
 
 
 def _put(notebook: Notebook, imported: Imported, page: str, texts: dict[str, str]) -> int:
-    # Write texts into blocks of a page, by key, and count the new ones; an empty problem statement is replaced.
+    # Write texts into blocks of a page, by key, and count the new ones; an empty problem statement
+    # is replaced.
     path = notebook.folder / page
     there = path.read_bytes().decode() if path.exists() else ""
     empty = new_pages("", "").get(page, "")

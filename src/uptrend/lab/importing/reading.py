@@ -1,6 +1,8 @@
-"""Reading a journal that was kept by hand: experiments, hypotheses, statuses, run ids, settings and figures.
+"""Reading a journal that was kept by hand: experiments, hypotheses, statuses, run ids, settings and
+figures.
 
-Headings, fields, tables and code are recognized, with the words and forms of words.toml; the rest stays prose.
+Headings, fields, tables and code are recognized, with the words and forms of words.toml; the rest
+stays prose.
 """
 
 import dataclasses
@@ -19,7 +21,8 @@ WORDS = tomllib.loads((Path(__file__).parent / "words.toml").read_text(encoding=
 FIELDS: dict[str, list[str]] = WORDS["fields"]
 PRIORITIES: dict[str, str] = WORDS["priorities"]
 FORMS = {
-    name: re.compile(form.replace("MEASURED", WORDS["forms"]["measured"])) for name, form in WORDS["forms"].items()
+    name: re.compile(form.replace("MEASURED", WORDS["forms"]["measured"]))
+    for name, form in WORDS["forms"].items()
 }
 
 
@@ -59,7 +62,8 @@ class JournalItem:
     date: str = ""
     runs: tuple[str, ...] = ()
     statuses: tuple[str, ...] = ()  # as reported, the last said last
-    fields: dict[str, str] = field(default_factory=dict)  # texts that are given by name: Issue, Test, Outcome …
+    # texts that are given by name: Issue, Test, Outcome …
+    fields: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)  # parameters, in the journal's names
     figures: tuple[Figure, ...] = ()
     commands: tuple[str, ...] = ()  # fenced code
@@ -83,7 +87,9 @@ class Journal:
     lines: tuple[OutlineLine, ...]  # all of it
     experiments: tuple[JournalItem, ...]
     hypotheses: tuple[JournalItem, ...]
-    elsewhere: dict[int, str]  # title or id of the entry or hypothesis that a line goes to; the rest stays
+    elsewhere: dict[
+        int, str
+    ]  # title or id of the entry or hypothesis that a line goes to; the rest stays
 
     @property
     def recognized(self) -> frozenset[int]:
@@ -94,8 +100,12 @@ class Journal:
     @property
     def prose(self) -> list[tuple[int, int]]:
         """First and last line of each stretch of the others; blank lines do not end one."""
-        written, recognized = [line.number for line in self.lines if line.text.strip()], self.recognized
-        stretches = [(is_known, list(run)) for is_known, run in groupby(written, lambda number: number in recognized)]
+        written = [line.number for line in self.lines if line.text.strip()]
+        recognized = self.recognized
+        stretches = [
+            (is_known, list(run))
+            for is_known, run in groupby(written, lambda number: number in recognized)
+        ]
         return [(run[0], run[-1]) for is_known, run in stretches if not is_known]
 
 
@@ -106,7 +116,9 @@ def read_journal(path: Path) -> Journal:
     except FileNotFoundError:
         raise LabError(f"There is no file {path}.") from None
     except UnicodeDecodeError as error:
-        raise LabError(f"{path} is not UTF-8 at byte {error.start}: save it as UTF-8, then import it.") from None
+        raise LabError(
+            f"{path} is not UTF-8 at byte {error.start}: save it as UTF-8, then import it."
+        ) from None
     except OSError as error:
         raise LabError(f"{path} could not be read: {error.strerror}.") from None
     sections = sections_of(text)
@@ -121,12 +133,15 @@ def read_journal(path: Path) -> Journal:
     hypotheses = sorted(_joined([*numbered, *_listed(lines)]), key=lambda one: int(one.key[1:]))
     hypotheses += _claimed(experiments)
     is_problem = "problem statement" in title.lower()
-    return Journal(path.name, title, is_problem, lines, tuple(experiments), tuple(hypotheses), where)
+    return Journal(
+        path.name, title, is_problem, lines, tuple(experiments), tuple(hypotheses), where
+    )
 
 
 def sections_of(text: str) -> list[Section]:
     """Return the sections of a Markdown text; a # in a shell block is no heading."""
-    found, fence = [Section(0, "", [], ())], ""
+    found = [Section(0, "", [], ())]
+    fence = ""
     for number, raw in enumerate(text.split("\n"), start=1):
         mark = FORMS["fence"].match(raw)
         is_fence = mark is not None and fence in ("", mark[1])
@@ -134,11 +149,14 @@ def sections_of(text: str) -> list[Section]:
         if mark and is_fence:
             fence = "" if fence else mark[1]
         if not line.in_code and (heading := FORMS["heading"].match(line.text)):
-            level, above = len(heading[1]), list[Section]()
+            level = len(heading[1])
+            above = list[Section]()
             for section in reversed(found):
                 if section.level < (above[-1].level if above else level):
                     above.append(section)
-            found.append(Section(level, heading[2], [line], tuple(section.title for section in above)))
+            found.append(
+                Section(level, heading[2], [line], tuple(section.title for section in above))
+            )
         else:
             found[-1].lines.append(line)
     return found
@@ -154,7 +172,9 @@ def runs_in(text: str, known: Collection[str] = ()) -> list[str]:
 
 
 def fields_in(text: str) -> dict[str, str]:
-    """Return the `**Key**: value` pairs of a line, several where bars part them, or `- Key: value`."""
+    """Return the `**Key**: value` pairs of a line, several where bars part them, or `- Key:
+    value`.
+    """
     bold = {match[1].strip(): match[2] for match in FORMS["field"].finditer(text)}
     bare = None if bold else FORMS["bare_field"].match(text)
     return {bare[1].strip(): bare[2]} if bare else bold
@@ -162,7 +182,10 @@ def fields_in(text: str) -> dict[str, str]:
 
 def statuses_in(*texts: str) -> tuple[str, ...]:
     """Return the plain words for where something stands, one at most per text."""
-    words = (next((word for word, form in WORDS["statuses"].items() if re.search(form, text)), "") for text in texts)
+    words = (
+        next((word for word, form in WORDS["statuses"].items() if re.search(form, text)), "")
+        for text in texts
+    )
     return tuple(word for word in words if word)
 
 
@@ -177,7 +200,9 @@ def figures_in(text: str, line: int) -> list[Figure]:
     found = list[Figure]()
     for match in [*FORMS["stated"].finditer(text)] or FORMS["counted"].finditer(text):
         if not FORMS["expected"].search(text[: match.start()]):
-            value = float(match["number"].lstrip("~").rstrip(".,").replace(",", "")) / (100 if match["percent"] else 1)
+            value = float(match["number"].lstrip("~").rstrip(".,").replace(",", "")) / (
+                100 if match["percent"] else 1
+            )
             found.append(Figure(" ".join(match["name"].lower().split()), round(value, 10), line))
     return found
 
@@ -205,29 +230,44 @@ def _read(one: JournalItem, known: Collection[str] = ()) -> JournalItem:
     )
 
 
-def _settings(lines: Iterable[OutlineLine], commands: Iterable[str], fields: dict[str, str]) -> dict[str, str]:
-    # Collect parameters from tables of two columns, key=value pairs, a command's flags and what was tried.
-    pairs, is_table = list[tuple[str, str]](), False
+def _settings(
+    lines: Iterable[OutlineLine], commands: Iterable[str], fields: dict[str, str]
+) -> dict[str, str]:
+    # Collect parameters from tables of two columns, key=value pairs, a command's flags and what was
+    # tried.
+    pairs = list[tuple[str, str]]()
+    is_table = False
     for line in lines:
         row = FORMS["pair"].match(line.text)
         begins = row is not None and row[1] == "Parameter"
         is_table = begins or (is_table and line.text.lstrip().startswith("|"))
         if is_table and row and not begins:
             pairs.append((row[1], row[2].strip("`")))
-        elif not line.in_code and not line.text.startswith("#"):  # lr=5e-6, unless it is hoped for or measured
-            own = [m for m in FORMS["setting"].finditer(line.text) if not FORMS["measured"].fullmatch(m[1].lower())]
-            own = [match for match in own if not FORMS["expected"].search(line.text[: match.start()])]
+        elif not line.in_code and not line.text.startswith(
+            "#"
+        ):  # lr=5e-6, unless it is hoped for or measured
+            own = [
+                m
+                for m in FORMS["setting"].finditer(line.text)
+                if not FORMS["measured"].fullmatch(m[1].lower())
+            ]
+            own = [
+                match for match in own if not FORMS["expected"].search(line.text[: match.start()])
+            ]
             pairs += {match[1]: match[2].strip("\"'").rstrip(".") for match in own}.items()
     for command in commands:  # --lora-r 16
         flags = FORMS["flag"].finditer(command)
         pairs += {match[1]: (match[2] or "true").strip("\"'") for match in flags}.items()
     pairs += [(name, fields[name]) for name in FIELDS["tried"] if fields.get(name)]
-    values = {name: dict.fromkeys(value for other, value in pairs if other == name) for name, _ in pairs}
+    values = {
+        name: dict.fromkeys(value for other, value in pairs if other == name) for name, _ in pairs
+    }
     return {name: ", ".join(several) for name, several in values.items()}
 
 
 def _joined(found: Iterable[JournalItem]) -> list[JournalItem]:
-    # Join mentions of one run or of one numbered hypothesis, in the place of the first, whose words stay.
+    # Join mentions of one run or of one numbered hypothesis, in the place of the first, whose words
+    # stay.
     by_key = dict[str, JournalItem]()
     for place, one in enumerate(found):
         key = one.key if one.kind == "hypothesis" else one.runs[0] if one.runs else f"#{place}"
@@ -235,8 +275,11 @@ def _joined(found: Iterable[JournalItem]) -> list[JournalItem]:
         if first is not one:
             values = dict[str, Any]()
             for name in (part.name for part in dataclasses.fields(one)):
-                a, b = getattr(first, name), getattr(one, name)
-                values[name] = {**b, **a} if isinstance(a, dict) else a + b if isinstance(a, tuple) else a or b
+                a = getattr(first, name)
+                b = getattr(one, name)
+                values[name] = (
+                    {**b, **a} if isinstance(a, dict) else a + b if isinstance(a, tuple) else a or b
+                )
             by_key[key] = replace(first, **values | {"runs": tuple(dict.fromkeys(values["runs"]))})
     return list(by_key.values())
 
@@ -245,8 +288,12 @@ def _told_in_sections(sections: Sequence[Section]) -> list[JournalItem]:
     # What has a section of its own, with the sections under it.
     known = {run for section in sections for line in section.lines for run in runs_in(line.text)}
     coded = [section for section in sections if FORMS["experiment"].match(section.title)]
-    chapters = {above for section in coded for above in section.above if FORMS["chapter"].match(above)}
-    found, level = list[JournalItem](), 0  # level of the section that began the last
+    chapters = {
+        above for section in coded for above in section.above if FORMS["chapter"].match(above)
+    }
+    # level of the section that began the last
+    found = list[JournalItem]()
+    level = 0
     for section in sections:
         begun = None if section.title in chapters else _begun(section, known)
         if begun:
@@ -260,19 +307,38 @@ def _told_in_sections(sections: Sequence[Section]) -> list[JournalItem]:
 
 
 def _begun(section: Section, known: Collection[str]) -> JournalItem | None:
-    title, lines, date = section.title, tuple(section.lines), _date_in(section.above)
+    title = section.title
+    lines = tuple(section.lines)
+    date = _date_in(section.above)
     body = section.lines[1:] if section.level else section.lines
     if match := FORMS["hypothesis"].match(title):
-        flag, claim = re.search(r"\[(\w+)", title), FORMS["around_claim"].sub("", match[2]).strip()
+        flag = re.search(r"\[(\w+)", title)
+        claim = FORMS["around_claim"].sub("", match[2]).strip()
         priority = PRIORITIES.get(flag[1].lower(), "") if flag else ""
-        return JournalItem("hypothesis", f"h{int(match[1]):02d}", claim, lines, date, priority=priority)
+        return JournalItem(
+            "hypothesis", f"h{int(match[1]):02d}", claim, lines, date, priority=priority
+        )
     match = FORMS["experiment"].match(title)
-    # A heading such as « B. No PEFT » may be a chapter: it is an experiment where it has fields or code.
+    # A heading such as « B. No PEFT » may be a chapter: it is an experiment where it has fields or
+    # code.
     if match and (len(match[1]) > 1 or any(line.in_code or fields_in(line.text) for line in body)):
         return JournalItem("experiment", match[1], match[2].strip(), lines, date)
-    named = runs_in(title, known) + [run for line in body if "Run ID" in line.text for run in runs_in(line.text)]
-    if named or any(name in fields_in(line.text) for line in body if not line.in_code for name in FIELDS["claim"]):
-        return JournalItem("experiment", (named or [""])[0], FORMS["around_title"].sub("", title).strip(), lines, date)
+    named = runs_in(title, known) + [
+        run for line in body if "Run ID" in line.text for run in runs_in(line.text)
+    ]
+    if named or any(
+        name in fields_in(line.text)
+        for line in body
+        if not line.in_code
+        for name in FIELDS["claim"]
+    ):
+        return JournalItem(
+            "experiment",
+            (named or [""])[0],
+            FORMS["around_title"].sub("", title).strip(),
+            lines,
+            date,
+        )
     return None
 
 
@@ -283,7 +349,10 @@ def _told_in_a_line(sections: Iterable[Section], told: Collection[str]) -> list[
         date = _date_in([section.title, *section.above])
         for line in section.lines:
             new = [run for run in runs_in(line.text) if run not in told]
-            found += [_read(JournalItem("experiment", run, f"Run {run}", (line,), date, (run,))) for run in new]
+            found += [
+                _read(JournalItem("experiment", run, f"Run {run}", (line,), date, (run,)))
+                for run in new
+            ]
     return _joined(found)
 
 
@@ -293,10 +362,27 @@ def _listed(lines: Sequence[OutlineLine]) -> list[JournalItem]:
     for form in (FORMS["listed"], FORMS["tabled"]):
         for line, match in ((line, match) for line in lines if (match := form.search(line.text))):
             told = match.groupdict("")
-            title = told["title"].replace("-", " ").capitalize() if form is FORMS["listed"] else told["title"]
-            one = JournalItem("hypothesis", f"h{int(told['number']):02d}", title, (line,), notes=told.get("notes", ""))
-            priority, sure = (PRIORITIES.get(told.get(name, "").lower(), "") for name in ("priority", "confidence"))
-            found.append(replace(one, priority=priority, confidence=sure, statuses=statuses_in(told["status"])))
+            title = (
+                told["title"].replace("-", " ").capitalize()
+                if form is FORMS["listed"]
+                else told["title"]
+            )
+            one = JournalItem(
+                "hypothesis",
+                f"h{int(told['number']):02d}",
+                title,
+                (line,),
+                notes=told.get("notes", ""),
+            )
+            priority, sure = (
+                PRIORITIES.get(told.get(name, "").lower(), "")
+                for name in ("priority", "confidence")
+            )
+            found.append(
+                replace(
+                    one, priority=priority, confidence=sure, statuses=statuses_in(told["status"])
+                )
+            )
     return found
 
 
@@ -307,7 +393,9 @@ def _claimed(experiments: Iterable[JournalItem]) -> list[JournalItem]:
         for at, line in enumerate(one.lines):
             claim = "" if line.in_code else fields_in(line.text).get(FIELDS["claim"][0], "")
             if claim:
-                rest = takewhile(lambda other: other.in_code or not other.text.startswith("#"), one.lines[at:])
+                rest = takewhile(
+                    lambda other: other.in_code or not other.text.startswith("#"), one.lines[at:]
+                )
                 h = _read(JournalItem("hypothesis", "", claim, tuple(rest)))
                 fields = {"Experiment": one.title} | h.fields
                 found.append(replace(h, statuses=one.statuses, runs=one.runs, fields=fields))

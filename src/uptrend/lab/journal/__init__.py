@@ -1,4 +1,5 @@
-"""Journal of a lab. Here a verdict is written down: figures, pictures, the Results block, status, the log, and the fix.
+"""Journal of a lab. Here a verdict is written down: figures, pictures, the Results block, status,
+the log, and the fix.
 
 `stored` reads and writes the records, `verdicts` words them, `figures` draws, `page` shows it all.
 """
@@ -34,7 +35,10 @@ def record(notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry) ->
     """
     folder = notebook.results(h.id)
     # The verdict's fields stand as they are, and under `entry` how the experiment was made.
-    written = [write(folder / VERDICT, {**asdict(verdict), "entry": asdict(entry)}, indent=1), folder / CURVES]
+    written = [
+        write(folder / VERDICT, {**asdict(verdict), "entry": asdict(entry)}, indent=1),
+        folder / CURVES,
+    ]
     curves = keep_curves(folder / CURVES, notebook.folder, h.metric, entry.runs)
     pictures = list[Path]()
     with plain_disk_errors(folder):
@@ -47,12 +51,16 @@ def record(notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry) ->
 
     page = read_page(notebook.path_of(h.id))
     results = render("lab/templates/results.md", pictures=pictures, **told)
-    write_whole(page.path, (page.head + put_block(page.body, "results", results, "## Results")).encode())
+    write_whole(
+        page.path, (page.head + put_block(page.body, "results", results, "## Results")).encode()
+    )
     notebook.set_status(h.id, verdict.status, verdict.confidence)
 
     fixed = _write_fix(notebook, h, verdict, entry, curves)
     fix = f"fixes/{fixed[0].name}" if len(fixed) > 1 else ""
-    counts = [f"{count} {status}" for status, count in Counter(run.status for run in entry.runs).items()]
+    counts = [
+        f"{count} {status}" for status, count in Counter(run.status for run in entry.runs).items()
+    ]
     if worked := sum(run.seconds or 0.0 for run in entry.runs):
         counts.append(f"{duration(worked)} of work")
     # The same verdict at the same second is the same entry.
@@ -98,7 +106,8 @@ def _write_fix(
     notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry, curves: Sequence[Curves]
 ) -> list[Path]:
     # Write the fix's page, override and picture; the page of one that no longer holds says so.
-    name, folder = notebook.path_of(h.id).stem, notebook.folder / "fixes"
+    name = notebook.path_of(h.id).stem
+    folder = notebook.folder / "fixes"
     page, override, picture = (folder / f"{name}.{kind}" for kind in ("md", "toml", "png"))
     change = change_of(h, verdict, entry)
     if change is None:
@@ -112,10 +121,16 @@ def _write_fix(
         folder.mkdir(exist_ok=True)
         drawn = [save_curves(picture, h, both)] if kinds(h, both) else []
     gone = [key for key, value in change.values.items() if value is None]
-    head = f"# {h.id.upper()}: {' '.join(titled(h).split())}\n# Put these values into a recipe; {change.after}.\n"
-    head += "".join(f"# Leave out {key}.\n" for key in gone if not any(key.startswith(f"{k}.") for k in gone))
+    head = (
+        f"# {h.id.upper()}: {' '.join(titled(h).split())}\n# Put these values into a recipe;"
+        f" {change.after}.\n"
+    )
+    head += "".join(
+        f"# Leave out {key}.\n" for key in gone if not any(key.startswith(f"{k}.") for k in gone)
+    )
     write_whole(override, f"{head}\n{to_recipe(nest(change.values))}".encode())
-    c, to_arm = change.comparison, change.before == h.control.name
+    c = change.comparison
+    to_arm = change.before == h.control.name
     means = (c.control_mean, c.arm_mean) if to_arm else (c.arm_mean, c.control_mean)
     gain = interval_text(h.metric, c.interval, sign_of(h) * (1 if to_arm else -1))
     levels = [
@@ -126,17 +141,34 @@ def _write_fix(
     for key, value in change.values.items():
         elsewhere.append([f"`{assignments({key: value})}`"])
         for trainer in dialects.TRAINERS:
-            found = dialects.to_theirs(key, value, trainer, change.values.get) or dialects.Assignment({})
-            told = f"`{assignments(found.settings)}`" if found.settings else "no setting of this name"
+            found = dialects.to_theirs(
+                key, value, trainer, change.values.get
+            ) or dialects.Assignment({})
+            told = (
+                f"`{assignments(found.settings)}`" if found.settings else "no setting of this name"
+            )
             elsewhere[-1].append(told + (f" ({found.note})" if found.note else ""))
     text = render(
-        "lab/templates/fix.md", h=h, verdict=verdict, entry=entry, change=change, name=name,
+        "lab/templates/fix.md",
+        h=h,
+        verdict=verdict,
+        entry=entry,
+        change=change,
+        name=name,
         picture=picture.name if drawn else "",
-        levels=markdown_table((name_of(h.metric), f"before: {change.before}", f"after: {change.after}"), levels),
-        sets=[f"{key}={to_toml(value)}" for key, value in change.values.items() if value is not None],
-        elsewhere=markdown_table(("Uptrend", *(TRAINERS[who] for who in dialects.TRAINERS)), elsewhere),
+        levels=markdown_table(
+            (name_of(h.metric), f"before: {change.before}", f"after: {change.after}"), levels
+        ),
+        sets=[
+            f"{key}={to_toml(value)}" for key, value in change.values.items() if value is not None
+        ],
+        elsewhere=markdown_table(
+            ("Uptrend", *(TRAINERS[who] for who in dialects.TRAINERS)), elsewhere
+        ),
         advice=complete_fix(CATALOGUE[h.cause].fix) if h.cause in CATALOGUE else None,
-        trainers=TRAINERS, assignments=assignments, titled=titled,
-    )  # fmt: skip
+        trainers=TRAINERS,
+        assignments=assignments,
+        titled=titled,
+    )
     _put(page, "fix", text)
     return [page, override, *drawn]

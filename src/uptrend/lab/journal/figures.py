@@ -1,4 +1,6 @@
-"""Pictures of a hypothesis: effects with their intervals, and curves by arm; PNG for entries, SVG for the page."""
+"""Pictures of a hypothesis: effects with their intervals, and curves by arm; PNG for entries, SVG
+for the page.
+"""
 
 import math
 import textwrap
@@ -31,10 +33,17 @@ def kinds(h: Hypothesis, curves: Sequence[Curves]) -> dict[str, str]:
     return {kind: metric for kind, metric in named.items() if any(getattr(c, kind) for c in curves)}
 
 
-def arms_with(h: Hypothesis, curves: Sequence[Curves], kind: str) -> dict[str, list[tuple[Point, ...]]]:
-    """Return the curves of one kind, one per seed, by arm, the control first; arms without any are left out."""
+def arms_with(
+    h: Hypothesis, curves: Sequence[Curves], kind: str
+) -> dict[str, list[tuple[Point, ...]]]:
+    """Return the curves of one kind, one per seed, by arm, the control first; arms without any are
+    left out.
+    """
     arms = sorted(h.arms, key=lambda arm: not arm.is_control)
-    found = {arm.name: [getattr(c, kind) for c in curves if c.arm == arm.name and getattr(c, kind)] for arm in arms}
+    found = {
+        arm.name: [getattr(c, kind) for c in curves if c.arm == arm.name and getattr(c, kind)]
+        for arm in arms
+    }
     return {arm: lines for arm, lines in found.items() if lines}
 
 
@@ -45,24 +54,42 @@ def draw_curves(axes: Any, h: Hypothesis, curves: Sequence[Curves], kind: str) -
     for arm, lines in arms_with(h, curves, kind).items():
         color = COLORS[place_of(h, arm)]
         for line in lines:
-            axes.plot([s for s, _ in line], [scale * v for _, v in line], color=color, alpha=0.28, linewidth=0.8)
+            axes.plot(
+                [s for s, _ in line],
+                [scale * v for _, v in line],
+                color=color,
+                alpha=0.28,
+                linewidth=0.8,
+            )
         tables = [dict(line) for line in lines]
-        steps = sorted(set.intersection(*(set(table) for table in tables)))  # those that all seeds have
+        # those that all seeds have
+        steps = sorted(set.intersection(*(set(table) for table in tables)))
         values = [scale * (sum(table[step] for table in tables) / len(tables)) for step in steps]
-        if kind != "accuracy":  # of held-out accuracy there are few points, and each is a mean over tasks already
+        # of held-out accuracy there are few points, and each is a mean over tasks already
+        if kind != "accuracy":
             values = smooth(values)
-        axes.plot(steps, values, color=color, linewidth=2.4, label=f"{arm} ({plural(len(lines), 'seed')})")
+        axes.plot(
+            steps, values, color=color, linewidth=2.4, label=f"{arm} ({plural(len(lines), 'seed')})"
+        )
     axes.set_xlabel("step")
     if is_share(metric):
         show_shares(axes, whole=100)
 
 
 def draw_intervals(axes: Any, h: Hypothesis, verdict: Verdict) -> None:
-    """Draw each arm's effect with its interval, a dot per seed, zero and the smallest effect that matters."""
+    """Draw each arm's effect with its interval, a dot per seed, zero and the smallest effect that
+    matters.
+    """
     scale = sign_of(h) * (100 if is_share(h.metric) else 1)
     compared = verdict.comparisons
-    shown = [scale * v for c in compared for v in (c.interval.low, c.interval.high, *c.differences) if math.isfinite(v)]
-    low, high = min(0.0, *shown), max(0.0, *shown)
+    shown = [
+        scale * v
+        for c in compared
+        for v in (c.interval.low, c.interval.high, *c.differences)
+        if math.isfinite(v)
+    ]
+    low = min(0.0, *shown)
+    high = max(0.0, *shown)
     room = 0.3 * (high - low) or 1.0
     axes.axvline(0, color=INK, linewidth=1)
     for side in (1, -1) if h.direction is Direction.EITHER else (1,):
@@ -72,9 +99,20 @@ def draw_intervals(axes: Any, h: Hypothesis, verdict: Verdict) -> None:
     for row, c in enumerate(compared):
         color = COLORS[place_of(h, c.arm)]
         # An interval without an end is drawn to the edge.
-        ends = [max(low - room, min(high + room, scale * end)) for end in (c.interval.low, c.interval.high)]
+        ends = [
+            max(low - room, min(high + room, scale * end))
+            for end in (c.interval.low, c.interval.high)
+        ]
         dots = [scale * difference for difference in c.differences]
-        axes.plot(dots, [row + 0.22] * len(dots), "o", color=color, alpha=0.5, markersize=4, markeredgewidth=0)
+        axes.plot(
+            dots,
+            [row + 0.22] * len(dots),
+            "o",
+            color=color,
+            alpha=0.5,
+            markersize=4,
+            markeredgewidth=0,
+        )
         axes.plot(ends, [row, row], color=color, linewidth=3, solid_capstyle="butt")
         axes.plot(scale * c.interval.effect, row, "D", color=color, markersize=7)
     axes.set_ylim(len(compared) - 0.55, -0.6)
@@ -91,7 +129,9 @@ def save_curves(path: Path, h: Hypothesis, curves: Sequence[Curves]) -> Path:
     panels = kinds(h, curves)
     with plotting() as plt:
         size = (5.2 * len(panels), 3.6)
-        figure, grid = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
+        figure, grid = plt.subplots(
+            1, len(panels), figsize=size, layout="constrained", squeeze=False
+        )
         for axes, (kind, metric) in zip(grid.flat, panels.items(), strict=True):
             draw_curves(axes, h, curves, kind)
             axes.set_title(title_of(metric))
@@ -103,13 +143,19 @@ def save_curves(path: Path, h: Hypothesis, curves: Sequence[Curves]) -> Path:
 def save_intervals(path: Path, h: Hypothesis, verdict: Verdict) -> Path:
     """Write a picture of the effects."""
     with plotting() as plt:
-        figure, axes = plt.subplots(figsize=(7.2, 1.3 + 0.75 * len(verdict.comparisons)), layout="constrained")
+        figure, axes = plt.subplots(
+            figsize=(7.2, 1.3 + 0.75 * len(verdict.comparisons)), layout="constrained"
+        )
         draw_intervals(axes, h, verdict)
         return save(figure, path)
 
 
-def panels(h: Hypothesis, verdict: Verdict | None, curves: Sequence[Curves]) -> list[tuple[str, str]]:
-    """Return titles and SVG of a hypothesis's pictures on the page: effects, and every kind of curve there is."""
+def panels(
+    h: Hypothesis, verdict: Verdict | None, curves: Sequence[Curves]
+) -> list[tuple[str, str]]:
+    """Return titles and SVG of a hypothesis's pictures on the page: effects, and every kind of
+    curve there is.
+    """
     made = list[tuple[str, str]]()
     with plotting() as plt:
         if verdict and verdict.comparisons:
@@ -125,7 +171,9 @@ def panels(h: Hypothesis, verdict: Verdict | None, curves: Sequence[Curves]) -> 
 
 
 def strip(ends: Sequence[float], reach: float, both: bool) -> str:
-    """Draw one interval (low, effect, high) on a line, in units of the smallest effect that matters: a table's cell."""
+    """Draw one interval (low, effect, high) on a line, in units of the smallest effect that
+    matters: a table's cell.
+    """
     low, effect, high = (max(-reach, min(reach, end)) for end in ends)
     with plotting() as plt:
         figure = plt.figure(figsize=(2.6, 0.26))
@@ -137,5 +185,8 @@ def strip(ends: Sequence[float], reach: float, both: bool) -> str:
         axes.plot([low, high], [0, 0], color=INK, linewidth=2.5, solid_capstyle="butt")
         axes.plot(effect, 0, "o", color=INK, markersize=7)
         axes.set_xlim(-1.08 * reach, 1.08 * reach)
-        said = f"effect {ends[1]:+.2f} times the smallest that matters, from {ends[0]:+.2f} to {ends[2]:+.2f}"
+        said = (
+            f"effect {ends[1]:+.2f} times the smallest that matters, from {ends[0]:+.2f} to"
+            f" {ends[2]:+.2f}"
+        )
         return to_svg(figure, said)

@@ -24,16 +24,20 @@ from uptrend.records.memory import read_text
 # A comment on a line of its own.
 COMMENT = re.compile(r"^<!--.*?-->[ \t]*$\n?", re.MULTILINE | re.DOTALL)
 # First heading of a text, wherever it stands, and one that the text begins with.
-TITLE, FIRST_TITLE = re.compile(r"^# +(.+?)[ \t#]*$", re.MULTILINE), re.compile(r"\A\s*# +.+\n?")
+TITLE = re.compile(r"^# +(.+?)[ \t#]*$", re.MULTILINE)
+FIRST_TITLE = re.compile(r"\A\s*# +.+\n?")
 # First word of a block that another journal brought, and the folder of what else it brought.
 IMPORTED = "imported"
 # Bounds of an effect's strip, in units of the smallest effect that matters.
-NEAREST, FURTHEST = 2.0, 8.0
+NEAREST = 2.0
+FURTHEST = 8.0
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """A hypothesis, its prose and its results, gathered from the lab's files; run directories are not needed."""
+    """A hypothesis, its prose and its results, gathered from the lab's files; run directories are
+    not needed.
+    """
 
     h: Hypothesis
     file: str  # its file, relative to the lab's folder
@@ -53,9 +57,15 @@ class Chapter:
 
     @property
     def ends(self) -> list[float]:
-        """Interval of the deciding arm (low, effect, high) in units of the smallest effect that matters."""
+        """Interval of the deciding arm (low, effect, high) in units of the smallest effect that
+        matters.
+        """
         found = self.deciding and self.deciding.interval
-        return [end / self.h.smallest for end in (found.low, found.effect, found.high)] if found else []
+        return (
+            [end / self.h.smallest for end in (found.low, found.effect, found.high)]
+            if found
+            else []
+        )
 
     @property
     def arms(self) -> list[tuple[str, str]]:
@@ -78,9 +88,12 @@ def chapters(notebook: Notebook) -> list[Chapter]:
 
 def chapter_of(notebook: Notebook, h: Hypothesis) -> Chapter:
     """Return one hypothesis with its results; where they can't be read, with the reason."""
-    path, folder = notebook.path_of(h.id), notebook.folder / "experimental-results" / h.id
+    path = notebook.path_of(h.id)
+    folder = notebook.folder / "experimental-results" / h.id
     prose = hypothesis_file.sections(read_page(path).body)
-    known = Chapter(h, path.relative_to(notebook.folder).as_posix(), prose, outcome=notebook.outcome_of(h))
+    known = Chapter(
+        h, path.relative_to(notebook.folder).as_posix(), prose, outcome=notebook.outcome_of(h)
+    )
     try:
         verdict, entry = stored.read_verdict(folder / stored.VERDICT) or (None, None)
         runs = entry.runs if entry else stored.read_rows(ArmRun, folder / stored.RUNS)
@@ -88,7 +101,11 @@ def chapter_of(notebook: Notebook, h: Hypothesis) -> Chapter:
     except LabError as error:
         return replace(known, trouble=str(error))
     # The page of a fix that was taken back stays; its override does not.
-    fix = f"fixes/{path.stem}.md" if (notebook.folder / "fixes" / f"{path.stem}.toml").exists() else ""
+    fix = (
+        f"fixes/{path.stem}.md"
+        if (notebook.folder / "fixes" / f"{path.stem}.toml").exists()
+        else ""
+    )
     return replace(known, verdict=verdict, entry=entry, runs=runs, curves=curves, fix=fix)
 
 
@@ -102,20 +119,35 @@ def page(notebook: Notebook) -> str:
     reach = min(FURTHEST, max(NEAREST, *finite, 0.0))
     log, imported = _entries(notebook)
     return render(
-        "lab/templates/journal.html", title=title_of_lab(notebook), question=problem[:second], rest=problem[second:],
-        chapters=told, outcomes={chapter.h.id: chapter.outcome for chapter in told},
-        phases=phases([chapter.h for chapter in told]), log=log, imported=imported,
+        "lab/templates/journal.html",
+        title=title_of_lab(notebook),
+        question=problem[:second],
+        rest=problem[second:],
+        chapters=told,
+        outcomes={chapter.h.id: chapter.outcome for chapter in told},
+        phases=phases([chapter.h for chapter in told]),
+        log=log,
+        imported=imported,
         runs=len({run.folder for chapter in told for run in chapter.runs if run.folder}),
         last=max((chapter.entry.date[:10] for chapter in told if chapter.entry), default=""),
-        to_html=to_html, panels=figures.panels, arms_with=figures.arms_with, place_of=figures.place_of,
-        strip=lambda chapter: figures.strip(chapter.ends, reach, chapter.h.direction is Direction.EITHER), **HELPERS,
-    )  # fmt: skip
+        to_html=to_html,
+        panels=figures.panels,
+        arms_with=figures.arms_with,
+        place_of=figures.place_of,
+        strip=lambda chapter: figures.strip(
+            chapter.ends, reach, chapter.h.direction is Direction.EITHER
+        ),
+        **HELPERS,
+    )
 
 
 def _entries(notebook: Notebook) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    # Heads and bodies (HTML) of the log, and of what other journals brought; people's text has no head.
-    log, imported = list[tuple[str, str]](), list[tuple[str, str]]()
-    parts = BLOCK.split(notebook.text(notebook.log.name))  # words, then name, content and words again, by block
+    # Heads and bodies (HTML) of the log, and of what other journals brought; people's text has no
+    # head.
+    log = list[tuple[str, str]]()
+    imported = list[tuple[str, str]]()
+    # words, then name, content and words again, by block
+    parts = BLOCK.split(notebook.text(notebook.log.name))
     for words, name, text in zip(parts[::3], [*parts[1::3], ""], [*parts[2::3], ""], strict=True):
         if between := FIRST_TITLE.sub("", words).strip():
             log.append(("", to_html(between)))
@@ -131,11 +163,22 @@ def _entries(notebook: Notebook) -> tuple[list[tuple[str, str]], list[tuple[str,
 
 
 def to_table(notebook: Notebook) -> dict[str, Any]:
-    """Return every hypothesis with its verdict and its runs for JSON; keys are added, never renamed."""
+    """Return every hypothesis with its verdict and its runs for JSON; keys are added, never
+    renamed.
+    """
     rows = list[dict[str, Any]]()
     for told in map(asdict, chapters(notebook)):
-        row = {**told["h"], "file": told["file"], "fix": told["fix"] or None, "verdict": told["verdict"]}
-        row |= {"experiment": told["entry"], "runs": told["runs"], "trouble": told["trouble"] or None}
+        row = {
+            **told["h"],
+            "file": told["file"],
+            "fix": told["fix"] or None,
+            "verdict": told["verdict"],
+        }
+        row |= {
+            "experiment": told["entry"],
+            "runs": told["runs"],
+            "trouble": told["trouble"] or None,
+        }
         rows.append(row | {"outcome": told["outcome"]})
     about = {"title": title_of_lab(notebook), "problem": notebook.text(PROBLEM)}
     return dict(plain({"schema": stored.SCHEMA, **about, "hypotheses": rows}))
@@ -150,9 +193,14 @@ def to_markdown(notebook: Notebook) -> str:
     outcomes = {chapter.h.id: chapter.outcome for chapter in told}
     problem = FIRST_TITLE.sub("", notebook.text(PROBLEM)).strip()
     text = render(
-        "lab/templates/report.md", title=title_of_lab(notebook), problem=problem,
-        status=status_table(hypotheses, links, notes, outcomes), roadmap=roadmap(hypotheses), chapters=told, **HELPERS,
-    )  # fmt: skip
+        "lab/templates/report.md",
+        title=title_of_lab(notebook),
+        problem=problem,
+        status=status_table(hypotheses, links, notes, outcomes),
+        roadmap=roadmap(hypotheses),
+        chapters=told,
+        **HELPERS,
+    )
     return text.rstrip("\n") + "\n"
 
 
@@ -174,8 +222,13 @@ def to_html(text: str, below: int = 1, place: str = "") -> str:
             token.tag = f"h{min(6, int(token.tag[1]) + below)}"
         for i, child in enumerate(token.children or ()):
             href = str(child.attrGet("href"))
-            if child.type == "link_open" and place and not re.match(r"[a-z][a-z0-9+.-]*:|[#/]", href, re.IGNORECASE):
+            if (
+                child.type == "link_open"
+                and place
+                and not re.match(r"[a-z][a-z0-9+.-]*:|[#/]", href, re.IGNORECASE)
+            ):
                 child.attrSet("href", posixpath.normpath(posixpath.join(place, href)))
-            if child.type == "image" and token.children:  # it would have to be fetched: its words stand for it
+            # it would have to be fetched: its words stand for it
+            if child.type == "image" and token.children:
                 token.children[i] = Token("text", "", 0, content=f"[picture: {child.content}]")
     return f'<div class="prose">{parser.renderer.render(tokens, parser.options, {})}</div>'

@@ -26,7 +26,9 @@ T = typing.TypeVar("T")
 Point = tuple[float, float]
 
 SCHEMA = 1
-VERDICT, RUNS, CURVES = "verdict.json", "runs.json", "curves.json"
+VERDICT = "verdict.json"
+RUNS = "runs.json"
+CURVES = "curves.json"
 ACCURACY = "eval/accuracy"
 # Points kept of a curve.
 POINTS = 100
@@ -38,7 +40,9 @@ class ArmRun:
 
     arm: str
     seed: int
-    status: str  # finished, stopped, failed, killed, running, refused, or skipped where an early stop made it needless
+    # finished, stopped, failed, killed, running, refused, or skipped where an early stop made it
+    # needless
+    status: str
     folder: str = ""  # run directory, relative to the lab's folder; empty where none was made
     value: float | None = None  # the hypothesis's metric at the end
     before: float | None = None  # the same before the first step, where it is known
@@ -53,7 +57,8 @@ class Entry:
     date: str  # time of the verdict: ISO 8601, to the second
     command: str  # command line that made it
     recipe: str  # base recipe, relative to the lab's folder
-    # Config keys by arm, without the control, that differ from the control: its value and the arm's.
+    # Config keys by arm, without the control, that differ from the control: its value and the
+    # arm's.
     differences: Mapping[str, Mapping[str, tuple[Any, Any]]] = field(default_factory=dict)
     runs: tuple[ArmRun, ...] = ()  # every run, in the order of arms and seeds
     seconds: float | None = None  # time from the first run's start to the verdict
@@ -89,7 +94,9 @@ def read_rows(kind: type[T], path: Path) -> tuple[T, ...]:
 
 
 def keep_curves(path: Path, lab: Path, metric: str, runs: Sequence[ArmRun]) -> tuple[Curves, ...]:
-    """Write the curves of these runs; of one whose folder is gone, those that were written before."""
+    """Write the curves of these runs; of one whose folder is gone, those that were written
+    before.
+    """
     before = {curves.folder: curves for curves in read_rows(Curves, path)}
     kept = list[Curves]()
     for run in runs:
@@ -111,7 +118,9 @@ def _curves_of(folder: Path, metric: str) -> Curves | None:
     def points(name: str) -> tuple[Point, ...]:
         if name.startswith("eval/"):
             lines = [(line["step"], in_line(line, name)) for line in run.eval_lines]
-            found = tuple((step, value) for step, value in lines if value is not None and math.isfinite(value))
+            found = tuple(
+                (step, value) for step, value in lines if value is not None and math.isfinite(value)
+            )
         else:
             found = thin_curve(*view.curve(name), POINTS)
         return tuple((step, float(f"{value:.4g}")) for step, value in found)
@@ -124,7 +133,11 @@ def _curves_of(folder: Path, metric: str) -> Curves | None:
 def write(path: Path, value: Mapping[str, Any], indent: int | None = None) -> Path:
     """Write a table as JSON, whole, with its schema."""
     value = {"schema": SCHEMA, **value}
-    write_whole(path, json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+    write_whole(
+        path,
+        json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False).encode()
+        + b"\n",
+    )
     return path
 
 
@@ -139,7 +152,9 @@ def _read(path: Path, make: Callable[[Any], T]) -> T | None:
 
 
 def build(kind: type[T], table: Mapping[str, Any]) -> T:
-    """Make a dataclass from a table: missing fields take their defaults, unknown keys are ignored."""
+    """Make a dataclass from a table: missing fields take their defaults, unknown keys are
+    ignored.
+    """
     hints = typing.get_type_hints(kind)
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     return kind(**{f.name: _value(hints[f.name], table[f.name]) for f in fields if f.name in table})
@@ -147,11 +162,18 @@ def build(kind: type[T], table: Mapping[str, Any]) -> T:
 
 def _value(kind: Any, value: Any) -> Any:
     # Convert a value to its field's type; JSON has null for a number that was not finite.
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    inner = typing.get_args(kind)
     if origin is types.UnionType:
-        return None if value is None else _value(next(k for k in inner if k is not type(None)), value)
+        return (
+            None if value is None else _value(next(k for k in inner if k is not type(None)), value)
+        )
     if origin is tuple:
-        return tuple(_value(inner[0], item) for item in value) if len(inner) == 2 and inner[1] is ... else tuple(value)
+        return (
+            tuple(_value(inner[0], item) for item in value)
+            if len(inner) == 2 and inner[1] is ...
+            else tuple(value)
+        )
     if origin is not None and issubclass(origin, Mapping):
         return {str(key): _value(inner[1], item) for key, item in value.items()}
     if kind is float:
@@ -161,4 +183,6 @@ def _value(kind: Any, value: Any) -> Any:
     if kind is Interval:  # an end that was not finite is an open end
         ends = {"effect": math.nan, "low": -math.inf, "high": math.inf}
         return Interval(**{name: ends[name] if end is None else end for name, end in value.items()})
-    return build(kind, value) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else value
+    return (
+        build(kind, value) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else value
+    )

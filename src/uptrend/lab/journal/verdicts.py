@@ -1,4 +1,6 @@
-"""Verdicts in words and tables, as entries, pages and pictures show them; effects are as measured."""
+"""Verdicts in words and tables, as entries, pages and pictures show them; effects are as
+measured.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +9,15 @@ from typing import Any
 from uptrend.lab.journal.stored import ArmRun, Entry
 from uptrend.lab.measure import amount, change, interval_text, is_share, titled
 from uptrend.present import formatting
-from uptrend.present.formatting import NONE, assignments, duration, markdown_table, p_value, percent, plural
+from uptrend.present.formatting import (
+    NONE,
+    assignments,
+    duration,
+    markdown_table,
+    p_value,
+    percent,
+    plural,
+)
 from uptrend.records import Comparison, Direction, Hypothesis, Interval, Verdict
 from uptrend.records.metrics import label_of, name_of
 
@@ -21,7 +31,8 @@ QUIET = ("name", "seed")
 
 def title_of(metric: str) -> str:
     """Return a metric as a heading."""
-    label, name = label_of(metric), name_of(metric)
+    label = label_of(metric)
+    name = name_of(metric)
     return name[:1].upper() + name[1:] if label == metric and metric.startswith("eval/") else label
 
 
@@ -41,20 +52,31 @@ def span(h: Hypothesis, interval: Interval | None) -> str:
 
 
 def decisive(h: Hypothesis, verdict: Verdict) -> Comparison | None:
-    """Return the comparison that a verdict rests on: of those that agree with it, the one with the greatest effect."""
+    """Return the comparison that a verdict rests on: of those that agree with it, the one with the
+    greatest effect.
+    """
     agreeing = [c for c in verdict.comparisons if c.status is verdict.status] or verdict.comparisons
     size = abs if h.direction is Direction.EITHER else float
     return max(agreeing, key=lambda c: size(c.interval.effect), default=None)
 
 
 def caveats(verdict: Verdict) -> list[str]:
-    """Return the caveats that a verdict's own sentence leaves out: a void, refused arms, an early stop."""
+    """Return the caveats that a verdict's own sentence leaves out: a void, refused arms, an early
+    stop.
+    """
     told = verdict.sentence
     is_silent = verdict.void and verdict.void.rstrip(".") not in told
     said = [f"This verdict does not count: {verdict.void}"] if is_silent else []
-    said += [f"The arm {arm} was refused: {why}" for arm, why in verdict.refused.items() if why.rstrip(".") not in told]
+    said += [
+        f"The arm {arm} was refused: {why}"
+        for arm, why in verdict.refused.items()
+        if why.rstrip(".") not in told
+    ]
     if verdict.stopped_early and "confidence sequence" not in told:
-        said.append("It was stopped early; intervals are those of the confidence sequence, which allows for looking.")
+        said.append(
+            "It was stopped early; intervals are those of the confidence sequence, which allows for"
+            " looking."
+        )
     return said
 
 
@@ -63,23 +85,46 @@ def arms_table(h: Hypothesis, verdict: Verdict) -> Table:
     chance = "chance of a fall" if h.direction is Direction.DOWN else "chance of improvement"
     levels = " or ".join(dict.fromkeys(percent(c.level, trim=True) for c in verdict.comparisons))
     head = (
-        "arm", "seeds", "mean", "effect", f"{levels} interval", "p", "sign-flip p (least)", chance,
-        "interval over tasks too", "power",
-    )  # fmt: skip
+        "arm",
+        "seeds",
+        "mean",
+        "effect",
+        f"{levels} interval",
+        "p",
+        "sign-flip p (least)",
+        chance,
+        "interval over tasks too",
+        "power",
+    )
     first = verdict.comparisons[0]
-    control = (f"{h.control.name} (control)", str(len(first.seeds)), level(h.metric, first.control_mean))
+    control = (
+        f"{h.control.name} (control)",
+        str(len(first.seeds)),
+        level(h.metric, first.control_mean),
+    )
     rows = [(*control, *[""] * (len(head) - len(control)))]
     for c in verdict.comparisons:
         adjusted = f", adjusted {p_value(c.p_adjusted)}" if c.p_adjusted is not None else ""
-        better, effect = c.improvement, change(h.metric, sign_of(h) * c.interval.effect)
+        better = c.improvement
+        effect = change(h.metric, sign_of(h) * c.interval.effect)
         unit = " points" if is_share(h.metric) and not math.isnan(c.interval.effect) else ""
-        rows.append((
-            c.arm, str(len(c.seeds)), level(h.metric, c.arm_mean), f"{effect}{unit}", span(h, c.interval),
-            f"{p_value(c.p)}{adjusted}",
-            f"{p_value(c.sign_flip)} ({p_value(c.sign_flip_least)})",
-            f"{percent(better.effect, 0)} ({percent(better.low, 0)} to {percent(better.high, 0)})",
-            span(h, c.tasks_too), percent(c.power, 0),
-        ))  # fmt: skip
+        rows.append(
+            (
+                c.arm,
+                str(len(c.seeds)),
+                level(h.metric, c.arm_mean),
+                f"{effect}{unit}",
+                span(h, c.interval),
+                f"{p_value(c.p)}{adjusted}",
+                f"{p_value(c.sign_flip)} ({p_value(c.sign_flip_least)})",
+                (
+                    f"{percent(better.effect, 0)} ({percent(better.low, 0)} to"
+                    f" {percent(better.high, 0)})"
+                ),
+                span(h, c.tasks_too),
+                percent(c.power, 0),
+            )
+        )
     return head, rows
 
 
@@ -90,12 +135,16 @@ def runs_table(metric: str, runs: Sequence[ArmRun]) -> Table:
     for run in sorted(runs, key=lambda run: arms.index(run.arm)):
         status = f"{run.status}: {run.reason}" if run.reason else run.status
         ends = level(metric, run.before), level(metric, run.value)
-        rows.append((run.arm, str(run.seed), *ends, status, duration(run.seconds), run.folder or NONE))
+        rows.append(
+            (run.arm, str(run.seed), *ends, status, duration(run.seconds), run.folder or NONE)
+        )
     return ("arm", "seed", "before", "at the end", "status", "time", "run directory"), rows
 
 
 def changed(entry: Entry, arm: str, to_control: bool = False) -> dict[str, Any]:
-    """Return the config values by which an arm differs from the control: the arm's, or the control's."""
+    """Return the config values by which an arm differs from the control: the arm's, or the
+    control's.
+    """
     pairs = entry.differences.get(arm, {})
     return {key: pair[0 if to_control else 1] for key, pair in pairs.items() if key not in QUIET}
 
@@ -105,7 +154,8 @@ def differences(entry: Entry) -> list[tuple[str, str]]:
     told = list[tuple[str, str]]()
     for arm in entry.differences:
         changes = changed(entry, arm)
-        # Options that another taskset has no use for say nothing, unless leaving something out is all that an arm does.
+        # Options that another taskset has no use for say nothing, unless leaving something out is
+        # all that an arm does.
         said = {key: value for key, value in changes.items() if value is not None} or changes
         told.append((arm, assignments(said) or "nothing"))
     return told
@@ -115,7 +165,17 @@ def differences(entry: Entry) -> list[tuple[str, str]]:
 HELPERS: Mapping[str, Any] = {
     function.__name__: function
     for function in (
-        amount, arms_table, assignments, caveats, differences, level, markdown_table, name_of, plural, runs_table, span,
+        amount,
+        arms_table,
+        assignments,
+        caveats,
+        differences,
+        level,
+        markdown_table,
+        name_of,
+        plural,
+        runs_table,
+        span,
         titled,
     )
-} | {"ways": WAYS}  # fmt: skip
+} | {"ways": WAYS}

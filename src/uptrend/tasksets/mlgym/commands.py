@@ -1,7 +1,9 @@
-"""The agent's commands, with MLGym's syntax: an editor that shows a window of a file, search, and a shell.
+"""The agent's commands, with MLGym's syntax: an editor that shows a window of a file, search, and a
+shell.
 
-Only the shell, search and the linter run inside the sandbox as processes. The editor reads and writes files through the
-workspace, so its state (the open file, the window) is out of the agent's reach.
+Only the shell, search and the linter run inside the sandbox as processes. The editor reads and
+writes files through the workspace, so its state (the open file, the window) is out of the agent's
+reach.
 """
 
 import re
@@ -62,7 +64,9 @@ def command_of(message: Message) -> str:
     if message.problem:
         raise WrongCommand(message.problem)
     if len(message.calls) > 1:
-        raise WrongCommand(f"You gave {len(message.calls)} commands, and none was carried out. Give one per turn.")
+        raise WrongCommand(
+            f"You gave {len(message.calls)} commands, and none was carried out. Give one per turn."
+        )
     if message.calls:
         given = message.calls[0].arguments.get("command")
         if message.calls[0].name != "command" or not isinstance(given, str):
@@ -71,7 +75,8 @@ def command_of(message: Message) -> str:
     blocks = FENCE.findall(message.content)
     if len(blocks) > 1:
         raise WrongCommand(
-            f"You gave {len(blocks)} commands, and none was carried out. Give one per turn, in one ``` block."
+            f"You gave {len(blocks)} commands, and none was carried out. Give one per turn, in one"
+            " ``` block."
         )
     command = (blocks[0] if blocks else message.content).strip("\n")
     if not command.strip():
@@ -83,15 +88,24 @@ class Terminal:
     """The agent's side of a workspace: an open file with a window, and a shell."""
 
     def __init__(self, workspace: Workspace, window: int, seconds: float) -> None:
-        self.workspace, self._window, self._seconds = workspace, window, seconds
+        self.workspace = workspace
+        self._window = window
+        self._seconds = seconds
         self.open_file = ""  # path of the open file, from the root
         self._top = 1  # first line that is shown
         self._scrolls = 0
         self._verbs: dict[str, Callable[[str], Awaitable[CommandReply]]] = {
-            "open": self._open, "goto": self._goto, "scroll_up": self._scroll_up, "scroll_down": self._scroll_down,
-            "create": self._create, "search_dir": self._search_dir, "search_file": self._search_file,
-            "find_file": self._find_file, "edit": self._edit, "insert": self._insert,
-        }  # fmt: skip
+            "open": self._open,
+            "goto": self._goto,
+            "scroll_up": self._scroll_up,
+            "scroll_down": self._scroll_down,
+            "create": self._create,
+            "search_dir": self._search_dir,
+            "search_file": self._search_file,
+            "find_file": self._find_file,
+            "edit": self._edit,
+            "insert": self._insert,
+        }
 
     async def carry_out(self, command: str) -> CommandReply:
         """Carry out one command."""
@@ -101,14 +115,20 @@ class Terminal:
             self._scrolls = 0
         try:
             if verb in self._verbs:
-                return await self._verbs[verb](f"{arguments.strip()}\n{rest}" if rest else arguments.strip())
+                return await self._verbs[verb](
+                    f"{arguments.strip()}\n{rest}" if rest else arguments.strip()
+                )
             return await self._shell(command)
         except WrongCommand as refused:
-            return CommandReply(str(refused), code=1, kind="edit" if verb in ("edit", "insert") else "")
+            return CommandReply(
+                str(refused), code=1, kind="edit" if verb in ("edit", "insert") else ""
+            )
         except FileProblem as problem:
             return CommandReply(f"Error: {problem}", code=1)
         except UnicodeDecodeError:
-            return CommandReply(f"Error: {self.open_file} is no UTF-8 text, which the editor needs.", code=1)
+            return CommandReply(
+                f"Error: {self.open_file} is no UTF-8 text, which the editor needs.", code=1
+            )
 
     async def _shell(self, command: str) -> CommandReply:
         outcome = await self.workspace.run(command, seconds=self._seconds)
@@ -120,7 +140,10 @@ class Terminal:
         elif outcome.code:
             text += f"\n(exit code {outcome.code})"
         return CommandReply(
-            text.strip("\n") or "The command ran and printed nothing.", outcome.code, outcome.stopped, "shell"
+            text.strip("\n") or "The command ran and printed nothing.",
+            outcome.code,
+            outcome.stopped,
+            "shell",
         )
 
     # The editor.
@@ -128,14 +151,17 @@ class Terminal:
     async def _lines(self, to_edit: bool = False) -> list[str]:
         if not self.open_file:
             raise WrongCommand("No file is open. Open one first: open <path>")
-        text = (await self.workspace.read(self.open_file, LARGEST)).decode("utf-8", "strict" if to_edit else "replace")
+        text = (await self.workspace.read(self.open_file, LARGEST)).decode(
+            "utf-8", "strict" if to_edit else "replace"
+        )
         return text.removesuffix("\n").split("\n") if text else []
 
     async def _show(self, before: str = "", after: str = "") -> CommandReply:
         lines = await self._lines()
         self._top = max(1, min(self._top, len(lines) - self._window + 1))
         end = min(len(lines), self._top + self._window - 1)
-        above, below = self._top - 1, len(lines) - end
+        above = self._top - 1
+        below = len(lines) - end
         parts = [
             before,
             f"[File: {self.open_file} ({len(lines)} lines)]",
@@ -148,7 +174,8 @@ class Terminal:
     async def _open(self, arguments: str) -> CommandReply:
         words = _words(arguments, "open <path> [<line>]", 1, 2)
         line = _number(words[1], "open <path> [<line>]") if len(words) > 1 else 1
-        await self.workspace.read(words[0], LARGEST)  # a folder, a link or a missing file is refused here
+        # a folder, a link or a missing file is refused here
+        await self.workspace.read(words[0], LARGEST)
         self.open_file, self._top = self._absolute(words[0]), max(1, line - self._window // 6)
         return await self._show()
 
@@ -165,7 +192,9 @@ class Terminal:
     async def _scroll(self, lines: int) -> CommandReply:
         self._top = max(1, self._top + lines)
         self._scrolls += 1
-        hint = "Scrolling many times is slow: search_file <term> finds a line, goto <line> shows it."
+        hint = (
+            "Scrolling many times is slow: search_file <term> finds a line, goto <line> shows it."
+        )
         return await self._show(after=hint if self._scrolls >= SCROLLS else "")
 
     async def _scroll_down(self, arguments: str) -> CommandReply:
@@ -193,7 +222,8 @@ class Terminal:
         head, text = _block(arguments, "end_of_edit", usage)
         if (found := RANGE.match(head)) is None:
             raise WrongCommand(f"{head!r} is no range of lines. Usage:\n{usage}")
-        first, last = int(found[1]), int(found[2])
+        first = int(found[1])
+        last = int(found[2])
         lines = await self._lines(to_edit=True)
         if not 1 <= first <= last + 1 or last > len(lines):
             raise WrongCommand(f"There are no lines {first} to {last}: the file has {len(lines)}.")
@@ -202,19 +232,27 @@ class Terminal:
     async def _insert(self, arguments: str) -> CommandReply:
         usage = "insert <line>\n<new lines>\nend_of_insert"
         head, text = _block(arguments, "end_of_insert", usage)
-        after, lines = _number(head, usage), await self._lines(to_edit=True)
+        after = _number(head, usage)
+        lines = await self._lines(to_edit=True)
         if after > len(lines):
             raise WrongCommand(f"There is no line {after}: the file has {len(lines)}.")
         return await self._replace(lines, after, after, text)
 
-    async def _replace(self, lines: list[str], start: int, end: int, text: list[str]) -> CommandReply:
-        """Put lines in the place of others, unless the linter finds something that was not there before."""
+    async def _replace(
+        self, lines: list[str], start: int, end: int, text: list[str]
+    ) -> CommandReply:
+        """Put lines in the place of others, unless the linter finds something that was not there
+        before.
+        """
         changed = [*lines[:start], *text, *lines[end:]]
         if self.open_file.endswith(".py"):
             problems = await self.lint("\n".join(changed))
             if problems and _new(problems, await self.lint("\n".join(lines))):
-                low, high = max(0, start - 3), start + len(text) + 3
-                shown = "\n".join(f"{n}:{line}" for n, line in enumerate(changed[low:high], low + 1))
+                low = max(0, start - 3)
+                high = start + len(text) + 3
+                shown = "\n".join(
+                    f"{n}:{line}" for n, line in enumerate(changed[low:high], low + 1)
+                )
                 raise WrongCommand(
                     f"The edit was NOT applied, since it brings in errors:\n{problems}\n"
                     f"It would have looked like this:\n{shown}\n"
@@ -223,12 +261,16 @@ class Terminal:
         await self.workspace.write(self.open_file, ("\n".join(changed) + "\n").encode())
         self._top = max(1, start + 1 - self._window // 6)
         checked = ", and the linter found no new errors" if self.open_file.endswith(".py") else ""
-        reply = await self._show(after=f"File updated{checked}. Check the lines, and edit again where needed.")
+        reply = await self._show(
+            after=f"File updated{checked}. Check the lines, and edit again where needed."
+        )
         return replace(reply, kind="edit")
 
     async def lint(self, source: str) -> str:
         """Return what is wrong with Python source, one line per error; empty where nothing is."""
-        outcome = await self.workspace.run(f"python -I -S -c {shlex.quote(LINT)}", stdin=source.encode(), seconds=10)
+        outcome = await self.workspace.run(
+            f"python -I -S -c {shlex.quote(LINT)}", stdin=source.encode(), seconds=10
+        )
         return outcome.output.strip() if outcome.code or outcome.stopped else ""
 
     # Search, by grep and find inside the sandbox.
@@ -236,7 +278,9 @@ class Terminal:
     async def _search_dir(self, arguments: str) -> CommandReply:
         words = _words(arguments, "search_dir <term> [<folder>]", 1, 2)
         folder = shlex.quote(words[1] if len(words) > 1 else ".")
-        return await self._matches(f"grep -rnIF --exclude-dir='.?*' -e {shlex.quote(words[0])} {folder}", words[0])
+        return await self._matches(
+            f"grep -rnIF --exclude-dir='.?*' -e {shlex.quote(words[0])} {folder}", words[0]
+        )
 
     async def _search_file(self, arguments: str) -> CommandReply:
         words = _words(arguments, "search_file <term> [<file>]", 1, 2)
@@ -248,23 +292,31 @@ class Terminal:
     async def _find_file(self, arguments: str) -> CommandReply:
         words = _words(arguments, "find_file <name> [<folder>]", 1, 2)
         folder = shlex.quote(words[1] if len(words) > 1 else ".")
-        return await self._matches(f"find {folder} -type f -name {shlex.quote(words[0])} | sort", words[0])
+        return await self._matches(
+            f"find {folder} -type f -name {shlex.quote(words[0])} | sort", words[0]
+        )
 
     async def _matches(self, command: str, term: str) -> CommandReply:
         outcome = await self.workspace.run(command, seconds=self._seconds)
         if outcome.code > 1 or outcome.stopped:
-            raise WrongCommand(outcome.output.strip() or f"The search was stopped: {outcome.stopped}.")
+            raise WrongCommand(
+                outcome.output.strip() or f"The search was stopped: {outcome.stopped}."
+            )
         found = outcome.output.splitlines()
         if not found:
             return CommandReply(f"Nothing found for {term!r}.")
         if len(found) > 100:
-            return CommandReply(f"{len(found)} lines match {term!r}: search for something narrower.")
+            return CommandReply(
+                f"{len(found)} lines match {term!r}: search for something narrower."
+            )
         return CommandReply("\n".join([f"{len(found)} found for {term!r}:", *found]))
 
 
 def _new(problems: str, before: str) -> bool:
     """Return True where there are errors that were not there before, wherever they stand now."""
-    now, then = ({line.partition(": ")[2] for line in text.splitlines()} for text in (problems, before))
+    now, then = (
+        {line.partition(": ")[2] for line in text.splitlines()} for text in (problems, before)
+    )
     was_broken = bool(before) and "undefined name" not in before  # then nothing else was looked for
     return bool(now - then) and not was_broken
 
@@ -286,7 +338,9 @@ def _number(text: str, usage: str) -> int:
 
 
 def _block(arguments: str, end: str, usage: str) -> tuple[str, list[str]]:
-    """Split a command of several lines into what follows its verb and its text, which a line with `end` closes."""
+    """Split a command of several lines into what follows its verb and its text, which a line with
+    `end` closes.
+    """
     head, *lines = arguments.split("\n")
     places = [i for i, line in enumerate(lines) if line.strip() == end]
     if not places:

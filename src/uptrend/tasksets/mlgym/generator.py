@@ -1,4 +1,6 @@
-"""Examples of a problem: made by its generator in a sandbox of its own, or the problem's own files."""
+"""Examples of a problem: made by its generator in a sandbox of its own, or the problem's own
+files.
+"""
 
 import base64
 import json
@@ -13,7 +15,8 @@ PARTS = ("workspace", "validation", "test")
 LARGEST = 64 << 20  # bytes of an example's files, as base64
 MADE = "made.json"  # in the workspace
 
-# Runs in the sandbox, where the generator's folder is copied to `generator`. For Python 3.9: an image may have that.
+# Runs in the sandbox, where the generator's folder is copied to `generator`. For Python 3.9: an
+# image may have that.
 MAKE = r"""
 import base64, json, runpy, sys
 from pathlib import Path
@@ -32,11 +35,15 @@ made.write_text(json.dumps(files))
 """
 
 
-async def make_example(problem: Problem, sandbox: Sandbox, bounds: Bounds, seed: int, heldout: bool) -> Example:
+async def make_example(
+    problem: Problem, sandbox: Sandbox, bounds: Bounds, seed: int, heldout: bool
+) -> Example:
     """Make the example of a seed; of what a generator does, only the files it returns come out."""
     if problem.generator is None:
         return Example(problem.starter, problem.hidden, problem.hidden)
-    files: dict[str, bytes] = {f"generator/{place}": data for place, data in problem.neighbors.items()}
+    files: dict[str, bytes] = {
+        f"generator/{place}": data for place, data in problem.neighbors.items()
+    }
     async with await sandbox.open({**files, "make_example.py": MAKE.encode()}, bounds) as workspace:
         words = ["python", "make_example.py", problem.generator.name, str(seed), str(heldout), MADE]
         outcome = await workspace.run(shlex.join(words), seconds=problem.timeout)
@@ -47,14 +54,19 @@ async def make_example(problem: Problem, sandbox: Sandbox, bounds: Bounds, seed:
         except (FileProblem, ValueError, RecursionError) as error:
             bound = outcome.stopped
             reason = f"it reached its bound of {bound}" if bound else str(error)
-            raise TasksetError(f"The generator {problem.generator} made no example of seed {seed}: {reason}.") from None
+            raise TasksetError(
+                f"The generator {problem.generator} made no example of seed {seed}: {reason}."
+            ) from None
     return Example({**problem.starter, **parts["workspace"]}, parts["validation"], parts["test"])
 
 
 def _read_parts(made: Any) -> dict[str, Files]:
     """Return the files of each part; the generator may have written anything in their place."""
     try:
-        return {part: {path: base64.b64decode(text) for path, text in made[part].items()} for part in PARTS}
+        return {
+            part: {path: base64.b64decode(text) for path, text in made[part].items()}
+            for part in PARTS
+        }
     except (TypeError, KeyError, AttributeError):
         raise ValueError("it should return files for workspace, validation and test") from None
 

@@ -1,4 +1,6 @@
-"""One rollout of `mlgym`: a workspace of its own, one command per turn, validation on one split, the end on another."""
+"""One rollout of `mlgym`: a workspace of its own, one command per turn, validation on one split,
+the end on another.
+"""
 
 import asyncio
 import time
@@ -19,10 +21,16 @@ from uptrend.tasksets.mlgym.scoring import Judged, Split, SubmissionScorer
 
 AUTOMATIC = "(automatic submission)"  # at the end of a rollout that did not submit
 COMMAND = Tool(
-    "command", "Runs one command in the workspace.",
-    {"type": "object", "properties": {"command": {"type": "string", "description": "The command, all of its lines."}},
-     "required": ["command"]},
-)  # fmt: skip
+    "command",
+    "Runs one command in the workspace.",
+    {
+        "type": "object",
+        "properties": {
+            "command": {"type": "string", "description": "The command, all of its lines."}
+        },
+        "required": ["command"],
+    },
+)
 
 
 T = TypeVar("T")
@@ -30,7 +38,9 @@ EXAMPLES = 64  # that are kept: a group opens the same one many times, and files
 
 
 class SharedWork(Generic[T]):
-    """Results of work that a whole group waits for and that is done once; what failed is tried again."""
+    """Results of work that a whole group waits for and that is done once; what failed is tried
+    again.
+    """
 
     def __init__(self, most: int = 0) -> None:
         self._most = most  # results that are kept, the latest; 0 for all
@@ -56,13 +66,16 @@ class Arena:
     sandbox: Sandbox
     scorer: SubmissionScorer
     bounds: Bounds
-    slots: asyncio.Semaphore  # commands that run at once, so that none is slowed down by too many others
+    # commands that run at once, so that none is slowed down by too many others
+    slots: asyncio.Semaphore
     baselines: SharedWork[tuple[float, float]] = field(default_factory=SharedWork)
     examples: SharedWork[Example] = field(default_factory=lambda: SharedWork(EXAMPLES))
 
     async def example(self, task: Task) -> Example:
         """Return a task's example."""
-        return await self.examples.result(task.id, lambda: self._make(task.data["seed"], task.data["heldout"]))
+        return await self.examples.result(
+            task.id, lambda: self._make(task.data["seed"], task.data["heldout"])
+        )
 
     async def _make(self, seed: int, heldout: bool) -> Example:
         async with holding(self.slots):
@@ -74,7 +87,9 @@ class Arena:
         return await self.sandbox.open(files, self.bounds, self.problem.mounts)
 
     async def baseline(self, task: Task, example: Example) -> tuple[float, float]:
-        """Return the baseline's scores on validation and test: the task's own, or measured once per example."""
+        """Return the baseline's scores on validation and test: the task's own, or measured once per
+        example.
+        """
         problem = self.problem
         if problem.baseline_score is not None and problem.generator is None:
             return problem.baseline_score, problem.baseline_score
@@ -111,7 +126,8 @@ class ResearchPlay:
     _example: Example | None = None  # made when the workspace is opened
     _baseline: tuple[float, float] = (0.0, 0.0)
     _validations: list[float] = field(default_factory=list)
-    _best: tuple[float, dict[str, bytes] | Judged] | None = None  # best validation so far, and what was validated
+    # best validation so far, and what was validated
+    _best: tuple[float, dict[str, bytes] | Judged] | None = None
     _submitted: bool = False
     _is_asked: bool = False  # a command was given, if not carried out
     _work: asyncio.Task[tuple[CommandReply, float | None]] | None = None  # the command under way
@@ -133,39 +149,53 @@ class ResearchPlay:
     async def respond(self, message: Message) -> Sequence[Message] | None:
         """Carry out a command; `submit` and the last turn end the rollout."""
         self._is_asked = True
-        terminal, score = await self._open(), None
+        terminal = await self._open()
+        score = None
         command = message.content
         async with holding(self.arena.slots):
             began = time.perf_counter()
             try:
                 command = command_of(message)
                 self._work = asyncio.ensure_future(self._carry_out(terminal, command))
-                # A time limit may end the wait: the command then goes on, and what it leaves is scored.
+                # A time limit may end the wait: the command then goes on, and what it leaves is
+                # scored.
                 reply, score = await asyncio.shield(self._work)
             except WrongCommand as refused:
                 reply = CommandReply(str(refused), code=1)
-        seconds, is_error = time.perf_counter() - began, bool(reply.code or reply.stopped)
+        seconds = time.perf_counter() - began
+        is_error = bool(reply.code or reply.stopped)
         turn = len(self.commands)
         is_last = self._submitted or 0 < self.limit <= turn + 1
         # Names of files and folders may be no text, or hide control characters.
         said = readable(reply.text.encode("utf-8", "replace"))
         unread = said if is_last and not self._submitted else ""
-        self.commands.append(Executed(turn, command, seconds, reply.code, reply.stopped, score, is_error, unread))
+        self.commands.append(
+            Executed(turn, command, seconds, reply.code, reply.stopped, score, is_error, unread)
+        )
         if reply.kind:
             self._counts[reply.kind][0] += 1
             self._counts[reply.kind][1] += is_error
         if is_last:
             return None
         left = f", {self.limit - turn - 1} turns left" if self.limit else ""
-        shown = f"(open file: {terminal.open_file or 'none'}, folder: {terminal.workspace.cwd}{left})\nbash-$"
+        shown = (
+            f"(open file: {terminal.open_file or 'none'}, folder:"
+            f" {terminal.workspace.cwd}{left})\nbash-$"
+        )
         observed = readable(shown.encode("utf-8", "replace"))
-        return [Message("tool" if message.calls or message.problem else "user", f"{said}\n{observed}")]
+        return [
+            Message("tool" if message.calls or message.problem else "user", f"{said}\n{observed}")
+        ]
 
-    async def _carry_out(self, terminal: Terminal, command: str) -> tuple[CommandReply, float | None]:
+    async def _carry_out(
+        self, terminal: Terminal, command: str
+    ) -> tuple[CommandReply, float | None]:
         if command.strip() == "validate":
             return await self._validate(terminal)
         self._submitted = command.strip() == "submit"
-        return CommandReply("Submitted.") if self._submitted else await terminal.carry_out(command), None
+        return (
+            CommandReply("Submitted.") if self._submitted else await terminal.carry_out(command)
+        ), None
 
     async def _validate(self, terminal: Terminal) -> tuple[CommandReply, float | None]:
         files = await self.arena.scorer.copy_out(terminal.workspace)
@@ -176,7 +206,10 @@ class ResearchPlay:
         self._validations.append(improvement)
         if self._best is None or improvement > self._best[0]:
             self._best = improvement, files
-        said = f"Validation {self.arena.problem.metric}: {verdict.score:.4f} (baseline {self._baseline[0]:.4f})"
+        said = (
+            f"Validation {self.arena.problem.metric}: {verdict.score:.4f} (baseline"
+            f" {self._baseline[0]:.4f})"
+        )
         return CommandReply(said), verdict.score
 
     async def _judge(self, files: dict[str, bytes] | Judged, split: Split) -> Judged:
@@ -186,8 +219,10 @@ class ResearchPlay:
 
     async def score(self) -> Reward:
         """Score what is submitted on the test split: the best validated submission, or the last."""
-        final, relative = None, 0.0
-        count, errors = len(self.commands), sum(command.error for command in self.commands)
+        final = None
+        relative = 0.0
+        count = len(self.commands)
+        errors = sum(command.error for command in self.commands)
         if self._is_asked:  # a slow start is not the agent's fault: what it began with is submitted
             await self._open()
         if self._terminal is not None:
@@ -202,13 +237,24 @@ class ResearchPlay:
             if not self._submitted or not self.commands:
                 self.commands.append(Executed(count, AUTOMATIC, 0.0, 0))
             if verdict.score is not None:
-                problem, base = self.arena.problem, self._baseline[1]
+                problem = self.arena.problem
+                base = self._baseline[1]
                 final = problem.improvement(verdict.score, base)
                 relative = problem.sign * (verdict.score - base) / (abs(base) or 1.0)
                 self.commands[-1] = replace(self.commands[-1], score=verdict.score)
             else:
-                self.commands[-1] = replace(self.commands[-1], code=1, error=True, said=verdict.said)
-        facts = Facts(final, relative, self._validations, count, errors, *self._counts["edit"], *self._counts["shell"])
+                self.commands[-1] = replace(
+                    self.commands[-1], code=1, error=True, said=verdict.said
+                )
+        facts = Facts(
+            final,
+            relative,
+            self._validations,
+            count,
+            errors,
+            *self._counts["edit"],
+            *self._counts["shell"],
+        )
         return reward_of(facts, self.scheme, self.dense)
 
     async def _better(self, last: dict[str, bytes] | Judged) -> dict[str, bytes] | Judged:

@@ -1,7 +1,8 @@
 """Scripted players of a problem: text files with one command per turn.
 
-A file is named KIND-NAME.txt, with KIND one of expert, weak and cheat; a line `%%` parts its turns. `{{a|b|c}}` stands
-for one of the choices, drawn by the example's seed: the same one wherever a file repeats the list.
+A file is named KIND-NAME.txt, with KIND one of expert, weak and cheat; a line `%%` parts its turns.
+`{{a|b|c}}` stands for one of the choices, drawn by the example's seed: the same one wherever a file
+repeats the list.
 """
 
 import random
@@ -26,7 +27,8 @@ class Player:
 
     def turns(self, seed: int) -> list[str]:
         """Return its commands for an example."""
-        chance, drawn = random.Random(f"{self.name}-{seed}"), dict[str, str]()
+        chance = random.Random(f"{self.name}-{seed}")
+        drawn = dict[str, str]()
 
         def choose(found: re.Match[str]) -> str:
             return drawn.setdefault(found[1], chance.choice(found[1].split("|")))
@@ -46,6 +48,8 @@ def read_players(folder: Path) -> tuple[Player, ...]:
     for path in sorted(path for path in folder.glob("*.txt") if path.is_file()):
         kind, dash, name = path.stem.partition("-")
         if kind not in ("expert", "weak", "cheat") or not dash:
-            raise TasksetError(f"{path}: a player's file is named expert-, weak- or cheat-NAME.txt.")
+            raise TasksetError(
+                f"{path}: a player's file is named expert-, weak- or cheat-NAME.txt."
+            )
         found.append(Player(kind, name, path.read_text(encoding="utf-8").strip("\n")))
     return tuple(found)

@@ -1,8 +1,9 @@
-"""A machine-learning problem as MLGym describes it: a YAML file, its datasets, starter code, evaluator, answers.
+"""A machine-learning problem as MLGym describes it: a YAML file, its datasets, starter code,
+evaluator, answers.
 
-`uptrend:` in the YAML file says what MLGym's format can't; where it is silent, known.toml knows some tasks. The answers
-never enter a workspace. Each problem has examples: with a generator, an example is a seed of data; without one, all
-examples are the same problem.
+`uptrend:` in the YAML file says what MLGym's format can't; where it is silent, known.toml knows
+some tasks. The answers never enter a workspace. Each problem has examples: with a generator, an
+example is a seed of data; without one, all examples are the same problem.
 
 A folder may come from anybody: nothing of it runs here, and its paths may not lead out of it.
 """
@@ -18,12 +19,15 @@ from uptrend.records import TasksetError
 from uptrend.records.memory import MAX_RECIPE, TOO_DEEP, read_file
 
 SHIPPED = Path(__file__).with_name("shipped")
-# Where MLGym's containers have the workspace; its scripts say so, and run here in the folder itself.
+# Where MLGym's containers have the workspace; its scripts say so, and run here in the folder
+# itself.
 THEIR_WORKSPACE = b"/home/agent/workspace"
 KINDS: dict[str, Literal["csv", "code", "model"]] = {
-    "CSVSubmissionTasks": "csv", "PythonSubmissionTasks": "code", "ModelSubmissionTasks": "model",
+    "CSVSubmissionTasks": "csv",
+    "PythonSubmissionTasks": "code",
+    "ModelSubmissionTasks": "model",
     "LMSubmissionTasks": "model",
-}  # fmt: skip
+}
 Files = Mapping[str, bytes]
 COPIED = 32 << 20  # bytes of datasets that are copied into every workspace
 
@@ -56,7 +60,8 @@ class Problem:
     sign: int  # 1 where more is better, -1 where less is
     par: float | None  # score that earns the whole reward
     best: float | None  # value that can't be beaten
-    answers: str  # path of the answers in the workspace as MLGym lays it out; empty where none is known
+    # path of the answers in the workspace as MLGym lays it out; empty where none is known
+    answers: str
     hidden: Files  # answers and other secret files, by their path there
     key: str  # column of the answers that names a row
     generator: Path | None  # script that makes examples
@@ -67,7 +72,8 @@ class Problem:
     def improvement(self, score: float, baseline: float) -> float:
         """Return the change over a baseline in units of the task, within [-1, 1].
 
-        1 is par, or the best value where there is no par, or as much better as the baseline is large.
+        1 is par, or the best value where there is no par, or as much better as the baseline is
+        large.
         """
         reach = next((end for end in (self.par, self.best) if end is not None), 0.0)
         unit = abs(reach - baseline) or abs(baseline) or 1.0
@@ -79,10 +85,15 @@ class Problem:
 
     @cached_property
     def is_mounted(self) -> bool:
-        """True where datasets are too large to copy into every workspace: they are shown read-only."""
+        """True where datasets are too large to copy into every workspace: they are shown
+        read-only.
+        """
         is_large = sum(path.stat().st_size for path in self._data.values()) > COPIED
         if is_large and (secret := sorted(self.hidden.keys() & self._data.keys())):
-            raise TasksetError(f"{self.name}: move {secret[0]} out of its large data folder, which the agent can read.")
+            raise TasksetError(
+                f"{self.name}: move {secret[0]} out of its large data folder, which the agent can"
+                " read."
+            )
         return is_large
 
     @cached_property
@@ -90,7 +101,11 @@ class Problem:
         """Datasets as files of a workspace, without the answers; none where they are mounted."""
         if self.is_mounted:
             return {}
-        return {place: path.read_bytes() for place, path in self._data.items() if place not in self.hidden}
+        return {
+            place: path.read_bytes()
+            for place, path in self._data.items()
+            if place not in self.hidden
+        }
 
     @property
     def mounts(self) -> dict[str, Path]:
@@ -137,8 +152,8 @@ class TaskFile:
             is_inside = False
         if not is_inside:
             raise TasksetError(
-                f"{self.path}: {key} = {value!r} leads out of {self.root}; name a path inside, and copy there what it "
-                "needs."
+                f"{self.path}: {key} = {value!r} leads out of {self.root}; name a path inside, and"
+                " copy there what it needs."
             )
         return path
 
@@ -166,8 +181,13 @@ def load_problem(name: str, folder: str = "") -> Problem:
     name = name.removesuffix(".yaml")
     path = root / "configs" / "tasks" / f"{name}.yaml"
     if not path.is_file():
-        raise TasksetError(f"There is no MLGym task {name!r} in {path.parent}. There are {', '.join(names(folder))}.")
-    file = _read_yaml(root, TaskFile(root, path, {}).place("tasks.problems", f"{name}.yaml", "configs/tasks"))
+        raise TasksetError(
+            f"There is no MLGym task {name!r} in {path.parent}. There are"
+            f" {', '.join(names(folder))}."
+        )
+    file = _read_yaml(
+        root, TaskFile(root, path, {}).place("tasks.problems", f"{name}.yaml", "configs/tasks")
+    )
     table = file.table
     known = _known()
     ours = {**known["tasks"].get(name, {}), **(table.get("uptrend") or {})}
@@ -175,65 +195,107 @@ def load_problem(name: str, folder: str = "") -> Problem:
     evaluators = table.get("evaluation_paths") or []
     if kind is None or not evaluators:
         lacks = (
-            f"task_entrypoint {entry} is none of {', '.join(KINDS)}" if kind is None else "it has no evaluation_paths"
+            f"task_entrypoint {entry} is none of {', '.join(KINDS)}"
+            if kind is None
+            else "it has no evaluation_paths"
         )
         raise TasksetError(f"{path}: {lacks}.")
-    notes, folders, docs = list[str](), dict[str, Path](), list[str]()
+    notes = list[str]()
+    folders = dict[str, Path]()
+    docs = list[str]()
     for place in table.get("dataset_configs") or []:
         described = _read_yaml(root, file.place("dataset_configs", place, "configs"))
         dataset = described.table
-        docs.append(f"{dataset.get('name', Path(place).stem).upper()}:\n{dataset.get('description', '')}")
+        docs.append(
+            f"{dataset.get('name', Path(place).stem).upper()}:\n{dataset.get('description', '')}"
+        )
         data_path = dataset.get("data_path") if dataset.get("is_local", True) else None
         if data_path and described.place("data_path", data_path).is_dir():
             if folders:
-                raise TasksetError(f"{path}: several datasets would lie in one folder, data; join them.")
-            for _ in described.below("data_path", data_path):  # links in it, before anything is read
+                raise TasksetError(
+                    f"{path}: several datasets would lie in one folder, data; join them."
+                )
+            # links in it, before anything is read
+            for _ in described.below("data_path", data_path):
                 pass
             folders["data"] = root / data_path
         elif "generator" not in ours:
             notes.append(f"{name}: its dataset {dataset.get('data_path')} is not on this machine")
-    scores = {key.lower(): float(value) for key, value in ((table.get("baseline_scores") or [{}])[0]).items()}
+    scores = {
+        key.lower(): float(value)
+        for key, value in ((table.get("baseline_scores") or [{}])[0]).items()
+    }
     metric = str(ours.get("metric") or next(iter(scores), "")).lower()
     facts = {**known["metrics"].get(metric, {}), **ours}
     if facts.get("direction") not in ("up", "down"):
         raise TasksetError(
-            f"{path}: say whether more or less of {metric or 'its metric'!r} is better: add `uptrend:` with "
-            f"`direction: up` or `down`{'' if metric else ' and `metric:`'}."
+            f"{path}: say whether more or less of {metric or 'its metric'!r} is better: add"
+            f" `uptrend:` with `direction: up` or `down`{'' if metric else ' and `metric:`'}."
         )
     answers = str(ours.get("answers") or next(iter(table.get("secret_files") or ()), ""))
     if kind == "csv" and not answers and "generator" not in ours:
-        notes.append(f"{name} names no answers (`uptrend:` with `answers:`): all of its data is in the workspace, "
-                     "and validate only checks the format")  # fmt: skip
-    submission = str(ours.get("submission") or {"csv": "submission.csv", "code": "strategy.py", "model": "."}[kind])
+        notes.append(
+            f"{name} names no answers (`uptrend:` with `answers:`): all of its data is in the"
+            " workspace, and validate only checks the format"
+        )
+    submission = str(
+        ours.get("submission")
+        or {"csv": "submission.csv", "code": "strategy.py", "model": "."}[kind]
+    )
     starter = _starter(file)
     secret = {str(place) for place in (answers, *(table.get("secret_files") or ())) if place}
-    everything = {place: found.read_bytes() for place, found in _files_of(folders).items() if place in secret} | starter
+    everything = {
+        place: found.read_bytes() for place, found in _files_of(folders).items() if place in secret
+    } | starter
     hidden = {place: everything[place] for place in secret & everything.keys()}
     if str(evaluators[0]) not in starter:
         raise TasksetError(f"{path}: its evaluator {evaluators[0]} is not among starter_code.")
     if answers and folders and answers not in hidden:
-        raise TasksetError(f"{path}: its answers {answers!r} are not there; write the path in the workspace, as data/…")
+        raise TasksetError(
+            f"{path}: its answers {answers!r} are not there; write the path in the workspace, as"
+            " data/…"
+        )
     if kind == "csv" and answers in hidden and not ours.get("key"):
-        raise TasksetError(f"{path}: say which column of {answers} names a row: add `key:` below `uptrend:`.")
+        raise TasksetError(
+            f"{path}: say which column of {answers} names a row: add `key:` below `uptrend:`."
+        )
     starter = {place: data for place, data in starter.items() if place not in hidden}
     generator = file.place("generator", ours["generator"]) if "generator" in ours else None
     players = file.place("players", ours["players"]) if "players" in ours else None
     for _ in file.below("players", ours["players"]) if players else ():
         pass
     return Problem(
-        name=name, title=str(table.get("name", name)), kind=kind, submission=submission,
-        description=str(table.get("description", "")).replace("{dataset_docs}", "\n\n".join(docs)).strip(),
-        timeout=float(table.get("training_timeout") or 3600), starter=starter, folders=folders,
-        evaluator=str(evaluators[0]), baseline=_baseline(table, kind, str(evaluators[0])),
-        baseline_score=scores.get(metric), metric=metric, sign=1 if facts["direction"] == "up" else -1,
-        par=facts.get("par"), best=facts.get("best"), answers=answers, hidden=hidden, key=str(ours.get("key", "")),
-        generator=generator, neighbors=_neighbors(file, generator) if generator else {}, players=players,
+        name=name,
+        title=str(table.get("name", name)),
+        kind=kind,
+        submission=submission,
+        description=str(table.get("description", ""))
+        .replace("{dataset_docs}", "\n\n".join(docs))
+        .strip(),
+        timeout=float(table.get("training_timeout") or 3600),
+        starter=starter,
+        folders=folders,
+        evaluator=str(evaluators[0]),
+        baseline=_baseline(table, kind, str(evaluators[0])),
+        baseline_score=scores.get(metric),
+        metric=metric,
+        sign=1 if facts["direction"] == "up" else -1,
+        par=facts.get("par"),
+        best=facts.get("best"),
+        answers=answers,
+        hidden=hidden,
+        key=str(ours.get("key", "")),
+        generator=generator,
+        neighbors=_neighbors(file, generator) if generator else {},
+        players=players,
         notes=tuple(notes),
-    )  # fmt: skip
+    )
 
 
 def _baseline(table: Mapping[str, Any], kind: str, evaluator: str) -> str:
-    """Return the script that makes the first submission; where code is submitted, the starter code is one."""
+    """Return the script that makes the first submission; where code is submitted, the starter code
+    is one.
+    """
     scripts = [str(path) for path in table.get("baseline_paths") or () if str(path) != evaluator]
     return scripts[0] if scripts and kind != "code" else ""
 
@@ -255,7 +317,9 @@ def _read_yaml(root: Path, path: Path) -> TaskFile:
 
 
 def _starter(file: TaskFile) -> dict[str, bytes]:
-    """Return starter code as MLGym lays it out: each file or folder by its own name in the workspace."""
+    """Return starter code as MLGym lays it out: each file or folder by its own name in the
+    workspace.
+    """
     table = file.table
     files: dict[str, bytes] = {}
     listed = [("starter_code", place) for place in table.get("starter_code") or ()]
@@ -263,10 +327,14 @@ def _starter(file: TaskFile) -> dict[str, bytes]:
         listed.append(("sample_submission", table["sample_submission"]))
     for key, place in listed:
         top = file.place(key, place)
-        found = [path for path in file.below(key, place) if path.is_file()] if top.is_dir() else [top]
+        found = (
+            [path for path in file.below(key, place) if path.is_file()] if top.is_dir() else [top]
+        )
         for path in found:
             if not path.is_file():
-                raise TasksetError(f"{path} is missing: {table.get('id', 'the task')} names it as starter code.")
+                raise TasksetError(
+                    f"{path} is missing: {table.get('id', 'the task')} names it as starter code."
+                )
             data = path.read_bytes()
             files[path.relative_to(top.parent).as_posix()] = (
                 data.replace(THEIR_WORKSPACE, b".") if path.suffix == ".py" else data
@@ -278,10 +346,17 @@ def _neighbors(file: TaskFile, generator: Path) -> dict[str, bytes]:
     """Return the generator and the files beside it, which it may read."""
     if not generator.is_file():
         raise TasksetError(f"{generator} is missing: {file.path} names it as generator.")
-    beside = [path for path in sorted(generator.parent.rglob("*")) if path.is_file() and not path.is_symlink()]
+    beside = [
+        path
+        for path in sorted(generator.parent.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    ]
     if sum(path.stat().st_size for path in beside) > COPIED:
         raise TasksetError(
-            f"{generator.parent} is copied for its generator and has more than {COPIED >> 20} megabytes; "
-            f"put {generator.name} into a folder with what it reads."
+            f"{generator.parent} is copied for its generator and has more than {COPIED >> 20}"
+            f" megabytes; put {generator.name} into a folder with what it reads."
         )
-    return {path.relative_to(generator.parent).as_posix(): path.read_bytes() for path in [*beside, generator]}
+    return {
+        path.relative_to(generator.parent).as_posix(): path.read_bytes()
+        for path in [*beside, generator]
+    }

@@ -1,7 +1,7 @@
 """Rewards of a rollout, by scheme: what is paid for, out of one set of facts.
 
-Improvements are changes of the score over the baseline, in the better direction, in units of the task (from the
-baseline to par), within [-1, 1]: no task drowns another.
+Improvements are changes of the score over the baseline, in the better direction, in units of the
+task (from the baseline to par), within [-1, 1]: no task drowns another.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,8 @@ class Facts:
     """Facts about a finished rollout."""
 
     final: float | None  # improvement of what was submitted; None where nothing valid was
-    relative: float  # the same change as a share of the baseline, without bounds; 0 where nothing valid was
+    # the same change as a share of the baseline, without bounds; 0 where nothing valid was
+    relative: float
     validations: Sequence[float]  # improvement at each validation that gave a score
     commands: int
     errors: int  # commands that were refused, failed or were stopped
@@ -61,19 +62,25 @@ def reward_of(facts: Facts, scheme: Scheme, dense: DenseParts) -> Reward:
         main = final
     parts = [Part(scheme, main, -1, 1)]
     if scheme == "code-quality":
-        syntax, runs = _clean(facts.bad_edits, facts.edits), _clean(facts.bad_runs, facts.runs)
+        syntax = _clean(facts.bad_edits, facts.edits)
+        runs = _clean(facts.bad_runs, facts.runs)
         parts = [
-            Part("final", final, -1, 1, 0.5), Part("syntax", syntax, 0, 1, 0.2), Part("runs", runs, 0, 1, 0.2),
-        ]  # fmt: skip
+            Part("final", final, -1, 1, 0.5),
+            Part("syntax", syntax, 0, 1, 0.2),
+            Part("runs", runs, 0, 1, 0.2),
+        ]
         dense = replace(dense, clean=dense.clean + 0.1)
     if scheme not in ("final", "code-quality"):
         parts.append(Part("final", final, -1, 1, 0.0))
     parts += [
-        Part("validated", validated, 0, 1, dense.validated), Part("clean", 1 - facts.error_rate, 0, 1, dense.clean)
-    ]  # fmt: skip
+        Part("validated", validated, 0, 1, dense.validated),
+        Part("clean", 1 - facts.error_rate, 0, 1, dense.clean),
+    ]
     if dense.change:
         parts.append(Part("change", _clip(change / 2), -1, 1, dense.change))
-    total, low, high = (sum(p.weight * getattr(p, of) for p in parts) for of in ("value", "low", "high"))
+    total, low, high = (
+        sum(p.weight * getattr(p, of) for p in parts) for of in ("value", "low", "high")
+    )
     return Reward(total, low, high, final >= 1, tuple(parts))
 
 

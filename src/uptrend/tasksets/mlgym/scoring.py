@@ -1,8 +1,10 @@
-"""Scoring from outside: the evaluator and the answers meet a submission in fresh sandboxes, never in the agent's.
+"""Scoring from outside: the evaluator and the answers meet a submission in fresh sandboxes, never
+in the agent's.
 
-A CSV file is data: the evaluator runs beside it. Submitted code never shares a process or a file system with evaluator
-and answers: it runs in a sandbox of its own, and each call that the evaluator makes of it crosses over as plain
-literals. Only what a task is trusted with by option (`trust`) is run beside the evaluator: models that it must load.
+A CSV file is data: the evaluator runs beside it. Submitted code never shares a process or a file
+system with evaluator and answers: it runs in a sandbox of its own, and each call that the evaluator
+makes of it crosses over as plain literals. Only what a task is trusted with by option (`trust`) is
+run beside the evaluator: models that it must load.
 """
 
 import ast
@@ -23,7 +25,8 @@ from uptrend.tasksets.mlgym.problem import Problem
 Split = Literal["validation", "test"]
 LARGEST = 1 << 24  # bytes of a submission
 
-# Runs beside the evaluator. Its module of that name is a stand-in: every call of it becomes a line to the host.
+# Runs beside the evaluator. Its module of that name is a stand-in: every call of it becomes a line
+# to the host.
 STAND_IN = r"""
 import ast, io, runpy, sys, types
 name, script, real, sys.argv = sys.argv[1], sys.argv[2], sys.stdout, sys.argv[2:]
@@ -81,9 +84,14 @@ class SubmissionScorer:
     """Scores submissions of one problem."""
 
     def __init__(self, problem: Problem, sandbox: Sandbox, bounds: Bounds, trust: bool) -> None:
-        self._problem, self._sandbox, self._bounds, self._trust = problem, sandbox, bounds, trust
+        self._problem = problem
+        self._sandbox = sandbox
+        self._bounds = bounds
+        self._trust = trust
 
-    async def score(self, workspace: Workspace, split: Split, answers: Mapping[str, bytes]) -> Judged:
+    async def score(
+        self, workspace: Workspace, split: Split, answers: Mapping[str, bytes]
+    ) -> Judged:
         """Copy the submission out of a workspace and score it on a split."""
         return await self.judge(await self.copy_out(workspace), split, answers)
 
@@ -92,36 +100,53 @@ class SubmissionScorer:
         problem = self._problem
         try:
             if problem.kind != "model":
-                return {problem.submission: await workspace.read(f"/workspace/{problem.submission}", LARGEST)}
-            own = [path for path, _ in await workspace.listing() if path.partition("/")[0] not in problem.mounts]
+                return {
+                    problem.submission: await workspace.read(
+                        f"/workspace/{problem.submission}", LARGEST
+                    )
+                }
+            own = [
+                path
+                for path, _ in await workspace.listing()
+                if path.partition("/")[0] not in problem.mounts
+            ]
             return {path: await workspace.read(f"/workspace/{path}", LARGEST) for path in own}
         except FileProblem as missing:
             return Judged(None, f"There is no valid {problem.submission} to score: {missing}")
 
-    async def judge(self, files: dict[str, bytes] | Judged, split: Split, answers: Mapping[str, bytes]) -> Judged:
-        """Score what was copied out; an evaluator that prints no score is the submission's fault."""
+    async def judge(
+        self, files: dict[str, bytes] | Judged, split: Split, answers: Mapping[str, bytes]
+    ) -> Judged:
+        """Score what was copied out; an evaluator that prints no score is the submission's
+        fault.
+        """
         if isinstance(files, Judged):
             return files
         problem = self._problem
         if problem.kind == "csv" and problem.generator is None:
             if not problem.answers and split == "validation":
                 return Judged(
-                    None, f"{problem.submission} was found. This task has no validation split to score it on."
+                    None,
+                    f"{problem.submission} was found. This task has no validation split to score"
+                    " it on.",
                 )
             try:
                 files, answers = _half(problem, files, answers, split)
             except (ValueError, csv.Error) as error:
                 return Judged(None, f"{problem.submission} can't be read as CSV: {error}")
-        # Starter code may be what the evaluator imports; the task's own files come last, over all that was submitted.
+        # Starter code may be what the evaluator imports; the task's own files come last, over all
+        # that was submitted.
         beside = files if problem.kind == "csv" or self._trust else {}
         inside = {**problem.starter, **problem.visible, **beside, **self._evaluator(), **answers}
-        # What a failed evaluator or the submission itself wrote is no score, whatever it looks like.
+        # What a failed evaluator or the submission itself wrote is no score, whatever it looks
+        # like.
         if problem.kind == "code":
             text, is_valid = await self._evaluate_code(files, inside)
         else:
             async with await self._sandbox.open(inside, self._bounds, problem.mounts) as scoring:
                 outcome = await scoring.run(self._command(), seconds=problem.timeout)
-                text, is_valid = outcome.output, not (outcome.code or outcome.stopped)
+                text = outcome.output
+                is_valid = not (outcome.code or outcome.stopped)
         metrics = read_metrics(text) if is_valid else {}
         score = metrics.get(problem.metric)
         if score is None or not math.isfinite(score):
@@ -133,15 +158,22 @@ class SubmissionScorer:
         return {self._problem.evaluator: self._problem.starter[self._problem.evaluator]}
 
     def _command(self) -> str:
-        flag = "--config_fname ." if self._problem.kind == "model" else f"--submission_file {self._problem.submission}"
+        flag = (
+            "--config_fname ."
+            if self._problem.kind == "model"
+            else f"--submission_file {self._problem.submission}"
+        )
         return f"python {self._problem.evaluator} {flag}"
 
-    async def _evaluate_code(self, files: dict[str, bytes], inside: dict[str, bytes]) -> tuple[str, bool]:
+    async def _evaluate_code(
+        self, files: dict[str, bytes], inside: dict[str, bytes]
+    ) -> tuple[str, bool]:
         """Run evaluator and submitted code in two sandboxes, and pass calls on.
 
         Return what the evaluator printed, and False with a reason where it did not come to its end.
         """
-        problem, name = self._problem, self._problem.submission.removesuffix(".py")
+        problem = self._problem
+        name = self._problem.submission.removesuffix(".py")
         inside = {path: data for path, data in inside.items() if path != problem.submission}
         async with (
             await self._sandbox.open(
@@ -152,10 +184,14 @@ class SubmissionScorer:
             try:
                 async with asyncio.timeout(problem.timeout):  # all calls together
                     player = await code.start(f"python _serve.py {name}")
-                    evaluator = await scoring.start(f"python _stand_in.py {name} {problem.evaluator}")
+                    evaluator = await scoring.start(
+                        f"python _stand_in.py {name} {problem.evaluator}"
+                    )
                     line = await evaluator.ask(None, problem.timeout)
                     while not line.startswith("(None, "):
-                        line = await evaluator.ask(await player.ask(line, problem.timeout), problem.timeout)
+                        line = await evaluator.ask(
+                            await player.ask(line, problem.timeout), problem.timeout
+                        )
             except FileProblem as silent:
                 return f"the evaluation broke off: {silent}", False
             except TimeoutError:
@@ -178,7 +214,9 @@ def read_metrics(text: str) -> dict[str, float]:
 def _half(
     problem: Problem, files: dict[str, bytes], answers: Mapping[str, bytes], split: Split
 ) -> tuple[dict[str, bytes], Mapping[str, bytes]]:
-    """Cut answers and submission to the rows of a split: a task that has only a test set gives half to validation."""
+    """Cut answers and submission to the rows of a split: a task that has only a test set gives half
+    to validation.
+    """
     if problem.answers not in answers:
         return files, answers
     head, *rows = _read(answers[problem.answers])

@@ -1,4 +1,6 @@
-"""The taskset `mlgym`: problems in MLGym's format, those that come with Uptrend or a checkout's, and their examples."""
+"""The taskset `mlgym`: problems in MLGym's format, those that come with Uptrend or a checkout's,
+and their examples.
+"""
 
 import asyncio
 import hashlib
@@ -30,7 +32,7 @@ search_dir <term> [<folder>], search_file <term> [<file>], find_file <name> [<fo
 edit <first>:<last>, new lines, end_of_edit: replace these lines of the open file
 insert <line>, new lines, end_of_insert: add lines after that one
 validate: score the submission so far; submit: end with it
-Anything else is bash. A command takes at most {seconds:g} seconds; there is no network."""
+Anything else is bash. A command takes at most {seconds:g} seconds; there is no network."""  # noqa: E501 (words that models were trained with)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,9 @@ class MlGymOptions:
     examples: Annotated[int, Ge(0)] = 0
     """Examples per task to train on; 0 for as many as tasks.train asks for."""
     scheme: Scheme = "final"
-    """What the reward pays for: final, validation-change, validate-required, code-quality or graded."""
+    """What the reward pays for: final, validation-change, validate-required, code-quality or
+    graded.
+    """
     dense: DenseParts = field(default_factory=DenseParts)
     """Weights of parts beside the scheme's own reward."""
     keep: Literal["best", "last"] = "best"
@@ -52,7 +56,9 @@ class MlGymOptions:
     sandbox: Literal["auto", "bubblewrap", "podman", "docker", "process"] = "auto"
     """Back end: auto, bubblewrap, podman, docker, or process (which is no sandbox)."""
     turns: Annotated[int, Ge(0)] = 0
-    """Turns that the agent is told it has, and after which its work is submitted; 0 for sampling.max_turns, untold."""
+    """Turns that the agent is told it has, and after which its work is submitted; 0 for
+    sampling.max_turns, untold.
+    """
     seconds: float = 30.0
     """Seconds that one command may take, if the task's training_timeout is not shorter."""
     memory: int = 1024
@@ -64,17 +70,25 @@ class MlGymOptions:
     workers: Annotated[int, Ge(0)] = 0
     """Commands that run at once; 0 for one per core."""
     tool_calls: bool = False
-    """Let the model give commands as tool calls; otherwise they are text, in a ``` block or bare."""
+    """Let the model give commands as tool calls; otherwise they are text, in a ``` block or
+    bare.
+    """
     trust: bool = False
-    """Score submissions that are models, which run beside the evaluator and could forge their score."""
+    """Score submissions that are models, which run beside the evaluator and could forge their
+    score.
+    """
 
     def __post_init__(self) -> None:
         if self.seconds <= 0 or self.memory < 64:
-            raise ConfigError("seconds should be above 0, and memory at least 64 megabytes.", is_of_field=True)
+            raise ConfigError(
+                "seconds should be above 0, and memory at least 64 megabytes.", is_of_field=True
+            )
 
 
 class MlGym:
-    """Machine-learning tasks by one command per turn in a sandbox, scored from outside; MLGym's format."""
+    """Machine-learning tasks by one command per turn in a sandbox, scored from outside; MLGym's
+    format.
+    """
 
     name: ClassVar[str] = "mlgym"
     version: ClassVar[str] = "1"
@@ -86,7 +100,8 @@ class MlGym:
     chat: bool | None = True
 
     def __init__(self, options: MlGymOptions, seed: int) -> None:
-        self.options, self.seed = options, seed
+        self.options = options
+        self.seed = seed
         self.notes: list[str] = []
         chosen = options.problems or names(options.folder)
         self.problems = {p.name: p for p in (load_problem(name, options.folder) for name in chosen)}
@@ -95,20 +110,31 @@ class MlGym:
                 add_note(self.notes, note)
             if problem.kind == "model" and not options.trust:
                 raise TasksetError(
-                    f"{problem.name} submits a model, which runs beside its evaluator and could forge its score. "
-                    "Set trust = true if you accept that, or leave the task out."
+                    f"{problem.name} submits a model, which runs beside its evaluator and could"
+                    " forge its score. Set trust = true if you accept that, or leave the task out."
                 )
         # Examples without a generator are one task; probes are told, and say so once.
         self.repeated = frozenset(p.name for p in self.problems.values() if p.generator is None)
         if self.repeated:
             listed = ", ".join(sorted(self.repeated))
-            add_note(self.notes, f"examples of {listed} repeat one task, to train on and held out alike")
+            add_note(
+                self.notes, f"examples of {listed} repeat one task, to train on and held out alike"
+            )
         self._arenas: dict[str, Arena] = {}
-        self._slots = asyncio.Semaphore(options.workers or os.cpu_count() or 1)  # of all tasks together
+        # of all tasks together
+        self._slots = asyncio.Semaphore(options.workers or os.cpu_count() or 1)
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
-        most = min(count, self.options.examples * len(self.problems)) if self.options.examples else count
-        found = [task for task in self._examples(most + len(exclude), heldout=False) if task.id not in exclude]
+        most = (
+            min(count, self.options.examples * len(self.problems))
+            if self.options.examples
+            else count
+        )
+        found = [
+            task
+            for task in self._examples(most + len(exclude), heldout=False)
+            if task.id not in exclude
+        ]
         return found[:most]
 
     def heldout(self, count: int) -> list[Task]:
@@ -118,7 +144,11 @@ class MlGym:
         """Return so many examples, the problems in turn and then shuffled; a seed is drawn once."""
         chance = random.Random(f"{self.name}-{self.seed}-{heldout}")
         seeds = chance.sample(range(HELD_OUT), -(-count // len(self.problems)))
-        made = [self._task(p, seed + heldout * HELD_OUT, heldout) for seed in seeds for p in self.problems.values()]
+        made = [
+            self._task(p, seed + heldout * HELD_OUT, heldout)
+            for seed in seeds
+            for p in self.problems.values()
+        ]
         chance.shuffle(made := made[:count])
         return made
 
@@ -129,8 +159,13 @@ class MlGym:
             Message("system", SYSTEM.format(seconds=seconds)),
             Message("user", f"{problem.title}\n{problem.description}{data}\nbash-$"),
         )
-        # Without a generator the messages are the same: an example is then told apart by its number.
-        own = "" if problem.generator else hashlib.sha256(f"{problem.name}{seed}".encode()).hexdigest()[:16]
+        # Without a generator the messages are the same: an example is then told apart by its
+        # number.
+        own = (
+            ""
+            if problem.generator
+            else hashlib.sha256(f"{problem.name}{seed}".encode()).hexdigest()[:16]
+        )
         facts = {"task": problem.name, "seed": seed, "heldout": heldout}
         return Task(messages, "", problem.name, data=facts, id=own)
 
@@ -140,13 +175,15 @@ class MlGym:
 
     def open(self, task: Task, seed: int) -> ResearchPlay:  # noqa: ARG002 (nothing is left to chance)
         """Begin a rollout; its sandbox is opened by its first command."""
-        o, arena = self.options, self._arena(task.family)
+        o = self.options
+        arena = self._arena(task.family)
         tools = (COMMAND,) if o.tool_calls else ()
         return ResearchPlay(task, arena, o.scheme, o.dense, o.keep, o.window, o.turns, tools)
 
     def _arena(self, name: str) -> Arena:
         if name not in self._arenas:
-            o, problem = self.options, self.problems[name]
+            o = self.options
+            problem = self.problems[name]
             sandbox = find_sandbox(o.sandbox)
             bounds = Bounds(seconds=o.seconds, memory=o.memory << 20, output=o.output)
             scorer = SubmissionScorer(
@@ -175,20 +212,29 @@ class MlGym:
         return (player.play(task.data["seed"]) for player in self.players(task, "cheat"))
 
     def demonstrations(self, task: Task, count: int) -> list[Callable[[], Script]]:
-        """Return scripts of mixed quality to imitate, drawn by the example: mostly weak, now and then the expert."""
-        weak, seed = self.players(task, "weak"), task.data["seed"]
+        """Return scripts of mixed quality to imitate, drawn by the example: mostly weak, now and
+        then the expert.
+        """
+        weak = self.players(task, "weak")
+        seed = task.data["seed"]
         pool = [*weak, *self.players(task, "expert")]
-        return [partial(p.play, seed + n) for n, p in enumerate(random.Random(seed).choices(pool, k=count))]
+        return [
+            partial(p.play, seed + n)
+            for n, p in enumerate(random.Random(seed).choices(pool, k=count))
+        ]
 
     def proof(self) -> "MlGym":
         """Return the same tasks under the reward that the expert reaches the maximum of."""
         return self._with(scheme="final", dense=DenseParts())
 
     def variants(self) -> "dict[str, Callable[[], MlGym]]":
-        """Return a maker of the tasks as they are: under `graded`, for one, weaker players reach the maximum too."""
+        """Return a maker of the tasks as they are: under `graded`, for one, weaker players reach
+        the maximum too.
+        """
         return {self.options.scheme: self._with}
 
     def _with(self, **changes: Any) -> "MlGym":
         other = copy(self)
-        other.options, other._arenas = replace(self.options, **changes), {}
+        other.options = replace(self.options, **changes)
+        other._arenas = {}
         return other

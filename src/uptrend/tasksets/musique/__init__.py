@@ -1,1 +1,3 @@
-"""Multi-hop questions with retrieval tools: MuSiQue's files, hub datasets, and an invented world."""
+"""Multi-hop questions with retrieval tools: MuSiQue's files, hub datasets, and an invented
+world.
+"""

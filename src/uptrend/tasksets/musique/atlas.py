@@ -1,6 +1,8 @@
-"""An invented atlas: multi-hop questions over people, places and works that exist nowhere, made offline by seed.
+"""An invented atlas: multi-hop questions over people, places and works that exist nowhere, made
+offline by seed.
 
-Rows have the fields of MuSiQue's files. Each comes from a world of its own (`atlas_world`)."""
+Rows have the fields of MuSiQue's files. Each comes from a world of its own (`atlas_world`).
+"""
 
 import hashlib
 import random
@@ -11,11 +13,22 @@ from itertools import count as count_up
 from typing import Any
 
 from uptrend.records import ConfigError
-from uptrend.tasksets.musique.atlas_world import ATLAS, KINDS, OF, TWO_PART, Entity, Fact, Kind, Relation, World
+from uptrend.tasksets.musique.atlas_world import (
+    ATLAS,
+    KINDS,
+    OF,
+    TWO_PART,
+    Entity,
+    Fact,
+    Kind,
+    Relation,
+    World,
+)
 
 # Share of chains that end with a year, where they can.
 YEAR_SHARE = 0.3
-# Share of paragraphs that state a second fact; the others have only sentences that no question asks about.
+# Share of paragraphs that state a second fact; the others have only sentences that no question asks
+# about.
 SECOND_FACT = 0.75
 # Share of second facts that lead to the answer's kind, where they can, so that it has many rivals.
 LIKE_ANSWER = 0.5
@@ -38,16 +51,26 @@ class AtlasOptions:
     hops: tuple[int, ...] = (2, 3, 4)
     """The numbers of hops that questions need, equally frequent."""
     paragraphs: int = 20
-    """Documents per question, supporting ones included; at least two more than the most hops. From twice the hops on,
-    there is a near miss for every hop."""
+    """Documents per question, supporting ones included; at least two more than the most hops. From
+    twice the hops on, there is a near miss for every hop.
+    """
 
     def __post_init__(self) -> None:
-        if not self.hops or not set(self.hops) <= set(SHAPES) or len(set(self.hops)) < len(self.hops):
-            raise ConfigError(f"hops = {list(self.hops)} should have some of 2, 3 and 4, each once.", is_of_field=True)
+        if (
+            not self.hops
+            or not set(self.hops) <= set(SHAPES)
+            or len(set(self.hops)) < len(self.hops)
+        ):
+            raise ConfigError(
+                f"hops = {list(self.hops)} should have some of 2, 3 and 4, each once.",
+                is_of_field=True,
+            )
         most = max(self.hops)
         if not most + 2 <= self.paragraphs <= MOST_PARAGRAPHS:
             bounds = f"from {most + 2} (with questions of {most} hops) to {MOST_PARAGRAPHS}"
-            raise ConfigError(f"paragraphs = {self.paragraphs} should be {bounds}.", is_of_field=True)
+            raise ConfigError(
+                f"paragraphs = {self.paragraphs} should be {bounds}.", is_of_field=True
+            )
 
 
 def rows(count: int, seed: int, options: AtlasOptions) -> Iterator[dict[str, Any]]:
@@ -57,7 +80,9 @@ def rows(count: int, seed: int, options: AtlasOptions) -> Iterator[dict[str, Any
         if len(asked) == count:
             return
         # Hashed, as seeds that only count up would give neighboring seeds most rows in common.
-        made = row(int.from_bytes(hashlib.sha256(f"atlas-{seed}-{i}".encode()).digest()[:5]), options)
+        made = row(
+            int.from_bytes(hashlib.sha256(f"atlas-{seed}-{i}".encode()).digest()[:5]), options
+        )
         if made["question"] not in asked:
             asked.add(made["question"])
             yield made
@@ -76,11 +101,21 @@ def row(seed: int, options: AtlasOptions) -> dict[str, Any]:
         "answer_aliases": chain[-1].aliases,
         "answerable": True,
     }
-    # Each hop is stated by one paragraph, its subject's, and the question names nothing that it asks for.
+    # Each hop is stated by one paragraph, its subject's, and the question names nothing that it
+    # asks for.
     for fact, part in zip(chain, made["question_decomposition"], strict=True):
         texts = [paragraph["paragraph_text"] for paragraph in paragraphs]
-        stating = [i for i, text in enumerate(texts) if _names(text, fact.subject.name) and _names(text, fact.answer)]
-        assert stating == [part["paragraph_support_idx"]], (made["id"], fact.subject.name, fact.answer, stating)
+        stating = [
+            i
+            for i, text in enumerate(texts)
+            if _names(text, fact.subject.name) and _names(text, fact.answer)
+        ]
+        assert stating == [part["paragraph_support_idx"]], (
+            made["id"],
+            fact.subject.name,
+            fact.answer,
+            stating,
+        )
         assert not _names(made["question"], fact.answer), (made["id"], fact.answer)
     return made
 
@@ -100,13 +135,21 @@ def make_world(seed: int, options: AtlasOptions) -> tuple[World, Chain]:
 
 
 def draw_relations(rng: random.Random, hops: int) -> tuple[Relation, ...]:
-    """Draw a chain: no relation twice, and at least one subject whose name another name can share a word with."""
+    """Draw a chain: no relation twice, and at least one subject whose name another name can share a
+    word with.
+    """
     while True:
-        kind, walked, barred = rng.choice(KINDS), list[Relation](), list[str]()
+        kind = rng.choice(KINDS)
+        walked = list[Relation]()
+        barred = list[str]()
         ends_with_year = rng.random() < YEAR_SHARE
         while len(walked) < hops:
             to_year = ends_with_year and len(walked) == hops - 1
-            unused = [relation for relation in OF[kind] if relation not in walked and relation.name not in barred]
+            unused = [
+                relation
+                for relation in OF[kind]
+                if relation not in walked and relation.name not in barred
+            ]
             ways = [relation for relation in unused if (relation.object == "year") == to_year]
             if not ways:
                 break
@@ -119,13 +162,17 @@ def draw_relations(rng: random.Random, hops: int) -> tuple[Relation, ...]:
             return tuple(walked)
 
 
-def lay(world: World, relations: Sequence[Relation], like: Chain = (), namesakes: Sequence[str] = ()) -> Chain:
-    """Make new entities that these relations join; with a chain to be like, in the same words as there.
+def lay(
+    world: World, relations: Sequence[Relation], like: Chain = (), namesakes: Sequence[str] = ()
+) -> Chain:
+    """Make new entities that these relations join; with a chain to be like, in the same words as
+    there.
 
     The i-th subject's name shares a word with the i-th of the namesakes, where that is not empty.
     """
     names = [*namesakes, *[""] * (len(relations) + 1 - len(namesakes))]
-    subject, facts = world.new(relations[0].subject, namesake=names[0]), []
+    subject = world.new(relations[0].subject, namesake=names[0])
+    facts = []
     for i, relation in enumerate(relations):
         fact = world.state(subject, relation, like[i].wording if like else None, names[i + 1])
         facts.append(fact)
@@ -143,9 +190,9 @@ def surround(world: World, chain: Chain, paragraphs: int) -> None:
         _say_more(world, subject, chain[-1].relation, own)
 
 
-# Chains of the same relations in the same words, two or three where there is room. The first one's names share words
-# with the chain's own, and where it does not fit whole it has the last hops: a near miss matters most beside the
-# answer.
+# Chains of the same relations in the same words, two or three where there is room. The first one's
+# names share words with the chain's own, and where it does not fit whole it has the last hops: a
+# near miss matters most beside the answer.
 def _lay_likenesses(world: World, chain: Chain, paragraphs: int) -> None:
     tail = chain[-min(len(chain), paragraphs - len(chain)) :]
     able = [i for i, fact in enumerate(tail) if fact.subject.kind in TWO_PART]
@@ -158,7 +205,8 @@ def _lay_likenesses(world: World, chain: Chain, paragraphs: int) -> None:
             lay(world, [fact.relation for fact in chain], chain)
 
 
-# One more paragraph: about an entity that was only mentioned, the answer perhaps, or about a new one.
+# One more paragraph: about an entity that was only mentioned, the answer perhaps, or about a new
+# one.
 def _add(world: World, chain: Chain) -> None:
     mentioned = [fact.object for facts in world.facts.values() for fact in facts if fact.object]
     untold = [entity for entity in mentioned if entity not in world.facts]
@@ -182,7 +230,9 @@ def _say_more(world: World, subject: Entity, last: Relation, own: list[Entity]) 
 
 
 def write_paragraphs(world: World, chain: Chain) -> list[dict[str, Any]]:
-    """Write a paragraph for each entity that facts are about, in random order; the chain's own support the answer."""
+    """Write a paragraph for each entity that facts are about, in random order; the chain's own
+    support the answer.
+    """
     supporting = [fact.subject.name for fact in chain]
     colors: dict[Kind, list[str]] = {}
     written = [(entity.name, _write(world, entity, colors)) for entity in world.facts]
@@ -219,7 +269,9 @@ def _write(world: World, entity: Entity, colors: dict[Kind, list[str]]) -> str:
 
 
 def compose(chain: Chain) -> str:
-    """Return the question: noun phrases nest from the first entity outwards, and the last relation asks."""
+    """Return the question: noun phrases nest from the first entity outwards, and the last relation
+    asks.
+    """
     phrase = chain[0].subject.called
     for fact in chain[:-1]:
         phrase = fact.relation.phrase.format(s=phrase)

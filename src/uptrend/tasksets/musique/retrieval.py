@@ -1,4 +1,6 @@
-"""Finding documents: golden (by what supports the answer), lexical (BM25), semantic (embeddings) and hybrid."""
+"""Finding documents: golden (by what supports the answer), lexical (BM25), semantic (embeddings)
+and hybrid.
+"""
 
 import asyncio
 import importlib
@@ -39,15 +41,21 @@ Retriever = Callable[[Sequence[Document]], Index]
 
 
 def searchable(document: Document) -> str:
-    """Return the text to search: the title too, which often is the only place that names the subject."""
+    """Return the text to search: the title too, which often is the only place that names the
+    subject.
+    """
     return f"{document.title}\n{document.text}"
 
 
 class Golden:
-    """Gives supporting documents only: those whose title the query names first, then by words in common."""
+    """Gives supporting documents only: those whose title the query names first, then by words in
+    common.
+    """
 
     def __init__(self, documents: Sequence[Document]) -> None:
-        self._words = {place: words(searchable(d)) for place, d in enumerate(documents) if d.supporting}
+        self._words = {
+            place: words(searchable(d)) for place, d in enumerate(documents) if d.supporting
+        }
         self._titles = {place: words(documents[place].title) for place in self._words}
 
     async def search(self, query: str, count: int) -> list[int]:
@@ -88,15 +96,18 @@ class Lexical:
 
     def scores(self, query: str) -> Floats:
         """Return each document's fit to the query; 0 where they share no word."""
-        # This goes around `BM25.retrieve`, whose options, threads and selections cost more than 20 documents do.
-        found: Floats = self._bm25.get_scores_from_ids(self._bm25.get_tokens_ids(_stems([query])[0]))
+        # This goes around `BM25.retrieve`, whose options, threads and selections cost more than 20
+        # documents do.
+        found: Floats = self._bm25.get_scores_from_ids(
+            self._bm25.get_tokens_ids(_stems([query])[0])
+        )
         return found
 
 
 def _stems(texts: list[str]) -> Any:
     return _bm25s().tokenize(
         texts, stopwords="english", stemmer=_stemmer(), return_ids=False, show_progress=False
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -106,7 +117,8 @@ def _stemmer() -> Any:
     return Stemmer.Stemmer("english")
 
 
-# Return bm25s without JAX: where that is installed it is tried out at import, and takes most of a GPU's memory.
+# Return bm25s without JAX: where that is installed it is tried out at import, and takes most of a
+# GPU's memory.
 def _bm25s() -> Any:
     if "bm25s" in sys.modules or "jax" in sys.modules:
         return importlib.import_module("bm25s")
@@ -115,7 +127,8 @@ def _bm25s() -> Any:
         bm25s = importlib.import_module("bm25s")
     finally:
         del sys.modules["jax"]
-    # It asks for its own debug messages: each index would be a line in the log of whoever keeps one.
+    # It asks for its own debug messages: each index would be a line in the log of whoever keeps
+    # one.
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     return bm25s
 
@@ -138,18 +151,21 @@ class Embedder:
     async def embed(self, texts: Sequence[str]) -> Floats:
         """Return a row of length 1 for each text."""
         loop = asyncio.get_running_loop()
-        # An embedder outlives its loops: what an ended loop left behind must not be joined, but keeps its own list,
-        # which its own call below answers should the loop go on.
+        # An embedder outlives its loops: what an ended loop left behind must not be joined, but
+        # keeps its own list, which its own call below answers should the loop go on.
         if not self._waiting or self._loop is not loop:
-            self._loop, self._waiting = loop, []
-            loop.call_soon(self._flush, self._waiting)  # after every search that is ready now has asked
+            self._loop = loop
+            self._waiting = []
+            # after every search that is ready now has asked
+            loop.call_soon(self._flush, self._waiting)
         answer: asyncio.Future[Floats] = loop.create_future()
         self._waiting.append((texts, answer))
         with waiting():  # for everybody's texts; a time limit could not end the model's call
             return await answer
 
     def _flush(self, requests: list[tuple[Sequence[str], asyncio.Future[Floats]]]) -> None:
-        waiting = [(texts, answer) for texts, answer in requests if not answer.done()]  # some were cancelled
+        # some were cancelled
+        waiting = [(texts, answer) for texts, answer in requests if not answer.done()]
         requests.clear()  # the next request begins another batch
         if not waiting:
             return
@@ -186,7 +202,8 @@ class Semantic:
         if not query.strip() or not self._texts:
             return []
         if self._vectors is None:
-            # A group's first searches come together and all ask for the documents: the embedder does them once.
+            # A group's first searches come together and all ask for the documents: the embedder
+            # does them once.
             *documents, asked = await self._embedder.embed([*self._texts, query])
             self._vectors = np.stack(documents)
         else:
@@ -200,13 +217,14 @@ class Hybrid:
     """Takes from two indices in turn."""
 
     def __init__(self, first: Index, second: Index) -> None:
-        self._first, self._second = first, second
+        self._first = first
+        self._second = second
 
     async def search(self, query: str, count: int) -> list[int]:
         """See Index; the best of one, the best of the other, the next of one, and so on.
 
-        A document that both found gives its second place away to the next in turn, so `count` come back where
-        there are that many.
+        A document that both found gives its second place away to the next in turn, so `count` come
+        back where there are that many.
         """
         first = await self._first.search(query, count)
         second = await self._second.search(query, count)
@@ -233,7 +251,8 @@ class IndexCache:
     """Indices by key; beyond the limit, the one that was not asked for the longest goes."""
 
     def __init__(self, retriever: Retriever, limit: int = 512) -> None:
-        self._retriever, self._limit = retriever, limit
+        self._retriever = retriever
+        self._limit = limit
         self._indices: OrderedDict[str, Index] = OrderedDict()
 
     def index(self, key: str, documents: Sequence[Document]) -> Index:

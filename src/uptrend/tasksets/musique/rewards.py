@@ -1,6 +1,9 @@
-"""The reply's tags and its rewards: SQuAD's exact match and F1, recall and precision of documents shown and cited.
+"""The reply's tags and its rewards: SQuAD's exact match and F1, recall and precision of documents
+shown and cited.
 
-Beside the answer and its aliases, numbers are accepted as digits or as words, and ordinals likewise."""
+Beside the answer and its aliases, numbers are accepted as digits or as words, and ordinals
+likewise.
+"""
 
 import re
 import string
@@ -19,7 +22,8 @@ class Reply:
 
     answer: str | None  # text of the last answer; None where there is none
     cited: tuple[str, ...]  # document IDs of the last citation, each once
-    format: float  # share of the three tags that stand there exactly once, closed; 1 only where they are in order
+    # share of the three tags that stand there exactly once, closed; 1 only where they are in order
+    format: float
 
 
 def read_reply(text: str) -> Reply:
@@ -44,22 +48,33 @@ def write_reply(think: str, cited: tuple[str, ...], answer: str) -> str:
 
 
 SMALL = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+    " sixteen seventeen eighteen nineteen"
 )
 SMALL_ORDINALS = (
-    "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
-    "fifteenth sixteenth seventeenth eighteenth nineteenth"
+    "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
+    " thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth"
 )
 TENS = {
-    "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
-}  # fmt: skip
+    "twenty": 20,
+    "thirty": 30,
+    "forty": 40,
+    "fifty": 50,
+    "sixty": 60,
+    "seventy": 70,
+    "eighty": 80,
+    "ninety": 90,
+}
 NUMBERS = {word: n for n, word in enumerate(SMALL.split())} | TENS
-ORDINALS = {word: n for n, word in enumerate(SMALL_ORDINALS.split())} | {f"{w[:-1]}ieth": n for w, n in TENS.items()}
+ORDINALS = {word: n for n, word in enumerate(SMALL_ORDINALS.split())} | {
+    f"{w[:-1]}ieth": n for w, n in TENS.items()
+}
 
 
 def normalize(text: str) -> str:
-    """Return a text by SQuAD's rules: lower case, without punctuation and articles, single spaces."""
+    """Return a text by SQuAD's rules: lower case, without punctuation and articles, single
+    spaces.
+    """
     text = "".join(c for c in text.lower() if c not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
@@ -71,11 +86,17 @@ def exact_match(said: str, accepted: Iterable[str]) -> float:
 
 
 def f1(said: str, accepted: Iterable[str]) -> float:
-    """Return the harmonic mean of precision and recall over words, the best of the accepted answers."""
-    words, best = _words(said), 0.0
+    """Return the harmonic mean of precision and recall over words, the best of the accepted
+    answers.
+    """
+    words = _words(said)
+    best = 0.0
     for answer in map(_words, accepted):
         shared = sum((Counter(words) & Counter(answer)).values())
-        best = max(best, 2 * shared / (len(words) + len(answer)) if words and answer else float(words == answer))
+        best = max(
+            best,
+            2 * shared / (len(words) + len(answer)) if words and answer else float(words == answer),
+        )
     return best
 
 
@@ -83,7 +104,8 @@ def f1(said: str, accepted: Iterable[str]) -> float:
 def _words(text: str) -> list[str]:
     # A hyphen inside a number ("twenty-one") would otherwise glue its words together.
     text = re.sub(rf"\b({'|'.join(TENS)})-(?=[a-z])", r"\1 ", text.lower())
-    # An answer of nothing but articles ("A", a vitamin) keeps them, or every silence would be right.
+    # An answer of nothing but articles ("A", a vitamin) keeps them, or every silence would be
+    # right.
     plain = normalize(text) or "".join(c for c in text if c not in string.punctuation)
     words: list[str] = []
     for word in plain.split():
@@ -94,11 +116,16 @@ def _words(text: str) -> list[str]:
             words[-1] = _ordinal(tens + ORDINALS[word])
         else:
             words.append(word)
-    return [str(NUMBERS[w]) if w in NUMBERS else _ordinal(ORDINALS[w]) if w in ORDINALS else w for w in words]
+    return [
+        str(NUMBERS[w]) if w in NUMBERS else _ordinal(ORDINALS[w]) if w in ORDINALS else w
+        for w in words
+    ]
 
 
 def _ordinal(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    ending = (
+        "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    )
     return f"{number}{ending}"
 
 
@@ -123,10 +150,16 @@ class RewardWeights:
 
 
 def reward(
-    reply: Reply, accepted: Collection[str], supporting: Collection[str], shown: Collection[str],
-    weights: RewardWeights, scale: float, clean: float,
-) -> Reward:  # fmt: skip
-    """Return the reward of a reply, given which documents support the answer and which the tools showed.
+    reply: Reply,
+    accepted: Collection[str],
+    supporting: Collection[str],
+    shown: Collection[str],
+    weights: RewardWeights,
+    scale: float,
+    clean: float,
+) -> Reward:
+    """Return the reward of a reply, given which documents support the answer and which the tools
+    showed.
 
     `clean` is the share of turns without a mistake in a call: recorded, not rewarded.
     """
@@ -143,7 +176,9 @@ def reward(
     }
     given = asdict(weights)
     whole = sum(given.values())
-    parts = [Part(name, value, 0.0, 1.0, scale * given[name] / whole) for name, value in values.items()]
+    parts = [
+        Part(name, value, 0.0, 1.0, scale * given[name] / whole) for name, value in values.items()
+    ]
     total = sum(part.weight * part.value for part in parts)
     parts.append(Part("clean_turns", clean, 0.0, 1.0, 0.0))
     return Reward(min(total, scale), 0.0, scale, bool(values["exact_match"]), tuple(parts))

@@ -1,4 +1,6 @@
-"""MuSiQue's rows as tasks: from JSON lines, or from datasets of a hub (`path,config,split[:N]`, joined by `;`)."""
+"""MuSiQue's rows as tasks: from JSON lines, or from datasets of a hub (`path,config,split[:N]`,
+joined by `;`).
+"""
 
 import random
 import re
@@ -48,24 +50,33 @@ def to_tasks(rows: Iterable[tuple[str, Mapping[str, Any]]], noise_rate: float) -
 
 def to_task(row: Mapping[str, Any], where: str, noise_rate: float = 1.0) -> Task:
     """One row as a task, or an error that says where and what would be right."""
-    question, answer = _text(row, "question", where), _text(row, "answer", where)
-    paragraphs = [_paragraph(p, f"{where}: paragraphs[{n}]", n) for n, p in enumerate(_list(row, "paragraphs", where))]
+    question = _text(row, "question", where)
+    answer = _text(row, "answer", where)
+    paragraphs = [
+        _paragraph(p, f"{where}: paragraphs[{n}]", n)
+        for n, p in enumerate(_list(row, "paragraphs", where))
+    ]
     if not paragraphs:
         raise TasksetError(f"{where} has no paragraphs; {FIELDS}")
     if len({p["id"] for p in paragraphs}) < len(paragraphs):
-        raise TasksetError(f"{where}: two paragraphs have the same idx, so that neither can be cited.")
+        raise TasksetError(
+            f"{where}: two paragraphs have the same idx, so that neither can be cited."
+        )
     hops = sum(p["supporting"] for p in paragraphs)
     if not hops:
         raise TasksetError(
-            f"{where}: no paragraph is supporting (is_supporting), so neither retrieval nor citation can be scored. "
-            "Mark at least one, or remove the row."
+            f"{where}: no paragraph is supporting (is_supporting), so neither retrieval nor"
+            " citation can be scored. Mark at least one, or remove the row."
         )
-    # Known by the question alone: other instructions or fewer documents do not make it another task.
+    # Known by the question alone: other instructions or fewer documents do not make it another
+    # task.
     asked = Message("user", question)
     identity = task_id([asked])
     chance = random.Random(f"noise-{identity}")  # so that a question always has the same documents
     kept = [chance.random() < noise_rate for _ in paragraphs]
-    aliases = [_as_text(alias, f"{where}: answer_aliases") for alias in _list(row, "answer_aliases", where)]
+    aliases = [
+        _as_text(alias, f"{where}: answer_aliases") for alias in _list(row, "answer_aliases", where)
+    ]
     return Task(
         messages=(Message("system", INSTRUCTIONS), asked),
         answer=answer,
@@ -73,7 +84,9 @@ def to_task(row: Mapping[str, Any], where: str, noise_rate: float = 1.0) -> Task
         difficulty=float(hops),
         data={
             "accepted": list(dict.fromkeys([answer, *aliases])),
-            "documents": [p for p, keep in zip(paragraphs, kept, strict=True) if keep or p["supporting"]],
+            "documents": [
+                p for p, keep in zip(paragraphs, kept, strict=True) if keep or p["supporting"]
+            ],
             "decomposition": [_step(s, where) for s in _list(row, "question_decomposition", where)],
             "source": str(row.get("id", where)),
         },
@@ -106,7 +119,11 @@ def _text(given: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def _as_text(value: Any, where: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, str | int | float)
+        or not str(value).strip()
+    ):
         raise TasksetError(f"{where} = {value!r} should be a text.")
     return str(value).strip()
 
@@ -133,7 +150,9 @@ def read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 @dataclass(frozen=True)
 class HubSource:
-    """One dataset: its id on the hub or a folder, its configuration (empty for the only one), and its split."""
+    """One dataset: its id on the hub or a folder, its configuration (empty for the only one), and
+    its split.
+    """
 
     path: str
     config: str
@@ -145,7 +164,11 @@ def read_sources(text: str) -> list[HubSource]:
     sources = []
     for named in filter(None, map(str.strip, text.split(";"))):
         parts = [part.strip() for part in named.split(",")]
-        if len(parts) != 3 or not parts[0] or not re.fullmatch(r"[\w.+-]+(\[[^\[\]]*\])?", parts[2]):
+        if (
+            len(parts) != 3
+            or not parts[0]
+            or not re.fullmatch(r"[\w.+-]+(\[[^\[\]]*\])?", parts[2])
+        ):
             raise ConfigError(
                 f"datasets = {named!r} should be path,config,split, for example "
                 "bdsaglam/musique,answerable,train[:256]; several are joined by a semicolon."

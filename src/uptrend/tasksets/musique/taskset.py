@@ -1,4 +1,6 @@
-"""`musique`: multi-hop questions whose documents the model looks up with tools, over several turns."""
+"""`musique`: multi-hop questions whose documents the model looks up with tools, over several
+turns.
+"""
 
 from collections.abc import Callable, Collection, Iterable
 from copy import copy
@@ -23,7 +25,9 @@ ENOUGH = 60
 
 
 class Musique:
-    """Multi-hop questions with retrieval tools: MuSiQue's files, hub datasets, or an invented world."""
+    """Multi-hop questions with retrieval tools: MuSiQue's files, hub datasets, or an invented
+    world.
+    """
 
     name: ClassVar[str] = "musique"
     version: ClassVar[str] = "2"
@@ -32,7 +36,8 @@ class Musique:
     LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 128, "max_turns": 8, "context": 4096}
 
     def __init__(self, options: MusiqueOptions, seed: int) -> None:
-        self.options, self.seed = options, seed
+        self.options = options
+        self.seed = seed
         self.chat = options.chat
         self.notes: list[str] = []
         self._indices = IndexCache(retriever(options.retriever, options.embedder))
@@ -43,12 +48,16 @@ class Musique:
             if not tasks:
                 raise TasksetError(f"{source} has no question that can be answered.")
             order = f"{self.name}-{seed}"
-            self.given = GivenTasks(source, tasks, options.split, order, options.duplicates, self.notes)
+            self.given = GivenTasks(
+                source, tasks, options.split, order, options.duplicates, self.notes
+            )
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
         if self.given:
             return self.given.train(count, exclude)
-        return self._invented(count, lambda task: not may_be_held_out(task.id) and task.id not in exclude)
+        return self._invented(
+            count, lambda task: not may_be_held_out(task.id) and task.id not in exclude
+        )
 
     def heldout(self, count: int) -> list[Task]:
         if self.given:
@@ -66,12 +75,15 @@ class Musique:
         return QuestionPlay(task, documents, self._indices.index(task.id, documents), self.options)
 
     def gold(self, task: Task) -> Script:
-        """Return the expert: at the maximum under the golden retriever, at its ceiling under another."""
+        """Return the expert: at the maximum under the golden retriever, at its ceiling under
+        another.
+        """
         return expert.expert(task, documents_of(task))
 
     def corrupted(self, task: Task) -> Iterable[Script]:
         """Yield players that leave out what earns the maximum."""
-        documents, weights = documents_of(task), self.options.weights
+        documents = documents_of(task)
+        weights = self.options.weights
         cites = weights.citation_recall + weights.citation_precision
         if cites + weights.retrieval_recall + weights.retrieval_precision:
             yield say(write_reply("I know this.", (), task.answer))
@@ -86,16 +98,22 @@ class Musique:
 
     def cheaters(self, task: Task) -> Iterable[Script]:
         """Yield players that answer, open and cite everything."""
-        documents, weights = documents_of(task), self.options.weights
+        documents = documents_of(task)
+        weights = self.options.weights
         # The answer and then every title, each in a tag of its own, the last one wrong.
         wrong = [d.title for d in documents if not exact_match(d.title, task.data["accepted"])]
-        tags = "".join(f"<answer>{answer}</answer>" for answer in [task.answer, *wrong, "none of these"])
+        tags = "".join(
+            f"<answer>{answer}</answer>" for answer in [task.answer, *wrong, "none of these"]
+        )
         yield say(f"<think>One of these.</think>\n<cite></cite>\n{tags}")
-        if weights.exact_match + weights.f1:  # otherwise to open and cite everything is what is asked for
+        # otherwise to open and cite everything is what is asked for
+        if weights.exact_match + weights.f1:
             yield expert.hoarding(documents)
 
     def proof(self) -> "Musique":
-        """Return the same tasks where the expert can reach the maximum: two documents of one title need two shown."""
+        """Return the same tasks where the expert can reach the maximum: two documents of one title
+        need two shown.
+        """
         return self._with(retriever="golden", returned=max(2, self.options.returned))
 
     def variants(self) -> "dict[str, Callable[[], Musique]]":
