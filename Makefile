@@ -21,11 +21,12 @@ quickstart: .venv/.train  ## Install, get a small model, teach it arithmetic, an
 	$(BIN)/uptrend train recipes/quickstart.toml
 	@echo "Look closer: . $(BIN)/activate && uptrend serve --open"
 
-check: .venv/.all  ## Format, lint, types and architecture
+check: .venv/.all  ## Format, lint, types, architecture and handwriting
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/handwriting.py
 
 # One worker per core, each with one torch thread; what a test starts inherits it. A worker takes 1 to 2 GB.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
