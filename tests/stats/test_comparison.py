@@ -16,7 +16,7 @@ from uptrend.stats import comparison
 from uptrend.stats.comparison import (
     benjamini_hochberg, chances, fewest, fewest_seeds, mcnemar, outliers, paired_p, sign_flip,
 )  # fmt: skip
-from uptrend.stats.intervals import likely_deviation, student_interval, spread_of, student_reach
+from uptrend.stats.intervals import likely_deviation, spread_of, student_interval, student_reach
 
 RANDOM = np.random.default_rng(5)
 

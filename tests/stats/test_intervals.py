@@ -20,8 +20,8 @@ from uptrend.records.view import Floats
 from uptrend.stats.comparison import sequence_p
 from uptrend.stats.intervals import (
     G, Spread, all_right, bayes_factor, bootstrap_mean, chance_of_improvement, crossed_half, crossed_interval,
-    interquartile_mean, iqm_difference, mean_squares, normal_interval, student_interval, pass_at_k, sequence_interval,
-    sequence_reach, spread_of, student_reach, wilson,
+    interquartile_mean, iqm_difference, mean_squares, normal_interval, pass_at_k, sequence_interval,
+    sequence_reach, spread_of, student_interval, student_reach, wilson,
 )  # fmt: skip
 
 RANDOM = np.random.default_rng(8)
