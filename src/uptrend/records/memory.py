@@ -190,8 +190,7 @@ def read_json(path: Path) -> Any:
     """Return what a file of JSON holds; RecordError where it is too large, ValueError where it is
     no JSON.
     """
-    with open_file(path) as file:
-        text = _read_all(path, file, MAX_WHOLE).decode("utf-8")
+    text = read_file(path).decode("utf-8")
     check_values(path, text)
     return parse_json(text)
 
