@@ -23,8 +23,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 import uptrend
+from uptrend.cli.explain import field_docs, keys
 from uptrend.cli.main import VERBS, app
-from uptrend.config.keys import field_docs, keys
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page, causes_by_section
 from uptrend.doctor.probes import PROBES
@@ -145,11 +145,7 @@ def _config() -> Iterator[str]:
 def _tasksets() -> Iterator[str]:
     """A table of options for each built-in taskset."""
     for name, cls in {name: find(name) for name in BUILT_IN}.items():
-        meanings = {
-            key: text
-            for base in reversed(cls.Options.__mro__[:-1])
-            for key, text in field_docs(base).items()
-        }
+        meanings = field_docs(cls.Options)
         rows = (
             (_code(field.name), f"{meanings.get(field.name, '')}{_default(field)}")
             for field in dataclasses.fields(cls.Options)

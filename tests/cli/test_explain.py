@@ -5,8 +5,8 @@ from dataclasses import fields
 
 import pytest
 
+from uptrend.cli.explain import keys
 from uptrend.cli.main import main
-from uptrend.config.keys import keys
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.records.metrics import sections
 from uptrend.tasks.registry import BUILT_IN, find

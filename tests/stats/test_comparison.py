@@ -16,7 +16,7 @@ from uptrend.stats import comparison
 from uptrend.stats.comparison import (
     benjamini_hochberg, chances, fewest, fewest_seeds, mcnemar, outliers, paired_p, sign_flip,
 )  # fmt: skip
-from uptrend.stats.intervals import likely_deviation, paired_interval, spread_of, student_reach
+from uptrend.stats.intervals import likely_deviation, spread_of, student_interval, student_reach
 
 RANDOM = np.random.default_rng(5)
 
@@ -27,7 +27,7 @@ def test_interval_and_p_are_scipys(seeds: int, alpha: float) -> None:
     arm, control = RANDOM.normal(0.6, 0.03, seeds), RANDOM.normal(0.55, 0.03, seeds)
     expected = stats.ttest_rel(arm, control)
     ends = expected.confidence_interval(1 - alpha)
-    found = paired_interval(arm - control, alpha)
+    found = student_interval(arm - control, alpha)
     assert (found.low, found.high) == pytest.approx((ends.low, ends.high), rel=1e-9)
     assert found.effect == pytest.approx(np.mean(arm - control))
     assert paired_p(spread_of(arm - control)) == pytest.approx(expected.pvalue, rel=1e-9)
@@ -36,7 +36,7 @@ def test_interval_and_p_are_scipys(seeds: int, alpha: float) -> None:
 
 
 def test_one_seed_excludes_nothing() -> None:
-    interval = paired_interval(np.array([0.3]))
+    interval = student_interval(np.array([0.3]))
     assert (interval.effect, interval.low, interval.high) == (0.3, -math.inf, math.inf)
     assert paired_p(spread_of(np.array([0.3]))) == 1.0
     assert student_reach(1, 0.05) == math.inf
@@ -47,9 +47,9 @@ def test_equal_differences_are_left_to_the_sign_flip_test() -> None:
     five, six = np.full(5, 0.1 + 0.2 - 0.25), np.full(6, 0.05)
     five[0] = 0.05  # equal but for rounding
     assert spread_of(five).deviation == 0.0
-    assert paired_interval(five).low == -math.inf  # 2^-4 is above .05
-    assert paired_interval(six).low == pytest.approx(0.05)  # 2^-5 is not
-    assert paired_interval(six, alpha=0.025).low == -math.inf
+    assert student_interval(five).low == -math.inf  # 2^-4 is above .05
+    assert student_interval(six).low == pytest.approx(0.05)  # 2^-5 is not
+    assert student_interval(six, alpha=0.025).low == -math.inf
     assert paired_p(spread_of(six)) == 2**-5
     assert paired_p(spread_of(np.zeros(6))) == 1.0
     assert chances(0.05, 0.0, 5, 0.05).decided == 0.0

@@ -20,8 +20,8 @@ from uptrend.records.view import Floats
 from uptrend.stats.comparison import sequence_p
 from uptrend.stats.intervals import (
     G, Spread, all_right, bayes_factor, bootstrap_mean, chance_of_improvement, crossed_half, crossed_interval,
-    interquartile_mean, iqm_difference, mean_squares, normal_interval, paired_interval, pass_at_k, sequence_interval,
-    sequence_reach, spread_of, student_reach, wilson,
+    interquartile_mean, iqm_difference, mean_squares, normal_interval, pass_at_k, sequence_interval,
+    sequence_reach, spread_of, student_interval, student_reach, wilson,
 )  # fmt: skip
 
 RANDOM = np.random.default_rng(8)
@@ -175,7 +175,7 @@ def test_the_mean_squares_are_statsmodels_and_the_crossed_half_width_is_theirs_b
 
 def test_crossed_is_as_wide_as_over_seeds_alone_where_tasks_agree() -> None:
     for table in tables(200, 5, 30, 0.1, 0.1):
-        over_seeds, over_both = paired_interval(table.mean(axis=1)), crossed_interval(table)
+        over_seeds, over_both = student_interval(table.mean(axis=1)), crossed_interval(table)
         assert over_both is not None
         if mean_squares(table)[1] < mean_squares(table)[2]:
             assert over_both.high == pytest.approx(over_seeds.high)

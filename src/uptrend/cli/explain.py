@@ -1,16 +1,23 @@
 """`uptrend explain`: the meaning of a cause, a config key or a metric. No torch."""
 
+import ast
+import dataclasses
+import inspect
+import json
 import re
 import sys
-from dataclasses import fields
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 from rich.markdown import Markdown
 
 from uptrend.cli.console import AsJson, print_json
-from uptrend.config.keys import field_docs, keys
-from uptrend.config.load import config_hint
+from uptrend.config.load import bounds_of, choices_in_words, config_hint, in_words
+from uptrend.config.schema import Config
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
 from uptrend.present.terminal import columns, terminal
@@ -21,6 +28,8 @@ from uptrend.tasks.registry import BUILT_IN, find
 
 ALL = "All of them: uptrend explain"
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]+\)")  # to pages that are not here
+TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
+LISTS = {str: "texts", dict[str, Any]: "tables"}
 
 
 def command(
@@ -79,12 +88,8 @@ def _meanings() -> dict[str, dict[str, Any]]:
     }
     found |= {key.name: {**vars(key), "kind": "config key"} for key in keys()}
     for name, cls in {name: find(name) for name in BUILT_IN}.items():
-        meanings = {
-            key: text
-            for base in reversed(cls.Options.__mro__[:-1])
-            for key, text in field_docs(base).items()
-        }
-        for field in fields(cls.Options):
+        meanings = field_docs(cls.Options)
+        for field in dataclasses.fields(cls.Options):
             table = found.setdefault(
                 f"tasks.{field.name}", {"name": f"tasks.{field.name}", "kind": "option"}
             )
@@ -118,3 +123,64 @@ def _print(table: dict[str, Any], as_json: bool) -> None:
         terminal().print(Markdown(page))
     else:
         typer.echo(page.rstrip())
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a recipe."""
+
+    name: str
+    """Its dotted path."""
+    type: str
+    """Type with its bounds, in words."""
+    default: str
+    """Default as JSON; empty for a table."""
+    meaning: str
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """Return the docstring under each field of a dataclass, inherited ones included, by name."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        (node,) = ast.parse(inspect.getsource(base)).body
+        for field, doc in zip(node.body, node.body[1:], strict=False):  # type: ignore[attr-defined]
+            if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
+                docs[ast.unparse(field.target)] = " ".join(ast.literal_eval(doc.value).split())
+    return docs
+
+
+def keys(cls: type = Config, where: str = "") -> Iterator[Key]:
+    """Yield every key of a recipe, in the schema's order."""
+    meanings = field_docs(cls)
+    hints = typing.get_type_hints(cls)
+    annotated = typing.get_type_hints(cls, include_extras=True)
+    for field in dataclasses.fields(cls):
+        kind = hints[field.name]
+        default = getattr(cls(), field.name)
+        if isinstance(kind, types.UnionType):
+            kind = next(option for option in typing.get_args(kind) if option is not type(None))
+        # a taskset declares its options; notes are not written by people
+        if field.name in ("options", "notes"):
+            continue
+        is_table = dataclasses.is_dataclass(kind)
+        if where or not is_table:
+            yield Key(
+                f"{where}{field.name}",
+                _type(kind, annotated[field.name]),
+                "" if is_table else json.dumps(default),
+                meanings[field.name],
+            )
+        if is_table:
+            yield from keys(typing.cast(type, kind), f"{where}{field.name}.")
+
+
+def _type(kind: Any, hint: Any) -> str:
+    if dataclasses.is_dataclass(kind):
+        return "table"
+    if typing.get_origin(kind) is typing.Literal:
+        return ", ".join(choices_in_words(kind))
+    if typing.get_origin(kind) is tuple:
+        item = typing.get_args(kind)[0]
+        return f"list of {LISTS.get(item) or _type(item, item)}"
+    bounds = in_words(bounds_of(hint))
+    return f"{TYPES[kind]}, {bounds}" if bounds else TYPES[kind]

@@ -9,12 +9,11 @@ import typer
 
 from uptrend.cli.console import complete_runs, open_run
 from uptrend.config.load import nearest
-from uptrend.present.drawing import COLORS, INK, plotting, save, show_shares
+from uptrend.present.drawing import COLORS, INK, plotting, save, show_shares, smooth
 from uptrend.records import RecordError, Run, UptrendError
 from uptrend.records.metrics import figures, find_metric, label_of
 from uptrend.records.renamed import current
 from uptrend.records.summary import heldout, heldout_sets
-from uptrend.stats.smoothing import smooth
 
 DASHES = ("-", (0, (4, 2)))
 HELDOUT = "eval/accuracy"

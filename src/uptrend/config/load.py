@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 from annotated_types import Ge, Gt, Le, Lt, Predicate
 
 from uptrend.config.schema import Config, Otherwise, Tasks
-from uptrend.config.tables import flatten, to_toml
+from uptrend.config.tables import flatten, join, to_toml
 from uptrend.records import ConfigError
 from uptrend.records.dialects import meanings
 from uptrend.records.directory import plain
@@ -390,11 +390,6 @@ def dotted_keys(cls: Any = Config, where: str = "") -> Iterator[str]:
             yield from dotted_keys(section, join(where, name))
         elif name != "options":
             yield join(where, name)
-
-
-def join(where: str, key: str) -> str:
-    """Join a dotted path."""
-    return f"{where}.{key}" if where else key
 
 
 def check(config: Config) -> None:

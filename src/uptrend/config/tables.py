@@ -16,11 +16,16 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[An
     return {key: (one, other) for key, (one, other) in pairs.items() if one != other}
 
 
+def join(where: str, key: str) -> str:
+    """Join a dotted path."""
+    return f"{where}.{key}" if where else key
+
+
 def flatten(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Flatten a nested table to dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        name = f"{where}.{key}" if where else key
+        name = join(where, key)
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, name)
         else:
@@ -92,6 +97,6 @@ def to_recipe(table: Mapping[str, Any], where: str = "") -> str:
     text = "".join(f"{line}\n" for line in lines)
     for key, value in given.items():
         if isinstance(value, Mapping):
-            name = f"{where}.{to_key(key)}" if where else to_key(key)
+            name = join(where, to_key(key))
             text += f"\n[{name}]\n{to_recipe(value, name)}"
     return text

@@ -17,13 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from uptrend.present.drawing import stretch_means, stretches
 from uptrend.records import Run
 from uptrend.records.directory import LINES, MAX_DEPTH, parse_line, read_lines
-from uptrend.records.files import open_file
-from uptrend.records.memory import MAX_CELLS, MAX_LOG, check_cells, check_size
+from uptrend.records.memory import MAX_CELLS, MAX_LOG, check_cells, check_size, open_file
 from uptrend.records.renamed import upgrade_metrics
 from uptrend.records.view import Floats
-from uptrend.stats.smoothing import stretch_means, stretches
 
 # From this size on, the columns of a metrics.jsonl are kept in the index.
 LARGE = 8_000_000

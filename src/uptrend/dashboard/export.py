@@ -25,8 +25,7 @@ from uptrend.dashboard.server import (
     plotly_script,
     plotly_styles,
 )
-from uptrend.present.formatting import visible
-from uptrend.present.pages import render
+from uptrend.present.formatting import render, visible
 from uptrend.records import RecordError
 from uptrend.records.directory import plain, write_whole
 

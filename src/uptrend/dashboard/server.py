@@ -35,7 +35,7 @@ from uptrend.dashboard.curves import thin
 from uptrend.dashboard.filters import BadRequest
 from uptrend.dashboard.library import Library
 from uptrend.dashboard.protocol import MAX_HEAD, TimedProtocol
-from uptrend.present.pages import render
+from uptrend.present.formatting import render
 from uptrend.records import MissingExtra, RecordError
 from uptrend.records.directory import plain
 

@@ -16,8 +16,13 @@ from typing import Any
 
 from uptrend.dashboard import findings, journals, reading
 from uptrend.records import RecordError
-from uptrend.records.files import reading_below
-from uptrend.records.memory import count_values, limit_memory, megabytes, too_much_memory
+from uptrend.records.memory import (
+    count_values,
+    limit_memory,
+    megabytes,
+    reading_below,
+    too_much_memory,
+)
 from uptrend.records.worker_process import WorkerDied, WorkerProcess, answer_requests
 
 SLOW = (findings.read_log, findings.diagnose_run)

@@ -11,9 +11,9 @@ from uptrend.doctor.checks.rewards import TOP
 from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import PROOF, alarms, rank
 from uptrend.doctor.report import from_finding_table
+from uptrend.present.drawing import thin_curve
 from uptrend.records import CannotTell, Finding, Report, RunView
 from uptrend.records.directory import ENDS, STARTS
-from uptrend.stats.smoothing import thin_curve
 
 # Alarms beside which a rising reward does not show that the task is learned.
 DOUBTS = (

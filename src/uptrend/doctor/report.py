@@ -10,8 +10,7 @@ from rich.text import Text
 
 from uptrend.present import formatting
 from uptrend.present.drawing import COLORS, plotting, to_svg
-from uptrend.present.formatting import assignments, number, plural
-from uptrend.present.pages import render
+from uptrend.present.formatting import assignments, number, plural, render
 from uptrend.records import (
     Basis,
     Confidence,

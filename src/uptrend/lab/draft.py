@@ -15,8 +15,7 @@ from uptrend.doctor.catalogue import CATALOGUE, Cause, resolve_experiment, setti
 from uptrend.lab import lab_error
 from uptrend.lab.hypothesis_file import read, read_page, sections
 from uptrend.lab.refuse import read_recipe, resolve
-from uptrend.present.formatting import assignments, plural
-from uptrend.present.pages import render
+from uptrend.present.formatting import assignments, plural, render
 from uptrend.records import (
     Arm,
     ConfigError,

@@ -12,8 +12,7 @@ from uptrend.config.load import nearest
 from uptrend.lab import hypothesis_file
 from uptrend.lab.hypothesis_file import in_order, put_block, read_page, set_values
 from uptrend.lab.measure import titled
-from uptrend.present.formatting import NONE, markdown_table
-from uptrend.present.pages import render
+from uptrend.present.formatting import NONE, markdown_table, render
 from uptrend.records import Confidence, Hypothesis, LabError, Priority, Status
 from uptrend.records.directory import plain_disk_errors, write_whole
 from uptrend.records.hypothesis import NOTHING_TO_CURE

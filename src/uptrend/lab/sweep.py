@@ -25,7 +25,7 @@ from uptrend.records import Arm, Interval, LabError, Measured
 from uptrend.records.metrics import first_step
 from uptrend.records.renamed import current
 from uptrend.stats.comparison import mcnemar
-from uptrend.stats.intervals import paired_interval
+from uptrend.stats.intervals import student_interval
 
 # Keys of a list's file.
 KEYS = ("title", "recipe", "metric", "seeds", "steps", "grid", "arms")
@@ -164,8 +164,8 @@ def rows(sweep: Sweep, measured: Sequence[Measured]) -> list[SweepRow]:
         values = np.array([run.value for run in runs.values()])
         both = [seed for seed in runs if seed in first and first is not runs]
         differences = np.array([runs[seed].value - first[seed].value for seed in both])
-        interval = paired_interval(values) if len(values) > 1 else None
-        difference = paired_interval(differences, shared) if len(both) > 1 else None
+        interval = student_interval(values) if len(values) > 1 else None
+        difference = student_interval(differences, shared) if len(both) > 1 else None
         only = None
         if len(both) == len(runs) == 1:
             one = runs[both[0]].tasks

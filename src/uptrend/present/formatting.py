@@ -1,4 +1,5 @@
-"""Numbers, shares, durations, counts and tables as people read them: one function per decision.
+"""Numbers, shares, durations, counts, tables and pages as people read them: one function per
+decision.
 
 A missing or undefined value is `–`. Minus signs are typographic (−), except in settings, which are
 copied into configs.
@@ -7,11 +8,14 @@ copied into configs.
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from unicodedata import category
 
 NONE = "–"
 BYTES = ("B", "kB", "MB", "GB", "TB")
+# Folder of the package, below which templates lie.
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def number(value: float | None) -> str:
@@ -135,3 +139,21 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Format rows of texts as a Markdown table."""
     lines = ["| " + " | ".join(cell(text) for text in line) + " |" for line in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page from a template, named by its path in the package:
+    `doctor/templates/report.html`.
+
+    HTML is escaped by itself, so that no text of a run can become markup.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ROOT),
+        autoescape=jinja2.select_autoescape(["html"]),
+        undefined=jinja2.StrictUndefined,  # a misspelled name is an error, not an empty string
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(values)

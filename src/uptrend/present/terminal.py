@@ -10,9 +10,9 @@ import numpy as np
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from uptrend.present.drawing import stretch_means, stretches
 from uptrend.present.formatting import NONE, percent, visible
 from uptrend.records.metrics import find_metric
-from uptrend.stats.smoothing import stretch_means, stretches
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 # Least height of a curve's scale, as a share of the metric's bounds, or of its largest value where

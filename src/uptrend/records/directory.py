@@ -33,8 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uptrend.records.errors import RecordError, RunLocked
-from uptrend.records.files import open_file
-from uptrend.records.memory import MAX_VALUES, MAX_WHOLE, count_values
+from uptrend.records.memory import MAX_VALUES, MAX_WHOLE, count_values, open_file
 
 # folders of rollouts, and the lines that they go with
 LINES = {"rollouts": "metrics.jsonl", "evals": "evals.jsonl"}

@@ -1,22 +1,27 @@
-"""Memory that reading files may take: those of others may hold gigabytes in a few megabytes on
-disk.
+"""Reading files that others may write or change, within bounds, and the memory of this machine.
 
-What is beyond a bound is refused in a sentence before it is in memory. The bounds are far above any
-log that is known here: the largest has a million lines and 250 MB, the largest run 100,000 steps of
-65 metrics.
+What is opened is a regular file, and lies below some folders where a reader says so. A server looks
+at folders in which others write: between a look at a file and its opening a link or a pipe may take
+its place, so what was opened is judged, never what was there before.
+
+What is beyond a bound is refused in a sentence before it is in memory: files of others may hold
+gigabytes in a few megabytes on disk. The bounds are far above any log that is known here: the
+largest has a million lines and 250 MB, the largest run 100,000 steps of 65 metrics.
 """
 
 import contextlib
 import io
 import json
+import math
 import os
+import stat
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from uptrend.records.errors import RecordError, RecordTooLarge
-from uptrend.records.files import open_file, open_named
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,6 +55,73 @@ _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE
 # Bytes beyond what a process has at its start, for what no bound foresees: judging 100,000 steps
 # takes 1 GB.
 MAX_PROCESS = 3 << 30
+# Tries to open a file that its writer is just putting another one in the place of.
+TRIES = 5
+# O_NONBLOCK: a pipe would be waited for, and with it whoever asked. Windows has neither the flag
+# nor such pipes.
+FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+)
+
+_folders: ContextVar[tuple[Path, ...] | None] = ContextVar("folders", default=None)
+
+
+@contextlib.contextmanager
+def reading_below(folders: Iterable[Path | str] | None) -> Iterator[None]:
+    """Let `open_file` open what lies below these folders alone, whatever links are on the way; None
+    sets no limit.
+    """
+    places = (
+        None if folders is None else tuple(Path(os.path.realpath(folder)) for folder in folders)
+    )
+    before = _folders.set(places)
+    try:
+        yield
+    finally:
+        _folders.reset(before)
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to read its bytes; RecordError where it is a pipe or a device, or lies where it
+    may not.
+
+    What the system says, such as FileNotFoundError, is passed on.
+    """
+    folders = _folders.get()
+    for _ in range(TRIES):
+        descriptor = os.open(path, FLAGS)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise RecordError(f"{path} could not be read: it is no file.")
+            if folders is None:
+                return os.fdopen(descriptor, "rb")
+            real = Path(os.path.realpath(path))
+            with contextlib.suppress(FileNotFoundError):
+                # The place is that of the file which is open; else one took the other's place
+                # meanwhile.
+                if os.path.samestat(os.lstat(real), status):
+                    if not any(real.is_relative_to(folder) for folder in folders):
+                        raise RecordError(
+                            f"{path} is a link to a place outside the folders that are read: not"
+                            " read."
+                        )
+                    return os.fdopen(descriptor, "rb")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    raise RecordError(f"{path} could not be read: it is being replaced over and over.")
+
+
+def open_named(path: Path) -> BinaryIO:
+    """Open a file that somebody named: where no folders are set it may be a pipe, such as
+    /dev/stdin.
+    """
+    return path.open("rb") if _folders.get() is None else open_file(path)
 
 
 def megabytes(size: int) -> str:
@@ -118,8 +190,7 @@ def read_json(path: Path) -> Any:
     """Return what a file of JSON holds; RecordError where it is too large, ValueError where it is
     no JSON.
     """
-    with open_file(path) as file:
-        text = _read_all(path, file, MAX_WHOLE).decode("utf-8")
+    text = read_file(path).decode("utf-8")
     check_values(path, text)
     return parse_json(text)
 
@@ -219,6 +290,33 @@ def _check_metadata(path: Path, metadata: Any, columns: Sequence[str] | None) ->
                 chunk.total_uncompressed_size, longest.get(chunk.path_in_schema, 1)
             )
     return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, sum(longest.values()))))
+
+
+def count_cores() -> int:
+    """Return the number of cores that this process may use: a container may allow fewer than the
+    machine has.
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_memory() -> float:
+    """Return the bytes of memory that are free, within the limit of a container; infinite where
+    nothing says so.
+    """
+    free = math.inf
+    try:
+        free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            # memory in use by the disk cache alone counts as free
+            if line.startswith("MemAvailable:"):
+                free = 1024.0 * int(line.split()[1])
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text(encoding="ascii"))
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        free = min(free, float(limit - used))
+    except (OSError, ValueError):  # another system, or no limit
+        pass
+    return free
 
 
 def limit_memory(most: int = MAX_PROCESS) -> None:

@@ -18,7 +18,7 @@ from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra
 from uptrend.present.formatting import visible
 from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.directory import free_path, why_taken
-from uptrend.records.machine import count_cores
+from uptrend.records.memory import count_cores
 from uptrend.records.schema import VERSION
 from uptrend.tasks.pool import (
     HeldoutTasks,

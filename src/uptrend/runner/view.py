@@ -22,7 +22,7 @@ from uptrend.present.formatting import duration, estimate, number, percent, plur
 from uptrend.present.terminal import columns, phase_shares, sparkline
 from uptrend.records import Evaluation, Finding, Run, Severity
 from uptrend.records.directory import place_in_words
-from uptrend.records.machine import count_cores
+from uptrend.records.memory import count_cores
 from uptrend.records.metrics import figures
 from uptrend.records.summary import HeldoutSummary, before_and_after, heldout, heldout_sets, phases
 from uptrend.training.observer import StepRecord

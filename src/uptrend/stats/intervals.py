@@ -162,7 +162,7 @@ def interval_of(spread: Spread, reach: float, alpha: float) -> Interval:
     return Interval(spread.mean, spread.mean - half, spread.mean + half)
 
 
-def paired_interval(differences: Floats, alpha: float = 0.05) -> Interval:
+def student_interval(differences: Floats, alpha: float = 0.05) -> Interval:
     """Return Student's two-sided interval of the mean difference."""
     return interval_of(spread_of(differences), student_reach(len(differences), alpha), alpha)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 from uptrend.config import Config, Eval, Tasks, build
-from uptrend.config.load import check_bounds, join, unknown
+from uptrend.config.load import check_bounds, unknown
+from uptrend.config.tables import join
 from uptrend.records import ConfigError, Task, TasksetError, tasks_hash
 from uptrend.tasks.registry import find
 from uptrend.tasks.taskset import Taskset

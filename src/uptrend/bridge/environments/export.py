@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from uptrend.present.pages import render
+from uptrend.present.formatting import render
 from uptrend.records import ConfigError, Message, Reward, Task, TasksetError, Tool, ToolCall
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.taskset import Play, Taskset

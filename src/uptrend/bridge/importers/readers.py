@@ -16,8 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from uptrend.records.dialects import plain_name
 from uptrend.records.errors import RecordError, RecordTooLarge
-from uptrend.records.files import open_named
-from uptrend.records.memory import MAX_LOG, MAX_WHOLE, check_size, megabytes
+from uptrend.records.memory import MAX_LOG, MAX_WHOLE, check_size, megabytes, open_named
 
 Row = dict[str, Any]
 # Rows of one kind beyond which only every n-th is read: no curve needs more points, and a large log

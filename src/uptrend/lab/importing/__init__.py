@@ -17,8 +17,7 @@ from typing import Any
 from uptrend.lab.hypothesis_file import get_block, put_block, sections
 from uptrend.lab.importing.reading import FIELDS, Journal, JournalItem, read_journal, reported
 from uptrend.lab.notebook import LOG, PROBLEM, Notebook, new_pages
-from uptrend.present.formatting import cell
-from uptrend.present.pages import render
+from uptrend.present.formatting import cell, render
 from uptrend.records import Hypothesis, Priority
 from uptrend.records.directory import plain_disk_errors, write_whole
 

@@ -19,8 +19,14 @@ from uptrend.lab.journal.stored import CURVES, VERDICT, ArmRun, Curves, Entry, k
 from uptrend.lab.journal.verdicts import HELPERS, changed, decisive, level, sign_of
 from uptrend.lab.measure import interval_text, titled
 from uptrend.lab.notebook import Notebook
-from uptrend.present.formatting import assignments, duration, markdown_table, percent, plural
-from uptrend.present.pages import render
+from uptrend.present.formatting import (
+    assignments,
+    duration,
+    markdown_table,
+    percent,
+    plural,
+    render,
+)
 from uptrend.records import Comparison, Direction, Hypothesis, Status, Verdict, dialects
 from uptrend.records.directory import plain_disk_errors, write_whole
 from uptrend.records.metrics import find_metric, name_of

@@ -11,11 +11,10 @@ from typing import Any
 from uptrend.lab.journal.stored import ACCURACY, Curves, Point
 from uptrend.lab.journal.verdicts import WAYS, sign_of, title_of
 from uptrend.lab.measure import curve_of, is_share
-from uptrend.present.drawing import COLORS, INK, plotting, save, show_shares, to_svg
+from uptrend.present.drawing import COLORS, INK, plotting, save, show_shares, smooth, to_svg
 from uptrend.present.formatting import percent, plural
 from uptrend.records import Direction, Hypothesis, Verdict
 from uptrend.records.metrics import name_of
-from uptrend.stats.smoothing import smooth
 
 # Inches of one picture on the page.
 PANEL = (4.2, 2.9)

@@ -15,8 +15,7 @@ from uptrend.lab.journal import figures, stored
 from uptrend.lab.journal.stored import ArmRun, Curves, Entry
 from uptrend.lab.journal.verdicts import HELPERS, decisive, differences
 from uptrend.lab.notebook import PROBLEM, README, Notebook, phases, roadmap, status_table
-from uptrend.present.formatting import assignments
-from uptrend.present.pages import render
+from uptrend.present.formatting import assignments, render
 from uptrend.records import Comparison, Direction, Hypothesis, LabError, Verdict
 from uptrend.records.directory import plain
 from uptrend.records.memory import read_text

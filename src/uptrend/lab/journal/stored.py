@@ -16,11 +16,11 @@ from typing import Any
 
 from uptrend.doctor.curves import REWARD
 from uptrend.lab.measure import curve_of, in_line
+from uptrend.present.drawing import thin_curve
 from uptrend.records import Interval, LabError, RecordError, Run, Verdict
 from uptrend.records.directory import plain, write_whole
 from uptrend.records.memory import parse_json, read_file
 from uptrend.records.view import view_of
-from uptrend.stats.smoothing import thin_curve
 
 T = typing.TypeVar("T")
 Point = tuple[float, float]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uptrend.stats.smoothing import moving_mean, smooth, stretch_means, stretches, thin_curve
+from uptrend.present.drawing import moving_mean, smooth, stretch_means, stretches, thin_curve
 
 
 def test_a_stretch_has_the_mean_of_its_finite_values() -> None:
