@@ -8,9 +8,9 @@ from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.checks import examine
 from uptrend.doctor.checks.rewards import TOP
-from uptrend.doctor.curves import REWARD
 from uptrend.doctor.rank import PROOF, alarms, rank
 from uptrend.doctor.report import from_finding_table
+from uptrend.doctor.trend import REWARD
 from uptrend.records import CannotTell, Finding, Report, RunView
 from uptrend.records.directory import ENDS, STARTS
 from uptrend.stats.smoothing import thin_curve
