@@ -12,8 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.catalogue import CATALOGUE, complete_fix, resolve_experiment, settings_of
-from uptrend.doctor.measured import confidence_of, is_mostly_wrong
+from uptrend.doctor.catalogue import (
+    CATALOGUE,
+    complete_fix,
+    confidence_of,
+    is_mostly_wrong,
+    resolve_experiment,
+    settings_of,
+)
 from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, WARNING, alarms
 from uptrend.records import Basis, CannotTell, Evidence, Finding, RunView, Severity
 

@@ -5,7 +5,7 @@ likeliest first.
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 
-from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.catalogue import CATALOGUE, all_symptoms
 from uptrend.records import Basis, Confidence, Finding, Severity
 
 CRITICAL = Severity.CRITICAL
@@ -17,10 +17,6 @@ SUSPICION = Basis.SUSPICION
 # Worst first, and surest first.
 SEVERITIES = list(Severity)
 BASES = list(Basis)
-# Links that nearly every log measures. Cut completions may kill groups and so hold the policy;
-# where groups are alive, they hold nothing, and a policy that does not move is a matter of its
-# updates.
-MEASURED = frozenset({"advantage.dead-groups-low", "advantage.dead-groups-high"})
 
 
 def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -59,22 +55,6 @@ def alarms(findings: Iterable[Finding]) -> list[Finding]:
 def at_least(finding: Finding, severity: Severity) -> bool:
     """Tell whether a finding is as bad as this, or worse."""
     return SEVERITIES.index(finding.severity) <= SEVERITIES.index(severity)
-
-
-def all_symptoms(id: str, found: Set[str] = MEASURED) -> set[str]:
-    """Return what a cause explains, and what that explains in turn; a measured link counts only
-    where it was found.
-    """
-    symptoms: set[str] = set()
-    waiting = list(CATALOGUE[id].explains)
-    while waiting:
-        symptom = waiting.pop()
-        if symptom not in symptoms:
-            symptoms.add(symptom)
-            waiting += (
-                CATALOGUE[symptom].explains if symptom in found or symptom not in MEASURED else ()
-            )
-    return symptoms
 
 
 def _merged(findings: Iterable[Finding]) -> list[Finding]:
