@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from uptrend.doctor.catalogue import CATALOGUE, all_symptoms
-from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING, rank
+from uptrend.doctor.check import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING, rank
 from uptrend.records import Basis, Confidence, Evidence, Finding, Severity
 
 

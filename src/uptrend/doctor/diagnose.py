@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.check import PROOF, alarms, rank
 from uptrend.doctor.checks import examine
 from uptrend.doctor.checks.rewards import TOP
-from uptrend.doctor.rank import PROOF, alarms, rank
 from uptrend.doctor.report import from_finding_table
 from uptrend.doctor.trend import REWARD
 from uptrend.records import CannotTell, Finding, Report, RunView

@@ -9,8 +9,8 @@ import pytest
 from curve_runs import evaluations, healthy, ramp
 from tampered import without
 from uptrend.doctor.case import Case
+from uptrend.doctor.check import alarms
 from uptrend.doctor.checks import CHECKS, examine
-from uptrend.doctor.rank import alarms
 from uptrend.records import CannotTell, Finding, RunView
 from uptrend.records.schema import TOKEN_COLUMNS
 
