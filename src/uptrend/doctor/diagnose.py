@@ -28,7 +28,7 @@ def diagnose(view: RunView) -> Report:
     repeat why.
     """
     case = Case(view)
-    outcomes = examine(view, case)
+    outcomes = examine(case)
     if not len(view.steps):
         outcomes += _preflight_findings(view)
     acquitted = _acquitted(view)

@@ -18,7 +18,7 @@ EMPTY = RunView(source="log", trainer="unknown", name="", steps=np.zeros(0, np.i
 
 
 def found(view: RunView) -> list[Finding]:
-    return [f for f in examine(view) if isinstance(f, Finding)]
+    return [f for f in examine(Case(view)) if isinstance(f, Finding)]
 
 
 @pytest.mark.parametrize("steps", [40, 120, 400])
