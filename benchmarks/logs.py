@@ -87,8 +87,9 @@ def score(folder: Path) -> Score:
     except Exception as error:  # an unread log is a result here
         result.trend = f"unread: {error}"
         return result
-    findings = [f for f in examine(view) if isinstance(f, Finding)]
-    trend = Case(view).trend.kind
+    case = Case(view)
+    findings = [f for f in examine(case) if isinstance(f, Finding)]
+    trend = case.trend.kind
     labels = set(meta["labels"])
     wanted = expected(meta["labels"])
     result.trend, result.agrees = (

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from uptrend.doctor.case import Case
 from uptrend.doctor.check import Outcome
 from uptrend.doctor.checks import examine
 from uptrend.records import CannotTell, Finding, RunView, Severity
@@ -61,7 +62,7 @@ def flat(level: float = 0.3, steps: int = STEPS, noise: float = 0.05) -> Any:
 
 def outcomes(view: RunView, check: str | tuple[str, ...]) -> Outcome:
     """Return what was said of the causes whose ids begin with this, or with one of them."""
-    return [outcome for outcome in examine(view) if outcome.id.startswith(check)]
+    return [outcome for outcome in examine(Case(view)) if outcome.id.startswith(check)]
 
 
 def findings(view: RunView, check: str | tuple[str, ...]) -> dict[str, Finding]:

@@ -13,9 +13,8 @@ from benchmarks.faults.planted import FAULTS
 from benchmarks.faults.scalars import write_trainer_state
 
 from uptrend.bridge.importers import read_views
-from uptrend.doctor.check import finding
+from uptrend.doctor.check import finding, rank
 from uptrend.doctor.diagnose import diagnose
-from uptrend.doctor.rank import rank
 from uptrend.records import Basis, Finding, Run, RunView, Severity, view_of
 
 LOOKS = (1, 2, 5, 10, 20, 30, 40, 60)

@@ -26,7 +26,7 @@ from uptrend.bridge.importers.readers import open_log
 from uptrend.bridge.importers.trackers import read_events, read_wandb
 from uptrend.bridge.trackers import ENVIRONMENT, TRACKERS, Alert, Start, Tracker, make_tracker
 from uptrend.config import load_config
-from uptrend.doctor.saved import save_report
+from uptrend.doctor.report import save_report
 from uptrend.lab.plan import what_matters
 from uptrend.records import ConfigError, MissingExtra, Run, RunDirectory, rollouts_table
 from uptrend.records.errors import install_command

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from uptrend.doctor.probes import PROBES
-from uptrend.doctor.saved import saved_report
+from uptrend.doctor.report import saved_report
 from uptrend.records import Run
 from uptrend.runner import diagnose
 

@@ -12,9 +12,8 @@ from rich.console import Console
 
 import uptrend
 from curve_runs import healthy
-from uptrend.doctor.check import finding
+from uptrend.doctor.check import alarms, finding
 from uptrend.doctor.diagnose import diagnose
-from uptrend.doctor.rank import alarms
 from uptrend.doctor.report import print_report, to_html, to_markdown, to_table
 from uptrend.records import (
     Basis,

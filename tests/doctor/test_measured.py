@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from uptrend.doctor import measured
+from uptrend.doctor import catalogue
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
 from uptrend.records import Basis, Confidence
@@ -24,10 +24,10 @@ causes."kl.runaway".records = { named = 10, right = 2 }
 @pytest.fixture(autouse=True)
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "measured.toml").write_text(TABLE)
-    monkeypatch.setattr(measured, "FILE", tmp_path / "measured.toml")
-    measured._table.cache_clear()
+    monkeypatch.setattr(catalogue, "TRIALS_FILE", tmp_path / "measured.toml")
+    catalogue._trials.cache_clear()
     yield
-    measured._table.cache_clear()
+    catalogue._trials.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -42,18 +42,18 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_confidence(id: str, basis: Basis, source: str, confidence: Confidence, told: str) -> None:
-    found, words = measured.confidence_of(id, basis, source)
+    found, words = catalogue.confidence_of(id, basis, source)
     assert found is confidence
     assert told in words
 
 
 def test_few_runs_do_not_make_a_cause_doubted() -> None:
     doubts = {
-        id: measured.is_mostly_wrong(id, "records")
+        id: catalogue.is_mostly_wrong(id, "records")
         for id in ("kl.sign", "kl.reference", "kl.runaway")
     }
     assert doubts == {"kl.sign": False, "kl.reference": False, "kl.runaway": True}
-    assert not measured.is_mostly_wrong("kl.runaway", "scalars")
+    assert not catalogue.is_mostly_wrong("kl.runaway", "scalars")
 
 
 def test_the_page_tells_what_was_measured() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 import uptrend
 from uptrend.config import load_config, to_table
+from uptrend.doctor.check import alarms
 from uptrend.doctor.diagnose import diagnose
-from uptrend.doctor.rank import alarms
 from uptrend.records import Report, RunView, from_lines, view_of
 
 ROOT = Path(__file__).parents[2]

@@ -4,17 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.doctor.rank import (
-    CRITICAL,
-    NOTE,
-    PROOF,
-    SIGNAL,
-    SUSPICION,
-    WARNING,
-    all_symptoms,
-    rank,
-)
+from uptrend.doctor.catalogue import CATALOGUE, all_symptoms
+from uptrend.doctor.check import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING, rank
 from uptrend.records import Basis, Confidence, Evidence, Finding, Severity
 
 

@@ -19,7 +19,7 @@ from models import make_policy
 from uptrend.cli.plot import command as plot
 from uptrend.config import Config, load_config
 from uptrend.config.schema import Sampling
-from uptrend.doctor.saved import latest_report
+from uptrend.doctor.report import latest_report
 from uptrend.policy.policy import Policy
 from uptrend.records import ConfigError, Ending, Message, RecordError, Reward, Rollout, Task
 from uptrend.records import Sequence as Tokens

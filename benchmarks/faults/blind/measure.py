@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks.logs import FOUND_BY, SUPPORTED_BY, log_of, pick
 
+from uptrend.doctor.catalogue import TRIALS_FILE
 from uptrend.doctor.diagnose import diagnose
-from uptrend.doctor.measured import FILE
 
 SOURCES = ("records", "scalars")
 HEAD = """\
@@ -71,8 +71,8 @@ def write(counts: dict[str, Any]) -> None:
                 if key in found
             )
             lines.append(f"{place} = {{ {told} }}")
-    FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"{FILE}: {len(counts['causes'])} lines of causes")
+    TRIALS_FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"{TRIALS_FILE}: {len(counts['causes'])} lines of causes")
 
 
 if __name__ == "__main__":

@@ -13,10 +13,9 @@ import typer
 from rich.console import Console
 
 from uptrend.cli.console import FailOn, write_text
-from uptrend.doctor.curves import REWARD
-from uptrend.doctor.rank import at_least
-from uptrend.doctor.report import print_report, to_html, to_markdown, to_table
-from uptrend.doctor.saved import save_report
+from uptrend.doctor.check import at_least
+from uptrend.doctor.report import print_report, save_report, to_html, to_markdown, to_table
+from uptrend.doctor.trend import REWARD
 from uptrend.present.terminal import terminal
 from uptrend.records import ConfigError, RecordError, Report, Severity
 from uptrend.runner import reports_of

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from uptrend.bridge.convert import load_recipe
 from uptrend.cli.console import FailOn, Format, Sets, print_json
-from uptrend.doctor.rank import at_least
+from uptrend.doctor.check import at_least
 from uptrend.policy.known import need_train_extra
 from uptrend.present.formatting import duration, plural
 from uptrend.present.terminal import terminal

@@ -16,7 +16,7 @@ from uptrend.bridge.importers.detect import is_log_name
 from uptrend.cli.console import AsJson, RunArgument, make_app, open_run, print_json
 from uptrend.cli.rollouts import decoder_of, find_rollouts, print_rollout
 from uptrend.config.tables import difference, flatten
-from uptrend.doctor.saved import latest_report
+from uptrend.doctor.report import latest_report
 from uptrend.present.formatting import (
     NONE,
     duration,

@@ -13,7 +13,7 @@ from uptrend.bridge.trackers import chosen, make_tracker
 from uptrend.bridge.tracking import Sender
 from uptrend.cli.console import AsJson, RunArgument, open_run, print_json
 from uptrend.config import Track, build
-from uptrend.doctor.saved import latest_report
+from uptrend.doctor.report import latest_report
 from uptrend.records import RecordError
 
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from uptrend.config.tables import flatten
 from uptrend.dashboard.curves import TIME, Columns, sparkline, values_of
 from uptrend.dashboard.findings import found_in, markers
-from uptrend.doctor.saved import saved_report
+from uptrend.doctor.report import saved_report
 from uptrend.policy.known import tokenizer_of
 from uptrend.records import RecordError, Role, Run, RunView
 from uptrend.records.directory import plain

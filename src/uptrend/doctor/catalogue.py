@@ -8,14 +8,15 @@ the value for the run at hand.
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from uptrend.present.formatting import assignments, setting
-from uptrend.records import Experiment, Fix, Limit, Rival, RunView, Times
+from uptrend.records import Basis, Confidence, Experiment, Fix, Limit, Rival, RunView, Times
 from uptrend.records.dialects import TRAINERS, Find, is_same, to_ours, to_theirs
 from uptrend.records.metrics import complete_claim
 
@@ -23,6 +24,24 @@ FOLDER = Path(__file__).parent / "findings"
 # A setting in a sentence of a page's front matter: its value in the page's own change stands in its
 # place.
 PLACE = re.compile(r"\{([a-z_]\w*(?:\.\w+)*)\}")
+# Links that nearly every log measures. Cut completions may kill groups and so hold the policy;
+# where groups are alive, they hold nothing, and a policy that does not move is a matter of its
+# updates.
+MEASURED = frozenset({"advantage.dead-groups-low", "advantage.dead-groups-high"})
+# How often findings were right in trials. The benchmark writes the file: for each cause and source
+# (records, or scalars alone), in how many runs it was named first and how often rightly, and in how
+# many it was planted and named among the first three; the same for each kind of finding (its basis
+# and source).
+TRIALS_FILE = FOLDER / "measured.toml"
+# A cause's own trials weigh against those of its kind as if the kind had so many runs; fewer own
+# runs are never high.
+KIND_WEIGHT = 5
+# Shares of right findings from which a confidence is high, and medium.
+HIGH_SHARE = 0.9
+MEDIUM_SHARE = 0.6
+# A cause whose own share is no more than this, in `KIND_WEIGHT` runs at least, is a rival and no
+# diagnosis.
+RARE_SHARE = 0.2
 
 
 class Kind(StrEnum):
@@ -164,6 +183,71 @@ CATALOGUE: dict[str, Cause] = {
     path.stem: parse_cause(path.stem, path.read_text(encoding="utf-8"))
     for path in sorted(FOLDER.glob("*.*.md"))
 }
+
+
+def all_symptoms(id: str, found: Set[str] = MEASURED) -> set[str]:
+    """Return what a cause explains, and what that explains in turn; a measured link counts only
+    where it was found.
+    """
+    symptoms: set[str] = set()
+    waiting = list(CATALOGUE[id].explains)
+    while waiting:
+        symptom = waiting.pop()
+        if symptom not in symptoms:
+            symptoms.add(symptom)
+            waiting += (
+                CATALOGUE[symptom].explains if symptom in found or symptom not in MEASURED else ()
+            )
+    return symptoms
+
+
+@cache
+def _trials() -> Mapping[str, Any]:
+    return tomllib.loads(TRIALS_FILE.read_text(encoding="utf-8")) if TRIALS_FILE.exists() else {}
+
+
+def record_of(id: str, source: str) -> Mapping[str, int]:
+    """Return a cause's counts (`named`, `right`, `planted`, `found`) by records or scalars; empty
+    if never tried.
+    """
+    found: Mapping[str, int] = _trials().get("causes", {}).get(id, {}).get(source, {})
+    return found
+
+
+def is_mostly_wrong(id: str, source: str) -> bool:
+    """Tell whether another cause lay behind nearly every trial run in which this one was named
+    first.
+    """
+    own = record_of(id, source)
+    named = own.get("named", 0)
+    right = own.get("right", 0)
+    return named >= KIND_WEIGHT and right / named <= RARE_SHARE
+
+
+def confidence_of(id: str, basis: Basis, source: str) -> tuple[Confidence, str]:
+    """Return the confidence in a finding, and the count behind it in words."""
+    own = record_of(id, source)
+    kind = _trials().get("kinds", {}).get(source, {}).get(basis, {})
+    named = own.get("named", 0)
+    right = own.get("right", 0)
+    of_kind = kind.get("named", 0)
+    usual = (kind.get("right", 0) + 1) / (of_kind + 2)
+    share = (right + KIND_WEIGHT * usual) / (named + KIND_WEIGHT)
+    level = (
+        Confidence.HIGH
+        if share >= HIGH_SHARE
+        else Confidence.MEDIUM
+        if share >= MEDIUM_SHARE
+        else Confidence.LOW
+    )
+    if named < KIND_WEIGHT and level is Confidence.HIGH:
+        level = Confidence.MEDIUM
+    if not of_kind:
+        return Confidence.MEDIUM if basis is not Basis.SUSPICION else Confidence.LOW, ""
+    others = f"findings of its kind in {kind['right']} of {of_kind}"
+    if not named:
+        return level, f"never named first in a trial; {others}"
+    return level, f"right in {right} of {named} trial runs where it was named first, {others}"
 
 
 def usual_rates(known: Find) -> tuple[float, float]:

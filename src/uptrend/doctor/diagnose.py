@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.check import PROOF, alarms, rank
 from uptrend.doctor.checks import examine
 from uptrend.doctor.checks.rewards import TOP
-from uptrend.doctor.curves import REWARD
-from uptrend.doctor.rank import PROOF, alarms, rank
 from uptrend.doctor.report import from_finding_table
+from uptrend.doctor.trend import REWARD
 from uptrend.present.drawing import thin_curve
 from uptrend.records import CannotTell, Finding, Report, RunView
 from uptrend.records.directory import ENDS, STARTS
@@ -28,7 +28,7 @@ def diagnose(view: RunView) -> Report:
     repeat why.
     """
     case = Case(view)
-    outcomes = examine(view, case)
+    outcomes = examine(case)
     if not len(view.steps):
         outcomes += _preflight_findings(view)
     acquitted = _acquitted(view)

@@ -32,14 +32,12 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Grouped(Chosen):
-    """The scored and kept rollouts of one step, by the true group of each."""
+class RewardGroups:
+    """Rewards by group."""
 
     group_n: Ints
     """Their groups, from 0."""
     reward_n: Floats
-    advantage_n: Floats | None
-    """Recorded advantages; None where nothing was recorded."""
 
     @cached_property
     def size_g(self) -> Ints:
@@ -69,6 +67,14 @@ class Grouped(Chosen):
         return np.asarray(np.sqrt(squares / np.maximum(self.size_g - 1, 1)))
 
 
+@dataclass(frozen=True)
+class Grouped(RewardGroups, Chosen):
+    """The scored and kept rollouts of one step, by the true group of each."""
+
+    advantage_n: Floats | None
+    """Recorded advantages; None where nothing was recorded."""
+
+
 def grouped(r: RolloutTable) -> Grouped | None:
     """Return a step by true groups; None without group ids or rewards."""
     place_n = np.flatnonzero(r.kept_n & np.isfinite(r.reward_n) & r.has("reward"))
@@ -88,7 +94,7 @@ def grouped(r: RolloutTable) -> Grouped | None:
     return Grouped(r, place_n, group_n, r.reward_n[place_n], advantage_n)
 
 
-def recomputed(g: Grouped, scale: str, baseline: str) -> Floats:
+def recomputed(g: RewardGroups, scale: str, baseline: str) -> Floats:
     """Return the advantages that these rewards give in these groups."""
     # Written once more in numpy and fp64: a check that used the trainer's own functions would
     # repeat their mistakes.

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from uptrend.doctor.catalogue import CATALOGUE, Kind
+from uptrend.doctor.check import alarms, at_least
 from uptrend.doctor.diagnose import diagnose
-from uptrend.doctor.rank import alarms, at_least
-from uptrend.doctor.report import finding_table
-from uptrend.doctor.saved import save_report
+from uptrend.doctor.report import finding_table, save_report
 from uptrend.records import Basis, Finding, RecordError, Report, Run, Severity, view_of
 from uptrend.records.worker_process import SideProcess
 

@@ -15,10 +15,10 @@ from uptrend.doctor.catalogue import (
     Cause,
     complete_fix,
     fill,
+    record_of,
     resolve_experiment,
     usual_rates_in_words,
 )
-from uptrend.doctor.measured import record_of
 from uptrend.records import Fix, Times, dialects
 
 TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINERS, "any": "Any trainer"}

@@ -1,5 +1,11 @@
-"""A report for people and programs: text for the terminal, Markdown, a page, and JSON."""
+"""A report for people and programs: text for the terminal, Markdown, a page, and JSON.
 
+A run directory has one, in its findings.json, dated by its step. Whoever shows findings asks for it
+here, so that all show the same ones.
+"""
+
+import contextlib
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,13 +24,16 @@ from uptrend.records import (
     Experiment,
     Finding,
     Fix,
+    RecordError,
     Report,
     Rival,
+    Run,
     Severity,
     TrendKind,
     dialects,
+    view_of,
 )
-from uptrend.records.directory import plain
+from uptrend.records.directory import LINES, plain, write_whole
 from uptrend.records.finding import dated
 
 SCHEMA = 2
@@ -132,6 +141,43 @@ def from_finding_table(table: Mapping[str, Any]) -> Finding:
         fix=fix and Fix(fix["sentence"], fix["changes"], in_force=fix.get("in_force", {})),
         page=table["page"],
     )
+
+
+def save_report(path: Path, reports: Sequence[Report]) -> dict[str, Any]:
+    """Write the report of a run into its directory, and return it as JSON."""
+    table = to_table(reports)
+    write_whole(path / "findings.json", json.dumps(table, indent=1, ensure_ascii=False).encode())
+    return table
+
+
+def saved_report(run: Run, points: int | None = None) -> dict[str, Any] | None:
+    """Return findings.json where it knows all that was recorded, `points` metrics lines by default
+    all; else None.
+    """
+    path = run.path / "findings.json"
+    lines = [run.path / name for name in LINES.values()]
+    if not path.exists() or path.stat().st_mtime < max(
+        (f.stat().st_mtime for f in lines if f.exists()), default=0.0
+    ):
+        return None
+    report = run.report
+    points = len(run.metric_lines) if points is None else points
+    return report if report is not None and report["steps"] == points else None
+
+
+def latest_report(run: Run) -> dict[str, Any]:
+    """Return the report on all that was recorded: the one on disk where it is up to date, else a
+    new one.
+    """
+    report = None
+    with contextlib.suppress(OSError, RecordError):
+        report = saved_report(run)
+    if report is None:
+        # Imported here: scipy only where a run has to be judged.
+        from uptrend.doctor.diagnose import diagnose
+
+        report = to_table([diagnose(view_of(run))])
+    return report
 
 
 def print_report(report: Report, console: Console, verbose: bool = False) -> None:

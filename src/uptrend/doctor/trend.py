@@ -5,12 +5,11 @@ the trend.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import ndtr
 
-from uptrend.doctor.curves import LEVEL, REWARD, RunCurves
 from uptrend.present.formatting import change, interval, plural
 from uptrend.records import RecordError, RunView, Trend, TrendKind
 from uptrend.records.summary import correct_by_task
@@ -19,6 +18,12 @@ from uptrend.stats.comparison import pair_answers
 from uptrend.stats.intervals import normal_interval, normal_reach
 from uptrend.stats.trend import TrendTest, measure_trend, neighbor_noise
 
+if TYPE_CHECKING:
+    from uptrend.doctor.case import Case
+
+REWARD = "reward/mean"
+# A trend with a smaller p-value is taken for one.
+LEVEL = 0.05
 # Without a trend, fewer points than this say nothing.
 FEWEST_POINTS = 20
 # The smallest effect that matters, in deviations between rollouts: ten points where half of them
@@ -85,9 +90,9 @@ class HeldoutChange:
         return self.effect < 0 and is_shown and self.chance * (len(self.scores) - 1) < LEVEL
 
 
-def find_collapse(curves: RunCurves) -> Collapse | None:
+def find_collapse(case: "Case") -> Collapse | None:
     """Return the collapse of a run's reward; None where it had none."""
-    values = curves.curve(REWARD)[1]
+    values = case.curve(REWARD)[1]
     if len(values) < SHORTEST:
         return None
     width = max(3, len(values) // 10)
@@ -100,7 +105,7 @@ def find_collapse(curves: RunCurves) -> Collapse | None:
     # Large against the noise of the levels, against the spread of rollouts, and against what the
     # run ever gained.
     noise = neighbor_noise(values) * np.sqrt(2 / width)
-    least = max(5 * noise, 0.5 * curves.rollout_spread, SHARE_LOST * (best - float(levels.min())))
+    least = max(5 * noise, 0.5 * case.rollout_spread, SHARE_LOST * (best - float(levels.min())))
     if len(levels) - peak < width or fall <= least or bool((levels[-width:] > middle).any()):
         return None
     return Collapse(
@@ -138,12 +143,10 @@ def heldout_change(view: RunView) -> HeldoutChange | None:
     )
 
 
-def judge_trend(
-    curves: RunCurves, collapse: Collapse | None, heldout: HeldoutChange | None
-) -> Trend:
+def judge_trend(case: "Case", collapse: Collapse | None, heldout: HeldoutChange | None) -> Trend:
     """Return the trend of a run by its training reward alone."""
-    is_replay = curves.view.info.get("kind") == "replay"
-    steps, values = curves.curve(REWARD)
+    is_replay = case.view.info.get("kind") == "replay"
+    steps, values = case.curve(REWARD)
     line = None if is_replay else measure_trend(values)
     kind = TrendKind.TOO_SHORT
     sentence = f"{plural(len(values), 'point')} of reward can't show a trend."
@@ -154,7 +157,7 @@ def judge_trend(
         )
     figures: Change | None = None
     if line is not None:
-        kind, why, figures = _decide(curves, values, line, collapse)
+        kind, why, figures = _decide(case, values, line, collapse)
         points = f"{plural(len(values), 'point')} to step {steps[-1]}"
         quarter = len(values) // 4 or 1
         moved = (
@@ -173,7 +176,7 @@ def judge_trend(
         sentence=sentence,
         effect=None if figures is None else figures.effect,
         interval=None if figures is None else figures.interval,
-        power=None if line is None else line.power(SMALLEST * curves.rollout_spread),
+        power=None if line is None else line.power(SMALLEST * case.rollout_spread),
         held_out={} if heldout is None else {key: getattr(heldout, key) for key in told},
     )
 
@@ -190,11 +193,11 @@ class Change:
 
 
 def _decide(
-    curves: RunCurves, values: Floats, line: TrendTest, collapse: Collapse | None
+    case: "Case", values: Floats, line: TrendTest, collapse: Collapse | None
 ) -> tuple[TrendKind, str, Change]:
     """Return the trend, why in words, and the change that decided it."""
     fitted = Change("fitted change", line.effect, line.interval())
-    if artifact := _artifact(curves, values, line.p):
+    if artifact := _artifact(case, values, line.p):
         return TrendKind.FLAT, artifact, fitted
     if collapse is not None:
         fall = collapse.last - collapse.best
@@ -213,7 +216,7 @@ def _decide(
     # could hide. So all of the last quarter above all of the first, by more than rollouts differ,
     # is learning too.
     quarter = len(values) // 4
-    spread = curves.rollout_spread
+    spread = case.rollout_spread
     first = values[:quarter]
     last = values[-quarter:]
     rise = float(last.mean() - first.mean())
@@ -230,11 +233,11 @@ def _decide(
     return TrendKind.TOO_SHORT, "Too short or too noisy to tell", fitted
 
 
-def _artifact(curves: RunCurves, values: Floats, p: float) -> str:
+def _artifact(case: "Case", values: Floats, p: float) -> str:
     """Return why a change, if there is one, is not the policy's; empty where it may be."""
     if np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())) and len(values) >= 5:
         return CONSTANT
-    dead = curves.dead_groups
+    dead = case.dead_groups
     if (
         len(dead) >= 5
         and float(dead.mean()) >= ALL_DEAD
@@ -244,7 +247,7 @@ def _artifact(curves: RunCurves, values: Floats, p: float) -> str:
             "Nothing to learn from, because rewards in a group never differ; a drift is the mix of"
             " prompts"
         )
-    update, norm, slope, kl = (curves.curve(metric)[1] for metric in STILL)
+    update, norm, slope, kl = (case.curve(metric)[1] for metric in STILL)
     if len(update) >= 5 and float(update.sum()) <= UNMOVED * float(norm[0] if len(norm) else 0.0):
         return (
             "The weights never changed, or hardly, so that a drift is chance or the mix of prompts"
@@ -253,14 +256,14 @@ def _artifact(curves: RunCurves, values: Floats, p: float) -> str:
     is_still = not update.any() and float(kl.max(initial=0.0)) <= MOVED_KL and p > BEYOND_CHANCE
     if len(slope) >= 5 and not slope.any() and is_still:
         return "The gradient is 0 at every step, so that a drift is chance or the mix of prompts"
-    entropy = curves.course("learner/entropy/mean")
-    gradient = curves.course("gradient/norm/before")
+    entropy = case.course("learner/entropy/mean")
+    gradient = case.course("gradient/norm/before")
     if entropy is None or gradient is None or len(values) < FEWEST_POINTS:
         return ""
     # One fixed answer, below the best that was seen, and nothing has moved since.
     half = values[len(values) // 2 :]
     is_fixed = entropy.last < 0.01 * entropy.first and gradient.last < 0.001 * gradient.first
-    if is_fixed and measure_trend(half) is not None and curves.height(float(np.median(half))) < 0.7:
+    if is_fixed and measure_trend(half) is not None and case.height(float(np.median(half))) < 0.7:
         return "The policy froze into one answer below the best it had seen"
     return ""
 
@@ -293,3 +296,11 @@ def _interval_of_counts(
         rate = (accuracy * tasks + 1) / (tasks + 2)
         variance += rate * (1 - rate) / tasks
     return normal_interval(effect, math.sqrt(variance))
+
+
+def trend_until(view: RunView, metric: str, step: int, after: int = -1) -> TrendTest | None:
+    """Return a metric's trend up to a step, and after another: the steps that held-out scores are
+    compared over.
+    """
+    steps, values = view.curve(metric)
+    return measure_trend(values[(steps > after) & (steps <= step)])

@@ -7,10 +7,9 @@ explains counts as a sign of it, where it asks for something to be done.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.catalogue import CATALOGUE, all_symptoms
 from uptrend.doctor.checks import CHECKS
 from uptrend.doctor.diagnose import diagnose
-from uptrend.doctor.rank import all_symptoms
 from uptrend.doctor.trend import FEWEST_POINTS
 from uptrend.lab.measure import curve_of
 from uptrend.present.formatting import plural

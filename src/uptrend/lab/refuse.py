@@ -15,9 +15,8 @@ from typing import Any, NoReturn
 from uptrend.config import load_config, to_table
 from uptrend.config.load import nearest, read_toml
 from uptrend.config.tables import difference, flatten
-from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.catalogue import CATALOGUE, all_symptoms
 from uptrend.doctor.diagnose import diagnose
-from uptrend.doctor.rank import all_symptoms
 from uptrend.lab import measure, texts
 from uptrend.lab.compare import alpha_of, least_seeds
 from uptrend.lab.notebook import Notebook, is_lab

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uptrend.bridge.convert import load_recipe
 from uptrend.config import Config, difference, load_config, to_table
 from uptrend.config.tables import to_recipe, to_toml
-from uptrend.doctor.saved import save_report
+from uptrend.doctor.report import save_report
 from uptrend.policy.known import need_train_extra, with_known_chat
 from uptrend.records import (
     CheckpointError,

@@ -9,8 +9,8 @@ import pytest
 from curve_runs import evaluations, healthy, ramp
 from tampered import without
 from uptrend.doctor.case import Case
+from uptrend.doctor.check import alarms
 from uptrend.doctor.checks import CHECKS, examine
-from uptrend.doctor.rank import alarms
 from uptrend.records import CannotTell, Finding, RunView
 from uptrend.records.schema import TOKEN_COLUMNS
 
@@ -18,7 +18,7 @@ EMPTY = RunView(source="log", trainer="unknown", name="", steps=np.zeros(0, np.i
 
 
 def found(view: RunView) -> list[Finding]:
-    return [f for f in examine(view) if isinstance(f, Finding)]
+    return [f for f in examine(Case(view)) if isinstance(f, Finding)]
 
 
 @pytest.mark.parametrize("steps", [40, 120, 400])

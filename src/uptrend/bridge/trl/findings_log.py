@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from uptrend.doctor.check import finding
+from uptrend.doctor.catalogue import all_symptoms
+from uptrend.doctor.check import SEVERITIES, finding
 from uptrend.doctor.live import DoctorProcess
-from uptrend.doctor.rank import SEVERITIES, all_symptoms
 from uptrend.doctor.report import finding_table
 from uptrend.records import Basis, Evidence, RunView, Severity
 from uptrend.records.finding import dated

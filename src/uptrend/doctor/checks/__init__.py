@@ -17,7 +17,6 @@ from uptrend.doctor.checks import (
     scoring,
     tools,
 )
-from uptrend.records import RunView
 
 # The order breaks ties between findings of one severity and basis: what a run's course shows comes
 # last.
@@ -46,9 +45,6 @@ CHECKS: tuple[Check, ...] = tuple(
 )
 
 
-def examine(view: RunView, case: Case | None = None) -> Outcome:
-    """Run every check on a run and return what each said, in no particular order; `case` shares
-    what was read.
-    """
-    case = case or Case(view)
+def examine(case: Case) -> Outcome:
+    """Run every check on a run and return what each said, in no particular order."""
     return [outcome for check in CHECKS for outcome in check(case)]

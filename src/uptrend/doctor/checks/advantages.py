@@ -8,11 +8,22 @@ from itertools import pairwise
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check
+from uptrend.doctor.check import (
+    AS_PAGE,
+    CRITICAL,
+    NOTE,
+    PROOF,
+    SIGNAL,
+    SUSPICION,
+    WARNING,
+    Answer,
+    Found,
+    Lacking,
+    check,
+)
 from uptrend.doctor.checks.rewards import constant_reward
-from uptrend.doctor.curves import REWARD
 from uptrend.doctor.groups import EPSILON, Grouped, group_sum, recomputed, seen_among
-from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
+from uptrend.doctor.trend import REWARD
 from uptrend.records import Basis, Evidence, TrendKind
 from uptrend.records.table import Floats
 from uptrend.stats.intervals import normal_reach

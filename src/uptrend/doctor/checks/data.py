@@ -4,13 +4,24 @@ import math
 
 import numpy as np
 
-from uptrend.doctor.case import FIRST, Case
-from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
+from uptrend.doctor.case import FIRST, Case, Curve
+from uptrend.doctor.check import (
+    AS_PAGE,
+    CRITICAL,
+    NOTE,
+    PROOF,
+    SIGNAL,
+    SUSPICION,
+    WARNING,
+    Answer,
+    Found,
+    Lacking,
+    check,
+    warn_if,
+)
 from uptrend.doctor.checks.rewards import EVALUATIONS, stands_still
-from uptrend.doctor.curves import LEVEL, Curve, trend_until
 from uptrend.doctor.groups import group_sum, seen_in
-from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
-from uptrend.doctor.trend import HeldoutChange
+from uptrend.doctor.trend import LEVEL, HeldoutChange, trend_until
 from uptrend.present.formatting import number
 from uptrend.records import Evidence, RecordError, Role, TrendKind
 from uptrend.records.table import RolloutTable

@@ -18,9 +18,21 @@ from uptrend.doctor.answers import (
     why_no_answers,
 )
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import Answer, Found, Lacking, by_share, check, warn_if
+from uptrend.doctor.check import (
+    CRITICAL,
+    NOTE,
+    PROOF,
+    SIGNAL,
+    SUSPICION,
+    WARNING,
+    Answer,
+    Found,
+    Lacking,
+    by_share,
+    check,
+    warn_if,
+)
 from uptrend.doctor.groups import count_flags, seen_among
-from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.records import Evidence
 from uptrend.records.table import Flags, Floats
 from uptrend.stats.intervals import Spread, spread_of

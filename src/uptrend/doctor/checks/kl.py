@@ -6,10 +6,20 @@ from collections.abc import Callable
 
 import numpy as np
 
-from uptrend.doctor.case import Case
-from uptrend.doctor.check import Check, Found, Lacking, check, warn_if
-from uptrend.doctor.curves import Curve
-from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
+from uptrend.doctor.case import Case, Curve
+from uptrend.doctor.check import (
+    CRITICAL,
+    NOTE,
+    PROOF,
+    SIGNAL,
+    SUSPICION,
+    WARNING,
+    Check,
+    Found,
+    Lacking,
+    check,
+    warn_if,
+)
 from uptrend.records import Evidence
 
 KL = "kl/reference/mean"

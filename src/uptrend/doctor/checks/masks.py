@@ -5,9 +5,8 @@ that were sampled.
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import AS_PAGE, Found, Lacking, by_share, check
+from uptrend.doctor.check import AS_PAGE, CRITICAL, PROOF, WARNING, Found, Lacking, by_share, check
 from uptrend.doctor.groups import count_flags, group_sum, seen_in
-from uptrend.doctor.rank import CRITICAL, PROOF, WARNING
 from uptrend.records import Ending, Evidence, Role
 from uptrend.records.rollout import AT_A_LIMIT
 from uptrend.records.table import Flags, Floats, Ints, RolloutTable

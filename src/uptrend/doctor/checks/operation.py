@@ -11,10 +11,19 @@ import numpy as np
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check
-from uptrend.doctor.curves import LEVEL, REWARD
-from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, WARNING
-from uptrend.doctor.trend import FEWEST_POINTS, SHORTEST, SMALLEST
+from uptrend.doctor.check import (
+    AS_PAGE,
+    CRITICAL,
+    NOTE,
+    PROOF,
+    SIGNAL,
+    WARNING,
+    Answer,
+    Found,
+    Lacking,
+    check,
+)
+from uptrend.doctor.trend import FEWEST_POINTS, LEVEL, REWARD, SHORTEST, SMALLEST
 from uptrend.present.formatting import plural
 from uptrend.records import Basis, Evidence, RunView, Severity, Trend, TrendKind
 from uptrend.records.metrics import must_be_finite

@@ -8,9 +8,20 @@ import numpy as np
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import settings_of, usual_rates
-from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
-from uptrend.doctor.curves import REWARD
-from uptrend.doctor.rank import CRITICAL, PROOF, SIGNAL, SUSPICION, WARNING
+from uptrend.doctor.check import (
+    AS_PAGE,
+    CRITICAL,
+    PROOF,
+    SIGNAL,
+    SUSPICION,
+    WARNING,
+    Answer,
+    Found,
+    Lacking,
+    check,
+    warn_if,
+)
+from uptrend.doctor.trend import REWARD
 from uptrend.records import Evidence, TrendKind
 from uptrend.records.table import Ints
 from uptrend.records.view import Floats

@@ -15,11 +15,24 @@ from uptrend.doctor.answers import (
     why_no_answers,
 )
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, by_share, check, warn_if
+from uptrend.doctor.check import (
+    AS_PAGE,
+    CRITICAL,
+    NOTE,
+    PROOF,
+    SIGNAL,
+    SUSPICION,
+    WARNING,
+    Answer,
+    Found,
+    Lacking,
+    by_share,
+    check,
+    warn_if,
+)
 from uptrend.doctor.checks.scoring import misaligned, never_paid, spread_reward
-from uptrend.doctor.curves import REWARD
 from uptrend.doctor.groups import count_flags, seen_among, seen_in
-from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
+from uptrend.doctor.trend import REWARD
 from uptrend.records import Ending, Evidence
 from uptrend.records.table import Flags, Ints, RolloutTable
 from uptrend.tasks.answers import name_class

@@ -7,12 +7,22 @@ from itertools import combinations
 
 import numpy as np
 
-from uptrend.doctor.case import Case
-from uptrend.doctor.check import Answer, Found, Lacking, by_share, check, warn_if
-from uptrend.doctor.curves import LEVEL, REWARD, Curve, trend_until
+from uptrend.doctor.case import Case, Curve
+from uptrend.doctor.check import (
+    NOTE,
+    PROOF,
+    SIGNAL,
+    SUSPICION,
+    WARNING,
+    Answer,
+    Found,
+    Lacking,
+    by_share,
+    check,
+    warn_if,
+)
 from uptrend.doctor.groups import group_sum
-from uptrend.doctor.rank import NOTE, PROOF, SIGNAL, SUSPICION, WARNING
-from uptrend.doctor.trend import HeldoutChange
+from uptrend.doctor.trend import LEVEL, REWARD, HeldoutChange, trend_until
 from uptrend.records import Evidence, TrendKind
 from uptrend.records.rollout import OVERLONG
 from uptrend.records.table import Floats

@@ -24,9 +24,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
+from uptrend.doctor.check import (
+    AS_PAGE,
+    CRITICAL,
+    PROOF,
+    SIGNAL,
+    SUSPICION,
+    WARNING,
+    Answer,
+    Found,
+    Lacking,
+    check,
+    warn_if,
+)
 from uptrend.doctor.groups import seen_in
-from uptrend.doctor.rank import CRITICAL, PROOF, SIGNAL, SUSPICION, WARNING
 from uptrend.records import Evidence
 from uptrend.records.table import Flags, Floats, Ints, RolloutTable
 

@@ -4,12 +4,25 @@ are all alike.
 
 import numpy as np
 
-from uptrend.doctor.case import FIRST, Case
-from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, by_share, check, warn_if
+from uptrend.doctor.case import FIRST, Case, Curve
+from uptrend.doctor.check import (
+    AS_PAGE,
+    CRITICAL,
+    NOTE,
+    PROOF,
+    SIGNAL,
+    SUSPICION,
+    WARNING,
+    Answer,
+    Found,
+    Lacking,
+    by_share,
+    check,
+    warn_if,
+)
 from uptrend.doctor.checks import advantages, kl, optimizer, rewards
-from uptrend.doctor.curves import REWARD, Curve
 from uptrend.doctor.groups import Grouped, count_flags, grouped, seen_in
-from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
+from uptrend.doctor.trend import REWARD
 from uptrend.records import Ending, Evidence, Role, TrendKind, boundary_of
 from uptrend.records.table import Flags, Floats
 from uptrend.stats.intervals import all_right

@@ -21,13 +21,25 @@ from uptrend.doctor.answers import (
 )
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import takes_several_turns
-from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
+from uptrend.doctor.check import (
+    AS_PAGE,
+    CRITICAL,
+    NOTE,
+    PROOF,
+    SIGNAL,
+    SUSPICION,
+    WARNING,
+    Answer,
+    Found,
+    Lacking,
+    check,
+    warn_if,
+)
 from uptrend.doctor.checks.advantages import ALL_DEAD, suspect_of_dead_run
 from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.checks.tools import too_many_failed
-from uptrend.doctor.curves import REWARD
 from uptrend.doctor.groups import count_flags, seen_among, seen_in
-from uptrend.doctor.rank import CRITICAL, NOTE, PROOF, SIGNAL, SUSPICION, WARNING
+from uptrend.doctor.trend import REWARD
 from uptrend.records import Evidence, RewardOutOfBounds, boundary_of
 from uptrend.records.table import Flags, RolloutTable
 from uptrend.tasks.answers import answer_of, fold

@@ -7,9 +7,19 @@ import re
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import AS_PAGE, Answer, Found, Lacking, check, warn_if
+from uptrend.doctor.check import (
+    AS_PAGE,
+    CRITICAL,
+    PROOF,
+    SIGNAL,
+    WARNING,
+    Answer,
+    Found,
+    Lacking,
+    check,
+    warn_if,
+)
 from uptrend.doctor.groups import count_flags, seen_in
-from uptrend.doctor.rank import CRITICAL, PROOF, SIGNAL, WARNING
 from uptrend.records import Ending, Evidence
 from uptrend.records.table import RolloutTable
 

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from uptrend.doctor.check import rank
 from uptrend.doctor.probes import control, data, reward, rollouts, sampler, tokens, update
 from uptrend.doctor.probes.bench import Bench, random_state_kept
 from uptrend.doctor.probes.probe import Probe, Result
-from uptrend.doctor.rank import rank
 from uptrend.records import Finding
 
 # Modules and the probes in them stand in the order in which they are asked: later probes may take

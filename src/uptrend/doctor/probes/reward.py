@@ -6,9 +6,10 @@ from collections import defaultdict
 
 import numpy as np
 
+from uptrend.doctor.answers import UNFINISHED
 from uptrend.doctor.probes.bench import Bench, by_group, seen
 from uptrend.doctor.probes.probe import CRITICAL, SIGNAL, WARNING, Answer, probe, require
-from uptrend.records import Basis, Ending, Reward
+from uptrend.records import Basis, Reward
 from uptrend.records.rollout import OVERLONG
 from uptrend.tasks.proof import (
     MIN_TAKEN_IN_SHARE,
@@ -242,7 +243,6 @@ def cheater(bench: Bench) -> Answer:
         yield bench.found(id, severity, summary, evidence)
 
 
-RUN_OUT = (Ending.TURN_LIMIT, Ending.TIME_LIMIT, Ending.CONTEXT_FULL)
 FEW = 16  # rollouts below which it may be chance: of 16 none does what 17% would (95%)
 ENOUGH = 32  # rollouts that it takes where nothing but their number speaks
 SURE = 64  # rollouts from which on a run is stopped for it: of 64 none does what 5% would
@@ -275,7 +275,7 @@ def paid(bench: Bench) -> Answer:
     # A reward that can be negative and is 0 for everybody was not earned either.
     is_nothing = not any(r.reward and r.reward.total for r in played)
     out, expert = (
-        [r for r in rs if r.ended in RUN_OUT and (is_nothing or not _is_paid(r.reward))]
+        [r for r in rs if r.ended in UNFINISHED and (is_nothing or not _is_paid(r.reward))]
         for rs in (played, shown)
     )
     yield (
@@ -336,7 +336,7 @@ def paid(bench: Bench) -> Answer:
         more = bench.play(
             bench.drawn[:4], 4, "turns", max_turns=2 * s.max_turns, context=2 * s.context
         )
-        ended = sum(r.ended not in RUN_OUT for r in more)
+        ended = sum(r.ended not in UNFINISHED for r in more)
         text = f"with twice the turns {ended} of {len(more)} end by themselves"
         yield f"; {text}"
         id = "reward.never-computed"

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from uptrend.algo.advantages import EPSILON
 from uptrend.config.schema import Kl
+from uptrend.doctor.groups import RewardGroups, recomputed
 from uptrend.doctor.probes.bench import Bench, GradientCatcher, by_group, distance, kl_between
 from uptrend.doctor.probes.probe import (
     CRITICAL,
@@ -126,21 +126,14 @@ def true_advantages(rollouts: list[Rollout], scale: str, baseline: str) -> Float
     """Compute advantages in fp64 by the ids that rollouts carry; 0 where rewards are equal or there
     is none.
     """
-    rewards = np.array(
+    reward_n = np.array(
         [np.nan if r.reward is None else r.reward.total for r in rollouts], np.float64
     )
-    groups = np.array([r.group for r in rollouts])
+    scored = np.flatnonzero(np.isfinite(reward_n))
+    names_n = [rollouts[n].group for n in scored]
+    group_n = np.unique(names_n, return_inverse=True)[1].astype(np.int64)
     out = np.zeros(len(rollouts))
-    whole = np.nanstd(rewards, ddof=1) if np.isfinite(rewards).sum() > 1 else 0.0
-    for group in dict.fromkeys(groups.tolist()):
-        members = np.flatnonzero((groups == group) & np.isfinite(rewards))
-        values = rewards[members]
-        if len(values) > 1 and np.ptp(values) > 0:
-            others = len(values) / (len(values) - 1) if baseline == "leave_one_out" else 1.0
-            divisor = {"group": values.std(ddof=1) + EPSILON, "batch": whole + EPSILON}.get(
-                scale, 1.0
-            )
-            out[members] = (values - values.mean()) * others / divisor
+    out[scored] = recomputed(RewardGroups(group_n, reward_n[scored]), scale, baseline)
     return out
 
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from uptrend.doctor.curves import REWARD
+from uptrend.doctor.trend import REWARD
 from uptrend.lab.measure import curve_of, in_line
 from uptrend.present.drawing import thin_curve
 from uptrend.records import Interval, LabError, RecordError, Run, Verdict
