@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from uptrend.records import Executed, Message, Reward, Task, Tool
 from uptrend.sandbox import Bounds, Sandbox, Workspace
 from uptrend.sandbox.workspace import readable
-from uptrend.tasks.time_limit import holding, waiting
+from uptrend.tasks.event_loop import holding, waiting
 from uptrend.tasksets.mlgym.commands import CommandReply, Terminal, WrongCommand, command_of
 from uptrend.tasksets.mlgym.generator import make_example
 from uptrend.tasksets.mlgym.problem import Example, Problem
