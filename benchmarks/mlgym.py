@@ -28,8 +28,7 @@ from uptrend.stats.intervals import bootstrap_mean
 from uptrend.tasks import event_loop
 from uptrend.tasks.taskset import Script, play_script
 from uptrend.tasksets.mlgym.play import AUTOMATIC, ResearchPlay
-from uptrend.tasksets.mlgym.players import Player, read_players
-from uptrend.tasksets.mlgym.taskset import MlGym, MlGymOptions
+from uptrend.tasksets.mlgym.taskset import MlGym, MlGymOptions, Player, read_players
 
 # {n} is a number from 1 to 20.
 RANDOM_COMMANDS = (

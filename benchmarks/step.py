@@ -56,8 +56,8 @@ from uptrend.policy.policy import DTYPES
 from uptrend.runner.observers import LiveDoctor
 from uptrend.runner.prepare import prepare
 from uptrend.runner.runs import start
+from uptrend.tasks.answers import is_right
 from uptrend.tasks.pool import make_heldout, make_pool
-from uptrend.tasks.short_answers import is_right
 from uptrend.training import loop
 from uptrend.training.gather import gather
 

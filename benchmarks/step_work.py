@@ -28,7 +28,7 @@ from transformers import (
 
 from uptrend.policy.known import find_model
 from uptrend.records import Message, Task
-from uptrend.tasks.short_answers import OneTurn
+from uptrend.tasks.answers import OneTurn
 from uptrend.tasksets.arithmetic import Arithmetic, ArithmeticOptions
 from uptrend.training.learner import Learner
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from uptrend.records import Message, Part, Reward, Task, Tool
+from uptrend.tasks.answers import is_right
 from uptrend.tasks.pool import make_taskset
-from uptrend.tasks.short_answers import is_right
 from uptrend.tasks.taskset import Script
 
 

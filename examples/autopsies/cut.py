@@ -5,7 +5,7 @@ never had it.
 from collections.abc import Sequence
 
 from uptrend.records import Message, Task
-from uptrend.tasks.short_answers import OneTurn
+from uptrend.tasks.answers import OneTurn
 from uptrend.tasksets.arithmetic import Arithmetic
 
 

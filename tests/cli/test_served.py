@@ -23,8 +23,7 @@ from uptrend.records import Ending, Message, ToolCall
 from uptrend.records.schema import rollouts_of
 from uptrend.rollout.openai import Server
 from uptrend.tasksets.musique.atlas import AtlasOptions, rows
-from uptrend.tasksets.musique.play import TOOLS
-from uptrend.tasksets.musique.rewards import write_reply
+from uptrend.tasksets.musique.play import TOOLS, write_reply
 
 Uptrend = Callable[..., Any]
 Reply = tuple[int, Any] | None

@@ -28,8 +28,8 @@ from uptrend.records import SandboxFailed
 from uptrend.sandbox import (
     BACKENDS,
     Bounds,
+    CommandOutcome,
     FileProblem,
-    Outcome,
     Silent,
     Workspace,
     backends,
@@ -184,7 +184,7 @@ BOUNDED = [pytest.param(*backend.values, case, id=f"{backend.values[0]}-{case}",
 def test_a_bound_ends_a_command(backend: str, case: str, neighbor: Workspace) -> None:
     command, stopped = STOPPED[case]
 
-    async def play() -> Outcome:
+    async def play() -> CommandOutcome:
         async with opened(
             backend, neighbor, **{**SMALL, "seconds": 1.5 if stopped == "time" else 30.0}
         ) as workspace:
@@ -299,11 +299,11 @@ except OSError as error:
 """
 
 
-def hoard(backend: str, case: str, neighbor: Workspace | None = None) -> Outcome:
+def hoard(backend: str, case: str, neighbor: Workspace | None = None) -> CommandOutcome:
     """Return what becomes of a program that hoards four times what a workspace may have."""
     has = {"hoard.py": HOARDS[case].encode(), "seen.py": SEEN.encode()}
 
-    async def play() -> Outcome:
+    async def play() -> CommandOutcome:
         async with opened(backend, neighbor, has, **{**SMALL, "memory": 96 << 20}) as workspace:
             outcome = await workspace.run("python3 seen.py 640 < /dev/null")
             assert (await workspace.run("echo $((6 * 7))")).output == "42\n"

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from uptrend.records import Message, Part, Reward
-from uptrend.tasks.short_answers import OneTurn, grade
+from uptrend.tasks.answers import OneTurn, grade
 from uptrend.tasks.taskset import play_script
 from uptrend.tasks.validate import validate
 from uptrend.tasksets.arithmetic import FAMILIES, Arithmetic, Mixed

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from uptrend.config import build
 from uptrend.records import ConfigError, Message, Reward, Task, TasksetError
+from uptrend.tasks.answers import extract, grade, is_right
 from uptrend.tasks.pool import make_taskset
-from uptrend.tasks.short_answers import extract, grade, is_right
 from uptrend.tasks.taskset import Taskset, held_out_quarter, may_be_held_out, play_script, shortfall
 from uptrend.tasksets.arithmetic import (  # fmt: skip
     FAMILIES,

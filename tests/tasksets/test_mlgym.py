@@ -14,9 +14,8 @@ from uptrend.sandbox import Bounds, find_sandbox
 from uptrend.tasks import event_loop
 from uptrend.tasks.validate import validate
 from uptrend.tasksets.mlgym.commands import CommandReply, Terminal
-from uptrend.tasksets.mlgym.play import ResearchPlay
+from uptrend.tasksets.mlgym.play import DenseParts, Facts, ResearchPlay, reward_of
 from uptrend.tasksets.mlgym.problem import load_problem
-from uptrend.tasksets.mlgym.rewards import DenseParts, Facts, reward_of
 from uptrend.tasksets.mlgym.scoring import read_metrics
 from uptrend.tasksets.mlgym.taskset import MlGym, MlGymOptions
 

@@ -17,10 +17,10 @@ from uptrend.records import Ending, Message, Rollout, Run
 from uptrend.rollout.play import RolloutRequest, Timeouts, echo, speak_all
 from uptrend.rollout.sampler import Limits
 from uptrend.tasks import event_loop
+from uptrend.tasks.event_loop import holding
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.rewards import functions_at_hand
 from uptrend.tasks.taskset import Taskset
-from uptrend.tasks.time_limit import holding
 from uptrend.tasksets.mlgym.taskset import MlGym, MlGymOptions
 
 ROWS = [

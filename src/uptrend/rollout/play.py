@@ -23,9 +23,8 @@ from uptrend.records import Sequence as Tokens
 from uptrend.records.rollout import Ints
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
-from uptrend.tasks.event_loop import together
+from uptrend.tasks.event_loop import TimeLimit, together
 from uptrend.tasks.taskset import Play, Script, Taskset, commands_of
-from uptrend.tasks.time_limit import TimeLimit
 
 T = TypeVar("T")
 # Boundary at which a rollout failed, and the error.

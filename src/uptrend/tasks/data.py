@@ -33,7 +33,6 @@ from uptrend.records.rollout import task_id
 from uptrend.tasks import answers, rewards
 from uptrend.tasks.proof import bounds_that_hold
 from uptrend.tasks.rewards import RewardOptions
-from uptrend.tasks.short_answers import NUMBER, is_right
 from uptrend.tasks.taskset import GivenTasks, Script, add_note, say
 
 EXAMPLE = '{"prompt": "2 + 2 = ", "answer": "4"}'
@@ -269,7 +268,9 @@ class Data:
                 f"{where}: {options.answer} = {answer!r} can't be graded; it should be a text that"
                 " is not empty."
             )
-        if any(name in rewards.RULES for name in options.reward) and not is_right(text, text):
+        if any(name in rewards.RULES for name in options.reward) and not answers.is_right(
+            text, text
+        ):
             raise TasksetError(
                 f"{where}: answer = {answer!r} can't be graded; it should be a whole number or one"
                 " word."
@@ -297,7 +298,7 @@ class Data:
             text,
             kind if isinstance(kind, str) else family,
             float(difficulty),
-            {**operands, "base": 10 if NUMBER.fullmatch(text) else None, "row": row},
+            {**operands, "base": 10 if answers.INTEGER.fullmatch(text) else None, "row": row},
             # By the columns alone: other words around them, or other instructions, do not make it
             # another task.
             task_id([Message("user", content)]) if isinstance(content, str) else task_id(messages),

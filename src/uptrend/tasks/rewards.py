@@ -41,8 +41,8 @@ from uptrend.records import (
 )
 from uptrend.records.memory import parse_json
 from uptrend.records.worker_process import WorkerDied, WorkerProcess
+from uptrend.tasks.answers import fold_word, grade
 from uptrend.tasks.event_loop import Threads, in_callers_turn
-from uptrend.tasks.short_answers import fold, grade
 
 UNKNOWN = (math.nan, math.nan)
 # Columns that TRL adds to those of the dataset, for functions that name them.
@@ -162,7 +162,7 @@ def _pairs(bounds: Any, count: int) -> tuple[tuple[float, float], ...]:
 
 
 def _folded(text: str) -> str:
-    return " ".join(fold(word) for word in text.split())
+    return " ".join(fold_word(word) for word in text.split())
 
 
 def exact(completion: str, task: Task, options: RewardOptions) -> float:  # noqa: ARG001 (one signature for all)

@@ -16,7 +16,7 @@ from annotated_types import Ge, Predicate
 from uptrend.config.load import nearest
 from uptrend.config.schema import Otherwise
 from uptrend.records import ConfigError, Message, Task, TasksetError
-from uptrend.tasks.short_answers import OneTurn, Place, Rule, read_number
+from uptrend.tasks.answers import OneTurn, Place, Rule, read_number
 from uptrend.tasks.taskset import Script, add_note, may_be_held_out, say, shortfall
 
 

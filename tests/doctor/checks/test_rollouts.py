@@ -21,7 +21,7 @@ from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.groups import recomputed
 from uptrend.records import Basis, Reward, Role, RunView, Sequence, Severity, rollouts_table
 from uptrend.records.schema import TOKEN_COLUMNS
-from uptrend.tasks.short_answers import is_right
+from uptrend.tasks.answers import is_right
 
 NOTE, WARNING, CRITICAL = Severity.NOTE, Severity.WARNING, Severity.CRITICAL
 MODEL, PROMPT, TOOL = Role.MODEL, Role.PROMPT, Role.TOOL

@@ -31,8 +31,8 @@ from uptrend.policy.known import find_model
 from uptrend.policy.weights import digest
 from uptrend.records import Ending, Finding, Message, Reward, Task, Tool
 from uptrend.runner.prepare import prepare
+from uptrend.tasks.answers import is_right
 from uptrend.tasks.rewards import functions_at_hand
-from uptrend.tasks.short_answers import is_right
 from uptrend.tasksets.arithmetic import Arithmetic
 
 ROOT = Path(__file__).parents[3]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from uptrend.records import Message, Reward, Task, Tool
-from uptrend.tasks.short_answers import is_right
+from uptrend.tasks.answers import is_right
 from uptrend.tasks.taskset import Script
 from uptrend.tasksets.arithmetic import Arithmetic, ArithmeticOptions
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from uptrend.tasksets.musique.rewards import (
+from uptrend.tasksets.musique.play import (
     RewardWeights,
     exact_match,
     f1,

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from uptrend.algo.losses import k3
 from uptrend.config import Config, to_table
 from uptrend.doctor.catalogue import complete_fix, settings_of
 from uptrend.doctor.check import finding
@@ -442,11 +443,8 @@ def distance(a_bs: Tensor, b_bs: Tensor, real_bs: Tensor) -> float:
 
 
 def kl_between(policy_bs: Tensor, other_bs: Tensor, real_bs: Tensor) -> float:
-    """Estimate KL(policy ‖ other) on tokens that the policy sampled, by k3:
-    http://joschu.net/blog/kl-approx.html.
-    """
-    apart = (other_bs - policy_bs)[real_bs]
-    return float((torch.expm1(apart) - apart).nanmean())
+    """Estimate KL(policy ‖ other) on tokens that the policy sampled, by k3."""
+    return float(k3(policy_bs, other_bs)[real_bs].nanmean())
 
 
 async def _say(

@@ -6,10 +6,12 @@ import asyncio
 import hashlib
 import os
 import random
+import re
 from collections.abc import Callable, Collection, Iterable
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
@@ -17,10 +19,8 @@ from annotated_types import Ge
 from uptrend.records import ConfigError, Message, Task, TasksetError
 from uptrend.sandbox import Bounds, find_sandbox
 from uptrend.tasks.taskset import Script, add_note
-from uptrend.tasksets.mlgym.play import COMMAND, Arena, ResearchPlay
-from uptrend.tasksets.mlgym.players import Player, read_players
+from uptrend.tasksets.mlgym.play import COMMAND, Arena, DenseParts, ResearchPlay, Scheme
 from uptrend.tasksets.mlgym.problem import Problem, load_problem, names
-from uptrend.tasksets.mlgym.rewards import DenseParts, Scheme
 from uptrend.tasksets.mlgym.scoring import SubmissionScorer
 
 # Number of the first held-out seed: those to train on lie below it.
@@ -192,7 +192,7 @@ class MlGym:
             self._arenas[name] = Arena(problem, sandbox, scorer, bounds, self._slots)
         return self._arenas[name]
 
-    def players(self, task: Task, kind: str) -> list[Player]:
+    def players(self, task: Task, kind: str) -> "list[Player]":
         """Return the scripted players of a kind."""
         folder = self.problems[task.family].players
         return [player for player in read_players(folder) if player.kind == kind] if folder else []
@@ -238,3 +238,50 @@ class MlGym:
         other.options = replace(self.options, **changes)
         other._arenas = {}
         return other
+
+
+# Scripted players: text files with one command per turn.
+#
+# A file is named KIND-NAME.txt, with KIND one of expert, weak and cheat; a line `%%` parts its
+# turns. `{{a|b|c}}` stands for one of the choices, drawn by the example's seed: the same one
+# wherever a file repeats the list.
+
+CHOICE = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Player:
+    """A scripted player."""
+
+    kind: str  # expert, weak or cheat
+    name: str
+    text: str
+
+    def turns(self, seed: int) -> list[str]:
+        """Return its commands for an example."""
+        chance = random.Random(f"{self.name}-{seed}")
+        drawn = dict[str, str]()
+
+        def choose(found: re.Match[str]) -> str:
+            return drawn.setdefault(found[1], chance.choice(found[1].split("|")))
+
+        return [turn.strip("\n") for turn in CHOICE.sub(choose, self.text).split("\n%%\n")]
+
+    def play(self, seed: int) -> Script:
+        """Give one command after the other, whatever is answered."""
+        for turn in self.turns(seed):
+            yield Message("assistant", turn)
+
+
+@cache
+def read_players(folder: Path) -> tuple[Player, ...]:
+    """Read a problem's players, sorted by name."""
+    found = []
+    for path in sorted(path for path in folder.glob("*.txt") if path.is_file()):
+        kind, dash, name = path.stem.partition("-")
+        if kind not in ("expert", "weak", "cheat") or not dash:
+            raise TasksetError(
+                f"{path}: a player's file is named expert-, weak- or cheat-NAME.txt."
+            )
+        found.append(Player(kind, name, path.read_text(encoding="utf-8").strip("\n")))
+    return tuple(found)

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from uptrend.tasks.time_limit import waiting
+from uptrend.tasks.event_loop import waiting
 from uptrend.tasksets.musique.embedding import Encode, Floats, load_encoder, need, need_packages
 from uptrend.tasksets.musique.rows import Document
 

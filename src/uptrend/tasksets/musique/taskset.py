@@ -2,22 +2,36 @@
 turns.
 """
 
-from collections.abc import Callable, Collection, Iterable
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
-from uptrend.records import Task, TasksetError
+from uptrend.records import Message, Task, TasksetError, ToolCall
 from uptrend.tasks.taskset import GivenTasks, Script, may_be_held_out, say
-from uptrend.tasksets.musique import expert
 from uptrend.tasksets.musique.atlas import rows
-from uptrend.tasksets.musique.play import MusiqueOptions, QuestionPlay
+from uptrend.tasksets.musique.play import (
+    ARGUMENTS,
+    OPEN,
+    SEARCH,
+    MusiqueOptions,
+    QuestionPlay,
+    exact_match,
+    write_reply,
+)
 from uptrend.tasksets.musique.retrieval import IndexCache, RetrieverName, retriever
-from uptrend.tasksets.musique.rewards import exact_match, write_reply
-from uptrend.tasksets.musique.rows import documents_of, read_file, read_hub, to_task, to_tasks
+from uptrend.tasksets.musique.rows import (
+    Document,
+    documents_of,
+    read_file,
+    read_hub,
+    to_task,
+    to_tasks,
+)
 
 RETRIEVERS: tuple[RetrieverName, ...] = get_args(RetrieverName)
 # Atlas questions looked at for each that is asked for, before giving up: one in four is held out.
@@ -78,7 +92,7 @@ class Musique:
         """Return the expert: at the maximum under the golden retriever, at its ceiling under
         another.
         """
-        return expert.expert(task, documents_of(task))
+        return expert(task, documents_of(task))
 
     def corrupted(self, task: Task) -> Iterable[Script]:
         """Yield players that leave out what earns the maximum."""
@@ -87,13 +101,13 @@ class Musique:
         cites = weights.citation_recall + weights.citation_precision
         if cites + weights.retrieval_recall + weights.retrieval_precision:
             yield say(write_reply("I know this.", (), task.answer))
-        first = expert.steps_of(task, documents)[0].answer
+        first = steps_of(task, documents)[0].answer
         if not exact_match(first, task.data["accepted"]):  # in real files it may be
-            yield expert.lazy(task, documents)
+            yield lazy(task, documents)
         if cites:
-            yield expert.citing(task, documents, ())
+            yield citing(task, documents, ())
         if weights.citation_precision and not all(document.supporting for document in documents):
-            yield expert.citing(task, documents, tuple(document.id for document in documents))
+            yield citing(task, documents, tuple(document.id for document in documents))
         yield say("I do not know.")
 
     def cheaters(self, task: Task) -> Iterable[Script]:
@@ -108,7 +122,7 @@ class Musique:
         yield say(f"<think>One of these.</think>\n<cite></cite>\n{tags}")
         # otherwise to open and cite everything is what is asked for
         if weights.exact_match + weights.f1:
-            yield expert.hoarding(documents)
+            yield hoarding(documents)
 
     def proof(self) -> "Musique":
         """Return the same tasks where the expert can reach the maximum: two documents of one title
@@ -125,3 +139,98 @@ class Musique:
         other.options = replace(self.options, **changes)
         other._indices = IndexCache(retriever(other.options.retriever, other.options.embedder))
         return other
+
+
+# Scripted players: an expert that follows the question's decomposition, and lazy ones that must
+# earn less.
+#
+# The expert looks for each step's document with words that a good player could use: the
+# sub-question with what was found before, then the name that the document is about. It knows which
+# document it needs, and cites and opens only IDs that a tool has shown it.
+
+ID = re.compile(r"^Document ID: (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class ExpertStep:
+    """One hop."""
+
+    document: Document  # document to find
+    question: str  # question to it, with earlier answers filled in
+    answer: str  # answer; empty where the row has none
+
+
+def steps_of(task: Task, documents: Sequence[Document]) -> list[ExpertStep]:
+    """Return each supporting document with what is asked of it, in the order in which they are
+    needed.
+    """
+    by_id = {document.id: document for document in documents if document.supporting}
+    answers: dict[str, str] = {}
+    steps = []
+    for number, part in enumerate(task.data["decomposition"], 1):
+        question = re.sub(
+            r"#\d+",
+            lambda found: answers.get(found[0], found[0]),
+            part["question"].replace(">>", " "),
+        )
+        answers[f"#{number}"] = part["answer"]
+        if document := by_id.get(part["support"]):
+            steps.append(
+                ExpertStep(document, " ".join(question.split()) or document.title, part["answer"])
+            )
+    named = {step.document.id for step in steps}
+    return steps + [
+        ExpertStep(document, document.title, "") for i, document in by_id.items() if i not in named
+    ]
+
+
+def expert(task: Task, documents: Sequence[Document]) -> Script:
+    """Look everything up, then answer."""
+    steps = steps_of(task, documents)
+    seen: set[str] = set()
+    for step in steps:
+        title = step.document.title
+        for query in (step.question, title, f"{title} {step.question}"):
+            if step.document.id in seen:
+                break
+            heard = yield _call(SEARCH.name, query)
+            seen.update(_ids(heard))
+    found = [step for step in steps if step.document.id in seen]
+    think = " ".join(f"{step.answer}." for step in found[:-1] if step.answer)
+    cited = tuple(dict.fromkeys(step.document.id for step in found))
+    yield Message("assistant", write_reply(think, cited, task.answer))
+
+
+def lazy(task: Task, documents: Sequence[Document]) -> Script:
+    """Look for the first step alone and answer with what is found there."""
+    step = steps_of(task, documents)[0]
+    heard = yield _call(SEARCH.name, step.question)
+    yield Message(
+        "assistant", write_reply("The first that I found.", tuple(_ids(heard)), step.answer)
+    )
+
+
+def citing(task: Task, documents: Sequence[Document], cited: tuple[str, ...]) -> Script:
+    """Look everything up as the expert does, and cite something else."""
+    script = expert(task, documents)
+    said = next(script)
+    while said.calls:
+        heard = yield said
+        said = script.send(heard)
+    yield Message("assistant", write_reply("I cite as I like.", cited, task.answer))
+
+
+def hoarding(documents: Sequence[Document]) -> Script:
+    """Open and cite every document, and answer with a pattern that fits anything."""
+    for document in documents:
+        yield _call(OPEN.name, document.id)
+    cited = tuple(document.id for document in documents)
+    yield Message("assistant", write_reply("It is in one of them.", cited, ".*"))
+
+
+def _call(tool: str, argument: str) -> Message:
+    return Message("assistant", "", (ToolCall(tool, {ARGUMENTS[tool]: argument}),))
+
+
+def _ids(heard: Sequence[Message]) -> list[str]:
+    return [found for message in heard for found in ID.findall(message.content)]
