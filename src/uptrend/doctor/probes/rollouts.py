@@ -16,6 +16,7 @@ from uptrend.doctor.checks.golds import (
     is_outvoted,
     judge_golds,
 )
+from uptrend.doctor.checks.sampling import HOT
 from uptrend.doctor.probes.bench import Bench, by_group, seen
 from uptrend.doctor.probes.data import question
 from uptrend.doctor.probes.probe import (
@@ -248,7 +249,7 @@ def temperature(bench: Bench) -> Answer:
     named = " and ".join(f"sampling.{key} = {value:g}" for key, value in set_to.items())
     yield f"{groups.distinct:.0%} of a group's rollouts differ at temperature {s.temperature:g}"
     is_alike = groups.distinct <= 0.3 and groups.dead_share >= 0.4
-    is_hot = s.temperature > 1.5
+    is_hot = s.temperature > HOT
     if not set_to or not (is_alike or is_hot):
         return
     tasks = bench.drawn[:8]
