@@ -418,9 +418,12 @@ def _prompts_by_rollout(case: Case) -> Found | Lacking | None:
     return Found(WARNING, SIGNAL, AS_PAGE, [seen_in(rows, full, text, count / total)])
 
 
-# Groups that it takes to judge their variety, and the group size to compare with.
+# Groups that it takes to judge their variety; the size of a group that may be too small, the one to
+# compare with, and by how much fewer of these must be dead.
 GROUPS = 12
+SMALL_GROUP = 8
 LARGE = 16
+MIN_DEAD_FALL = 0.2
 # Share of dead groups from which a group compares too little.
 MIN_DEAD_SHARE = 0.5
 # Different texts / rollouts of a group up to which these are copies, and the temperature below
@@ -506,7 +509,7 @@ def _copies(case: Case, steps: list[Grouped], dead: float) -> Found | None:
 
 
 def _small_groups(steps: list[Grouped], dead: float) -> Found | None:
-    """Report groups that are mostly dead at this size and would not be at 16."""
+    """Report groups that are mostly dead at this size and would not be at a larger one."""
     # Rollouts that failed count: a group that lost half of them is not small.
     size = int(
         np.median(
@@ -516,10 +519,10 @@ def _small_groups(steps: list[Grouped], dead: float) -> Found | None:
         )
     )
     rates = np.concatenate([np.bincount(g.group_n, weights=_right(g)) / g.size_g for g in steps])
-    if not 2 <= size < 8 or rates.std() == 0:
+    if not 2 <= size < SMALL_GROUP or rates.std() == 0:
         return None
     now, then = (dead_share(*fit_beta(rates, size), n) for n in (size, LARGE))
-    if now < 0.5 or now - then < 0.2:
+    if now < MIN_DEAD_SHARE or now - then < MIN_DEAD_FALL:
         return None
     text = (
         f"{dead:.0%} of groups of {size} are dead; such pass rates predict {now:.0%}, and"
