@@ -1,10 +1,13 @@
 """A cause's page, with its front matter told in words: for `uptrend explain` and the site."""
 
+import ast
 import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from uptrend.config import load_config
@@ -20,13 +23,15 @@ from uptrend.doctor.catalogue import (
     usual_rates_in_words,
 )
 from uptrend.records import Fix, Times, dialects
+from uptrend.tasks import proof
 
 TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINERS, "any": "Any trainer"}
 
 
-# A threshold in a page's text: a constant of a module of checks or of `case`, as a percentage where
-# % follows.
-THRESHOLD = re.compile(r"\{(\w+)\.([A-Z][A-Z_]*)(%?)\}")
+# A threshold in a page's text: a constant of a module of checks, of `case` or `proof`, or, behind
+# `probes.`, of a module of probes; as a percentage where % follows.
+THRESHOLD = re.compile(r"\{(probes\.)?(\w+)\.([A-Z][A-Z0-9_]*)(%?)\}")
+OTHER_MODULES = {"case": case, "proof": proof}
 
 
 def causes_by_section() -> tuple[str, dict[str, list[Cause]]]:
@@ -86,11 +91,29 @@ def _with_thresholds(text: str) -> str:
     """
 
     def shown(match: re.Match[str]) -> str:
-        module = case if match[1] == "case" else getattr(checks, match[1])
-        value = getattr(module, match[2])
-        return f"{100 * value:g}%" if match[3] else f"{value:g}"
+        is_of_probe, name, constant, is_percentage = match.groups()
+        if is_of_probe:
+            value = _numbers_of_probes(name)[constant]
+        else:
+            value = getattr(OTHER_MODULES.get(name) or getattr(checks, name), constant)
+        return f"{100 * value:g}%" if is_percentage else f"{value:g}"
 
     return THRESHOLD.sub(shown, text).replace("{usual_rates}", usual_rates_in_words())
+
+
+@cache
+def _numbers_of_probes(module: str) -> dict[str, float]:
+    """Return the numbers that a module of probes names, by its source: probes load torch."""
+    source = (Path(__file__).parent / "probes" / f"{module}.py").read_text(encoding="utf-8")
+    numbers: dict[str, float] = {}
+    for statement in ast.parse(source).body:
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Constant):
+            continue
+        value = statement.value.value
+        for target in statement.targets:
+            if isinstance(target, ast.Name) and isinstance(value, int | float):
+                numbers[target.id] = value
+    return numbers
 
 
 def _trials(cause: Cause) -> Iterator[str]:

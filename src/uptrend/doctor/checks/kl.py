@@ -68,6 +68,10 @@ def reference(case: Case, kl: Curve) -> Found | None:
     )
 
 
+# KL that rounding does not leave of an estimate that is 0.
+NEGATIVE_KL = -1e-3
+
+
 @_check_kl("kl.sign")
 def sign(case: Case, kl: Curve) -> Found | None:
     """Report a negative k2 or k3; a trainer that may have logged k1 is not judged."""
@@ -78,7 +82,7 @@ def sign(case: Case, kl: Curve) -> Found | None:
     )
     step = int(case.curve(KL)[0][at])
     value = float(kl.values[at])
-    if not is_known or value > -1e-3:
+    if not is_known or value > NEGATIVE_KL:
         return None
     text = (
         f"The KL estimate is {value:.3g} at step {step}, and this estimator can't be negative: its"
@@ -90,6 +94,8 @@ def sign(case: Case, kl: Curve) -> Found | None:
 # Nats per token that no fine-tuning needs, and that no policy comes back from.
 FAR = 1.0
 SPIKE = 100.0
+# KL at the end / KL at first above which a policy is on its way, not far from the start.
+MIN_KL_GROWTH = 5.0
 
 
 @_check_kl("kl.runaway")
@@ -97,7 +103,7 @@ def runaway(case: Case, kl: Curve) -> Found | None:
     """Report a policy that goes far from the reference; a note where the reward pays for it."""
     begin = float(kl.values[:3].min())
     most = float(kl.values.max())
-    is_far = kl.last > FAR and kl.last > 5 * max(begin, 0)
+    is_far = kl.last > FAR and kl.last > MIN_KL_GROWTH * max(begin, 0)
     if len(kl.values) < FEWEST or not (is_far or most > SPIKE):
         return None
     effect = case.trend.effect or 0.0
@@ -169,6 +175,10 @@ def strangles(case: Case, kl: Curve) -> Found | None:
     )
 
 
+# Share of dead groups from which the penalty has the gradient nearly to itself.
+MIN_DEAD_SHARE = 0.9
+
+
 @_check_kl("kl.dead-group-pull")
 def pull(case: Case, kl: Curve) -> Found | None:
     """Report a gradient that is the penalty's alone, because groups are dead."""
@@ -177,7 +187,7 @@ def pull(case: Case, kl: Curve) -> Found | None:
     beta = case.value("learning.kl.beta")
     if (
         len(dead) < FEWEST
-        or float(dead.mean()) < 0.9
+        or float(dead.mean()) < MIN_DEAD_SHARE
         or beta == 0
         or gradient is None
         or gradient.last <= 0

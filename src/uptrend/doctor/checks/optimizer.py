@@ -45,6 +45,8 @@ LONG = 20
 LEAST = 1e-7
 USUAL = 5e-7
 MOST = 2e-3
+# How many times below or above the usual rates for a model's size a rate is too small or too large.
+RATE_FACTOR = 10.0
 
 
 @check("optimizer.skipped-updates")
@@ -221,6 +223,10 @@ CLIPPED = 0.2
 LEAP = 0.01
 # Weight of an entropy bonus, ten times what is usual, from which it may rule the update.
 HEAVY = 0.1
+# Nats by which an update may move its own tokens on average: the clip range is about 0.2.
+MAX_MOVE = 1.0
+# Share of dead groups from which a model that does not learn answers all alike.
+BROKEN_DEAD_SHARE = 0.5
 
 
 @check("optimizer.lr-large", at_least=FEWEST)
@@ -244,7 +250,9 @@ def _extremes(case: Case) -> tuple[float, float]:
     """
     known = settings_of(case.view)
     low, high = usual_rates(known)
-    return (low / 10, high * 10) if known("model.parameters") else (LEAST, MOST)
+    if not known("model.parameters"):
+        return LEAST, MOST
+    return low / RATE_FACTOR, high * RATE_FACTOR
 
 
 def _clipped(case: Case) -> Found | None:
@@ -272,7 +280,7 @@ def _leaps(case: Case) -> Found | None:
     if (
         moved is not None
         and len(moved.values) >= 3
-        and np.median(moved.values) > 1
+        and np.median(moved.values) > MAX_MOVE
         and not case.is_learning
     ):
         text = (
@@ -318,6 +326,8 @@ def _fell_at_the_peak(case: Case) -> Found | None:
 # warm-up takes at most.
 USED = 0.2
 WARM_UP = 0.1
+# Share of the rate asked for below which nothing can be learned.
+NO_RATE = 0.001
 
 
 @check("optimizer.schedule", at_least=FEWEST)
@@ -342,7 +352,7 @@ def schedule(case: Case) -> list[Found]:
             shown = Evidence(
                 f"Mean rate {rates.mean():.2g} of {asked:.2g}.", used, RATE, int(steps[-1])
             )
-            sure = (CRITICAL, PROOF) if used < 0.001 else (warn_if(not case.is_learning), SIGNAL)
+            sure = (CRITICAL, PROOF) if used < NO_RATE else (warn_if(not case.is_learning), SIGNAL)
             found.append(Found(*sure, text, [shown]))
     largest = _largest_rate(case)
     planned = case.value("learning.steps", 0)
@@ -368,6 +378,8 @@ def schedule(case: Case) -> list[Found]:
 
 # Relative distance of an update from rate × clipped gradient in plain descent.
 PLAIN = 0.1
+# Gradient / limit from which a clip takes the larger part of it, at nearly every step.
+MIN_CUT = 2.0
 
 
 @check("optimizer.clip-tight")
@@ -383,7 +395,7 @@ def tight_clip(case: Case) -> Answer:
     metrics = case.view.metrics
     limit = case.value("learning.max_grad_norm", 0)
     gradient = case.course(BEFORE)
-    if not limit or gradient is None or float(np.quantile(gradient.values, 0.05)) < 2 * limit:
+    if not limit or gradient is None or float(np.quantile(gradient.values, 0.05)) < MIN_CUT * limit:
         return still
     is_plain = str(case.value("learning.optimizer", "adamw")).lower() == "sgd"
     # Adam divides by the gradient's own size plus 1e-8: below that it is plain descent, and hardly
@@ -618,6 +630,8 @@ def _is_rising(case: Case) -> bool:
 
 
 def _is_broken(case: Case) -> bool:
-    """Tell whether the reward falls, or half of the groups or more answer all alike."""
+    """Tell whether the reward falls, or many groups answer all alike."""
     dead = case.dead_groups
-    return case.trend.kind is TrendKind.FALLING or (len(dead) > 0 and float(dead.mean()) >= 0.5)
+    return case.trend.kind is TrendKind.FALLING or (
+        len(dead) > 0 and float(dead.mean()) >= BROKEN_DEAD_SHARE
+    )

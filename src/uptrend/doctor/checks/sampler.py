@@ -186,7 +186,8 @@ def _by_passes(case: Case) -> Iterable[Found]:
 
 # Mean |d| from which the learner must be reading something else.
 ELSEWHERE = 1.0
-# Mean |d| from the second step on, and against the first step's, where an update did not arrive.
+# Mean |d| from the second step on, and against the first step's (the KL's too), where an update did
+# not arrive.
 LEFT_BEHIND = 0.02
 TIMES = 10.0
 
@@ -295,11 +296,16 @@ def _by_surprise(case: Case) -> Iterable[Found]:
 # KL that a sampler with old weights must have reached, as logged and as computed from tokens.
 GROWN = 0.02
 GROWN_BY_TOKEN = 0.01
+# Mean ratio of learner to sampler, and effective share of the sample, outside of which a learner
+# does not get its own words.
+MIN_RATIO = 0.5
+MAX_RATIO = 2.0
+MIN_ESS_SHARE = 0.3
 # Ranges of a learner that gets its own words: least, most, usual.
 HEALTHY = {
     KL: (-np.inf, APART, "below 0.01 is healthy"),
-    RATIO: (0.5, 2.0, "1 is exact"),
-    ESS: (0.3, np.inf, "1 is exact"),
+    RATIO: (MIN_RATIO, MAX_RATIO, "1 is exact"),
+    ESS: (MIN_ESS_SHARE, np.inf, "1 is exact"),
 }
 
 
@@ -346,7 +352,7 @@ def _growing(case: Case) -> Found | None:
     quarters = [float(np.median(q)) for q in np.array_split(gap.values, 4)]
     # A policy that turns to noise widens every gap: then the gap is the symptom.
     is_noise = entropy is not None and entropy.last > 2 * entropy.first
-    if gap.last < 10 * max(begin, 1e-12) or quarters != sorted(quarters) or is_noise:
+    if gap.last < TIMES * max(begin, 1e-12) or quarters != sorted(quarters) or is_noise:
         return None
     parting = (
         f"Sampler and learner part a little more at every step ({begin:.2g} → {gap.last:.2g} nats"

@@ -48,6 +48,9 @@ EMPTY = 0.05
 # Temperature above any in use, and nats of entropy from which a text is mostly noise.
 HOT = 1.5
 NOISY = 1.0
+# Entropy at the end / at first, and nats more, from which a text turns towards noise.
+MIN_ENTROPY_GROWTH = 3.0
+MIN_ENTROPY_RISE = 0.5
 # Place in its range from which a reward has little left to learn, so that certainty is what was
 # asked for.
 NEAR_TOP = 0.9
@@ -79,8 +82,10 @@ def entropy(case: Case) -> Found | None:
             EXPLOSION,
         )
     found = _entropy_gone(case, curve, begin)
-    if found or curve.last < 3 * begin or curve.last - begin < 0.5:
+    if found or curve.last < MIN_ENTROPY_GROWTH * begin:
         return found
+    if curve.last - begin < MIN_ENTROPY_RISE:
+        return None
     trend = case.trend.kind
     severity = {TrendKind.FALLING: CRITICAL, TrendKind.LEARNING: NOTE}.get(trend, WARNING)
     summary = (
@@ -117,6 +122,12 @@ def _entropy_gone(case: Case, curve: Curve, begin: float) -> Found | None:
     return Found(warn_if(is_fault), basis, summary, [shown], COLLAPSE)
 
 
+# Length / length at first, up to which its shortest quarter is worth a note, and below which the
+# end is a fault where the reward falls too.
+NOTED_LENGTH = 0.55
+COLLAPSED_LENGTH = 0.25
+
+
 @check("sampling.length-collapse")
 def length_collapse(case: Case) -> Found | None:
     """Report completions that shrink; a fault where the reward falls with them."""
@@ -124,9 +135,10 @@ def length_collapse(case: Case) -> Found | None:
     if length is None or len(length.values) < FEWEST or length.begin < 8:
         return None
     least = min(float(np.median(part)) for part in np.array_split(length.values, 4))
-    if least > 0.55 * length.begin:
+    if least > NOTED_LENGTH * length.begin:
         return None
-    is_fault = case.trend.kind is TrendKind.FALLING and length.last < 0.25 * length.begin
+    is_short = length.last < COLLAPSED_LENGTH * length.begin
+    is_fault = case.trend.kind is TrendKind.FALLING and is_short
     text = (
         f"Completions shrank from {length.begin:.0f} to {least:.0f}"
         f" tokens{' with the reward' * is_fault}."
@@ -147,12 +159,17 @@ NEARLY_ALL = 0.9
 SOME = 0.15
 ALL = 0.95
 ENOUGH = 32
+# Shares that earn the least, in groups with both kinds: of those cut at least, of others at most.
+MIN_CUT_FAILURES = 0.9
+MAX_OTHER_FAILURES = 0.6
 # Margin by which right completions outnumber those that end by themselves, where cut ones are paid.
 PAID = 0.1
 # Share of rollouts cut by length from which an end of turn stops nothing.
 MOSTLY = 0.9
 # Tokens in which hardly any answer fits.
 BRIEF = 4
+# Nats per token below which completions of one prompt are mostly one text.
+SURE_ENTROPY = 0.1
 
 
 @check(CUT, NO_STOP)
@@ -273,9 +290,9 @@ def _is_unmoved(case: Case) -> bool:
 
 
 def _is_sure_of_itself(case: Case) -> bool:
-    """Tell whether completions of one prompt are mostly one text: below 0.1 nats per token."""
+    """Tell whether completions of one prompt are mostly one text."""
     curve = case.course(ENTROPY)
-    return curve is not None and curve.begin < 0.1
+    return curve is not None and curve.begin < SURE_ENTROPY
 
 
 def _is_brief(case: Case) -> bool:
@@ -354,7 +371,9 @@ def _endings_by_rollout(case: Case) -> Found | Lacking | None:
     cut_fails, whole_fails = both.mean(axis=0)
     difference = both[:, 0] - both[:, 1]
     error = difference.std(ddof=1) / np.sqrt(len(difference))
-    if cut_fails < 0.9 or whole_fails > 0.6 or difference.mean() < 4 * error:
+    if cut_fails < MIN_CUT_FAILURES or whole_fails > MAX_OTHER_FAILURES:
+        return None
+    if difference.mean() < 4 * error:
         return None
     fails = (
         f"{cut_fails:.0%} of the cut ones and {whole_fails:.0%} of the others earn the least"
@@ -412,9 +431,18 @@ def _prompts_by_rollout(case: Case) -> Found | Lacking | None:
     return Found(WARNING, SIGNAL, AS_PAGE, [seen_in(rows, full, text, count / total)])
 
 
-# Groups that it takes to judge their variety, and the group size to compare with.
+# Groups that it takes to judge their variety; the size of a group that may be too small, the one to
+# compare with, and by how much fewer of these must be dead.
 GROUPS = 12
+SMALL_GROUP = 8
 LARGE = 16
+MIN_DEAD_FALL = 0.2
+# Share of dead groups from which a group compares too little.
+MIN_DEAD_SHARE = 0.5
+# Different texts / rollouts of a group up to which these are copies, and the temperature below
+# which that is no wonder.
+MAX_DISTINCT_SHARE = 0.25
+LOW_TEMPERATURE = 0.6
 
 
 @check(COLD, FEW)
@@ -430,7 +458,7 @@ def diversity(case: Case) -> Answer:
     dead = float(np.mean(np.concatenate([g.dead_g for g in steps])))
     right = float(np.mean(np.concatenate([_right(g) for g in steps])))
     # groups that compare, or tasks that are too easy: neither is at fault
-    if dead < 0.5 or right > 0.8:
+    if dead < MIN_DEAD_SHARE or right > 0.8:
         return None
     if np.ptp(np.concatenate([g.rows.reward_n[np.isfinite(g.rows.reward_n)] for g in steps])) == 0:
         return None  # one reward for everything: no variety of rollouts would show in it
@@ -462,7 +490,7 @@ def _copies(case: Case, steps: list[Grouped], dead: float) -> Found | None:
     if not all(g.rows.has("ids", "roles") for g in steps):
         return None
     distinct = float(np.mean(np.concatenate([_distinct(g) for g in steps])))
-    if distinct > 0.25:
+    if distinct > MAX_DISTINCT_SHARE:
         return None
     size = int(np.median(np.concatenate([g.size_g for g in steps])))
     text = (
@@ -479,18 +507,22 @@ def _copies(case: Case, steps: list[Grouped], dead: float) -> Found | None:
     is_greedy = (
         float(_distinct(steps[0]).mean()) * size < 1.5
         and entropy is not None
-        and entropy.values[0] > 0.1
+        and entropy.values[0] > SURE_ENTROPY
     )
     summary = (
         "The rollouts of a group are nearly the same: at this temperature there is nothing to"
         " compare."
     )
-    sure = (WARNING, SIGNAL) if is_greedy or (temperature or 1.0) < 0.6 else (NOTE, SUSPICION)
+    sure = (
+        (WARNING, SIGNAL)
+        if is_greedy or (temperature or 1.0) < LOW_TEMPERATURE
+        else (NOTE, SUSPICION)
+    )
     return Found(*sure, summary, shown, COLD)
 
 
 def _small_groups(steps: list[Grouped], dead: float) -> Found | None:
-    """Report groups that are mostly dead at this size and would not be at 16."""
+    """Report groups that are mostly dead at this size and would not be at a larger one."""
     # Rollouts that failed count: a group that lost half of them is not small.
     size = int(
         np.median(
@@ -500,10 +532,10 @@ def _small_groups(steps: list[Grouped], dead: float) -> Found | None:
         )
     )
     rates = np.concatenate([np.bincount(g.group_n, weights=_right(g)) / g.size_g for g in steps])
-    if not 2 <= size < 8 or rates.std() == 0:
+    if not 2 <= size < SMALL_GROUP or rates.std() == 0:
         return None
     now, then = (dead_share(*fit_beta(rates, size), n) for n in (size, LARGE))
-    if now < 0.5 or now - then < 0.2:
+    if now < MIN_DEAD_SHARE or now - then < MIN_DEAD_FALL:
         return None
     text = (
         f"{dead:.0%} of groups of {size} are dead; such pass rates predict {now:.0%}, and"

@@ -36,6 +36,8 @@ BROKEN = (
 )
 # Characters of a message that can be an error; a document may speak of anything.
 SHORT = 500
+# Share of rollouts that could not be scored from which something is broken.
+MIN_FAILED_SHARE = 0.05
 # Clocks and durations differ by right.
 NUMBERS = re.compile(r"\d+")
 
@@ -50,8 +52,7 @@ def too_many_failed(case: Case, by_tool: bool) -> Found | Lacking | None:
     share = float(failed.sum() / max(1.0, rollouts.sum()))
     ended = case.course("sampling/ended/tool-error/share")
     is_by_tool = ended is not None and float(np.mean(ended.values)) > share / 2
-    # From a twentieth on something is broken.
-    if share < 0.05 or len(failed) < FEWEST or is_by_tool is not by_tool:
+    if share < MIN_FAILED_SHARE or len(failed) < FEWEST or is_by_tool is not by_tool:
         return None
     text = (
         f"{share:.0%} of rollouts could not be scored because"

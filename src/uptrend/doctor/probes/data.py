@@ -343,12 +343,16 @@ def question(task: Task) -> str:
     return plain_question(said)
 
 
+# Different questions / tasks below which a set repeats itself, and is mostly repeats.
+MIN_UNIQUE_SHARE = 0.9
+CRITICAL_UNIQUE_SHARE = 0.5
+
+
 @probe("repeats", finds=["data.duplicates", "data.batch-exceeds"])
 def repeats(bench: Bench) -> Answer:
     """Count different questions, in the pool and in the step that was drawn."""
     findings = list[Finding]()
     worst = 1.0
-    least = 0.9
     for stage in bench.pool.stages:
         declared = {task.family for task in stage.tasks} & repeated_families(stage.taskset)
         if declared:
@@ -365,9 +369,9 @@ def repeats(bench: Bench) -> Answer:
         unique = len({question(task) for task in told_apart})
         share = unique / len(told_apart) if told_apart else 1.0
         worst = min(worst, share)
-        if share < least:
+        if share < MIN_UNIQUE_SHARE:
             summary = f"Of {len(told_apart)} training tasks only {unique} are different."
-            severity = CRITICAL if share < 0.5 else WARNING
+            severity = CRITICAL if share < CRITICAL_UNIQUE_SHARE else WARNING
             findings.append(
                 bench.found("data.duplicates", severity, summary, f"{share:.0%} are unique", share)
             )
@@ -385,10 +389,14 @@ def repeats(bench: Bench) -> Answer:
     yield from findings
     groups = bench.config.sampling.groups
     tasks = min(len(s.tasks) for s in bench.pool.stages)
-    if groups > tasks or (repeated and worst >= least):
+    if groups > tasks or (repeated and worst >= MIN_UNIQUE_SHARE):
         summary = f"A step draws the same task more than once: {groups} groups of {tasks} tasks."
         text = f"{repeated} of {len(drawn)} groups repeat another's task"
         yield bench.found("data.batch-exceeds", WARNING, summary, text, repeated)
+
+
+# Share of held-out tasks that are trained on above which their accuracy means nothing.
+CRITICAL_LEAKED_SHARE = 0.01
 
 
 @probe("leak", finds=["data.leak"])
@@ -407,7 +415,13 @@ def leak(bench: Bench) -> Answer:
             f"{len(leaked)} of {len(held)} held-out tasks are trained on: held-out accuracy can't"
             " be believed."
         )
-        yield bench.found("data.leak", CRITICAL if share > 0.01 else WARNING, summary, text, share)
+        yield bench.found(
+            "data.leak",
+            CRITICAL if share > CRITICAL_LEAKED_SHARE else WARNING,
+            summary,
+            text,
+            share,
+        )
 
 
 @probe("order", finds=["data.order"])
@@ -422,6 +436,12 @@ def order(bench: Bench) -> Answer:
             yield bench.found("data.order", WARNING, summary, check.figure)
 
 
+# Σ lr / that of a constant rate that a schedule must leave, and share of the steps that a warm-up
+# may take.
+MIN_RATE_SHARE = 0.3
+MAX_WARM_UP_SHARE = 0.5
+
+
 @probe("schedule", finds=["optimizer.schedule"])
 def schedule(bench: Bench) -> Answer:
     """Compare Σ lr over the planned steps with a constant rate."""
@@ -432,13 +452,13 @@ def schedule(bench: Bench) -> Answer:
         f"Σ lr is {share:.0%} of {learning.steps} steps at {learning.lr:g} (largest"
         f" {max(rates):.2g})"
     )
-    if share < 0.3:
+    if share < MIN_RATE_SHARE:
         summary = (
             f"The schedule leaves {share:.0%} of the learning rate: warm-up or decay eats the run."
         )
         text = f"Σ lr = {sum(rates):.2g}; the last is {rates[-1]:.2g}"
         yield bench.found("optimizer.schedule", WARNING, summary, text, share)
-    elif learning.warmup > 0.5 * learning.steps:
+    elif learning.warmup > MAX_WARM_UP_SHARE * learning.steps:
         summary = (
             f"The warm-up takes {learning.warmup} of {learning.steps} steps: most of the run learns"
             " too slowly."

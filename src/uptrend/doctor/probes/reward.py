@@ -20,6 +20,9 @@ from uptrend.tasks.proof import (
     try_task,
 )
 
+# Share of rollouts that earn another reward when they are scored again above which it is noise.
+CRITICAL_UNSURE_SHARE = 0.1
+
 
 @probe(
     "rescoring",
@@ -92,7 +95,7 @@ def rescoring(bench: Bench) -> Answer:
     )
     if unsure.sum() > 0.01 * count:
         share = float(unsure.mean())
-        severity = CRITICAL if unsure.mean() > 0.1 else WARNING
+        severity = CRITICAL if unsure.mean() > CRITICAL_UNSURE_SHARE else WARNING
         summary = (
             f"The same rollout earns another reward when it is scored again: {unsure.sum()} of"
             f" {count} do."
@@ -188,6 +191,10 @@ def _same(a: ScoredPlay, b: ScoredPlay, scored: bool = True) -> bool:
     return a.texts == b.texts and (not scored or rewards[0] == rewards[1])
 
 
+# Tasks that each cheater tries.
+CHEATED_TASKS = 8
+
+
 @probe("cheater", finds=["task.evaluator-exposed", "reward.hackable"])
 def cheater(bench: Bench) -> Answer:
     """Play the taskset's scripted cheaters on 8 tasks; none may earn the maximum."""
@@ -197,7 +204,7 @@ def cheater(bench: Bench) -> Answer:
     # by kind of cheater
     paid = defaultdict[int, list[tuple[str, bool]]](list)
     tried = defaultdict[int, int](int)
-    for task in bench.stage.tasks[: bench.few(8)]:
+    for task in bench.stage.tasks[: bench.few(CHEATED_TASKS)]:
         known = try_task(taskset, task)
         most = known.earned if known.earned > known.rival else np.inf
         # Twice: a noisy scorer pays anybody now and then, which is another fault.
@@ -246,6 +253,11 @@ def cheater(bench: Bench) -> Answer:
 FEW = 16  # rollouts below which it may be chance: of 16 none does what 17% would (95%)
 ENOUGH = 32  # rollouts that it takes where nothing but their number speaks
 SURE = 64  # rollouts from which on a run is stopped for it: of 64 none does what 5% would
+# Shares of rollouts that run out unpaid, of these that one more turn would pay, and of those with
+# twice the turns that end by themselves.
+MIN_UNPAID_SHARE = 0.98
+MIN_EARNING_SHARE = 0.05
+MIN_ENDED_SHARE = 0.1
 
 
 # Rollouts that run out unpaid are no fault alone: a weak model looks the same. The expert's own
@@ -282,7 +294,7 @@ def paid(bench: Bench) -> Answer:
         f"{len(out)} of {len(played)} rollouts run out unpaid, {len(expert)} of {len(shown)} of the"
         " expert's"
     )
-    if len(out) < 0.98 * len(played) or expert:
+    if len(out) < MIN_UNPAID_SHARE * len(played) or expert:
         return
     unpaid = sum(
         not _is_paid(p.reward)
@@ -321,7 +333,7 @@ def paid(bench: Bench) -> Answer:
             f" {event}"
         )
         yield f"; {text}"
-        is_cause = len(earning) >= 0.05 * len(out)
+        is_cause = len(earning) >= MIN_EARNING_SHARE * len(out)
         severity = CRITICAL if is_cause and len(played) >= SURE else WARNING
         sure = Basis.PROOF if is_cause else SIGNAL
         summary = (
@@ -343,7 +355,7 @@ def paid(bench: Bench) -> Answer:
         summary = (
             "No rollout comes to an answer, which is all that is paid; more turns do not help."
         )
-        if ended >= 0.1 * len(more):
+        if ended >= MIN_ENDED_SHARE * len(more):
             id = "context.completion-truncated"
             fix = bench.more_turns
             summary = (

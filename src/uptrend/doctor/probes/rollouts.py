@@ -16,6 +16,7 @@ from uptrend.doctor.checks.golds import (
     is_outvoted,
     judge_golds,
 )
+from uptrend.doctor.checks.sampling import HOT
 from uptrend.doctor.probes.bench import Bench, by_group, seen
 from uptrend.doctor.probes.data import question
 from uptrend.doctor.probes.probe import (
@@ -112,6 +113,10 @@ def predict_dead(groups: PassRates, size: int) -> float:
     )
 
 
+# Share of groups that the whole interval of dead ones must lie above, and of those predicted.
+MIN_DEAD_SHARE = 0.5
+
+
 @probe(
     "dead-groups", finds=["advantage.dead-groups-low", "advantage.dead-groups-high"], need=SCORED
 )
@@ -133,7 +138,7 @@ def dead_groups(bench: Bench) -> Answer:
         f" by size: {sizes}"
     )
     text = f"pass rate {rate:.1%}; dead groups predicted: {sizes}"
-    if wilson(low, n)[0] > 0.5:
+    if wilson(low, n)[0] > MIN_DEAD_SHARE:
         summary = (
             f"{low} of {n} groups are all wrong and teach nothing: the model needs easier tasks or"
             " larger groups."
@@ -141,7 +146,7 @@ def dead_groups(bench: Bench) -> Answer:
         yield bench.found(
             "advantage.dead-groups-low", WARNING, summary, text, low / n, basis=SIGNAL
         )
-    elif wilson(high, n)[0] > 0.5:
+    elif wilson(high, n)[0] > MIN_DEAD_SHARE:
         summary = (
             f"{high} of {n} groups are all right and teach nothing: the model needs harder tasks."
         )
@@ -234,6 +239,11 @@ def none_right(bench: Bench) -> Answer:
             yield bench.found("advantage.dead-groups-low", NOTE, summary, text, 0.0, basis=SIGNAL)
 
 
+# Different texts / rollouts of a group up to which these are alike, where so many groups are dead;
+# and by how much fewer must be dead at temperature 1.
+MAX_DISTINCT_SHARE = 0.3
+MIN_ALIKE_DEAD_SHARE = 0.4
+MIN_DEAD_FALL = 0.25
 OPEN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the model's own distribution
 
 
@@ -247,8 +257,9 @@ def temperature(bench: Bench) -> Answer:
     set_to = {key: getattr(s, key) for key, plain in OPEN.items() if getattr(s, key) != plain}
     named = " and ".join(f"sampling.{key} = {value:g}" for key, value in set_to.items())
     yield f"{groups.distinct:.0%} of a group's rollouts differ at temperature {s.temperature:g}"
-    is_alike = groups.distinct <= 0.3 and groups.dead_share >= 0.4
-    is_hot = s.temperature > 1.5
+    is_alike = groups.distinct <= MAX_DISTINCT_SHARE
+    is_alike &= groups.dead_share >= MIN_ALIKE_DEAD_SHARE
+    is_hot = s.temperature > HOT
     if not set_to or not (is_alike or is_hot):
         return
     tasks = bench.drawn[:8]
@@ -272,7 +283,7 @@ def temperature(bench: Bench) -> Answer:
         yield bench.found(
             "sampling.entropy-explosion", WARNING, summary, text, gains.mean(), fix=fix
         )
-    elif is_alike and after <= before - 0.25:
+    elif is_alike and after <= before - MIN_DEAD_FALL:
         summary = (
             f"{named} makes a group's rollouts the same: at temperature 1 fewer groups are dead."
         )
@@ -290,6 +301,8 @@ RENDERED_TASKS = 8
 RENDERED_ROLLOUTS = 4
 # Smaller gains than this do not outweigh that a chat template is how a model was taught.
 MIN_RENDERING_GAIN = 0.2
+# Share of right answers from which a model understands how it is asked.
+UNDERSTOOD_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -349,7 +362,7 @@ def template(bench: Bench) -> Answer:
     is_chat = (kind.chat if is_set_by_tasks else bench.config.model.chat) is not False
     now = float(np.mean([r.reward.correct for r in asked if r.reward])) if asked else 0.0
     yield f"{now:.0%} of answers are right {'with' if is_chat else 'without'} the chat template"
-    if now >= 0.5 or not asked:
+    if now >= UNDERSTOOD_SHARE or not asked:
         return
     other = copy.copy(kind)
     try:
@@ -381,26 +394,34 @@ def template(bench: Bench) -> Answer:
         )
 
 
+# Size of a group with which smaller ones are compared.
+LARGE_GROUP = 16
+
+
 @probe("group-size", finds=["sampling.few-generations"], need=SCORED)
 def group_size(bench: Bench) -> Answer:
     """Predict dead groups at this size and at 16."""
     size = bench.config.sampling.size
     played = bench.played
-    require(size < 16, f"groups of {size} are large enough to say nothing")
+    require(size < LARGE_GROUP, f"groups of {size} are large enough to say nothing")
     if size < 4:  # too few to know how often a task is solved
         played = bench.play(bench.drawn[:8], 8, "larger")
     groups = pass_rates(played)
     now = predict_dead(groups, size)
-    then = predict_dead(groups, 16)
-    yield f"predicted dead groups: {now:.0%} of groups of {size}, {then:.0%} of groups of 16"
-    if now >= 0.5 and then <= now / 2:
+    then = predict_dead(groups, LARGE_GROUP)
+    yield f"predicted dead groups: {now:.0%} of groups of {size}, "
+    yield f"{then:.0%} of groups of {LARGE_GROUP}"
+    if now >= MIN_DEAD_SHARE and then <= now / 2:
         summary = (
             f"Groups of {size} are too small: {now:.0%} of them will be all right or all wrong."
         )
-        text = (
-            f"{then:.0%} would be in groups of 16, at the same pass rate of {groups.pass_rate:.0%}"
-        )
+        text = f"{then:.0%} would be in groups of {LARGE_GROUP}"
+        text += f", at the same pass rate of {groups.pass_rate:.0%}"
         yield bench.found("sampling.few-generations", WARNING, summary, text, now, basis=SIGNAL)
+
+
+# Share of wrong rollouts with the right answer in another form above which the parser loses them.
+MIN_LOST_SHARE = 0.02
 
 
 @probe("parser", finds=["reward.strict-parser"], cheap=False)
@@ -411,7 +432,7 @@ def parser(bench: Bench) -> Answer:
     lost = [r for r in wrong if says_somehow(r.response, r.answer) and not _earns_as_gold(bench, r)]
     share = len(lost) / len(wrong)
     yield f"a lenient reader accepts {len(lost)} of {len(wrong)} rollouts that were counted wrong"
-    if len(lost) > 2 and share > 0.02:
+    if len(lost) > 2 and share > MIN_LOST_SHARE:
         summary = (
             f"The parser rejects right answers: {share:.0%} of wrong rollouts hold the answer in"
             " another form."

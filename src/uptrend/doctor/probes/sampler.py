@@ -46,6 +46,13 @@ def _gap(learner_bs: Tensor, exp: Experience, part_b: Tensor | None = None) -> d
     return {name: line.get(f"sampler/{name}", default) for name, default in none.items()}
 
 
+# Mean |d| and KL up to which learner and sampler agree. A healthy H200 has 0.029, and 0.040 with
+# bf16 weights.
+MAX_GAP_FP32 = 1e-3
+MAX_GAP_BF16 = 0.1
+MAX_AGREEING_KL = 0.01
+
+
 @probe("agreement", finds=["precision.mismatch", "sampling.truncated-distribution"], need=SAMPLED)
 def agreement(bench: Bench) -> Answer:
     """Compare learner and sampler before anything is learned; where they disagree, ask by which
@@ -55,12 +62,12 @@ def agreement(bench: Bench) -> Answer:
     kl = gap["kl/mean"]
     ratio = gap["ratio/mean"]
     ess = gap["ess/share"]
-    near = bench.near(1e-3, 0.1)  # on a healthy H200: 0.029, and 0.040 with bf16 weights
+    near = bench.near(MAX_GAP_FP32, MAX_GAP_BF16)
     apart = f"gap {gap['gap/mean']:.1e} nats on average, {gap['gap/max']:.1e} at most"
     yield (
         f"{apart} ({'fp32' if bench.exact else 'bf16'}: below {near:g}), KL {kl:.1e}, ESS {ess:.2f}"
     )
-    if gap["gap/mean"] <= near and kl <= 0.01:
+    if gap["gap/mean"] <= near and kl <= MAX_AGREEING_KL:
         return
     severity = CRITICAL if not 0.5 <= ratio <= 2 or ess < 0.3 or kl > 0.1 else WARNING
     text = f"{apart}; mean ratio {ratio:.2f}, ESS {ess:.2f}, KL {kl:.2g}"
@@ -144,6 +151,11 @@ def _chosen(logits_mv: Tensor, ids_t: Tensor, places_m: Tensor, limits: Limits) 
     return torch.log_softmax(z, -1).gather(-1, targets_m[:, None]).squeeze(-1)
 
 
+# KL from itself that a model has by rounding.
+MAX_OWN_KL_FP32 = 1e-6
+MAX_OWN_KL_BF16 = 1e-3
+
+
 @probe("reference", finds=["kl.reference"], need=PENALTY)
 def reference(bench: Bench) -> Answer:
     """Compare the learner with the reference: before the first step the policy is its own
@@ -153,7 +165,7 @@ def reference(bench: Bench) -> Answer:
     mine_bs = bench.logprobs(exp)
     theirs_bs = bench.logprobs(exp, reference=True)
     kl = kl_between(mine_bs, theirs_bs, exp.real_bs)
-    near = bench.near(1e-6, 1e-3)
+    near = bench.near(MAX_OWN_KL_FP32, MAX_OWN_KL_BF16)
     yield f"KL to the reference at step 0 is {kl:.1e} (below {near:g})"
     if not abs(kl) <= near:
         summary = (

@@ -212,6 +212,12 @@ def _swap(
         yield bench.found("mask.attention-blind", CRITICAL, summary, text, moved)
 
 
+# Nats by which the worst of a few short rollouts may differ. In bf16 an unlikely token alone moves
+# by tenths of a nat: 0.053 on an H200.
+MAX_PADDING_GAP_FP32 = 1e-4
+MAX_PADDING_GAP_BF16 = 0.15
+
+
 @probe("padding", finds=["tokens.padding"], need=SAMPLED)
 def padding(bench: Bench) -> Answer:
     """Compare the longest rollout, the shortest and some between, each alone, with the whole
@@ -231,9 +237,7 @@ def padding(bench: Bench) -> Answer:
         )
     worst = max(gaps, key=lambda n: gaps[n])
     gap = gaps[worst]
-    # Of the worst of a few short rollouts. In bf16 an unlikely token alone moves by tenths of a
-    # nat: 0.053 on an H200.
-    near = bench.near(1e-4, 0.15)
+    near = bench.near(MAX_PADDING_GAP_FP32, MAX_PADDING_GAP_BF16)
     yield f"alone and in a batch of {len(rollouts)} differ by {gap:.1e} nats (below {near:g})"
     if gap > near:
         severity = CRITICAL if gap > max(0.05, 2 * near) else WARNING

@@ -38,6 +38,15 @@ from uptrend.training.recorder import RecordedRollouts
 
 Floats = NDArray[np.float64]
 LARGE = 0.4  # KL of a single update: a run has a few tenths of a nat in all
+# With a warm-up, Adam's later steps are about half as long as this first one, and KL goes with the
+# square.
+LARGE_WITH_WARM_UP = 1.6
+MAX_MEDIAN_MOVE = 5.0  # nats for half of the tokens: nothing of the model's choice is left
+MIN_RUN_KL = 1e-2  # KL of a whole run in which nothing can have been learned
+MIN_STEP_KL = 1e-6
+# Distance of two gradients / their length that summing in another order leaves.
+MAX_GRADIENT_GAP_FP32 = 1e-3
+MAX_GRADIENT_GAP_BF16 = 5e-2
 TIGHT = 0.5  # nats by which a token can move against the KL penalty: from 10% to 15%
 
 
@@ -314,12 +323,11 @@ def step_size(bench: Bench) -> Answer:
     )
     most = kl * worth**2  # if every step pushed the same way
     yield f"one update at lr {learning.lr:g} moves the policy by KL {kl:.1e}"
-    # Without a warm-up the run begins with this very step. With one, Adam's later steps are about
-    # half as long, and KL goes with the square.
-    limit = LARGE if learning.warmup < 2 else 4 * LARGE
+    # Without a warm-up the run begins with this very step.
+    limit = LARGE if learning.warmup < 2 else LARGE_WITH_WARM_UP
     moved = float((done.after_bs - done.before_bs)[real_bs].abs().nan_to_num(torch.inf).median())
     text = f"KL {kl:.2g} of one step, at most {most:.2g} in {learning.steps} steps"
-    if moved > 5:  # nats for half of the tokens: nothing of the model's choice is left
+    if moved > MAX_MEDIAN_MOVE:
         summary = (
             f"The learning rate {learning.lr:g} is far too large: one update leaves nothing of the"
             " model."
@@ -335,15 +343,13 @@ def step_size(bench: Bench) -> Answer:
         # cause.
         text += f"; below {limit:g} is safe"
         yield bench.found("optimizer.lr-large", WARNING, summary, text, kl, basis=SUSPICION)
-    elif (
-        done.moved.changed > 0 and 0 <= most < 1e-2
-    ):  # KL of a whole run in which nothing can have been learned
+    elif done.moved.changed > 0 and 0 <= most < MIN_RUN_KL:
         summary = (
             f"The learning rate {learning.lr:g} is too small: {learning.steps} such steps can't"
             " move the policy."
         )
         yield bench.found("optimizer.lr-small", WARNING, summary, text, kl)
-    elif done.moved.changed > 0 and kl < 1e-6:
+    elif done.moved.changed > 0 and kl < MIN_STEP_KL:
         summary = f"The learning rate {learning.lr:g} moves the policy very little per step."
         yield bench.found("optimizer.lr-small", NOTE, summary, text, kl)
 
@@ -428,7 +434,8 @@ def dropout(bench: Bench) -> Answer:
 @probe("accumulation", finds=["optimizer.accumulation"], cheap=False)
 def accumulation(bench: Bench) -> Answer:
     """Compare the gradient of one pass with that of micro-batches of one rollout each."""
-    (forward, apart, ratio, rows), near = bench.once(_rehearse), bench.near(1e-3, 5e-2)
+    forward, apart, ratio, rows = bench.once(_rehearse)
+    near = bench.near(MAX_GRADIENT_GAP_FP32, MAX_GRADIENT_GAP_BF16)
     require(
         forward["micro-batches"] <= near, "forward passes differ, so gradients can't be compared"
     )
