@@ -24,7 +24,6 @@ from uptrend.cli.lab_view import Board, LabView
 from uptrend.config import difference
 from uptrend.lab import journal, plan, refuse, specification
 from uptrend.lab import judge as judging
-from uptrend.lab.cure import warn_of_length
 from uptrend.lab.experiment import ExperimentRuns, judge_all, together
 from uptrend.lab.hypothesis_file import in_order
 from uptrend.lab.journal.stored import build
@@ -32,7 +31,7 @@ from uptrend.lab.journal.verdicts import level
 from uptrend.lab.measure import amount, bounds, change, interval_text, is_share, measure, titled
 from uptrend.lab.notebook import Notebook, slug
 from uptrend.lab.plan import PlannedRun
-from uptrend.lab.refuse import faults
+from uptrend.lab.refuse import faults, warn_of_length
 from uptrend.lab.sweep import Sweep, SweepRow
 from uptrend.lab.sweep import best as best_point
 from uptrend.lab.sweep import make as make_sweep
