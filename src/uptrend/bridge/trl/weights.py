@@ -15,9 +15,9 @@ from torch import Tensor
 
 from uptrend.bridge.trl.batch import HALF, TrlStep
 from uptrend.bridge.trl.findings_log import FindingsLog
-from uptrend.bridge.trl.settings import dtype_name
 from uptrend.policy.weights import Movement, change_of, group_of, movable_part, movement_of
 from uptrend.records import Basis, Evidence, Severity
+from uptrend.records.dialects import our_value
 
 SAMPLE = 1 << 16  # about how many weights are sampled
 BLOCK = 256
@@ -116,6 +116,11 @@ class WatchedWeights:
         if blocks < self._every:
             return values[: max(1, len(values) // self._every)]
         return values[: blocks * BLOCK].view(blocks, BLOCK)[:: self._every].reshape(-1)
+
+
+def dtype_name(kind: str) -> str:
+    """Return our name of a torch dtype, `bf16` for `torch.bfloat16`."""
+    return str(our_value("model.weights", kind.removeprefix("torch."), "trl"))
 
 
 def movable_share(weights: Snapshot, lr: float) -> float:
