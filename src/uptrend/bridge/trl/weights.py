@@ -142,8 +142,10 @@ def judge_cast(log: FindingsLog, before: Snapshot, now: Snapshot, lr: float, ste
     cast = f"{dtype_name(before.precision)}→{dtype_name(now.precision)}"
     lost = ": most of each update rounds to nothing" if share < LOST else ""
     summary = f"The trained weights were cast {cast} while the run went on{lost}."
-    text = f"weights were cast {cast} at step {step}, in the generation before its update "
-    text += "(use_transformers_continuous_batching does so when bf16 or fp16 is set)."
+    text = (
+        f"weights were cast {cast} at step {step}, in the generation before its update "
+        "(use_transformers_continuous_batching does so when bf16 or fp16 is set)."
+    )
     moves = f"An update of the learning rate's size, {lr:g}, changes {share:.1%} of them."
     evidence = [Evidence(text, step=step), Evidence(moves, share, CHANGED, step)]
     log.say(UNDERFLOW, Severity.CRITICAL if share < LOST else Severity.WARNING, summary, evidence)
