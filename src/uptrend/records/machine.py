@@ -1,7 +1,11 @@
-"""Cores and memory of this machine, or of the container that this process runs in."""
+"""Cores and memory of this machine, or of the container that this process runs in, and its
+packages.
+"""
 
 import math
 import os
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 
@@ -10,6 +14,17 @@ def count_cores() -> int:
     machine has.
     """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the version of each package; those that are not installed are left out."""
+    versions: dict[str, str] = {}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
 
 
 def free_memory() -> float:

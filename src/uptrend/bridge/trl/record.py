@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from uptrend.config.tables import nest
 from uptrend.records import Run, RunDirectory, RunView
 from uptrend.records.dialects import read_setting
 from uptrend.records.directory import free_path, place_in_words
+from uptrend.records.machine import installed_versions
 from uptrend.records.schema import VERSION
 from uptrend.records.worker_process import ONE_THREAD, start_module
 from uptrend.training.metrics import peak_memory_gib, weight_metrics
@@ -42,7 +42,17 @@ WAITING = 8  # steps that may wait before the trainer waits
 PATIENCE = 20.0
 DEADLINE = 60.0  # seconds that the rest may take once the training is over
 
-PACKAGES = ("trl", "torch", "transformers", "accelerate", "peft", "datasets", "vllm", "pyarrow")
+PACKAGES = (
+    "uptrend",
+    "trl",
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "datasets",
+    "vllm",
+    "pyarrow",
+)
 # Settings that are arguments of TRL under another name; the rest of a recipe is computed.
 TRANSLATED = (
     "seed",
@@ -304,26 +314,25 @@ def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[st
     """
     parameters = list(trainer.model.parameters())
     config = recipe(trainer, dtypes)
+    versions = installed_versions(PACKAGES)
     return {
         "schema": VERSION,
         "name": path.name,
         "trainer": "trl",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "uptrend": _or_none(metadata.version, "uptrend") or "unknown",
+        "uptrend": versions.pop("uptrend", "unknown"),
         "python": platform.python_version(),
-        "packages": {
-            name: found for name in PACKAGES if (found := _or_none(metadata.version, name))
-        },
+        "packages": versions,
         "machine": {
             "device": str(trainer.accelerator.device),
             "processes": trainer.accelerator.num_processes,
         },
         "config": config,
         "raw": json.loads(json.dumps(trainer.args.to_dict(), default=str)),
-        "tasks": {"name": "trl dataset", "train": _or_none(len, trainer.train_dataset)},
+        "tasks": {"name": "trl dataset", "train": _row_count(trainer.train_dataset)},
         "eval": {
             "name": "trl dataset",
-            "tasks": _or_none(len, getattr(trainer, "eval_dataset", None)),
+            "tasks": _row_count(getattr(trainer, "eval_dataset", None)),
         },
         "model": {
             "name": config["model"]["name"],
@@ -371,7 +380,7 @@ def recipe(trainer: Any, dtypes: Mapping[str, int]) -> dict[str, Any]:
             ),
             **_lora(model),
             "tasks.name": "trl dataset",
-            "tasks.train": _or_none(len, trainer.train_dataset) or 0,
+            "tasks.train": _row_count(trainer.train_dataset) or 0,
             "sampling.groups": args.generation_batch_size // args.num_generations,
             "sampling.max_turns": turns,
             **told,
@@ -398,9 +407,9 @@ def _lora(model: Any) -> dict[str, Any]:
     return {"model.lora.r": adapter.r, "model.lora.alpha": alpha, "model.lora.dropout": dropout}
 
 
-def _or_none(ask: Callable[[Any], Any], given: Any) -> Any:
-    """Return the version of a package or the length of a dataset; None where there is none."""
+def _row_count(dataset: Any) -> int | None:
+    """Return the length of a dataset; None where it has none, or there is no dataset."""
     try:
-        return ask(given)
-    except (TypeError, metadata.PackageNotFoundError):
+        return len(dataset)
+    except TypeError:
         return None
