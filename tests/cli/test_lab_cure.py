@@ -183,7 +183,7 @@ def test_what_so_few_steps_can_not_show_is_said_before_they_are_run(
 
 
 def test_a_replay_is_judged_by_the_health_of_its_source() -> None:
-    from uptrend.lab.cure import Health, Signs, health_of_control
+    from uptrend.lab.experiment import Health, Signs, health_of_control
 
     h = replace(CURE, method=Method.REPLAY, source=Source("runs/base-s{seed}"))
     ill, well, unseen = Signs(("run.collapsed",)), Signs(()), Signs((), "no rollouts were kept")

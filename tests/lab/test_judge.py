@@ -13,8 +13,8 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-from uptrend.lab.compare import foresee, least_seeds, tasks_to_decide
-from uptrend.lab.judge import adjust, is_decided, judge, plan
+from uptrend.lab.compare import foresee, least_seeds, plan, tasks_to_decide
+from uptrend.lab.judge import adjust, is_decided, judge
 from uptrend.records import Confidence, Direction, Measured, Status, Verdict
 from uptrend.stats.intervals import likely_deviation, spread_of
 

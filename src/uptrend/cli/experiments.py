@@ -22,17 +22,23 @@ from rich.text import Text
 from uptrend.cli.console import AsFormat, Format, LabFolder, print_json
 from uptrend.cli.lab_view import Board, LabView
 from uptrend.config import difference
-from uptrend.lab import journal, plan, refuse, specification
-from uptrend.lab import judge as judging
-from uptrend.lab.cure import warn_of_length
+from uptrend.lab import compare, journal, plan, refuse, specification
 from uptrend.lab.experiment import ExperimentRuns, judge_all, together
 from uptrend.lab.hypothesis_file import in_order
 from uptrend.lab.journal.stored import build
-from uptrend.lab.journal.verdicts import level
-from uptrend.lab.measure import amount, bounds, change, interval_text, is_share, measure, titled
+from uptrend.lab.measure import (
+    amount,
+    bounds,
+    change,
+    interval_text,
+    is_share,
+    level,
+    measure,
+    titled,
+)
 from uptrend.lab.notebook import Notebook, slug
 from uptrend.lab.plan import PlannedRun
-from uptrend.lab.refuse import faults
+from uptrend.lab.refuse import faults, warn_of_length
 from uptrend.lab.sweep import Sweep, SweepRow
 from uptrend.lab.sweep import best as best_point
 from uptrend.lab.sweep import make as make_sweep
@@ -280,7 +286,7 @@ def _announce(experiment: ExperimentRuns) -> Iterator[str]:
         yield f"{h.id}: warning: {warning}"
     # Before any run only shares have a known scale; other metrics deviate by who knows how much.
     if is_share(h.metric):
-        seen = judging.plan(h, SUPPOSED)
+        seen = compare.plan(h, SUPPOSED)
         needed = (
             f"; 80% would take {seen.seeds_for_80} seeds"
             if seen.seeds_for_80 and seen.power < 0.8

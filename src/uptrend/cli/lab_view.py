@@ -9,8 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from uptrend.lab.journal.verdicts import level
-from uptrend.lab.measure import measure
+from uptrend.lab.measure import level, measure
 from uptrend.lab.plan import PlannedRun
 from uptrend.lab.workers import Outcome, Progress
 from uptrend.present.formatting import duration, percent

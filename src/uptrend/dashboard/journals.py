@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Any
 from uptrend.dashboard.prose import tree
 from uptrend.lab.journal import figures
 from uptrend.lab.journal.page import FIRST_TITLE, Chapter, chapter_of, title_of_lab
-from uptrend.lab.journal.verdicts import (
-    WAYS,
-    arms_table,
-    caveats,
-    level,
-    runs_table,
-    sign_of,
-    title_of,
-)
-from uptrend.lab.measure import is_share, titled
+from uptrend.lab.journal.verdicts import WAYS, arms_table, caveats, runs_table, sign_of, title_of
+from uptrend.lab.measure import is_share, level, titled
 from uptrend.lab.notebook import PROBLEM, Notebook, phases
 from uptrend.records import Hypothesis, LabError, RecordError
 from uptrend.records.directory import plain

@@ -1,26 +1,104 @@
 """From a hypothesis to its verdict: the specification frozen, arms × seeds run, faulty arms
 refused, the verdict.
+
+A cure is tested on what is ill: the doctor reads the finished runs, as it does for whoever asks,
+for signs of the cause that the hypothesis is about. What a cause's page says it explains counts as
+a sign of it, where it asks for something to be done.
 """
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.checks import CHECKS
+from uptrend.doctor.diagnose import diagnose
+from uptrend.doctor.rank import all_symptoms
 from uptrend.lab import judge, measure, plan, refuse, specification
-from uptrend.lab.cure import Health, Signs, health_of_control, signs_of
-from uptrend.lab.journal.stored import RUNS, SCHEMA, VERDICT, read_verdict
+from uptrend.lab.journal.stored import RUNS, VERDICT, read_verdict, write
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import Launcher, PlannedRun
 from uptrend.lab.refuse import allowed, faults
 from uptrend.lab.workers import Outcome, Progress, Workers
-from uptrend.records import Confidence, Hypothesis, Measured, Run, Status, Verdict
-from uptrend.records.directory import plain, write_whole
+from uptrend.present.formatting import plural
+from uptrend.records import (
+    Confidence,
+    Hypothesis,
+    Measured,
+    Run,
+    Severity,
+    Status,
+    Verdict,
+    view_of,
+)
 from uptrend.records.memory import parse_json, read_file
 
 Faults = Callable[[Run, set[str]], list[str]]
+
+
+@dataclass(frozen=True)
+class Signs:
+    """The doctor's answer on one run about one cause."""
+
+    found: tuple[str, ...]  # the cause itself, and alarms that it explains
+    unseen: str = ""  # reason why the doctor could not tell, where it found nothing
+
+
+@dataclass(frozen=True)
+class Health:
+    """State of a control before any cure; both are empty where it has the cause, or where no cause
+    is named.
+    """
+
+    healthy: str = ""  # evidence that there is nothing to cure
+    unseen: str = ""  # reason why that could not be told
+
+
+def signs_of(run: Run, cause: str) -> Signs:
+    """Return the signs of a cause in a finished run: by its records, and by the probes that were
+    asked before it.
+    """
+    report = diagnose(view_of(run))
+    severity = {each.id: each.severity for top in report.findings for each in (top, *top.explains)}
+    probed = set[str]()
+    for event in run.events:
+        if event.get("event") == "preflight":
+            severity |= {
+                finding["id"]: Severity(finding["severity"]) for finding in event["findings"]
+            }
+            probed |= {
+                probe["name"] for probe in event.get("probes", ()) if not probe.get("skipped")
+            }
+    alarms = {id for id, how_bad in severity.items() if how_bad is not Severity.NOTE}
+    found = ({cause} & severity.keys()) | (all_symptoms(cause, severity.keys()) & alarms)
+    if found:
+        return Signs(tuple(sorted(found)))
+    if CATALOGUE[cause].experiment.probe in probed:
+        return Signs(())
+    lacking = {lack.id: lack.needs for lack in report.cannot_tell}
+    if not any(cause in check.ids for check in CHECKS):
+        lacking.setdefault(cause, "a run's records do not show it")
+    return Signs((), lacking.get(cause, ""))
+
+
+def health_of_control(h: Hypothesis, signs: Mapping[str, Sequence[Signs]]) -> Health:
+    """Judge by the signs in each arm's finished runs whether the control has the cause that a
+    hypothesis is about.
+    """
+    control = signs.get(h.control.name, ())
+    # Where an arm has the cause and the control has not, the claim is that the arm brings it about.
+    is_caused = any(h.cause in run.found for arm in h.treated for run in signs.get(arm.name, ()))
+    if not control or is_caused or any(run.found for run in control):
+        return Health()
+    unseen = next((run.unseen for run in control if run.unseen), "")
+    if unseen:
+        return Health(
+            unseen=f"the doctor could not tell whether {h.control.name} has {h.cause}: {unseen}"
+        )
+    runs = plural(len(control), "finished run")
+    return Health(healthy=f"the doctor finds no sign of {h.cause} in {runs} of {h.control.name}")
 
 
 class ExperimentRuns:
@@ -283,9 +361,8 @@ class ExperimentRuns:
 
     def write_runs(self) -> None:
         """Write runs.json, whole."""
-        table = {"schema": SCHEMA, "specification": self.specification.hash, "runs": self.rows()}
-        text = json.dumps(plain(table), indent=1, ensure_ascii=False, allow_nan=False)
-        write_whole(self.notebook.results(self.h.id) / RUNS, text.encode())
+        table = {"specification": self.specification.hash, "runs": self.rows()}
+        write(self.notebook.results(self.h.id) / RUNS, table, indent=1)
 
 
 def together(

@@ -11,26 +11,21 @@ import numpy as np
 from uptrend.lab import templates
 from uptrend.lab.compare import (
     Pairs,
-    Plan,
     alpha_of,
     compare,
     interval_and_p,
     least_seeds,
     pair,
-    plan,
     status_of,
     tasks_to_decide,
     towards,
 )
-from uptrend.lab.measure import amount, effect_text, interval_text, is_share, room
-from uptrend.present import formatting
+from uptrend.lab.measure import amount, effect_text, interval_text, level, room
 from uptrend.present.formatting import p_value
 from uptrend.records import Comparison, Confidence, Direction, Hypothesis, Measured, Status, Verdict
 from uptrend.records.metrics import first_step, name_of
 from uptrend.stats.comparison import benjamini_hochberg, fewest_seeds, mcnemar, outliers, sign_flip
 from uptrend.stats.intervals import likely_deviation, mean_squares, spread_of
-
-__all__ = ["Plan", "adjust", "is_decided", "judge", "plan"]
 
 MANY_SEEDS = 8
 ENOUGH_SEEDS = 5
@@ -141,11 +136,11 @@ def _why_no_room(h: Hypothesis, pairs: Sequence[Pairs]) -> str:
     levels = [run.value for one in pairs for run in one.control]
     if not h.cause or not levels or first_step(h.metric) or h.direction is Direction.EITHER:
         return ""
-    level = sum(levels) / len(levels)
-    if room(h.metric, h.direction, level) >= h.smallest:
+    mean = sum(levels) / len(levels)
+    if room(h.metric, h.direction, mean) >= h.smallest:
         return ""
     by = f"{CLAIMED[h.direction]} of {amount(h.metric, h.smallest)}"
-    shown = formatting.level(level, is_share(h.metric))
+    shown = level(h.metric, mean)
     return f"{name_of(h.metric)} is {shown} in {h.control.name}, which leaves no room for {by}"
 
 

@@ -202,6 +202,11 @@ def titled(h: Hypothesis) -> str:
     return h.title if is_said else f"{h.title} (measured: {outcome})"
 
 
+def level(metric: str, value: float | None) -> str:
+    """Format a value of a metric: 31.2%, or 0.312."""
+    return formatting.level(value, is_share(metric))
+
+
 def change(metric: str, value: float) -> str:
     """Format a difference with its sign, without its unit: +6.3, for points, or +0.063."""
     return formatting.change(value, is_share(metric))

@@ -6,12 +6,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
 from uptrend.lab import lab_error
 from uptrend.records import Arm, Hypothesis, LabError, Method, Run, Source
+from uptrend.records.memory import installed_versions
 from uptrend.records.metrics import is_gain
 
 # Sections of a config that can't change a run's numbers: its name, what is kept of it, who looks
@@ -59,10 +59,7 @@ class Launcher(Protocol):
 
 def version() -> str:
     """Return Uptrend's version, as runs record it."""
-    try:
-        return metadata.version("uptrend")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    return installed_versions(["uptrend"]).get("uptrend", "unknown")
 
 
 def digest(value: Any) -> str:

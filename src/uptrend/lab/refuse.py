@@ -16,7 +16,9 @@ from uptrend.config import load_config, to_table
 from uptrend.config.load import nearest, read_toml
 from uptrend.config.tables import difference, flatten
 from uptrend.doctor.catalogue import CATALOGUE, all_symptoms
+from uptrend.doctor.checks import CHECKS
 from uptrend.doctor.diagnose import diagnose
+from uptrend.doctor.trend import FEWEST_POINTS
 from uptrend.lab import measure, texts
 from uptrend.lab.compare import alpha_of, least_seeds
 from uptrend.lab.notebook import Notebook, is_lab
@@ -34,7 +36,7 @@ from uptrend.records import (
     Severity,
     view_of,
 )
-from uptrend.records.metrics import first_step, is_gain
+from uptrend.records.metrics import find_metric, first_step, is_gain
 
 # Short, and nothing that would be a path.
 ARM_NAME = re.compile(r"[^\s./\\-][^/\\\x00-\x1f]{0,39}")
@@ -73,6 +75,25 @@ def check(h: Hypothesis, folder: Path, *, makes_runs: bool = True, more_seeds: i
     _check_method(h, folder)
     _check_configs(h, folder)
     _check_prerequisites(h, folder)
+
+
+def warn_of_length(h: Hypothesis, steps: int) -> list[str]:
+    """Return what so few steps can't show, to be said before they are run."""
+    warnings = list[str]()
+    row = find_metric(measure.curve_of(h.metric))
+    is_learning = h.metric.startswith("eval/") or (row is not None and row.better == "more")
+    if is_learning and steps < FEWEST_POINTS:
+        warnings.append(
+            f"{plural(steps, 'step')} per run: fewer than {FEWEST_POINTS} show no trend"
+            " (run.too-short), so that a verdict holds for so few steps alone"
+        )
+    checks = [check.at_least for check in CHECKS if h.cause in check.ids]
+    if checks and steps < max(checks):
+        warnings.append(
+            f"{plural(steps, 'step')} per run: the doctor needs {max(checks)} to tell whether the"
+            f" control has {h.cause}"
+        )
+    return warnings
 
 
 def _check_seeds(h: Hypothesis, more: int) -> None:

@@ -18,6 +18,7 @@ import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -297,6 +298,17 @@ def count_cores() -> int:
     machine has.
     """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the version of each package; those that are not installed are left out."""
+    versions: dict[str, str] = {}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
 
 
 def free_memory() -> float:

@@ -6,7 +6,6 @@ import os
 import platform
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,7 +17,7 @@ from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra
 from uptrend.present.formatting import visible
 from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.directory import free_path, why_taken
-from uptrend.records.memory import count_cores
+from uptrend.records.memory import count_cores, installed_versions
 from uptrend.records.schema import VERSION
 from uptrend.tasks.pool import (
     HeldoutTasks,
@@ -95,12 +94,7 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
             f' {share:.1%} of them; the others round back to where they were. weights = "fp32"'
             " moves them all."
         )
-    versions = {}
-    for package in ("uptrend", "torch", "transformers", "peft", "pyarrow"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    versions = installed_versions(("uptrend", "torch", "transformers", "peft", "pyarrow"))
     return {
         "schema": VERSION,
         "name": path.name,

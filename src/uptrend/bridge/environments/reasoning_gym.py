@@ -13,7 +13,7 @@ import reasoning_gym
 from reasoning_gym.factory import DATASETS
 from reasoning_gym.utils import extract_answer
 
-from uptrend.bridge.environments.options import ForeignField, options_from
+from uptrend.bridge.environments import ForeignField, options_from
 from uptrend.config.load import nearest
 from uptrend.records import ConfigError, Message, Reward, Task, TasksetError
 from uptrend.tasks.answers import INTEGER, OneTurn

@@ -40,7 +40,7 @@ from verifiers.v1.types import content_text
 from verifiers.v1.utils.decorators import discover_decorated, invoke
 from verifiers.v1.utils.loaders import taskset_config_type
 
-from uptrend.bridge.environments.options import ForeignField, options_from
+from uptrend.bridge.environments import ForeignField, options_from
 from uptrend.config.load import nearest
 from uptrend.records import ConfigError, Message, Part, Reward, Task, TasksetError, Tool
 from uptrend.tasks.taskset import GivenTasks, Script, Taskset, say

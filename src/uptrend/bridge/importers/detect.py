@@ -89,7 +89,10 @@ def _read_known(path: Path) -> list[RunView]:
     # A config or summary would otherwise be taken for a log of one row.
     if alone := settings_in(path):
         return [view_of_settings(alone, str(path))]
-    logs = _read_logs(file)
+    return _views_of(path, _read_logs(file))
+
+
+def _views_of(path: Path, logs: list[Log]) -> list[RunView]:
     if len(logs) == 1 and rollouts.is_rollouts(logs[0].rows):
         return [rollouts.view_of_rollouts(logs[0], str(path))]
     settings, name = settings_beside(path)
@@ -248,12 +251,10 @@ class FolderReading:
         try:
             with damage_as_error(path):
                 logs = _read_logs(open_log(path))
-            if (
-                len(logs) == 1
-                and recognize([key for row in logs[0].rows[:20] for key in row]) == "prime-rl"
-            ):
-                return path, logs[0]
-            self._runs += [(path.suffix, view) for view in _read_file(path)]
+                columns = [key for row in logs[0].rows[:20] for key in row]
+                if len(logs) == 1 and recognize(columns) == "prime-rl":
+                    return path, logs[0]
+                self._runs += [(path.suffix, view) for view in _views_of(path, logs)]
         except RecordError:
             self._without_metrics.append(path)
         return None

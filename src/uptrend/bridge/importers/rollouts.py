@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from uptrend.bridge.importers.readers import Log, Row, number
-from uptrend.bridge.importers.steps import step_column
+from uptrend.bridge.importers.runs import step_column
 from uptrend.records.dialects import names_for
 from uptrend.records.errors import RecordError
 from uptrend.records.memory import read_table

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from uptrend.bridge.importers.readers import Log, columns_in, flatten, number, thinned
-from uptrend.bridge.importers.runs import Segment, split_runs
+from uptrend.bridge.importers.runs import Segment, by_run, split_runs, without_repeats
 from uptrend.bridge.importers.settings import config_of, flat_facts, setting_words
-from uptrend.bridge.importers.steps import by_run, without_repeats
 from uptrend.config.load import nearest
 from uptrend.records.dialects import (
     LOGGERS,

@@ -88,8 +88,10 @@ def probe_learner(
     for (_, _, must_move, what), now in zip(swaps, swapped, strict=True):
         largest = float(np.abs(base - now)[must_move].max(initial=0.0))
         if largest <= BLIND and reacts >= MOVES:
-            summary = "The learner does not see what stands before its answer: "
-            summary += f"with {what}, its log-probabilities are the same."
+            summary = (
+                "The learner does not see what stands before its answer: "
+                f"with {what}, its log-probabilities are the same."
+            )
             text = (
                 f"{len(base)} completions behind {what}: no token's log-probability moved by more"
                 " than "
@@ -203,8 +205,10 @@ def _judge_dropout(trainer: Any, log: FindingsLog, apart: Floats, noise: float, 
             "Dropout is active while the learner computes its log-probabilities; the sampler has"
             " none."
         )
-        text = f"The same tokens, with and without dropout: {gap:.3f} nats apart on average "
-        text += f"({len(active)} dropout layers, attention_dropout {attention:g})."
+        text = (
+            f"The same tokens, with and without dropout: {gap:.3f} nats apart on average "
+            f"({len(active)} dropout layers, attention_dropout {attention:g})."
+        )
         log.say("policy.dropout-on", Severity.WARNING, summary, [Evidence(text, gap, step=step)])
 
 

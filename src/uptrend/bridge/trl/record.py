@@ -1,20 +1,23 @@
 """The run directory of a watched run, from the trainer's side: made and held here, filled by a
 process beside it.
 
-Only this process writes run.json and events.jsonl, and prints; only the other one (writer.py)
-writes the rest.
+Only this process writes run.json (TRL's arguments as a recipe) and events.jsonl, and prints; only
+the other one (writer.py) writes the rest.
 """
 
 import contextlib
+import json
 import multiprocessing
 import os
+import platform
 import queue
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +27,12 @@ from uptrend.bridge.trl.batch import Settings, TrlBatch, TrlStep
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.guard import Guard, describe_error
 from uptrend.bridge.trl.rollouts import RewardRange
-from uptrend.bridge.trl.settings import describe_run
-from uptrend.bridge.trl.weights import Move, WatchedWeights, judge_update
+from uptrend.bridge.trl.weights import Move, WatchedWeights, dtype_name, judge_update
+from uptrend.config.tables import nest
 from uptrend.records import Run, RunDirectory, RunView
+from uptrend.records.dialects import read_setting
 from uptrend.records.directory import free_path, place_in_words
+from uptrend.records.memory import installed_versions
 from uptrend.records.schema import VERSION
 from uptrend.records.worker_process import ONE_THREAD, start_module
 from uptrend.training.metrics import peak_memory_gib, weight_metrics
@@ -36,6 +41,43 @@ WAITING = 8  # steps that may wait before the trainer waits
 # seconds that the trainer waits for a process that takes nothing, before steps are left out
 PATIENCE = 20.0
 DEADLINE = 60.0  # seconds that the rest may take once the training is over
+
+PACKAGES = (
+    "uptrend",
+    "trl",
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "datasets",
+    "vllm",
+    "pyarrow",
+)
+# Settings that are arguments of TRL under another name; the rest of a recipe is computed.
+TRANSLATED = (
+    "seed",
+    "model.gradient_checkpointing",
+    "sampling.size",
+    "sampling.temperature",
+    "sampling.top_p",
+    "sampling.top_k",
+    "sampling.min_p",
+    "sampling.repetition_penalty",
+    "sampling.max_tokens",
+    "learning.lr",
+    "learning.schedule",
+    "learning.loss",
+    "learning.scale",
+    "learning.clip_low",
+    "learning.kl.beta",
+    "learning.entropy",
+    "learning.mask_truncated",
+    "learning.updates",
+    "learning.max_grad_norm",
+    "learning.weight_decay",
+    "learning.beta1",
+    "learning.beta2",
+)
 
 Make = Callable[[], tuple[Any, ...]]
 
@@ -264,3 +306,110 @@ class Record:
         """Report lost records, in the terminal and in the events."""
         print(f"uptrend: {text}. The training goes on.", file=sys.stderr, flush=True)
         self.event("records-lost", reason=text, **values)
+
+
+def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[str, Any]:
+    """Return run.json: TRL's settings under our keys where they have one, and all as TRL has
+    them.
+    """
+    parameters = list(trainer.model.parameters())
+    config = recipe(trainer, dtypes)
+    versions = installed_versions(PACKAGES)
+    return {
+        "schema": VERSION,
+        "name": path.name,
+        "trainer": "trl",
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "uptrend": versions.pop("uptrend", "unknown"),
+        "python": platform.python_version(),
+        "packages": versions,
+        "machine": {
+            "device": str(trainer.accelerator.device),
+            "processes": trainer.accelerator.num_processes,
+        },
+        "config": config,
+        "raw": json.loads(json.dumps(trainer.args.to_dict(), default=str)),
+        "tasks": {"name": "trl dataset", "train": _row_count(trainer.train_dataset)},
+        "eval": {
+            "name": "trl dataset",
+            "tasks": _row_count(getattr(trainer, "eval_dataset", None)),
+        },
+        "model": {
+            "name": config["model"]["name"],
+            "parameters": sum(p.numel() for p in parameters),
+            "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+            "special": special_ids(trainer.processing_class),
+        },
+        "notes": [],
+    }
+
+
+def special_ids(tokenizer: Any) -> list[int]:
+    """Return the ids of tokens that are no text, such as those that end a turn."""
+    tokens = getattr(getattr(tokenizer, "tokenizer", tokenizer), "added_tokens_decoder", {})
+    return sorted(int(id) for id, token in tokens.items() if token.special)
+
+
+def recipe(trainer: Any, dtypes: Mapping[str, int]) -> dict[str, Any]:
+    """Return TRL's arguments as the nested table of a recipe; those without an equivalent are only
+    in `raw`.
+    """
+    args = trainer.args
+    model = trainer.model
+    steps = int(trainer.state.max_steps or args.max_steps)
+    turns: int | None = 1
+    if getattr(trainer, "tools", None) or getattr(trainer, "environments", None):
+        # TRL limits calls of tools, and the answer comes after the last of them.
+        calls = getattr(args, "max_tool_calling_iterations", None)
+        turns = None if calls is None else int(calls) + 1
+
+    def argument(name: str) -> Any:
+        value = getattr(args, name, None)
+        return getattr(value, "value", value)  # an enumeration's value
+
+    told = {key: read_setting(key, "trl", argument) for key in TRANSLATED}
+    if argument("multi_objective_aggregation") == "normalize_then_sum":
+        # each function's rewards are scaled by themselves, which no name of ours says
+        told["learning.scale"] = None
+    return nest(
+        {
+            "name": Path(args.output_dir).name,
+            "model.name": str(getattr(model.config, "_name_or_path", "") or type(model).__name__),
+            "model.weights": dtype_name(
+                max(dtypes, key=lambda kind: dtypes[kind], default="torch.float32")
+            ),
+            **_lora(model),
+            "tasks.name": "trl dataset",
+            "tasks.train": _row_count(trainer.train_dataset) or 0,
+            "sampling.groups": args.generation_batch_size // args.num_generations,
+            "sampling.max_turns": turns,
+            **told,
+            "sampling.top_k": told["sampling.top_k"] or 0,
+            "learning.steps": steps,
+            "learning.warmup": args.get_warmup_steps(steps),
+            "learning.baseline": "mean",
+            "learning.clip_high": args.epsilon if args.epsilon_high is None else args.epsilon_high,
+            "learning.kl.estimator": "k3",
+            "learning.minibatches": max(
+                1, round(args.steps_per_generation / args.gradient_accumulation_steps)
+            ),
+        }
+    )
+
+
+def _lora(model: Any) -> dict[str, Any]:
+    adapters = getattr(model, "peft_config", None)
+    adapter = adapters.get("default") if isinstance(adapters, Mapping) else None
+    if adapter is None or not hasattr(adapter, "lora_alpha"):
+        return {}
+    alpha = float(adapter.lora_alpha)
+    dropout = float(adapter.lora_dropout)
+    return {"model.lora.r": adapter.r, "model.lora.alpha": alpha, "model.lora.dropout": dropout}
+
+
+def _row_count(dataset: Any) -> int | None:
+    """Return the length of a dataset; None where it has none, or there is no dataset."""
+    try:
+        return len(dataset)
+    except TypeError:
+        return None

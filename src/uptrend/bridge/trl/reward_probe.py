@@ -372,16 +372,13 @@ def _judge_cut(log: FindingsLog, scorer: Scorer, names: Sequence[str]) -> bool:
     function, form = cutter
     summary = (
         f"The reward function {names[function]} cuts the prompt's length off each completion, but"
-        " TRL's "
-    )
-    summary += (
-        "completions do not hold the prompt: right answers are cut away before they are looked at."
+        " TRL's completions do not hold the prompt: right answers are cut away before they are"
+        " looked at."
     )
     text = (
         "Behind a filler as long as the prompt it does; behind one that is shorter by the answer's"
-        " own "
+        " own length it does not. The border moves with each task's prompt."
     )
-    text += "length it does not. The border moves with each task's prompt."
     earned = Evidence(
         f"A gold answer written as {form} earns no more than a wrong one.", step=scorer.batch.step
     )
@@ -402,9 +399,8 @@ def _judge_sign(
         return False
     summary = (
         f"Right answers earn less than wrong ones: {suspect.name}, of weight {weight:g}, gives"
-        " them "
+        f" them {suspect.right:g}, wrong ones {suspect.wrong:g}."
     )
-    summary += f"{suspect.right:g}, wrong ones {suspect.wrong:g}."
     text = (
         f"Written as {suspect.form}, gold answers get {suspect.right:g} and wrong ones"
         f" {suspect.wrong:g}."
@@ -453,8 +449,8 @@ def _judge_texts(
         if paid >= MIN_TAKEN_IN_SHARE * len(scored):
             summary = (
                 f"The reward function {judge.name} pays {text[:40]!r} as much as the right answer: "
+                f"{judge.right:g}."
             )
-            summary += f"{judge.right:g}."
             evidence = Evidence(
                 f"So it does on {paid} of {len(scored)} tasks.", step=scorer.batch.step
             )
@@ -488,8 +484,8 @@ def _judge_order(log: FindingsLog, scorer: Scorer, size: int, names: Sequence[st
         elif changed:
             summary = (
                 f"The reward function {name} scores completions against other prompts' answers: "
+                "rewards change when groups change places."
             )
-            summary += "rewards change when groups change places."
             text = (
                 f"With the groups in reverse order, {changed} of {count} rollouts got another"
                 " reward."
@@ -530,9 +526,9 @@ def _judge_alignment(trainer: Any, log: FindingsLog, scorer: Scorer, judge: int)
     )
     text = (
         f"The model finds answers {known.mean:+.2f} ± {_error(known):.2f} nats likelier behind"
-        " their own prompts "
+        f" their own prompts than behind others' ({known.seeds} rows); with the right ones it is"
+        " well above 0."
     )
-    text += f"than behind others' ({known.seeds} rows); with the right ones it is well above 0."
     evidence = [
         Evidence(text, known.mean, step=scorer.batch.step),
         Evidence(

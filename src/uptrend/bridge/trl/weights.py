@@ -15,9 +15,9 @@ from torch import Tensor
 
 from uptrend.bridge.trl.batch import HALF, TrlStep
 from uptrend.bridge.trl.findings_log import FindingsLog
-from uptrend.bridge.trl.settings import dtype_name
 from uptrend.policy.weights import Movement, change_of, group_of, movable_part, movement_of
 from uptrend.records import Basis, Evidence, Severity
+from uptrend.records.dialects import our_value
 
 SAMPLE = 1 << 16  # about how many weights are sampled
 BLOCK = 256
@@ -118,6 +118,11 @@ class WatchedWeights:
         return values[: blocks * BLOCK].view(blocks, BLOCK)[:: self._every].reshape(-1)
 
 
+def dtype_name(kind: str) -> str:
+    """Return our name of a torch dtype, `bf16` for `torch.bfloat16`."""
+    return str(our_value("model.weights", kind.removeprefix("torch."), "trl"))
+
+
 def movable_share(weights: Snapshot, lr: float) -> float:
     """Return the share of weights that an update of size `lr`, which Adam's is about everywhere,
     changes.
@@ -137,8 +142,10 @@ def judge_cast(log: FindingsLog, before: Snapshot, now: Snapshot, lr: float, ste
     cast = f"{dtype_name(before.precision)}→{dtype_name(now.precision)}"
     lost = ": most of each update rounds to nothing" if share < LOST else ""
     summary = f"The trained weights were cast {cast} while the run went on{lost}."
-    text = f"weights were cast {cast} at step {step}, in the generation before its update "
-    text += "(use_transformers_continuous_batching does so when bf16 or fp16 is set)."
+    text = (
+        f"weights were cast {cast} at step {step}, in the generation before its update "
+        "(use_transformers_continuous_batching does so when bf16 or fp16 is set)."
+    )
     moves = f"An update of the learning rate's size, {lr:g}, changes {share:.1%} of them."
     evidence = [Evidence(text, step=step), Evidence(moves, share, CHANGED, step)]
     log.say(UNDERFLOW, Severity.CRITICAL if share < LOST else Severity.WARNING, summary, evidence)

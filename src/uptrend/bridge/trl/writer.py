@@ -182,9 +182,8 @@ class Writer:
         )
         summary = (
             f"The reward function {', '.join(names)} gives gold answers no more than wrong ones,"
-            " however they "
+            " however they were written, and every rollout the same."
         )
-        summary += "were written, and every rollout the same."
         text = (
             f"Gold and corrupted answers from the column {column!r} earned the same in every form"
             " that was tried."
@@ -203,8 +202,10 @@ class Writer:
         tasks = [r.task for r in rollouts]
         blocks = [set(tasks[start : start + size]) for start in range(0, len(tasks), size)]
         if mixed := sum(len(block) > 1 for block in blocks):
-            summary = "Rollouts of different prompts are compared with each other: "
-            summary += "TRL groups by place, and places are mixed."
+            summary = (
+                "Rollouts of different prompts are compared with each other: "
+                "TRL groups by place, and places are mixed."
+            )
             text = f"{mixed} of {len(blocks)} groups of {size} hold more than one prompt."
             shown = Evidence(text, mixed / len(blocks), step=batch.step)
             self._send("say", "advantage.wrong-groups", Severity.CRITICAL, summary, [shown])

@@ -16,8 +16,8 @@ from uptrend.doctor.report import TRAINERS
 from uptrend.lab.hypothesis_file import put_block, read_page
 from uptrend.lab.journal.figures import kinds, save_curves, save_intervals
 from uptrend.lab.journal.stored import CURVES, VERDICT, ArmRun, Curves, Entry, keep_curves, write
-from uptrend.lab.journal.verdicts import HELPERS, changed, decisive, level, sign_of
-from uptrend.lab.measure import interval_text, titled
+from uptrend.lab.journal.verdicts import HELPERS, changed, decisive, sign_of
+from uptrend.lab.measure import interval_text, level, titled
 from uptrend.lab.notebook import Notebook
 from uptrend.present.formatting import (
     assignments,

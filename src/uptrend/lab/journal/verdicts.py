@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uptrend.lab.journal.stored import ArmRun, Entry
-from uptrend.lab.measure import amount, change, interval_text, is_share, titled
-from uptrend.present import formatting
+from uptrend.lab.measure import amount, change, interval_text, is_share, level, titled
 from uptrend.present.formatting import (
     NONE,
     assignments,
@@ -39,11 +38,6 @@ def title_of(metric: str) -> str:
 def sign_of(h: Hypothesis) -> int:
     """Return the factor between an effect in the claimed direction and one as measured."""
     return -1 if h.direction is Direction.DOWN else 1
-
-
-def level(metric: str, value: float | None) -> str:
-    """Format a value of a metric: 31.2%, or 0.312."""
-    return formatting.level(value, is_share(metric))
 
 
 def span(h: Hypothesis, interval: Interval | None) -> str:
