@@ -21,8 +21,7 @@ from journals import KL, make_lab
 from synthetic import info_of, write_run
 from uptrend.dashboard import curves
 from uptrend.dashboard.api import show_run
-from uptrend.dashboard.index import SCHEMA
-from uptrend.dashboard.library import Library
+from uptrend.dashboard.library import INDEX_SCHEMA, Library
 from uptrend.dashboard.rollouts import RolloutPlace, find
 from uptrend.dashboard.sources import DEPTH, find_sources
 from uptrend.dashboard.worker import ReaderProcess
@@ -224,7 +223,7 @@ def test_an_index_that_breaks_costs_a_reading_and_no_more(
 ) -> None:
     runs, home = make_run("a", steps=3).parent, tmp_path / "home"
     shutil.copytree(LOG.parent, runs / "log")
-    database = home / f"index-{SCHEMA}" / "index.sqlite"
+    database = home / f"index-{INDEX_SCHEMA}" / "index.sqlite"
     if trouble == "unwritable":
         put(home)
     if trouble == "damaged":

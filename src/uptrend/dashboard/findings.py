@@ -12,12 +12,14 @@ import numpy as np
 from uptrend.config.tables import flatten
 from uptrend.dashboard.curves import from_columns, sparkline, write_columns
 from uptrend.dashboard.prose import tree
+from uptrend.dashboard.sources import FoundSource
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
 from uptrend.doctor.report import TRAINERS, of_trainer, to_table
 from uptrend.present.formatting import assignments
 from uptrend.records import RecordError, Run, view_of
 from uptrend.records.directory import plain
+from uptrend.records.summary import run_row
 from uptrend.runner import views_of
 
 Report = dict[str, Any]
@@ -60,6 +62,47 @@ def read_log(path: str, columns: str, stem: str) -> list[dict[str, Any]]:
             }
         )
     return told
+
+
+def _log_name(path: Path) -> str:
+    """Return the name of a log: with its folder's, where it says little by itself."""
+    return (
+        f"{path.parent.name}/{path.name}"
+        if path.is_file() or path.name in ("raw", "logs", "output")
+        else path.name
+    )
+
+
+def log_row(source: FoundSource, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of one run of a log, from what `read_log` told of it."""
+    config = flatten(told["config"])
+    evals = told["evals"]
+    scores = [e for e in evals if isinstance(e.get("accuracy", e.get("reward")), int | float)]
+    ends = [
+        {"accuracy": e.get("accuracy"), "reward": e.get("reward"), "step": e.get("step", 0)}
+        for e in scores
+    ]
+    row = run_row(
+        name=told["name"] or _log_name(source.path),
+        path=str(source.path),
+        status="log",
+        step=told["last_step"],
+        steps=config.get("learning.steps"),
+        config=told["config"],
+        before=ends[0] if len(ends) > 1 else None,
+        after=ends[-1] if ends else None,
+        reward=told["reward"],
+    )
+    return {
+        **row,
+        "kind": "log",
+        "trainer": told["trainer"],
+        "sparkline": told["sparkline"],
+        **found_in(told["report"]),
+        "updated": source.stamp()[0][0] / 1e9,
+        "seconds": None,
+        "config": config,
+    }
 
 
 def diagnose_run(path: str) -> Report:
