@@ -11,7 +11,7 @@ import numpy as np
 
 from uptrend.config.tables import flatten
 from uptrend.dashboard.curves import from_columns, sparkline, write_columns
-from uptrend.dashboard.prose import tree
+from uptrend.dashboard.journals import tree
 from uptrend.dashboard.sources import FoundSource
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
