@@ -19,6 +19,7 @@ from uptrend.doctor.report import TRAINERS, of_trainer, to_table
 from uptrend.present.formatting import assignments
 from uptrend.records import RecordError, Run, view_of
 from uptrend.records.directory import plain
+from uptrend.records.finding import headline
 from uptrend.records.summary import run_row
 from uptrend.runner import views_of
 
@@ -113,11 +114,12 @@ def diagnose_run(path: str) -> Report:
 
 
 def found_in(report: Report | None) -> dict[str, Any]:
-    """Return the trend and the number of causes by severity, with the step that dates them; no
-    doctor looked: None.
+    """Return the trend, the same in words, and the number of causes by severity, with the step that
+    dates them; no doctor looked: None.
     """
     if report is None:
-        return {"trend": None, "findings": None, "finding": None, "of_step": None}
+        names = ("trend", "headline", "findings", "finding", "of_step")
+        return dict.fromkeys(names)
     causes = [finding for finding in report["findings"] if finding["symptom_of"] is None]
     counts = {
         kind: sum(f["severity"] == kind for f in causes) for kind in ("critical", "warning", "note")
@@ -125,6 +127,7 @@ def found_in(report: Report | None) -> dict[str, Any]:
     first = causes[0]["id"] if causes and causes[0]["severity"] != "note" else None
     return {
         "trend": report["trend"],
+        "headline": headline(report),
         "findings": counts,
         "finding": first,
         "of_step": report.get("step"),

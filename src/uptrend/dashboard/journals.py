@@ -1,7 +1,8 @@
 """Journals of the lab for pages: what is to be tested, and each hypothesis with its curves and its
 verdict.
 
-People's Markdown becomes a tree of known tags, from which a page is built without any HTML of theirs.
+People's Markdown becomes a tree of known tags, from which a page is built without any HTML of
+theirs.
 """
 
 import re

@@ -32,7 +32,7 @@ PAUSE = 1.0
 REST = 20.0
 # Seconds between two reports on a run that grows.
 REPORT_PAUSE = 10.0
-INDEX_SCHEMA = 3
+INDEX_SCHEMA = 4
 # Seconds after which the columns of a run that nobody looked at are removed.
 UNUSED = 30 * 86400.0
 ROLLOUT_COLUMNS = (

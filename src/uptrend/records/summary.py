@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from uptrend.records.directory import LOG
 from uptrend.records.errors import RecordError
+from uptrend.records.finding import headline
 from uptrend.records.metrics import figures
 from uptrend.records.run import Run
 from uptrend.records.table import Row
@@ -219,6 +220,7 @@ def _diagnosis(run: Run, report: Mapping[str, Any]) -> Row:
     return {
         "step": report["step"],
         "trend": report["trend"],
+        "headline": headline(report),
         "sentence": report["sentence"],
         "findings": findings,
         "more": f"uptrend doctor {run.path}",
