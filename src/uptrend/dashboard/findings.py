@@ -19,7 +19,7 @@ from uptrend.doctor.report import TRAINERS, of_trainer, to_table
 from uptrend.present.formatting import assignments
 from uptrend.records import RecordError, Run, view_of
 from uptrend.records.directory import plain
-from uptrend.records.finding import headline
+from uptrend.records.finding import causes, headline
 from uptrend.records.summary import run_row
 from uptrend.runner import views_of
 
@@ -120,11 +120,11 @@ def found_in(report: Report | None) -> dict[str, Any]:
     if report is None:
         names = ("trend", "headline", "findings", "finding", "of_step")
         return dict.fromkeys(names)
-    causes = [finding for finding in report["findings"] if finding["symptom_of"] is None]
+    named = causes(report)
     counts = {
-        kind: sum(f["severity"] == kind for f in causes) for kind in ("critical", "warning", "note")
+        kind: sum(f["severity"] == kind for f in named) for kind in ("critical", "warning", "note")
     }
-    first = causes[0]["id"] if causes and causes[0]["severity"] != "note" else None
+    first = named[0]["id"] if named and named[0]["severity"] != "note" else None
     return {
         "trend": report["trend"],
         "headline": headline(report),
@@ -142,12 +142,10 @@ def told(report: Report | None, run: str, trainer: str) -> Report | None:
         return None
     recipe = "RECIPE"
     symptoms = {f["id"]: f for f in report["findings"] if f["symptom_of"] is not None}
-    causes = []
-    for finding in report["findings"]:
-        if finding["symptom_of"] is not None:
-            continue
+    findings = []
+    for finding in causes(report):
         changes = of_trainer((finding["fix"] or {}).get("changes") or {}, trainer)
-        causes.append(
+        findings.append(
             {
                 **finding,
                 "explains": [
@@ -175,7 +173,7 @@ def told(report: Report | None, run: str, trainer: str) -> Report | None:
     )
     return {
         **{key: report.get(key) for key in (*keys, "notes", "unknown", "steps")},
-        "findings": causes,
+        "findings": findings,
     }
 
 

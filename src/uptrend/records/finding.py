@@ -265,6 +265,11 @@ def headline(report: Mapping[str, Any]) -> str:
     return str(report.get("headline") or report["trend"])
 
 
+def causes(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the findings of a report in its JSON form that are causes, not symptoms of others."""
+    return [finding for finding in report["findings"] if finding["symptom_of"] is None]
+
+
 def dated(step: int) -> str:
     """Return the date of a report in words."""
     return f"after step {step}" if step > 0 else "before the first step"
