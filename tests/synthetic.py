@@ -129,3 +129,12 @@ def write_run(
         if end:
             directory.event(end, **({} if end == "failed" else {"step": steps}))
     return path
+
+
+def write_refused_run(path: Path) -> Path:
+    """A run directory that preflight refused and `--keep-refused` left there: no step, no score."""
+    with RunDirectory.create(path, info_of(path.name, ())) as directory:
+        directory.event("started", step=0)
+        reason = "reward.constant: All equal."
+        directory.event("stopped", step=0, stopped_by="preflight", reason=reason)
+    return path

@@ -149,7 +149,9 @@ def test_a_refused_run_that_is_kept_says_why_on_every_surface(
     told = uptrend("doctor", run.path).out
     assert "NOT STARTED" in told
     assert f"1. {REJECTED}" in told
-    assert REJECTED in uptrend("runs", "show", run.path).flat
+    shown = uptrend("runs", "show", run.path).flat
+    assert "trend not started: Preflight did not let it begin." in shown
+    assert REJECTED in shown
     saved = saved_report(run)  # which tables of runs show
     assert saved is not None
     assert saved["findings"][0]["id"] == REJECTED

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from synthetic import info_of, rollout_of
+from synthetic import info_of, rollout_of, write_refused_run
 from uptrend.present.terminal import BLOCKS, phase_shares, sparkline
 from uptrend.records import Message, Role, Run, RunDirectory, Sequence, ToolCall, rollouts_table
 
@@ -333,11 +333,12 @@ def test_show_states_the_trend_and_the_first_finding(
     doctor = uptrend("runs", "show", "slow", "--json").json["doctor"]
     uptrend("doctor", two_runs[0])
     saved = json.loads((two_runs[0] / "findings.json").read_text())
-    assert (doctor["trend"], doctor["sentence"]) == (saved["trend"], saved["sentence"])
+    for key in ("trend", "headline", "sentence"):
+        assert doctor[key] == saved[key]
     causes = [found for found in saved["findings"] if found["symptom_of"] is None]
     assert [found["id"] for found in doctor["findings"]] == [found["id"] for found in causes]
     shown = uptrend("runs", "show", "slow").flat
-    assert f"trend {saved['trend']}: {saved['sentence']}" in shown
+    assert f"trend {saved['headline']}: {saved['sentence']}" in shown
     first = causes[0]
     assert (
         f"finding {first['severity']}: {first['id']}: {first['summary']} fix {first['fix']['sentence'][:60]}"
@@ -385,3 +386,19 @@ def test_a_sparkline_always_fits(values: list[float | None], width: int) -> None
     line = sparkline(values, width)
     assert len(line) == min(len(values), width)
     assert set(line) <= set(BLOCKS + " ")
+
+
+def test_show_and_the_doctor_name_a_refused_run_alike(tmp_path: Path, uptrend: Uptrend) -> None:
+    run = write_refused_run(tmp_path / "runs" / "refused")
+    sentence = "Preflight did not let it begin. reward.constant: All equal."
+    # before anybody has asked the doctor, and with the report that it wrote
+    for _ in range(2):
+        shown = uptrend("runs", "show", run)
+        assert f"trend not started: {sentence}" in shown.flat
+        assert "too-short" not in shown.out
+        doctor = uptrend("runs", "show", run, "--json").json["doctor"]
+        assert (doctor["headline"], doctor["sentence"]) == ("not started", sentence)
+        assert f"NOT STARTED {sentence}" in uptrend("doctor", run).flat
+    page = uptrend("doctor", run, "--format", "html").out
+    assert "Not started" in page
+    assert "Too short" not in page

@@ -17,7 +17,7 @@ import pytest
 
 from synthetic import write_run
 from uptrend.cli.main import main
-from uptrend.dashboard import protocol
+from uptrend.dashboard import server
 
 Serve = Callable[..., str]
 Start = Callable[..., str]
@@ -111,8 +111,8 @@ def is_closed_within(connection: socket.socket, seconds: float) -> bool:
 def test_half_sent_requests_are_closed(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "HEAD_S", 2.0, raising=False)
-    monkeypatch.setattr(protocol, "BODY_S", 2.0, raising=False)
+    monkeypatch.setattr(server, "HEAD_S", 2.0)
+    monkeypatch.setattr(server, "BODY_S", 2.0)
     url = serve(write_run(tmp_path / "runs" / "a", steps=2).parent)
     host = url.removeprefix("http://")
     post = (
@@ -142,7 +142,7 @@ def test_a_head_without_end_is_refused(serve: Serve, tmp_path: Path) -> None:
     with socket.create_connection(address_of(url)) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
         with contextlib.suppress(ConnectionError):
-            for number in range(4 * protocol.MAX_HEAD // 1000):
+            for number in range(4 * server.MAX_HEAD // 1000):
                 connection.sendall(f"X-{number}: {'x' * 1000}\r\n".encode())
         assert is_closed_within(connection, 60)
 

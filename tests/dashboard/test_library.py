@@ -18,11 +18,11 @@ import httpx
 import pytest
 
 from journals import KL, make_lab
-from synthetic import info_of, write_run
+from synthetic import info_of, write_refused_run, write_run
 from uptrend.dashboard import curves
 from uptrend.dashboard.api import show_run
-from uptrend.dashboard.index import SCHEMA
-from uptrend.dashboard.library import Library
+from uptrend.dashboard.filters import choose
+from uptrend.dashboard.library import INDEX_SCHEMA, Library
 from uptrend.dashboard.rollouts import RolloutPlace, find
 from uptrend.dashboard.sources import DEPTH, find_sources
 from uptrend.dashboard.worker import ReaderProcess
@@ -224,7 +224,7 @@ def test_an_index_that_breaks_costs_a_reading_and_no_more(
 ) -> None:
     runs, home = make_run("a", steps=3).parent, tmp_path / "home"
     shutil.copytree(LOG.parent, runs / "log")
-    database = home / f"index-{SCHEMA}" / "index.sqlite"
+    database = home / f"index-{INDEX_SCHEMA}" / "index.sqlite"
     if trouble == "unwritable":
         put(home)
     if trouble == "damaged":
@@ -412,3 +412,20 @@ def test_what_was_set_aside_is_no_source(
     set_aside(write_run(tmp_path / "runs" / "other"))
     assert [row["name"] for row in open_library(tmp_path / "runs").rows()] == ["own"]
     assert [run["name"] for run in find_runs(tmp_path / "runs")[0]] == ["own"]
+
+
+def test_a_refused_run_is_not_started_in_its_row_and_on_its_page(
+    open_library: Callable[..., Library], tmp_path: Path
+) -> None:
+    write_refused_run(tmp_path / "runs" / "refused")
+    write_run(tmp_path / "runs" / "other")
+    library = open_library(tmp_path / "runs")
+    assert library.entry("runs/refused").row["headline"] is None  # nobody has judged it
+    library.diagnose(library.entry("runs/refused").source)
+    row = library.entry("runs/refused").row
+    assert (row["headline"], row["trend"]) == ("not started", "too-short")
+    report = show_run(library, "runs/refused")["report"]
+    assert report["headline"] == "not started"
+    assert report["sentence"].startswith("Preflight did not let it begin.")
+    for words in ('"not started"', "headline~started"):
+        assert [found["name"] for found in choose(library.rows(), words)] == ["refused"]

@@ -240,7 +240,7 @@ def _diagnosis(run: dict[str, Any]) -> list[tuple[str, str | Text]]:
     doctor = run["doctor"]
     findings = run["doctor"]["findings"]
     rows: list[tuple[str, str | Text]] = [("doctor", dated(doctor["step"]))]
-    rows.append(("trend", f"{doctor['trend']}: {doctor['sentence']}"))
+    rows.append(("trend", f"{doctor['headline']}: {doctor['sentence']}"))
     if stopped := run["stopped"]:
         rows.insert(0, (f"stopped by {stopped['by']}", stopped["why"]))
     for found in findings[:1]:

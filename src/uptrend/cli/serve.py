@@ -62,8 +62,7 @@ def command(
     """
     for package in ("starlette", "uvicorn", "plotly"):
         need_extra(package, "dashboard")
-    from uptrend.dashboard.index import forget
-    from uptrend.dashboard.library import Library
+    from uptrend.dashboard.library import Library, forget
     from uptrend.dashboard.server import LOOPBACK, DashboardServer, new_token, open_socket
     from uptrend.rollout.http import is_loopback
 

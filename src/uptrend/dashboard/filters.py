@@ -30,6 +30,7 @@ COLUMNS = (
     "after",
     "reward",
     "trend",
+    "headline",
     "findings",
     "finding",
     "created",
@@ -144,6 +145,7 @@ def _words(row: Mapping[str, Any]) -> str:
         "trainer",
         "status",
         "trend",
+        "headline",
         "finding",
         "error",
     )

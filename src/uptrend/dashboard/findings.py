@@ -11,13 +11,16 @@ import numpy as np
 
 from uptrend.config.tables import flatten
 from uptrend.dashboard.curves import from_columns, sparkline, write_columns
-from uptrend.dashboard.prose import tree
+from uptrend.dashboard.journals import tree
+from uptrend.dashboard.sources import FoundSource
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
 from uptrend.doctor.report import TRAINERS, of_trainer, to_table
 from uptrend.present.formatting import assignments
 from uptrend.records import RecordError, Run, view_of
 from uptrend.records.directory import plain
+from uptrend.records.finding import causes, headline
+from uptrend.records.summary import run_row
 from uptrend.runner import views_of
 
 Report = dict[str, Any]
@@ -62,6 +65,47 @@ def read_log(path: str, columns: str, stem: str) -> list[dict[str, Any]]:
     return told
 
 
+def _log_name(path: Path) -> str:
+    """Return the name of a log: with its folder's, where it says little by itself."""
+    return (
+        f"{path.parent.name}/{path.name}"
+        if path.is_file() or path.name in ("raw", "logs", "output")
+        else path.name
+    )
+
+
+def log_row(source: FoundSource, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of one run of a log, from what `read_log` told of it."""
+    config = flatten(told["config"])
+    evals = told["evals"]
+    scores = [e for e in evals if isinstance(e.get("accuracy", e.get("reward")), int | float)]
+    ends = [
+        {"accuracy": e.get("accuracy"), "reward": e.get("reward"), "step": e.get("step", 0)}
+        for e in scores
+    ]
+    row = run_row(
+        name=told["name"] or _log_name(source.path),
+        path=str(source.path),
+        status="log",
+        step=told["last_step"],
+        steps=config.get("learning.steps"),
+        config=told["config"],
+        before=ends[0] if len(ends) > 1 else None,
+        after=ends[-1] if ends else None,
+        reward=told["reward"],
+    )
+    return {
+        **row,
+        "kind": "log",
+        "trainer": told["trainer"],
+        "sparkline": told["sparkline"],
+        **found_in(told["report"]),
+        "updated": source.stamp()[0][0] / 1e9,
+        "seconds": None,
+        "config": config,
+    }
+
+
 def diagnose_run(path: str) -> Report:
     """Judge a run directory; nothing is written into it."""
     from uptrend.doctor.diagnose import diagnose
@@ -70,18 +114,20 @@ def diagnose_run(path: str) -> Report:
 
 
 def found_in(report: Report | None) -> dict[str, Any]:
-    """Return the trend and the number of causes by severity, with the step that dates them; no
-    doctor looked: None.
+    """Return the trend, the same in words, and the number of causes by severity, with the step that
+    dates them; no doctor looked: None.
     """
     if report is None:
-        return {"trend": None, "findings": None, "finding": None, "of_step": None}
-    causes = [finding for finding in report["findings"] if finding["symptom_of"] is None]
+        names = ("trend", "headline", "findings", "finding", "of_step")
+        return dict.fromkeys(names)
+    named = causes(report)
     counts = {
-        kind: sum(f["severity"] == kind for f in causes) for kind in ("critical", "warning", "note")
+        kind: sum(f["severity"] == kind for f in named) for kind in ("critical", "warning", "note")
     }
-    first = causes[0]["id"] if causes and causes[0]["severity"] != "note" else None
+    first = named[0]["id"] if named and named[0]["severity"] != "note" else None
     return {
         "trend": report["trend"],
+        "headline": headline(report),
         "findings": counts,
         "finding": first,
         "of_step": report.get("step"),
@@ -96,12 +142,10 @@ def told(report: Report | None, run: str, trainer: str) -> Report | None:
         return None
     recipe = "RECIPE"
     symptoms = {f["id"]: f for f in report["findings"] if f["symptom_of"] is not None}
-    causes = []
-    for finding in report["findings"]:
-        if finding["symptom_of"] is not None:
-            continue
+    findings = []
+    for finding in causes(report):
         changes = of_trainer((finding["fix"] or {}).get("changes") or {}, trainer)
-        causes.append(
+        findings.append(
             {
                 **finding,
                 "explains": [
@@ -129,7 +173,7 @@ def told(report: Report | None, run: str, trainer: str) -> Report | None:
     )
     return {
         **{key: report.get(key) for key in (*keys, "notes", "unknown", "steps")},
-        "findings": causes,
+        "findings": findings,
     }
 
 

@@ -70,12 +70,13 @@ class RolloutPlace:
         """Have the reader process work on the rollouts of a step; RecordError where there are
         none.
         """
-        return self.library.pages.call(
-            work, str(self.entry.source.path), self._place(step), *arguments
-        )
+        path = str(self.entry.source.path)
+        return self.library.pages.call(work, path, self.locate(step), *arguments)
 
-    def _place(self, step: int) -> dict[str, Any]:
-        """Return where the rollouts of a step are, as the reader process is told."""
+    def locate(self, step: int) -> dict[str, Any]:
+        """Return where the rollouts of a step are, for the reader process; RecordError where there
+        are none.
+        """
         source = self.entry.source
         missing = (
             f"{source.id} has no rollouts of {'the evaluation after ' * self.held}step {step}."
@@ -93,10 +94,6 @@ class RolloutPlace:
         if not files:
             raise RecordError(missing)
         return {"step": step, "files": [str(file) for file in files]}
-
-    def check(self, step: int) -> None:
-        """Raise RecordError where a step has no rollouts."""
-        self._place(step)
 
 
 def _bring_up_to_date(
@@ -171,7 +168,7 @@ def find(
             " first."
         )
     if step is not None and step not in place.steps():
-        place.check(step)
+        place.locate(step)
     done, steps = _bring_up_to_date(place, step)
     where = ["held=?"]
     values = list[Any]([place.held])

@@ -3,7 +3,8 @@
 It binds to loopback and asks for a token, which the page keeps in a cookie: other people of this
 machine reach loopback too. The names by which a browser may reach it are known (`Host`), so that a
 foreign page that points its own name here reads nothing; what such a page sends (`Origin`,
-`Sec-Fetch-Site`) is refused. All pages forbid inline scripts and anything from a network.
+`Sec-Fetch-Site`) is refused. A connection ends where a request does not arrive whole in time. All
+pages forbid inline scripts and anything from a network.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -29,12 +31,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from uptrend.dashboard import api, findings
 from uptrend.dashboard.curves import thin
 from uptrend.dashboard.filters import BadRequest
 from uptrend.dashboard.library import Library
-from uptrend.dashboard.protocol import MAX_HEAD, TimedProtocol
 from uptrend.present.formatting import render
 from uptrend.records import MissingExtra, RecordError
 from uptrend.records.directory import plain
@@ -74,6 +76,14 @@ PULSE = 0.4
 HEARTBEAT = 15.0
 # Logs that may be sent or wait to be read at once; each takes room on the disk.
 MAX_UPLOADS = 64
+# Seconds in which a request's head, and then its body, must have arrived: a log of UPLOAD bytes
+# over a slow line. They count from the first byte that is awaited, so that bytes which drip in gain
+# nothing.
+HEAD_S = 15.0
+BODY_S = 300.0
+# Bytes that a request's head may have. A browser sends the cookies of all servers of this host with
+# it.
+MAX_HEAD = 65_536
 NO_TOKEN = (
     "This dashboard asks for its token: open the address that `uptrend serve` printed in its"
     " terminal, which ends in ?token=… (a program sends it as Authorization: Bearer TOKEN)."
@@ -378,6 +388,45 @@ async def _pulse(library: Library, run: str | None, request: Request) -> AsyncIt
         if waited >= HEARTBEAT:
             waited = 0.0
             yield ": still here\n\n"
+
+
+class TimedProtocol(H11Protocol):
+    """A connection of the server; half-sent requests would hold it, and what it takes, for ever."""
+
+    _awaited: object = None
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Begin to count where something else is awaited of the client than before."""
+        state = self.conn.their_state
+        if state is self._awaited:
+            return
+        self._stop()
+        self._awaited = state
+        limits_s = {h11.IDLE: HEAD_S, h11.SEND_BODY: BODY_S}
+        if state in limits_s and not self.transport.is_closing():
+            self._timer = self.loop.call_later(limits_s[state], self.transport.abort)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class DashboardServer(uvicorn.Server):

@@ -186,7 +186,7 @@ def print_report(report: Report, console: Console, verbose: bool = False) -> Non
     """
     _print(console, _title(report), "dim", 0)
     kind = report.trend.kind
-    headline = report.trend.headline or str(report.trend.kind)
+    headline = report.trend.in_words
     _print(console, headline.upper(), STYLES[kind if headline == kind else TrendKind.TOO_SHORT], 0)
     _print(console, report.trend.sentence)
     _print(console, _heldout_text(report))

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.catalogue import CATALOGUE, all_symptoms
 from uptrend.doctor.checks import CHECKS
 from uptrend.doctor.diagnose import diagnose
-from uptrend.doctor.rank import all_symptoms
 from uptrend.lab import judge, measure, plan, refuse, specification
 from uptrend.lab.journal.stored import RUNS, VERDICT, read_verdict, write
 from uptrend.lab.notebook import Notebook

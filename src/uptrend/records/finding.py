@@ -213,6 +213,11 @@ class Trend:
     headline: str = ""
     """The kind in words, qualified where held-out scores or findings disagree with it."""
 
+    @property
+    def in_words(self) -> str:
+        """The headline; the kind alone where nobody has judged what else is seen."""
+        return self.headline or str(self.kind)
+
 
 @dataclass(frozen=True)
 class Report:
@@ -240,17 +245,29 @@ class Report:
 
     def __repr__(self) -> str:
         found = "".join(f"\n  {f.severity.value}  {f.id}: {f.summary}" for f in self.findings)
-        return f"Report({self.source!r}, {self.steps} steps, {self.trend.kind.value}){found}"
+        return f"Report({self.source!r}, {self.steps} steps, {self.trend.in_words}){found}"
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: trend, then each finding with its fix."""
-        trend = f"{self.trend.headline or self.trend.kind.value}: {self.trend.sentence}"
+        trend = f"{self.trend.in_words}: {self.trend.sentence}"
         rows = [("report", f"{self.source} {dated(self.step)}"), ("trend", trend)]
         for f in self.findings:
             rows.append(
                 (f"{f.severity.value}: {f.id}", f"{f.summary} {f.fix.sentence if f.fix else ''}")
             )
         return html_table(rows)
+
+
+def headline(report: Mapping[str, Any]) -> str:
+    """Return what a report in its JSON form says of a run, in words: its trend, qualified by what
+    else is seen. Reports of 0.1 have the trend alone.
+    """
+    return str(report.get("headline") or report["trend"])
+
+
+def causes(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the findings of a report in its JSON form that are causes, not symptoms of others."""
+    return [finding for finding in report["findings"] if finding["symptom_of"] is None]
 
 
 def dated(step: int) -> str:

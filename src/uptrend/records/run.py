@@ -24,7 +24,7 @@ from uptrend.records.directory import (
     recorded_steps,
 )
 from uptrend.records.errors import MissingExtra, RecordError
-from uptrend.records.finding import dated, html_table
+from uptrend.records.finding import causes, dated, headline, html_table
 from uptrend.records.memory import (
     MAX_LINES,
     MAX_LOG,
@@ -74,12 +74,9 @@ class Run:
             if last.get(key) is not None:
                 rows.append((key, f"{last[key]:.4g}"))
         if (report := self.report) is not None:
-            rows.append(
-                ("doctor", f"{dated(report['step'])}: {report.get('headline') or report['trend']}")
-            )
+            rows.append(("doctor", f"{dated(report['step'])}: {headline(report)}"))
             if report["step"] == self.last_step or self.status == "running":
-                causes = [f for f in report["findings"] if f["symptom_of"] is None]
-                rows += [(f["severity"], f"{f['id']}: {f['summary']}") for f in causes[:3]]
+                rows += [(f["severity"], f"{f['id']}: {f['summary']}") for f in causes(report)[:3]]
             else:
                 rows.append(("", f"Out of date. A new one: uptrend.diagnose({str(self.path)!r})"))
         return html_table(rows)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from uptrend.records.directory import LOG
 from uptrend.records.errors import RecordError
+from uptrend.records.finding import causes, headline
 from uptrend.records.metrics import figures
 from uptrend.records.run import Run
 from uptrend.records.table import Row
@@ -211,14 +212,14 @@ def describe(run: Run, report: Mapping[str, Any]) -> Row:
 
 
 def _diagnosis(run: Run, report: Mapping[str, Any]) -> Row:
-    causes = [finding for finding in report["findings"] if finding["symptom_of"] is None]
     findings = []
-    for cause in causes:
+    for cause in causes(report):
         finding = {key: cause[key] for key in ("id", "severity", "confidence", "summary")}
         findings.append({**finding, "fix": cause["fix"] and cause["fix"]["sentence"]})
     return {
         "step": report["step"],
         "trend": report["trend"],
+        "headline": headline(report),
         "sentence": report["sentence"],
         "findings": findings,
         "more": f"uptrend doctor {run.path}",

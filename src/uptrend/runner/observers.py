@@ -16,7 +16,7 @@ from uptrend.doctor.live import DoctorProcess
 from uptrend.present.formatting import duration, estimate, number, percent, plural, visible
 from uptrend.records import Run, RunDirectory
 from uptrend.records.directory import STARTS, parse_line
-from uptrend.records.finding import dated
+from uptrend.records.finding import causes, dated
 from uptrend.records.metrics import figures
 from uptrend.records.worker_process import SideProcess
 from uptrend.runner.view import choose_view, count_epochs
@@ -153,11 +153,7 @@ class LiveDoctor:
         if report is None:
             self._say(f"The doctor did not answer. Ask again: uptrend doctor {run.path}")
             return
-        alarms = [
-            f["id"]
-            for f in report["findings"]
-            if f["severity"] != "note" and f["symptom_of"] is None
-        ]
+        alarms = [f["id"] for f in causes(report) if f["severity"] != "note"]
         named = f"; {', '.join(alarms[:3])}" if alarms else ""
         is_fine = not alarms and report["headline"] == report["trend"]
         end = (

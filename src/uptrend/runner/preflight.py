@@ -26,11 +26,7 @@ class Preflight:
     findings: Sequence[Finding]  # causes in order, symptoms folded under them
     seconds: float
 
-    def is_grave(self, severities: Collection[Severity] = (Severity.CRITICAL,)) -> bool:
-        """Tell whether a finding has one of these severities."""
-        return any(f.severity in severities for f in self.findings)
-
-    def refusal(self, allows: Collection[str]) -> Finding | None:
+    def refusal(self, allows: Collection[str] = ()) -> Finding | None:
         """Return the first critical finding whose id is not in `allows`."""
         allowed = {current(id) for id in allows}
         critical = (f for f in self.findings if f.severity == Severity.CRITICAL)
@@ -62,7 +58,7 @@ class Preflight:
         return {
             "version": VERSION,
             "recipe": self.recipe,
-            "passed": not self.is_grave() and not self.failed,
+            "passed": self.refusal() is None and not self.failed,
             "seconds": round(self.seconds, 2),
             "probes": [
                 {

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from uptrend.config.tables import to_toml
+from uptrend.doctor.report import STYLES
 from uptrend.present.formatting import duration, estimate, number, percent, plural
 from uptrend.present.terminal import columns, phase_shares, sparkline
 from uptrend.records import Evaluation, Finding, Run, Severity
@@ -43,7 +44,6 @@ SLOW_RATIO = 3.0
 SLOW_STEPS = 2
 SLOW_SECONDS = 1.0
 MIN_STEPS = 5
-COLORS = {"critical": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 def count_epochs(run: Run) -> str:
@@ -375,7 +375,7 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
     """Format findings with their evidence and fix."""
     for finding in findings:
         yield Text.assemble(
-            "\n", (f"{finding.severity.value}  {finding.id}", COLORS[finding.severity.value])
+            "\n", (f"{finding.severity.value}  {finding.id}", STYLES[finding.severity])
         )
         yield Text(f"  {finding.summary}")
         for evidence in finding.evidence:

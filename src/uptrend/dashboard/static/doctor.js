@@ -147,7 +147,7 @@ U.pages.doctor = async (params, current) => {
       h("h1", "Doctor"), h("p.soft", "Why a run does not learn: causes in order, with evidence, rivals, the deciding experiment and the fix."), drop,
       input, said, out, U.title("Runs here"),
       worst.rows.length ? U.table(["run", "trend", "findings", "first"],
-                            worst.rows.map((row) => [h("a", {href: U.link("findings", {run: row.id})}, U.name(row.name)), row.trend,
+                            worst.rows.map((row) => [h("a", {href: U.link("findings", {run: row.id})}, U.name(row.name)), row.headline,
                                              U.counts(row.findings) || "", row.finding ? U.name(row.finding) : ""]))
                         : U.state("No run here was judged yet.")
     ]

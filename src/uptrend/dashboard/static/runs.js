@@ -34,7 +34,7 @@ const COLUMNS = {
   updated: column("Age", (row) => row.updated && h("span", {title: new Date(1000 * row.updated).toLocaleString()}, U.age(row.updated)), NUM),
   seconds: column("Duration", (row) => row.seconds && U.duration(row.seconds), NUM),
   trainer: column("Trainer", (row) => row.trainer && U.name(row.trainer), OFF),
-  trend: column("Trend", (row) => row.trend, OFF),
+  trend: column("Trend", (row) => row.headline, OFF),
   per_step: column("Per step", (row) => row.per_step && U.duration(row.per_step), {...NUM, ...OFF}),
   seed: column("Seed", (row) => row.seed ?? null, {...NUM, ...OFF})
 };
