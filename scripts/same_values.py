@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,8 +45,8 @@ TAUGHT = ROOT / "tests" / "data" / "runs02"
 MUSIQUE = (
     f'model.name="{TAUGHT}/models/musique"',
     'model.chat="auto"',
-    f'tasks.file="{TAUGHT}/musique.jsonl"',
-    f'eval.file="{TAUGHT}/musique.jsonl"',
+    'tasks.file="musique.jsonl"',  # a relative path, because the tasks' hash depends on it
+    'eval.file="musique.jsonl"',
     "tasks.train=24",
     "tasks.returned=1",
     "eval.returned=1",
@@ -126,6 +127,7 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
             "tasks.dense={ clean = 0.5 }",
             "sampling.max_turns=3",
             "sampling.max_tokens=40",
+            "sampling.temperature=0.5",  # hotter, it writes pipes, whose programs print in any order
             "sampling.groups=2",
             "eval.tasks=2",
         ),
@@ -139,8 +141,10 @@ PARALLEL = {"baseline": 2}
 # Places of values that differ between two runs of the same code: what a clock and the memory say.
 MEASURED = re.compile(
     r"run\.json created"
-    r"|(metrics|evals|events)\.jsonl:\d+ (time|pid|seconds|(seconds|time|memory)/\S+)"
+    r"|(metrics|evals|events)\.jsonl:\d+ (time|pid|seconds|((commands/)?seconds|time|memory)/\S+)"
     r"|(rollouts|evals)/\S+\.parquet:\d+ (commands \d+ )?seconds"
+    # Generators that nothing of ours draws from, seeded by the system.
+    r"|checkpoints/\S+/state\.json (random|others \d+) (python|numpy)"
     # Sizes and checksums of files that name the model's folder, and of all of them: the files are
     # compared themselves.
     r"|checkpoints/\S+/state\.json (checksum|files adapter/(adapter_config\.json|README\.md))"
@@ -159,6 +163,7 @@ def record(folder: Path, names: Sequence[str]) -> None:
     """Make the runs, one after the other, and diagnose each."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CHECKOUT).write_text(str(ROOT))
+    shutil.copy(TAUGHT / "musique.jsonl", folder)
     for name in names:
         recipe, more = RUNS[name]
         print(f"{name}: {recipe}", file=sys.stderr, flush=True)
@@ -178,7 +183,9 @@ def _uptrend(folder: Path, words: list[str], processes: int = 1) -> None:
     # From the folder, so that no recorded name of a run depends on where the folder lies.
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command = [sys.executable, "-P", *(launcher if processes > 1 else []), "-m", "uptrend", *words]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    # PEFT writes a set of names, whose order is the hashes'.
+    fixed = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
+    environment = os.environ | fixed
     subprocess.run(command, check=True, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
 
 
