@@ -168,41 +168,44 @@ def show_run(library: Library, run: str) -> Json:
     ]
     trainer = str(entry.row["trainer"])
     report = library.report(entry)
-    answer: Json = {"row": {**entry.row, "config": {}}, "metrics": _metric_sections(names)}
+    details = _details(library, entry)
+    answer: Json = {
+        "row": {**entry.row, "config": {}},
+        "metrics": _metric_sections(names),
+        "report": findings.told(report, str(entry.source.path), trainer),
+        "settings": findings.settings(details["config"], trainer),
+        "notes": details["notes"],
+    }
+    evals = details["evals"]
     if entry.source.kind == "log":
-        told = library.log(entry)
-        answer["report"] = findings.told(report, str(entry.source.path), trainer)
-        evals = [
-            e for e in told["evals"] if isinstance(e.get("accuracy", e.get("reward")), int | float)
-        ]
         answer |= {
-            "settings": findings.settings(told["config"], trainer),
-            "notes": told["notes"],
             "markers": [],
-            "rollouts": bool(told["rollout_steps"]),
+            "rollouts": bool(details["rollout_steps"]),
             "info": {},
-            "evals": evals,
+            "evals": [
+                e for e in evals if isinstance(e.get("accuracy", e.get("reward")), int | float)
+            ],
             "bounds": None,
         }
     else:
-        facts = library.facts(entry)
-        answer["report"] = findings.told(report, str(entry.source.path), trainer)
-        evals = [line for line in facts["evals"] if isinstance(line.get("accuracy"), int | float)]
         answer |= {
-            "settings": findings.settings(facts["config"], trainer),
-            "notes": facts["notes"],
-            "markers": facts["markers"],
-            "evals": evals,
+            "markers": details["markers"],
+            "evals": [e for e in evals if isinstance(e.get("accuracy"), int | float)],
             "rollouts": (entry.source.path / "rollouts").is_dir(),
-            "info": facts["info"],
+            "info": details["info"],
             "bounds": _bounds(RolloutPlace(entry, library)),
-            "stopped": facts["stopped"],
+            "stopped": details["stopped"],
             "checkpoints": [
                 path.name for path in step_folders(entry.source.path / "checkpoints").values()
             ],
         }
     answer["panels"] = _filled(names, any(e.get("accuracy") is not None for e in answer["evals"]))
     return dict(plain(answer))
+
+
+def _details(library: Library, entry: LibraryEntry) -> Json:
+    """Return what is known of a run or a log besides its row and its curves."""
+    return library.facts(entry) if entry.source.kind == "run" else library.log(entry)
 
 
 def _bounds(place: RolloutPlace) -> list[float] | None:
@@ -292,12 +295,9 @@ def compare_runs(library: Library, runs: str) -> Json:
 
 
 def _evals(library: Library, entry: LibraryEntry) -> list[Json]:
-    lines = (
-        library.facts(entry)["evals"] if entry.source.kind == "run" else library.log(entry)["evals"]
-    )
     return [
         {k: e.get(k) for k in ("step", "accuracy", "low", "high")}
-        for e in lines
+        for e in _details(library, entry)["evals"]
         if e.get("accuracy") is not None
     ]
 

@@ -94,9 +94,9 @@ def probe_learner(
             )
             text = (
                 f"{len(base)} completions behind {what}: no token's log-probability moved by more"
-                " than "
+                f" than {largest:.1e} nats."
             )
-            shown = Evidence(f"{text}{largest:.1e} nats.", largest, step=step)
+            shown = Evidence(text, largest, step=step)
             log.say("mask.attention-blind", Severity.CRITICAL, summary, [shown])
     batched = as_numpy(seen.logprobs)[as_numpy(picked)].astype(np.float64)
     # What two computations of one log-probability may differ by, in nats.

@@ -194,8 +194,14 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             what = strange_sampler(self._sampled_by, self._weights.snapshot())
             self._strange = self._strange + 1 if what else 0
             summary = f"Rollouts are sampled by {what}: what is learned does not reach the sampler."
-            given = "sync.stale-weights", self._strange, summary, self.trainer.state.global_step + 1
-            judge_repeated(self.record.findings_log, *given, is_sure=self._sampled_by is not None)
+            judge_repeated(
+                self.record.findings_log,
+                "sync.stale-weights",
+                self._strange,
+                summary,
+                self.trainer.state.global_step + 1,
+                is_sure=self._sampled_by is not None,
+            )
         self._calls.append(
             Call([list(ids) for ids in prompt_ids], [list(ids) for ids in result[0]])
         )

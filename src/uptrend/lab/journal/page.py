@@ -165,20 +165,19 @@ def to_table(notebook: Notebook) -> dict[str, Any]:
     """Return every hypothesis with its verdict and its runs for JSON; keys are added, never
     renamed.
     """
-    rows = list[dict[str, Any]]()
-    for told in map(asdict, chapters(notebook)):
-        row = {
-            **told["h"],
-            "file": told["file"],
-            "fix": told["fix"] or None,
-            "verdict": told["verdict"],
+    rows = [
+        {
+            **asdict(chapter.h),
+            "file": chapter.file,
+            "fix": chapter.fix or None,
+            "verdict": asdict(chapter.verdict) if chapter.verdict else None,
+            "experiment": asdict(chapter.entry) if chapter.entry else None,
+            "runs": [asdict(run) for run in chapter.runs],
+            "trouble": chapter.trouble or None,
+            "outcome": chapter.outcome,
         }
-        row |= {
-            "experiment": told["entry"],
-            "runs": told["runs"],
-            "trouble": told["trouble"] or None,
-        }
-        rows.append(row | {"outcome": told["outcome"]})
+        for chapter in chapters(notebook)
+    ]
     about = {"title": title_of_lab(notebook), "problem": notebook.text(PROBLEM)}
     return dict(plain({"schema": stored.SCHEMA, **about, "hypotheses": rows}))
 
