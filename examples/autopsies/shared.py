@@ -32,7 +32,8 @@ class SharingPlay(ResearchPlay):
                 self.folder.users += 1
                 self._terminal = self.folder.terminal
                 self.folder.terminal = await super()._open()
-                self._baseline = await self.arena.baseline(self.task, self.example)
+                self._example = await self.arena.example(self.task)
+                self._baseline = await self.arena.baseline(self.task, self._example)
         return await super()._open()
 
     async def close(self) -> None:
