@@ -101,6 +101,8 @@ def together(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     ]
     cases.append(case(folder, llama_folder, "infinite-fsdp2", sets=["tasks.infinite=1"]))
     work("train", folder, [*cases, case(folder, llama_folder, "strayed-ddp", strays=True)])
+    # Before any test goes on with it: tests come in no particular order.
+    shutil.copytree(folder / "moved-fsdp2", folder / "moved-zero3")
     return folder
 
 
@@ -109,7 +111,6 @@ def by_deepspeed(together: Path, llama_folder: Path) -> Path:
     """The same of ZeRO-3; one goes on from what FSDP2 wrote, and is gone on with by one process."""
     if find_spec("deepspeed") is None:
         pytest.skip(f"deepspeed is not installed: {install_command('deepspeed')}")
-    shutil.copytree(together / "moved-fsdp2", together / "moved-zero3")
     cases = [case(together, llama_folder, f"{kind}-zero3") for kind in ("full", "lora")]
     moved = {"path": str(together / "moved-zero3"), "resumes": True}
     cases.append(moved | {"sets": ["learning.steps=2", "compute.parallel=zero3"]})
