@@ -31,7 +31,7 @@ check: .venv/.all  ## Format, lint, types, architecture and handwriting
 # One worker per core, each with one torch thread; what a test starts inherits it. A worker takes 1 to 2 GB.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
-test: .venv/.all  ## Run all tests (17 minutes on two cores)
+test: .venv/.all  ## Run all tests (half an hour on two cores)
 	$(PYTEST)
 
 test-fast: .venv/.all  ## Run all tests but the slow ones (3 minutes)

@@ -187,9 +187,8 @@ def _confidence_of_arm(
             Confidence.LOW,
             "one seed stands apart from the others, which no interval over seeds allows for",
         )
-    elif (
-        one.status is not Status.VALIDATED
-    ):  # one-sided: that the smallest effect that matters is not there
+    elif one.status is not Status.VALIDATED:
+        # One-sided: that the smallest effect that matters is not there.
         side = -1 if h.direction is Direction.EITHER and differences.mean() < 0 else 1
         p = sign_flip(side * differences - h.smallest).down
     if p > h.alpha:

@@ -381,9 +381,8 @@ def _all_or_nothing(paths: Collection[Path]) -> Iterator[None]:
     """Take files back where they, or the line with which they count, could not be written."""
     try:
         yield
-    except (
-        Exception
-    ):  # not KeyboardInterrupt: the line may be written by then, and may not be without rollouts
+    except Exception:
+        # Not KeyboardInterrupt: the line may be written by then, and may not be without rollouts.
         with contextlib.suppress(OSError):
             for path in paths:
                 path.unlink(missing_ok=True)
@@ -652,10 +651,8 @@ def is_being_written(folder: Path) -> bool:
             return False
     except BlockingIOError:
         return True
-    except (
-        OSError,
-        RecordError,
-    ):  # no lock was ever taken, this disk knows none, or it is something else
+    except (OSError, RecordError):
+        # No lock was ever taken, this disk knows none, or it is something else.
         return False
 
 

@@ -163,9 +163,8 @@ class QuietView(View):
                 if load > cores + 1
                 else ""
             )
-            if (
-                why and "OMP_WAIT_POLICY" not in os.environ
-            ):  # not set for everybody: on quiet cores it slows small models
+            if why and "OMP_WAIT_POLICY" not in os.environ:
+                # Not set for everybody: on quiet cores it slows small models.
                 why += " OMP_WAIT_POLICY=PASSIVE keeps threads that wait from taking them."
             took = duration(last[-1]["seconds/step"])
             usual = duration(seconds)

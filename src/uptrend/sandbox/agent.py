@@ -457,11 +457,8 @@ def main() -> None:
                 answer = getattr(agent, "do_" + request.pop("do"))(data, **request)
             except (Refused, OSError, ValueError) as error:  # ValueError: a path with a zero byte
                 answer = {"refused": getattr(error, "strerror", None) or str(error)}, b""
-    except (
-        EOFError,
-        struct.error,
-        BrokenPipeError,
-    ):  # the pipe has ended, perhaps within a request
+    except (EOFError, struct.error, BrokenPipeError):
+        # The pipe has ended, perhaps within a request.
         agent.leave()
 
 

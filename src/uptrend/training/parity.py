@@ -159,9 +159,8 @@ def _first_that_runs(config: Any) -> Any:
     for model in miniatures(config):
         try:
             logprobs_tv = _plain_logprobs(model, _random_ids(model, 8, 0))
-        except (
-            Exception
-        ):  # sizes that do not fit together: the next one has more of the model's own
+        except Exception:
+            # Sizes that do not fit together: the next one has more of the model's own.
             continue
         is_varied = bool(logprobs_tv.std() > LEAST_SPREAD_NATS)
         if is_varied and logprobs_tv.max(-1).values.mean() < SUREST_NATS:

@@ -130,9 +130,8 @@ class Gym:
             score = (
                 float(self._part(task.data["index"]).score_answer(answer, entry)) if answer else 0.0
             )
-        except (
-            Exception
-        ):  # some generators fail at what they can't read; that their own answers pass is validated
+        except Exception:
+            # Some fail at what they can't read; that their own answers pass is validated.
             score = 0.0
         return Reward.of("score", score, 0.0, 1.0, correct=score >= 1 - 1e-9)
 

@@ -243,9 +243,8 @@ def _settings(
         is_table = begins or (is_table and line.text.lstrip().startswith("|"))
         if is_table and row and not begins:
             pairs.append((row[1], row[2].strip("`")))
-        elif not line.in_code and not line.text.startswith(
-            "#"
-        ):  # lr=5e-6, unless it is hoped for or measured
+        elif not line.in_code and not line.text.startswith("#"):
+            # A value such as lr=5e-6, unless it is hoped for or measured.
             own = [
                 m
                 for m in FORMS["setting"].finditer(line.text)
