@@ -12,7 +12,7 @@ import numpy as np
 from uptrend.doctor.answers import (
     MIN_ROLLOUTS,
     MIN_WRONG_SCORES,
-    UNFINISHED,
+    UNFINISHED_ENDINGS,
     Answers,
     read_answers,
     why_no_answers,
@@ -28,11 +28,11 @@ from uptrend.doctor.check import (
     Answer,
     Found,
     Lacking,
-    by_share,
     check,
+    severity_by_share,
     warn_if,
 )
-from uptrend.doctor.groups import count_flags, seen_among
+from uptrend.doctor.groups import count_flags, subset_evidence
 from uptrend.records import Evidence
 from uptrend.records.table import Flags, Floats
 from uptrend.stats.intervals import Spread, spread_of
@@ -85,12 +85,12 @@ def contradicting_golds(case: Case) -> Answer:
         return Lacking(lacking)
     first_gold: dict[str, str] = {}
     contradicted: set[str] = set()
-    steps = case.once(read_answers)
+    steps = case.cached(read_answers)
     flags: list[Flags] = []
     for step in steps:
-        is_other = np.zeros(len(step.place_n), np.bool_)
-        for n, (place, gold) in enumerate(zip(step.place_n, step.gold_n, strict=True)):
-            question = plain_question(step.rows.question_n[place])
+        is_other = np.zeros(len(step.index_n), np.bool_)
+        for n, (place, gold) in enumerate(zip(step.index_n, step.gold_n, strict=True)):
+            question = plain_question(step.table.question_n[place])
             if first_gold.setdefault(question, bare(gold)) != bare(gold):
                 is_other[n] = True
                 contradicted.add(question)
@@ -107,7 +107,7 @@ def contradicting_golds(case: Case) -> Answer:
         f"{len(contradicted)} questions have different gold answers, so at least one of each is"
         " wrong."
     )
-    shown = seen_among(steps, flags, text, share)
+    shown = subset_evidence(steps, flags, text, share)
     return Found(warn_if(share >= MIN_CONTRADICTED_SHARE), PROOF, summary, [shown])
 
 
@@ -116,14 +116,14 @@ def unfit_golds(case: Case) -> Answer:
     """Report gold answers that contradict their prompts, that belong to others, or that the model
     outvotes.
     """
-    if why_no_answers(case) or case.once(contradicting_golds.judge):
+    if why_no_answers(case) or case.cached(contradicting_golds.judge):
         return None
-    steps = case.once(read_answers)
+    steps = case.cached(read_answers)
     answers: dict[str, tuple[str, str]] = {}
     for step in steps:
-        for place, gold, text in zip(step.place_n, step.gold_n, step.response_n, strict=True):
-            if step.rows.ended_n[place] not in UNFINISHED:
-                answers[step.rows.question_n[place]] = (gold, text)
+        for place, gold, text in zip(step.index_n, step.gold_n, step.response_n, strict=True):
+            if step.table.ended_n[place] not in UNFINISHED_ENDINGS:
+                answers[step.table.question_n[place]] = (gold, text)
     return judge_golds(answers) or _outvoted(steps)
 
 
@@ -184,7 +184,9 @@ def _against_results(table: GoldTable) -> Found | None:
         share = len(misfits) / checkable
         summary = f"{len(misfits)} of {checkable} gold answers are wrong."
         evidence = Evidence(f"{text}: {table.examples}", share)
-        return Found(by_share(share, critical=CRITICAL_WRONG_SHARE), PROOF, summary, [evidence])
+        return Found(
+            severity_by_share(share, critical=CRITICAL_WRONG_SHARE), PROOF, summary, [evidence]
+        )
     # Where the operation fits only many, the model decides: it says the result where gold says
     # something else.
     answers = table.answer_values[misfits]
@@ -312,7 +314,7 @@ def _outvoted(steps: list[Answers]) -> Found | None:
     tasks = 0
     flags: list[Flags] = []
     for step in steps:
-        against = np.zeros(len(step.place_n), np.bool_)
+        against = np.zeros(len(step.index_n), np.bool_)
         for task in np.unique(step.task_n):
             places = np.flatnonzero(step.task_n == task)
             if len(places) < MIN_VOTES:
@@ -324,7 +326,7 @@ def _outvoted(steps: list[Answers]) -> Found | None:
                 against[places] = True
         flags.append(against)
     right_share = count_flags(step.rewarded_n for step in steps) / sum(
-        len(step.place_n) for step in steps
+        len(step.index_n) for step in steps
     )
     if right_share < MIN_RIGHT_SHARE or sure < MIN_OUTVOTED or sure < MIN_OUTVOTED_SHARE * tasks:
         return None
@@ -336,4 +338,4 @@ def _outvoted(steps: list[Answers]) -> Found | None:
         "The model is mostly right and sure of other answers than the gold ones on some tasks: look"
         " at these."
     )
-    return Found(NOTE, SUSPICION, summary, [seen_among(steps, flags, text, sure / tasks)])
+    return Found(NOTE, SUSPICION, summary, [subset_evidence(steps, flags, text, sure / tasks)])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from uptrend.doctor.case import Case, Curve
+from uptrend.doctor.case import Case, CurveSummary
 from uptrend.doctor.check import (
     CRITICAL,
     NOTE,
@@ -27,12 +27,12 @@ GRADIENT = "gradient/norm/before"
 FEWEST = 10
 
 
-def _check_kl(id: str) -> Callable[[Callable[[Case, Curve], Found | None]], Check]:
+def _check_kl(id: str) -> Callable[[Callable[[Case, CurveSummary], Found | None]], Check]:
     """Make a check of a function that judges the KL curve; one of zeros alone was not computed."""
 
-    def decorate(judge: Callable[[Case, Curve], Found | None]) -> Check:
+    def decorate(judge: Callable[[Case, CurveSummary], Found | None]) -> Check:
         def judge_case(case: Case) -> Found | Lacking | None:
-            kl = case.course(KL)
+            kl = case.summary(KL)
             return (
                 Lacking("no KL was logged")
                 if kl is None or not kl.values.any()
@@ -50,7 +50,7 @@ SAME = 0.02
 
 
 @_check_kl("kl.reference")
-def reference(case: Case, kl: Curve) -> Found | None:
+def reference(case: Case, kl: CurveSummary) -> Found | None:
     """Report a KL at the first step, where policy and reference are one model."""
     steps = case.curve(KL)[0]
     first = float(kl.values[0])
@@ -73,7 +73,7 @@ NEGATIVE_KL = -1e-3
 
 
 @_check_kl("kl.sign")
-def sign(case: Case, kl: Curve) -> Found | None:
+def sign(case: Case, kl: CurveSummary) -> Found | None:
     """Report a negative k2 or k3; a trainer that may have logged k1 is not judged."""
     trainer = case.view.trainer
     at = int(np.argmin(kl.values))
@@ -99,7 +99,7 @@ MIN_KL_GROWTH = 5.0
 
 
 @_check_kl("kl.runaway")
-def runaway(case: Case, kl: Curve) -> Found | None:
+def runaway(case: Case, kl: CurveSummary) -> Found | None:
     """Report a policy that goes far from the reference; a note where the reward pays for it."""
     begin = float(kl.values[:3].min())
     most = float(kl.values.max())
@@ -135,7 +135,7 @@ RULES_HEAVY = 2.0
 
 
 @_check_kl("kl.strangles")
-def strangles(case: Case, kl: Curve) -> Found | None:
+def strangles(case: Case, kl: CurveSummary) -> Found | None:
     """Report a policy that a heavy penalty holds; without one a small learning rate explains it as
     well.
     """
@@ -158,7 +158,7 @@ def strangles(case: Case, kl: Curve) -> Found | None:
     # text move.
     given = [
         np.ptp(g.advantage_n[np.isfinite(g.advantage_n)])
-        for g in case.groups
+        for g in case.grouped_steps
         if g.advantage_n is not None
     ]
     is_tight = len(given) > 0 and 0 < float(np.median(given)) < 1.5 * beta
@@ -180,10 +180,10 @@ MIN_DEAD_SHARE = 0.9
 
 
 @_check_kl("kl.dead-group-pull")
-def pull(case: Case, kl: Curve) -> Found | None:
+def pull(case: Case, kl: CurveSummary) -> Found | None:
     """Report a gradient that is the penalty's alone, because groups are dead."""
     dead = case.dead_groups
-    gradient = case.course(GRADIENT)
+    gradient = case.summary(GRADIENT)
     beta = case.value("learning.kl.beta")
     if (
         len(dead) < FEWEST

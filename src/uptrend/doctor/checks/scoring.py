@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from uptrend.doctor.answers import (
+    CUT_ENDINGS,
     MIN_ROLLOUTS,
     MIN_WRONG_SCORES,
-    RAN_OUT,
-    UNFINISHED,
+    UNFINISHED_ENDINGS,
     Answers,
-    payment,
+    read_answer_rewards,
     read_answers,
     why_no_answers,
     why_no_scores,
@@ -22,9 +22,9 @@ from uptrend.doctor.answers import (
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import takes_several_turns
 from uptrend.doctor.check import (
-    AS_PAGE,
     CRITICAL,
     NOTE,
+    PAGE_SUMMARY,
     PROOF,
     SIGNAL,
     SUSPICION,
@@ -38,8 +38,8 @@ from uptrend.doctor.check import (
 from uptrend.doctor.checks.advantages import ALL_DEAD, suspect_of_dead_run
 from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.checks.tools import too_many_failed
-from uptrend.doctor.groups import count_flags, seen_among, seen_in
-from uptrend.doctor.trend import REWARD
+from uptrend.doctor.groups import count_flags, rollout_evidence, subset_evidence
+from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.records import Evidence, RewardOutOfBounds, boundary_of
 from uptrend.records.table import Flags, RolloutTable
 from uptrend.tasks.answers import answer_of, fold
@@ -83,7 +83,7 @@ def error_scored(case: Case) -> Answer:
     scoring is broken.
     """
     failed = too_many_failed(case, by_tool=False)
-    raised = _commonest_error(case.rows) if isinstance(failed, Found) else None
+    raised = _commonest_error(case.tables) if isinstance(failed, Found) else None
     if isinstance(failed, Found) and raised is not None:
         summary = failed.summary.partition(":")[0]
         failed = replace(
@@ -91,7 +91,7 @@ def error_scored(case: Case) -> Answer:
         )
     if lacking := why_no_scores(case):
         return [Lacking(lacking), failed]
-    rows = case.rows
+    rows = case.tables
     total = sum(map(len, rows))
     # An error while closing comes after the score, and changes nothing.
     errors = [
@@ -107,7 +107,10 @@ def error_scored(case: Case) -> Answer:
     )
     text = f"{count} of {total} rollouts have an error and a reward, such as {str(error)[:80]!r}"
     severity = warn_if(count >= MIN_ERROR_SHARE * total)
-    return [failed, Found(severity, PROOF, AS_PAGE, [seen_in(rows, flags, text, count / total)])]
+    return [
+        failed,
+        Found(severity, PROOF, PAGE_SUMMARY, [rollout_evidence(rows, flags, text, count / total)]),
+    ]
 
 
 @check("reward.out-of-bounds")
@@ -115,7 +118,7 @@ def out_of_bounds(case: Case) -> Answer:
     """Report rollouts that failed because their reward left its bounds."""
     if lacking := why_no_scores(case):
         return Lacking(lacking)
-    rows = case.rows
+    rows = case.tables
     total = sum(map(len, rows))
     errors_by_step = [
         [RewardOutOfBounds.read(error or "") for error in r.texts("error")] for r in rows
@@ -136,7 +139,7 @@ def out_of_bounds(case: Case) -> Answer:
         )
     share = len(errors) / total
     flags = [np.array([error is not None for error in step], np.bool_) for step in errors_by_step]
-    shown = seen_in(
+    shown = rollout_evidence(
         rows, flags, f"{len(errors)} of {total} rollouts have no reward for that", share
     )
     severity = CRITICAL if share >= MIN_LOST_SHARE else WARNING
@@ -157,9 +160,9 @@ def never_computed(case: Case) -> Answer:
         return Found(NOTE, SUSPICION, text, [unpaid])
     if lacking := why_no_scores(case):
         return Lacking(lacking)
-    unscored = _never_scored(case.rows)
+    unscored = _never_scored(case.tables)
     # Where a task has one turn, its message is scored, whatever it says.
-    if unscored is not None or _missing_scores(case.rows) or not is_awaited:
+    if unscored is not None or _missing_scores(case.tables) or not is_awaited:
         return unscored
     return _awaited(case)
 
@@ -172,8 +175,12 @@ def _never_scored(rows: list[RolloutTable]) -> Found | None:
     if count < UNSCORED_SHARE * total:
         return None
     evidence = [
-        seen_in(
-            rows, unscored, f"{count} of {total} rollouts have no reward", count / total, REWARD
+        rollout_evidence(
+            rows,
+            unscored,
+            f"{count} of {total} rollouts have no reward",
+            count / total,
+            REWARD_METRIC,
         )
     ]
     because = ""
@@ -186,10 +193,10 @@ def _never_scored(rows: list[RolloutTable]) -> Found | None:
 
 def _awaited(case: Case) -> Found | None:
     """Find rollouts of several turns that run out before anything gives a reward."""
-    rows = case.rows
+    rows = case.tables
     total = sum(map(len, rows))
     # One turn may have too few tokens for what gives a reward.
-    endings = RAN_OUT if (case.value("sampling.max_turns") or 1) > 1 else UNFINISHED
+    endings = CUT_ENDINGS if (case.value("sampling.max_turns") or 1) > 1 else UNFINISHED_ENDINGS
     ran_out = [np.isin(r.ended_n, endings) for r in rows]
     # A reward that can be negative and is 0 for everybody was not earned either.
     is_nothing = not any(np.any(r.reward_n) for r in rows)
@@ -207,8 +214,8 @@ def _awaited(case: Case) -> Found | None:
         f"{count} of {total} rollouts ran out of turns, time or tokens, and {bottom} of these"
         " earned the least"
     )
-    shown = seen_in(rows, low, text, count / total, "sampling/ended/turn-limit/share")
-    return Found(WARNING, SIGNAL, AS_PAGE, [shown])
+    shown = rollout_evidence(rows, low, text, count / total, "sampling/ended/turn-limit/share")
+    return Found(WARNING, SIGNAL, PAGE_SUMMARY, [shown])
 
 
 def never_paid(case: Case) -> Evidence | None:
@@ -217,7 +224,7 @@ def never_paid(case: Case) -> Evidence | None:
     """
     # Broken scorers are more common than tasks of which not one attempt succeeds. With rollouts,
     # those decide.
-    steps, values = case.curve(REWARD)
+    steps, values = case.curve(REWARD_METRIC)
     if (
         case.view.rollout_steps
         or not constant_reward.alarms(case)
@@ -229,7 +236,7 @@ def never_paid(case: Case) -> Evidence | None:
     return Evidence(
         f"{value:.3g} at each of {len(values)} points, from the first on.",
         value,
-        REWARD,
+        REWARD_METRIC,
         int(steps[0]),
     )
 
@@ -245,7 +252,7 @@ def _commonest_error(rows: list[RolloutTable]) -> Evidence | None:
     text = f"{count} of {sum(map(len, rows))} rollouts failed with {commonest[:120]}"
     if len(counts) > 1:
         text += f", others in {len(counts) - 1} other ways"
-    return seen_in(rows, flags, text, float(count))
+    return rollout_evidence(rows, flags, text, float(count))
 
 
 def _missing_scores(rows: list[RolloutTable]) -> list[Flags]:
@@ -263,12 +270,12 @@ def misaligned(case: Case) -> Answer:
     """Report scores against the answers of other tasks, or of other rollouts."""
     if lacking := why_no_answers(case):
         return Lacking(lacking)
-    steps = case.once(read_answers)
+    steps = case.cached(read_answers)
     return _moved(steps) or (None if _pays_for_other_things(case) else _of_other_tasks(steps))
 
 
 def _pays_for_other_things(case: Case) -> bool:
-    paid = case.once(payment)
+    paid = case.cached(read_answer_rewards)
     return paid is not None and (paid.is_inverted or paid.paid_wrong_share >= PAYS_FOR_OTHER_THINGS)
 
 
@@ -302,10 +309,12 @@ def _of_other_tasks(steps: list[Answers]) -> Found | None:
     payments = f"{n_strange} of {rewarded} that are counted as right say something else; "
     payments += f"{share:.0%} of these say another task's answer"
     evidence = [
-        seen_among(steps, refused, refusals, n_refused / right),
-        seen_among(steps, strange, payments, share),
+        subset_evidence(steps, refused, refusals, n_refused / right),
+        subset_evidence(steps, strange, payments, share),
     ]
-    return Found(CRITICAL, PROOF if share >= PROVEN_OTHERS_SHARE else SIGNAL, AS_PAGE, evidence)
+    return Found(
+        CRITICAL, PROOF if share >= PROVEN_OTHERS_SHARE else SIGNAL, PAGE_SUMMARY, evidence
+    )
 
 
 def _words(step: Answers, flags: Flags) -> Iterable[str]:
@@ -339,7 +348,10 @@ def _moved(steps: list[Answers]) -> Found | None:
     )
     off = [step.right_n != step.rewarded_n for step in steps]
     return Found(
-        CRITICAL, PROOF, AS_PAGE, [seen_among(steps, off, f"{text}, {own:.0%} their own", fits)]
+        CRITICAL,
+        PROOF,
+        PAGE_SUMMARY,
+        [subset_evidence(steps, off, f"{text}, {own:.0%} their own", fits)],
     )
 
 
@@ -354,10 +366,10 @@ def wrong_length(case: Case) -> Answer:
             " spread over all."
         )
         return Found(WARNING, SIGNAL, text, [ALL_DEAD])
-    too_few = None if why_no_scores(case) else _too_few_scores(case.rows)
+    too_few = None if why_no_scores(case) else _too_few_scores(case.tables)
     if lacking := why_no_answers(case):
         return [too_few, Lacking(lacking)]
-    return [too_few, None if case.once(misaligned.judge) else case.once(spread_reward)]
+    return [too_few, None if case.cached(misaligned.judge) else case.cached(spread_reward)]
 
 
 def _too_few_scores(rows: list[RolloutTable]) -> Found | None:
@@ -369,7 +381,10 @@ def _too_few_scores(rows: list[RolloutTable]) -> Found | None:
         return None
     text = f"{count} of {total} rollouts have no reward, and no error says why"
     return Found(
-        CRITICAL, PROOF, AS_PAGE, [seen_in(rows, unexplained, text, count / total, REWARD)]
+        CRITICAL,
+        PROOF,
+        PAGE_SUMMARY,
+        [rollout_evidence(rows, unexplained, text, count / total, REWARD_METRIC)],
     )
 
 
@@ -377,13 +392,13 @@ def spread_reward(case: Case) -> Found | None:
     """Find groups in which right and wrong answers earn the same, and some of them not the least
     that there is.
     """
-    steps = case.once(read_answers)
+    steps = case.cached(read_answers)
     mixed = 0
     flat = 0
     raised = 0
     flags: list[Flags] = []
     for step in steps:
-        is_flat = np.zeros(len(step.place_n), np.bool_)
+        is_flat = np.zeros(len(step.index_n), np.bool_)
         for task in np.unique(step.task_n[step.right_n]):
             of_task = step.task_n == task
             if step.right_n[of_task].all():
@@ -409,6 +424,6 @@ def spread_reward(case: Case) -> Found | None:
     return Found(
         CRITICAL,
         PROOF,
-        AS_PAGE,
-        [seen_among(steps, flags, text, flat / mixed, "reward/group_std/mean")],
+        PAGE_SUMMARY,
+        [subset_evidence(steps, flags, text, flat / mixed, "reward/group_std/mean")],
     )
