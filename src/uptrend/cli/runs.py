@@ -337,7 +337,10 @@ def _show_rollouts(console: Console, run: Run, named: str, as_json: bool, full: 
     described = [_describe_group(table, group) for group in groups]
     is_group = "/" in named
     listed = (
-        [_describe_rollout(table, groups[0], place) for place in groups[0].places.values()]
+        [
+            _describe_rollout(table, groups[0], place)
+            for place in groups[0].rollout_by_index.values()
+        ]
         if is_group
         else []
     )
