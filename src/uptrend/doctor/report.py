@@ -335,7 +335,7 @@ def _title(report: Report) -> str:
 
 
 def _heldout_text(report: Report) -> str:
-    if not (change := report.trend.heldout):
+    if not (change := report.trend.held_out):
         return ""
     ends = (
         f", 95% interval {formatting.interval(*change['interval'])}" if change["interval"] else ""

@@ -181,7 +181,7 @@ def judge_trend(case: "Case", collapse: Collapse | None, heldout: HeldoutChange 
         effect=None if figures is None else figures.effect,
         interval=None if figures is None else figures.interval,
         power=None if line is None else line.power(MIN_EFFECT * case.rollout_spread),
-        heldout={} if heldout is None else {key: getattr(heldout, key) for key in told},
+        held_out={} if heldout is None else {key: getattr(heldout, key) for key in told},
     )
 
 
