@@ -20,7 +20,7 @@ from uptrend.doctor.catalogue import (
 from uptrend.doctor.check import finding
 from uptrend.doctor.probes import PROBES
 from uptrend.records import Basis, ConfigError, Severity, Times, from_lines
-from uptrend.records.dialects import TRAINERS
+from uptrend.records.dialects import TRAINER_NAMES
 from uptrend.records.metrics import find_metric
 from uptrend.tasks import registry
 
@@ -140,7 +140,7 @@ def test_other_trainers_have_only_what_is_no_translation(cause: Cause) -> None:
     translated = complete_fix(replace(cause.fix, changes={"uptrend": ours})).changes
     for trainer, keys in cause.fix.changes.items():
         assert trainer == "uptrend" or (
-            trainer in TRAINERS and not keys.items() & translated.get(trainer, {}).items()
+            trainer in TRAINER_NAMES and not keys.items() & translated.get(trainer, {}).items()
         )
     assert set(cause.fix.untranslated) <= ours.keys()
 

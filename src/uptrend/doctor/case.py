@@ -22,7 +22,7 @@ from uptrend.doctor.trend import (
 )
 from uptrend.records import Evidence, RecordError, RunView, Trend, TrendKind
 from uptrend.records.errors import RecordTooLarge
-from uptrend.records.memory import MAX_TABLE, check_size
+from uptrend.records.files import MAX_TABLE_BYTES, check_size
 from uptrend.records.table import RolloutTable
 from uptrend.records.view import Floats
 from uptrend.stats.trend import TrendTest, end, measure_trend, neighbor_noise, start
@@ -32,7 +32,7 @@ from uptrend.stats.trend import TrendTest, end, measure_trend, neighbor_noise, s
 MOST = 8
 FIRST = 3
 # Bytes of the rollouts that are read, over all steps.
-MOST_BYTES = 2 * MAX_TABLE
+MOST_BYTES = 2 * MAX_TABLE_BYTES
 # Held-out change above which a run has learned; its whole interval must lie above.
 LEARNED = 0.05
 # Steps after which a run without any gradient is told so: one step's tasks may all be too hard by

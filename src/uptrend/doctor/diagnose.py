@@ -13,7 +13,7 @@ from uptrend.doctor.report import from_finding_table
 from uptrend.doctor.trend import REWARD
 from uptrend.present.drawing import thin_curve
 from uptrend.records import CannotTell, Finding, Report, RunView
-from uptrend.records.directory import ENDS, STARTS
+from uptrend.records.directory import END_EVENTS, START_EVENTS
 
 # Alarms beside which a rising reward does not show that the task is learned.
 DOUBTS = (
@@ -71,7 +71,7 @@ def diagnose(view: RunView) -> Report:
 
 def _refusal(view: RunView) -> str:
     """Return why preflight did not let a run begin; empty for a run that began."""
-    endings = [event for event in view.events if event.get("event") in (*STARTS, *ENDS)]
+    endings = [event for event in view.events if event.get("event") in (*START_EVENTS, *END_EVENTS)]
     if len(view.steps) or not endings or endings[-1].get("stopped_by") != "preflight":
         return ""
     return f"Preflight did not let it begin. {endings[-1].get('reason', '')}".rstrip()

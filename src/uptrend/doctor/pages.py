@@ -25,7 +25,7 @@ from uptrend.doctor.catalogue import (
 from uptrend.records import Fix, Times, dialects
 from uptrend.tasks import proof
 
-TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINERS, "any": "Any trainer"}
+TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINER_NAMES, "any": "Any trainer"}
 
 
 # A threshold in a page's text: a constant of a module of checks, of `case` or `proof`, or, behind

@@ -33,11 +33,11 @@ from uptrend.records import (
     dialects,
     view_of,
 )
-from uptrend.records.directory import LINES, plain, write_whole
+from uptrend.records.directory import LINES_FILES, plain, write_atomically
 from uptrend.records.finding import dated
 
 SCHEMA = 2
-TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINERS}
+TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINER_NAMES}
 STYLES = {
     TrendKind.LEARNING: "bold green",
     TrendKind.FLAT: "bold red",
@@ -146,7 +146,9 @@ def from_finding_table(table: Mapping[str, Any]) -> Finding:
 def save_report(path: Path, reports: Sequence[Report]) -> dict[str, Any]:
     """Write the report of a run into its directory, and return it as JSON."""
     table = to_table(reports)
-    write_whole(path / "findings.json", json.dumps(table, indent=1, ensure_ascii=False).encode())
+    write_atomically(
+        path / "findings.json", json.dumps(table, indent=1, ensure_ascii=False).encode()
+    )
     return table
 
 
@@ -155,7 +157,7 @@ def saved_report(run: Run, points: int | None = None) -> dict[str, Any] | None:
     all; else None.
     """
     path = run.path / "findings.json"
-    lines = [run.path / name for name in LINES.values()]
+    lines = [run.path / name for name in LINES_FILES.values()]
     if not path.exists() or path.stat().st_mtime < max(
         (f.stat().st_mtime for f in lines if f.exists()), default=0.0
     ):
@@ -328,7 +330,7 @@ def _title(report: Report) -> str:
 
 
 def _heldout_text(report: Report) -> str:
-    if not (change := report.trend.held_out):
+    if not (change := report.trend.heldout):
         return ""
     ends = (
         f", 95% interval {formatting.interval(*change['interval'])}" if change["interval"] else ""

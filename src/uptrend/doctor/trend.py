@@ -177,7 +177,7 @@ def judge_trend(case: "Case", collapse: Collapse | None, heldout: HeldoutChange 
         effect=None if figures is None else figures.effect,
         interval=None if figures is None else figures.interval,
         power=None if line is None else line.power(SMALLEST * case.rollout_spread),
-        held_out={} if heldout is None else {key: getattr(heldout, key) for key in told},
+        heldout={} if heldout is None else {key: getattr(heldout, key) for key in told},
     )
 
 

@@ -32,7 +32,7 @@ from uptrend.records import (
     Verdict,
     view_of,
 )
-from uptrend.records.memory import parse_json, read_file
+from uptrend.records.files import parse_json, read_file
 
 Faults = Callable[[Run, set[str]], list[str]]
 

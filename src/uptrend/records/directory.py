@@ -33,17 +33,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uptrend.records.errors import RecordError, RunLocked
-from uptrend.records.memory import MAX_VALUES, MAX_WHOLE, count_values, open_file
+from uptrend.records.files import MAX_FILE_BYTES, MAX_VALUES, count_values, open_file
 
 # folders of rollouts, and the lines that they go with
-LINES = {"rollouts": "metrics.jsonl", "evals": "evals.jsonl"}
-LOG = "logs/train.log"
-SET_ASIDE = "set-aside"
-STARTS = ("started", "resumed")
-ENDS = ("finished", "stopped", "failed")
+LINES_FILES = {"rollouts": "metrics.jsonl", "evals": "evals.jsonl"}
+LOG_PATH = "logs/train.log"
+SET_ASIDE_FOLDER = "set-aside"
+START_EVENTS = ("started", "resumed")
+END_EVENTS = ("finished", "stopped", "failed")
 StoppedBy = Literal["user", "doctor", "preflight", "observer"]
 # figures that every evaluation has, null where unknown
-EVALUATION = ("accuracy", "low", "high", "correct", "tasks")
+EVALUATION_FIGURES = ("accuracy", "low", "high", "correct", "tasks")
 # Digits up to which a number fits into 64 bits; Python itself refuses to read integers of some
 # thousand digits.
 MAX_DIGITS = 18
@@ -65,11 +65,11 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path, info: dict[str, Any]) -> Self:
         """Make a new run directory; refused where one is already, or what is left of one."""
-        if taken := why_taken(path):
+        if taken := why_occupied(path):
             raise RecordError(
                 f"{taken} Choose another --name, continue it with --resume, or move it elsewhere."
             )
-        with plain_disk_errors(path):
+        with explain_disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
         directory.lock()
@@ -99,7 +99,7 @@ class RunDirectory:
 
     def lock(self) -> None:
         """Take the lock, or raise RunLocked."""
-        with plain_disk_errors(self.path / ".lock"):
+        with explain_disk_errors(self.path / ".lock"):
             try:
                 self._lock.acquire()
             except filelock.Timeout:
@@ -118,7 +118,7 @@ class RunDirectory:
     def __exit__(self, *_: object) -> None:
         self.unlock()
 
-    def check_place(self) -> None:
+    def check_not_moved(self) -> None:
         """Raise RecordError where the folder that is written to is no longer at its path."""
         now = _identity(self.path)
         self._identity = self._identity or now
@@ -129,8 +129,10 @@ class RunDirectory:
             )
 
     def write_info(self, info: dict[str, Any]) -> None:
-        self.check_place()
-        write_whole(self.path / "run.json", json.dumps(info, indent=2, ensure_ascii=False).encode())
+        self.check_not_moved()
+        write_atomically(
+            self.path / "run.json", json.dumps(info, indent=2, ensure_ascii=False).encode()
+        )
 
     def event(self, kind: str, **values: Any) -> None:
         """Append to events.jsonl; kinds and fields are those of events.toml, which readers
@@ -142,21 +144,21 @@ class RunDirectory:
         assert not unknown, (
             f"the event {kind} has no field {', '.join(unknown)}: add it to events.toml"
         )
-        self.check_place()
+        self.check_not_moved()
         append_line(self.path / "events.jsonl", {"event": kind, "time": time.time(), **values})
 
     def log(self, text: str, at: float | None = None) -> None:
         """Append a line for a person to logs/train.log, out of this process when this returns; `at`
         is its time.
         """
-        self.check_place()
-        path = self.path / LOG
+        self.check_not_moved()
+        path = self.path / LOG_PATH
         moment = (
             datetime.fromtimestamp(at or time.time())
             .astimezone()
             .isoformat(sep=" ", timespec="seconds")
         )
-        with plain_disk_errors(path):
+        with explain_disk_errors(path):
             path.parent.mkdir(exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"{moment} {' '.join(text.split())}\n")
@@ -195,8 +197,8 @@ class RunDirectory:
         return len(list(_part_path(self.path, step, 0).parent.glob("part-*.parquet")))
 
     def _write_parquet(self, path: Path, table: pa.Table) -> None:
-        self.check_place()
-        with plain_disk_errors(path):
+        self.check_not_moved()
+        with explain_disk_errors(path):
             folder = self.path
             # the run's own folder is never made anew
             for name in path.parent.relative_to(self.path).parts:
@@ -204,17 +206,17 @@ class RunDirectory:
                 folder.mkdir(exist_ok=True)
         buffer = io.BytesIO()
         pq.write_table(table, buffer, compression="zstd")
-        write_whole(path, buffer.getvalue())
+        write_atomically(path, buffer.getvalue())
 
     def sync(self) -> None:
         """Wait until all lines are on disk: a checkpoint must not outlive the lines of its
         steps.
         """
-        self.check_place()
-        files = [self.path / name for name in (*LINES.values(), "events.jsonl")]
+        self.check_not_moved()
+        files = [self.path / name for name in (*LINES_FILES.values(), "events.jsonl")]
         for path in (*files, self.path):
             if path.exists():
-                with plain_disk_errors(path):
+                with explain_disk_errors(path):
                     sync(path)
 
     def check_lines(self, step: int) -> None:
@@ -222,7 +224,7 @@ class RunDirectory:
 
         A line that can't be read is no reason: it may be the line of any step.
         """
-        for folder, name in LINES.items():
+        for folder, name in LINES_FILES.items():
             kept, _ = _split_lines(self.path / name, step)
             with_line = {
                 record["step"]
@@ -245,31 +247,33 @@ class RunDirectory:
         `also` names further files and folders of the run to be moved. Return the folder below
         set-aside that has it all now, None where there was nothing; what stays is not rewritten.
         """
-        self.check_place()
+        self.check_not_moved()
         numbers = [
-            int(path.name) for path in (self.path / SET_ASIDE).glob("*") if path.name.isdecimal()
+            int(path.name)
+            for path in (self.path / SET_ASIDE_FOLDER).glob("*")
+            if path.name.isdecimal()
         ]
-        place = self.path / SET_ASIDE / str(max(numbers, default=0) + 1)
+        place = self.path / SET_ASIDE_FOLDER / str(max(numbers, default=0) + 1)
         moved = [
             path
-            for folder in LINES
+            for folder in LINES_FILES
             for path, its in recorded_steps(self.path / folder).items()
             if its > step
         ]
         # Lines come last: where a file can't be moved, the run is still as it was for its readers.
         for path in (*moved, *also):
             target = place / path.relative_to(self.path)
-            with plain_disk_errors(target):
+            with explain_disk_errors(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(path, target)  # checkpoints/ may be a link to another disk
-        for name in LINES.values():
+        for name in LINES_FILES.values():
             kept, later = _split_lines(self.path / name, step)
             if later:
-                with plain_disk_errors(place):
+                with explain_disk_errors(place):
                     place.mkdir(parents=True, exist_ok=True)
                 # before they are cut off: a kill between leaves them twice
-                write_whole(place / name, later)
-                write_whole(self.path / name, b"".join(line for line, _ in kept))
+                write_atomically(place / name, later)
+                write_atomically(self.path / name, b"".join(line for line, _ in kept))
         if not place.exists():
             return None
         self.event("set-aside", step=step, folder=str(place.relative_to(self.path)))
@@ -282,14 +286,14 @@ class PartDirectory(RunDirectory):
     else.
     """
 
-    def check_place(self) -> None:
+    def check_not_moved(self) -> None:
         """Make the folder where this machine has none: not every machine of a run sees the first
         one's disk.
         """
         if self._identity is None:
-            with plain_disk_errors(self.path):
+            with explain_disk_errors(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
-        super().check_place()
+        super().check_not_moved()
 
     def write_info(self, info: dict[str, Any]) -> None:
         """Leave it to the process that writes the directory, as all that follows."""
@@ -303,11 +307,15 @@ class PartDirectory(RunDirectory):
     def sync(self) -> None: ...
 
 
-def why_taken(path: Path) -> str:
+def why_occupied(path: Path) -> str:
     """Return what keeps a new run out of a folder, in a sentence; empty where nothing does."""
     if (path / "run.json").exists():
         return f"{path} already holds a run."
-    left = [name for name in (*LINES, *LINES.values(), "checkpoints") if (path / name).exists()]
+    left = [
+        name
+        for name in (*LINES_FILES, *LINES_FILES.values(), "checkpoints")
+        if (path / name).exists()
+    ]
     return (
         f"{path} holds {left[0]}, and no run.json: of a run that lost it, or of somebody's own."
         if left
@@ -320,15 +328,15 @@ def free_path(path: Path) -> Path:
     nothing does.
     """
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(place for place in itertools.chain([path], numbered) if not why_taken(place))
+    return next(place for place in itertools.chain([path], numbered) if not why_occupied(place))
 
 
-def place_in_words(path: Path, name: str) -> str:
+def describe_location(path: Path, name: str) -> str:
     """Say where a run of that name records, why its folder got a number, and how to look at it; one
     line.
     """
     is_numbered = re.fullmatch(re.escape(name) + r"-\d+", path.name)
-    taken = why_taken(path.with_name(name)) if is_numbered else ""
+    taken = why_occupied(path.with_name(name)) if is_numbered else ""
     reason = f", since {taken.rstrip('.')}" if taken else ""
     return f"{path}{reason}. To look at it: uptrend runs show {shlex.quote(str(path))}"
 
@@ -357,9 +365,11 @@ def set_aside(path: Path) -> Path:
     """Move a file or a folder to `set-aside` beside it, under its name and a number; return where
     it is now.
     """
-    places = (path.parent / SET_ASIDE / f"{path.name}-{number}" for number in itertools.count(1))
+    places = (
+        path.parent / SET_ASIDE_FOLDER / f"{path.name}-{number}" for number in itertools.count(1)
+    )
     place = next(place for place in places if not place.exists())
-    with plain_disk_errors(place):
+    with explain_disk_errors(place):
         place.parent.mkdir(exist_ok=True)
         path.rename(place)
     return place
@@ -394,7 +404,7 @@ def _all_or_nothing(paths: Collection[Path]) -> Iterator[None]:
 def append_line(path: Path, value: dict[str, Any]) -> None:
     """Append one object as one line, out of this process when this returns."""
     line = to_line(value)
-    with plain_disk_errors(path):
+    with explain_disk_errors(path):
         before = path.stat().st_size if path.exists() else 0
         try:
             with path.open("a+b") as file:
@@ -451,7 +461,7 @@ def parse_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     try:
         with open_file(path) as file:
             # What is beyond so many bytes counts as another line, and both are damaged.
-            while line := file.readline(MAX_WHOLE):
+            while line := file.readline(MAX_FILE_BYTES):
                 yield line, parse_line(line, path.name)
     except OSError as error:
         raise RecordError(f"{path} could not be read: {error.strerror or error}.") from None
@@ -536,7 +546,7 @@ def _read_evaluation(record: dict[str, Any]) -> dict[str, Any] | None:
     tables = [record, *sets.values()] if isinstance(sets, dict) else [None]
     is_whole = _has_step(record) and all(
         isinstance(table, dict)
-        and all(isinstance(table.get(key, ""), int | float | None) for key in EVALUATION)
+        and all(isinstance(table.get(key, ""), int | float | None) for key in EVALUATION_FIGURES)
         and all(isinstance(table.get(key, {}), dict) for key in ("parts", "pass_at", "by_family"))
         for table in tables
     )
@@ -598,10 +608,10 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Write a whole file beside its place and rename it there, so that nobody sees half of it."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with plain_disk_errors(path):
+    with explain_disk_errors(path):
         try:
             with beside.open("wb") as file:
                 file.write(data)
@@ -622,7 +632,7 @@ _REASONS = {
 
 
 @contextlib.contextmanager
-def plain_disk_errors(path: Path) -> Iterator[None]:
+def explain_disk_errors(path: Path) -> Iterator[None]:
     """Turn an error of the system into a RecordError that a person can act on."""
     try:
         yield

@@ -8,7 +8,7 @@ from uptrend.doctor.case import Case
 from uptrend.doctor.check import AS_PAGE, CRITICAL, PROOF, WARNING, Found, Lacking, by_share, check
 from uptrend.doctor.groups import count_flags, group_sum, seen_in
 from uptrend.records import Ending, Evidence, Role
-from uptrend.records.rollout import AT_A_LIMIT
+from uptrend.records.rollout import LIMIT_ENDINGS
 from uptrend.records.table import Flags, Floats, Ints, RolloutTable
 
 # Share of the model's tokens outside the loss, and of prompt or tool tokens hidden, from which
@@ -186,7 +186,7 @@ def _expected_t(case: Case, r: RolloutTable, weight_t: Floats) -> Flags:
     if r.has("reward") or case.view.trainer == "uptrend":
         taught_n &= ~np.isnan(r.reward_n)
     if case.value("learning.mask_truncated", case.view.trainer != "uptrend"):
-        taught_n &= ~np.isin(r.ended_n, [ending.value for ending in AT_A_LIMIT])
+        taught_n &= ~np.isin(r.ended_n, [ending.value for ending in LIMIT_ENDINGS])
     return np.asarray(r.model_t & ~np.isnan(weight_t) & taught_n[r.rollout_t])
 
 

@@ -24,7 +24,7 @@ from uptrend.doctor.check import (
 from uptrend.doctor.groups import group_sum
 from uptrend.doctor.trend import LEVEL, REWARD, HeldoutChange, trend_until
 from uptrend.records import Evidence, TrendKind
-from uptrend.records.rollout import OVERLONG
+from uptrend.records.rollout import OVERLONG_PART
 from uptrend.records.table import Floats
 from uptrend.stats.trend import rank_correlation
 
@@ -136,7 +136,7 @@ def parts_of(case: Case) -> list[PartCurve]:
     for name in case.view.parts():
         mean = case.course(f"reward/part/{name}/mean")
         # A penalty for length that nobody incurs is as it should be.
-        if mean is not None and "_minus_" not in name and name != OVERLONG:
+        if mean is not None and "_minus_" not in name and name != OVERLONG_PART:
             between = case.curve(f"reward/part/{name}/std")[1]
             inside = float(np.mean(between**2)) if len(between) else 0.0
             found.append(PartCurve(name, mean, inside + float(np.var(mean.values))))

@@ -10,7 +10,7 @@ from uptrend.doctor.answers import UNFINISHED
 from uptrend.doctor.probes.bench import Bench, by_group, seen
 from uptrend.doctor.probes.probe import CRITICAL, SIGNAL, WARNING, Answer, probe, require
 from uptrend.records import Basis, Reward
-from uptrend.records.rollout import OVERLONG
+from uptrend.records.rollout import OVERLONG_PART
 from uptrend.tasks.proof import (
     MIN_TAKEN_IN_SHARE,
     HasCheaters,
@@ -65,7 +65,7 @@ def rescoring(bench: Bench) -> Answer:
     )
     recorded = np.array(
         [
-            _total(r.reward) - sum(p.value for p in r.reward.parts if p.name == OVERLONG)
+            _total(r.reward) - sum(p.value for p in r.reward.parts if p.name == OVERLONG_PART)
             for r in rollouts
         ]
     )
@@ -366,4 +366,4 @@ def paid(bench: Bench) -> Answer:
 
 
 def _is_paid(reward: Reward | None) -> bool:
-    return reward is not None and not reward.is_least
+    return reward is not None and not reward.is_lowest

@@ -32,7 +32,7 @@ from uptrend.policy.optimizer import Optimizer, learning_rate
 from uptrend.policy.weights import movable_share
 from uptrend.present.formatting import plural
 from uptrend.records import Reward, Role, Rollout, Sequence
-from uptrend.records.rollout import AT_A_LIMIT
+from uptrend.records.rollout import LIMIT_ENDINGS
 from uptrend.training.loop import learn
 from uptrend.training.recorder import RecordedRollouts
 
@@ -88,7 +88,7 @@ def masks(bench: Bench) -> Answer:
     rows = [
         (r, s)
         for r, s in rows
-        if r.reward is not None and r.kept and not (cut and r.ended in AT_A_LIMIT)
+        if r.reward is not None and r.kept and not (cut and r.ended in LIMIT_ENDINGS)
     ]
     said = sum(int((s.versions >= 0).sum()) for _, s in rows)
     out = [(r, s.ids[(s.versions >= 0) & ~_trained(s)]) for r, s in rows]

@@ -18,8 +18,8 @@ from uptrend.doctor.trend import REWARD
 from uptrend.lab.measure import curve_of, in_line
 from uptrend.present.drawing import thin_curve
 from uptrend.records import Interval, LabError, RecordError, Run, Verdict
-from uptrend.records.directory import plain, write_whole
-from uptrend.records.memory import parse_json, read_file
+from uptrend.records.directory import plain, write_atomically
+from uptrend.records.files import parse_json, read_file
 from uptrend.records.view import view_of
 
 T = typing.TypeVar("T")
@@ -133,7 +133,7 @@ def _curves_of(folder: Path, metric: str) -> Curves | None:
 def write(path: Path, value: Mapping[str, Any], indent: int | None = None) -> Path:
     """Write a table as JSON, whole, with its schema."""
     value = {"schema": SCHEMA, **value}
-    write_whole(
+    write_atomically(
         path,
         json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False).encode()
         + b"\n",
