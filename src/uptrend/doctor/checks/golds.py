@@ -389,4 +389,4 @@ def is_positive(gains: Spread | None) -> bool:
     if gains is None:
         return False
     noise = MAX_GAIN_ERRORS * gains.deviation / gains.seeds**0.5
-    return gains.mean > noise + ROUNDING
+    return bool(gains.mean > noise + ROUNDING)
