@@ -204,7 +204,9 @@ def _rejected_class(case: Case) -> Found | None:
     if len(torn) > MAX_TORN_SHARE * len(tasks) or (case.once(_has_turns) and not class_name):
         return None
     flags = paid.among(rejected & np.isin(paid.task_n, list(tasks)))
-    examples = ", ".join(map(repr, sorted({golds[task] for task in tasks}, key=len)[:6]))
+    examples = ", ".join(
+        map(repr, sorted({golds[task] for task in tasks}, key=lambda gold: (len(gold), gold))[:6])
+    )
     text = (
         f"on {len(tasks)} of {len(tasks | fine)} tasks with right answers these are paid as wrong"
         " ones are"
