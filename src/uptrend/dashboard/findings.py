@@ -18,8 +18,8 @@ from uptrend.doctor.pages import cause_page
 from uptrend.doctor.report import TRAINERS, changes_for_trainer, to_table
 from uptrend.present.formatting import assignments
 from uptrend.records import RecordError, Run, view_of
-from uptrend.records.directory import plain
 from uptrend.records.finding import causes, headline
+from uptrend.records.lines import plain
 from uptrend.records.summary import run_row
 from uptrend.runner import views_of
 

@@ -33,8 +33,10 @@ from uptrend.records import (
     dialects,
     view_of,
 )
-from uptrend.records.directory import LINES_FILES, plain, write_atomically
+from uptrend.records.directory import LINES_FILES
+from uptrend.records.files import write_atomically
 from uptrend.records.finding import dated
+from uptrend.records.lines import plain
 
 SCHEMA = 2
 TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINER_NAMES}

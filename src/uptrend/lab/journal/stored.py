@@ -18,8 +18,8 @@ from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.lab.measure import curve_of, in_line
 from uptrend.present.drawing import thin_curve
 from uptrend.records import Interval, LabError, RecordError, Run, Verdict
-from uptrend.records.directory import plain, write_atomically
-from uptrend.records.files import parse_json, read_file
+from uptrend.records.files import parse_json, read_file, write_atomically
+from uptrend.records.lines import plain
 from uptrend.records.view import view_of
 
 T = typing.TypeVar("T")
