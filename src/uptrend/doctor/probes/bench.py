@@ -23,8 +23,8 @@ from torch import Tensor
 
 from uptrend.algo.losses import k3
 from uptrend.config import Config, to_table
-from uptrend.doctor import check
-from uptrend.doctor.catalogue import complete_fix, settings_of
+from uptrend.doctor.catalogue import complete_fix, settings_in_force
+from uptrend.doctor.check import make_finding
 from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import Movement, WeightMeter
@@ -170,10 +170,10 @@ class Bench:
         """Make a finding on this recipe; `value` and `rollout` go with evidence in one sentence."""
         if isinstance(evidence, str):
             evidence = [make_evidence(evidence, value, rollout)]
-        finding = check.finding(self._view, id, severity, basis, summary, evidence)
+        finding = make_finding(self._view, id, severity, basis, summary, evidence)
         if fix is None:
             return finding
-        own_fix = complete_fix(fix, self._view.trainer, settings_of(self._view))
+        own_fix = complete_fix(fix, self._view.trainer, settings_in_force(self._view))
         return replace(finding, fix=own_fix)
 
     @property

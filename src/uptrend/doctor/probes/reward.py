@@ -6,12 +6,12 @@ from collections import defaultdict
 
 import numpy as np
 
-from uptrend.doctor.answers import UNFINISHED
+from uptrend.doctor.answers import UNFINISHED_ENDINGS
 from uptrend.doctor.check import CRITICAL, SIGNAL, WARNING
 from uptrend.doctor.probes.bench import Bench, by_group, make_evidence
 from uptrend.doctor.probes.probe import Answer, probe, require
 from uptrend.records import Basis, Reward
-from uptrend.records.rollout import OVERLONG
+from uptrend.records.rollout import OVERLONG_PART
 from uptrend.tasks.proof import (
     MIN_TAKEN_IN_SHARE,
     HasCheaters,
@@ -66,7 +66,7 @@ def rescoring(bench: Bench) -> Answer:
     )
     recorded = np.array(
         [
-            _total(r.reward) - sum(p.value for p in r.reward.parts if p.name == OVERLONG)
+            _total(r.reward) - sum(p.value for p in r.reward.parts if p.name == OVERLONG_PART)
             for r in rollouts
         ]
     )
@@ -293,7 +293,7 @@ def paid(bench: Bench) -> Answer:
     # A reward that can be negative and is 0 for everybody was not earned either.
     is_nothing = not any(r.reward and r.reward.total for r in played)
     out, expert = (
-        [r for r in rs if r.ended in UNFINISHED and (is_nothing or not _is_paid(r.reward))]
+        [r for r in rs if r.ended in UNFINISHED_ENDINGS and (is_nothing or not _is_paid(r.reward))]
         for rs in (played, shown)
     )
     yield (
@@ -354,7 +354,7 @@ def paid(bench: Bench) -> Answer:
         more = bench.play(
             bench.drawn[:4], 4, "turns", max_turns=2 * s.max_turns, context=2 * s.context
         )
-        ended = sum(r.ended not in UNFINISHED for r in more)
+        ended = sum(r.ended not in UNFINISHED_ENDINGS for r in more)
         text = f"with twice the turns {ended} of {len(more)} end by themselves"
         yield f"; {text}"
         id = "reward.never-computed"
@@ -372,4 +372,4 @@ def paid(bench: Bench) -> Answer:
 
 
 def _is_paid(reward: Reward | None) -> bool:
-    return reward is not None and not reward.is_least
+    return reward is not None and not reward.is_lowest

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from uptrend.config.schema import Kl
 from uptrend.doctor.check import CRITICAL, NOTE, SUSPICION, WARNING
-from uptrend.doctor.groups import RewardGroups, recomputed
+from uptrend.doctor.groups import RewardGroups, recompute_advantages
 from uptrend.doctor.probes.bench import Bench, GradientCatcher, by_group, distance, kl_between
 from uptrend.doctor.probes.probe import NEEDS_KL_PENALTY, Answer, Piece, probe, require
 from uptrend.policy.optimizer import Optimizer, learning_rate
 from uptrend.policy.weights import movable_share
 from uptrend.present.formatting import plural
 from uptrend.records import Reward, Role, Rollout, Sequence
-from uptrend.records.rollout import AT_A_LIMIT
+from uptrend.records.rollout import LIMIT_ENDINGS
 from uptrend.training.loop import learn
 from uptrend.training.recorder import RecordedRollouts
 
@@ -79,7 +79,7 @@ def masks(bench: Bench) -> Answer:
     rows = [
         (r, s)
         for r, s in rows
-        if r.reward is not None and r.kept and not (cut and r.ended in AT_A_LIMIT)
+        if r.reward is not None and r.kept and not (cut and r.ended in LIMIT_ENDINGS)
     ]
     said = sum(int((s.versions >= 0).sum()) for _, s in rows)
     out = [(r, s.ids[(s.versions >= 0) & ~_trained(s)]) for r, s in rows]
@@ -133,7 +133,7 @@ def true_advantages(rollouts: list[Rollout], scale: str, baseline: str) -> Float
     names_n = [rollouts[n].group for n in scored]
     group_n = np.unique(names_n, return_inverse=True)[1].astype(np.int64)
     out = np.zeros(len(rollouts))
-    out[scored] = recomputed(RewardGroups(group_n, reward_n[scored]), scale, baseline)
+    out[scored] = recompute_advantages(RewardGroups(group_n, reward_n[scored]), scale, baseline)
     return out
 
 
