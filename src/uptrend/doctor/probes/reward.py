@@ -1,16 +1,20 @@
 """Probes of scoring: the same again, side by side, by cheaters, and whether a reward is ever
 paid.
+
+n = rollout.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from uptrend.doctor.answers import UNFINISHED_ENDINGS
 from uptrend.doctor.check import CRITICAL, SIGNAL, WARNING
-from uptrend.doctor.probes.bench import Bench, by_group, make_evidence
+from uptrend.doctor.probes.bench import Bench, Plays, by_group, make_evidence
 from uptrend.doctor.probes.probe import Answer, probe, require
-from uptrend.records import Basis, Reward
+from uptrend.records import Basis, Evidence, Message, Reward, Rollout
 from uptrend.records.rollout import OVERLONG_PART
 from uptrend.tasks.proof import (
     MIN_TAKEN_IN_SHARE,
@@ -21,8 +25,19 @@ from uptrend.tasks.proof import (
     try_task,
 )
 
-# Share of rollouts that earn another reward when they are scored again above which it is noise.
+# Rollouts that are scored again.
+RESCORED_ROLLOUTS = 64
+# Rewards that differ by less are the same: sums of parts are rounded.
+REWARD_TOLERANCE = 1e-6
+# Share of rollouts that earn another reward when they are scored again: above the first it is
+# reported, above the second it is noise that drowns the reward.
+MIN_UNSURE_SHARE = 0.01
 CRITICAL_UNSURE_SHARE = 0.1
+# Share of rollouts with a reward on which the scorer fails, above which training must not start.
+CRITICAL_FAILED_SHARE = 0.1
+# Places by which rewards may be shifted against their rollouts, the likeliest first.
+REWARD_SHIFTS = (1, -1, 2, -2)
+MAX_EXAMPLES = 3
 
 
 @probe(
@@ -35,167 +50,212 @@ CRITICAL_UNSURE_SHARE = 0.1
     ],
 )
 def rescoring(bench: Bench) -> Answer:
-    """Say up to 64 rollouts to the tasks they name again, twice, and compare rewards with the
-    recorded ones.
-    """
-    size = bench.config.sampling.size
-    groups = by_group(bench.played)
-    if odd := [(name, len(members)) for name, members in groups.items() if len(members) != size]:
+    """Score up to 64 rollouts again, twice, and compare with the recorded rewards."""
+    yield from _incomplete_groups(bench)
+
+    known = [r for r in bench.played if r.reward is not None and r.task in bench.tasks]
+    rollouts_n = np.array(known[: bench.max_plays(RESCORED_ROLLOUTS)], object)
+    plays = _own_tasks(bench, rollouts_n.tolist())
+    first_n = _rescore(bench, rollouts_n.tolist(), plays)
+    second_n = _rescore(bench, rollouts_n.tolist(), plays)
+    recorded_n = np.array([_task_reward(rollout.reward) for rollout in rollouts_n])
+
+    is_unsure_n = ~np.isclose(first_n, second_n, rtol=0, atol=REWARD_TOLERANCE, equal_nan=True)
+    has_failed_n = np.isnan(first_n) & ~is_unsure_n
+    if has_failed_n.any():
+        failed_share = float(has_failed_n.mean())
+        example = rollouts_n[has_failed_n][0]
         summary = (
-            f"{len(odd)} of {len(groups)} groups came back with another number of rewards than"
-            " rollouts."
-        )
-        text = f"group {odd[0][0]} has {odd[0][1]} rollouts, sampling.size = {size}"
-        yield bench.finding("reward.wrong-length", CRITICAL, summary, text, odd[0][1])
-    rollouts = np.array(
-        [r for r in bench.played if r.reward is not None and r.task in bench.tasks][
-            : bench.max_plays(64)
-        ],
-        object,
-    )
-    # One question may stand there with two golds, which is another fault: each is scored by its
-    # own.
-    own = {
-        (t.id, t.answer): (t, stage.taskset)
-        for stage in reversed(bench.pool.stages)
-        for t in stage.tasks
-    }
-    plays = [own.get((r.task, r.answer), bench.tasks[r.task]) for r in rollouts]
-    first, second = (
-        np.array([_total(p.reward) for p in bench.replay(list(rollouts), plays)]) for _ in range(2)
-    )
-    recorded = np.array(
-        [
-            _total(r.reward) - sum(p.value for p in r.reward.parts if p.name == OVERLONG_PART)
-            for r in rollouts
-        ]
-    )
-    unsure = ~np.isclose(first, second, rtol=0, atol=1e-6, equal_nan=True)
-    failed = np.isnan(first) & ~unsure
-    if failed.any():
-        share = float(failed.mean())
-        example = rollouts[failed][0]
-        summary = (
-            f"The scorer fails on {failed.sum()} of {len(rollouts)} rollouts, and yet they have a"
-            " reward."
+            f"The scorer fails on {has_failed_n.sum()} of {len(rollouts_n)} rollouts, and yet they"
+            " have a reward."
         )
         text = (
             f"{example.error or 'it fails when it is scored again'}; recorded"
-            f" {_total(example.reward):g}"
+            f" {example.reward.total:g}"
         )
-        severity = CRITICAL if share > 0.1 else WARNING
-        yield bench.finding("reward.error-scored", severity, summary, text, share, example)
-    rollouts, first, second, recorded, unsure = (
-        x[~failed] for x in (rollouts, first, second, recorded, unsure)
-    )
-    wrong = ~np.isclose(first, recorded, rtol=0, atol=1e-6) & ~unsure
-    count = len(rollouts)
-    yield (
-        f"{wrong.sum()} of {count} recorded rewards differ from a second scoring, {unsure.sum()}"
-        " from a third"
-    )
-    if unsure.sum() > 0.01 * count:
-        share = float(unsure.mean())
-        severity = CRITICAL if unsure.mean() > CRITICAL_UNSURE_SHARE else WARNING
+        severity = CRITICAL if failed_share > CRITICAL_FAILED_SHARE else WARNING
+        yield bench.finding("reward.error-scored", severity, summary, text, failed_share, example)
+
+    # The rest is judged without the rollouts on which the scorer fails.
+    rollouts_n = rollouts_n[~has_failed_n]
+    first_n = first_n[~has_failed_n]
+    second_n = second_n[~has_failed_n]
+    recorded_n = recorded_n[~has_failed_n]
+    is_unsure_n = is_unsure_n[~has_failed_n]
+    is_other_n = ~np.isclose(first_n, recorded_n, rtol=0, atol=REWARD_TOLERANCE) & ~is_unsure_n
+    count = len(rollouts_n)
+    n_unsure = is_unsure_n.sum()
+    n_other = is_other_n.sum()
+    yield f"{n_other} of {count} recorded rewards differ from a second scoring, "
+    yield f"{n_unsure} from a third"
+
+    n_values = len(np.unique(first_n))
+    if n_unsure > MIN_UNSURE_SHARE * count:
+        unsure_share = float(is_unsure_n.mean())
+        severity = CRITICAL if unsure_share > CRITICAL_UNSURE_SHARE else WARNING
+        example = rollouts_n[is_unsure_n][0]
         summary = (
-            f"The same rollout earns another reward when it is scored again: {unsure.sum()} of"
-            f" {count} do."
+            f"The same rollout earns another reward when it is scored again: {n_unsure} of {count}"
+            " do."
         )
-        text = f"{first[unsure][0]:g}, then {second[unsure][0]:g}"
+        text = f"{first_n[is_unsure_n][0]:g}, then {second_n[is_unsure_n][0]:g}"
         yield bench.finding(
-            "reward.nondeterministic", severity, summary, text, share, rollouts[unsure][0]
+            "reward.nondeterministic", severity, summary, text, unsure_share, example
         )
-    elif wrong.any() and len(np.unique(recorded)) == 1 and len(np.unique(first)) > 1:
+    elif n_other and len(np.unique(recorded_n)) == 1 and n_values > 1:
         summary = (
             "One reward was given to all rollouts: scored one by one, they earn different ones."
         )
         text = (
-            f"recorded {recorded[0]:g} for all {count}; scored again {len(np.unique(first))}"
-            " different values"
+            f"recorded {recorded_n[0]:g} for all {count}; scored again {n_values} different values"
         )
-        yield bench.finding("reward.wrong-length", CRITICAL, summary, text, float(recorded[0]))
-    elif wrong.any():
-        shift = next(
-            (k for k in (1, -1, 2, -2) if np.allclose(np.roll(first, k)[2:-2], recorded[2:-2])),
-            None,
-        )
-        shifted = make_evidence(
-            f"shifted by {shift}, the second scoring gives the recorded rewards", shift
-        )
-        examples = list(zip(recorded[wrong], first[wrong], rollouts[wrong], strict=True))[:3]
-        evidence = [
-            make_evidence(f"recorded {was:g}, by its task id {is_now:g}", None, r)
-            for was, is_now, r in examples
-        ]
+        yield bench.finding("reward.wrong-length", CRITICAL, summary, text, float(recorded_n[0]))
+    elif n_other:
         summary = (
-            f"{wrong.sum()} of {count} rewards are not those of their rollout's task: answers are"
+            f"{n_other} of {count} rewards are not those of their rollout's task: answers are"
             " misaligned."
         )
-        yield bench.finding(
-            "reward.misaligned", CRITICAL, summary, [shifted] * (shift is not None) + evidence
+        evidence = list[Evidence]()
+        shift = _find_shift(first_n, recorded_n)
+        if shift is not None:
+            text = f"shifted by {shift}, the second scoring gives the recorded rewards"
+            evidence.append(make_evidence(text, shift))
+        for n in np.flatnonzero(is_other_n)[:MAX_EXAMPLES]:
+            text = f"recorded {recorded_n[n]:g}, by its task id {first_n[n]:g}"
+            evidence.append(make_evidence(text, None, rollouts_n[n]))
+        yield bench.finding("reward.misaligned", CRITICAL, summary, evidence)
+
+
+def _incomplete_groups(bench: Bench) -> Answer:
+    """Report groups that have more or fewer rollouts than the recipe asks for."""
+    size = bench.config.sampling.size
+    groups = by_group(bench.played)
+    other_sizes = {name: len(group) for name, group in groups.items() if len(group) != size}
+    if other_sizes:
+        name, other_size = next(iter(other_sizes.items()))
+        summary = (
+            f"{len(other_sizes)} of {len(groups)} groups came back with another number of rewards"
+            " than rollouts."
         )
+        text = f"group {name} has {other_size} rollouts, sampling.size = {size}"
+        yield bench.finding("reward.wrong-length", CRITICAL, summary, text, other_size)
 
 
-def _total(reward: Reward | None) -> float:
-    return np.nan if reward is None else reward.total
+def _own_tasks(bench: Bench, rollouts: Sequence[Rollout]) -> Plays:
+    """Return each rollout's task with the gold answer that the rollout carries.
+
+    A dataset may hold a question with two golds, which is another fault.
+    """
+    by_answer = {}
+    for stage in reversed(bench.pool.stages):
+        for task in stage.tasks:
+            by_answer[task.id, task.answer] = (task, stage.taskset)
+    plays = []
+    for rollout in rollouts:
+        plays.append(by_answer.get((rollout.task, rollout.answer), bench.tasks[rollout.task]))
+    return plays
+
+
+def _rescore(bench: Bench, rollouts: Sequence[Rollout], plays: Plays) -> NDArray[np.float64]:
+    """Return what rollouts earn when they are scored again; NaN where the scorer fails."""
+    return np.array([play.total for play in bench.replay(rollouts, plays)])
+
+
+def _task_reward(reward: Reward) -> float:
+    """Return a reward without the part for length, which the task knows nothing of."""
+    length_parts = [part.value for part in reward.parts if part.name == OVERLONG_PART]
+    return reward.total - sum(length_parts)
+
+
+def _find_shift(first_n: NDArray[np.float64], recorded_n: NDArray[np.float64]) -> int | None:
+    """Return the places by which rewards are shifted against their rollouts; None if none fits."""
+    for shift in REWARD_SHIFTS:
+        # What a shift rolls over the ends has no counterpart.
+        if np.allclose(np.roll(first_n, shift)[2:-2], recorded_n[2:-2]):
+            return shift
+    return None
+
+
+# Rollouts that are replayed alone and side by side.
+REPLAYED_ROLLOUTS = 24
+# Copies of each that run side by side: the last one begins when the others are under way.
+COPIES_AT_ONCE = 3
+# Characters of the last reply that a finding quotes.
+QUOTED_REPLY_CHARACTERS = 60
 
 
 @probe("state", finds=["task.state-leaks"])
 def state(bench: Bench) -> Answer:
-    """Replay up to 24 of the expert's and the model's rollouts one by one, then thrice side by
-    side, the last later.
+    """Replay up to 24 rollouts one by one, then thrice side by side: they must come out the same.
+
+    The last of the three begins later than the others.
     """
-    everyone = [
-        r
-        for r in (*bench.demonstrations, *bench.rollouts)
-        if r.task in bench.tasks and r.error is None
-    ]
     # Of rollouts that say the same to the same task, one is enough.
-    chosen = list({(r.task, tuple(m.content for m in r.messages)): r for r in everyone}.values())[
-        : bench.max_plays(24)
-    ]
-    require(chosen, "no rollout went through")
-    alone = bench.replay(chosen)
-    again = bench.replay(chosen)
-    together = bench.replay([*chosen] * 3, at_once=True, late=len(chosen))
-    # A scorer that can't repeat itself says nothing of state: then only what was observed counts.
-    scored = all(_same(a, b) for a, b in zip(alone, again, strict=True))
-    sure = [i for i in range(len(chosen)) if _same(alone[i], again[i], scored)]
-    leaks = [
-        i
-        for i in sure
-        if not all(_same(alone[i], other, scored) for other in together[i :: len(chosen)])
-    ]
-    observed = sum(len(p.texts) for p in alone)
-    yield (
-        f"{len(leaks)} of {len(sure)} rollouts ({observed} observations) differ side by side from"
-        " alone"
-    )
+    distinct: dict[tuple[str, tuple[str, ...]], Rollout] = {}
+    for rollout in (*bench.demonstrations, *bench.rollouts):
+        if rollout.task in bench.tasks and rollout.error is None:
+            texts = tuple(message.content for message in rollout.messages)
+            distinct[rollout.task, texts] = rollout
+    rollouts = list(distinct.values())[: bench.max_plays(REPLAYED_ROLLOUTS)]
+    count = len(rollouts)
+    require(rollouts, "no rollout went through")
+
+    alone = bench.replay(rollouts)
+    again = bench.replay(rollouts)
+    together = bench.replay(rollouts * COPIES_AT_ONCE, at_once=True, late=count)
+    # A scorer that can't repeat itself says nothing of state: then only replies are compared.
+    with_rewards = all(_is_same(a, b) for a, b in zip(alone, again, strict=True))
+    n_repeatable = 0
+    leaks = list[int]()
+    for n in range(count):
+        if not _is_same(alone[n], again[n], with_rewards):
+            continue
+        n_repeatable += 1
+        copies = together[n::count]
+        if not all(_is_same(alone[n], copy, with_rewards) for copy in copies):
+            leaks.append(n)
+
+    n_observations = sum(len(play.texts) for play in alone)
+    yield f"{len(leaks)} of {n_repeatable} rollouts ({n_observations} observations) differ side by "
+    yield "side from alone"
     if leaks:
         first = leaks[0]
-        shown = list[str]()
-        for played in (alone[first], together[first]):
-            texts = ["", *(text for replies in played.texts for text in replies)]
-            shown.append(
-                f"{texts[-1][-60:]} → {played.reward.total if played.reward else 'failed'}"
-            )
         summary = (
-            f"Rollouts of this taskset share state: {len(leaks)} of {len(sure)} see something else"
-            " in company."
+            f"Rollouts of this taskset share state: {len(leaks)} of {n_repeatable} see something"
+            " else in company."
         )
-        text = f"alone {shown[0]!r}, side by side {shown[1]!r}"
-        yield bench.finding(
-            "task.state-leaks", CRITICAL, summary, text, len(leaks) / len(sure), chosen[first]
-        )
+        alone_text = _describe_outcome(alone[first])
+        together_text = _describe_outcome(together[first])
+        text = f"alone {alone_text!r}, side by side {together_text!r}"
+        share = len(leaks) / n_repeatable
+        yield bench.finding("task.state-leaks", CRITICAL, summary, text, share, rollouts[first])
 
 
-def _same(a: ScoredPlay, b: ScoredPlay, scored: bool = True) -> bool:
-    rewards = [None if p.reward is None else round(p.reward.total, 9) for p in (a, b)]
-    return a.texts == b.texts and (not scored or rewards[0] == rewards[1])
+def _is_same(a: ScoredPlay, b: ScoredPlay, with_rewards: bool = True) -> bool:
+    """Return True if two plays saw the same replies, and earned the same reward."""
+    if a.texts != b.texts:
+        return False
+    return not with_rewards or _rounded_total(a) == _rounded_total(b)
+
+
+def _rounded_total(play: ScoredPlay) -> float | None:
+    return None if play.reward is None else round(play.reward.total, 9)
+
+
+def _describe_outcome(play: ScoredPlay) -> str:
+    """Return the end of a task's last reply, and the reward that followed."""
+    replies = [text for turn in play.texts for text in turn]
+    last_reply = replies[-1] if replies else ""
+    outcome = play.reward.total if play.reward else "failed"
+    return f"{last_reply[-QUOTED_REPLY_CHARACTERS:]} → {outcome}"
 
 
 # Tasks that each cheater tries.
 CHEATED_TASKS = 8
+# Tries of each: a noisy scorer pays a cheater now and then, which is another fault.
+CHEATER_TRIES = 2
+# Characters of a paid text that a finding quotes.
+QUOTED_CHEAT_CHARACTERS = 80
 
 
 @probe("cheater", finds=["task.evaluator-exposed", "reward.hackable"])
@@ -204,66 +264,79 @@ def cheater(bench: Bench) -> Answer:
     taskset = bench.stage.taskset
     require(isinstance(taskset, HasCheaters), "the taskset has no scripted cheater")
     assert isinstance(taskset, HasCheaters)
-    # by kind of cheater
-    paid = defaultdict[int, list[tuple[str, bool]]](list)
-    tried = defaultdict[int, int](int)
+
+    # By kind of cheater: the number of tasks tried, the texts that were paid, and for each of them
+    # True if it says the answer.
+    n_tried = defaultdict[int, int](int)
+    paid_texts = defaultdict[int, list[str]](list)
+    says_answer = defaultdict[int, list[bool]](list)
     for task in bench.stage.tasks[: bench.max_plays(CHEATED_TASKS)]:
-        known = try_task(taskset, task)
-        most = known.earned if known.earned > known.rival else np.inf
-        # Twice: a noisy scorer pays anybody now and then, which is another fault.
-        rounds = [play_scripts(taskset, task, taskset.cheaters(task)) for _ in range(2)]
+        scored = try_task(taskset, task)
+        top = scored.earned if scored.earned > scored.rival else np.inf
+        rounds = []
+        for _ in range(CHEATER_TRIES):
+            rounds.append(play_scripts(taskset, task, taskset.cheaters(task)))
         for kind, tries in enumerate(zip(*rounds, strict=True)):
-            tried[kind] += 1
-            if all(is_taken_in(play, most) for play in tries):
-                said = " ".join(text for turn in tries[0].texts for text in turn)
-                paid[kind].append((said, bool(task.answer) and task.answer.lower() in said.lower()))
-    figure = (
-        f"{sum(map(len, paid.values()))} of {sum(tried.values())} scripted cheaters earn the"
-        " maximum"
-    )
+            n_tried[kind] += 1
+            if all(is_taken_in(play, top) for play in tries):
+                text = " ".join(text for turn in tries[0].texts for text in turn)
+                paid_texts[kind].append(text)
+                is_said = bool(task.answer) and task.answer.lower() in text.lower()
+                says_answer[kind].append(is_said)
+
+    n_paid = sum(len(texts) for texts in paid_texts.values())
+    figure = f"{n_paid} of {sum(n_tried.values())} scripted cheaters earn the maximum"
     yield figure
-    for kind in sorted(paid):
-        if len(paid[kind]) < MIN_TAKEN_IN_SHARE * tried[kind]:
+    for kind, texts in sorted(paid_texts.items()):
+        share = len(texts) / n_tried[kind]
+        ratio = f"{len(texts)} of {n_tried[kind]}"
+        if len(texts) < MIN_TAKEN_IN_SHARE * n_tried[kind]:
             continue
-        ratio = f"{len(paid[kind])} of {tried[kind]}"
-        share = len(paid[kind]) / tried[kind]
-        is_said = all(says_answer for _, says_answer in paid[kind])
-        # Where there are tools, who is paid without ever saying the answer has reached the
-        # evaluator; where there is nothing but text, the reward pays for too much.
+        # A cheater that is paid in a task with tools without ever saying the answer has reached
+        # the evaluator; where there is nothing but text, the reward pays for too much.
         id = "reward.hackable"
-        severity = WARNING if is_said else CRITICAL
-        # Many rewards look for the answer anywhere, and a model may never find that out: no reason
-        # not to start.
-        summary = (
-            f"The reward is paid in full for the answer among others: {ratio} who say everything"
-            " earn it."
-        )
-        if not is_said:
+        severity = CRITICAL
+        if all(says_answer[kind]):
+            # Many rewards look for the answer anywhere, and a model may never find that out: no
+            # reason not to start.
+            severity = WARNING
             summary = (
-                f"The reward is paid in full without the answer: {ratio} who say something else"
-                " earn it."
+                f"The reward is paid in full for the answer among others: {ratio} who say"
+                " everything earn it."
             )
-        if bench.tools and not is_said:
+        elif bench.tools:
             id = "task.evaluator-exposed"
             summary = (
                 f"The evaluator can be reached from inside a rollout: {ratio} cheaters earn the"
                 " maximum."
             )
-        evidence = [
-            make_evidence(figure),
-            make_evidence(f"paid in full: {paid[kind][0][0][-80:]!r}", share),
-        ]
+        else:
+            summary = (
+                f"The reward is paid in full without the answer: {ratio} who say something else"
+                " earn it."
+            )
+        paid_text = f"paid in full: {texts[0][-QUOTED_CHEAT_CHARACTERS:]!r}"
+        evidence = [make_evidence(figure), make_evidence(paid_text, share)]
         yield bench.finding(id, severity, summary, evidence)
 
 
-FEW = 16  # rollouts below which it may be chance: of 16 none does what 17% would (95%)
-ENOUGH = 32  # rollouts that it takes where nothing but their number speaks
-SURE = 64  # rollouts from which on a run is stopped for it: of 64 none does what 5% would
-# Shares of rollouts that run out unpaid, of these that one more turn would pay, and of those with
-# twice the turns that end by themselves.
+# Rollouts below which it may be chance: of 16 none does what 17% would (95%).
+MIN_ROLLOUTS = 16
+# Rollouts that it takes where nothing but their number speaks.
+MIN_ROLLOUTS_WITHOUT_EVENT = 32
+# Rollouts from which on a run is stopped for it: of 64 none does what 5% would.
+MIN_CRITICAL_ROLLOUTS = 64
+# Share of rollouts that run out unpaid, from which the reward may wait for something.
 MIN_UNPAID_SHARE = 0.98
+# Share of the expert's rollouts that must be unpaid without their last turn.
+MIN_WAITING_SHARE = 0.5
+# Share of unpaid rollouts that one more turn would pay.
 MIN_EARNING_SHARE = 0.05
+# Share of rollouts with twice the turns that end by themselves.
 MIN_ENDED_SHARE = 0.1
+# Tasks that are played with twice the turns, and rollouts of each.
+LONGER_TASKS = 4
+LONGER_ROLLOUTS = 4
 
 
 # Rollouts that run out unpaid are no fault alone: a weak model looks the same. The expert's own
@@ -280,96 +353,142 @@ MIN_ENDED_SHARE = 0.1
 #                                     by itself, the limit cuts it.
 @probe("paid", finds=["reward.never-computed", "context.completion-truncated"])
 def paid(bench: Bench) -> Answer:
-    """Count rollouts that run out of turns at the least reward; where nearly all do, ask whether
-    that is ever paid.
-    """
+    """Count rollouts that run out of turns at the least reward, and seek what would be paid."""
     require(bench.config.sampling.max_turns > 1, "rollouts have one turn")
-    known = [r for r in bench.rollouts if r.task in bench.tasks]
-    played, shown = (
-        [r for r in rollouts if r.reward] for rollouts in (known, bench.demonstrations)
+    played = [r for r in bench.rollouts if r.reward and r.task in bench.tasks]
+    demonstrations = [r for r in bench.demonstrations if r.reward]
+    is_enough = len(played) >= MIN_ROLLOUTS and demonstrations
+    require(
+        is_enough, f"fewer than {MIN_ROLLOUTS} rollouts, or none of the expert's, could be scored"
     )
-    enough = len(played) >= FEW and shown
-    require(enough, f"fewer than {FEW} rollouts, or none of the expert's, could be scored")
-    # A reward that can be negative and is 0 for everybody was not earned either.
-    is_nothing = not any(r.reward and r.reward.total for r in played)
-    out, expert = (
-        [r for r in rs if r.ended in UNFINISHED_ENDINGS and (is_nothing or not _is_paid(r.reward))]
-        for rs in (played, shown)
-    )
-    yield (
-        f"{len(out)} of {len(played)} rollouts run out unpaid, {len(expert)} of {len(shown)} of the"
+
+    # A reward that can be negative and is 0 for every rollout was not earned either.
+    is_nothing_earned = not any(r.reward and r.reward.total for r in played)
+    unpaid = _unpaid_at_a_limit(played, is_nothing_earned)
+    unpaid_demonstrations = _unpaid_at_a_limit(demonstrations, is_nothing_earned)
+    yield f"{len(unpaid)} of {len(played)} rollouts run out unpaid, "
+    yield f"{len(unpaid_demonstrations)} of {len(demonstrations)} of the expert's"
+    if len(unpaid) < MIN_UNPAID_SHARE * len(played) or unpaid_demonstrations:
+        return
+
+    without_last = [rollout.model_messages[:-1] for rollout in demonstrations]
+    shortened = bench.replay(demonstrations, turns=without_last)
+    n_waiting = sum(not _is_paid(play.reward) for play in shortened)
+    yield f"; without its last turn {n_waiting} are"
+    if n_waiting < MIN_WAITING_SHARE * len(demonstrations):
+        return
+
+    unpaid_text = (
+        f"{len(unpaid)} of {len(played)} rollouts run out of turns at the least reward, none of the"
         " expert's"
     )
-    if len(out) < MIN_UNPAID_SHARE * len(played) or expert:
-        return
-    unpaid = sum(
-        not _is_paid(p.reward)
-        for p in bench.replay(shown, turns=[r.model_messages[:-1] for r in shown])
+    waiting_text = (
+        f"{n_waiting} of {len(demonstrations)} rollouts of the expert's earn the least without"
+        " their last turn"
     )
-    yield f"; without its last turn {unpaid} are"
-    if unpaid < 0.5 * len(shown):
-        return
-    text = (
-        f"{len(out)} of {len(played)} rollouts run out of turns at the least reward, none of the"
-        " expert's"
-    )
+    share = len(unpaid) / len(played)
     evidence = [
-        make_evidence(text, len(out) / len(played), out[0], "sampling/ended/turn-limit/share"),
-        make_evidence(
-            f"{unpaid} of {len(shown)} rollouts of the expert's earn the least without their last"
-            " turn"
-        ),
+        make_evidence(unpaid_text, share, unpaid[0], "sampling/ended/turn-limit/share"),
+        make_evidence(waiting_text),
     ]
-    last = {
-        repr((said[-1].content, said[-1].calls)): said[-1]
-        for r in shown
-        if (said := r.model_messages)
-    }
-    # the same words after different work
-    if len(last) == 1 and len({repr(r.model_messages[:-1]) for r in shown}) > 1:
-        words = next(iter(last.values()))
-        closed = bench.replay(out, turns=[[*r.model_messages[:-1], words] for r in out])
-        earning = [r for r, again in zip(out, closed, strict=True) if _is_paid(again.reward)]
-        event = repr(
-            words.content.strip()[-60:]
-            or ", ".join(f"{call.name}({call.arguments})" for call in words.calls)
-        )
-        text = (
-            f"{len(earning)} of {len(out)} rollouts would be paid as they are if they ended with"
-            f" {event}"
-        )
-        yield f"; {text}"
-        is_cause = len(earning) >= MIN_EARNING_SHARE * len(out)
-        severity = CRITICAL if is_cause and len(played) >= SURE else WARNING
-        sure = Basis.PROOF if is_cause else SIGNAL
-        summary = (
-            f"The reward waits for {event}, which hardly any rollout says: what they did is never"
-            " scored."
-        )
-        evidence.append(make_evidence(text, len(earning) / len(out), next(iter(earning), None)))
-        yield bench.finding("reward.never-computed", severity, summary, evidence, basis=sure)
-    elif len(played) >= ENOUGH:
-        s = bench.config.sampling
-        fix = None
-        more = bench.play(
-            bench.drawn[:4], 4, "turns", max_turns=2 * s.max_turns, context=2 * s.context
-        )
-        ended = sum(r.ended not in UNFINISHED_ENDINGS for r in more)
-        text = f"with twice the turns {ended} of {len(more)} end by themselves"
-        yield f"; {text}"
-        id = "reward.never-computed"
-        summary = (
-            "No rollout comes to an answer, which is all that is paid; more turns do not help."
-        )
-        if ended >= MIN_ENDED_SHARE * len(more):
-            id = "context.completion-truncated"
-            fix = bench.more_turns
-            summary = (
-                f"sampling.max_turns = {s.max_turns} ends rollouts before their answer: {text}."
-            )
-        evidence.append(make_evidence(text, ended / len(more)))
-        yield bench.finding(id, WARNING, summary, evidence, basis=SIGNAL, fix=fix)
+    event = _common_last_turn(demonstrations)
+    if event is not None:
+        yield from _judge_event(bench, event, unpaid, len(played), evidence)
+    elif len(played) >= MIN_ROLLOUTS_WITHOUT_EVENT:
+        yield from _judge_turn_limit(bench, evidence)
+
+
+def _unpaid_at_a_limit(rollouts: Sequence[Rollout], is_nothing_earned: bool) -> list[Rollout]:
+    """Return the rollouts that ended at a limit with the least reward, or with any if nothing is
+    earned at all.
+    """
+    unpaid = []
+    for rollout in rollouts:
+        is_unpaid = is_nothing_earned or not _is_paid(rollout.reward)
+        if rollout.ended in UNFINISHED_ENDINGS and is_unpaid:
+            unpaid.append(rollout)
+    return unpaid
 
 
 def _is_paid(reward: Reward | None) -> bool:
     return reward is not None and not reward.is_lowest
+
+
+def _common_last_turn(demonstrations: Sequence[Rollout]) -> Message | None:
+    """Return the turn that ends all of the expert's rollouts, after different work; else None."""
+    work = set[str]()
+    last_turns: dict[str, Message] = {}
+    for rollout in demonstrations:
+        messages = rollout.model_messages
+        work.add(repr(messages[:-1]))
+        if messages:
+            last = messages[-1]
+            last_turns[repr((last.content, last.calls))] = last
+    if len(last_turns) == 1 and len(work) > 1:
+        return next(iter(last_turns.values()))
+    return None
+
+
+def _judge_event(
+    bench: Bench,
+    event: Message,
+    unpaid: Sequence[Rollout],
+    n_played: int,
+    evidence: Sequence[Evidence],
+) -> Answer:
+    """Replay the model's rollouts with the expert's last turn: what that earns was never scored."""
+    turns = [[*rollout.model_messages[:-1], event] for rollout in unpaid]
+    replayed = bench.replay(unpaid, turns=turns)
+    earning = []
+    for rollout, play in zip(unpaid, replayed, strict=True):
+        if _is_paid(play.reward):
+            earning.append(rollout)
+
+    calls = ", ".join(f"{call.name}({call.arguments})" for call in event.calls)
+    event_text = repr(event.content.strip()[-QUOTED_REPLY_CHARACTERS:] or calls)
+    text = (
+        f"{len(earning)} of {len(unpaid)} rollouts would be paid as they are if they ended with"
+        f" {event_text}"
+    )
+    yield f"; {text}"
+    is_proven = len(earning) >= MIN_EARNING_SHARE * len(unpaid)
+    severity = CRITICAL if is_proven and n_played >= MIN_CRITICAL_ROLLOUTS else WARNING
+    summary = (
+        f"The reward waits for {event_text}, which hardly any rollout says: what they did is never"
+        " scored."
+    )
+    example = earning[0] if earning else None
+    own_work = make_evidence(text, len(earning) / len(unpaid), example)
+    basis = Basis.PROOF if is_proven else SIGNAL
+    yield bench.finding(
+        "reward.never-computed", severity, summary, [*evidence, own_work], basis=basis
+    )
+
+
+def _judge_turn_limit(bench: Bench, evidence: Sequence[Evidence]) -> Answer:
+    """Play with twice the turns: rollouts that then end by themselves are cut by the limit."""
+    sampling = bench.config.sampling
+    longer = bench.play(
+        bench.drawn[:LONGER_TASKS],
+        LONGER_ROLLOUTS,
+        "turns",
+        max_turns=2 * sampling.max_turns,
+        context=2 * sampling.context,
+    )
+    n_ended = sum(rollout.ended not in UNFINISHED_ENDINGS for rollout in longer)
+    text = f"with twice the turns {n_ended} of {len(longer)} end by themselves"
+    yield f"; {text}"
+    if n_ended >= MIN_ENDED_SHARE * len(longer):
+        id = "context.completion-truncated"
+        fix = bench.more_turns
+        summary = (
+            f"sampling.max_turns = {sampling.max_turns} ends rollouts before their answer: {text}."
+        )
+    else:
+        id = "reward.never-computed"
+        fix = None
+        summary = (
+            "No rollout comes to an answer, which is all that is paid; more turns do not help."
+        )
+    evidence = [*evidence, make_evidence(text, n_ended / len(longer))]
+    yield bench.finding(id, WARNING, summary, evidence, basis=SIGNAL, fix=fix)
