@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from uptrend.doctor.check import CRITICAL, NOTE, SIGNAL, SUSPICION, WARNING
 from uptrend.doctor.checks.golds import (
@@ -21,12 +22,19 @@ from uptrend.doctor.checks.sampling import HOT
 from uptrend.doctor.probes.bench import Bench, by_group, make_evidence
 from uptrend.doctor.probes.data import question
 from uptrend.doctor.probes.probe import NEEDS_SCORES, Answer, probe, require
-from uptrend.records import Ending, Fix, Role, Rollout
+from uptrend.records import Ending, Fix, Role, Rollout, Task
 from uptrend.stats.intervals import all_right, wilson
 from uptrend.stats.trend import points_for, power_of_rise
 from uptrend.tasks.answers import bare, says_somehow
 from uptrend.tasks.proof import play_scripts
 from uptrend.tasks.taskset import known_gold
+
+# Rewards that are this near to a bound, or to each other, are at it: sums of parts are rounded.
+REWARD_TOLERANCE = 1e-6
+# Tasks and rollouts of each that are played again under other limits.
+COMPARED_TASKS = 8
+COMPARED_ROLLOUTS = 4
+MAX_EXAMPLES = 3
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class PassRates:
     @property
     def dead(self) -> list[bool]:
         """True for groups whose rewards are all equal."""
-        return [len(set(r)) < 2 for r in self.rewards]
+        return [len(set(totals)) < 2 for totals in self.rewards]
 
     @property
     def dead_share(self) -> float:
@@ -50,62 +58,109 @@ class PassRates:
 
     @property
     def tops(self) -> list[int]:
-        """Number of rollouts at the top."""
-        return [
-            sum(x >= high - 1e-6 for x in r)
-            for r, high in zip(self.rewards, self.highs, strict=True)
-        ]
+        """Number of rollouts of each group with the largest possible reward."""
+        counts = []
+        for totals, high in zip(self.rewards, self.highs, strict=True):
+            counts.append(sum(total >= high - REWARD_TOLERANCE for total in totals))
+        return counts
 
     @property
     def pass_rate(self) -> float:
-        """Mean share of rollouts at the top."""
-        return float(np.mean([k / len(r) for k, r in zip(self.tops, self.rewards, strict=True)]))
+        """Mean share of rollouts with the largest possible reward."""
+        return float(np.mean(np.array(self.tops) / self.sizes))
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Number of scored rollouts of each group."""
+        return np.array([len(totals) for totals in self.rewards])
 
 
 def pass_rates(rollouts: Iterable[Rollout]) -> PassRates:
-    """Collect groups by their id."""
-    groups = by_group(r for r in rollouts if r.reward).values()
-    rewards = [[r.reward for r in group if r.reward] for group in groups]
-    said = [
-        len({b"".join(s.ids[s.sampled].tobytes() for s in r.sequences) for r in g}) / len(g)
-        for g in groups
-    ]
-    totals = tuple(tuple(reward.total for reward in group) for group in rewards)
+    """Collect the rewards of scored rollouts by the id of their group."""
+    totals = list[tuple[float, ...]]()
+    lows = list[float]()
+    highs = list[float]()
+    distinct_shares = list[float]()
+    for group in by_group(rollout for rollout in rollouts if rollout.reward).values():
+        rewards = [rollout.reward for rollout in group if rollout.reward]
+        totals.append(tuple(reward.total for reward in rewards))
+        lows.append(rewards[0].low)
+        highs.append(rewards[0].high)
+        distinct_shares.append(len({_sampled_bytes(rollout) for rollout in group}) / len(group))
     # Where nobody said what a reward can be, the least and the most that was earned are its bounds.
-    least, most = (f((x for group in totals for x in group), default=0.0) for f in (min, max))
-    lows = tuple(least if np.isnan(group[0].low) else group[0].low for group in rewards)
-    highs = tuple(most if np.isnan(group[0].high) else group[0].high for group in rewards)
-    return PassRates(totals, lows, highs, float(np.mean(said)) if said else 0.0)
+    earned = [total for group_totals in totals for total in group_totals]
+    least = min(earned, default=0.0)
+    most = max(earned, default=0.0)
+    return PassRates(
+        rewards=tuple(totals),
+        lows=tuple(least if np.isnan(low) else low for low in lows),
+        highs=tuple(most if np.isnan(high) else high for high in highs),
+        distinct=float(np.mean(distinct_shares)) if distinct_shares else 0.0,
+    )
+
+
+def _sampled_bytes(rollout: Rollout) -> bytes:
+    """Return the tokens that the model sampled in a rollout, as a key."""
+    return b"".join(sequence.ids[sequence.sampled].tobytes() for sequence in rollout.sequences)
+
+
+# Limits of the distribution of pass rates that is fitted to a few groups: its mean is never nearer
+# to 0 or 1 than the first, its variance never less than the second, and it weighs as much as so
+# many rollouts.
+MIN_MEAN_RATE = 0.02
+MIN_RATE_VARIANCE = 1e-3
+MIN_PRIOR_ROLLOUTS = 0.2
+MAX_PRIOR_ROLLOUTS = 10
 
 
 def predict_dead(groups: PassRates, size: int) -> float:
     """Predict the share of dead groups at another size."""
-    if len({x for r in groups.rewards for x in r}) > 2:
-        # Unbiased where the size is at most what was played; half a rollout of something else is
-        # taken to be about.
-        chances = [
-            sum(all_right(k, len(r) + 0.5 - k, size) for k in Counter(r).values())
-            for r in groups.rewards
-        ]
-        return float(np.mean(chances))
-    # A group's chance p of earning the most is seen through its n rollouts, k of them at the top: p
-    # ~ Beta(a + k, b + n − k), with a and b fitted to all groups by moments. A group of G is then
-    # all top or all not with chance E[pᴳ] + E[(1−p)ᴳ].
+    values = {total for totals in groups.rewards for total in totals}
+    return _predict_by_value(groups, size) if len(values) > 2 else _predict_by_top(groups, size)
+
+
+def _predict_by_value(groups: PassRates, size: int) -> float:
+    """Predict dead groups of many-valued rewards: a group is dead if all earn one of its values.
+
+    Unbiased where the size is at most what was played; half a rollout of something else is taken to
+    be about.
+    """
+    chances = list[float]()
+    for totals in groups.rewards:
+        chance = 0.0
+        for count in Counter(totals).values():
+            chance += all_right(count, len(totals) + 0.5 - count, size)
+        chances.append(chance)
+    return float(np.mean(chances))
+
+
+def _predict_by_top(groups: PassRates, size: int) -> float:
+    """Predict dead groups of two-valued rewards, with a distribution of pass rates over groups.
+
+    A group's chance p of earning the most is seen through its n rollouts, k of them at the top:
+    p ~ Beta(a + k, b + n − k), with a and b fitted to all groups by moments. A group of G is then
+    all top or all not with chance E[pᴳ] + E[(1−p)ᴳ].
+    """
     tops = np.array(groups.tops)
-    counts = np.array([len(r) for r in groups.rewards])
-    shares = tops / counts
-    mean = float(np.clip(shares.mean(), 0.02, 0.98))
-    spread = max(float(shares.var()) - mean * (1 - mean) / counts.mean(), 1e-3)
-    total = float(np.clip(mean * (1 - mean) / spread - 1, 0.2, 10))
-    a = mean * total + tops
-    b = (1 - mean) * total + counts - tops
-    return float(
-        np.mean([all_right(x, y, size) + all_right(y, x, size) for x, y in zip(a, b, strict=True)])
-    )
+    sizes = groups.sizes
+    rates = tops / sizes
+    mean = float(np.clip(rates.mean(), MIN_MEAN_RATE, 1 - MIN_MEAN_RATE))
+    # Of the variance between groups, chance within them explains the second part.
+    variance = float(rates.var()) - mean * (1 - mean) / sizes.mean()
+    prior = mean * (1 - mean) / max(variance, MIN_RATE_VARIANCE) - 1
+    prior = float(np.clip(prior, MIN_PRIOR_ROLLOUTS, MAX_PRIOR_ROLLOUTS))
+    chances = list[float]()
+    for top, n in zip(tops, sizes, strict=True):
+        a = mean * prior + top
+        b = (1 - mean) * prior + n - top
+        chances.append(all_right(a, b, size) + all_right(b, a, size))
+    return float(np.mean(chances))
 
 
 # Share of groups that the whole interval of dead ones must lie above, and of those predicted.
 MIN_DEAD_SHARE = 0.5
+# Sizes for which dead groups are predicted, beside the recipe's own.
+PREDICTED_SIZES = (16, 32)
 
 
 @probe(
@@ -116,39 +171,47 @@ MIN_DEAD_SHARE = 0.5
 def dead_groups(bench: Bench) -> Answer:
     """Count groups that are all wrong or all right, and predict them at other sizes."""
     groups = pass_rates(bench.played)
-    size = bench.config.sampling.size
-    sides = zip(groups.dead, groups.rewards, groups.lows, groups.highs, strict=True)
-    dead = [(rewards[0], least, most) for is_dead, rewards, least, most in sides if is_dead]
-    low = sum(x <= least + 1e-6 for x, least, _ in dead)
-    high = sum(x >= most - 1e-6 for x, _, most in dead)
-    sizes = ", ".join(
-        f"{predict_dead(groups, g):.0%} at {g}" for g in dict.fromkeys((size, 16, 32))
-    )
-    n = len(groups.rewards)
-    rate = groups.pass_rate
-    yield (
-        f"pass rate {rate:.0%}; {len(dead)} of {n} groups dead ({low} low, {high} high); predicted"
-        f" by size: {sizes}"
-    )
-    text = f"pass rate {rate:.1%}; dead groups predicted: {sizes}"
-    if wilson(low, n)[0] > MIN_DEAD_SHARE:
+    n_groups = len(groups.rewards)
+    n_dead = sum(groups.dead)
+    n_low = 0
+    n_high = 0
+    rows = zip(groups.dead, groups.rewards, groups.lows, groups.highs, strict=True)
+    for is_dead, totals, low, high in rows:
+        if is_dead:
+            n_low += totals[0] <= low + REWARD_TOLERANCE
+            n_high += totals[0] >= high - REWARD_TOLERANCE
+
+    predictions = []
+    for size in dict.fromkeys((bench.config.sampling.size, *PREDICTED_SIZES)):
+        predictions.append(f"{predict_dead(groups, size):.0%} at {size}")
+    by_size = ", ".join(predictions)
+    yield f"pass rate {groups.pass_rate:.0%}; {n_dead} of {n_groups} groups dead "
+    yield f"({n_low} low, {n_high} high); predicted by size: {by_size}"
+
+    text = f"pass rate {groups.pass_rate:.1%}; dead groups predicted: {by_size}"
+    if wilson(n_low, n_groups)[0] > MIN_DEAD_SHARE:
+        id = "advantage.dead-groups-low"
         summary = (
-            f"{low} of {n} groups are all wrong and teach nothing: the model needs easier tasks or"
-            " larger groups."
+            f"{n_low} of {n_groups} groups are all wrong and teach nothing: the model needs easier"
+            " tasks or larger groups."
         )
-        yield bench.finding(
-            "advantage.dead-groups-low", WARNING, summary, text, low / n, basis=SIGNAL
-        )
-    elif wilson(high, n)[0] > MIN_DEAD_SHARE:
+        yield bench.finding(id, WARNING, summary, text, n_low / n_groups, basis=SIGNAL)
+    elif wilson(n_high, n_groups)[0] > MIN_DEAD_SHARE:
+        id = "advantage.dead-groups-high"
         summary = (
-            f"{high} of {n} groups are all right and teach nothing: the model needs harder tasks."
+            f"{n_high} of {n_groups} groups are all right and teach nothing: the model needs harder"
+            " tasks."
         )
-        yield bench.finding(
-            "advantage.dead-groups-high", WARNING, summary, text, high / n, basis=SIGNAL
-        )
+        yield bench.finding(id, WARNING, summary, text, n_high / n_groups, basis=SIGNAL)
 
 
-NONE = 64  # rollouts of which one is right where a model can do 5% of its tasks (95%)
+# Rollouts of which one is right where a model can do 5% of its tasks (95%).
+MIN_ROLLOUTS_NONE_RIGHT = 64
+# Tasks and rollouts of each that are played to come to so many.
+MORE_TASKS = 16
+MORE_ROLLOUTS = 4
+# Share of rollouts that end by the turn limit, from which turns are what is missing.
+MIN_CUT_SHARE = 0.5
 
 
 @probe(
@@ -157,87 +220,105 @@ NONE = 64  # rollouts of which one is right where a model can do 5% of its tasks
     need=NEEDS_SCORES,
 )
 def none_right(bench: Bench) -> Answer:
-    """Count right rollouts; where there are none, play up to 64, and look at what still varies."""
+    """Count right rollouts; if there are none, play up to 64, and see what still varies."""
     require(bench.config.sampling.max_turns == 1, "rollouts have several turns: see paid")
-    golds = [r.reward.total for r in bench.demonstrations if r.reward]
+    gold_totals = [rollout.reward.total for rollout in bench.demonstrations if rollout.reward]
     # Where nobody said what a reward can be, earning as much as a gold answer does is right too.
-    enough = float(np.median(golds)) if golds else np.inf
-    is_known = bool(golds) or any(r.reward and not np.isnan(r.reward.high) for r in bench.played)
-
-    def count(rollouts: list[Rollout]) -> tuple[int, list[float]]:
-        rewards = [r.reward for r in rollouts if r.reward]
-        return sum(x.correct or x.is_best or x.total >= enough for x in rewards), [
-            x.total for x in rewards
-        ]
+    gold_total = float(np.median(gold_totals)) if gold_totals else np.inf
 
     played = bench.played
-    right, totals = count(played)
-    if (not right or len(set(totals)) == 1) and len(played) < NONE:
-        played = [
-            *played,
-            *bench.play(
-                [(task, bench.stage.taskset) for task in bench.stage.tasks[:16]], 4, "more"
-            ),
-        ]
-        right, totals = count(played)
+    totals = _totals(played)
+    n_right = _count_right(played, gold_total)
+    if (not n_right or len(set(totals)) == 1) and len(played) < MIN_ROLLOUTS_NONE_RIGHT:
+        taskset = bench.stage.taskset
+        more_tasks = [(task, taskset) for task in bench.stage.tasks[:MORE_TASKS]]
+        played = played + bench.play(more_tasks, MORE_ROLLOUTS, "more")
+        totals = _totals(played)
+        n_right = _count_right(played, gold_total)
     low = min(totals)
     high = max(totals)
-    said = len({r.response for r in played})
-    yield f"{right} of {len(totals)} rollouts are right; rewards from {low:.3g} to {high:.3g}"
-    # At a bound that is known, it is a matter of how hard the tasks are.
-    bounds = {bound for r in played if r.reward for bound in (r.reward.low, r.reward.high)}
-    is_constant = low == high and low not in bounds and enough in (low, np.inf)
-    if (right and not is_constant) or len(totals) < NONE or said < 2:
+    n_responses = len({rollout.response for rollout in played})
+    yield f"{n_right} of {len(totals)} rollouts are right; rewards from {low:.3g} to {high:.3g}"
+
+    # Rewards that are all at a known bound are a matter of how hard the tasks are.
+    bounds = set[float]()
+    for rollout in played:
+        if rollout.reward:
+            bounds |= {rollout.reward.low, rollout.reward.high}
+    is_constant = low == high and low not in bounds and gold_total in (low, np.inf)
+    is_enough = len(totals) >= MIN_ROLLOUTS_NONE_RIGHT and n_responses > 1
+    if not is_enough or (n_right and not is_constant):
         return
-    text = (
-        f"{len(totals)} rollouts of {len({r.task for r in played})} tasks, {said} different answers"
-    )
+
+    n_tasks = len({rollout.task for rollout in played})
+    text = f"{len(totals)} rollouts of {n_tasks} tasks, {n_responses} different answers"
+    is_bounded = any(r.reward and not np.isnan(r.reward.high) for r in bench.played)
     if is_constant:
+        severity = CRITICAL if gold_totals else WARNING
         summary = f"Every rollout earns {low:g}, whatever it says: the reward is constant."
-        yield bench.finding(
-            "reward.constant", CRITICAL if golds else WARNING, summary, text, low, basis=SIGNAL
-        )
+        yield bench.finding("reward.constant", severity, summary, text, low, basis=SIGNAL)
     elif low == high:
         summary = (
             f"{len(totals)} rollouts, none right: all earn {low:g}, and nothing can be learned from"
             " them."
         )
         yield bench.finding("advantage.dead-groups-low", WARNING, summary, text, 0.0, basis=SIGNAL)
-    elif is_known:
-        text += f"; rewards from {low:.3g} to {high:.3g}" + f", gold's is {enough:.3g}" * bool(
-            golds
+    elif gold_totals or is_bounded:
+        text += f"; rewards from {low:.3g} to {high:.3g}"
+        if gold_totals:
+            text += f", gold's is {gold_total:.3g}"
+        yield from _varying_rewards(bench, played, text)
+
+
+def _totals(rollouts: Sequence[Rollout]) -> list[float]:
+    """Return the rewards of rollouts that were scored."""
+    return [rollout.reward.total for rollout in rollouts if rollout.reward]
+
+
+def _count_right(rollouts: Sequence[Rollout], gold_total: float) -> int:
+    """Count rollouts that are right, or earn the most, or as much as gold."""
+    count = 0
+    for rollout in rollouts:
+        reward = rollout.reward
+        if reward:
+            count += reward.correct or reward.is_best or reward.total >= gold_total
+    return count
+
+
+def _varying_rewards(bench: Bench, played: Sequence[Rollout], text: str) -> Answer:
+    """Report rollouts of which none is right though their rewards vary."""
+    n_scored = len(_totals(played))
+    n_cut = sum(rollout.ended is Ending.TURN_LIMIT for rollout in played)
+    if n_cut > MIN_CUT_SHARE * len(played):
+        id = "reward.never-computed"
+        severity = WARNING
+        fix = bench.more_turns
+        summary = (
+            f"{n_scored} rollouts, none right: the task would go on after the last turn that is"
+            " allowed."
         )
-        cut = sum(r.ended is Ending.TURN_LIMIT for r in played)
-        if cut > 0.5 * len(played):
-            summary = (
-                f"{len(totals)} rollouts, none right: the task would go on after the last turn that"
-                " is allowed."
-            )
-            yield bench.finding(
-                "reward.never-computed",
-                WARNING,
-                summary,
-                text,
-                0.0,
-                basis=SIGNAL,
-                fix=bench.more_turns,
-            )
-        else:
-            # A task of one turn waits for no event. A model that is weak at first may still learn
-            # from the rest.
-            summary = (
-                f"{len(totals)} rollouts, none right yet: so far only the rest of the reward"
-                " varies."
-            )
-            yield bench.finding("advantage.dead-groups-low", NOTE, summary, text, 0.0, basis=SIGNAL)
+    else:
+        # A task of one turn waits for no event. A model that is weak at first may still learn
+        # from the rest.
+        id = "advantage.dead-groups-low"
+        severity = NOTE
+        fix = None
+        summary = f"{n_scored} rollouts, none right yet: so far only the rest of the reward varies."
+    yield bench.finding(id, severity, summary, text, 0.0, basis=SIGNAL, fix=fix)
 
 
+# The model's own distribution.
+UNSHAPED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 # Different texts / rollouts of a group up to which these are alike, where so many groups are dead;
 # and by how much fewer must be dead at temperature 1.
 MAX_DISTINCT_SHARE = 0.3
 MIN_ALIKE_DEAD_SHARE = 0.4
 MIN_DEAD_FALL = 0.25
-OPEN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the model's own distribution
+# Groups that must all be dead, and copies of one text, for a run that can't learn at all.
+MIN_COPIED_GROUPS = 4
+# Groups without which a gain is chance, and standard errors that it must exceed.
+MIN_GAIN_GROUPS = 4
+MIN_GAIN_ERRORS = 2
 
 
 @probe(
@@ -246,60 +327,81 @@ OPEN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the model
     need=NEEDS_SCORES,
 )
 def temperature(bench: Bench) -> Answer:
-    """Compare what a group's rollouts say; where it hardly varies or is noise, sample 8 tasks at
-    temperature 1.
-    """
-    s = bench.config.sampling
+    """Compare a group's rollouts; if they hardly vary or are noise, play 8 tasks unshaped."""
+    sampling = bench.config.sampling
     groups = pass_rates(bench.played)
-    set_to = {key: getattr(s, key) for key, plain in OPEN.items() if getattr(s, key) != plain}
-    named = " and ".join(f"sampling.{key} = {value:g}" for key, value in set_to.items())
-    yield f"{groups.distinct:.0%} of a group's rollouts differ at temperature {s.temperature:g}"
-    is_alike = groups.distinct <= MAX_DISTINCT_SHARE
-    is_alike &= groups.dead_share >= MIN_ALIKE_DEAD_SHARE
-    is_hot = s.temperature > HOT
-    if not set_to or not (is_alike or is_hot):
-        return
-    tasks = bench.drawn[:8]
-    warm = pass_rates(bench.play(tasks, s.size, "warm", **OPEN))
-    cold = pass_rates(r for r in bench.rollouts if r.task in {task.id for task, _ in tasks})
-    before = cold.dead_share
-    after = warm.dead_share
-    fix = Fix(
-        "Sample from the model's own distribution.",
-        {"uptrend": {f"sampling.{k}": OPEN[k] for k in set_to}},
+    yield (
+        f"{groups.distinct:.0%} of a group's rollouts differ at temperature"
+        f" {sampling.temperature:g}"
     )
-    yield f"; at 1 {warm.distinct:.0%} do, and dead groups go from {before:.0%} to {after:.0%}"
-    means = [[float(np.mean(r)) for r in side.rewards] for side in (cold, warm)]
-    gains = np.subtract(means[1], means[0]) if len(means[0]) == len(means[1]) > 3 else np.zeros(1)
-    if is_hot and gains.mean() > 2 * gains.std() / max(1, len(gains) - 1) ** 0.5:
-        summary = f"{named} turns answers into noise: without, they earn {gains.mean():.2g} more."
+    is_alike = groups.distinct <= MAX_DISTINCT_SHARE and groups.dead_share >= MIN_ALIKE_DEAD_SHARE
+    is_hot = sampling.temperature > HOT
+    shaping = {
+        key: getattr(sampling, key)
+        for key, unshaped in UNSHAPED.items()
+        if getattr(sampling, key) != unshaped
+    }
+    if not shaping or not (is_alike or is_hot):
+        return
+
+    tasks = bench.drawn[:COMPARED_TASKS]
+    ids = {task.id for task, _ in tasks}
+    own = pass_rates(rollout for rollout in bench.rollouts if rollout.task in ids)
+    unshaped = pass_rates(bench.play(tasks, sampling.size, "warm", **UNSHAPED))
+    yield f"; at 1 {unshaped.distinct:.0%} do, and dead groups go from "
+    yield f"{own.dead_share:.0%} to {unshaped.dead_share:.0%}"
+
+    own_means = _group_means(own)
+    unshaped_means = _group_means(unshaped)
+    gains = np.zeros(1)
+    if len(own_means) == len(unshaped_means) >= MIN_GAIN_GROUPS:
+        gains = np.subtract(unshaped_means, own_means)
+    gain = float(gains.mean())
+    settings = " and ".join(f"sampling.{key} = {value:g}" for key, value in shaping.items())
+    changes = {f"sampling.{key}": UNSHAPED[key] for key in shaping}
+    fix = Fix("Sample from the model's own distribution.", {"uptrend": changes})
+    if is_hot and gain > MIN_GAIN_ERRORS * _standard_error(gains):
+        summary = f"{settings} turns answers into noise: without, they earn {gain:.2g} more."
         text = (
-            f"mean reward {np.mean(means[0]):.3g} as it is, {np.mean(means[1]):.3g} from the"
+            f"mean reward {np.mean(own_means):.3g} as it is, {np.mean(unshaped_means):.3g} from the"
             " model's own distribution"
         )
-        yield bench.finding(
-            "sampling.entropy-explosion", WARNING, summary, text, gains.mean(), fix=fix
-        )
-    elif is_alike and after <= before - MIN_DEAD_FALL:
+        yield bench.finding("sampling.entropy-explosion", WARNING, summary, text, gain, fix=fix)
+    elif is_alike and unshaped.dead_share <= own.dead_share - MIN_DEAD_FALL:
+        n_texts = own.distinct * sampling.size
+        is_copied = own.dead_share == 1 and len(own.rewards) >= MIN_COPIED_GROUPS and n_texts <= 1
+        severity = CRITICAL if is_copied else WARNING
         summary = (
-            f"{named} makes a group's rollouts the same: at temperature 1 fewer groups are dead."
+            f"{settings} makes a group's rollouts the same: at temperature 1 fewer groups are dead."
         )
-        text = f"dead groups {before:.0%} as it is, {after:.0%} at 1 on the same {len(tasks)} tasks"
-        # All groups dead and every rollout a copy: such a run can't learn at all.
-        is_still = before == 1 and len(cold.rewards) > 3 and cold.distinct * s.size <= 1
-        severity = CRITICAL if is_still else WARNING
+        text = (
+            f"dead groups {own.dead_share:.0%} as it is, {unshaped.dead_share:.0%} at 1 on the same"
+            f" {len(tasks)} tasks"
+        )
         yield bench.finding(
             "sampling.temperature-low", severity, summary, text, groups.dead_share, fix=fix
         )
 
 
-# Tasks, and rollouts of each, that are asked both with the chat template and without.
+def _group_means(groups: PassRates) -> list[float]:
+    """Return the mean reward of each group."""
+    return [float(np.mean(totals)) for totals in groups.rewards]
+
+
+def _standard_error(values: NDArray[np.float64]) -> float:
+    """Return the standard error of a mean."""
+    return float(np.std(values) / max(1, len(values) - 1) ** 0.5)
+
+
+# Tasks, and rollouts of each, that are played both with the chat template and without.
 RENDERED_TASKS = 8
 RENDERED_ROLLOUTS = 4
 # Smaller gains than this do not outweigh that a chat template is how a model was taught.
 MIN_RENDERING_GAIN = 0.2
 # Share of right answers from which a model understands how it is asked.
 UNDERSTOOD_SHARE = 0.5
+# Rollouts of which none must be right to stop a run for its template.
+MIN_NOT_UNDERSTOOD = 16
 
 
 @dataclass(frozen=True)
@@ -316,20 +418,25 @@ def compare_renderings(bench: Bench) -> Renderings:
     """Ask a few tasks with the chat template and as raw text; for tasks that leave the choice to
     `model.chat`.
     """
+    chat_answers = _answers_asked(bench, as_chat=True)
+    text_answers = _answers_asked(bench, as_chat=False)
+    as_chat = float(np.mean(chat_answers))
+    return Renderings(
+        as_chat=as_chat,
+        as_text=float(np.mean(text_answers)),
+        rollouts=len(chat_answers),
+        chat_is_better=not is_clearly_more(text_answers, as_chat),
+    )
+
+
+def _answers_asked(bench: Bench, *, as_chat: bool) -> list[bool]:
+    """Ask a few tasks in one way; return True for each right answer, False for a failed one."""
     taskset = bench.stage.taskset
     tasks = [(task, taskset) for task in bench.stage.tasks[:RENDERED_TASKS]]
-    answers: dict[bool, list[bool]] = {}
-    for chat in (True, False):
-        # Seed 0: all seeds and arms of an experiment have to come to the same answer.
-        config = replace(bench.config, model=replace(bench.config.model, chat=chat), seed=0)
-        rollouts = bench.play_under(config, tasks, RENDERED_ROLLOUTS, "renderings")
-        # One that could not be scored is no right answer.
-        answers[chat] = [r.reward is not None and r.reward.correct for r in rollouts]
-    as_chat = float(np.mean(answers[True]))
-    as_text = float(np.mean(answers[False]))
-    return Renderings(
-        as_chat, as_text, len(answers[True]), not is_clearly_more(answers[False], as_chat)
-    )
+    # Seed 0: all seeds and arms of an experiment have to come to the same answer.
+    config = replace(bench.config, model=replace(bench.config.model, chat=as_chat), seed=0)
+    rollouts = bench.play_under(config, tasks, RENDERED_ROLLOUTS, "renderings")
+    return [r.reward is not None and r.reward.correct for r in rollouts]
 
 
 def is_clearly_more(answers: Sequence[bool], share: float) -> bool:
@@ -344,81 +451,97 @@ def is_clearly_more(answers: Sequence[bool], share: float) -> bool:
 
 @probe("template", finds=["tokens.template"], need=NEEDS_SCORES)
 def template(bench: Bench) -> Answer:
-    """Where most answers are wrong, ask 8 of the tasks with the chat template if it is off, without
-    if it is on.
-    """
-    tasks = bench.drawn[:8]
-    kind = bench.stage.taskset
-    require(
-        bench.policy.tokenizer.chat_template and not bench.tools,
-        "no chat template, or tools that need one",
-    )
+    """Where most answers are wrong, ask 8 tasks with the chat template if it is off, or without."""
+    taskset = bench.stage.taskset
+    has_choice = bench.policy.tokenizer.chat_template and not bench.tools
+    require(has_choice, "no chat template, or tools that need one")
     require(not bench.has_compared_chat, "both ways were compared, and the better one is asked")
-    asked = [r for r in bench.rollouts if r.reward and r.task in {task.id for task, _ in tasks}]
-    is_set_by_tasks = kind.chat is not None
-    is_chat = (kind.chat if is_set_by_tasks else bench.config.model.chat) is not False
-    now = float(np.mean([r.reward.correct for r in asked if r.reward])) if asked else 0.0
-    yield f"{now:.0%} of answers are right {'with' if is_chat else 'without'} the chat template"
-    if now >= UNDERSTOOD_SHARE or not asked:
+    tasks = bench.drawn[:COMPARED_TASKS]
+    ids = {task.id for task, _ in tasks}
+    own_answers = _right_answers(rollout for rollout in bench.rollouts if rollout.task in ids)
+    own_share = float(np.mean(own_answers)) if own_answers else 0.0
+    is_set_by_tasks = taskset.chat is not None
+    is_chat = (taskset.chat if is_set_by_tasks else bench.config.model.chat) is not False
+    own_way = "with" if is_chat else "without"
+    other_way = "without" if is_chat else "with"
+    yield f"{own_share:.0%} of answers are right {own_way} the chat template"
+    if own_share >= UNDERSTOOD_SHARE or not own_answers:
         return
-    other = copy.copy(kind)
+
+    other_taskset = copy.copy(taskset)
     try:
-        other.chat = not is_chat  # type: ignore[misc]
+        other_taskset.chat = not is_chat  # type: ignore[misc]
     except AttributeError:
         require(False, "the taskset renders its own prompts")
-    answers = [
-        r.reward.correct
-        for r in bench.play([(t, other) for t, _ in tasks], 4, "template")
-        if r.reward
-    ]
-    then = float(np.mean(answers)) if answers else 0.0
-    yield f", {then:.0%} {'without' if is_chat else 'with'} it"
-    if is_clearly_more(answers, now):
-        on_off = ("with", "without") if is_chat else ("without", "with")
+    other_tasks = [(task, other_taskset) for task, _ in tasks]
+    other_answers = _right_answers(bench.play(other_tasks, COMPARED_ROLLOUTS, "template"))
+    other_share = float(np.mean(other_answers)) if other_answers else 0.0
+    yield f", {other_share:.0%} {other_way} it"
+    if is_clearly_more(other_answers, own_share):
+        is_lost = own_share == 0 and len(own_answers) >= MIN_NOT_UNDERSTOOD
         summary = (
-            f"{on_off[0].capitalize()} its chat template the model is right in {now:.0%},"
-            f" {on_off[1]} in {then:.0%}."
+            f"{own_way.capitalize()} its chat template the model is right in {own_share:.0%},"
+            f" {other_way} in {other_share:.0%}."
         )
-        text = f"{len(asked)} and {len(answers)} rollouts of the same {len(tasks)} tasks"
+        text = (
+            f"{len(own_answers)} and {len(other_answers)} rollouts of the same {len(tasks)} tasks"
+        )
         sections = ("tasks", "eval") if is_set_by_tasks else ("model",)
-        fix = Fix(
-            "Ask as the model was taught.",
-            {"uptrend": {f"{at}.chat": not is_chat for at in sections}},
-        )
-        severity = CRITICAL if now == 0 and len(asked) >= 16 else WARNING
+        changes = {f"{section}.chat": not is_chat for section in sections}
         yield bench.finding(
-            "tokens.template", severity, summary, text, then - now, basis=SIGNAL, fix=fix
+            "tokens.template",
+            CRITICAL if is_lost else WARNING,
+            summary,
+            text,
+            other_share - own_share,
+            basis=SIGNAL,
+            fix=Fix("Ask as the model was taught.", {"uptrend": changes}),
         )
+
+
+def _right_answers(rollouts: Iterable[Rollout]) -> list[bool]:
+    """Return True for each right rollout, of those that were scored."""
+    return [rollout.reward.correct for rollout in rollouts if rollout.reward]
 
 
 # Size of a group with which smaller ones are compared.
 LARGE_GROUP = 16
+# Size below which a group shows too little of how often its task is solved, and the size played
+# instead.
+MIN_TELLING_SIZE = 4
+TELLING_SIZE = 8
 
 
 @probe("group-size", finds=["sampling.few-generations"], need=NEEDS_SCORES)
 def group_size(bench: Bench) -> Answer:
     """Predict dead groups at this size and at 16."""
     size = bench.config.sampling.size
-    played = bench.played
     require(size < LARGE_GROUP, f"groups of {size} are large enough to say nothing")
-    if size < 4:  # too few to know how often a task is solved
-        played = bench.play(bench.drawn[:8], 8, "larger")
+    played = bench.played
+    if size < MIN_TELLING_SIZE:
+        played = bench.play(bench.drawn[:COMPARED_TASKS], TELLING_SIZE, "larger")
     groups = pass_rates(played)
-    now = predict_dead(groups, size)
-    then = predict_dead(groups, LARGE_GROUP)
-    yield f"predicted dead groups: {now:.0%} of groups of {size}, "
-    yield f"{then:.0%} of groups of {LARGE_GROUP}"
-    if now >= MIN_DEAD_SHARE and then <= now / 2:
+    own = predict_dead(groups, size)
+    large = predict_dead(groups, LARGE_GROUP)
+    yield f"predicted dead groups: {own:.0%} of groups of {size}, "
+    yield f"{large:.0%} of groups of {LARGE_GROUP}"
+    if own >= MIN_DEAD_SHARE and large <= own / 2:
         summary = (
-            f"Groups of {size} are too small: {now:.0%} of them will be all right or all wrong."
+            f"Groups of {size} are too small: {own:.0%} of them will be all right or all wrong."
         )
-        text = f"{then:.0%} would be in groups of {LARGE_GROUP}"
-        text += f", at the same pass rate of {groups.pass_rate:.0%}"
-        yield bench.finding("sampling.few-generations", WARNING, summary, text, now, basis=SIGNAL)
+        text = (
+            f"{large:.0%} would be in groups of {LARGE_GROUP}, at the same pass rate of"
+            f" {groups.pass_rate:.0%}"
+        )
+        yield bench.finding("sampling.few-generations", WARNING, summary, text, own, basis=SIGNAL)
 
 
-# Share of wrong rollouts with the right answer in another form above which the parser loses them.
+# Rollouts, and share of wrong ones, with the right answer in another form, above which the parser
+# loses them.
+MIN_LOST = 3
 MIN_LOST_SHARE = 0.02
+# Characters of a rollout's end that a finding quotes.
+QUOTED_CHARACTERS = 80
 
 
 @probe("parser", finds=["reward.strict-parser"], cheap=False)
@@ -426,38 +549,36 @@ def parser(bench: Bench) -> Answer:
     """Read leniently what was counted wrong: a strict parser loses right answers."""
     wrong = [r for r in bench.rollouts if r.reward is not None and not r.reward.correct]
     require(wrong, "no rollout was counted wrong")
-    lost = [r for r in wrong if says_somehow(r.response, r.answer) and not _earns_as_gold(bench, r)]
+    lost = []
+    for rollout in wrong:
+        is_right = says_somehow(rollout.response, rollout.answer)
+        if is_right and not _earns_as_gold(bench, rollout):
+            lost.append(rollout)
     share = len(lost) / len(wrong)
     yield f"a lenient reader accepts {len(lost)} of {len(wrong)} rollouts that were counted wrong"
-    if len(lost) > 2 and share > MIN_LOST_SHARE:
+    if len(lost) >= MIN_LOST and share > MIN_LOST_SHARE:
         summary = (
             f"The parser rejects right answers: {share:.0%} of wrong rollouts hold the answer in"
             " another form."
         )
-        different = list({r.response: r for r in lost}.items())[:3]
-        evidence = [
-            make_evidence(f"{words[-80:]!r} for {r.answer!r}", share, r) for words, r in different
-        ]
+        by_response = {rollout.response: rollout for rollout in lost}
+        evidence = []
+        for response, rollout in list(by_response.items())[:MAX_EXAMPLES]:
+            text = f"{response[-QUOTED_CHARACTERS:]!r} for {rollout.answer!r}"
+            evidence.append(make_evidence(text, share, rollout))
         yield bench.finding("reward.strict-parser", WARNING, summary, evidence, basis=SIGNAL)
 
 
 def _earns_as_gold(bench: Bench, rollout: Rollout) -> bool:
-    """Tell whether a rollout earns what gold does: without bounds nobody said what counts as
-    right.
-    """
-    if (
-        rollout.reward is None
-        or not np.isnan(rollout.reward.high)
-        or rollout.task not in bench.tasks
-    ):
+    """Return True if a rollout earns what gold does; without bounds nothing else is right."""
+    reward = rollout.reward
+    if reward is None or not np.isnan(reward.high) or rollout.task not in bench.tasks:
         return False
     task, taskset = bench.tasks[rollout.task]
-    golds = [
-        play.reward.total
-        for play in play_scripts(taskset, task, known_gold(taskset, task))
-        if play.reward
-    ]
-    return any(rollout.reward.total >= total - 1e-6 for total in golds)
+    for play in play_scripts(taskset, task, known_gold(taskset, task)):
+        if play.reward and reward.total >= play.reward.total - REWARD_TOLERANCE:
+            return True
+    return False
 
 
 # Tasks whose gold answers are compared with a model's answers; tasks that are compared with their
@@ -468,13 +589,13 @@ CHECKED_TASKS = 500
 # gold.
 MIN_VOTING_GROUPS = 8
 MIN_OUTVOTED_GROUPS = 0.2
+# Characters that a finding quotes of an answer.
+QUOTED_ANSWER_CHARACTERS = 40
 
 
 @probe("wrong-gold", finds=["data.wrong-gold"], cheap=False)
 def wrong_gold(bench: Bench) -> Answer:
-    """Report questions with two golds, and groups agreed on one wrong answer where the model is
-    mostly right.
-    """
+    """Report questions with two golds, golds that do not fit, and golds that the model outvotes."""
     for judge in (_contradicting_golds, _unfit_golds, _outvoted_golds):
         parts = list(judge(bench))
         yield from parts
@@ -482,39 +603,44 @@ def wrong_gold(bench: Bench) -> Answer:
             return
 
 
+def _training_tasks(bench: Bench) -> list[Task]:
+    return [task for stage in bench.pool.stages for task in stage.tasks]
+
+
 def _contradicting_golds(bench: Bench) -> Answer:
-    golds: dict[tuple[str, str], dict[str, str]] = {}
-    for task in (task for stage in bench.pool.stages for task in stage.tasks):
+    """Report questions that occur with more than one gold answer."""
+    golds: dict[tuple[str, str], dict[str, str]] = {}  # by question: spellings by bare answer
+    for task in _training_tasks(bench):
         # The same words about other documents may differ; a row holds the answer itself.
-        about = json.dumps(
-            {key: value for key, value in task.data.items() if key != "row"}, sort_keys=True
-        )
-        answers = golds.setdefault((question(task), about), {})
-        answers.setdefault(bare(task.answer), task.answer)
-    contradicted = [(asked, answers) for (asked, _), answers in golds.items() if len(answers) > 1]
+        about = {key: value for key, value in task.data.items() if key != "row"}
+        key = (question(task), json.dumps(about, sort_keys=True))
+        golds.setdefault(key, {}).setdefault(bare(task.answer), task.answer)
+    contradicted = {key: answers for key, answers in golds.items() if len(answers) > 1}
     if not contradicted:
         return
     share = len(contradicted) / len(golds)
-    asked, answers = contradicted[0]
     summary = (
         f"{len(contradicted)} of {len(golds)} questions have more than one gold answer: at least"
         " one is wrong."
     )
-    text = f"{asked[:80]!r} has the golds {', '.join(sorted(answers.values()))}"
     yield summary
+    (words, _), answers = next(iter(contradicted.items()))
+    text = f"{words[:QUOTED_CHARACTERS]!r} has the golds {', '.join(sorted(answers.values()))}"
     severity = CRITICAL if share >= MIN_CONTRADICTED_SHARE else WARNING
     yield bench.finding("data.wrong-gold", severity, summary, text, share)
 
 
 def _unfit_golds(bench: Bench) -> Answer:
+    """Report golds that contradict their prompts, or belong to other prompts."""
+    answers: dict[str, tuple[str, str]] = {}  # by question: gold, and the model's response
+    for task in _training_tasks(bench)[:CHECKED_TASKS]:
+        answers[question(task)] = (task.answer, "")
     stage = bench.stage
-    tasks = [task for stage in bench.pool.stages for task in stage.tasks]
-    answers = {question(task): (task.answer, "") for task in tasks[:CHECKED_TASKS]}
-    for rollout in bench.play(
-        [(task, stage.taskset) for task in stage.tasks[:ANSWERED_TASKS]], 1, "golds"
-    ):
+    tasks = [(task, stage.taskset) for task in stage.tasks[:ANSWERED_TASKS]]
+    for rollout in bench.play(tasks, 1, "golds"):
         if rollout.task in bench.tasks:
-            answers[question(bench.tasks[rollout.task][0])] = (rollout.answer, rollout.response)
+            task, _ = bench.tasks[rollout.task]
+            answers[question(task)] = (rollout.answer, rollout.response)
     fault = judge_golds(answers)
     if fault is not None:
         yield fault.summary
@@ -524,19 +650,18 @@ def _unfit_golds(bench: Bench) -> Answer:
 
 
 def _outvoted_golds(bench: Bench) -> Answer:
+    """Report golds that a model which is mostly right agrees against."""
     groups = list(by_group(r for r in bench.rollouts if r.reward).values())
-    correct = [r.reward.correct for group in groups for r in group if r.reward]
-    right = sum(correct) / max(1, len(correct))
-    is_good = len(groups) >= MIN_VOTING_GROUPS and right >= MIN_RIGHT_SHARE
-    require(
-        is_good, f"the model is right in {right:.0%}: what it agrees on says nothing about gold"
-    )
-    outvoted = [
-        group[0]
-        for group in groups
-        if is_outvoted([r.response for r in group], group[0].answer)
-        and not any(r.reward.correct for r in group if r.reward)
-    ]
+    right = _right_answers(bench.rollouts)
+    right_share = sum(right) / max(1, len(right))
+    is_good = len(groups) >= MIN_VOTING_GROUPS and right_share >= MIN_RIGHT_SHARE
+    reason = f"the model is right in {right_share:.0%}: what it agrees on says nothing about gold"
+    require(is_good, reason)
+    outvoted = []
+    for group in groups:
+        responses = [rollout.response for rollout in group]
+        if is_outvoted(responses, group[0].answer) and not any(_right_answers(group)):
+            outvoted.append(group[0])
     share = len(outvoted) / len(groups)
     yield f"{len(outvoted)} of {len(groups)} groups agree on another answer than gold"
     if share >= MIN_OUTVOTED_GROUPS:
@@ -545,147 +670,205 @@ def _outvoted_golds(bench: Bench) -> Answer:
             f"In {len(outvoted)} of {len(groups)} groups nearly all rollouts give one answer that"
             " is not gold."
         )
-        text = f"{first.response[-40:]!r} against {first.answer!r}"
+        text = f"{first.response[-QUOTED_ANSWER_CHARACTERS:]!r} against {first.answer!r}"
         yield bench.finding("data.wrong-gold", NOTE, summary, text, share, first, SUSPICION)
+
+
+# Share of rollouts that are cut, above which the same ones are played with twice the budget; and
+# from which nearly all are.
+MIN_CUT_BY_LENGTH = 0.15
+NEARLY_ALL = 0.95
+# Share of rollouts that stop below which a model never does.
+MIN_STOPPING_SHARE = 0.02
+# Share of rollouts that go on after the end token from which training must not start.
+CRITICAL_GOING_ON_SHARE = 0.5
+# Gain of twice the budget that matters: standard errors, and part of the reward's range.
+MIN_BUDGET_GAIN_ERRORS = 2
+MIN_BUDGET_GAIN = 0.05
 
 
 @probe("endings", finds=["context.completion-truncated", "sampling.no-stop"], cheap=False)
 def endings(bench: Bench) -> Answer:
     """Count endings; where many are cut, play the same rollouts on with twice the budget."""
     rollouts = bench.rollouts
-    s = bench.config.sampling
-    end = bench.policy.tokenizer.eos_token_id
-    sequences = [(r, t.ids, t.sampled) for r in rollouts for t in r.sequences]
-    stopped = len(
-        {
-            id(r)
-            for r, ids, sampled in sequences
-            if np.isin(ids[sampled], bench.policy.stop_ids).any()
-        }
-    )
-    share = sum(r.is_truncated for r in rollouts) / len(rollouts)
-    yield f"{share:.0%} of {len(rollouts)} rollouts are cut by length, {stopped} say a stop token"
-    goes_on = [
-        r for r, ids, sampled in sequences if (sampled[:-1] & sampled[1:] & (ids[:-1] == end)).any()
-    ]
-    if goes_on:
+    end_token = bench.policy.tokenizer.eos_token_id
+    stopped = set[int]()  # numbers of rollouts with a stop token
+    going_on = list[Rollout]()  # those with a sampled end token, and a sampled token after it
+    for number, rollout in enumerate(rollouts):
+        for sequence in rollout.sequences:
+            ids = sequence.ids
+            is_sampled = sequence.sampled
+            if np.isin(ids[is_sampled], bench.policy.stop_ids).any():
+                stopped.add(number)
+            if (is_sampled[:-1] & is_sampled[1:] & (ids[:-1] == end_token)).any():
+                going_on.append(rollout)
+    cut_share = _cut_share(rollouts)
+    yield f"{cut_share:.0%} of {len(rollouts)} rollouts are cut by length, "
+    yield f"{len(stopped)} say a stop token"
+
+    if going_on:
+        share = len(going_on) / len(rollouts)
+        severity = CRITICAL if share > CRITICAL_GOING_ON_SHARE else WARNING
         summary = (
-            f"{len(goes_on)} of {len(rollouts)} rollouts go on after the tokenizer's end token: it"
+            f"{len(going_on)} of {len(rollouts)} rollouts go on after the tokenizer's end token: it"
             " stops nothing."
         )
-        text = f"token {end} is sampled, and more after it"
-        part = len(goes_on) / len(rollouts)
-        yield bench.finding(
-            "sampling.no-stop", CRITICAL if part > 0.5 else WARNING, summary, text, part, goes_on[0]
-        )
-    if goes_on or share <= 0.15:
-        return
-    roomy = {"max_tokens": 2 * s.max_tokens, "context": 2 * s.context}
-    plain, more = (bench.play(bench.drawn[:8], 4, "budget", **limits) for limits in ({}, roomy))
-    pairs = [(a.reward, b.reward) for a, b in zip(plain, more, strict=True)]
-    gains = [after.total - before.total for before, after in pairs if before and after] or [0.0]
-    gain = float(np.mean(gains))
-    noise = float(np.std(gains) / max(1, len(gains) - 1) ** 0.5)
+        text = f"token {end_token} is sampled, and more after it"
+        yield bench.finding("sampling.no-stop", severity, summary, text, share, going_on[0])
+    elif cut_share > MIN_CUT_BY_LENGTH:
+        yield from _judge_budget(bench, cut_share, len(stopped))
+
+
+def _cut_share(rollouts: Sequence[Rollout]) -> float:
+    return sum(rollout.is_truncated for rollout in rollouts) / len(rollouts)
+
+
+def _judge_budget(bench: Bench, cut_share: float, n_stopped: int) -> Answer:
+    """Play the same rollouts with twice the budget; report a budget that costs reward, and a model
+    that never stops.
+    """
+    rollouts = bench.rollouts
+    sampling = bench.config.sampling
+    tasks = bench.drawn[:COMPARED_TASKS]
+    plain = bench.play(tasks, COMPARED_ROLLOUTS, "budget")
+    longer = bench.play(
+        tasks,
+        COMPARED_ROLLOUTS,
+        "budget",
+        max_tokens=2 * sampling.max_tokens,
+        context=2 * sampling.context,
+    )
+    gains = list[float]()
+    for before, after in zip(plain, longer, strict=True):
+        if before.reward and after.reward:
+            gains.append(after.reward.total - before.reward.total)
+    gain = float(np.mean(gains or [0.0]))
+    noise = _standard_error(np.array(gains or [0.0]))
     yield f"; twice the budget changes the reward by {gain:+.2f} ± {noise:.2f}"
-    text = f"{share:.0%} are cut; {gain:+.3f} ± {noise:.3f} with twice the tokens"
-    ended = 1 - sum(r.is_truncated for r in more) / len(more)
-    nearly_all = share >= 0.95
+
+    nearly_all_cut = cut_share >= NEARLY_ALL
+    hardly_stops = nearly_all_cut and n_stopped < MIN_STOPPING_SHARE * len(rollouts)
     # Where more room lets it stop, room is what was missing.
-    never = ended < 0.02 and (stopped == 0 or (nearly_all and stopped < 0.02 * len(rollouts)))
-    span = np.nanmax([1e-9, *(r.reward.high - r.reward.low for r in rollouts if r.reward)])
-    if gain > 2 * noise and gain > 0.05 * span:
-        what = (
-            "The model never stops, and the budget cuts it off"
-            if never
-            else "The budget cuts answers off"
-        )
+    stopping_share = 1 - _cut_share(longer)
+    never_stops = stopping_share < MIN_STOPPING_SHARE and (n_stopped == 0 or hardly_stops)
+    ranges = [rollout.reward.high - rollout.reward.low for rollout in rollouts if rollout.reward]
+    reward_range = np.nanmax([1e-9, *ranges])  # NaN where nobody said what the bounds are
+    text = f"{cut_share:.0%} are cut; {gain:+.3f} ± {noise:.3f} with twice the tokens"
+    if gain > MIN_BUDGET_GAIN_ERRORS * noise and gain > MIN_BUDGET_GAIN * reward_range:
+        id = "context.completion-truncated"
+        subject = "The budget cuts answers off"
+        if never_stops:
+            subject = "The model never stops, and the budget cuts it off"
+            if nearly_all_cut:
+                id = "sampling.no-stop"
         summary = (
-            f"{what}: with twice sampling.max_tokens and sampling.context the same rollouts earn"
+            f"{subject}: with twice sampling.max_tokens and sampling.context the same rollouts earn"
             f" {gain:.2f} more."
         )
-        cause = "sampling.no-stop" if never and nearly_all else "context.completion-truncated"
-        yield bench.finding(cause, WARNING, summary, text, share)
-    elif nearly_all and never:
+        yield bench.finding(id, WARNING, summary, text, cut_share)
+    elif nearly_all_cut and never_stops:
         summary = (
             "The model hardly ever stops by itself; the answer comes first, so that costs time and"
             " no reward."
         )
-        yield bench.finding("sampling.no-stop", NOTE, summary, text, share)
+        yield bench.finding("sampling.no-stop", NOTE, summary, text, cut_share)
+
+
+# Held-out tasks that are played by both tasksets, and rollouts that both score.
+EVALUATED_TASKS = 8
+EVALUATED_ROLLOUTS = 64
+# Share of rollouts that the two score otherwise, above which accuracies can't be compared at all.
+CRITICAL_UNLIKE_SHARE = 0.1
 
 
 @probe("evaluation", finds=["eval.unlike-training"], cheap=False)
 def evaluation(bench: Bench) -> Answer:
     """Play 8 held-out tasks greedily by both tasksets, and score up to 64 rollouts by both."""
-    ours = bench.stage.taskset
-    theirs = bench.heldout.taskset
-    tasks = bench.heldout.tasks[:8]
-    is_alike = type(ours) is type(theirs)
-    require(is_alike, f"[eval] is another taskset ({theirs.name}) than [tasks] ({ours.name})")
-    by_eval, by_train = (
-        bench.play([(t, ts) for t in tasks], 1, "eval", temperature=0.0) for ts in (theirs, ours)
-    )
-    pairs = [(a.sequences[0], b.sequences[0]) for a, b in zip(by_eval, by_train, strict=True)]
-    asked = sum(
-        not np.array_equal(a.ids[a.roles == Role.PROMPT], b.ids[b.roles == Role.PROMPT])
-        for a, b in pairs
-    )
-    known = {t.id: t for t in bench.heldout.tasks} | {
-        id: task for id, (task, _) in bench.tasks.items()
-    }
-    rollouts = [
-        r for r in [*by_eval, *bench.rollouts][:64] if r.reward is not None and r.task in known
-    ]
-    again = [
-        bench.replay(rollouts, [(known[r.task], ts) for r in rollouts]) for ts in (theirs, ours)
-    ]
-    right = [[p.reward is not None and p.reward.correct for p in scored] for scored in again]
-    unlike = [r for r, a, b in zip(rollouts, *right, strict=True) if a != b]
-    yield (
-        f"{len(unlike)} of {len(rollouts)} rollouts are right by one path and wrong by the other; "
-    )
-    yield f"{asked} of {len(tasks)} prompts differ"
+    train_taskset = bench.stage.taskset
+    eval_taskset = bench.heldout.taskset
+    is_alike = type(train_taskset) is type(eval_taskset)
+    names = f"[eval] is another taskset ({eval_taskset.name}) than [tasks] ({train_taskset.name})"
+    require(is_alike, names)
+
+    # Both tasksets ask the same tasks.
+    tasks = bench.heldout.tasks[:EVALUATED_TASKS]
+    by_eval = bench.play([(task, eval_taskset) for task in tasks], 1, "eval", temperature=0.0)
+    by_train = bench.play([(task, train_taskset) for task in tasks], 1, "eval", temperature=0.0)
+    n_other_prompts = 0
+    for eval_rollout, train_rollout in zip(by_eval, by_train, strict=True):
+        eval_prompt = _prompt_ids(eval_rollout)
+        n_other_prompts += not np.array_equal(eval_prompt, _prompt_ids(train_rollout))
+
+    # Both tasksets score the same rollouts.
+    known = {task.id: task for task in bench.heldout.tasks}
+    known |= {id: task for id, (task, _) in bench.tasks.items()}
+    rollouts = []
+    for rollout in [*by_eval, *bench.rollouts][:EVALUATED_ROLLOUTS]:
+        if rollout.reward is not None and rollout.task in known:
+            rollouts.append(rollout)
+    scored_tasks = [known[rollout.task] for rollout in rollouts]
+    eval_plays = bench.replay(rollouts, [(task, eval_taskset) for task in scored_tasks])
+    train_plays = bench.replay(rollouts, [(task, train_taskset) for task in scored_tasks])
+    unlike = []
+    for rollout, eval_play, train_play in zip(rollouts, eval_plays, train_plays, strict=True):
+        is_right_by_eval = eval_play.reward is not None and eval_play.reward.correct
+        is_right_by_train = train_play.reward is not None and train_play.reward.correct
+        if is_right_by_eval != is_right_by_train:
+            unlike.append(rollout)
+
+    differing = f"{n_other_prompts} of {len(tasks)} prompts differ"
+    yield f"{len(unlike)} of {len(rollouts)} rollouts are right by one path and wrong by the other; "
+    yield differing
     if unlike:
         share = len(unlike) / len(rollouts)
+        severity = CRITICAL if share > CRITICAL_UNLIKE_SHARE else WARNING
         summary = (
             f"Evaluation does not score as training does: {len(unlike)} of {len(rollouts)} rollouts"
             " differ."
         )
-        severity = CRITICAL if share > 0.1 else WARNING
         text = f"{share:.0%} of the same rollouts"
         yield bench.finding("eval.unlike-training", severity, summary, text, share, unlike[0])
-    elif asked:
+    elif n_other_prompts:
         summary = (
             "Held-out tasks are not asked as training tasks are: [eval] and [tasks] render"
             " different prompts."
         )
-        yield bench.finding(
-            "eval.unlike-training",
-            WARNING,
-            summary,
-            f"{asked} of {len(tasks)} prompts differ",
-            asked,
-        )
+        yield bench.finding("eval.unlike-training", WARNING, summary, differing, n_other_prompts)
+
+
+def _prompt_ids(rollout: Rollout) -> NDArray[np.int32]:
+    """Return the prompt's tokens of a rollout's first sequence."""
+    sequence = rollout.sequences[0]
+    return sequence.ids[sequence.roles == int(Role.PROMPT)]
+
+
+# The rise that a run should be able to show, as a part of the reward's range; the chance to see it
+# (the usual power); and the level of its one-sided test.
+SMALLEST_RISE = 0.1
+MIN_POWER = 0.8
+TEST_LEVEL = 0.05
+# Groups without which the noise of rewards is not known.
+MIN_NOISE_GROUPS = 4
 
 
 @probe("power", finds=["run.too-short"], cheap=False)
 def power(bench: Bench) -> Answer:
-    """Compute the power of the planned steps to show a straight rise by a tenth of the range,
-    one-sided at 5%.
-    """
+    """Compute the power of the planned steps to show a straight rise by a tenth of the range."""
     groups = pass_rates(bench.played)
     steps = bench.config.learning.steps
-    means = [float(np.mean(r)) for r in groups.rewards]
-    require(len(means) > 3, "too few groups were scored to know the noise")
-    rise = 0.1 * max(high - low for high, low in zip(groups.highs, groups.lows, strict=True))
+    means = _group_means(groups)
+    require(len(means) >= MIN_NOISE_GROUPS, "too few groups were scored to know the noise")
+    ranges = np.subtract(groups.highs, groups.lows)
+    rise = SMALLEST_RISE * float(ranges.max())
     noise = float(np.std(means, ddof=1)) / bench.config.sampling.groups**0.5
-    reached = power_of_rise(rise, noise, steps, 0.05)
-    yield (
-        f"{steps} steps show a rise of {rise:.2g} in reward with power {reached:.0%} (a step's"
-        f" noise: {noise:.2g})"
-    )
-    if reached < 0.8:
+    reached = power_of_rise(rise, noise, steps, TEST_LEVEL)
+    yield f"{steps} steps show a rise of {rise:.2g} in reward with power {reached:.0%} "
+    yield f"(a step's noise: {noise:.2g})"
+    if reached < MIN_POWER:
         summary = (
-            f"{steps} steps are too few to show a rise of 10% of the range: power {reached:.0%}."
+            f"{steps} steps are too few to show a rise of {SMALLEST_RISE:.0%} of the range: power"
+            f" {reached:.0%}."
         )
-        text = f"{points_for(rise, noise, 0.8, 0.05)} steps of this size would have 80%"
+        n_points = points_for(rise, noise, MIN_POWER, TEST_LEVEL)
+        text = f"{n_points} steps of this size would have {MIN_POWER:.0%}"
         yield bench.finding("run.too-short", NOTE, summary, text, reached, basis=SIGNAL)
