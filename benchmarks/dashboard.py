@@ -41,7 +41,7 @@ from uptrend.records import (
     Basis, Ending, Evidence, Finding, Message, Report, Reward, Role, Rollout, RunDirectory, Sequence, Severity,
     ToolCall, Trend, TrendKind, rollouts_table,
 )  # fmt: skip
-from uptrend.records.directory import read_lines, to_line
+from uptrend.records.lines import read_lines, to_line
 from uptrend.records.schema import SCHEMA_VERSION
 from uptrend.stats.intervals import wilson
 

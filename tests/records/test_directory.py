@@ -25,13 +25,9 @@ from hypothesis import strategies as st
 
 from synthetic import evaluation_of, info_of, line_of, metrics_of, rollout_of
 from uptrend.records import RecordError, Run, RunDirectory, RunLocked, rollouts_table
-from uptrend.records.directory import (
-    PartDirectory,
-    append_line,
-    read_lines,
-    to_line,
-    write_atomically,
-)
+from uptrend.records.directory import PartDirectory
+from uptrend.records.files import write_atomically
+from uptrend.records.lines import append_line, read_lines, to_line
 
 MakeRun = Callable[..., Path]
 

@@ -25,7 +25,8 @@ from uptrend.config import Track, build
 from uptrend.config.tables import flatten
 from uptrend.doctor.catalogue import CATALOGUE, complete_fix
 from uptrend.records import Run
-from uptrend.records.directory import END_EVENTS, START_EVENTS, eval_path, parse_line
+from uptrend.records.directory import END_EVENTS, START_EVENTS, eval_path
+from uptrend.records.lines import parse_line
 from uptrend.records.table import RolloutTable
 
 # Seconds between two looks at the records, five times as many after each failure in a row, of which

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from uptrend.config.load import dotted_keys, nearest
 from uptrend.records import RecordError, Run
-from uptrend.records.directory import write_atomically
+from uptrend.records.files import write_atomically
 from uptrend.records.renamed import current
 
 

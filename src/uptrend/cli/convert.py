@@ -11,7 +11,7 @@ from uptrend.bridge.convert import Converted, read_any, write_prime_rl, write_tr
 from uptrend.cli.console import AsJson, print_json
 from uptrend.config.tables import to_toml
 from uptrend.records import ConfigError
-from uptrend.records.directory import write_atomically
+from uptrend.records.files import write_atomically
 
 
 def command(

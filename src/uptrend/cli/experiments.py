@@ -48,7 +48,8 @@ from uptrend.policy.known import need_train_extra
 from uptrend.present.formatting import NONE, p_value, percent, plural
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import Hypothesis, LabError, Run, Status, Verdict
-from uptrend.records.directory import plain, write_atomically
+from uptrend.records.files import write_atomically
+from uptrend.records.lines import plain
 from uptrend.runner.runs import TrainLauncher
 
 # Deviation of differences by which power is announced before any run: 4 to 7 points were seen with

@@ -26,7 +26,7 @@ from uptrend.lab.refuse import check
 from uptrend.present.formatting import NONE
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import Hypothesis, LabError, Run
-from uptrend.records.directory import write_atomically
+from uptrend.records.files import write_atomically
 from uptrend.records.renamed import current
 from uptrend.runner import diagnose
 

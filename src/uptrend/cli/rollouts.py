@@ -22,7 +22,7 @@ from uptrend.policy.known import tokenizer_of
 from uptrend.present.formatting import NONE, duration, markdown_table, number, plural, visible
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import RecordError, Role, Run, rollouts_of
-from uptrend.records.directory import explain_disk_errors
+from uptrend.records.files import explain_disk_errors
 from uptrend.records.schema import TOKEN_COLUMNS
 from uptrend.records.table import RecordedRollout, RolloutGroup, RolloutTable, Row
 

@@ -23,8 +23,8 @@ from uptrend.config.schema import Config, Otherwise, Tasks
 from uptrend.config.tables import flatten, join, to_toml
 from uptrend.records import ConfigError
 from uptrend.records.dialects import meanings
-from uptrend.records.directory import plain
 from uptrend.records.files import MAX_RECIPE_BYTES, parse_toml, read_named
+from uptrend.records.lines import plain
 from uptrend.records.renamed import current, upgrade_keys
 
 T = TypeVar("T")

@@ -19,8 +19,9 @@ import pyarrow.json as pj
 
 from uptrend.present.drawing import stretch_means, stretches
 from uptrend.records import Run
-from uptrend.records.directory import LINES_FILES, MAX_DEPTH, parse_line, read_lines
+from uptrend.records.directory import LINES_FILES
 from uptrend.records.files import MAX_CELLS, MAX_LOG_BYTES, check_cells, check_size, open_file
+from uptrend.records.lines import MAX_DEPTH, parse_line, read_lines
 from uptrend.records.renamed import upgrade_metrics
 from uptrend.records.view import Floats
 

@@ -25,7 +25,7 @@ from uptrend.dashboard.findings import found_in, markers
 from uptrend.doctor.report import saved_report
 from uptrend.policy.known import tokenizer_of
 from uptrend.records import RecordError, Role, Run, RunView
-from uptrend.records.directory import plain
+from uptrend.records.lines import plain
 from uptrend.records.run import read_parquet
 from uptrend.records.schema import ROLLOUT_SCHEMA
 from uptrend.records.summary import summarize

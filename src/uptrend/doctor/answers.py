@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.groups import Chosen
+from uptrend.doctor.groups import RolloutSubset
 from uptrend.records import Ending
 from uptrend.records.table import Flags, Floats, Ints, RolloutTable
 from uptrend.tasks.answers import is_surely_wrong, says, says_somehow
@@ -23,14 +23,14 @@ MIN_WRONG_SCORES = 3
 # Right, and wrong, answers below which their medians are chance.
 MIN_ANSWERS = 6
 # Rollouts that ended so had more to say: their last words are no answer yet.
-UNFINISHED = (Ending.TURN_LIMIT.value, Ending.TIME_LIMIT.value, Ending.CONTEXT_FULL.value)
-RAN_OUT = (*UNFINISHED, Ending.LENGTH.value)
+UNFINISHED_ENDINGS = (Ending.TURN_LIMIT.value, Ending.TIME_LIMIT.value, Ending.CONTEXT_FULL.value)
+CUT_ENDINGS = (*UNFINISHED_ENDINGS, Ending.LENGTH.value)
 # Characters before and after an answer that make its form.
 FORM_CHARACTERS = 40
 
 
 @dataclass(frozen=True)
-class Answers(Chosen):
+class Answers(RolloutSubset):
     """The scored rollouts of one step that said something to a task with a gold answer."""
 
     response_n: list[str]
@@ -51,7 +51,7 @@ class Answers(Chosen):
         """True where the last words are an answer: a rollout that was cut off may have had more to
         say.
         """
-        return ~np.isin(self.rows.ended_n[self.place_n], UNFINISHED)
+        return ~np.isin(self.table.ended_n[self.index_n], UNFINISHED_ENDINGS)
 
     def accepted(self, golds: Sequence[str], among_n: Flags) -> Flags:
         """Flag those of some rollouts that the lenient reader takes for these gold answers."""
@@ -61,7 +61,7 @@ class Answers(Chosen):
             np.bool_,
         )
 
-    def golds_of_others(self) -> list[str]:
+    def golds_of_other_tasks(self) -> list[str]:
         """Return for each rollout the gold answer of the next task of its step; its own where there
         is no other.
         """
@@ -73,7 +73,7 @@ class Answers(Chosen):
 
 def read_answers(case: Case) -> list[Answers]:
     """Return the answers of each step that has texts, gold answers, tasks and rewards."""
-    steps = [_read_step(rows) for rows in case.rows_with("messages", "answer", "reward")]
+    steps = [_read_step(rows) for rows in case.tables_with("messages", "answer", "reward")]
     return [step for step in steps if step is not None]
 
 
@@ -111,7 +111,7 @@ def _read_step(rows: RolloutTable) -> Answers | None:
 
 
 @dataclass(frozen=True)
-class Payment:
+class AnswerRewards:
     """What right and wrong answers earn, over all steps that are read; arrays are by answer."""
 
     steps: list[Answers]
@@ -123,9 +123,9 @@ class Payment:
     form_n: NDArray[np.str_]
     """The words around the gold answer, without their numbers."""
 
-    def among(self, flags: Flags) -> list[Flags]:
+    def split_by_step(self, flags: Flags) -> list[Flags]:
         """Return flags of all answers by step."""
-        return np.split(flags, np.cumsum([len(step.place_n) for step in self.steps])[:-1])
+        return np.split(flags, np.cumsum([len(step.index_n) for step in self.steps])[:-1])
 
     @cached_property
     def earnings(self) -> Earnings:
@@ -154,18 +154,18 @@ class Payment:
         )
 
 
-def payment(case: Case) -> Payment | None:
+def read_answer_rewards(case: Case) -> AnswerRewards | None:
     """Read what right and wrong answers earn; None without answers."""
-    steps = case.once(read_answers)
+    steps = case.cached(read_answers)
     if not steps:
         return None
-    return Payment(
+    return AnswerRewards(
         steps,
         np.concatenate([step.right_n & step.finished_n for step in steps]),
         np.concatenate([step.wrong_n & step.finished_n for step in steps]),
         np.concatenate([step.reward_n for step in steps]),
         np.concatenate(
-            [np.array(step.rows.texts("task"), np.str_)[step.place_n] for step in steps]
+            [np.array(step.table.texts("task"), np.str_)[step.index_n] for step in steps]
         ),
         [gold for step in steps for gold in step.gold_n],
         np.concatenate([list(map(_form, step.response_n, step.gold_n)) for step in steps]),
@@ -187,5 +187,5 @@ def why_no_answers(case: Case) -> str:
     """Return why there are no answers to judge; empty where there are."""
     lacking = case.why_no_rollouts(["reward", "task", "answer", "messages"])
     return lacking or (
-        "" if case.once(read_answers) else "no scored rollout has a gold answer and a text"
+        "" if case.cached(read_answers) else "no scored rollout has a gold answer and a text"
     )

@@ -13,21 +13,21 @@ from uptrend.records import Evidence
 from uptrend.records.table import Flags, Floats, Ints, RolloutTable
 
 # What trainers add to a deviation before they divide by it.
-EPSILON = 1e-4
+STD_EPSILON = 1e-4
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RolloutSubset:
     """Some rollouts of one step."""
 
-    rows: RolloutTable
-    place_n: Ints
+    table: RolloutTable
+    index_n: Ints
     """Their numbers among all rollouts of the step."""
 
-    def whole(self, flags: Flags) -> Flags:
+    def flags_over_step(self, flags: Flags) -> Flags:
         """Spread flags of these rollouts over all of the step."""
-        whole = np.zeros(len(self.rows), np.bool_)
-        whole[self.place_n[flags]] = True
+        whole = np.zeros(len(self.table), np.bool_)
+        whole[self.index_n[flags]] = True
         return whole
 
 
@@ -68,19 +68,19 @@ class RewardGroups:
 
 
 @dataclass(frozen=True)
-class Grouped(RewardGroups, Chosen):
+class GroupedRollouts(RewardGroups, RolloutSubset):
     """The scored and kept rollouts of one step, by the true group of each."""
 
     advantage_n: Floats | None
     """Recorded advantages; None where nothing was recorded."""
 
 
-def grouped(r: RolloutTable) -> Grouped | None:
+def group_rollouts(r: RolloutTable) -> GroupedRollouts | None:
     """Return a step by true groups; None without group ids or rewards."""
-    place_n = np.flatnonzero(r.kept_n & np.isfinite(r.reward_n) & r.has("reward"))
-    if r.group_n is None or not len(place_n):
+    index_n = np.flatnonzero(r.kept_n & np.isfinite(r.reward_n) & r.has("reward"))
+    if r.group_n is None or not len(index_n):
         return None
-    group_n = np.unique(r.group_n[place_n], return_inverse=True)[1].astype(np.int64)
+    group_n = np.unique(r.group_n[index_n], return_inverse=True)[1].astype(np.int64)
     advantage = r.tokens("advantages")
     weight = r.tokens("weights")
     advantage_n = None
@@ -90,11 +90,11 @@ def grouped(r: RolloutTable) -> Grouped | None:
         known = r.model_t & np.isfinite(advantage)
         if weight is not None:
             known &= np.nan_to_num(weight) != 0
-        advantage_n = r.mean_n(advantage, known)[place_n]
-    return Grouped(r, place_n, group_n, r.reward_n[place_n], advantage_n)
+        advantage_n = r.mean_n(advantage, known)[index_n]
+    return GroupedRollouts(r, index_n, group_n, r.reward_n[index_n], advantage_n)
 
 
-def recomputed(g: RewardGroups, scale: str, baseline: str) -> Floats:
+def recompute_advantages(g: RewardGroups, scale: str, baseline: str) -> Floats:
     """Return the advantages that these rewards give in these groups."""
     # Written once more in numpy and fp64: a check that used the trainer's own functions would
     # repeat their mistakes.
@@ -103,13 +103,13 @@ def recomputed(g: RewardGroups, scale: str, baseline: str) -> Floats:
     if baseline == "leave_one_out":
         advantage_n = advantage_n * size_n / np.maximum(size_n - 1, 1)
     if scale == "group":
-        advantage_n = advantage_n / (g.deviation_g[g.group_n] + EPSILON)
+        advantage_n = advantage_n / (g.deviation_g[g.group_n] + STD_EPSILON)
     elif scale == "batch" and len(g.reward_n) > 1:
-        advantage_n = advantage_n / (np.std(g.reward_n, ddof=1) + EPSILON)
+        advantage_n = advantage_n / (np.std(g.reward_n, ddof=1) + STD_EPSILON)
     return np.where(g.dead_g[g.group_n], 0.0, advantage_n)
 
 
-def seen_in(
+def rollout_evidence(
     rows: Sequence[RolloutTable], flags: Sequence[Flags], text: str, value: float, metric: str = ""
 ) -> Evidence:
     """Return evidence that points at the first flagged rollout; `flags` are by rollout, one array
@@ -121,12 +121,16 @@ def seen_in(
     return Evidence(text, value, metric)
 
 
-def seen_among(
-    steps: Sequence[Chosen], flags: Sequence[Flags], text: str, value: float, metric: str = ""
+def subset_evidence(
+    steps: Sequence[RolloutSubset],
+    flags: Sequence[Flags],
+    text: str,
+    value: float,
+    metric: str = "",
 ) -> Evidence:
     """Return evidence that points at the first flagged one of the chosen rollouts."""
-    whole = [chosen.whole(f) for chosen, f in zip(steps, flags, strict=True)]
-    return seen_in([chosen.rows for chosen in steps], whole, text, value, metric)
+    whole = [chosen.flags_over_step(f) for chosen, f in zip(steps, flags, strict=True)]
+    return rollout_evidence([chosen.table for chosen in steps], whole, text, value, metric)
 
 
 def count_flags(flags: Iterable[Flags]) -> int:

@@ -14,8 +14,13 @@ from uptrend.lab.hypothesis_file import in_order, put_block, read_page, set_valu
 from uptrend.lab.measure import titled
 from uptrend.present.formatting import NONE, markdown_table, render
 from uptrend.records import Confidence, Hypothesis, LabError, Priority, Status
-from uptrend.records.directory import explain_disk_errors, write_atomically
-from uptrend.records.files import parse_json, read_file, read_text
+from uptrend.records.files import (
+    explain_disk_errors,
+    parse_json,
+    read_file,
+    read_text,
+    write_atomically,
+)
 from uptrend.records.hypothesis import NOTHING_TO_CURE
 
 README = "README.md"

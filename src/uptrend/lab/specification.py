@@ -31,8 +31,7 @@ from uptrend.lab.plan import (
 )
 from uptrend.present.formatting import setting
 from uptrend.records import Direction, Hypothesis
-from uptrend.records.directory import write_atomically
-from uptrend.records.files import parse_json, read_file
+from uptrend.records.files import parse_json, read_file, write_atomically
 from uptrend.records.metrics import first_step
 from uptrend.records.renamed import upgrade, upgrade_keys
 

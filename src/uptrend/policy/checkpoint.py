@@ -32,7 +32,7 @@ from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import digest
 from uptrend.records import CheckpointError, ModelError, Run
-from uptrend.records.directory import sync
+from uptrend.records.files import sync
 from uptrend.records.run import step_folders
 from uptrend.records.schema import SCHEMA_VERSION
 

@@ -10,10 +10,12 @@ largest has a million lines and 250 MB, the largest run 100,000 steps of 65 metr
 """
 
 import contextlib
+import errno
 import io
 import json
 import os
 import stat
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
@@ -315,3 +317,51 @@ def too_much_memory(path: Path | str, most: int = MAX_PROCESS_BYTES) -> RecordTo
     return RecordTooLarge(
         f"{path} is too large: reading it takes more than {megabytes(most)} of memory."
     )
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    if sys.platform == "win32":  # has no way to do so for a folder, or for a file that is only read
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # some network disks know it for files alone
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a whole file beside its place and rename it there, so that nobody sees half of it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with explain_disk_errors(path):
+        try:
+            with beside.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "it would be larger than a file may be here",
+    errno.EACCES: "permission was denied",
+    errno.EROFS: "the disk can only be read",
+}
+
+
+@contextlib.contextmanager
+def explain_disk_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the system into a RecordError that a person can act on."""
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0) or error.strerror or str(error)
+        raise RecordError(f"{path} could not be written: {reason}.") from error

@@ -20,7 +20,6 @@ from uptrend.records.directory import (
     Stop,
     eval_path,
     is_being_written,
-    parse_lines,
     recorded_steps,
 )
 from uptrend.records.errors import MissingExtra, RecordError
@@ -34,6 +33,7 @@ from uptrend.records.files import (
     size_in_memory,
 )
 from uptrend.records.finding import causes, dated, headline, html_table
+from uptrend.records.lines import parse_lines
 from uptrend.records.renamed import upgrade, upgrade_event, upgrade_keys, upgrade_metrics
 from uptrend.records.schema import ROLLOUT_SCHEMA, SCHEMA_VERSION
 

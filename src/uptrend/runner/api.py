@@ -17,7 +17,7 @@ from uptrend.bridge.convert import load_recipe
 from uptrend.config import Config
 from uptrend.config.load import config_hint
 from uptrend.records import ConfigError, Run, RunRefused, TasksetError
-from uptrend.records.directory import write_atomically
+from uptrend.records.files import write_atomically
 from uptrend.runner.runs import resume_run, train_recipe
 from uptrend.tasks.data import file_of
 from uptrend.tasks.rewards import Function, functions_at_hand, name_of

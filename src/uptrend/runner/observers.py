@@ -15,8 +15,9 @@ from uptrend.bridge.trackers import chosen
 from uptrend.doctor.live import DoctorProcess
 from uptrend.present.formatting import duration, estimate, number, percent, plural, visible
 from uptrend.records import Run, RunDirectory
-from uptrend.records.directory import START_EVENTS, parse_line
+from uptrend.records.directory import START_EVENTS
 from uptrend.records.finding import causes, dated
+from uptrend.records.lines import parse_line
 from uptrend.records.metrics import shown_metrics
 from uptrend.records.worker_process import SideProcess
 from uptrend.runner.view import choose_view, count_epochs

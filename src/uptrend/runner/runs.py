@@ -27,7 +27,8 @@ from uptrend.records import (
     RunRefused,
     view_of,
 )
-from uptrend.records.directory import PartDirectory, write_atomically
+from uptrend.records.directory import PartDirectory
+from uptrend.records.files import write_atomically
 from uptrend.runner.preflight import Preflight, ask_cheap_probes
 from uptrend.runner.prepare import (
     RunEnding,

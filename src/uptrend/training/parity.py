@@ -31,7 +31,7 @@ from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import FlatWeights
 from uptrend.records import ModelError, RecordError
-from uptrend.records.directory import write_atomically
+from uptrend.records.files import write_atomically
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Limits
 from uptrend.tasks import event_loop

@@ -16,8 +16,8 @@ from typing import Any
 from uptrend.bridge.importers.readers import Log, LogFile, Row, RowBuffer, number, stride
 from uptrend.present.formatting import plural
 from uptrend.records.dialects import names_for
-from uptrend.records.directory import parse_object, to_number
 from uptrend.records.files import VALUE_BYTES, check_values, size_in_memory
+from uptrend.records.lines import parse_object, to_number
 
 _STATE = "log_history"
 # Characters of a line of a table: ten thousand columns take a fifth.

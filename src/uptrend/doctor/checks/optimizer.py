@@ -1,6 +1,6 @@
 """Step sizes: updates that are not made, do not arrive, or are too small or too large.
 
-`usual_rates` says which rates suit a model. A step of Adam moves every weight by about the rate,
+`usual_learning_rates` says which rates suit a model. A step of Adam moves every weight by about the rate,
 and 2e-3 is a good part of a weight.
 """
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.catalogue import settings_of, usual_rates
+from uptrend.doctor.catalogue import settings_in_force, usual_learning_rates
 from uptrend.doctor.check import (
-    AS_PAGE,
+    PAGE_SUMMARY,
     CRITICAL,
     PROOF,
     SIGNAL,
@@ -23,7 +23,7 @@ from uptrend.doctor.check import (
     check,
     warn_if,
 )
-from uptrend.doctor.trend import REWARD
+from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.records import Evidence, TrendKind
 from uptrend.records.table import Ints
 from uptrend.records.view import Floats
@@ -99,7 +99,7 @@ def skipped_updates(case: Case) -> Answer:
         f" {n_points} steps made none"
     )
     first_step = int(idle_steps[0] if len(idle_steps) else skip_steps[np.flatnonzero(skipped)[0]])
-    return Found(severity, PROOF, AS_PAGE, [Evidence(text, share, SKIPPED_METRIC, first_step)])
+    return Found(severity, PROOF, PAGE_SUMMARY, [Evidence(text, share, SKIPPED_METRIC, first_step)])
 
 
 # Steps with a gradient and without a change, below which a lost update may be a coincidence.
@@ -191,7 +191,7 @@ def _hardly_left(case: Case) -> Found | Lacking | None:
     if case.has_gained:
         return None
 
-    kl = case.course(KL_METRIC)
+    kl = case.summary(KL_METRIC)
     max_kl = NEAR_KL_LEARNING if case.is_learning else NEAR_KL
     is_near = kl is not None and bool(kl.values.any()) and 0 <= kl.last < max_kl
     path = _path(case)
@@ -204,7 +204,7 @@ def _hardly_left(case: Case) -> Found | Lacking | None:
     if kl is not None and is_near:
         text = f"KL to the reference {kl.first:.2g} in the first quarter, {kl.last:.2g} at the end."
         evidence.append(case.evidence(KL_METRIC, text))
-    gradient = case.course(GRADIENT_METRIC)
+    gradient = case.summary(GRADIENT_METRIC)
     if gradient is not None and gradient.last > 0:
         text = f"Gradient {gradient.last:.2g}: there is something to learn from."
         evidence.append(case.evidence(GRADIENT_METRIC, text))
@@ -288,7 +288,7 @@ def _clipped(case: Case) -> Found | None:
     """Report updates of which many tokens are clipped."""
     curves = []
     for side in ("low", "high", "region"):
-        curve = case.course(f"clip/{side}/share")
+        curve = case.summary(f"clip/{side}/share")
         if curve is not None:
             curves.append(curve)
     if not curves:
@@ -318,7 +318,7 @@ MIN_TOKEN_MOVES = 3
 
 def _moves_tokens_far(case: Case) -> Found | None:
     """Report updates that move the log-probabilities of their own tokens too far."""
-    moved = case.course(MOVED_METRIC)
+    moved = case.summary(MOVED_METRIC)
     if moved is None or len(moved.values) < MIN_TOKEN_MOVES or case.is_learning:
         return None
     if np.median(moved.values) <= MAX_TOKEN_MOVE:
@@ -364,7 +364,7 @@ def _fell_at_peak_rate(case: Case) -> Found | None:
     collapse = case.collapse
     if collapse is None or len(rates) == 0 or abs(case.entropy_weight) >= HEAVY_ENTROPY_WEIGHT:
         return None
-    step = int(case.curve(REWARD)[0][collapse.index - 1])
+    step = int(case.curve(REWARD_METRIC)[0][collapse.index - 1])
     rate = float(np.interp(step, steps, rates))
     peak_rate = float(rates.max())
     if rate < NEAR_PEAK * peak_rate:
@@ -394,10 +394,10 @@ def _extreme_rates(case: Case) -> tuple[float, float]:
     """Return a rate below which no model of this size moves, and one from which a step breaks
     it.
     """
-    known = settings_of(case.view)
+    known = settings_in_force(case.view)
     if not known("model.parameters"):
         return MIN_RATE, MAX_RATE
-    low, high = usual_rates(known)
+    low, high = usual_learning_rates(known)
     return low / RATE_FACTOR, high * RATE_FACTOR
 
 
@@ -504,7 +504,7 @@ CUT_QUANTILE = 0.05
 def _all_cut(case: Case) -> Found | None:
     """Report gradients that are cut at nearly every step under plain descent."""
     limit = case.value("learning.max_grad_norm", 0)
-    gradient = case.course(GRADIENT_METRIC)
+    gradient = case.summary(GRADIENT_METRIC)
     if not limit or gradient is None:
         return None
     small_gradient = float(np.quantile(gradient.values, CUT_QUANTILE))
@@ -516,7 +516,7 @@ def _all_cut(case: Case) -> Found | None:
         " with it."
     )
     evidence = [case.evidence(GRADIENT_METRIC, "Clipped at every step.")]
-    update = case.course(UPDATE_METRIC)
+    update = case.summary(UPDATE_METRIC)
     if update is not None:
         evidence.append(case.evidence(UPDATE_METRIC, f"An update is {update.last:.2g} long."))
     return Found(WARNING, SIGNAL, summary, evidence)
@@ -534,7 +534,7 @@ MIN_PLAIN_STEPS = 5
 def _is_plain_descent(case: Case, limit: float) -> bool:
     """Return True where an update is the rate times the clipped gradient."""
     optimizer = str(case.value("learning.optimizer", "adamw")).lower()
-    n_weights = settings_of(case.view)("model.parameters") or 1.0
+    n_weights = settings_in_force(case.view)("model.parameters") or 1.0
     if optimizer == "sgd" or limit / np.sqrt(n_weights) < MAX_PLAIN_GRADIENT:
         return True
     if not case.has(UPDATE_METRIC, RATE_METRIC, CLIPPED_GRADIENT_METRIC):
@@ -620,11 +620,11 @@ def _no_gradient(case: Case) -> Found | None:
     """Report gradients of exactly 0 at every step with live groups: the loss is cut off from the
     weights.
     """
-    if not case.has(GRADIENT_METRIC, DEAD_GROUPS_METRIC, REWARD):
+    if not case.has(GRADIENT_METRIC, DEAD_GROUPS_METRIC, REWARD_METRIC):
         return None
     gradient = case.view.metrics[GRADIENT_METRIC]
     dead = case.view.metrics[DEAD_GROUPS_METRIC]
-    reward = case.view.metrics[REWARD]
+    reward = case.view.metrics[REWARD_METRIC]
     norms = gradient[np.isfinite(gradient) & (dead < MAX_DEAD_SHARE) & np.isfinite(reward)]
     if len(norms) < MIN_LIVE_STEPS or norms.any():
         return None
@@ -650,7 +650,7 @@ def _nothing_moves(case: Case) -> Found | None:
     arrives.
     """
     largest = _largest_rate(case)
-    entropy = case.course(ENTROPY_METRIC)
+    entropy = case.summary(ENTROPY_METRIC)
     if largest is None or largest.rate < MAX_RATE or _is_broken(case):
         return None
     # With the length of updates it is known what the weights did.

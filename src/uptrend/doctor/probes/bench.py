@@ -23,8 +23,8 @@ from torch import Tensor
 
 from uptrend.algo.losses import k3
 from uptrend.config import Config, to_table
-from uptrend.doctor.catalogue import complete_fix, settings_of
-from uptrend.doctor.check import finding
+from uptrend.doctor.catalogue import complete_fix, settings_in_force
+from uptrend.doctor.check import make_finding
 from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import Movement, WeightMeter
@@ -154,11 +154,13 @@ class Bench:
     ) -> Finding:
         """Make a finding on this recipe; `value` and `rollout` go with evidence in one sentence."""
         observed = [seen(evidence, value, rollout)] if isinstance(evidence, str) else evidence
-        cause = finding(self._view, id, severity, basis, summary, observed)
+        cause = make_finding(self._view, id, severity, basis, summary, observed)
         return (
             cause
             if fix is None
-            else replace(cause, fix=complete_fix(fix, self._view.trainer, settings_of(self._view)))
+            else replace(
+                cause, fix=complete_fix(fix, self._view.trainer, settings_in_force(self._view))
+            )
         )
 
     @property

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from uptrend.doctor.answers import UNFINISHED
+from uptrend.doctor.answers import UNFINISHED_ENDINGS
 from uptrend.doctor.probes.bench import Bench, by_group, seen
 from uptrend.doctor.probes.probe import CRITICAL, SIGNAL, WARNING, Answer, probe, require
 from uptrend.records import Basis, Reward
@@ -287,7 +287,7 @@ def paid(bench: Bench) -> Answer:
     # A reward that can be negative and is 0 for everybody was not earned either.
     is_nothing = not any(r.reward and r.reward.total for r in played)
     out, expert = (
-        [r for r in rs if r.ended in UNFINISHED and (is_nothing or not _is_paid(r.reward))]
+        [r for r in rs if r.ended in UNFINISHED_ENDINGS and (is_nothing or not _is_paid(r.reward))]
         for rs in (played, shown)
     )
     yield (
@@ -348,7 +348,7 @@ def paid(bench: Bench) -> Answer:
         more = bench.play(
             bench.drawn[:4], 4, "turns", max_turns=2 * s.max_turns, context=2 * s.context
         )
-        ended = sum(r.ended not in UNFINISHED for r in more)
+        ended = sum(r.ended not in UNFINISHED_ENDINGS for r in more)
         text = f"with twice the turns {ended} of {len(more)} end by themselves"
         yield f"; {text}"
         id = "reward.never-computed"

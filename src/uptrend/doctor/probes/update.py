@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uptrend.config.schema import Kl
-from uptrend.doctor.groups import RewardGroups, recomputed
+from uptrend.doctor.groups import RewardGroups, recompute_advantages
 from uptrend.doctor.probes.bench import Bench, GradientCatcher, by_group, distance, kl_between
 from uptrend.doctor.probes.probe import (
     CRITICAL,
@@ -142,7 +142,7 @@ def true_advantages(rollouts: list[Rollout], scale: str, baseline: str) -> Float
     names_n = [rollouts[n].group for n in scored]
     group_n = np.unique(names_n, return_inverse=True)[1].astype(np.int64)
     out = np.zeros(len(rollouts))
-    out[scored] = recomputed(RewardGroups(group_n, reward_n[scored]), scale, baseline)
+    out[scored] = recompute_advantages(RewardGroups(group_n, reward_n[scored]), scale, baseline)
     return out
 
 

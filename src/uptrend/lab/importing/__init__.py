@@ -19,7 +19,7 @@ from uptrend.lab.importing.reading import FIELDS, Journal, JournalItem, read_jou
 from uptrend.lab.notebook import LOG, PROBLEM, Notebook, new_pages
 from uptrend.present.formatting import cell, render
 from uptrend.records import Hypothesis, Priority
-from uptrend.records.directory import explain_disk_errors, write_atomically
+from uptrend.records.files import explain_disk_errors, write_atomically
 
 __all__ = ["Imported", "hypothesis_key", "import_journals"]
 

@@ -28,7 +28,7 @@ from uptrend.present.formatting import (
     render,
 )
 from uptrend.records import Comparison, Direction, Hypothesis, Status, Verdict, dialects
-from uptrend.records.directory import explain_disk_errors, write_atomically
+from uptrend.records.files import explain_disk_errors, write_atomically
 from uptrend.records.metrics import find_metric, name_of
 
 __all__ = ["ArmRun", "ConfigChange", "Entry", "change_of", "record"]
