@@ -66,7 +66,7 @@ class HeldoutChange:
     first: float
     last: float
     scores: tuple[float, ...]
-    at: tuple[int, ...]
+    steps: tuple[int, ...]
     """Step of each score."""
     interval: tuple[float, float] | None
     """The change's 95% interval; None where neither counts nor several evaluations give one."""

@@ -250,10 +250,10 @@ def heldout_falls(case: Case) -> Answer:
     levels = f"{number(change.first)} to {number(change.last)}"
     shown = [
         Evidence(
-            f"Held out {change.effect:+.3g} by step {change.at[-1]}.",
+            f"Held out {change.effect:+.3g} by step {change.steps[-1]}.",
             change.effect,
             "eval",
-            change.at[-1],
+            change.steps[-1],
         )
     ]
     if right is not None and left and not 0 < rounds < MET:
@@ -305,7 +305,7 @@ def _left_behind(case: Case, right: CurveSummary | None, change: HeldoutChange) 
     """Tell whether training tasks are solved more often than those held out, which fell or did not
     follow.
     """
-    rise = trend_until(case.view, RIGHT, change.at[-1])
+    rise = trend_until(case.view, RIGHT, change.steps[-1])
     if right is None or rise is None or rise.effect - change.effect < GAP:
         return False
     unit = math.sqrt(max(0.01, right.last * (1 - right.last)))
@@ -452,6 +452,6 @@ def eval_noise(case: Case) -> Answer:
         f" to {high:+.3g}"
     )
     shown = Evidence(
-        f"{change.first:.3g} → {change.last:.3g}.", change.effect, "eval", change.at[-1]
+        f"{change.first:.3g} → {change.last:.3g}.", change.effect, "eval", change.steps[-1]
     )
     return Found(NOTE, PROOF, f"{inside}: it shows neither a gain nor a loss.", [shown])
