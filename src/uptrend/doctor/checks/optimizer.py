@@ -1,7 +1,7 @@
 """Step sizes: updates that are not made, do not arrive, or are too small or too large.
 
-`usual_learning_rates` says which rates suit a model. A step of Adam moves every weight by about the rate,
-and 2e-3 is a good part of a weight.
+`usual_learning_rates` says which rates suit a model. A step of Adam moves every weight by about the
+rate, and 2e-3 is a good part of a weight.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ import numpy as np
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import settings_in_force, usual_learning_rates
 from uptrend.doctor.check import (
-    PAGE_SUMMARY,
     CRITICAL,
+    PAGE_SUMMARY,
     PROOF,
     SIGNAL,
     SUSPICION,
