@@ -41,8 +41,8 @@ from uptrend.records import (
     Basis, Ending, Evidence, Finding, Message, Report, Reward, Role, Rollout, RunDirectory, Sequence, Severity,
     ToolCall, Trend, TrendKind, rollouts_table,
 )  # fmt: skip
-from uptrend.records.directory import read_lines, to_line
-from uptrend.records.schema import VERSION
+from uptrend.records.lines import read_lines, to_line
+from uptrend.records.schema import SCHEMA_VERSION
 from uptrend.stats.intervals import wilson
 
 # Metrics of a run's lines: mean before training, mean after it, noise; * for whole numbers.
@@ -119,7 +119,7 @@ def write_run(path: Path, place: int, steps: int, seed: int) -> None:
     random, began = np.random.default_rng([seed, place]), START + 7200 * place
     tasks = {"name": "arithmetic", "version": "1", "seed": 0}
     info = {
-        "schema": VERSION, "name": path.name, "created": datetime.fromtimestamp(began, UTC).isoformat(),
+        "schema": SCHEMA_VERSION, "name": path.name, "created": datetime.fromtimestamp(began, UTC).isoformat(),
         "uptrend": "0.2.0", "python": "3.11.7", "packages": {"numpy": np.__version__},
         "machine": {"device": "cpu", "threads": 2, "processes": 1, "parallel": "ddp", "cpu": "x86_64", "gpu": None},
         "config": to_table(load_config({"name": path.name, "model": {"name": "tiny"}}, settings)),

@@ -31,7 +31,7 @@ from uptrend.doctor.probes import PROBES
 from uptrend.records.dialects import metric_names
 from uptrend.records.directory import event_fields
 from uptrend.records.metrics import Metric, sections
-from uptrend.records.schema import ROLLOUTS, column_meanings
+from uptrend.records.schema import ROLLOUT_SCHEMA, column_meanings
 from uptrend.tasks.registry import BUILT_IN, find
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -205,7 +205,8 @@ def _events() -> Iterator[str]:
 def _columns() -> Iterator[str]:
     meanings = column_meanings()
     rows = (
-        (_code(field.name), _column_type(field.type), meanings[field.name]) for field in ROLLOUTS
+        (_code(field.name), _column_type(field.type), meanings[field.name])
+        for field in ROLLOUT_SCHEMA
     )
     return _table("column", "type", "meaning", rows=rows)
 

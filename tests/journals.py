@@ -26,7 +26,7 @@ from uptrend.records import (
     Status,
     Verdict,
 )
-from uptrend.records.directory import append_line
+from uptrend.records.lines import append_line
 
 Values = Mapping[str, Sequence[float]]
 

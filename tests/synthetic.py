@@ -14,14 +14,14 @@ from uptrend.config import load_config, to_table
 from uptrend.records import (
     Ending, Evaluation, Message, Reward, Role, Rollout, RunDirectory, Sequence, rollouts_table,
 )  # fmt: skip
-from uptrend.records.schema import VERSION
+from uptrend.records.schema import SCHEMA_VERSION
 from uptrend.stats.intervals import wilson
 
 
 def info_of(name: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return a run.json as `uptrend train` writes it."""
     return {
-        "schema": VERSION, "name": name, "created": "2025-11-03T10:00:00+00:00",
+        "schema": SCHEMA_VERSION, "name": name, "created": "2025-11-03T10:00:00+00:00",
         "uptrend": "0.1.0", "python": "3.11", "packages": {"numpy": "2.0"},
         "machine": {"device": "cpu", "threads": 2, "cpu": "a cpu", "gpu": None},
         "config": to_table(load_config({"name": name, "model": {"name": "tiny"}}, overrides)),

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from uptrend.records import Role, RunView
-from uptrend.records.schema import ROLLOUTS
+from uptrend.records.schema import ROLLOUT_SCHEMA
 
 Row = dict[str, Any]
 Edit = Callable[[list[Row]], list[Row] | None]
@@ -22,7 +22,7 @@ def tampered(view: RunView, edit: Edit, **changes: Any) -> RunView:
     def read(step: int) -> pa.Table:
         rows = view.read_rollouts(step).to_pylist()
         edited = edit(rows)
-        return pa.Table.from_pylist(rows if edited is None else edited, schema=ROLLOUTS)
+        return pa.Table.from_pylist(rows if edited is None else edited, schema=ROLLOUT_SCHEMA)
 
     return replace(view, read_rollouts=read, **changes)
 

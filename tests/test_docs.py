@@ -28,7 +28,7 @@ import uptrend
 from uptrend.cli.main import VERBS
 from uptrend.config import load_config
 from uptrend.doctor.catalogue import CATALOGUE
-from uptrend.records.dialects import LOGGERS
+from uptrend.records.dialects import METRIC_DIALECTS
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -181,7 +181,7 @@ def test_the_first_pages_are_short_and_each_generated_part_has_its_place() -> No
     assert max(words.values()) <= 450, words
     text = "\n".join(page.read_text(encoding="utf-8") for page in DOCS)
     wanted = {part for part in PARTS if part != "names"} | {
-        f"names {trainer}" for trainer in LOGGERS
+        f"names {trainer}" for trainer in METRIC_DIALECTS
     }
     assert set(re.findall(r"<!-- generated: (.+?) -->", text)) == wanted
     assert all((ROOT / path).exists() for path in ELSEWHERE.values())

@@ -10,7 +10,7 @@ import pytest
 
 from uptrend.config import load_config
 from uptrend.records import CheckpointError, Run
-from uptrend.records.directory import read_lines, to_line
+from uptrend.records.lines import read_lines, to_line
 from uptrend.records.renamed import names
 from uptrend.runner.evaluation import load_for_eval
 from uptrend.runner.runs import replay, resume_run, train_recipe

@@ -22,7 +22,7 @@ from synthetic import evaluation_of, info_of, line_of, metrics_of, rollout_of, w
 from uptrend.dashboard import curves, server
 from uptrend.dashboard.api import ENDPOINTS
 from uptrend.records import Ending, Message, Role, Run, RunDirectory, ToolCall, rollouts_table
-from uptrend.records.directory import append_line
+from uptrend.records.lines import append_line
 from uptrend.runner import reports_of
 from uptrend.stats.comparison import pair_runs, paired_interval
 

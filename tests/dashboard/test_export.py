@@ -19,7 +19,7 @@ from synthetic import info_of, metrics_of, rollout_of, write_run
 from uptrend.cli.main import main
 from uptrend.present.formatting import visible
 from uptrend.records import Message, Run, RunDirectory, rollouts_table
-from uptrend.records.schema import VERSION
+from uptrend.records.schema import SCHEMA_VERSION
 
 Attributes = list[tuple[str, str | None]]
 
@@ -164,7 +164,7 @@ def test_a_run_that_can_not_be_read_writes_nothing(
     if fault != "missing":
         write_run(run, steps=2)
     if fault == "newer":
-        (run / "run.json").write_text(json.dumps({**info_of("a"), "schema": VERSION + 1}))
+        (run / "run.json").write_text(json.dumps({**info_of("a"), "schema": SCHEMA_VERSION + 1}))
     if fault == "torn":
         (run / "run.json").write_text("{")
     if fault == "linked":

@@ -28,7 +28,7 @@ from uptrend.dashboard.sources import DEPTH, find_sources
 from uptrend.dashboard.worker import ReaderProcess
 from uptrend.records import RecordError, Run, RunDirectory
 from uptrend.records.directory import set_aside
-from uptrend.records.schema import VERSION
+from uptrend.records.schema import SCHEMA_VERSION
 from uptrend.records.summary import find_runs
 
 DATA = Path(__file__).parents[1] / "data"
@@ -158,7 +158,7 @@ def test_runs_that_can_not_be_read_say_why_and_old_ones_have_todays_names(
     runs = tmp_path / "runs"
     put(runs / "torn" / "run.json", '{"schema": 2, "conf')
     put(runs / "list" / "run.json", "[]")
-    put(runs / "newer" / "run.json", json.dumps({**info_of("newer"), "schema": VERSION + 1}))
+    put(runs / "newer" / "run.json", json.dumps({**info_of("newer"), "schema": SCHEMA_VERSION + 1}))
     put(runs / "deep" / "run.json", '{"schema": 2, "config": ' + '{"a":' * 100_000)
     put(runs / "odd" / "run.json", json.dumps({"schema": 2, "config": [1]}))
     put(runs / "fresh" / "run.json", json.dumps(info_of("fresh")))

@@ -17,7 +17,7 @@ from playwright.sync_api import expect, sync_playwright
 import uptrend
 from uptrend.cli.main import main
 from uptrend.records import Run, Stop
-from uptrend.records.directory import read_lines
+from uptrend.records.lines import read_lines
 from uptrend.training.observer import StepRecord
 
 pytestmark = pytest.mark.slow

@@ -132,8 +132,8 @@ def test_of_several_attempts_the_greedy_answer_is_paired() -> None:
     change = Case(view).heldout
     assert change is not None
     assert change.interval == (pytest.approx(0.76, abs=0.01), 1.0)
-    assert Case(view).is_learned
-    assert not Case(replace(view, evals=evals[:1])).is_learned
+    assert Case(view).has_learned
+    assert not Case(replace(view, evals=evals[:1])).has_learned
 
 
 KL, LOSS = "kl/reference/mean", "loss/total"

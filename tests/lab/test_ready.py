@@ -16,7 +16,7 @@ from uptrend.lab.hypothesis_file import SECTIONS, get_block
 from uptrend.lab.measure import titled
 from uptrend.lab.notebook import Notebook
 from uptrend.records import Basis, Evidence, Finding, LabError, Priority, Severity
-from uptrend.records.metrics import LEVELS, outcome_of
+from uptrend.records.metrics import LEVEL_OUTCOMES, outcome_of
 from uptrend.tasks.pool import make_heldout, make_pool
 
 ROOT = Path(__file__).parents[2]
@@ -192,7 +192,7 @@ def test_a_claim_says_what_is_measured_and_nothing_else(lab: Path, id: str) -> N
     assert titled(h) == h.title
     # A claim that another metric is put under does not lend it its words.
     other = replace(h, metric="eval/reward")
-    assert titled(other) == f"{h.title} (measured: held-out reward {LEVELS[h.direction]})"
+    assert titled(other) == f"{h.title} (measured: held-out reward {LEVEL_OUTCOMES[h.direction]})"
 
 
 def test_the_cure_of_a_collapse_is_measured_by_the_fall() -> None:

@@ -36,7 +36,7 @@ from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import digest
 from uptrend.records import CheckpointError, ModelError, Run
-from uptrend.records.schema import VERSION
+from uptrend.records.schema import SCHEMA_VERSION
 
 BATCH = torch.arange(4, 28).view(2, 12)
 IDS = list(range(5, 17))
@@ -326,7 +326,7 @@ def test_the_best_is_there_at_every_moment(llama_folder: Path, tmp_path: Path) -
     place.
     """
     policy, optimizer = start(llama_folder)
-    info = {"schema": VERSION, "config": {}}
+    info = {"schema": SCHEMA_VERSION, "config": {}}
     (tmp_path / "run.json").write_text(json.dumps(info))
     write = partial(save_checkpoint, tmp_path, policy, optimizer, keep=1, name="best")
     write({"step": 1})

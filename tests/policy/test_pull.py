@@ -24,7 +24,7 @@ from uptrend.config import Lora, Model
 from uptrend.policy.known import KNOWN, _gemma_tokenizer, find_model, home, pull
 from uptrend.policy.policy import choose_device, load_model, load_policy
 from uptrend.records import ModelError, TasksetError
-from uptrend.records.hub import OFFLINE, PATIENCE, hub_problem
+from uptrend.records.machine import HUB_TIMEOUT_S, OFFLINE_VARIABLES, hub_problem
 from uptrend.runner.evaluation import load_for_eval
 from uptrend.tasksets.musique.rows import read_hub
 
@@ -227,7 +227,7 @@ def test_folders_and_hub_ids_are_taken_as_they_are(
 @pytest.fixture(params=["refused", "silent"])
 def dead_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a hub that refuses to be called, or that accepts and never answers."""
-    for name in (*OFFLINE, "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+    for name in (*OFFLINE_VARIABLES, "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -237,7 +237,7 @@ def dead_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         yield (
             "Connection refused"
             if request.param == "refused"
-            else f"no answer within {PATIENCE:g} s"
+            else f"no answer within {HUB_TIMEOUT_S:g} s"
         )
 
 
@@ -255,7 +255,9 @@ def test_a_hub_that_does_not_answer_is_one_sentence_within_seconds(dead_hub: str
         match=rf"dataset owner/name,,train is not on this machine, and .*\({dead_hub}\)",
     ):
         next(read_hub("owner/name,,train"))
-    assert time.monotonic() - began < 2 * PATIENCE + 20  # the hub's own client tries for minutes
+    assert (
+        time.monotonic() - began < 2 * HUB_TIMEOUT_S + 20
+    )  # the hub's own client tries for minutes
 
 
 @pytest.mark.usefixtures("dead_hub")
@@ -272,7 +274,7 @@ def test_a_cached_model_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_hub_that_answers_or_can_not_be_asked_is_left_to_the_library(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in OFFLINE:
+    for name in OFFLINE_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     with http.server.HTTPServer(
         ("127.0.0.1", 0), http.server.BaseHTTPRequestHandler

@@ -8,7 +8,7 @@ from other_trainers import trl_options
 from uptrend.config import load_config, to_table
 from uptrend.config.tables import flatten
 from uptrend.records import Times, dialects
-from uptrend.records.dialects import LOGGERS, TRAINERS, settings
+from uptrend.records.dialects import METRIC_DIALECTS, TRAINER_NAMES, settings
 
 TEXTS = {
     "model.weights": ("fp32", "bf16"),
@@ -39,7 +39,7 @@ def test_trl_has_these_arguments() -> None:
     assert "model_init_kwargs" in trl_options()
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("trainer", TRAINER_NAMES)
 def test_a_name_means_one_setting(trainer: str) -> None:
     written = [
         name for entry in settings().values() if trainer in entry for name in entry[trainer].name
@@ -51,7 +51,7 @@ def test_a_name_means_one_setting(trainer: str) -> None:
     assert dialects.to_ours(trainer, "no_such_setting") is None
 
 
-@pytest.mark.parametrize("trainer", LOGGERS)
+@pytest.mark.parametrize("trainer", METRIC_DIALECTS)
 def test_a_name_means_one_metric(trainer: str) -> None:
     for theirs, ours in dialects.metric_names(trainer).items():
         filled = theirs.replace("NAME", "exact").replace("AGENT", "solver")
@@ -64,7 +64,7 @@ def test_a_name_means_one_metric(trainer: str) -> None:
     )
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("trainer", TRAINER_NAMES)
 @pytest.mark.parametrize("key", TEXTS)
 def test_what_is_written_is_read_back(key: str, trainer: str) -> None:
     for value in TEXTS[key]:

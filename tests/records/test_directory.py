@@ -25,7 +25,9 @@ from hypothesis import strategies as st
 
 from synthetic import evaluation_of, info_of, line_of, metrics_of, rollout_of
 from uptrend.records import RecordError, Run, RunDirectory, RunLocked, rollouts_table
-from uptrend.records.directory import PartDirectory, append_line, read_lines, to_line, write_whole
+from uptrend.records.directory import PartDirectory
+from uptrend.records.files import write_atomically
+from uptrend.records.lines import append_line, read_lines, to_line
 
 MakeRun = Callable[..., Path]
 
@@ -378,11 +380,11 @@ def test_numbers_of_numpy_are_numbers_and_those_not_finite_null() -> None:
 
 def test_nobody_sees_half_of_a_whole_file(tmp_path: Path) -> None:
     path, seen = tmp_path / "part-0.parquet", list[bytes]()
-    write_whole(path, bytes(2_000_000))
+    write_atomically(path, bytes(2_000_000))
 
     def write() -> None:
         for i in itertools.count():
-            write_whole(path, bytes([i % 256]) * 2_000_000)
+            write_atomically(path, bytes([i % 256]) * 2_000_000)
             if len(seen) == 200:
                 return
 
@@ -402,7 +404,7 @@ def test_a_file_that_may_not_grow_is_a_plain_sentence_and_leaves_nothing_half(
     path, limits = tmp_path / "m.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
     append_line(path, {"step": 1})
     writes = [
-        lambda: write_whole(tmp_path / "big", bytes(5000)),
+        lambda: write_atomically(tmp_path / "big", bytes(5000)),
         lambda: append_line(path, {"text": "x" * 5000}),
     ]
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
@@ -419,7 +421,7 @@ def test_a_file_that_may_not_grow_is_a_plain_sentence_and_leaves_nothing_half(
     assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
     assert path.read_bytes() == to_line({"step": 1}) + to_line({"step": 2})
     with pytest.raises(RecordError, match=r"no/run\.json could not be written: No such file"):
-        write_whole(tmp_path / "no" / "run.json", b"")
+        write_atomically(tmp_path / "no" / "run.json", b"")
 
 
 if __name__ == "__main__":

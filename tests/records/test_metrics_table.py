@@ -9,12 +9,12 @@ from synthetic import evaluation_of, line_of, metrics_of
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.records.metrics import (
     compared_metrics,
-    figures,
     find_metric,
     label_of,
     must_be_finite,
     panels,
     sections,
+    shown_metrics,
 )
 
 ROWS = [metric for section in sections() for metric in section.metrics]
@@ -32,8 +32,8 @@ def test_every_key_is_defined_once_and_every_cause_exists() -> None:
 
 def test_every_figure_to_show_is_a_metric_and_the_short_names_of_a_place_differ() -> None:
     for place in ("log", "terminal", "curves", "replay", "plot-large", "plot-small"):
-        assert [key for key in figures(place) if find_metric(key) is None] == []
-        assert len(set(figures(place).values())) == len(figures(place))
+        assert [key for key in shown_metrics(place) if find_metric(key) is None] == []
+        assert len(set(shown_metrics(place).values())) == len(shown_metrics(place))
     keys = [
         key
         for panel in panels()

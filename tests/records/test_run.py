@@ -27,7 +27,7 @@ from uptrend.records import (
     to_polars,
     view_of,
 )
-from uptrend.records.directory import append_line, read_lines
+from uptrend.records.lines import append_line, read_lines
 from uptrend.records.renamed import RenamedWarning, current, names, upgrade_keys, upgrade_metrics
 from uptrend.records.summary import find_runs
 

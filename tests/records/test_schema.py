@@ -24,7 +24,7 @@ from uptrend.records import (
     Ending, Evaluation, Executed, Message, Part, RecordError, Reward, Role, Rollout, Run, Sequence, Task, ToolCall,
     rollouts_of, rollouts_table, tasks_hash,
 )  # fmt: skip
-from uptrend.records.schema import ROLLOUTS, TOKEN_COLUMNS
+from uptrend.records.schema import ROLLOUT_SCHEMA, TOKEN_COLUMNS
 
 LEARNED = ("weights", "attended", "advantages", "learner", "reference", "support")
 ASK = (Message("user", "2 + 3 ="),)
@@ -191,7 +191,7 @@ def test_the_columns_hold_what_the_page_says() -> None:
         2,
     )
     table = rollouts_table("demo", [made])
-    assert table.schema.equals(ROLLOUTS, check_metadata=True)
+    assert table.schema.equals(ROLLOUT_SCHEMA, check_metadata=True)
     assert table.schema.metadata == {b"uptrend.schema": b"2"}
     shared = {
         "run": "demo", "step": 7, "group": "g3", "index": 2, "task": "t9", "family": "lookup", "answer": "12",
@@ -226,7 +226,7 @@ def test_a_rollout_that_failed_keeps_its_row() -> None:
     assert [row[k] for k in ("reward", "reward_low", "reward_high", "correct", "ids")] == [None] * 5
     assert (row["parts"], row["ended"], row["error"]) == ([], "task-error", "open: no file")
     assert (other["index"], other["ids"], other["attended"]) == (1, [1, 2, 3, 4, 5], None)
-    assert rollouts_table("demo", []).schema.equals(ROLLOUTS)
+    assert rollouts_table("demo", []).schema.equals(ROLLOUT_SCHEMA)
 
 
 def test_files_of_an_older_writer(make_run: Callable[..., Path]) -> None:

@@ -80,8 +80,10 @@ def test_an_answer_that_the_prompt_quotes_is_not_the_models(
 
 def test_the_nouns_have_the_same_turns(table: RolloutTable) -> None:
     for place, rollout in enumerate([talk(0, ONE_SEQUENCE), talk(1, *TWO_SEQUENCES)]):
-        start = table.places_n[place].start
-        assert [start + at for at in rollout.model_places] == table.model_places_n[place]
+        start = table.message_range_n[place].start
+        assert [
+            start + at for at in rollout.model_message_indices
+        ] == table.model_message_indices_n[place]
         assert rollout.model_messages == [MESSAGES[4], MESSAGES[6]]
         assert rollout.response == table.response_n[place]
         assert rollout.name == table.name(place)
@@ -124,7 +126,7 @@ def test_groups_have_the_number_of_their_name_or_their_place() -> None:
     names = ["000012-0007", "a/b", "000012-0003", "000012-0003"]
     rollouts = [talk(len(names) - n, ONE_SEQUENCE, group=name) for n, name in enumerate(names)]
     groups = RolloutTable(12, rollouts_table("demo", rollouts)).groups
-    assert [(group.number, group.name, dict(group.places)) for group in groups] == [
+    assert [(group.number, group.name, dict(group.rollout_by_index)) for group in groups] == [
         (3, "000012-0003", {1: 3, 2: 2}), (7, "000012-0007", {4: 0}), (2, "a/b", {3: 1}),
     ]  # fmt: skip
 

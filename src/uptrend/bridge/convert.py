@@ -27,7 +27,7 @@ from uptrend.records.dialects import (
     settings,
     to_theirs,
 )
-from uptrend.records.memory import MAX_RECIPE, parse_json, parse_toml, read_whole
+from uptrend.records.files import MAX_RECIPE_BYTES, parse_json, parse_toml, read_named
 
 # Settings that TRL counts in optimizer updates; ours count steps of `updates` × `minibatches`
 # updates.
@@ -158,7 +158,7 @@ def read_any(path: Path, flags: Mapping[str, Any], processes: int = 1) -> Conver
     if path.is_dir():
         raise ConfigError(f"{path} is a folder: name one file, {CONVERTED}.")
     try:
-        text = read_whole(path, MAX_RECIPE).decode("utf-8")
+        text = read_named(path, MAX_RECIPE_BYTES).decode("utf-8")
         table = {".json": parse_json, ".toml": parse_toml}.get(path.suffix, lambda _: None)(text)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: name {CONVERTED}.") from None

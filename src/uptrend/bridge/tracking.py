@@ -25,7 +25,8 @@ from uptrend.config import Track, build
 from uptrend.config.tables import flatten
 from uptrend.doctor.catalogue import CATALOGUE, complete_fix
 from uptrend.records import Run
-from uptrend.records.directory import ENDS, STARTS, eval_path, parse_line
+from uptrend.records.directory import END_EVENTS, START_EVENTS, eval_path
+from uptrend.records.lines import parse_line
 from uptrend.records.table import RolloutTable
 
 # Seconds between two looks at the records, five times as many after each failure in a row, of which
@@ -152,8 +153,10 @@ class Sender:
             # none any more.
             alarming = {f["id"] for f in findings if f["severity"] != "note"}
             self._withdraw(sorted({id for id, _ in self._told} - alarming), report["step"])
-        ended = [event["event"] for event in run.events if event["event"] in STARTS + ENDS]
-        self._tracker.finish(ended[-1] if ended and ended[-1] in ENDS else "failed")
+        ended = [
+            event["event"] for event in run.events if event["event"] in START_EVENTS + END_EVENTS
+        ]
+        self._tracker.finish(ended[-1] if ended and ended[-1] in END_EVENTS else "failed")
 
     def _new(self, tail: Tail) -> Iterator[dict[str, Any]]:
         for line in tail:
@@ -277,7 +280,7 @@ def eval_numbers(line: Mapping[str, Any], label: str = "") -> dict[str, float]:
 def _heldout_row(table: RolloutTable, place: int) -> list[Any]:
     """Return a rollout of an evaluation as a row: its prompt, and what the model wrote last."""
     prompt = "\n".join(
-        table.messages.content_m[at].as_py() or "" for at in table.prompt_places_n[place]
+        table.messages.content_m[at].as_py() or "" for at in table.prompt_range_n[place]
     )
     response = table.response_n[place] or ""
     task, answer, correct = (table.value(key, place) for key in ("task", "answer", "correct"))
@@ -288,7 +291,7 @@ def _sample_row(table: RolloutTable, place: int) -> list[Any]:
     """Return a rollout of a step as a row: all of its messages in one text."""
     messages = table.messages
     text = "\n".join(
-        f"{messages.role_m[at]}: {messages.text_m[at]}" for at in table.places_n[place]
+        f"{messages.role_m[at]}: {messages.text_m[at]}" for at in table.message_range_n[place]
     )
     task, reward = (table.value(key, place) for key in ("task", "reward"))
     return [table.step, task, text[:CHARACTERS], reward, table.advantage(place)]

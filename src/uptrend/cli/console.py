@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from uptrend.config.load import dotted_keys, nearest
 from uptrend.records import RecordError, Run
-from uptrend.records.directory import write_whole
+from uptrend.records.files import write_atomically
 from uptrend.records.renamed import current
 
 
@@ -94,5 +94,5 @@ def write_text(text: str, out: Path | None) -> None:
     if out is None:
         sys.stdout.write(text)
     else:
-        write_whole(out, text.encode())
+        write_atomically(out, text.encode())
         typer.echo(f"Wrote {out}", err=True)

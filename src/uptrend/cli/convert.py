@@ -11,7 +11,7 @@ from uptrend.bridge.convert import Converted, read_any, write_prime_rl, write_tr
 from uptrend.cli.console import AsJson, print_json
 from uptrend.config.tables import to_toml
 from uptrend.records import ConfigError
-from uptrend.records.directory import write_whole
+from uptrend.records.files import write_atomically
 
 
 def command(
@@ -74,7 +74,7 @@ def command(
         )
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        write_whole(out / name, text.encode())
+        write_atomically(out / name, text.encode())
     told["written"] = [str(out / name) for name in files]
     if as_json:
         print_json(told)

@@ -48,7 +48,8 @@ from uptrend.policy.known import need_train_extra
 from uptrend.present.formatting import NONE, p_value, percent, plural
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import Hypothesis, LabError, Run, Status, Verdict
-from uptrend.records.directory import plain, write_whole
+from uptrend.records.files import write_atomically
+from uptrend.records.lines import plain
 from uptrend.runner.runs import TrainLauncher
 
 # Deviation of differences by which power is announced before any run: 4 to 7 points were seen with
@@ -466,7 +467,7 @@ def sweep(
     )
     path = folder / "sweeps" / f"{slug(asked.title)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(result, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_atomically(path, json.dumps(result, indent=1, ensure_ascii=False).encode() + b"\n")
     if format == "json":
         print_json(result)
         return

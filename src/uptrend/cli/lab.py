@@ -26,7 +26,7 @@ from uptrend.lab.refuse import check
 from uptrend.present.formatting import NONE
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import Hypothesis, LabError, Run
-from uptrend.records.directory import write_whole
+from uptrend.records.files import write_atomically
 from uptrend.records.renamed import current
 from uptrend.runner import diagnose
 
@@ -149,7 +149,7 @@ def _from_finding(notebook: Notebook, found: str, recipe: Path | None) -> Draft:
         while recipe.exists() and recipe.read_text(encoding="utf-8") != text:
             place += 1
             recipe = recipe.with_name(f"{opened.name}-{place}.toml")
-        write_whole(recipe, text.encode())
+        write_atomically(recipe, text.encode())
     return of_cause(notebook.next_id(), find_cause(id), recipe, notebook.folder, findings[id])
 
 

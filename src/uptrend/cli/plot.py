@@ -11,7 +11,7 @@ from uptrend.cli.console import complete_runs, open_run
 from uptrend.config.load import nearest
 from uptrend.present.drawing import COLORS, INK, plotting, save, show_shares, smooth
 from uptrend.records import RecordError, Run, UptrendError
-from uptrend.records.metrics import figures, find_metric, label_of
+from uptrend.records.metrics import find_metric, label_of, shown_metrics
 from uptrend.records.renamed import current
 from uptrend.records.summary import heldout, heldout_sets
 
@@ -56,7 +56,7 @@ def command(
             raise RecordError(
                 f"No run has a metric {key}.{nearest(key, known)} All of them: uptrend explain"
             )
-    asked = metrics or [*figures("plot-large"), *figures("plot-small")]
+    asked = metrics or [*shown_metrics("plot-large"), *shown_metrics("plot-small")]
     drawn = [key for key in asked if _has_values(colored, key)]
     names = ", ".join(run.name for run, _ in colored)
     if not drawn:
@@ -101,7 +101,7 @@ def _overview(plt: Any, runs: Colored, keys: list[str]) -> Any:
     """
     rows = [
         [key for key in row if key in keys]
-        for row in (figures("plot-large"), figures("plot-small"))
+        for row in (shown_metrics("plot-large"), shown_metrics("plot-small"))
     ]
     heights = [height for row, height in zip(rows, (3.9, 2.5), strict=True) if row]
     figure = plt.figure(figsize=(11, sum(heights)), layout="constrained")

@@ -12,7 +12,7 @@ from uptrend.cli.console import AsFormat, Quiet, RunArgument, RunsFolder, Sets, 
 from uptrend.present.formatting import number, percent, setting
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import Run
-from uptrend.records.metrics import figures
+from uptrend.records.metrics import shown_metrics
 from uptrend.records.summary import heldout
 from uptrend.runner.observers import terminal_observers
 from uptrend.runner.runs import replay
@@ -119,7 +119,7 @@ def _figures(line: dict[str, Any]) -> dict[str, float | None]:
     clipped = [
         line[key] for key in ("clip/low/share", "clip/high/share") if line.get(key) is not None
     ]
-    return {key: line.get(key) for key in figures("replay")} | {
+    return {key: line.get(key) for key in shown_metrics("replay")} | {
         "clip/share": sum(clipped) if clipped else None
     }
 
@@ -144,9 +144,9 @@ def print_replay(compared: dict[str, Any], console: Console) -> None:
         for name, side in {"run": "source", "replay": "replay"}.items():
             head = [str(line["step"]), number(line["reward"])] if name == "run" else ["", ""]
             accuracy = percent(compared["held_out"][side].get(str(line["step"])))
-            numbers = [number(line[side][key]) for key in figures("replay")]
+            numbers = [number(line[side][key]) for key in shown_metrics("replay")]
             rows.append([*head, name, *numbers, percent(line[side]["clip/share"]), accuracy])
-    right = ("step", "reward", *figures("replay").values(), "clipped", "held-out")
+    right = ("step", "reward", *shown_metrics("replay").values(), "clipped", "held-out")
     console.print(columns("step", "reward", "", *right[2:], rows=rows, right=right))
     console.print("\n".join(_sentences(compared)), soft_wrap=True)
 

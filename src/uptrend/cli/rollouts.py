@@ -22,7 +22,7 @@ from uptrend.policy.known import tokenizer_of
 from uptrend.present.formatting import NONE, duration, markdown_table, number, plural, visible
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import RecordError, Role, Run, rollouts_of
-from uptrend.records.directory import plain_disk_errors
+from uptrend.records.files import explain_disk_errors
 from uptrend.records.schema import TOKEN_COLUMNS
 from uptrend.records.table import RecordedRollout, RolloutGroup, RolloutTable, Row
 
@@ -75,7 +75,9 @@ def verify_rollouts(
     else:
         table, groups, place = find_rollouts(opened, rollout or str(step))
         chosen = (
-            [n for group in groups for n in group.places.values()] if place is None else [place]
+            [n for group in groups for n in group.rollout_by_index.values()]
+            if place is None
+            else [place]
         )
         every = rollouts_of(table.table)
         recorded = [every[n] for n in sorted(chosen)]
@@ -144,7 +146,7 @@ def write_rollouts(
         raise RecordError(f"{opened.path} has no rollouts{' of evaluations' if heldout else ''}.")
     index = list[Row]()
     stems = Counter[str]()
-    with plain_disk_errors(to):
+    with explain_disk_errors(to):
         for one in steps if step is None else [step]:
             table = RolloutTable(
                 one, opened.eval_rollouts(one) if heldout else opened.rollouts(one)
@@ -197,7 +199,7 @@ def find_rollouts(run: Run, named: str) -> tuple[RolloutTable, list[RolloutGroup
         raise RecordError(f"Step {step} of {run.path} has no group {name}.{there}")
     if index is None:
         return table, [by_name[name]] if rest else table.groups, None
-    places = by_name[name].places
+    places = by_name[name].rollout_by_index
     if int(index) not in places:
         its = f"Its rollouts are {min(places)} to {max(places)}."
         raise RecordError(

@@ -32,7 +32,7 @@ from uptrend.present.formatting import (
 from uptrend.present.terminal import columns, phase_shares, sparkline, terminal
 from uptrend.records import RecordError, Run
 from uptrend.records.finding import dated
-from uptrend.records.summary import HELDOUT, curves, describe, find_runs, summarize
+from uptrend.records.summary import HELDOUT_CURVE, curves, describe, find_runs, summarize
 from uptrend.records.table import RolloutGroup, RolloutTable
 
 app = make_app("List runs, show one, compare two.")
@@ -293,10 +293,10 @@ def _draw_curves(curves: Mapping[str, Any], width: int) -> list[tuple[str, Text]
             # A shorter run gets a shorter line, so that equal places are equal steps.
             share = (
                 space
-                if key == HELDOUT or key.startswith("eval/")
+                if key == HELDOUT_CURVE or key.startswith("eval/")
                 else max(1, space * len(values) // longest)
             )
-            metric = "eval/accuracy" if key == HELDOUT else key
+            metric = "eval/accuracy" if key == HELDOUT_CURVE else key
             line = sparkline(values, share, min(finite, default=0), max(finite, default=0), metric)
             known = [value for value in values if value is not None]
             ends = f"{number(known[0])} → {number(known[-1])}" if known else NONE
@@ -337,7 +337,10 @@ def _show_rollouts(console: Console, run: Run, named: str, as_json: bool, full: 
     described = [_describe_group(table, group) for group in groups]
     is_group = "/" in named
     listed = (
-        [_describe_rollout(table, groups[0], place) for place in groups[0].places.values()]
+        [
+            _describe_rollout(table, groups[0], place)
+            for place in groups[0].rollout_by_index.values()
+        ]
         if is_group
         else []
     )
@@ -356,8 +359,8 @@ def _show_rollouts(console: Console, run: Run, named: str, as_json: bool, full: 
 
 def _describe_group(table: RolloutTable, group: RolloutGroup) -> dict[str, Any]:
     """Return a group's figures and its question."""
-    first = next(iter(group.places.values()))
-    values = [table.value("reward", place) for place in group.places.values()]
+    first = next(iter(group.rollout_by_index.values()))
+    values = [table.value("reward", place) for place in group.rollout_by_index.values()]
     rewards = [reward for reward in values if reward is not None]
     return {
         "step": table.step,
@@ -374,7 +377,7 @@ def _describe_group(table: RolloutTable, group: RolloutGroup) -> dict[str, Any]:
 
 def _describe_rollout(table: RolloutTable, group: RolloutGroup, place: int) -> dict[str, Any]:
     """Return a rollout's figures and the text that the model wrote."""
-    texts = [table.messages.text_m[at] for at in table.model_places_n[place]]
+    texts = [table.messages.text_m[at] for at in table.model_message_indices_n[place]]
     keys = ("group", "index", "task", "reward", "correct", "ended", "error")
     return {
         "rollout": f"{table.step}/{group.number}/{table.value('index', place)}",
@@ -410,7 +413,9 @@ def _show_extremes(
         listed = []
         for _, one, place in choose(count, rewards, key=lambda row: row[0]):
             table = RolloutTable(one, run.rollouts(one))
-            group = next(group for group in table.groups if place in group.places.values())
+            group = next(
+                group for group in table.groups if place in group.rollout_by_index.values()
+            )
             listed.append(_describe_rollout(table, group, place))
         found |= {which: listed} if count else {}
     if as_json:

@@ -23,8 +23,8 @@ from uptrend.config.schema import Config, Otherwise, Tasks
 from uptrend.config.tables import flatten, join, to_toml
 from uptrend.records import ConfigError
 from uptrend.records.dialects import meanings
-from uptrend.records.directory import plain
-from uptrend.records.memory import MAX_RECIPE, parse_toml, read_whole
+from uptrend.records.files import MAX_RECIPE_BYTES, parse_toml, read_named
+from uptrend.records.lines import plain
 from uptrend.records.renamed import current, upgrade_keys
 
 T = TypeVar("T")
@@ -180,7 +180,7 @@ def shorten_warmup(config: Config) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file as a table."""
     try:
-        return parse_toml(read_whole(path, MAX_RECIPE).decode("utf-8"))
+        return parse_toml(read_named(path, MAX_RECIPE_BYTES).decode("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"There is no recipe at {path}.") from None
     except IsADirectoryError:

@@ -17,7 +17,7 @@ from uptrend.dashboard.filters import COLUMNS, BadRequest, choose, known_key, va
 from uptrend.dashboard.library import Library, LibraryEntry
 from uptrend.dashboard.rollouts import RolloutPlace
 from uptrend.records import RecordError
-from uptrend.records.directory import plain
+from uptrend.records.lines import plain
 from uptrend.records.metrics import find_metric, label_of, panels, sections
 from uptrend.records.run import step_folders
 

@@ -19,8 +19,9 @@ import pyarrow.json as pj
 
 from uptrend.present.drawing import stretch_means, stretches
 from uptrend.records import Run
-from uptrend.records.directory import LINES, MAX_DEPTH, parse_line, read_lines
-from uptrend.records.memory import MAX_CELLS, MAX_LOG, check_cells, check_size, open_file
+from uptrend.records.directory import LINES_FILES
+from uptrend.records.files import MAX_CELLS, MAX_LOG_BYTES, check_cells, check_size, open_file
+from uptrend.records.lines import MAX_DEPTH, parse_line, read_lines
 from uptrend.records.renamed import upgrade_metrics
 from uptrend.records.view import Floats
 
@@ -31,7 +32,7 @@ HELD = 200_000_000
 # Bytes before the end of what was read by which a file is known to be the same one, only longer.
 TAIL = 512
 POINTS = 600
-METRICS = LINES["rollouts"]
+METRICS = LINES_FILES["rollouts"]
 STEP = "step"
 TIME = "time"
 ROLLOUTS = "sampling/rollouts/count"
@@ -80,7 +81,7 @@ class Columns:
 
 
 def _read_on(path: Path, before: _Read | None, size: int) -> _Read:
-    check_size(path, size, MAX_LOG)
+    check_size(path, size, MAX_LOG_BYTES)
     start = before.offset if before else 0
     with open_file(path) if size else io.BytesIO() as file:
         file.seek(start)

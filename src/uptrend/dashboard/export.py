@@ -27,7 +27,8 @@ from uptrend.dashboard.server import (
 )
 from uptrend.present.formatting import render, visible
 from uptrend.records import RecordError
-from uptrend.records.directory import plain, write_whole
+from uptrend.records.files import write_atomically
+from uptrend.records.lines import plain
 
 POINTS = 2000
 # An absolute path within a text: of two names at least, and no part of a relative path, an address
@@ -78,7 +79,7 @@ def export_run(path: Path, target: Path, most: int) -> int:
             }
         finally:
             library.close()
-    write_whole(target, _page(_without_paths(answers, entry.row), entry.row["name"]).encode())
+    write_atomically(target, _page(_without_paths(answers, entry.row), entry.row["name"]).encode())
     return len(kept)
 
 

@@ -18,7 +18,7 @@ from uptrend.lab.journal.verdicts import WAYS, arms_table, caveats, runs_table, 
 from uptrend.lab.measure import is_share, level, titled
 from uptrend.lab.notebook import PROBLEM, Notebook, phases
 from uptrend.records import Hypothesis, LabError, RecordError
-from uptrend.records.directory import plain
+from uptrend.records.lines import plain
 from uptrend.records.metrics import name_of
 
 if TYPE_CHECKING:

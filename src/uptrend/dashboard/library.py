@@ -25,7 +25,8 @@ from uptrend.dashboard.findings import found_in, log_row
 from uptrend.dashboard.sources import FoundSource, Stamp, find_sources
 from uptrend.dashboard.worker import ReaderProcess
 from uptrend.records import RecordError
-from uptrend.records.directory import is_being_written, plain
+from uptrend.records.directory import is_being_written
+from uptrend.records.lines import plain
 
 # Seconds between two looks at all files: at least so many, and so many times what a look takes.
 PAUSE = 1.0

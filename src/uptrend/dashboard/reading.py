@@ -25,9 +25,9 @@ from uptrend.dashboard.findings import found_in, markers
 from uptrend.doctor.report import saved_report
 from uptrend.policy.known import tokenizer_of
 from uptrend.records import RecordError, Role, Run, RunView
-from uptrend.records.directory import plain
+from uptrend.records.lines import plain
 from uptrend.records.run import read_parquet
-from uptrend.records.schema import ROLLOUTS
+from uptrend.records.schema import ROLLOUT_SCHEMA
 from uptrend.records.summary import summarize
 from uptrend.records.table import RolloutTable, Row
 from uptrend.runner import views_of
@@ -154,7 +154,9 @@ def _read_step(path: str, place: Place, columns: list[str] | None = None) -> pa.
         table = _views(Path(path), json.dumps(place["stamp"]))[place["part"]].read_rollouts(
             place["step"]
         )
-        table = pa.concat_tables([ROLLOUTS.empty_table(), table], promote_options="permissive")
+        table = pa.concat_tables(
+            [ROLLOUT_SCHEMA.empty_table(), table], promote_options="permissive"
+        )
         return table if columns is None else table.select(columns)
     try:
         return read_parquet([Path(file) for file in place["files"]], columns)
@@ -192,7 +194,7 @@ def lines_of(table: RolloutTable, held: bool) -> Iterator[Row]:
     texts = table.messages.text_m
     calls = table.messages.calls_m.to_pylist()
     for n, (group, index, nth) in enumerate(_places(table)):
-        own = table.model_places_n[n]
+        own = table.model_message_indices_n[n]
         yield {
             "step": table.step,
             "held": held,
@@ -233,7 +235,7 @@ def search_step(path: str, place: Place, text: str) -> list[list[Any]]:
     table = RolloutTable(place["step"], _read_step(path, place, columns))
     texts = table.messages.text_m
     found = list[list[Any]]()
-    for name, places in zip(_places(table), table.places_n, strict=True):
+    for name, places in zip(_places(table), table.message_range_n, strict=True):
         whole = "\n".join(texts[places.start : places.stop])
         at = whole.lower().find(text)
         if at >= 0:

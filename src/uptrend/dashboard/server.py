@@ -39,7 +39,7 @@ from uptrend.dashboard.filters import BadRequest
 from uptrend.dashboard.library import Library
 from uptrend.present.formatting import render
 from uptrend.records import MissingExtra, RecordError
-from uptrend.records.directory import plain
+from uptrend.records.lines import plain
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"

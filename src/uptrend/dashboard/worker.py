@@ -16,7 +16,7 @@ from typing import Any
 
 from uptrend.dashboard import findings, journals, reading
 from uptrend.records import RecordError
-from uptrend.records.memory import (
+from uptrend.records.files import (
     count_values,
     limit_memory,
     megabytes,

@@ -17,13 +17,13 @@ from typing import Any
 
 from uptrend.present.formatting import assignments, setting
 from uptrend.records import Basis, Confidence, Experiment, Fix, Limit, Rival, RunView, Times
-from uptrend.records.dialects import TRAINERS, Find, is_same, to_ours, to_theirs
+from uptrend.records.dialects import TRAINER_NAMES, Lookup, is_same, to_ours, to_theirs
 from uptrend.records.metrics import complete_claim
 
 FOLDER = Path(__file__).parent / "findings"
 # A setting in a sentence of a page's front matter: its value in the page's own change stands in its
 # place.
-PLACE = re.compile(r"\{([a-z_]\w*(?:\.\w+)*)\}")
+PLACEHOLDER = re.compile(r"\{([a-z_]\w*(?:\.\w+)*)\}")
 # Links that nearly every log measures. Cut completions may kill groups and so hold the policy;
 # where groups are alive, they hold nothing, and a policy that does not move is a matter of its
 # updates.
@@ -163,9 +163,9 @@ def _values_by_name(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[s
     def value(given: Any) -> Any:
         match given:
             case {"at_least": limit}:
-                return Limit(limit, is_least=True, off=given.get("off"))
+                return Limit(limit, is_minimum=True, off=given.get("off"))
             case {"at_most": limit}:
-                return Limit(limit, is_least=False, off=given.get("off"))
+                return Limit(limit, is_minimum=False, off=given.get("off"))
             case {"times": factor}:
                 return Times(factor)
             case {"divide": divisor}:
@@ -206,7 +206,7 @@ def _trials() -> Mapping[str, Any]:
     return tomllib.loads(TRIALS_FILE.read_text(encoding="utf-8")) if TRIALS_FILE.exists() else {}
 
 
-def record_of(id: str, source: str) -> Mapping[str, int]:
+def trial_counts(id: str, source: str) -> Mapping[str, int]:
     """Return a cause's counts (`named`, `right`, `planted`, `found`) by records or scalars; empty
     if never tried.
     """
@@ -218,7 +218,7 @@ def is_mostly_wrong(id: str, source: str) -> bool:
     """Tell whether another cause lay behind nearly every trial run in which this one was named
     first.
     """
-    own = record_of(id, source)
+    own = trial_counts(id, source)
     named = own.get("named", 0)
     right = own.get("right", 0)
     return named >= KIND_WEIGHT and right / named <= RARE_SHARE
@@ -226,7 +226,7 @@ def is_mostly_wrong(id: str, source: str) -> bool:
 
 def confidence_of(id: str, basis: Basis, source: str) -> tuple[Confidence, str]:
     """Return the confidence in a finding, and the count behind it in words."""
-    own = record_of(id, source)
+    own = trial_counts(id, source)
     kind = _trials().get("kinds", {}).get(source, {}).get(basis, {})
     named = own.get("named", 0)
     right = own.get("right", 0)
@@ -250,7 +250,7 @@ def confidence_of(id: str, basis: Basis, source: str) -> tuple[Confidence, str]:
     return level, f"right in {right} of {named} trial runs where it was named first, {others}"
 
 
-def usual_rates(known: Find) -> tuple[float, float]:
+def usual_learning_rates(known: Lookup) -> tuple[float, float]:
     """Return the rates that suit Adam by the number of weights: 2e-5 at most for billions; adapters
     take ten times.
     """
@@ -266,11 +266,11 @@ def usual_rates_in_words() -> str:
     """Return the rates that suit models of several sizes."""
     sizes = {"a billion weights": {"model.parameters": 1e9}, "a million": {"model.parameters": 1e6}}
     sizes["adapters of a billion"] = {"model.parameters": 1e9, "model.lora": True}
-    rates = {size: usual_rates(known.get) for size, known in sizes.items()}
+    rates = {size: usual_learning_rates(known.get) for size, known in sizes.items()}
     return ", ".join(f"{low:.2g} to {high:.2g} for {size}" for size, (low, high) in rates.items())
 
 
-def settings_of(view: RunView) -> Find:
+def settings_in_force(view: RunView) -> Lookup:
     """Return what is in force in a run by our keys, or by its trainer's own names; and the number
     of weights.
     """
@@ -287,7 +287,7 @@ def settings_of(view: RunView) -> Find:
     return known
 
 
-def complete_fix(fix: Fix, trainer: str = "", known: Find = lambda _: None) -> Fix:
+def complete_fix(fix: Fix, trainer: str = "", known: Lookup = lambda _: None) -> Fix:
     """Return the fix for a run: its sentence with values, its changes in the settings of every
     trainer.
 
@@ -307,8 +307,8 @@ def complete_fix(fix: Fix, trainer: str = "", known: Find = lambda _: None) -> F
         for key, value in wanted.items()
         if key not in held and key not in fix.untranslated
     }
-    for who in TRAINERS:
-        known_here: Find = known if who == trainer else _unknown
+    for who in TRAINER_NAMES:
+        known_here: Lookup = known if who == trainer else _unknown
         changes[who], notes[who] = _translated(_concrete(left, known_here), who, known_here)
         for key, value in _concrete(fix.changes.get(who, {}), known_here, who).items():
             is_held = who == trainer and _is_in_force(key, value, known, who)
@@ -318,7 +318,7 @@ def complete_fix(fix: Fix, trainer: str = "", known: Find = lambda _: None) -> F
         key: [f"{setting(value, quote=False)} (in force already)"]
         for key, value in ours_held.items()
     }
-    named = set(PLACE.findall(fix.sentence))
+    named = set(PLACEHOLDER.findall(fix.sentence))
     is_moot = bool(named) and named <= held and not changes.get(trainer)
     sentence = _moot(in_force) if is_moot else fill(fix.sentence, values | marked)
     is_all_held = bool(in_force) and held >= wanted.keys() and not changes.get(trainer)
@@ -338,7 +338,7 @@ def complete_fix(fix: Fix, trainer: str = "", known: Find = lambda _: None) -> F
     )
 
 
-def resolve_experiment(cause: Cause, known: Find = lambda _: None) -> Experiment:
+def resolve_experiment(cause: Cause, known: Lookup = lambda _: None) -> Experiment:
     """Return a cause's experiment with its arms' values made concrete, and its claim with them or
     with the fix's.
     """
@@ -366,7 +366,7 @@ def fill(text: str, values: Mapping[str, Iterable[Any]]) -> str:
         )
         return " or ".join(dict.fromkeys(words))
 
-    return PLACE.sub(shown, text)
+    return PLACEHOLDER.sub(shown, text)
 
 
 def _filled(value: Any, values: Mapping[str, Iterable[Any]]) -> Any:
@@ -387,10 +387,10 @@ def _unknown(_: str) -> None:
 
 
 def _translated(
-    ours: Mapping[str, Any], trainer: str, known: Find
+    ours: Mapping[str, Any], trainer: str, known: Lookup
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return settings of ours in a trainer's words, and notes on them; our own words are ours."""
-    if trainer not in TRAINERS:
+    if trainer not in TRAINER_NAMES:
         return dict(ours), ()
     settings = dict[str, Any]()
     notes = list[str]()
@@ -402,16 +402,16 @@ def _translated(
     return settings, tuple(notes)
 
 
-def _is_in_force(key: str, value: Any, known: Find, trainer: str = "uptrend") -> bool:
+def _is_in_force(key: str, value: Any, known: Lookup, trainer: str = "uptrend") -> bool:
     """Tell whether a run has a value already, under the name of its trainer."""
     now = known(key)
-    if now is None and trainer in TRAINERS and (ours := to_ours(trainer, key)) is not None:
+    if now is None and trainer in TRAINER_NAMES and (ours := to_ours(trainer, key)) is not None:
         found = to_theirs(ours, known(ours), trainer, known) if known(ours) is not None else None
         now = found.settings.get(key) if found is not None else None
     return now is not None and is_same(now, value)
 
 
-def _concrete(keys: Mapping[str, Any], known: Find, trainer: str = "uptrend") -> dict[str, Any]:
+def _concrete(keys: Mapping[str, Any], known: Lookup, trainer: str = "uptrend") -> dict[str, Any]:
     """Return settings with each relative value computed, where the value that it is relative to is
     known.
     """
@@ -427,7 +427,7 @@ def _concrete(keys: Mapping[str, Any], known: Find, trainer: str = "uptrend") ->
             scaled = now * value.factor
             if ours == "learning.lr" and str(known("learning.optimizer")).lower() != "sgd":
                 # a rate that is off by orders of magnitude is not mended by a factor
-                low, high = usual_rates(known)
+                low, high = usual_learning_rates(known)
                 scaled = (
                     min(scaled, high / 2)
                     if value.factor < 1

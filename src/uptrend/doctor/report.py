@@ -33,12 +33,14 @@ from uptrend.records import (
     dialects,
     view_of,
 )
-from uptrend.records.directory import LINES, plain, write_whole
+from uptrend.records.directory import LINES_FILES
+from uptrend.records.files import write_atomically
 from uptrend.records.finding import dated
+from uptrend.records.lines import plain
 
 SCHEMA = 2
-TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINERS}
-STYLES = {
+TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINER_NAMES}
+FINDING_STYLES = {
     TrendKind.LEARNING: "bold green",
     TrendKind.FLAT: "bold red",
     TrendKind.FALLING: "bold red",
@@ -146,7 +148,9 @@ def from_finding_table(table: Mapping[str, Any]) -> Finding:
 def save_report(path: Path, reports: Sequence[Report]) -> dict[str, Any]:
     """Write the report of a run into its directory, and return it as JSON."""
     table = to_table(reports)
-    write_whole(path / "findings.json", json.dumps(table, indent=1, ensure_ascii=False).encode())
+    write_atomically(
+        path / "findings.json", json.dumps(table, indent=1, ensure_ascii=False).encode()
+    )
     return table
 
 
@@ -155,7 +159,7 @@ def saved_report(run: Run, points: int | None = None) -> dict[str, Any] | None:
     all; else None.
     """
     path = run.path / "findings.json"
-    lines = [run.path / name for name in LINES.values()]
+    lines = [run.path / name for name in LINES_FILES.values()]
     if not path.exists() or path.stat().st_mtime < max(
         (f.stat().st_mtime for f in lines if f.exists()), default=0.0
     ):
@@ -187,7 +191,12 @@ def print_report(report: Report, console: Console, verbose: bool = False) -> Non
     _print(console, _title(report), "dim", 0)
     kind = report.trend.kind
     headline = report.trend.in_words
-    _print(console, headline.upper(), STYLES[kind if headline == kind else TrendKind.TOO_SHORT], 0)
+    _print(
+        console,
+        headline.upper(),
+        FINDING_STYLES[kind if headline == kind else TrendKind.TOO_SHORT],
+        0,
+    )
     _print(console, report.trend.sentence)
     _print(console, _heldout_text(report))
     summaries = {finding.summary for finding in report.findings}
@@ -233,7 +242,7 @@ def print_report(report: Report, console: Console, verbose: bool = False) -> Non
 def _print_finding(
     place: int, finding: Finding, trainer: str, console: Console, verbose: bool
 ) -> None:
-    head = (f"{place}. {finding.id}", STYLES[finding.severity])
+    head = (f"{place}. {finding.id}", FINDING_STYLES[finding.severity])
     console.print(
         Text.assemble(head, (f"  {finding.severity}, {finding.confidence} confidence", "dim"))
     )
@@ -338,7 +347,7 @@ def _heldout_text(report: Report) -> str:
     return f"Held out{tasks}: {levels} (change {formatting.change(change['effect'])}{ends})."
 
 
-def of_trainer(
+def changes_for_trainer(
     changes: Mapping[str, Mapping[str, Any]], trainer: str
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return the changes in the words of a run's own trainer; in all words where the trainer is not
@@ -355,7 +364,7 @@ def _changes(fix: Fix | None, trainer: str) -> list[tuple[str, str]]:
     notes = {name: f" ({'; '.join(lines)})" for name, lines in fix.notes.items()}
     lines = [
         (TRAINERS.get(name, name), assignments(keys) + notes.get(name, ""))
-        for name, keys in of_trainer(fix.changes, trainer).items()
+        for name, keys in changes_for_trainer(fix.changes, trainer).items()
         if keys
     ]
     in_force = assignments(fix.in_force)

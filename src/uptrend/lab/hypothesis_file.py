@@ -19,7 +19,7 @@ from uptrend.config.load import convert, unknown
 from uptrend.config.tables import flatten, to_toml
 from uptrend.lab import lab_error, templates, texts
 from uptrend.records import Arm, Confidence, ConfigError, Hypothesis, LabError, RecordError
-from uptrend.records.memory import parse_toml, read_file
+from uptrend.records.files import parse_toml, read_file
 from uptrend.records.renamed import current
 
 FENCE = "+++"

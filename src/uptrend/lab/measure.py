@@ -24,8 +24,8 @@ from uptrend.lab import lab_error
 from uptrend.present import formatting
 from uptrend.records import Direction, Hypothesis, Interval, LabError, Measured, Run
 from uptrend.records.metrics import (
-    FALL,
-    GAIN,
+    FALL_SUFFIX,
+    GAIN_SUFFIX,
     compared_metrics,
     compared_row,
     first_step,
@@ -77,7 +77,7 @@ def room(metric: str, direction: Direction, level: float) -> float:
 
 def curve_of(metric: str) -> str:
     """Return the metric whose curve shows what is compared: of a fall, that which fell."""
-    return metric.removesuffix(FALL) if is_fall(metric) else metric
+    return metric.removesuffix(FALL_SUFFIX) if is_fall(metric) else metric
 
 
 def measure(run: Run, metric: str, arm: str, seed: int, folder: Path) -> Measured:
@@ -187,7 +187,7 @@ def is_share(metric: str) -> bool:
 
 
 def _ungained(metric: str) -> str:
-    return metric.removesuffix(GAIN) if is_gain(metric) else metric
+    return metric.removesuffix(GAIN_SUFFIX) if is_gain(metric) else metric
 
 
 def titled(h: Hypothesis) -> str:

@@ -14,9 +14,14 @@ from uptrend.lab.hypothesis_file import in_order, put_block, read_page, set_valu
 from uptrend.lab.measure import titled
 from uptrend.present.formatting import NONE, markdown_table, render
 from uptrend.records import Confidence, Hypothesis, LabError, Priority, Status
-from uptrend.records.directory import plain_disk_errors, write_whole
+from uptrend.records.files import (
+    explain_disk_errors,
+    parse_json,
+    read_file,
+    read_text,
+    write_atomically,
+)
 from uptrend.records.hypothesis import NOTHING_TO_CURE
-from uptrend.records.memory import parse_json, read_file, read_text
 
 README = "README.md"
 PROBLEM = "00-problem-statement.md"
@@ -60,12 +65,12 @@ class Notebook:
         for name in FOLDERS:
             _made(folder / name)
         for name, text in pages.items():
-            write_whole(folder / name, text.encode())
+            write_atomically(folder / name, text.encode())
         ignored = folder / ".gitignore"
         text = ignored.read_text(encoding="utf-8") if ignored.exists() else ""
         if "runs/" not in text.splitlines():
             before = text if not text or text.endswith("\n") else text + "\n"
-            write_whole(ignored, f"{before}runs/\n".encode())
+            write_atomically(ignored, f"{before}runs/\n".encode())
         notebook = cls(folder)
         notebook.refresh()
         return notebook
@@ -131,7 +136,7 @@ class Notebook:
         page = read_page(self.path_of(id))
         new = set_values(page, {"status": status, "confidence": confidence or ""})
         if new != page:
-            write_whole(page.path, (new.head + new.body).encode())
+            write_atomically(page.path, (new.head + new.body).encode())
         self.refresh()
 
     def next_id(self) -> str:
@@ -145,7 +150,7 @@ class Notebook:
                 f"{self.path_of(h.id)} is {h.id} already; the next free id is {self.next_id()}."
             )
         path = _made(self.folder / "hypotheses") / f"{h.id}-{slug(h.title)}.md"
-        write_whole(path, hypothesis_file.render(h, prose).encode())
+        write_atomically(path, hypothesis_file.render(h, prose).encode())
         self.refresh()
         return path
 
@@ -167,7 +172,7 @@ class Notebook:
         )
         new = put_block(new, "roadmap", roadmap(hypotheses), "## Roadmap")
         if new != text or not path.exists():
-            write_whole(path, new.encode())
+            write_atomically(path, new.encode())
 
     def _note(self, h: Hypothesis) -> str:
         # The first sentence of the verdict; without one, the sentence on what it would explain.
@@ -207,7 +212,7 @@ class Notebook:
 
 
 def _made(folder: Path) -> Path:
-    with plain_disk_errors(folder):
+    with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     return folder
 

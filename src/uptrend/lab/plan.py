@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from uptrend.lab import lab_error
 from uptrend.records import Arm, Hypothesis, LabError, Method, Run, Source
-from uptrend.records.memory import installed_versions
+from uptrend.records.machine import installed_versions
 from uptrend.records.metrics import is_gain
 
 # Sections of a config that can't change a run's numbers: its name, what is kept of it, who looks

@@ -31,8 +31,7 @@ from uptrend.lab.plan import (
 )
 from uptrend.present.formatting import setting
 from uptrend.records import Direction, Hypothesis
-from uptrend.records.directory import write_whole
-from uptrend.records.memory import parse_json, read_file
+from uptrend.records.files import parse_json, read_file, write_atomically
 from uptrend.records.metrics import first_step
 from uptrend.records.renamed import upgrade, upgrade_keys
 
@@ -229,4 +228,4 @@ def write(notebook: Notebook, specification: Specification) -> None:
     """Write a specification, whole."""
     table = {"schema": SCHEMA, "hash": specification.hash, **asdict(specification)}
     text = json.dumps(table, indent=2, ensure_ascii=False)
-    write_whole(notebook.results(specification.hypothesis) / FILE, text.encode())
+    write_atomically(notebook.results(specification.hypothesis) / FILE, text.encode())

@@ -22,8 +22,9 @@ from typing import Any, Protocol
 from uptrend.lab.plan import Launcher, PlannedRun, is_finished
 from uptrend.present.formatting import plural
 from uptrend.records import Method, Run, UptrendError
-from uptrend.records.directory import is_being_written, read_lines, set_aside
-from uptrend.records.memory import count_cores, free_memory
+from uptrend.records.directory import is_being_written, set_aside
+from uptrend.records.lines import read_lines
+from uptrend.records.machine import count_cores, free_memory
 
 Wanted = Callable[[PlannedRun], bool]
 

@@ -32,9 +32,9 @@ from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import digest
 from uptrend.records import CheckpointError, ModelError, Run
-from uptrend.records.directory import sync
+from uptrend.records.files import sync
 from uptrend.records.run import step_folders
-from uptrend.records.schema import VERSION
+from uptrend.records.schema import SCHEMA_VERSION
 
 REFERENCE = "reference.safetensors"
 BEST = "best"  # name of the checkpoint with the highest held-out accuracy
@@ -214,7 +214,7 @@ def check_resumable(run: Run) -> None:
     """Refuse to go on from the checkpoints of an older schema; their weights alone can still be
     loaded.
     """
-    if run.schema < VERSION:
+    if run.schema < SCHEMA_VERSION:
         raise CheckpointError(
             f"{run.path} was written by Uptrend {run.info.get('uptrend')}, whose checkpoints this"
             " version can't go on from: finish it with that version, evaluate it with `uptrend"

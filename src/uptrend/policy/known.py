@@ -24,8 +24,8 @@ import filelock
 from uptrend.config import Config
 from uptrend.config.tables import flatten
 from uptrend.records import MissingExtra, ModelError, Run
-from uptrend.records.hub import hub_problem
-from uptrend.records.memory import read_file, reading_below
+from uptrend.records.files import read_file, reading_below
+from uptrend.records.machine import hub_problem
 
 # PEFT imports bitsandbytes where it is installed, which warns of an unused 4-bit kernel where there
 # is no GPU.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from uptrend.records.memory import free_memory
+from uptrend.records.machine import free_memory
 
 # Tokens of the first measurement, and the most that a micro-batch gets. More are no faster: on a
 # CPU from far fewer on.

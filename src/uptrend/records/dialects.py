@@ -15,14 +15,23 @@ from pathlib import Path
 from typing import Any
 
 # Trainers whose settings are known, and how they write themselves.
-TRAINERS = {"trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl", "verl": "verl"}
+TRAINER_NAMES = {"trl": "TRL", "verifiers": "verifiers", "prime-rl": "prime-rl", "verl": "verl"}
 # Trainers whose metrics are known, in the order in which a name is looked up that is not of the
 # log's own trainer.
-LOGGERS = ("trl", "verl", "prime-rl", "verifiers", "tinker", "open-instruct", "openrlhf", "plain")
+METRIC_DIALECTS = (
+    "trl",
+    "verl",
+    "prime-rl",
+    "verifiers",
+    "tinker",
+    "open-instruct",
+    "openrlhf",
+    "plain",
+)
 # A setting that is named in a note: words joined by dots or underscores.
 _NAME_IN_NOTE = re.compile(r"[a-z]\w*(?:[._]\w+)+")
 # Looks up a value by name; None where there is none.
-Find = Callable[[str], Any]
+Lookup = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ class Setting:
             theirs = value * times if isinstance(times, int | float) else f"{value} × {times}"
         return {self.name[0]: theirs, **self.beside}
 
-    def read(self, value: Any, find: Find) -> list[Any]:
+    def read(self, value: Any, find: Lookup) -> list[Any]:
         """Return our values that a value may mean, the surest first: those that need several
         settings to say.
         """
@@ -116,7 +125,7 @@ class Setting:
 
 
 def to_theirs(
-    key: str, value: Any, trainer: str, known: Find = lambda _: None
+    key: str, value: Any, trainer: str, known: Lookup = lambda _: None
 ) -> Assignment | None:
     """Translate a setting of ours, None where nothing is known of it; `known` gives values of our
     other settings.
@@ -158,11 +167,11 @@ def meanings(name: str, own_words: Collection[str] = ()) -> dict[str, list[str]]
         parts = theirs.lower().replace("-", "_").split(".")
         pairs = zip(reversed(words), reversed(parts), strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        rank = (shared, shared == len(parts))
-        if not shared or ".".join(parts[-shared:]) in own_words or rank < closest:
+        rank_metric = (shared, shared == len(parts))
+        if not shared or ".".join(parts[-shared:]) in own_words or rank_metric < closest:
             continue
-        if rank > closest:
-            closest = rank
+        if rank_metric > closest:
+            closest = rank_metric
             keys = {}
         differences = keys.setdefault(key, [])
         if difference and difference not in differences:
@@ -177,7 +186,7 @@ def _known_names() -> tuple[tuple[str, str, str], ...]:
     for key, entry in settings().items():
         for trainer, setting in entry.items():
             difference = setting.difference(key)
-            sentence = f"In {TRAINERS[trainer]}, {difference}." if difference else ""
+            sentence = f"In {TRAINER_NAMES[trainer]}, {difference}." if difference else ""
             tables = [table for table in setting.values.values() if isinstance(table, dict)]
             beside = {name for table in (*tables, setting.beside) for name in table}
             in_note = {
@@ -186,14 +195,14 @@ def _known_names() -> tuple[tuple[str, str, str], ...]:
             every_name = dict.fromkeys([*setting.name, *sorted(beside), *sorted(in_note)])
             names += [(name, key, sentence) for name in every_name]
             names += [
-                (name, key, f"In {TRAINERS[trainer]}, {name} {text}.")
+                (name, key, f"In {TRAINER_NAMES[trainer]}, {name} {text}.")
                 for name, text in setting.also.items()
             ]
         names += [(name, key, "") for name in _table()[key].get("logs", ())]
     return tuple(names)
 
 
-def read_setting(key: str, trainer: str, find: Find) -> Any:
+def read_setting(key: str, trainer: str, find: Lookup) -> Any:
     """Return our value of a setting from what a trainer was told, None where that does not say."""
     value = next(
         (value for name in names_of(key, trainer) if (value := find(name)) is not None), None
@@ -201,13 +210,13 @@ def read_setting(key: str, trainer: str, find: Find) -> Any:
     return None if value is None else our_value(key, value, trainer, find)
 
 
-def our_value(key: str, value: Any, trainer: str, find: Find = lambda _: None) -> Any:
+def our_value(key: str, value: Any, trainer: str, find: Lookup = lambda _: None) -> Any:
     """Translate a value of a setting, unchanged where it has no translation; `find` gives the
     settings beside it.
     """
     entry = settings()[key]
     # A log of nobody in particular may have any trainer's values.
-    ordered = [entry[who] for who in dict.fromkeys([trainer, *TRAINERS]) if who in entry]
+    ordered = [entry[who] for who in dict.fromkeys([trainer, *TRAINER_NAMES]) if who in entry]
     return next((ours for setting in ordered for ours in setting.read(value, find)), value)
 
 
@@ -236,7 +245,7 @@ def logged_settings() -> tuple[str, ...]:
 def settings() -> Mapping[str, Mapping[str, Setting]]:
     """Return what each trainer calls our settings, by our key and trainer."""
     return {
-        key: {trainer: _parsed(entry[trainer]) for trainer in TRAINERS if trainer in entry}
+        key: {trainer: _parsed(entry[trainer]) for trainer in TRAINER_NAMES if trainer in entry}
         for key, entry in _table().items()
         if key not in ("reading", "converting") and not key.startswith("metric:")
     }
@@ -306,12 +315,12 @@ def matches(column: str, role: str) -> bool:
 
 def translate(column: str, trainer: str) -> str | None:
     """Return our name of a trainer's metric, None where there is none."""
-    found = rank(column, trainer)
+    found = rank_metric(column, trainer)
     return found[1] if found else None
 
 
 @cache
-def rank(column: str, trainer: str) -> tuple[int, str] | None:
+def rank_metric(column: str, trainer: str) -> tuple[int, str] | None:
     """Return the place of a column among the names that hold for this trainer, and our name for
     it.
     """
@@ -320,8 +329,8 @@ def rank(column: str, trainer: str) -> tuple[int, str] | None:
         return (0, name)
     key = re.sub(r"\s+", "_", name).lower()
     # The trainer's own names, then home-made ones, then everybody else's.
-    own = [trainer] if trainer in LOGGERS else []
-    for at, who in enumerate(dict.fromkeys([*own, "plain", *LOGGERS])):
+    own = [trainer] if trainer in METRIC_DIALECTS else []
+    for at, who in enumerate(dict.fromkeys([*own, "plain", *METRIC_DIALECTS])):
         names = metric_names(who)
         if key in names:
             return 1000 * at + list(names).index(key), names[key]

@@ -9,19 +9,16 @@ set-aside/2, …, with the layout of the run directory itself; no reader looks t
 """
 
 import contextlib
-import errno
 import io
 import itertools
 import json
-import math
-import os
 import re
 import shlex
 import shutil
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -33,24 +30,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uptrend.records.errors import RecordError, RunLocked
-from uptrend.records.memory import MAX_VALUES, MAX_WHOLE, count_values, open_file
+from uptrend.records.files import explain_disk_errors, open_file, sync, write_atomically
+from uptrend.records.lines import append_line, parse_lines
 
 # folders of rollouts, and the lines that they go with
-LINES = {"rollouts": "metrics.jsonl", "evals": "evals.jsonl"}
-LOG = "logs/train.log"
-SET_ASIDE = "set-aside"
-STARTS = ("started", "resumed")
-ENDS = ("finished", "stopped", "failed")
+LINES_FILES = {"rollouts": "metrics.jsonl", "evals": "evals.jsonl"}
+LOG_PATH = "logs/train.log"
+SET_ASIDE_FOLDER = "set-aside"
+START_EVENTS = ("started", "resumed")
+END_EVENTS = ("finished", "stopped", "failed")
 StoppedBy = Literal["user", "doctor", "preflight", "observer"]
-# figures that every evaluation has, null where unknown
-EVALUATION = ("accuracy", "low", "high", "correct", "tasks")
-# Digits up to which a number fits into 64 bits; Python itself refuses to read integers of some
-# thousand digits.
-MAX_DIGITS = 18
-# Integers up to here are floats exactly.
-LARGEST_INTEGER = 2**53
-# Levels of nesting beyond which a line is none of ours: the deepest, a preflight's event, has six.
-MAX_DEPTH = 32
 
 
 class RunDirectory:
@@ -65,11 +54,11 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path, info: dict[str, Any]) -> Self:
         """Make a new run directory; refused where one is already, or what is left of one."""
-        if taken := why_taken(path):
+        if taken := why_occupied(path):
             raise RecordError(
                 f"{taken} Choose another --name, continue it with --resume, or move it elsewhere."
             )
-        with plain_disk_errors(path):
+        with explain_disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
         directory.lock()
@@ -99,7 +88,7 @@ class RunDirectory:
 
     def lock(self) -> None:
         """Take the lock, or raise RunLocked."""
-        with plain_disk_errors(self.path / ".lock"):
+        with explain_disk_errors(self.path / ".lock"):
             try:
                 self._lock.acquire()
             except filelock.Timeout:
@@ -118,7 +107,7 @@ class RunDirectory:
     def __exit__(self, *_: object) -> None:
         self.unlock()
 
-    def check_place(self) -> None:
+    def check_not_moved(self) -> None:
         """Raise RecordError where the folder that is written to is no longer at its path."""
         now = _identity(self.path)
         self._identity = self._identity or now
@@ -129,8 +118,10 @@ class RunDirectory:
             )
 
     def write_info(self, info: dict[str, Any]) -> None:
-        self.check_place()
-        write_whole(self.path / "run.json", json.dumps(info, indent=2, ensure_ascii=False).encode())
+        self.check_not_moved()
+        write_atomically(
+            self.path / "run.json", json.dumps(info, indent=2, ensure_ascii=False).encode()
+        )
 
     def event(self, kind: str, **values: Any) -> None:
         """Append to events.jsonl; kinds and fields are those of events.toml, which readers
@@ -142,21 +133,21 @@ class RunDirectory:
         assert not unknown, (
             f"the event {kind} has no field {', '.join(unknown)}: add it to events.toml"
         )
-        self.check_place()
+        self.check_not_moved()
         append_line(self.path / "events.jsonl", {"event": kind, "time": time.time(), **values})
 
     def log(self, text: str, at: float | None = None) -> None:
         """Append a line for a person to logs/train.log, out of this process when this returns; `at`
         is its time.
         """
-        self.check_place()
-        path = self.path / LOG
+        self.check_not_moved()
+        path = self.path / LOG_PATH
         moment = (
             datetime.fromtimestamp(at or time.time())
             .astimezone()
             .isoformat(sep=" ", timespec="seconds")
         )
-        with plain_disk_errors(path):
+        with explain_disk_errors(path):
             path.parent.mkdir(exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"{moment} {' '.join(text.split())}\n")
@@ -195,8 +186,8 @@ class RunDirectory:
         return len(list(_part_path(self.path, step, 0).parent.glob("part-*.parquet")))
 
     def _write_parquet(self, path: Path, table: pa.Table) -> None:
-        self.check_place()
-        with plain_disk_errors(path):
+        self.check_not_moved()
+        with explain_disk_errors(path):
             folder = self.path
             # the run's own folder is never made anew
             for name in path.parent.relative_to(self.path).parts:
@@ -204,17 +195,17 @@ class RunDirectory:
                 folder.mkdir(exist_ok=True)
         buffer = io.BytesIO()
         pq.write_table(table, buffer, compression="zstd")
-        write_whole(path, buffer.getvalue())
+        write_atomically(path, buffer.getvalue())
 
     def sync(self) -> None:
         """Wait until all lines are on disk: a checkpoint must not outlive the lines of its
         steps.
         """
-        self.check_place()
-        files = [self.path / name for name in (*LINES.values(), "events.jsonl")]
+        self.check_not_moved()
+        files = [self.path / name for name in (*LINES_FILES.values(), "events.jsonl")]
         for path in (*files, self.path):
             if path.exists():
-                with plain_disk_errors(path):
+                with explain_disk_errors(path):
                     sync(path)
 
     def check_lines(self, step: int) -> None:
@@ -222,7 +213,7 @@ class RunDirectory:
 
         A line that can't be read is no reason: it may be the line of any step.
         """
-        for folder, name in LINES.items():
+        for folder, name in LINES_FILES.items():
             kept, _ = _split_lines(self.path / name, step)
             with_line = {
                 record["step"]
@@ -245,31 +236,33 @@ class RunDirectory:
         `also` names further files and folders of the run to be moved. Return the folder below
         set-aside that has it all now, None where there was nothing; what stays is not rewritten.
         """
-        self.check_place()
+        self.check_not_moved()
         numbers = [
-            int(path.name) for path in (self.path / SET_ASIDE).glob("*") if path.name.isdecimal()
+            int(path.name)
+            for path in (self.path / SET_ASIDE_FOLDER).glob("*")
+            if path.name.isdecimal()
         ]
-        place = self.path / SET_ASIDE / str(max(numbers, default=0) + 1)
+        place = self.path / SET_ASIDE_FOLDER / str(max(numbers, default=0) + 1)
         moved = [
             path
-            for folder in LINES
+            for folder in LINES_FILES
             for path, its in recorded_steps(self.path / folder).items()
             if its > step
         ]
         # Lines come last: where a file can't be moved, the run is still as it was for its readers.
         for path in (*moved, *also):
             target = place / path.relative_to(self.path)
-            with plain_disk_errors(target):
+            with explain_disk_errors(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(path, target)  # checkpoints/ may be a link to another disk
-        for name in LINES.values():
+        for name in LINES_FILES.values():
             kept, later = _split_lines(self.path / name, step)
             if later:
-                with plain_disk_errors(place):
+                with explain_disk_errors(place):
                     place.mkdir(parents=True, exist_ok=True)
                 # before they are cut off: a kill between leaves them twice
-                write_whole(place / name, later)
-                write_whole(self.path / name, b"".join(line for line, _ in kept))
+                write_atomically(place / name, later)
+                write_atomically(self.path / name, b"".join(line for line, _ in kept))
         if not place.exists():
             return None
         self.event("set-aside", step=step, folder=str(place.relative_to(self.path)))
@@ -282,14 +275,14 @@ class PartDirectory(RunDirectory):
     else.
     """
 
-    def check_place(self) -> None:
+    def check_not_moved(self) -> None:
         """Make the folder where this machine has none: not every machine of a run sees the first
         one's disk.
         """
         if self._identity is None:
-            with plain_disk_errors(self.path):
+            with explain_disk_errors(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
-        super().check_place()
+        super().check_not_moved()
 
     def write_info(self, info: dict[str, Any]) -> None:
         """Leave it to the process that writes the directory, as all that follows."""
@@ -303,11 +296,15 @@ class PartDirectory(RunDirectory):
     def sync(self) -> None: ...
 
 
-def why_taken(path: Path) -> str:
+def why_occupied(path: Path) -> str:
     """Return what keeps a new run out of a folder, in a sentence; empty where nothing does."""
     if (path / "run.json").exists():
         return f"{path} already holds a run."
-    left = [name for name in (*LINES, *LINES.values(), "checkpoints") if (path / name).exists()]
+    left = [
+        name
+        for name in (*LINES_FILES, *LINES_FILES.values(), "checkpoints")
+        if (path / name).exists()
+    ]
     return (
         f"{path} holds {left[0]}, and no run.json: of a run that lost it, or of somebody's own."
         if left
@@ -320,15 +317,15 @@ def free_path(path: Path) -> Path:
     nothing does.
     """
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(place for place in itertools.chain([path], numbered) if not why_taken(place))
+    return next(place for place in itertools.chain([path], numbered) if not why_occupied(place))
 
 
-def place_in_words(path: Path, name: str) -> str:
+def describe_location(path: Path, name: str) -> str:
     """Say where a run of that name records, why its folder got a number, and how to look at it; one
     line.
     """
     is_numbered = re.fullmatch(re.escape(name) + r"-\d+", path.name)
-    taken = why_taken(path.with_name(name)) if is_numbered else ""
+    taken = why_occupied(path.with_name(name)) if is_numbered else ""
     reason = f", since {taken.rstrip('.')}" if taken else ""
     return f"{path}{reason}. To look at it: uptrend runs show {shlex.quote(str(path))}"
 
@@ -357,9 +354,11 @@ def set_aside(path: Path) -> Path:
     """Move a file or a folder to `set-aside` beside it, under its name and a number; return where
     it is now.
     """
-    places = (path.parent / SET_ASIDE / f"{path.name}-{number}" for number in itertools.count(1))
+    places = (
+        path.parent / SET_ASIDE_FOLDER / f"{path.name}-{number}" for number in itertools.count(1)
+    )
     place = next(place for place in places if not place.exists())
-    with plain_disk_errors(place):
+    with explain_disk_errors(place):
         place.parent.mkdir(exist_ok=True)
         path.rename(place)
     return place
@@ -391,174 +390,6 @@ def _all_or_nothing(paths: Collection[Path]) -> Iterator[None]:
         raise
 
 
-def append_line(path: Path, value: dict[str, Any]) -> None:
-    """Append one object as one line, out of this process when this returns."""
-    line = to_line(value)
-    with plain_disk_errors(path):
-        before = path.stat().st_size if path.exists() else 0
-        try:
-            with path.open("a+b") as file:
-                if before > 0:
-                    file.seek(-1, os.SEEK_END)
-                    # a killed process tore a line, which must not swallow this one
-                    if file.read(1) != b"\n":
-                        line = b"\n" + line
-                file.write(line)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.truncate(path, before)
-            raise
-
-
-def to_line(value: dict[str, Any]) -> bytes:
-    """Return an object as one line of JSON. Numbers that are not finite become null: NaN is not
-    JSON.
-    """
-    return (
-        json.dumps(
-            plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False
-        ).encode()
-        + b"\n"
-    )
-
-
-def plain(value: Any) -> Any:
-    """Return a value as JSON has it: no arrays, no tuples, null for what is not finite, text for
-    other objects.
-    """
-    if hasattr(value, "tolist"):  # numpy's and torch's numbers and arrays
-        value = value.tolist()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file of JSON lines; lines that hold none are left out."""
-    return (record for _, record in parse_lines(path) if record is not None)
-
-
-def parse_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield each line of a file as it is, with its record; None where it holds none, torn or
-    damaged.
-    """
-    if not path.exists():
-        return
-    try:
-        with open_file(path) as file:
-            # What is beyond so many bytes counts as another line, and both are damaged.
-            while line := file.readline(MAX_WHOLE):
-                yield line, parse_line(line, path.name)
-    except OSError as error:
-        raise RecordError(f"{path} could not be read: {error.strerror or error}.") from None
-
-
-def parse_line(line: bytes, name: str = "") -> dict[str, Any] | None:
-    """Return the record in a line of a file of this name; None where it holds none.
-
-    The one place that decides what a record is: metrics.jsonl, evals.jsonl and events.jsonl have
-    fields without which no reader can use a line.
-    """
-    try:
-        record = parse_object(line.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        return None
-    return _READERS[name](record) if record is not None and name in _READERS else record
-
-
-def parse_object(text: str) -> dict[str, Any] | None:
-    """Return the object in a text of JSON, None where it is none, or one that nobody could go on
-    with.
-    """
-    if count_values(text) > MAX_VALUES:
-        return None
-    try:
-        value = json.loads(text, parse_int=to_number)
-        # Few brackets can't nest deeply, and counting them is quicker than looking.
-        is_shallow = text.count("{") + text.count("[") <= MAX_DEPTH
-        if not isinstance(value, dict) or not (is_shallow or _is_shallow(value)):
-            return None
-        "".join(value).encode()  # half of a surrogate pair is no name of anything
-    except (ValueError, RecursionError):
-        return None
-    return value
-
-
-def to_number(digits: str) -> int | float:
-    """Read an integer; one that no column can hold becomes a float, infinite where it is larger
-    still.
-    """
-    return int(digits) if len(digits) <= MAX_DIGITS else float(digits)
-
-
-def _is_shallow(record: dict[str, Any]) -> bool:
-    level: list[Any] = [record]
-    for _ in range(MAX_DEPTH):
-        items = (
-            item for each in level for item in (each.values() if isinstance(each, dict) else each)
-        )
-        level = [item for item in items if isinstance(item, dict | list)]
-        if not level:
-            return True
-    return False
-
-
-def _has_step(record: dict[str, Any]) -> bool:
-    return type(record.get("step")) is int and 0 <= record["step"] <= LARGEST_INTEGER
-
-
-def _read_step(record: dict[str, Any]) -> dict[str, Any] | None:
-    if not _has_step(record):
-        return None
-    # Metrics have names such as group/quantity/stat, and are numbers; what else a line has is its
-    # writer's own.
-    odd = {
-        key
-        for key, value in record.items()
-        if ("/" in key or key == "time") and not isinstance(value, int | float | None)
-    }
-    record = {key: value for key, value in record.items() if key not in odd} if odd else record
-    # A column of numbers holds no integer beyond those that a float has exactly.
-    large = {
-        key: float(value)
-        for key, value in record.items()
-        if type(value) is int and abs(value) > LARGEST_INTEGER
-    }
-    return record | large if large else record
-
-
-def _read_evaluation(record: dict[str, Any]) -> dict[str, Any] | None:
-    sets = record.get("sets", {})
-    tables = [record, *sets.values()] if isinstance(sets, dict) else [None]
-    is_whole = _has_step(record) and all(
-        isinstance(table, dict)
-        and all(isinstance(table.get(key, ""), int | float | None) for key in EVALUATION)
-        and all(isinstance(table.get(key, {}), dict) for key in ("parts", "pass_at", "by_family"))
-        for table in tables
-    )
-    return record if is_whole else None
-
-
-def _read_event(record: dict[str, Any]) -> dict[str, Any] | None:
-    lists = [record[key] for key in ("probes", "findings", "evidence") if key in record]
-    is_whole = isinstance(record.get("event"), str) and all(
-        isinstance(items, list) and all(isinstance(item, dict) for item in items) for items in lists
-    )
-    return record if is_whole else None
-
-
-# What each file's lines need for any reader to use them.
-_READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
-    "metrics.jsonl": _read_step,
-    "evals.jsonl": _read_evaluation,
-    "events.jsonl": _read_event,
-}
-
-
 def _split_lines(path: Path, step: int) -> tuple[list[tuple[bytes, dict[str, Any] | None]], bytes]:
     """Part a run's lines after the last one up to a step: lines to keep with their records, and the
     rest as it is.
@@ -581,54 +412,6 @@ def _split_lines(path: Path, step: int) -> tuple[list[tuple[bytes, dict[str, Any
     ):
         count += 1
     return lines[:count], b"".join(line for line, _ in lines[count:])
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
-    if sys.platform == "win32":  # has no way to do so for a folder, or for a file that is only read
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # some network disks know it for files alone
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a whole file beside its place and rename it there, so that nobody sees half of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with plain_disk_errors(path):
-        try:
-            with beside.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
-
-
-_REASONS = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "it would be larger than a file may be here",
-    errno.EACCES: "permission was denied",
-    errno.EROFS: "the disk can only be read",
-}
-
-
-@contextlib.contextmanager
-def plain_disk_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the system into a RecordError that a person can act on."""
-    try:
-        yield
-    except OSError as error:
-        reason = _REASONS.get(error.errno or 0) or error.strerror or str(error)
-        raise RecordError(f"{path} could not be written: {reason}.") from error
 
 
 def is_being_written(folder: Path) -> bool:

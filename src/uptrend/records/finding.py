@@ -102,7 +102,7 @@ class Limit:
     """A config value that is changed only where the run's own lies on the wrong side of it."""
 
     value: Any
-    is_least: bool
+    is_minimum: bool
     """True where the run should have at least this, False where at most."""
     off: Any = None
     """A value that means none at all, and so lies on the wrong side whatever its size."""
@@ -113,7 +113,7 @@ class Limit:
         """
         if not isinstance(now, int | float) or isinstance(now, bool) or now == self.off:
             return self.value
-        return max(now, self.value) if self.is_least else min(now, self.value)
+        return max(now, self.value) if self.is_minimum else min(now, self.value)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def _file() -> Mapping[str, Any]:
 
 
 @cache
-def figures(place: str) -> Mapping[str, str]:
+def shown_metrics(place: str) -> Mapping[str, str]:
     """Return the metrics to show in a place, such as `log`, in order; each with its short name."""
     table = _file()
     return {key: table["labels"].get(key, key) for key in table["figures"][place]}
@@ -124,16 +124,16 @@ def find_metric(name: str) -> Metric | None:
 
 
 # What the lab computes from a metric: its name begins with the metric's.
-FIRST_STEP = "/first-step@"
-GAIN = "/gain"
-FALL = "/fall"
+FIRST_STEP_MARK = "/first-step@"
+GAIN_SUFFIX = "/gain"
+FALL_SUFFIX = "/fall"
 
 
 def first_step(metric: str) -> tuple[str, float] | None:
     """Return the held-out metric and the value to reach of a first-step metric; None for any
     other.
     """
-    base, found, value = metric.partition(FIRST_STEP)
+    base, found, value = metric.partition(FIRST_STEP_MARK)
     try:
         reached = float(value) if found and base.startswith("eval/") else math.nan
     except ValueError:
@@ -143,14 +143,14 @@ def first_step(metric: str) -> tuple[str, float] | None:
 
 def is_gain(metric: str) -> bool:
     """Return True for what a run gained of a held-out metric."""
-    is_named_so = metric.startswith("eval/") and metric.endswith(GAIN)
+    is_named_so = metric.startswith("eval/") and metric.endswith(GAIN_SUFFIX)
     return is_named_so and find_metric(metric) is None  # a part of the reward may be called "gain"
 
 
 def is_fall(metric: str) -> bool:
     """Return True for how far a metric of the steps lies below its best at the end of a run."""
-    base = find_metric(metric.removesuffix(FALL))
-    is_named_so = not metric.startswith("eval/") and metric.endswith(FALL)
+    base = find_metric(metric.removesuffix(FALL_SUFFIX))
+    is_named_so = not metric.startswith("eval/") and metric.endswith(FALL_SUFFIX)
     return (
         is_named_so and find_metric(metric) is None and base is not None and base.better == "more"
     )
@@ -161,12 +161,12 @@ def compared_row(metric: str) -> Metric | None:
     from it.
     """
     if is_gain(metric):
-        row = find_metric(metric.removesuffix(GAIN))
+        row = find_metric(metric.removesuffix(GAIN_SUFFIX))
         if row is None or row.low is None or row.high is None:
             return row
         return replace(row, low=row.low - row.high, high=row.high - row.low)
     if is_fall(metric):
-        row = find_metric(metric.removesuffix(FALL))
+        row = find_metric(metric.removesuffix(FALL_SUFFIX))
         if row is None:
             return None
         width = None if row.low is None or row.high is None else row.high - row.low
@@ -179,9 +179,9 @@ def name_of(metric: str) -> str:
     if (goal := first_step(metric)) is not None:
         return f"steps to {name_of(goal[0])} {goal[1]:g}"
     if is_gain(metric):
-        return f"gain in {name_of(metric.removesuffix(GAIN))}"
+        return f"gain in {name_of(metric.removesuffix(GAIN_SUFFIX))}"
     if is_fall(metric):
-        return f"fall of {name_of(metric.removesuffix(FALL))} from its best"
+        return f"fall of {name_of(metric.removesuffix(FALL_SUFFIX))} from its best"
     if not metric.startswith("eval/"):
         row = find_metric(metric)
         # The title of a pattern says nothing of the name that stands in it.
@@ -194,8 +194,8 @@ def name_of(metric: str) -> str:
 
 
 # What is claimed of a level at the end of a run, and of an amount.
-LEVELS = {"up": "ends higher", "down": "ends lower", "either": "ends elsewhere"}
-AMOUNTS = {"up": "is larger", "down": "is smaller", "either": "differs"}
+LEVEL_OUTCOMES = {"up": "ends higher", "down": "ends lower", "either": "ends elsewhere"}
+AMOUNT_OUTCOMES = {"up": "is larger", "down": "is smaller", "either": "differs"}
 
 
 def outcome_of(metric: str, direction: str) -> str:
@@ -203,19 +203,19 @@ def outcome_of(metric: str, direction: str) -> str:
     higher.
     """
     if first_step(metric):
-        return f"the number of {name_of(metric)} {AMOUNTS[direction]}"
+        return f"the number of {name_of(metric)} {AMOUNT_OUTCOMES[direction]}"
     if is_gain(metric) or is_fall(metric):
-        return f"the {name_of(metric)} {AMOUNTS[direction]}"
-    return f"{name_of(metric)} {LEVELS[direction]}"
+        return f"the {name_of(metric)} {AMOUNT_OUTCOMES[direction]}"
+    return f"{name_of(metric)} {LEVEL_OUTCOMES[direction]}"
 
 
 # Place of the outcome in a claim as it is written: "At a lower learning rate, {outcome}."
-OUTCOME = "{outcome}"
+OUTCOME_PLACEHOLDER = "{outcome}"
 
 
 def complete_claim(claim: str, metric: str, direction: str) -> str:
     """Return a claim whose outcome is generated from the metric that decides it."""
-    return claim.replace(OUTCOME, outcome_of(metric, direction))
+    return claim.replace(OUTCOME_PLACEHOLDER, outcome_of(metric, direction))
 
 
 @cache

@@ -106,7 +106,7 @@ def tasks_hash(tasks: Several[Task]) -> str:
 
 
 # Name of a part of the reward that is not the task's: the penalty of `sampling.overlong`.
-OVERLONG = "overlong"
+OVERLONG_PART = "overlong"
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Reward:
         return self.correct if math.isnan(self.high) else self.total >= self.high - 1e-9
 
     @property
-    def is_least(self) -> bool:
+    def is_lowest(self) -> bool:
         """True at the lower bound; never where it is unknown."""
         return self.total <= self.low + 1e-6
 
@@ -181,7 +181,7 @@ class Ending(StrEnum):
 
 
 # Endings at a limit: `learning.mask_truncated` leaves such rollouts out of the loss.
-AT_A_LIMIT = (Ending.LENGTH, Ending.CONTEXT_FULL, Ending.TURN_LIMIT, Ending.TIME_LIMIT)
+LIMIT_ENDINGS = (Ending.LENGTH, Ending.CONTEXT_FULL, Ending.TURN_LIMIT, Ending.TIME_LIMIT)
 
 
 def boundary_of(error: str | None) -> str:
@@ -291,7 +291,7 @@ class Rollout:
         return int(sum(s.sampled.sum() for s in self.sequences))
 
     @property
-    def model_places(self) -> list[int]:
+    def model_message_indices(self) -> list[int]:
         """Places among its messages of those that the model wrote."""
         turns = {int(turn) for s in self.sequences for turn in s.turns[s.sampled]}
         return find_model_messages([message.role for message in self.messages], len(turns))
@@ -299,7 +299,7 @@ class Rollout:
     @property
     def model_messages(self) -> list[Message]:
         """Messages that the model wrote, turn by turn."""
-        return [self.messages[place] for place in self.model_places]
+        return [self.messages[place] for place in self.model_message_indices]
 
     @property
     def response(self) -> str:

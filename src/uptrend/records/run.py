@@ -15,27 +15,27 @@ from typing import Any
 import pyarrow as pa
 
 from uptrend.records.directory import (
-    ENDS,
-    STARTS,
+    END_EVENTS,
+    START_EVENTS,
     Stop,
     eval_path,
     is_being_written,
-    parse_lines,
     recorded_steps,
 )
 from uptrend.records.errors import MissingExtra, RecordError
-from uptrend.records.finding import causes, dated, headline, html_table
-from uptrend.records.memory import (
-    MAX_LINES,
-    MAX_LOG,
+from uptrend.records.files import (
+    MAX_LINES_BYTES,
+    MAX_LOG_BYTES,
     check_cells,
     check_size,
     read_json,
     read_table,
     size_in_memory,
 )
+from uptrend.records.finding import causes, dated, headline, html_table
+from uptrend.records.lines import parse_lines
 from uptrend.records.renamed import upgrade, upgrade_event, upgrade_keys, upgrade_metrics
-from uptrend.records.schema import ROLLOUTS, VERSION
+from uptrend.records.schema import ROLLOUT_SCHEMA, SCHEMA_VERSION
 
 
 class Run:
@@ -126,14 +126,14 @@ class Run:
     def _records(self, name: str) -> list[dict[str, Any]]:
         path = self.path / name
         with contextlib.suppress(OSError):  # parse_lines says what is wrong
-            check_size(path, path.stat().st_size, MAX_LOG)
+            check_size(path, path.stat().st_size, MAX_LOG_BYTES)
         records = []
         self._damaged[name] = 0
         size = 0
         for line, record in parse_lines(path):
             if record is not None:
                 size += size_in_memory(line)
-                check_size(path, size, MAX_LINES)
+                check_size(path, size, MAX_LINES_BYTES)
                 # else each has its own
                 records.append({sys.intern(key): value for key, value in record.items()})
             elif line.endswith(b"\n"):  # else it is being written, or was as its process was killed
@@ -182,7 +182,7 @@ class Run:
             self.path / "rollouts" / f"{one:06d}" for one in (steps if step is None else [step])
         ]
         tables = [read_parquet(sorted(folder.glob("part-*.parquet"))) for folder in folders]
-        return pa.concat_tables([ROLLOUTS.empty_table(), *tables], promote_options="default")
+        return pa.concat_tables([ROLLOUT_SCHEMA.empty_table(), *tables], promote_options="default")
 
     @property
     def rollout_steps(self) -> list[int]:
@@ -230,7 +230,7 @@ class Run:
         if is_being_written(self.path):
             return "running"
         kind = self._turning_point.get("event")
-        return str(kind) if kind in ENDS else "killed"
+        return str(kind) if kind in END_EVENTS else "killed"
 
     @property
     def stopped(self) -> Stop | None:
@@ -249,7 +249,12 @@ class Run:
     @property
     def _turning_point(self) -> dict[str, Any]:
         return next(
-            (event for event in reversed(self.events) if event.get("event") in STARTS + ENDS), {}
+            (
+                event
+                for event in reversed(self.events)
+                if event.get("event") in START_EVENTS + END_EVENTS
+            ),
+            {},
         )
 
     @property
@@ -286,10 +291,10 @@ def _read_info(folder: Path) -> dict[str, Any]:
         or not isinstance(info.get("config"), dict)
     ):
         raise RecordError(f"{path} does not describe a run: it needs schema and config.")
-    if info["schema"] > VERSION:
+    if info["schema"] > SCHEMA_VERSION:
         raise RecordError(
             f"{folder} was written by a newer Uptrend (schema {info['schema']}, this one reads"
-            f" {VERSION}). Upgrade Uptrend to read it."
+            f" {SCHEMA_VERSION}). Upgrade Uptrend to read it."
         )
     return (
         info
@@ -326,7 +331,11 @@ def read_parquet(paths: list[Path], columns: list[str] | None = None) -> pa.Tabl
     """Read several files of rollouts as one table, or some of its columns; one that an older
     version lacks is null.
     """
-    tables = [ROLLOUTS.empty_table() if columns is None else ROLLOUTS.empty_table().select(columns)]
+    tables = [
+        ROLLOUT_SCHEMA.empty_table()
+        if columns is None
+        else ROLLOUT_SCHEMA.empty_table().select(columns)
+    ]
     for path in paths:
         tables.append(read_table(path, columns, sum(table.nbytes for table in tables)))
     return pa.concat_tables(tables, promote_options="default")

@@ -31,7 +31,7 @@ from uptrend.records.rollout import (
     ToolCall,
 )
 
-VERSION = 2
+SCHEMA_VERSION = 2
 
 _PART = pa.struct(
     [("name", pa.string()), *((name, pa.float64()) for name in ("value", "low", "high", "weight"))]
@@ -68,7 +68,7 @@ TOKEN_COLUMNS: dict[str, pa.DataType] = {
     "support": pa.list_(pa.int32()),
 }
 
-ROLLOUTS = pa.schema(
+ROLLOUT_SCHEMA = pa.schema(
     [
         ("run", pa.string()),
         ("step", pa.int32()),
@@ -94,7 +94,7 @@ ROLLOUTS = pa.schema(
         ("sandbox_failures", pa.int32()),
         *((name, pa.list_(kind)) for name, kind in TOKEN_COLUMNS.items()),
     ],
-    metadata={"uptrend.schema": str(VERSION)},
+    metadata={"uptrend.schema": str(SCHEMA_VERSION)},
 )
 
 
@@ -115,9 +115,9 @@ def rollouts_table(run: str, rollouts: Iterable[Rollout]) -> pa.Table:
             if field.name in TOKEN_COLUMNS
             else pa.array([row[field.name] for row in rows], field.type)
         )
-        for field in ROLLOUTS
+        for field in ROLLOUT_SCHEMA
     ]
-    return pa.Table.from_arrays(columns, schema=ROLLOUTS)
+    return pa.Table.from_arrays(columns, schema=ROLLOUT_SCHEMA)
 
 
 def _row_of(r: Rollout) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def rollouts_of(table: pa.Table) -> list[Rollout]:
     one.
     """
     table = pa.concat_tables(
-        [ROLLOUTS.empty_table(), table], promote_options="default"
+        [ROLLOUT_SCHEMA.empty_table(), table], promote_options="default"
     ).combine_chunks()
     rows = table.drop_columns(list(TOKEN_COLUMNS)).to_pylist()
     columns = {name: _arrays(table[name], name) for name in TOKEN_COLUMNS}

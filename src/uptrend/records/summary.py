@@ -13,17 +13,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from uptrend.records.directory import LOG
+from uptrend.records.directory import LOG_PATH
 from uptrend.records.errors import RecordError
 from uptrend.records.finding import causes, headline
-from uptrend.records.metrics import figures
+from uptrend.records.metrics import shown_metrics
 from uptrend.records.run import Run
 from uptrend.records.table import Row
 from uptrend.records.view import Floats, value_at, values_of
 
-HELDOUT = "held-out accuracy"
+HELDOUT_CURVE = "held-out accuracy"
 """Name of the accuracy's curve, and of the evaluations of a run."""
-SETTINGS = {"model": "model.name", "taskset": "tasks.name", "loss": "learning.loss", "seed": "seed"}
+SETTING_COLUMNS = {
+    "model": "model.name",
+    "taskset": "tasks.name",
+    "loss": "learning.loss",
+    "seed": "seed",
+}
 """Settings in the row of a run, by column."""
 
 
@@ -94,7 +99,7 @@ def run_row(
     `before` and `after` are its evaluations before the first step and after the last, `created` is
     the time as run.json has it, `per_step` the usual seconds of a step.
     """
-    settings = {column: value_at(config, key) for column, key in SETTINGS.items()}
+    settings = {column: value_at(config, key) for column, key in SETTING_COLUMNS.items()}
     return {
         "name": name,
         "path": path,
@@ -162,10 +167,10 @@ def find_runs(folder: Path) -> tuple[list[Row], dict[Path, str]]:
 
 def curves(run: Run) -> dict[str, list[float | None]]:
     """Return the curves to show, by metric: one value per step, or per evaluation."""
-    found: dict[str, list[float | None]] = {HELDOUT: [e.accuracy for e in heldout(run)]}
+    found: dict[str, list[float | None]] = {HELDOUT_CURVE: [e.accuracy for e in heldout(run)]}
     for label, evaluations in heldout_sets(run).items():
         found[f"eval/set/{label}/accuracy"] = [e.accuracy for e in evaluations]
-    for key in figures("curves"):
+    for key in shown_metrics("curves"):
         found[key] = [line.get(key) for line in run.metric_lines]
     return {
         key: values for key, values in found.items() if any(value is not None for value in values)
@@ -207,7 +212,7 @@ def describe(run: Run, report: Mapping[str, Any]) -> Row:
         "phases": phases(run.metric_lines),
         "checkpoints": [path.name for path in run.checkpoints],
         "files": files,
-        "log": str(run.path / LOG) if (run.path / LOG).exists() else None,
+        "log": str(run.path / LOG_PATH) if (run.path / LOG_PATH).exists() else None,
     }
 
 

@@ -28,7 +28,7 @@ Flags = NDArray[np.bool_]
 Row = dict[str, Any]
 
 # Endings of rollouts that were cut.
-CUT = (Ending.LENGTH.value, Ending.CONTEXT_FULL.value)
+CUT_ENDINGS = (Ending.LENGTH.value, Ending.CONTEXT_FULL.value)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class RolloutGroup:
     number: int
     """Number in its name in our runs, its place among the groups of the step in others."""
     name: str
-    places: Mapping[int, int]
+    rollout_by_index: Mapping[int, int]
     """Number of each of its rollouts in the table, by index."""
 
 
@@ -151,7 +151,10 @@ class RolloutTable:
             key: value for key, value in rows[0].items() if key not in (*TOKEN_COLUMNS, "sequence")
         }
         messages = facts["messages"] or []
-        places = [place - self.places_n[rollout].start for place in self.model_places_n[rollout]]
+        places = [
+            place - self.message_range_n[rollout].start
+            for place in self.model_message_indices_n[rollout]
+        ]
         return RecordedRollout(
             name=self.name(rollout),
             facts=facts,
@@ -237,7 +240,7 @@ class RolloutTable:
     @cached_property
     def cut_n(self) -> Flags:
         """True where a rollout was cut by length."""
-        return np.asarray(np.isin(self.ended_n, CUT))
+        return np.asarray(np.isin(self.ended_n, CUT_ENDINGS))
 
     @cached_property
     def messages(self) -> Messages:
@@ -253,27 +256,27 @@ class RolloutTable:
         )
 
     @cached_property
-    def places_n(self) -> list[range]:
+    def message_range_n(self) -> list[range]:
         """Places of each rollout's messages among all."""
         ends = np.cumsum(np.bincount(self.messages.rollout_m, minlength=len(self))).tolist()
         return [range(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
     @cached_property
-    def model_places_n(self) -> list[list[int]]:
+    def model_message_indices_n(self) -> list[list[int]]:
         """Places among all messages of those that the model wrote, by rollout; a prompt may quote
         others.
         """
         roles = self.messages.role_m.tolist()
         own = []
-        for places, turns in zip(self.places_n, self.turns_n, strict=True):
+        for places, turns in zip(self.message_range_n, self.turns_n, strict=True):
             within = find_model_messages(roles[places.start : places.stop], turns)
             own.append([places.start + place for place in within])
         return own
 
     @cached_property
-    def prompt_places_n(self) -> list[range]:
+    def prompt_range_n(self) -> list[range]:
         """Places among all messages of what the model read before it wrote its first."""
-        pairs = zip(self.places_n, self.model_places_n, strict=True)
+        pairs = zip(self.message_range_n, self.model_message_indices_n, strict=True)
         return [range(places.start, own[0] if own else places.stop) for places, own in pairs]
 
     @cached_property
@@ -283,13 +286,13 @@ class RolloutTable:
         contents = self.messages.content_m.to_pylist()
         return [
             " ".join(contents[m] or "" for m in places if roles[m] != "system")
-            for places in self.prompt_places_n
+            for places in self.prompt_range_n
         ]
 
     @cached_property
     def response_n(self) -> list[str | None]:
         """Content of the model's last message, without its calls; None where it wrote none."""
-        last = [own[-1] if own else None for own in self.model_places_n]
+        last = [own[-1] if own else None for own in self.model_message_indices_n]
         contents: list[str | None] = self.messages.content_m.take(
             pa.array(last, pa.int64())
         ).to_pylist()

@@ -13,16 +13,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from uptrend.records.memory import check_cells
+from uptrend.records.files import check_cells
 from uptrend.records.metrics import must_be_finite
 from uptrend.records.run import Run
-from uptrend.records.schema import ROLLOUTS
+from uptrend.records.schema import ROLLOUT_SCHEMA
 
 Floats = NDArray[np.float64]
 
 
 def _no_rollouts(_: int) -> pa.Table:
-    return ROLLOUTS.empty_table()
+    return ROLLOUT_SCHEMA.empty_table()
 
 
 @dataclass(frozen=True)

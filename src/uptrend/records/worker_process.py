@@ -77,7 +77,7 @@ class SideProcess:
         *lines, self._rest = (self._rest + (self._process.stdout.read() or b"")).split(b"\n")
         return [json.loads(line) for line in lines if line.startswith(b"{")]
 
-    def ask(self) -> None:
+    def request_end(self) -> None:
         """Ask it to print its last lines and end."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):  # it has ended already
@@ -88,7 +88,7 @@ class SideProcess:
         """Ask, wait so many seconds for it to end, and return the rest of its lines; None where it
         had to be killed.
         """
-        self.ask()
+        self.request_end()
         process = self._process
         self._process = None
         if process is None or process.stdout is None:
@@ -138,12 +138,12 @@ class WorkerProcess:
             process = self._process
             if process is not None and process.poll() is None:
                 try:
-                    return self._ask(process, request, seconds, seconds + GRACE_S)
+                    return self._exchange(process, request, seconds, seconds + GRACE_S)
                 except WorkerDied:
                     pass  # perhaps before this request, which then another worker answers
-            return self._ask(self._start(), request, seconds, seconds + GRACE_S + START_S)
+            return self._exchange(self._start(), request, seconds, seconds + GRACE_S + START_S)
 
-    def _ask(
+    def _exchange(
         self, process: "subprocess.Popen[bytes]", request: Any, seconds: float, allowed_s: float
     ) -> dict[str, Any]:
         assert process.stdin is not None

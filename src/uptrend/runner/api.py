@@ -17,7 +17,7 @@ from uptrend.bridge.convert import load_recipe
 from uptrend.config import Config
 from uptrend.config.load import config_hint
 from uptrend.records import ConfigError, Run, RunRefused, TasksetError
-from uptrend.records.directory import write_whole
+from uptrend.records.files import write_atomically
 from uptrend.runner.runs import resume_run, train_recipe
 from uptrend.tasks.data import file_of
 from uptrend.tasks.rewards import Function, functions_at_hand, name_of
@@ -226,7 +226,7 @@ def _table_of(data: Any, names: list[str], weights: list[float], runs: Path) -> 
         file = runs / ".data" / f"{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, content)
+            write_atomically(file, content)
         tasks |= {"file": str(file)}
         heldout = max(1, min(heldout, len(rows) // 4))
         named = {}

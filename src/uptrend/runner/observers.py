@@ -15,9 +15,10 @@ from uptrend.bridge.trackers import chosen
 from uptrend.doctor.live import DoctorProcess
 from uptrend.present.formatting import duration, estimate, number, percent, plural, visible
 from uptrend.records import Run, RunDirectory
-from uptrend.records.directory import STARTS, parse_line
+from uptrend.records.directory import START_EVENTS
 from uptrend.records.finding import causes, dated
-from uptrend.records.metrics import figures
+from uptrend.records.lines import parse_line
+from uptrend.records.metrics import shown_metrics
 from uptrend.records.worker_process import SideProcess
 from uptrend.runner.view import choose_view, count_epochs
 from uptrend.training.observer import Observer, StepRecord, Stop
@@ -196,7 +197,9 @@ class RunLog:
         self._first = run.last_step
         self._read = 0
         events = run.events
-        began = max((at for at, event in enumerate(events) if event["event"] in STARTS), default=0)
+        began = max(
+            (at for at, event in enumerate(events) if event["event"] in START_EVENTS), default=0
+        )
         for event in events[began:]:
             self._tell(event)
         self._read = (run.path / "events.jsonl").stat().st_size if events else 0
@@ -214,7 +217,7 @@ class RunLog:
         if line:
             words = [
                 f"{name} {number(line[key])}"
-                for key, name in figures("log").items()
+                for key, name in shown_metrics("log").items()
                 if line.get(key) is not None
             ]
             done = record.step - self._first
@@ -317,7 +320,7 @@ class Tracking:
         """Give them a while to send the rest, side by side."""
         until = time.monotonic() + TRACKERS_TIMEOUT_S
         for process in self._processes.values():
-            process.ask()
+            process.request_end()
         for name, process in self._processes.items():
             # one that is done is read, whoever hangs
             lines = process.end(max(1.0, until - time.monotonic()))

@@ -16,9 +16,9 @@ from uptrend.config.tables import to_toml
 from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra, with_known_chat
 from uptrend.present.formatting import visible
 from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirectory
-from uptrend.records.directory import free_path, why_taken
-from uptrend.records.memory import count_cores, installed_versions
-from uptrend.records.schema import VERSION
+from uptrend.records.directory import free_path, why_occupied
+from uptrend.records.machine import count_cores, installed_versions
+from uptrend.records.schema import SCHEMA_VERSION
 from uptrend.tasks.pool import (
     HeldoutTasks,
     Pool,
@@ -96,7 +96,7 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
         )
     versions = installed_versions(("uptrend", "torch", "transformers", "peft", "pyarrow"))
     return {
-        "schema": VERSION,
+        "schema": SCHEMA_VERSION,
         "name": path.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "uptrend": versions.pop("uptrend", "unknown"),
@@ -329,7 +329,7 @@ def new_run_path(runs: Path, name: str | None, recipe: str, otherwise: str) -> P
     """
     if name is None:
         return free_path(runs / recipe)
-    if taken := why_taken(runs / name):
+    if taken := why_occupied(runs / name):
         raise RecordError(f"{taken} {otherwise}")
     return runs / name
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from uptrend.config import load_config
 from uptrend.records import Ending, Message, RecordError, Reward, Rollout, Run, boundary_of
-from uptrend.records.rollout import OVERLONG
+from uptrend.records.rollout import OVERLONG_PART
 from uptrend.rollout.play import RolloutRequest, Timeouts, derive, derive_open_seed, echo, speak_all
 from uptrend.rollout.sampler import Limits
 from uptrend.runner.prepare import check_tasks
@@ -102,7 +102,7 @@ def _places(r: Rollout) -> list[int]:
     """Return the places of what is said again: all of the model's messages, but one that the time
     limit cut short.
     """
-    return r.model_places[:-1] if _is_cut(r) else r.model_places
+    return r.model_message_indices[:-1] if _is_cut(r) else r.model_message_indices
 
 
 def _is_cut(r: Rollout) -> bool:
@@ -142,5 +142,5 @@ def _earned(reward: Reward | None) -> dict[str, float]:
     if reward is None:
         return {}
     parts = {part.name: part.value for part in reward.parts}
-    total = reward.total - parts.pop(OVERLONG, 0.0)
+    total = reward.total - parts.pop(OVERLONG_PART, 0.0)
     return {"reward": total, "correct": float(reward.correct), **parts}

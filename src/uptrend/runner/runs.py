@@ -27,7 +27,8 @@ from uptrend.records import (
     RunRefused,
     view_of,
 )
-from uptrend.records.directory import PartDirectory, write_whole
+from uptrend.records.directory import PartDirectory
+from uptrend.records.files import write_atomically
 from uptrend.runner.preflight import Preflight, ask_cheap_probes
 from uptrend.runner.prepare import (
     RunEnding,
@@ -451,7 +452,7 @@ class TrainLauncher:
         if (folder / "run.json").exists() and Run(folder).checkpoints:
             return [*uptrend, "train", "--resume", str(folder)]
         recipe = folder.with_name(f"{folder.name}.toml")
-        write_whole(recipe, to_recipe(planned.config).encode())
+        write_atomically(recipe, to_recipe(planned.config).encode())
         # The records of a refused run say why.
         asking = ["--keep-refused", *(word for id in planned.allows for word in ("--allow", id))]
         allows = asking if planned.asks else ["--no-preflight"]

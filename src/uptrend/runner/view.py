@@ -18,13 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from uptrend.config.tables import to_toml
-from uptrend.doctor.report import STYLES
+from uptrend.doctor.report import FINDING_STYLES
 from uptrend.present.formatting import duration, estimate, number, percent, plural
 from uptrend.present.terminal import columns, phase_shares, sparkline
 from uptrend.records import Evaluation, Finding, Run, Severity
-from uptrend.records.directory import place_in_words
-from uptrend.records.memory import count_cores
-from uptrend.records.metrics import figures
+from uptrend.records.directory import describe_location
+from uptrend.records.machine import count_cores
+from uptrend.records.metrics import shown_metrics
 from uptrend.records.summary import HeldoutSummary, before_and_after, heldout, heldout_sets, phases
 from uptrend.training.observer import StepRecord
 
@@ -122,7 +122,7 @@ class QuietView(View):
         if not self.is_quiet and not self.known:  # who resumes a run has named it
             # A warm start and a replay are named after what they are of.
             name = re.sub(r"-\d+$", "", run.name) if run.info.get("kind") else run.config["name"]
-            self.say(f"Recording to {place_in_words(run.path, name)}")
+            self.say(f"Recording to {describe_location(run.path, name)}")
         for note in run.info.get("notes", ()):
             self.say(f"note: {note}")
         if not self.is_quiet and (epochs := count_epochs(run)):
@@ -259,7 +259,7 @@ class LineView(QuietView):
         ):
             self.printed = self.clock()
             line = f"step {self.last_step}/{self.steps}"
-            for key, name in figures("terminal").items():
+            for key, name in shown_metrics("terminal").items():
                 line += (
                     f"  {name} {self.figure(key)}" if record.metrics.get(key) is not None else ""
                 )
@@ -314,7 +314,7 @@ class LiveView(QuietView):
     def _figures(self, width: int) -> Table:
         curves: list[Curve] = [
             (name, self.figure(key), [line.get(key) for line in self.metrics], key)
-            for key, name in figures("terminal").items()
+            for key, name in shown_metrics("terminal").items()
         ]
         held = list[Curve]()
         for name, evaluations in {"held-out": self.evaluations, **self.sets}.items():
@@ -374,7 +374,7 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
     """Format findings with their evidence and fix."""
     for finding in findings:
         yield Text.assemble(
-            "\n", (f"{finding.severity.value}  {finding.id}", STYLES[finding.severity])
+            "\n", (f"{finding.severity.value}  {finding.id}", FINDING_STYLES[finding.severity])
         )
         yield Text(f"  {finding.summary}")
         for evidence in finding.evidence:

@@ -27,8 +27,8 @@ from uptrend.records import (
     TasksetError,
     Tool,
 )
-from uptrend.records.hub import hub_problem
-from uptrend.records.memory import check_cells, parse_json
+from uptrend.records.files import check_cells, parse_json
+from uptrend.records.machine import hub_problem
 from uptrend.records.rollout import task_id
 from uptrend.tasks import answers, rewards
 from uptrend.tasks.proof import bounds_that_hold

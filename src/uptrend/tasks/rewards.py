@@ -39,7 +39,7 @@ from uptrend.records import (
     Task,
     TasksetError,
 )
-from uptrend.records.memory import parse_json
+from uptrend.records.files import parse_json
 from uptrend.records.worker_process import WorkerDied, WorkerProcess
 from uptrend.tasks.answers import fold_word, grade
 from uptrend.tasks.event_loop import Threads, in_callers_turn

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from uptrend.config import Config, Sampling
 from uptrend.records import Evaluation, ModelError, Part, Rollout, rollouts_of, rollouts_table
-from uptrend.records.rollout import OVERLONG
+from uptrend.records.rollout import OVERLONG_PART
 from uptrend.rollout.play import (
     RolloutRequest,
     demonstrate,
@@ -225,7 +225,7 @@ def penalize_length(rollout: Rollout, sampling: Sampling) -> Rollout:
     begins = sampling.max_tokens * sampling.max_turns - buffer
     penalty = most * min(1.0, max(0.0, (rollout.sampled_tokens - begins) / buffer))
     turns = (*reward.turns[:-1], reward.turns[-1] - penalty) if reward.turns else ()
-    parts = (*reward.parts, Part(OVERLONG, -penalty, -most, 0.0))
+    parts = (*reward.parts, Part(OVERLONG_PART, -penalty, -most, 0.0))
     shaped = replace(
         reward, total=reward.total - penalty, low=reward.low - most, parts=parts, turns=turns
     )

@@ -25,7 +25,7 @@ from uptrend.policy.memory import Fitted, learner_memory, max_tokens_that_fit
 from uptrend.policy.optimizer import Applied, Optimizer, learning_rate
 from uptrend.policy.policy import Policy
 from uptrend.records import ConfigError, ModelError, Role, Rollout
-from uptrend.records.rollout import AT_A_LIMIT
+from uptrend.records.rollout import LIMIT_ENDINGS
 from uptrend.training.packing import INPUTS, MicroBatch, Shapes, TrainSequence, pack
 from uptrend.training.ranks import OneRank, Ranks
 
@@ -132,7 +132,7 @@ def lay_out(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = Fal
             # computed none.
             learner = s.learner[sequence.sampled]
             behavior[b, places] = np.where(np.isnan(learner), sampler[b, places], learner)
-    cut = AT_A_LIMIT if config.learning.mask_truncated else ()
+    cut = LIMIT_ENDINGS if config.learning.mask_truncated else ()
     out = [r.reward is None or not r.kept or r.ended in cut for _, r, _ in flat]
     real_bs = torch.from_numpy(real)
     return Experience(

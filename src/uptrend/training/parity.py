@@ -31,7 +31,7 @@ from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
 from uptrend.policy.weights import FlatWeights
 from uptrend.records import ModelError, RecordError
-from uptrend.records.directory import write_whole
+from uptrend.records.files import write_atomically
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Limits
 from uptrend.tasks import event_loop
@@ -95,7 +95,7 @@ def check_model(policy: Policy, name: str, *, decodes: bool) -> None:
             )
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(place, json.dumps(gaps).encode())
+        write_atomically(place, json.dumps(gaps).encode())
     except (OSError, RecordError):  # it is measured again each time
         pass
 
@@ -283,7 +283,7 @@ def _decode(policy: Policy) -> list[TailLogprobs]:
     """Sample turns side by side: two of one prompt, a shorter one, and a second turn of each behind
     the first.
     """
-    sampler = InProcessSampler(policy, budget=CACHE_BYTES)
+    sampler = InProcessSampler(policy, cache_bytes=CACHE_BYTES)
     limits = Limits(max_tokens=8, context=128)
     scored = list[TailLogprobs]()
 

@@ -24,7 +24,7 @@ from written_logs import (
 
 from uptrend.bridge.importers import read_views
 from uptrend.records.errors import RecordError
-from uptrend.records.schema import ROLLOUTS
+from uptrend.records.schema import ROLLOUT_SCHEMA
 
 CASES = sorted(
     path.parent for path in (Path(__file__).parents[2] / "data" / "formats").glob("*/meta.json")
@@ -172,7 +172,7 @@ def test_trls_folder_takes_the_newest_state_and_its_completions(tmp_path: Path) 
     assert view.value("model.lora") == {"r": 8, "alpha": 16}
     assert view.rollout_steps == (10, 20)
     rollouts = view.read_rollouts(20)
-    assert rollouts.schema.equals(ROLLOUTS)
+    assert rollouts.schema.equals(ROLLOUT_SCHEMA)
     assert (rollouts.num_rows, len(set(rollouts["group"].to_pylist()))) == (16, 4)
     first = rollouts.slice(0, 1).to_pylist()[0]
     assert [m["role"] for m in first["messages"]] == ["user", "assistant"]

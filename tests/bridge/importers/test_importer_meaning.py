@@ -9,7 +9,7 @@ import pytest
 from written_logs import noted, only, read, trl_rows, write
 
 from uptrend.bridge.importers.settings import config_of
-from uptrend.records.dialects import LOGGERS, metric_names, translate
+from uptrend.records.dialects import METRIC_DIALECTS, metric_names, translate
 from uptrend.records.metrics import find_metric
 
 RATIO = "sampling/importance_sampling_ratio"
@@ -18,7 +18,7 @@ RATIO = "sampling/importance_sampling_ratio"
 def test_every_translation_leads_to_a_metric_of_the_table() -> None:
     ours = {
         name.replace("NAME", "name")
-        for trainer in LOGGERS
+        for trainer in METRIC_DIALECTS
         for name in metric_names(trainer).values()
     }
     assert [name for name in sorted(ours) if find_metric(name) is None] == []

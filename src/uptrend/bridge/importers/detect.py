@@ -23,9 +23,9 @@ from uptrend.bridge.importers.trackers import read_events, read_wandb
 from uptrend.bridge.importers.views import view_of_settings, views_of_log
 from uptrend.config.tables import flatten, nest
 from uptrend.records.dialects import is_bookkeeping, recognize
-from uptrend.records.directory import SET_ASIDE
+from uptrend.records.directory import SET_ASIDE_FOLDER
 from uptrend.records.errors import RecordError, damage_as_error
-from uptrend.records.memory import read_json as read_json_file
+from uptrend.records.files import read_json as read_json_file
 from uptrend.records.run import Run
 from uptrend.records.view import Floats, RunView, view_of
 
@@ -45,7 +45,7 @@ SKIPPED = {
     "model",
     "checkpoints",
     "completions",
-    SET_ASIDE,
+    SET_ASIDE_FOLDER,
 }
 DEPTH = 6
 MOST_FILES = 2000

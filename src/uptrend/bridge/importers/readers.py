@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from uptrend.records.dialects import plain_name
 from uptrend.records.errors import RecordError, RecordTooLarge
-from uptrend.records.memory import MAX_LOG, MAX_WHOLE, check_size, megabytes, open_named
+from uptrend.records.files import MAX_FILE_BYTES, MAX_LOG_BYTES, check_size, megabytes, open_named
 
 Row = dict[str, Any]
 # Rows of one kind beyond which only every n-th is read: no curve needs more points, and a large log
@@ -95,7 +95,7 @@ class LogFile:
         large.
         """
         self._check_text()
-        return self.data(MAX_WHOLE).decode(self._encoding, errors="replace")
+        return self.data(MAX_FILE_BYTES).decode(self._encoding, errors="replace")
 
     def console(self) -> str:
         """Return the content as text in which numbers with a name are looked for."""
@@ -137,7 +137,7 @@ def open_log(path: Path) -> LogFile:
 
 def _measure(path: Path) -> tuple[int, bytes, bytes | None]:
     """Return the bytes that a file's content has, the first of them, and all where they are few."""
-    check_size(path, path.stat().st_size, MAX_LOG)
+    check_size(path, path.stat().st_size, MAX_LOG_BYTES)
     size = 0
     held = bytearray()
     is_large = False
@@ -145,7 +145,7 @@ def _measure(path: Path) -> tuple[int, bytes, bytes | None]:
     # counted.
     for piece in _pieces(path):
         size += len(piece)
-        check_size(path, size, MAX_LOG)
+        check_size(path, size, MAX_LOG_BYTES)
         is_large = is_large or size > MAX_HELD
         if not is_large:
             held += piece

@@ -24,8 +24,8 @@ from uptrend.bridge.importers.readers import Log, Row, number
 from uptrend.bridge.importers.runs import step_column
 from uptrend.records.dialects import names_for
 from uptrend.records.errors import RecordError
-from uptrend.records.memory import read_table
-from uptrend.records.schema import ROLLOUTS
+from uptrend.records.files import read_table
+from uptrend.records.schema import ROLLOUT_SCHEMA
 from uptrend.records.view import RunView
 
 _GROUPED = (
@@ -231,7 +231,7 @@ def _to_table(rows: Iterable[Row], run: str) -> pa.Table:
             row | {"run": run, "group": f"{row['step']}-{row['task']}", "index": counts[key]}
         )
         counts[key] += 1
-    return pa.Table.from_pylist(filled, schema=ROLLOUTS)
+    return pa.Table.from_pylist(filled, schema=ROLLOUT_SCHEMA)
 
 
 def _step_metrics(table: pa.Table) -> dict[str, float]:

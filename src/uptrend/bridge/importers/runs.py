@@ -13,7 +13,7 @@ from typing import Any
 from uptrend.bridge.importers.readers import Log, Row, columns_in, folded, number
 from uptrend.present.formatting import plural
 from uptrend.records.dialects import (
-    LOGGERS,
+    METRIC_DIALECTS,
     is_bookkeeping,
     matches,
     metric_names,
@@ -121,7 +121,7 @@ def is_evaluation(column: str) -> bool:
     """
     name = plain_name(column)
     return matches(column, "evaluation") and not any(
-        name in metric_names(trainer) for trainer in LOGGERS
+        name in metric_names(trainer) for trainer in METRIC_DIALECTS
     )
 
 

@@ -12,8 +12,14 @@ from typing import Any
 
 from uptrend.bridge.importers.readers import flatten, number
 from uptrend.config.tables import nest
-from uptrend.records.dialects import TRAINERS, logged_settings, names_for, names_of, read_setting
-from uptrend.records.memory import parse_json, read_file
+from uptrend.records.dialects import (
+    TRAINER_NAMES,
+    logged_settings,
+    names_for,
+    names_of,
+    read_setting,
+)
+from uptrend.records.files import parse_json, read_file
 
 # Bytes of a file and characters of a console that are searched for settings: configs are shorter.
 _LARGEST_FILE = 200_000
@@ -36,7 +42,10 @@ _KL_SWITCHES = ("use_kl_loss", "use_kl_in_reward")
 def setting_words() -> frozenset[str]:
     """Return the last words of all names that mean a setting."""
     names = {
-        name for key in logged_settings() for trainer in TRAINERS for name in names_of(key, trainer)
+        name
+        for key in logged_settings()
+        for trainer in TRAINER_NAMES
+        for name in names_of(key, trainer)
     }
     return frozenset(name.rpartition(".")[2] for name in (*names, *_KL_SWITCHES))
 

@@ -16,8 +16,8 @@ from typing import Any
 from uptrend.bridge.importers.readers import Log, LogFile, Row, RowBuffer, number, stride
 from uptrend.present.formatting import plural
 from uptrend.records.dialects import names_for
-from uptrend.records.directory import parse_object, to_number
-from uptrend.records.memory import VALUE_SIZE, check_values, size_in_memory
+from uptrend.records.files import VALUE_BYTES, check_values, size_in_memory
+from uptrend.records.lines import parse_object, to_number
 
 _STATE = "log_history"
 # Characters of a line of a table: ten thousand columns take a fifth.
@@ -192,7 +192,7 @@ def read_csv(file: LogFile) -> list[Log] | None:
         row = {
             name: value for name, value in zip(names, values, strict=True) if name and value.strip()
         }
-        buffer.add(row, sum(map(len, values)) + VALUE_SIZE * len(row))
+        buffer.add(row, sum(map(len, values)) + VALUE_BYTES * len(row))
     rows = buffer.rows
     told = [f"{plural(torn, 'line')} with the wrong number of values left out."] if torn else []
     every *= buffer.every

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from uptrend.bridge.importers.readers import Log, LogFile, Row, RowBuffer
-from uptrend.records.memory import VALUE_SIZE
+from uptrend.records.files import VALUE_BYTES
 
 # A decoded field: a varint, or the raw bytes of anything else.
 Field = int | bytes
@@ -98,12 +98,12 @@ def read_events(file: LogFile) -> list[Log] | None:
             # A step that comes again after another one is a new row: a resumed run wrote it.
             if not row or row["step"] != step or tag in row:
                 if row:
-                    rows.add(row, VALUE_SIZE * len(row))
+                    rows.add(row, VALUE_BYTES * len(row))
                 row = {"step": step, "time": time}
             row[tag] = value
         at += _EVENT_HEAD + length + 4
     if row:
-        rows.add(row, VALUE_SIZE * len(row))
+        rows.add(row, VALUE_BYTES * len(row))
     notes = ("The event file is cut off; what came before was read.",) if is_torn else ()
     return [Log(rows.rows, notes=notes, every=rows.every)]
 
@@ -169,7 +169,7 @@ def read_wandb(file: LogFile) -> list[Log] | None:
                 for step in _messages(history, 2):
                     row.setdefault("_step", _signed(dict(_fields(step)).get(1, 0)))
                 if row:
-                    rows.add(row, len(history) + VALUE_SIZE * len(row))
+                    rows.add(row, len(history) + VALUE_BYTES * len(row))
             runs = list(_messages(record, 17))
             for config in (
                 *_messages(record, 5),

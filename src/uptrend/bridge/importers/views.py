@@ -15,17 +15,17 @@ from uptrend.bridge.importers.runs import Segment, by_run, split_runs, without_r
 from uptrend.bridge.importers.settings import config_of, flat_facts, setting_words
 from uptrend.config.load import nearest
 from uptrend.records.dialects import (
-    LOGGERS,
+    METRIC_DIALECTS,
     is_bookkeeping,
     matches,
     names_for,
     plain_name,
-    rank,
+    rank_metric,
     recognize,
     translate,
 )
 from uptrend.records.errors import RecordError
-from uptrend.records.memory import check_cells
+from uptrend.records.files import check_cells
 from uptrend.records.metrics import find_metric
 from uptrend.records.renamed import names
 from uptrend.records.view import Floats, RunView
@@ -74,7 +74,7 @@ def with_names(view: RunView, named: Mapping[str, str]) -> RunView:
         ours = (
             meaning
             if find_metric(meaning)
-            else next(filter(None, (translate(meaning, who) for who in LOGGERS)), "")
+            else next(filter(None, (translate(meaning, who) for who in METRIC_DIALECTS)), "")
         )
         if not ours:
             raise RecordError(
@@ -163,7 +163,7 @@ def _translated(columns: Columns, trainer: str) -> tuple[dict[str, str], Columns
     """
     candidates: dict[str, list[tuple[bool, int, str]]] = {}
     for key, values in columns.items():
-        found = None if is_bookkeeping(key) else rank(key, trainer)
+        found = None if is_bookkeeping(key) else rank_metric(key, trainer)
         if found is not None:
             place, ours = found
             candidates.setdefault(ours, []).append((not np.isfinite(values).any(), place, key))

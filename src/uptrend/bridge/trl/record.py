@@ -31,9 +31,9 @@ from uptrend.bridge.trl.weights import Move, WatchedWeights, dtype_name, judge_u
 from uptrend.config.tables import nest
 from uptrend.records import Run, RunDirectory, RunView
 from uptrend.records.dialects import read_setting
-from uptrend.records.directory import free_path, place_in_words
-from uptrend.records.memory import installed_versions
-from uptrend.records.schema import VERSION
+from uptrend.records.directory import describe_location, free_path
+from uptrend.records.machine import installed_versions
+from uptrend.records.schema import SCHEMA_VERSION
 from uptrend.records.worker_process import ONE_THREAD, start_module
 from uptrend.training.metrics import peak_memory_gib, weight_metrics
 
@@ -224,7 +224,7 @@ class Record:
         self._settings = Settings.of(trainer)
         dtypes = weights.dtypes()
         step = trainer.state.global_step
-        goes_on = bool(step and (path / "run.json").exists() and Run(path).schema == VERSION)
+        goes_on = bool(step and (path / "run.json").exists() and Run(path).schema == SCHEMA_VERSION)
         self.path = path if goes_on else free_path(path)
         info = describe_run(trainer, self.path, dtypes)
         self._directory = (
@@ -249,7 +249,7 @@ class Record:
         self.event("resumed" if step else "started", step=step)
         begin = f"from step {step + 1} " if goes_on else ""
         print(
-            f"uptrend: recording {begin}to {place_in_words(self.path, path.name)}",
+            f"uptrend: recording {begin}to {describe_location(self.path, path.name)}",
             file=sys.stderr,
             flush=True,
         )
@@ -316,7 +316,7 @@ def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[st
     config = recipe(trainer, dtypes)
     versions = installed_versions(PACKAGES)
     return {
-        "schema": VERSION,
+        "schema": SCHEMA_VERSION,
         "name": path.name,
         "trainer": "trl",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

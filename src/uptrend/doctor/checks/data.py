@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 
-from uptrend.doctor.case import FIRST, Case, Curve
+from uptrend.doctor.case import FIRST_STEPS_READ, Case, CurveSummary
 from uptrend.doctor.check import (
-    AS_PAGE,
     CRITICAL,
     NOTE,
+    PAGE_SUMMARY,
     PROOF,
     SIGNAL,
     SUSPICION,
@@ -20,8 +20,8 @@ from uptrend.doctor.check import (
     warn_if,
 )
 from uptrend.doctor.checks.rewards import EVALUATIONS, stands_still
-from uptrend.doctor.groups import group_sum, seen_in
-from uptrend.doctor.trend import LEVEL, HeldoutChange, trend_until
+from uptrend.doctor.groups import group_sum, rollout_evidence
+from uptrend.doctor.trend import SIGNIFICANCE_LEVEL, HeldoutChange, trend_until
 from uptrend.present.formatting import number
 from uptrend.records import Evidence, RecordError, Role, TrendKind
 from uptrend.records.table import RolloutTable
@@ -53,7 +53,7 @@ def order(case: Case) -> Answer:
     rows = []
     family = []
     prompt = []
-    for r in case.rows:
+    for r in case.tables:
         if r.group_n is not None:
             heads = np.unique(r.group_n, return_index=True)[1]
             rows.append(r)
@@ -92,7 +92,7 @@ def order(case: Case) -> Answer:
         f"{names[most]} is {shares[0, most]:.0%} of the tasks early and {shares[1, most]:.0%} late"
     )
     return Found(
-        WARNING, PROOF, AS_PAGE, [Evidence(text, float(moved.sum() / 2), step=rows[half].step)]
+        WARNING, PROOF, PAGE_SUMMARY, [Evidence(text, float(moved.sum() / 2), step=rows[half].step)]
     )
 
 
@@ -106,7 +106,7 @@ def repeats(case: Case) -> Answer:
     """Report steps with more groups than there are tasks, the same task twice in a step, and too
     few different ones.
     """
-    rows = [r for r in case.rows if r.task_n is not None]
+    rows = [r for r in case.tables if r.task_n is not None]
     drawn = list[list[str]]()
     second = []
     for r in rows:
@@ -129,18 +129,22 @@ def repeats(case: Case) -> Answer:
         shown = Evidence(
             f"a step has {most} groups, and there are {there} tasks", most, step=rows[0].step
         )
-        return Found(WARNING, PROOF, AS_PAGE, [shown], EXCEEDS)
+        return Found(WARNING, PROOF, PAGE_SUMMARY, [shown], EXCEEDS)
     if unique < 0.9 * total:
         text = (
             f"of {total} groups in {len(rows)} steps {total - unique} have a task that another"
             " group of the step has"
         )
         return Found(
-            WARNING, PROOF, AS_PAGE, [seen_in(rows, second, text, unique / total)], DUPLICATES
+            WARNING,
+            PROOF,
+            PAGE_SUMMARY,
+            [rollout_evidence(rows, second, text, unique / total)],
+            DUPLICATES,
         )
     if declared is None or case.value("tasks.stages"):
         return None
-    for steps, least in ((FIRST, VARIED_AT_FIRST), (len(rows), VARIED)):
+    for steps, least in ((FIRST_STEPS_READ, VARIED_AT_FIRST), (len(rows), VARIED)):
         tasks = [task for step in drawn[:steps] for task in step]
         expected = declared * (1 - np.exp(-len(tasks) / declared))
         different = len(set(tasks))
@@ -154,7 +158,7 @@ def repeats(case: Case) -> Answer:
                 f" {expected:.0f}"
             )
             shown = Evidence(text, different / expected, step=rows[:steps][-1].step)
-            return Found(WARNING, PROOF, AS_PAGE, [shown], DUPLICATES)
+            return Found(WARNING, PROOF, PAGE_SUMMARY, [shown], DUPLICATES)
     return None
 
 
@@ -176,7 +180,7 @@ def _task_count(case: Case) -> int | None:
 @check("data.leak", columns=["task"])
 def leak(case: Case) -> Answer:
     """Report held-out tasks that are trained on."""
-    rows = [r for r in case.rows if r.task_n is not None]
+    rows = [r for r in case.tables if r.task_n is not None]
     if not rows:
         return Lacking("some rollouts have no task id")
     held = set[str]()
@@ -200,7 +204,12 @@ def leak(case: Case) -> Answer:
         f"{len(shared)} of {len(held)} held-out tasks are among the {len(trained)} trained on in"
         f" {len(rows)} steps"
     )
-    return Found(CRITICAL, PROOF, AS_PAGE, [seen_in(rows, flags, text, len(shared) / len(held))])
+    return Found(
+        CRITICAL,
+        PROOF,
+        PAGE_SUMMARY,
+        [rollout_evidence(rows, flags, text, len(shared) / len(held))],
+    )
 
 
 # Share by which right answers in training must have left those held out, and how often each task
@@ -213,8 +222,8 @@ OFTEN = 5
 
 def times_met(case: Case) -> float:
     """Return how often a task was met on average; 0 where it is not known."""
-    drawn = [task for r in case.rows if r.group_n is not None for task in _drawn(r)]
-    per_step = len(drawn) / len(case.rows) if drawn else case.value("sampling.groups", 0)
+    drawn = [task for r in case.tables if r.group_n is not None for task in _drawn(r)]
+    per_step = len(drawn) / len(case.tables) if drawn else case.value("sampling.groups", 0)
     tasks = _task_count(case)
     seen = len(set(drawn))
     # the config may ask for more tasks than there are
@@ -232,7 +241,7 @@ def heldout_falls(case: Case) -> Answer:
     """Report right answers in training that leave those held out behind, and held-out scores that
     fall.
     """
-    right = case.course(RIGHT)
+    right = case.summary(RIGHT)
     change = case.heldout
     if change is None:
         return Lacking("it takes two held-out evaluations", "data.memorized")
@@ -241,10 +250,10 @@ def heldout_falls(case: Case) -> Answer:
     levels = f"{number(change.first)} to {number(change.last)}"
     shown = [
         Evidence(
-            f"Held out {change.effect:+.3g} by step {change.at[-1]}.",
+            f"Held out {change.effect:+.3g} by step {change.steps[-1]}.",
             change.effect,
             "eval",
-            change.at[-1],
+            change.steps[-1],
         )
     ]
     if right is not None and left and not 0 < rounds < MET:
@@ -281,7 +290,7 @@ def heldout_falls(case: Case) -> Answer:
     is_sure = (
         large
         or case.trend.kind is TrendKind.FALLING
-        or change.chance * (len(change.scores) - 1) < LEVEL / 10
+        or change.chance * (len(change.scores) - 1) < SIGNIFICANCE_LEVEL / 10
     )
     return Found(
         warn_if(bool(is_sure)),
@@ -292,11 +301,11 @@ def heldout_falls(case: Case) -> Answer:
     )
 
 
-def _left_behind(case: Case, right: Curve | None, change: HeldoutChange) -> bool:
+def _left_behind(case: Case, right: CurveSummary | None, change: HeldoutChange) -> bool:
     """Tell whether training tasks are solved more often than those held out, which fell or did not
     follow.
     """
-    rise = trend_until(case.view, RIGHT, change.at[-1])
+    rise = trend_until(case.view, RIGHT, change.steps[-1])
     if right is None or rise is None or rise.effect - change.effect < GAP:
         return False
     unit = math.sqrt(max(0.01, right.last * (1 - right.last)))
@@ -306,7 +315,10 @@ def _left_behind(case: Case, right: Curve | None, change: HeldoutChange) -> bool
     if change.interval is None or times_met(case) < OFTEN or not case.is_learning:
         return False
     error = math.hypot(rise.error, (change.interval[1] - change.interval[0]) / 2 / normal_reach())
-    return change.effect <= 0 and rise.effect - change.effect > normal_reach(LEVEL / 5) * error
+    return (
+        change.effect <= 0
+        and rise.effect - change.effect > normal_reach(SIGNIFICANCE_LEVEL / 5) * error
+    )
 
 
 # An update / the weights' length, of which 0.001 is usual, and change of the log of entropy, that
@@ -315,13 +327,13 @@ STRIDE = 0.005
 STIRRED = 0.5
 
 
-def _large_steps(case: Case, right: Curve | None) -> list[Evidence]:
+def _large_steps(case: Case, right: CurveSummary | None) -> list[Evidence]:
     """Return what shows that steps were large: their length, the entropy, or training answers that
     fell as well.
     """
     shown = list[Evidence]()
     metrics = case.view.metrics
-    entropy = case.course(ENTROPY)
+    entropy = case.summary(ENTROPY)
     if case.has("weights/update/norm", "weights/norm") and not case.value("model.lora"):
         stride = float(np.nanmedian(metrics["weights/update/norm"] / metrics["weights/norm"]))
         shown += (
@@ -329,11 +341,11 @@ def _large_steps(case: Case, right: Curve | None) -> list[Evidence]:
             if stride > STRIDE
             else []
         )
-    if entropy is not None and min(entropy.begin, entropy.last) < math.exp(-STIRRED) * max(
-        entropy.begin, entropy.last
+    if entropy is not None and min(entropy.initial, entropy.last) < math.exp(-STIRRED) * max(
+        entropy.initial, entropy.last
     ):
         shown.append(
-            case.evidence(entropy.metric, f"Entropy {entropy.begin:.3g} → {entropy.last:.3g}.")
+            case.evidence(entropy.metric, f"Entropy {entropy.initial:.3g} → {entropy.last:.3g}.")
         )
     if right is not None and (first := float(right.values[0])) > max(
         2 * right.last, right.last + GAP
@@ -360,7 +372,7 @@ def unlike_training(case: Case) -> Answer:
         {},
     )
     steps, rights = case.curve(RIGHT)
-    near = np.abs(steps - int(entry.get("step", 0))) <= FIRST
+    near = np.abs(steps - int(entry.get("step", 0))) <= FIRST_STEPS_READ
     named, evaluated = (case.view.info.get(key, {}).get("name") for key in ("tasks", "eval"))
     if not entry or not near.any() or not named or named != evaluated:
         return None  # another taskset may be harder
@@ -372,7 +384,7 @@ def unlike_training(case: Case) -> Answer:
         / max(2, case.value("sampling.size", 2))
     )
     (told, low, high), (held, least, most) = (
-        (share, *wilson(round(share * n), n, LEVEL / 10))
+        (share, *wilson(round(share * n), n, SIGNIFICANCE_LEVEL / 10))
         for share, n in (
             (float(rights[near].mean()), round(count)),
             (float(entry["accuracy"]), int(entry["tasks"])),
@@ -383,9 +395,9 @@ def unlike_training(case: Case) -> Answer:
     # or more, on average.
     sure = math.exp(-start(case.curve(ENTROPY)[1], 0.05) * start(case.curve(LENGTH)[1], 0.05))
     # What most of a group says is what the model says greedily, nearly always.
-    wins, groups = _won(case, int(entry.get("step", 0)) + FIRST)
+    wins, groups = _won(case, int(entry.get("step", 0)) + FIRST_STEPS_READ)
     chance = _chance_of_more(wins, groups, round(held * int(entry["tasks"])), int(entry["tasks"]))
-    if low <= (1 + most) / 2 and high >= least * sure and chance >= LEVEL / 50:
+    if low <= (1 + most) / 2 and high >= least * sure and chance >= SIGNIFICANCE_LEVEL / 50:
         return None
     rates = f"{told:.0%} of training rollouts and {held:.0%} of held-out tasks"
     shown = Evidence(
@@ -415,9 +427,9 @@ def _won(case: Case, until: int) -> tuple[int, int]:
     groups there are.
     """
     wins = groups = 0
-    for g in case.groups:
-        correct = g.rows.by_rollout("correct")[g.place_n]
-        if g.rows.step <= until and np.isfinite(correct).all():
+    for g in case.grouped_steps:
+        correct = g.table.by_rollout("correct")[g.index_n]
+        if g.table.step <= until and np.isfinite(correct).all():
             wins += int((group_sum(correct, g.group_n) > 0.5 * g.size_g).sum())
             groups += len(g.size_g)
     return wins, groups
@@ -440,6 +452,6 @@ def eval_noise(case: Case) -> Answer:
         f" to {high:+.3g}"
     )
     shown = Evidence(
-        f"{change.first:.3g} → {change.last:.3g}.", change.effect, "eval", change.at[-1]
+        f"{change.first:.3g} → {change.last:.3g}.", change.effect, "eval", change.steps[-1]
     )
     return Found(NOTE, PROOF, f"{inside}: it shows neither a gain nor a loss.", [shown])

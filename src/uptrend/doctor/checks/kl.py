@@ -1,12 +1,12 @@
 """Distance from the reference: a penalty that holds the policy or lets it go, and estimates that
-can't be right.
+can't be right. KL is in nats per token.
 """
 
 from collections.abc import Callable
 
 import numpy as np
 
-from uptrend.doctor.case import Case, Curve
+from uptrend.doctor.case import Case, CurveSummary
 from uptrend.doctor.check import (
     CRITICAL,
     NOTE,
@@ -22,22 +22,26 @@ from uptrend.doctor.check import (
 )
 from uptrend.records import Evidence
 
-KL = "kl/reference/mean"
-GRADIENT = "gradient/norm/before"
-FEWEST = 10
+KL_METRIC = "kl/reference/mean"
+GRADIENT_METRIC = "gradient/norm/before"
+# Points that a judgment of a curve's levels takes: a quarter of fewer is one or two points.
+MIN_POINTS = 10
+
+Judge = Callable[[Case, CurveSummary], Found | None]
 
 
-def _check_kl(id: str) -> Callable[[Callable[[Case, Curve], Found | None]], Check]:
-    """Make a check of a function that judges the KL curve; one of zeros alone was not computed."""
+def check_kl(id: str) -> Callable[[Judge], Check]:
+    """Make a check of a function that judges the KL curve.
 
-    def decorate(judge: Callable[[Case, Curve], Found | None]) -> Check:
+    The check cannot tell without a logged KL. One that is 0 throughout was not computed.
+    """
+
+    def decorate(judge: Judge) -> Check:
         def judge_case(case: Case) -> Found | Lacking | None:
-            kl = case.course(KL)
-            return (
-                Lacking("no KL was logged")
-                if kl is None or not kl.values.any()
-                else judge(case, kl)
-            )
+            kl = case.summary(KL_METRIC)
+            if kl is None or not kl.values.any():
+                return Lacking("no KL was logged")
+            return judge(case, kl)
 
         return check(id)(judge_case)
 
@@ -46,161 +50,196 @@ def _check_kl(id: str) -> Callable[[Callable[[Case, Curve], Found | None]], Chec
 
 # KL of a model from itself that kernels and quantized weights may leave; public logs have up to
 # 0.0032.
-SAME = 0.02
+MAX_OWN_KL = 0.02
+# A KL between two different models is there from the first step and training adds little to it. One
+# below this part of the median of the next points was made by training.
+POINTS_AFTER_FIRST = 4
+MIN_FIRST_KL_RATIO = 0.25
 
 
-@_check_kl("kl.reference")
-def reference(case: Case, kl: Curve) -> Found | None:
+@check_kl("kl.reference")
+def reference(case: Case, kl: CurveSummary) -> Found | None:
     """Report a KL at the first step, where policy and reference are one model."""
-    steps = case.curve(KL)[0]
-    first = float(kl.values[0])
-    # Points that average several steps say nothing of the first.
-    if len(steps) < 5 or steps[0] > 1 or steps[1] - steps[0] > 1 or first < SAME:
+    steps = case.curve(KL_METRIC)[0]
+    if len(steps) <= POINTS_AFTER_FIRST:
         return None
-    if first < 0.25 * float(np.median(kl.values[1:5])):
+    # Points that average several steps do not show the first step's KL.
+    if steps[0] > 1 or steps[1] - steps[0] > 1:
         return None
-    text = f"KL to the reference is {first:.3g} at the first step, where both should be one model."
-    return Found(
-        WARNING,
-        SIGNAL,
-        text,
-        [Evidence(f"KL {first:.3g} at step {steps[0]}.", first, KL, int(steps[0]))],
+
+    first_kl = float(kl.values[0])
+    next_kl = float(np.median(kl.values[1 : 1 + POINTS_AFTER_FIRST]))
+    if first_kl < MAX_OWN_KL or first_kl < MIN_FIRST_KL_RATIO * next_kl:
+        return None
+
+    summary = (
+        f"KL to the reference is {first_kl:.3g} at the first step, where both should be one model."
     )
+    first_step = int(steps[0])
+    text = f"KL {first_kl:.3g} at step {first_step}."
+    return Found(WARNING, SIGNAL, summary, [Evidence(text, first_kl, KL_METRIC, first_step)])
 
 
-# KL that rounding does not leave of an estimate that is 0.
+# Rounding leaves less than this of an estimate that is 0.
 NEGATIVE_KL = -1e-3
 
 
-@_check_kl("kl.sign")
-def sign(case: Case, kl: Curve) -> Found | None:
+@check_kl("kl.sign")
+def sign(case: Case, kl: CurveSummary) -> Found | None:
     """Report a negative k2 or k3; a trainer that may have logged k1 is not judged."""
-    trainer = case.view.trainer
-    at = int(np.argmin(kl.values))
-    is_known = trainer == "trl" or (
-        trainer == "uptrend" and case.value("learning.kl.estimator", "k3") != "k1"
-    )
-    step = int(case.curve(KL)[0][at])
-    value = float(kl.values[at])
-    if not is_known or value > NEGATIVE_KL:
+    # TRL logs k3; of the estimators, only k1 may be negative.
+    is_never_negative = case.view.trainer == "trl"
+    if case.view.trainer == "uptrend":
+        is_never_negative = case.value("learning.kl.estimator", "k3") != "k1"
+
+    lowest = int(np.argmin(kl.values))
+    lowest_kl = float(kl.values[lowest])
+    if not is_never_negative or lowest_kl > NEGATIVE_KL:
         return None
-    text = (
-        f"The KL estimate is {value:.3g} at step {step}, and this estimator can't be negative: its"
-        " sign is wrong."
+
+    step = int(case.curve(KL_METRIC)[0][lowest])
+    summary = (
+        f"The KL estimate is {lowest_kl:.3g} at step {step}, and this estimator can't be negative:"
+        " its sign is wrong."
     )
-    return Found(CRITICAL, PROOF, text, [Evidence(f"KL {value:.3g}.", value, KL, step)])
+    return Found(
+        CRITICAL, PROOF, summary, [Evidence(f"KL {lowest_kl:.3g}.", lowest_kl, KL_METRIC, step)]
+    )
 
 
-# Nats per token that no fine-tuning needs, and that no policy comes back from.
-FAR = 1.0
-SPIKE = 100.0
-# KL at the end / KL at first above which a policy is on its way, not far from the start.
+# Nats per token that no fine-tuning needs at the end of a run, and that no policy comes back from.
+FAR_KL = 1.0
+SPIKE_KL = 100.0
+# Final KL / first KL above which a policy is leaving its start. Below it, the reference was another
+# model from the first step on, which is `kl.reference`.
 MIN_KL_GROWTH = 5.0
+# The least of the first points is the KL at the start: one point may be a spike.
+START_POINTS = 3
+# Rise of the reward, in deviations between rollouts, that pays for a distance.
+MIN_REWARD_RISE = 0.5
 
 
-@_check_kl("kl.runaway")
-def runaway(case: Case, kl: Curve) -> Found | None:
+@check_kl("kl.runaway")
+def runaway(case: Case, kl: CurveSummary) -> Found | None:
     """Report a policy that goes far from the reference; a note where the reward pays for it."""
-    begin = float(kl.values[:3].min())
-    most = float(kl.values.max())
-    is_far = kl.last > FAR and kl.last > MIN_KL_GROWTH * max(begin, 0)
-    if len(kl.values) < FEWEST or not (is_far or most > SPIKE):
+    start_kl = float(kl.values[:START_POINTS].min())
+    highest_kl = float(kl.values.max())
+    is_far = kl.last > FAR_KL and kl.last > MIN_KL_GROWTH * max(start_kl, 0)
+    if len(kl.values) < MIN_POINTS or not (is_far or highest_kl > SPIKE_KL):
         return None
-    effect = case.trend.effect or 0.0
-    change = case.heldout
-    is_gain = case.is_learning and effect / max(case.rollout_spread, 1e-12) > 0.5
-    pays = is_gain and not (change and change.effect <= 0)
-    went = (
-        f"KL to the reference went from {begin:.3g} to {kl.last:.3g} nats per token (at most"
-        f" {most:.3g})"
+
+    reward_change = case.trend.effect or 0.0
+    rise_in_deviations = reward_change / max(case.rollout_spread, 1e-12)
+    has_risen = case.is_learning and rise_in_deviations > MIN_REWARD_RISE
+    fails_heldout = case.heldout is not None and case.heldout.effect <= 0
+    is_paid_for = has_risen and not fails_heldout
+
+    summary = (
+        f"KL to the reference went from {start_kl:.3g} to {kl.last:.3g} nats per token (at most"
+        f" {highest_kl:.3g}) for a change of the reward of {reward_change:+.3g}."
     )
-    basis = PROOF if kl.last > FAR and not pays else SIGNAL
-    shown = case.evidence(KL, f"KL {begin:.3g} → {kl.last:.3g}.")
-    summary = f"{went} for a change of the reward of {effect:+.3g}."
-    return Found(warn_if(not pays or most >= SPIKE), basis, summary, [shown])
+    severity = warn_if(not is_paid_for or highest_kl >= SPIKE_KL)
+    basis = PROOF if kl.last > FAR_KL and not is_paid_for else SIGNAL
+    evidence = case.evidence(KL_METRIC, f"KL {start_kl:.3g} → {kl.last:.3g}.")
+    return Found(severity, basis, summary, [evidence])
 
 
-# Weight of a penalty that may hold the policy; KL below which it has not left its start.
-LARGE_BETA = 0.1
-NEAR = 1e-3
-# KL that a penalty may hold the policy to, and what beta × KL must weigh, where advantages are
-# about 1.
-HELD = 0.05
-WEIGHTY = 0.1
-# Whole gradient / the policy's own, above which the penalty rules it; less is enough for a weight
-# that is heavy.
-RULES = 2.5
-HEAVY = 0.5
-RULES_HEAVY = 2.0
+# Weight of a penalty that may hold the policy; with a smaller one, a learning rate that is too
+# small explains a policy at its start as well.
+MIN_BETA = 0.1
+# KL below which the policy has not left its start.
+NEAR_KL = 1e-3
+# KL below which a penalty may still hold a policy that has left its start.
+MAX_HELD_KL = 0.05
+# beta × KL that weighs in a loss, where advantages are about 1.
+MIN_PENALTY = 0.1
+# Whole gradient / the policy's own, above which the penalty rules it: for any weight, and for a
+# heavy one, of which a smaller ratio is enough.
+RULING_GRADIENT_RATIO = 2.5
+HEAVY_BETA = 0.5
+RULING_GRADIENT_RATIO_HEAVY = 2.0
+# Largest |KL| at the first step of a policy that is its reference, up to rounding.
+MAX_START_KL = 1e-6
+# Nats that advantages / beta allow a text to move, below which the penalty holds the policy.
+TIGHT_NATS = 1.5
 
 
-@_check_kl("kl.strangles")
-def strangles(case: Case, kl: Curve) -> Found | None:
-    """Report a policy that a heavy penalty holds; without one a small learning rate explains it as
-    well.
-    """
+@check_kl("kl.strangles")
+def strangles(case: Case, kl: CurveSummary) -> Found | None:
+    """Report a policy that a heavy penalty holds at its start."""
+    if case.is_learning or case.has_gained or len(kl.values) < MIN_POINTS:
+        return None
+    # Close to a reference that follows it, a policy may have gone far.
     beta = case.kl_weight
-    norms = case.curve(GRADIENT)[1]
-    if case.is_learning or case.has_gained or len(kl.values) < FEWEST or beta < LARGE_BETA:
+    if beta < MIN_BETA or case.value("learning.kl.reset_every"):
         return None
-    # near a reference that follows it, the policy is not held
-    if case.value("learning.kl.reset_every"):
+    if kl.last > NEAR_KL and not _is_held_near(case, kl):
         return None
-    # At the first step, where KL is 0, the gradient is the policy's alone.
-    is_ruled = len(norms) > 0 and abs(float(kl.values[0])) <= 1e-6
-    is_ruled = (
-        is_ruled
-        and float(np.median(norms[1:]))
-        > (RULES_HEAVY if beta >= HEAVY else RULES) * float(norms[0])
-        > 0
-    )
-    # The best policy under the penalty is the reference times exp(advantage / beta): so far can a
-    # text move.
-    given = [
-        np.ptp(g.advantage_n[np.isfinite(g.advantage_n)])
-        for g in case.groups
-        if g.advantage_n is not None
-    ]
-    is_tight = len(given) > 0 and 0 < float(np.median(given)) < 1.5 * beta
-    if kl.last > NEAR and not (
-        kl.last < HELD and (beta * kl.last >= WEIGHTY or is_ruled or is_tight)
-    ):
-        return None
-    text = (
+
+    summary = (
         f"With beta {beta:g} the policy stays within {kl.last:.2g} nats of the reference and does"
         " not learn."
     )
-    return Found(
-        WARNING, SIGNAL, text, [case.evidence(KL, f"KL {kl.last:.2g} at the end of the run.")]
-    )
+    evidence = case.evidence(KL_METRIC, f"KL {kl.last:.2g} at the end of the run.")
+    return Found(WARNING, SIGNAL, summary, [evidence])
+
+
+def _is_held_near(case: Case, kl: CurveSummary) -> bool:
+    """Return True where a small KL weighs in the loss, rules the gradient, or is all that the
+    penalty allows.
+    """
+    if kl.last >= MAX_HELD_KL:
+        return False
+    beta = case.kl_weight
+    return beta * kl.last >= MIN_PENALTY or _rules_gradient(case, kl) or _is_tight(case)
+
+
+def _rules_gradient(case: Case, kl: CurveSummary) -> bool:
+    """Return True where the penalty makes most of the gradient."""
+    # At the first step, where KL is 0, the gradient is the policy's alone.
+    norms = case.curve(GRADIENT_METRIC)[1]
+    if len(norms) < 2 or norms[0] <= 0 or abs(float(kl.values[0])) > MAX_START_KL:
+        return False
+    ratio = RULING_GRADIENT_RATIO_HEAVY if case.kl_weight >= HEAVY_BETA else RULING_GRADIENT_RATIO
+    return float(np.median(norms[1:])) > ratio * float(norms[0])
+
+
+def _is_tight(case: Case) -> bool:
+    """Return True where advantages are small against the weight of the penalty."""
+    # The best policy under the penalty is the reference times exp(advantage / beta): no text can
+    # move further than the range of advantages / beta.
+    ranges = []
+    for group in case.grouped_steps:
+        if group.advantage_n is not None:
+            finite = np.isfinite(group.advantage_n)
+            ranges.append(float(np.ptp(group.advantage_n[finite])))
+    return bool(ranges) and 0 < float(np.median(ranges)) < TIGHT_NATS * case.kl_weight
 
 
 # Share of dead groups from which the penalty has the gradient nearly to itself.
 MIN_DEAD_SHARE = 0.9
 
 
-@_check_kl("kl.dead-group-pull")
-def pull(case: Case, kl: Curve) -> Found | None:
+@check_kl("kl.dead-group-pull")
+def pull(case: Case, kl: CurveSummary) -> Found | None:
     """Report a gradient that is the penalty's alone, because groups are dead."""
     dead = case.dead_groups
-    gradient = case.course(GRADIENT)
-    beta = case.value("learning.kl.beta")
-    if (
-        len(dead) < FEWEST
-        or float(dead.mean()) < MIN_DEAD_SHARE
-        or beta == 0
-        or gradient is None
-        or gradient.last <= 0
-    ):
+    if len(dead) < MIN_POINTS or float(dead.mean()) < MIN_DEAD_SHARE:
         return None
-    text = (
+    beta = case.value("learning.kl.beta")
+    gradient = case.summary(GRADIENT_METRIC)
+    if beta == 0 or gradient is None or gradient.last <= 0:
+        return None
+
+    summary = (
         f"{dead.mean():.0%} of groups are dead, so that nearly all of the gradient is the KL"
         " penalty's pull back."
     )
-    left = case.evidence(GRADIENT, f"Gradient {gradient.last:.3g} although groups are dead.")
-    shown = [case.evidence(KL, f"KL {kl.last:.3g}."), left]
-    return (
-        Found(WARNING, PROOF, text, shown)
-        if beta and not case.is_learning
-        else Found(NOTE, SUSPICION, text, shown)
-    )
+    evidence = [
+        case.evidence(KL_METRIC, f"KL {kl.last:.3g}."),
+        case.evidence(GRADIENT_METRIC, f"Gradient {gradient.last:.3g} although groups are dead."),
+    ]
+    # A KL may be logged without a penalty: only a known weight proves one.
+    if beta and not case.is_learning:
+        return Found(WARNING, PROOF, summary, evidence)
+    return Found(NOTE, SUSPICION, summary, evidence)

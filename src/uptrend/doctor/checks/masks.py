@@ -5,10 +5,19 @@ that were sampled.
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import AS_PAGE, CRITICAL, PROOF, WARNING, Found, Lacking, by_share, check
-from uptrend.doctor.groups import count_flags, group_sum, seen_in
+from uptrend.doctor.check import (
+    CRITICAL,
+    PAGE_SUMMARY,
+    PROOF,
+    WARNING,
+    Found,
+    Lacking,
+    check,
+    severity_by_share,
+)
+from uptrend.doctor.groups import count_flags, group_sum, rollout_evidence
 from uptrend.records import Ending, Evidence, Role
-from uptrend.records.rollout import AT_A_LIMIT
+from uptrend.records.rollout import LIMIT_ENDINGS
 from uptrend.records.table import Flags, Floats, Ints, RolloutTable
 
 # Share of the model's tokens outside the loss, and of prompt or tool tokens hidden, from which
@@ -32,7 +41,7 @@ def loss_by_role(case: Case) -> list[Found]:
     """Report trained tokens that the model did not write, and tokens that it wrote without weight
     in the loss.
     """
-    rows = case.rows_with("roles", "weights")
+    rows = case.tables_with("roles", "weights")
     found = []
     weights = [r.read_tokens("weights") for r in rows]
     evidence = [
@@ -45,7 +54,7 @@ def loss_by_role(case: Case) -> list[Found]:
         for role, count, share, flags in _foreign(rows, [np.nan_to_num(w) != 0 for w in weights])
     ]
     if evidence:
-        found.append(Found(CRITICAL, PROOF, AS_PAGE, evidence, "mask.tool-trained"))
+        found.append(Found(CRITICAL, PROOF, PAGE_SUMMARY, evidence, "mask.tool-trained"))
     expected = [_expected_t(case, r, w) for r, w in zip(rows, weights, strict=True)]
     stops = [_stop_t(r) & e for r, e in zip(rows, expected, strict=True)]
     missing = [e & (w == 0) for e, w in zip(expected, weights, strict=True)]
@@ -58,7 +67,7 @@ def loss_by_role(case: Case) -> list[Found]:
             " says why"
         )
         summary = f"{share:.1%} of what the model wrote is left out of the loss without a reason."
-        severity = by_share(share, critical=MOST_UNTRAINED)
+        severity = severity_by_share(share, critical=MOST_UNTRAINED)
         shown = _seen(rows, lost, text, share)
         found.append(Found(severity, PROOF, summary, [shown], "mask.model-untrained"))
     lost = [m & s for m, s in zip(missing, stops, strict=True)]
@@ -68,7 +77,7 @@ def loss_by_role(case: Case) -> list[Found]:
             Found(
                 WARNING,
                 PROOF,
-                AS_PAGE,
+                PAGE_SUMMARY,
                 [_seen(rows, lost, text, float(count))],
                 "mask.stop-untrained",
             )
@@ -81,7 +90,7 @@ def attention_blind(case: Case) -> Found | Lacking | None:
     """Report a learner that could not see its question, by recorded attention or by its
     log-probabilities.
     """
-    rows = case.rows_with("roles", "attended")
+    rows = case.tables_with("roles", "attended")
     evidence = [
         _seen(
             rows,
@@ -94,15 +103,15 @@ def attention_blind(case: Case) -> Found | Lacking | None:
         )
     ]
     if evidence:
-        severity = by_share(max(e.value or 0.0 for e in evidence), critical=MUCH_HIDDEN)
-        return Found(severity, PROOF, AS_PAGE, evidence)
-    if deaf := _unmoved(case.rows_with("roles", "ids", "learner", "sampler", "task")):
+        severity = severity_by_share(max(e.value or 0.0 for e in evidence), critical=MUCH_HIDDEN)
+        return Found(severity, PROOF, PAGE_SUMMARY, evidence)
+    if deaf := _unmoved(case.tables_with("roles", "ids", "learner", "sampler", "task")):
         text = (
             "The learner's log-probabilities do not depend on the question: it can't see its"
             " prompt."
         )
         return Found(CRITICAL, PROOF, text, [deaf])
-    if any(r.has("attended") for r in case.rows):
+    if any(r.has("attended") for r in case.tables):
         return None
     return Lacking(
         "what attention could see was not recorded; preflight's prompt swap asks the model"
@@ -116,7 +125,7 @@ def retokenized(case: Case) -> list[Found]:
     """
     # A sampled token has the sampler's log-probability and the version of the weights that sampled
     # it.
-    rows = case.rows_with("ids", "roles", "sampler")
+    rows = case.tables_with("ids", "roles", "sampler")
     found = []
     unsampled = []
     for r in rows:
@@ -134,14 +143,16 @@ def retokenized(case: Case) -> list[Found]:
             f"{count:,} of {total:,} generated tokens in the loss have no log-probability or"
             " version of a sampler"
         )
-        found.append(Found(CRITICAL, PROOF, AS_PAGE, [_seen(rows, unsampled, text, count / total)]))
+        found.append(
+            Found(CRITICAL, PROOF, PAGE_SUMMARY, [_seen(rows, unsampled, text, count / total)])
+        )
     ragged = {
         name: [r.ragged_n(name) for r in rows]
         for name in BY_TOKEN
         if any(r.has(name) for r in rows)
     }
     evidence = [
-        seen_in(
+        rollout_evidence(
             rows,
             flags,
             f"in {count:,} rollouts {name} has another number of tokens than ids",
@@ -151,12 +162,12 @@ def retokenized(case: Case) -> list[Found]:
         if (count := count_flags(flags))
     ]
     if evidence:
-        found.append(Found(CRITICAL, PROOF, AS_PAGE, evidence))
+        found.append(Found(CRITICAL, PROOF, PAGE_SUMMARY, evidence))
     return found
 
 
 def _seen(rows: list[RolloutTable], flags: list[Flags], text: str, value: float) -> Evidence:
-    return seen_in(
+    return rollout_evidence(
         rows, [r.flag(r.rollout_t[f]) for r, f in zip(rows, flags, strict=True)], text, value
     )
 
@@ -186,7 +197,7 @@ def _expected_t(case: Case, r: RolloutTable, weight_t: Floats) -> Flags:
     if r.has("reward") or case.view.trainer == "uptrend":
         taught_n &= ~np.isnan(r.reward_n)
     if case.value("learning.mask_truncated", case.view.trainer != "uptrend"):
-        taught_n &= ~np.isin(r.ended_n, [ending.value for ending in AT_A_LIMIT])
+        taught_n &= ~np.isin(r.ended_n, [ending.value for ending in LIMIT_ENDINGS])
     return np.asarray(r.model_t & ~np.isnan(weight_t) & taught_n[r.rollout_t])
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.check import (
-    AS_PAGE,
     CRITICAL,
     NOTE,
+    PAGE_SUMMARY,
     PROOF,
     SIGNAL,
     WARNING,
@@ -23,7 +23,13 @@ from uptrend.doctor.check import (
     Lacking,
     check,
 )
-from uptrend.doctor.trend import FEWEST_POINTS, LEVEL, REWARD, SHORTEST, SMALLEST
+from uptrend.doctor.trend import (
+    MIN_COLLAPSE_POINTS,
+    MIN_EFFECT,
+    MIN_TREND_POINTS,
+    REWARD_METRIC,
+    SIGNIFICANCE_LEVEL,
+)
 from uptrend.present.formatting import plural
 from uptrend.records import Basis, Evidence, RunView, Severity, Trend, TrendKind
 from uptrend.records.metrics import must_be_finite
@@ -53,7 +59,7 @@ def nonfinite(case: Case) -> Found | None:
     bad = dict[str, list[int]]()
     for metric, steps in sorted(case.view.nonfinite.items()):
         excused = empty if metric.startswith(DRIVERS) else idle
-        if (must_be_finite(metric) or metric == REWARD) and (
+        if (must_be_finite(metric) or metric == REWARD_METRIC) and (
             left := [s for s in steps if s not in excused]
         ):
             bad[metric] = left
@@ -95,9 +101,9 @@ SIGNALS = {
 @check("run.collapsed")
 def collapsed(case: Case) -> Answer:
     """Report a reward that fell from its best and stayed down, and what moved before it."""
-    steps, values = case.curve(REWARD)
-    if len(values) < SHORTEST:
-        return Lacking(f"fewer than {SHORTEST} points of reward")
+    steps, values = case.curve(REWARD_METRIC)
+    if len(values) < MIN_COLLAPSE_POINTS:
+        return Lacking(f"fewer than {MIN_COLLAPSE_POINTS} points of reward")
     fall = case.collapse
     if fall is None:
         return None
@@ -112,7 +118,9 @@ def collapsed(case: Case) -> Answer:
         f" down{first}."
     )
     shown = [
-        Evidence(f"Best level {fall.best:.3g}, last {fall.last:.3g}.", fall.last, REWARD, step)
+        Evidence(
+            f"Best level {fall.best:.3g}, last {fall.last:.3g}.", fall.last, REWARD_METRIC, step
+        )
     ]
     shown += [
         Evidence(f"{name} left its range at step {at}.", None, metric, at)
@@ -188,7 +196,7 @@ def _weights_jump(view: RunView, step: int) -> Found | None:
 
 def _reward_jump(case: Case, step: int) -> Found | None:
     """Report a level shift exactly at a resume, against the noise of its neighborhood."""
-    steps, values = case.curve(REWARD)
+    steps, values = case.curve(REWARD_METRIC)
     at = int(np.searchsorted(steps, step, side="right"))
     window = values[max(0, at - WINDOW) : at + WINDOW]
     index = min(at, WINDOW)
@@ -203,7 +211,7 @@ def _reward_jump(case: Case, step: int) -> Found | None:
         WARNING,
         SIGNAL,
         text,
-        [Evidence(f"A shift of {shift.z:.1f} standard errors.", shift.change, REWARD, step)],
+        [Evidence(f"A shift of {shift.z:.1f} standard errors.", shift.change, REWARD_METRIC, step)],
     )
 
 
@@ -221,18 +229,18 @@ def too_short(case: Case) -> Answer:
     """Report a run that can't show the smallest effect that matters, with its power and the points
     that would do.
     """
-    values = case.curve(REWARD)[1]
+    values = case.curve(REWARD_METRIC)[1]
     trend = case.trend
     if len(values) == 0:
         return Lacking("no reward was logged")
     # Nobody would ask for more where it falls, surely rises by much, or has been flat for long.
     is_decided = trend.kind is TrendKind.FALLING or (
-        trend.kind is TrendKind.FLAT and len(values) >= 4 * FEWEST_POINTS
+        trend.kind is TrendKind.FLAT and len(values) >= 4 * MIN_TREND_POINTS
     )
     if case.is_learning and trend.effect is not None and trend.interval is not None:
         is_decided = len(values) >= FEW or trend.interval[0] > trend.effect / 2
     power = trend.power or 0.0
-    smallest = SMALLEST * case.rollout_spread
+    smallest = MIN_EFFECT * case.rollout_spread
     if power >= ENOUGH or is_decided:
         return None
     if trend.power is not None and smallest < NOTHING * float(np.ptp(values)):
@@ -244,10 +252,10 @@ def too_short(case: Case) -> Answer:
     # Nothing was fitted to so few points, so that no power is known, and rollouts may not have
     # differed at all.
     measured = (
-        f"{plural(len(values), 'point')} of {FEWEST_POINTS}" if trend.power is None else shows
+        f"{plural(len(values), 'point')} of {MIN_TREND_POINTS}" if trend.power is None else shows
     )
     basis = PROOF if trend.kind is TrendKind.TOO_SHORT else SIGNAL
-    shown = Evidence(f"{measured}.", trend.power, REWARD, int(case.view.steps[-1]))
+    shown = Evidence(f"{measured}.", trend.power, REWARD_METRIC, int(case.view.steps[-1]))
     # A note: the trend says it already, and a short run is no fault of the recipe.
     return Found(NOTE, basis, _advice(values, smallest, shows, trend), [shown])
 
@@ -256,14 +264,16 @@ def _advice(values: Floats, smallest: float, shows: str, trend: Trend) -> str:
     """Say how little so many points can show, and how many would do."""
     count = plural(len(values), "point")
     if trend.power is None:
-        return f"{count} of reward can't show a trend: {FEWEST_POINTS} are the least."
+        return f"{count} of reward can't show a trend: {MIN_TREND_POINTS} are the least."
     if trend.kind is TrendKind.LEARNING:
         return f"The trend shows on {count} alone, so that it is worth repeating: {shows}."
     line = measure_trend(values)
     needed = 0
     if line is not None and smallest > 0:
         # The noise of independent points that would give this trend its error.
-        needed = points_for(smallest, line.error * math.sqrt(len(values) / 12), ENOUGH, LEVEL / 2)
+        needed = points_for(
+            smallest, line.error * math.sqrt(len(values) / 12), ENOUGH, SIGNIFICANCE_LEVEL / 2
+        )
     said = f"With {count} and this noise, {shows}."
     if needed > OUT_OF_REACH * len(values):
         return f"{said} More steps alone will not do: sample more per step."
@@ -281,7 +291,7 @@ def ranks_diverge(case: Case) -> Answer:
     Uptrend counts them at every step, and writes digests where they differ; other trainers' are a
     callback's.
     """
-    counts = case.course("ranks/weights/count")
+    counts = case.summary("ranks/weights/count")
     digests: dict[int, dict[int, str]] = defaultdict(dict)
     for event in case.view.events:
         if {"digest", "process", "step"} <= event.keys():
@@ -303,7 +313,7 @@ def ranks_diverge(case: Case) -> Answer:
                 count,
                 step=step,
             )
-            return Found(CRITICAL, PROOF, AS_PAGE, [shown])
+            return Found(CRITICAL, PROOF, PAGE_SUMMARY, [shown])
     return None
 
 

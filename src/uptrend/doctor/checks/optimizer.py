@@ -1,16 +1,16 @@
 """Step sizes: updates that are not made, do not arrive, or are too small or too large.
 
-`usual_rates` says which rates suit a model. A step of Adam moves every weight by about the rate,
-and 2e-3 is a good part of a weight.
+`usual_learning_rates` says which rates suit a model. A step of Adam moves every weight by about the
+rate, and 2e-3 is a good part of a weight.
 """
 
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.catalogue import settings_of, usual_rates
+from uptrend.doctor.catalogue import settings_in_force, usual_learning_rates
 from uptrend.doctor.check import (
-    AS_PAGE,
     CRITICAL,
+    PAGE_SUMMARY,
     PROOF,
     SIGNAL,
     SUSPICION,
@@ -21,7 +21,7 @@ from uptrend.doctor.check import (
     check,
     warn_if,
 )
-from uptrend.doctor.trend import REWARD
+from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.records import Evidence, TrendKind
 from uptrend.records.table import Ints
 from uptrend.records.view import Floats
@@ -77,7 +77,7 @@ def skipped_updates(case: Case) -> Answer:
         " none"
     )
     shown = Evidence(text, share, SKIPPED, first)
-    return Found(severity, PROOF, AS_PAGE, [shown])
+    return Found(severity, PROOF, PAGE_SUMMARY, [shown])
 
 
 def _unmoved_steps(case: Case) -> Ints:
@@ -160,8 +160,8 @@ def _hardly_left(case: Case) -> Found | None:
     """
     if case.has_gained:
         return None  # accuracy that moved was moved by the policy
-    kl = case.course(KL)
-    gradient = case.course(BEFORE)
+    kl = case.summary(KL)
+    gradient = case.summary(BEFORE)
     nearest = NEAR_AND_LEARNING if case.is_learning else NEAR
     is_near = kl is not None and bool(kl.values.any()) and 0 <= kl.last < nearest
     path, full_path = _paths(case)
@@ -248,15 +248,15 @@ def _extremes(case: Case) -> tuple[float, float]:
     """Return a rate below which no model of this size moves, and one from which a step breaks
     it.
     """
-    known = settings_of(case.view)
-    low, high = usual_rates(known)
+    known = settings_in_force(case.view)
+    low, high = usual_learning_rates(known)
     if not known("model.parameters"):
         return LEAST, MOST
     return low / RATE_FACTOR, high * RATE_FACTOR
 
 
 def _clipped(case: Case) -> Found | None:
-    clipped = [c for side in ("low", "high", "region") if (c := case.course(f"clip/{side}/share"))]
+    clipped = [c for side in ("low", "high", "region") if (c := case.summary(f"clip/{side}/share"))]
     most = max(clipped, key=lambda c: c.last, default=None)
     # A range of some thousandths, as GSPO has for whole sequences, clips much by design.
     if most is None or most.last <= CLIPPED or 0 < (case.value("learning.clip_low") or 1.0) < 0.05:
@@ -276,7 +276,7 @@ def _clipped(case: Case) -> Found | None:
 
 
 def _leaps(case: Case) -> Found | None:
-    moved = case.course("learner/moved/mean")
+    moved = case.summary("learner/moved/mean")
     if (
         moved is not None
         and len(moved.values) >= 3
@@ -306,7 +306,7 @@ def _fell_at_the_peak(case: Case) -> Found | None:
     # An entropy bonus that heavy is the likelier reason of a fall.
     if case.collapse is None or len(rates) == 0 or abs(case.entropy_weight) >= HEAVY:
         return None
-    step = int(case.curve(REWARD)[0][case.collapse.index - 1])
+    step = int(case.curve(REWARD_METRIC)[0][case.collapse.index - 1])
     rate = float(np.interp(step, steps, rates))
     most = float(rates.max())
     if rate < 0.5 * most:
@@ -394,13 +394,13 @@ def tight_clip(case: Case) -> Answer:
     still = _nothing_moves(case)
     metrics = case.view.metrics
     limit = case.value("learning.max_grad_norm", 0)
-    gradient = case.course(BEFORE)
+    gradient = case.summary(BEFORE)
     if not limit or gradient is None or float(np.quantile(gradient.values, 0.05)) < MIN_CUT * limit:
         return still
     is_plain = str(case.value("learning.optimizer", "adamw")).lower() == "sgd"
     # Adam divides by the gradient's own size plus 1e-8: below that it is plain descent, and hardly
     # moves.
-    is_plain |= limit / np.sqrt(settings_of(case.view)("model.parameters") or 1.0) < 1e-9
+    is_plain |= limit / np.sqrt(settings_in_force(case.view)("model.parameters") or 1.0) < 1e-9
     if not is_plain and case.has(UPDATE, RATE, AFTER):
         asked = metrics[RATE] * metrics[AFTER]
         update = metrics[UPDATE]
@@ -415,7 +415,7 @@ def tight_clip(case: Case) -> Answer:
         " with it."
     )
     shown = [case.evidence(BEFORE, "Clipped at every step.")]
-    if (length := case.course(UPDATE)) is not None:
+    if (length := case.summary(UPDATE)) is not None:
         shown.append(case.evidence(UPDATE, f"An update is {length.last:.2g} long."))
     return [still, Found(WARNING, SIGNAL, text, shown)]
 
@@ -501,10 +501,10 @@ def _no_gradient(case: Case) -> Found | None:
     """Report gradients of exactly 0 at every step with live groups: the loss is cut off from the
     weights.
     """
-    if not case.has(BEFORE, "advantage/dead/share", REWARD):
+    if not case.has(BEFORE, "advantage/dead/share", REWARD_METRIC):
         return None
     gradient, dead, reward = (
-        case.view.metrics[metric] for metric in (BEFORE, "advantage/dead/share", REWARD)
+        case.view.metrics[metric] for metric in (BEFORE, "advantage/dead/share", REWARD_METRIC)
     )
     norms = gradient[np.isfinite(gradient) & (dead < ALIVE) & np.isfinite(reward)]
     # Where the policy moved all the same, somebody rounded the norm away.
@@ -526,7 +526,7 @@ def _nothing_moves(case: Case) -> Found | None:
     arrives.
     """
     largest = _largest_rate(case)
-    entropy = case.course(ENTROPY)
+    entropy = case.summary(ENTROPY)
     if largest is None or largest[0] < MOST or _is_broken(case):
         return None
     if case.has(UPDATE) or entropy is None or len(entropy.values) < LONG:

@@ -10,15 +10,15 @@ from uptrend.doctor.answers import (
     MIN_ROLLOUTS,
     MIN_WRONG_SCORES,
     Answers,
-    payment,
+    read_answer_rewards,
     read_answers,
     why_no_answers,
 )
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import (
-    AS_PAGE,
     CRITICAL,
     NOTE,
+    PAGE_SUMMARY,
     PROOF,
     SIGNAL,
     SUSPICION,
@@ -26,13 +26,13 @@ from uptrend.doctor.check import (
     Answer,
     Found,
     Lacking,
-    by_share,
     check,
+    severity_by_share,
     warn_if,
 )
 from uptrend.doctor.checks.scoring import misaligned, never_paid, spread_reward
-from uptrend.doctor.groups import count_flags, seen_among, seen_in
-from uptrend.doctor.trend import REWARD
+from uptrend.doctor.groups import count_flags, rollout_evidence, subset_evidence
+from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.records import Ending, Evidence
 from uptrend.records.table import Flags, Ints, RolloutTable
 from uptrend.tasks.answers import name_class
@@ -82,7 +82,7 @@ Suspect = Callable[[Case], Answer]
 
 def _is_any(case: Case, suspects: Sequence[Suspect]) -> bool:
     """Return True where one of these, which would explain what is seen, is there."""
-    return any(isinstance(case.once(suspect), Found) for suspect in suspects)
+    return any(isinstance(case.cached(suspect), Found) for suspect in suspects)
 
 
 def _count_tasks(steps: Sequence[Answers], flags: Sequence[Flags]) -> int:
@@ -102,10 +102,10 @@ def gold_rejected(case: Case) -> Answer:
         return Lacking(lacking)
     if _is_any(case, (misaligned.judge, spread_reward, _drowned, _rescaled)):
         return None
-    inverted = case.once(_inverted)
+    inverted = case.cached(_inverted)
     if inverted is not None:
         return replace(inverted, severity=WARNING)
-    return case.once(_rejected) or case.once(_rejected_class)
+    return case.cached(_rejected) or case.cached(_rejected_class)
 
 
 @check("advantage.sign")
@@ -113,19 +113,19 @@ def inverted_reward(case: Case) -> Answer:
     """Report a cost that is used as a reward."""
     if why_no_answers(case) or _is_any(case, (misaligned.judge, spread_reward, _drowned)):
         return None
-    return case.once(_inverted)
+    return case.cached(_inverted)
 
 
 def _inverted(case: Case) -> Found | None:
     """Find a reward that pays wrong answers more than right ones."""
-    paid = case.once(payment)
+    paid = case.cached(read_answer_rewards)
     if paid is None or not paid.is_inverted:
         return None
     right = float(paid.earnings.right.mean())
     wrong = float(paid.earnings.wrong.mean())
     rights = f"{len(paid.earnings.right)} right answers earn {right:.3g}"
     text = f"{rights}, {len(paid.earnings.wrong)} wrong ones {wrong:.3g} on average"
-    shown = [seen_among(paid.steps, paid.among(paid.right_n), text, right - wrong)]
+    shown = [subset_evidence(paid.steps, paid.split_by_step(paid.right_n), text, right - wrong)]
     return Found(
         CRITICAL,
         PROOF,
@@ -136,7 +136,7 @@ def _inverted(case: Case) -> Found | None:
 
 def _rejected(case: Case) -> Found | None:
     """Find finished rollouts that say the gold answer and are not counted as right."""
-    steps = case.once(read_answers)
+    steps = case.cached(read_answers)
     right = [step.right_n & step.finished_n for step in steps]
     rejected = [flags & ~step.rewarded_n for step, flags in zip(steps, right, strict=True)]
     n_right = count_flags(right)
@@ -145,8 +145,8 @@ def _rejected(case: Case) -> Found | None:
         return None
     if _count_tasks(steps, rejected) < MIN_REJECTED_TASKS:
         return None
-    paid = case.once(payment)
-    is_bounded = any(np.isfinite(step.rows.by_rollout("reward_high")).any() for step in steps)
+    paid = case.cached(read_answer_rewards)
+    is_bounded = any(np.isfinite(step.table.by_rollout("reward_high")).any() for step in steps)
     are_told_apart = paid is not None and paid.earnings.are_told_apart
     # nobody said what counts as right: to earn more than wrong ones is enough
     if are_told_apart and not is_bounded:
@@ -160,19 +160,19 @@ def _rejected(case: Case) -> Found | None:
     rejections = (
         f"{n_rejected} of {n_right} rollouts that say the gold answer are not counted as right"
     )
-    shown = seen_among(
+    shown = subset_evidence(
         steps, rejected, f"{rejections}; {at_low} earned the least", n_rejected / n_right
     )
     if is_paid_in_part:
-        return Found(NOTE, SUSPICION, AS_PAGE, [shown])
-    return Found(CRITICAL, SIGNAL, AS_PAGE, [shown])
+        return Found(NOTE, SUSPICION, PAGE_SUMMARY, [shown])
+    return Found(CRITICAL, SIGNAL, PAGE_SUMMARY, [shown])
 
 
 def _rejected_class(case: Case) -> Found | None:
     """Find tasks whose right answers are paid as wrong ones, in words that are accepted on other
     tasks.
     """
-    paid = case.once(payment)
+    paid = case.cached(read_answer_rewards)
     if paid is None or not paid.earnings.are_told_apart:
         return None
     base = paid.earnings.base
@@ -201,21 +201,23 @@ def _rejected_class(case: Case) -> Found | None:
         return None
     # A task of several turns may ask for more than its last answer: there a class of answers must
     # explain it.
-    if len(torn) > MAX_TORN_SHARE * len(tasks) or (case.once(_has_turns) and not class_name):
+    if len(torn) > MAX_TORN_SHARE * len(tasks) or (case.cached(_has_turns) and not class_name):
         return None
-    flags = paid.among(rejected & np.isin(paid.task_n, list(tasks)))
-    examples = ", ".join(map(repr, sorted({golds[task] for task in tasks}, key=len)[:6]))
+    flags = paid.split_by_step(rejected & np.isin(paid.task_n, list(tasks)))
+    examples = ", ".join(
+        map(repr, sorted({golds[task] for task in tasks}, key=lambda gold: (len(gold), gold))[:6])
+    )
     text = (
         f"on {len(tasks)} of {len(tasks | fine)} tasks with right answers these are paid as wrong"
         " ones are"
     )
-    shown = seen_among(paid.steps, flags, f"{text}, such as {examples}", share)
+    shown = subset_evidence(paid.steps, flags, f"{text}, such as {examples}", share)
     summary = (
         f"The reward rejects the right answers of {share:.0%} of tasks, always of the same ones."
     )
     if class_name:
         summary = f"The reward rejects right answers of one kind: {class_name}."
-    return Found(by_share(share, critical=CRITICAL_CLASS_SHARE), PROOF, summary, [shown])
+    return Found(severity_by_share(share, critical=CRITICAL_CLASS_SHARE), PROOF, summary, [shown])
 
 
 def _has_turns(case: Case) -> bool:
@@ -227,7 +229,7 @@ def _rescaled(case: Case) -> Found | None:
     """Find right answers that all earn the same within a step, and ever more or less from step to
     step.
     """
-    steps = [step for step in case.once(read_answers) if step.right_n.sum() >= MIN_WRONG_SCORES]
+    steps = [step for step in case.cached(read_answers) if step.right_n.sum() >= MIN_WRONG_SCORES]
     earned = [step.reward_n[step.right_n] for step in steps]
     levels = np.array([float(np.median(rewards)) for rewards in earned])
     is_level = all(
@@ -240,12 +242,12 @@ def _rescaled(case: Case) -> Found | None:
     last = levels[-1]
     if abs(last - first) < MIN_RESCALING * max(abs(first), abs(last)):
         return None
-    last_step = steps[-1].rows.step
+    last_step = steps[-1].table.step
     text = (
-        f"A right answer earns {first:.3g} at step {steps[0].rows.step} and {last:.3g} at step"
+        f"A right answer earns {first:.3g} at step {steps[0].table.step} and {last:.3g} at step"
         f" {last_step}."
     )
-    shown = Evidence(text, float(last - first), REWARD, last_step)
+    shown = Evidence(text, float(last - first), REWARD_METRIC, last_step)
     return Found(
         WARNING,
         PROOF,
@@ -257,7 +259,7 @@ def _rescaled(case: Case) -> Found | None:
 @check("reward.scale-moves")
 def moving_scale(case: Case) -> Answer:
     """Report a reward whose scale depends on when it is given."""
-    return None if why_no_answers(case) else case.once(_rescaled)
+    return None if why_no_answers(case) else case.cached(_rescaled)
 
 
 @check("reward.nondeterministic", columns=["reward", "task"])
@@ -265,11 +267,11 @@ def nondeterministic(case: Case) -> Found | None:
     """Report the same tokens on the same task with two rewards, where nothing else explains
     them.
     """
-    return None if _is_any(case, (misaligned.judge, spread_reward)) else case.once(_conflicting)
+    return None if _is_any(case, (misaligned.judge, spread_reward)) else case.cached(_conflicting)
 
 
 def _conflicting(case: Case) -> Found | None:
-    rows = case.rows_with("ids", "reward", "task")
+    rows = case.tables_with("ids", "reward", "task")
     counts = [_conflicts(r) for r in rows]
     flags = [changed != 0 for _, changed in counts]
     repeated = sum(count for count, _ in counts)
@@ -281,8 +283,10 @@ def _conflicting(case: Case) -> Found | None:
         f"{conflicts} of {repeated} rollouts that say exactly what another of their group says have"
         " another reward"
     )
-    shown = seen_in(rows, flags, text, share)
-    return Found(by_share(share, critical=CRITICAL_CONFLICT_SHARE), PROOF, AS_PAGE, [shown])
+    shown = rollout_evidence(rows, flags, text, share)
+    return Found(
+        severity_by_share(share, critical=CRITICAL_CONFLICT_SHARE), PROOF, PAGE_SUMMARY, [shown]
+    )
 
 
 @check("task.state-leaks", columns=["ids", "reward", "task"])
@@ -290,9 +294,9 @@ def worn_tasks(case: Case) -> Found | None:
     """Report rewards of equal rollouts that only ever fall, or rise, from the first of them to the
     next.
     """
-    if not isinstance(case.once(_conflicting), Found) or case.once(misaligned.judge):
+    if not isinstance(case.cached(_conflicting), Found) or case.cached(misaligned.judge):
         return None
-    rows = case.rows_with("ids", "reward", "task")
+    rows = case.tables_with("ids", "reward", "task")
     changes = [changed for _, changed in map(_conflicts, rows)]
     falling = [changed < 0 for changed in changes]
     rising = [changed > 0 for changed in changes]
@@ -305,7 +309,7 @@ def worn_tasks(case: Case) -> Found | None:
     way = "less" if is_falling else "more"
     text = f"{most} rollouts earn {way} than an earlier one that says the same, {least} do not"
     summary = f"What a rollout earns depends on those before it: equal ones earn {way} each time."
-    return Found(CRITICAL, PROOF, summary, [seen_in(rows, flags, text, most)])
+    return Found(CRITICAL, PROOF, summary, [rollout_evidence(rows, flags, text, most)])
 
 
 def _conflicts(r: RolloutTable) -> tuple[int, Ints]:
@@ -337,15 +341,15 @@ def cut_answers(case: Case) -> Answer:
     """Report answers that were begun rightly and cut by the length limit."""
     if lacking := why_no_answers(case):
         return Lacking(lacking)
-    steps = case.once(read_answers)
+    steps = case.cached(read_answers)
     flags: list[Flags] = []
     chance = 0
     for step in steps:
-        is_cut = (step.rows.ended_n[step.place_n] == Ending.LENGTH.value) & ~step.rewarded_n
+        is_cut = (step.table.ended_n[step.index_n] == Ending.LENGTH.value) & ~step.rewarded_n
         flags.append(_are_begun(step.response_n, step.gold_n) & is_cut)
-        chance += int((_are_begun(step.response_n, step.golds_of_others()) & is_cut).sum())
+        chance += int((_are_begun(step.response_n, step.golds_of_other_tasks()) & is_cut).sum())
     count = count_flags(flags)
-    total = sum(len(step.place_n) for step in steps)
+    total = sum(len(step.index_n) for step in steps)
     if count < MIN_LOST_ANSWERS or _count_tasks(steps, flags) < MIN_WRONG_SCORES:
         return None
     if count - chance < NOTED * total or count < 2 * chance:
@@ -358,7 +362,7 @@ def cut_answers(case: Case) -> Answer:
         "Answers are cut by the length limit before they are complete: sampling.max_tokens is too"
         " small for some."
     )
-    return Found(WARNING, PROOF, summary, [seen_among(steps, flags, text, count / total)])
+    return Found(WARNING, PROOF, summary, [subset_evidence(steps, flags, text, count / total)])
 
 
 def _are_begun(texts: Sequence[str], golds: Sequence[str]) -> Flags:
@@ -378,11 +382,11 @@ def strict_parser(case: Case) -> Answer:
         return Found(NOTE, SUSPICION, text, [unpaid])
     if lacking := why_no_answers(case):
         return Lacking(lacking)
-    steps = case.once(read_answers)
+    steps = case.cached(read_answers)
     wrong = [~step.rewarded_n & ~step.right_n for step in steps]
     accepted = [step.accepted(step.gold_n, flags) for step, flags in zip(steps, wrong, strict=True)]
     by_chance = [
-        step.accepted(step.golds_of_others(), flags)
+        step.accepted(step.golds_of_other_tasks(), flags)
         for step, flags in zip(steps, wrong, strict=True)
     ]
     count = count_flags(accepted)
@@ -400,7 +404,7 @@ def strict_parser(case: Case) -> Answer:
     )
     summary = f"The scorer does not read {share:.0%} of what it calls wrong as a person would."
     return Found(
-        warn_if(share >= WARNED), SIGNAL, summary, [seen_among(steps, accepted, text, share)]
+        warn_if(share >= WARNED), SIGNAL, summary, [subset_evidence(steps, accepted, text, share)]
     )
 
 
@@ -409,18 +413,18 @@ def drowned_answers(case: Case) -> Answer:
     """Report a part of the reward that brings most of its variance and pays right answers no more
     than wrong ones.
     """
-    return case.once(_drowned)
+    return case.cached(_drowned)
 
 
 def _drowned(case: Case) -> Found | Lacking | None:
-    paid = case.once(payment)
+    paid = case.cached(read_answer_rewards)
     enough = MIN_ROLLOUTS // 2
-    if paid is None or case.once(_has_turns) or not all(r.has("parts") for r in case.rows):
+    if paid is None or case.cached(_has_turns) or not all(r.has("parts") for r in case.tables):
         return Lacking(f"fewer than {enough} answers are surely right or wrong")
     if min(len(paid.earnings.right), len(paid.earnings.wrong)) < enough:
         return Lacking(f"fewer than {enough} answers are surely right or wrong")
     parts_n = [
-        part for step in paid.steps for part in np.array(step.rows.parts_n, object)[step.place_n]
+        part for step in paid.steps for part in np.array(step.table.parts_n, object)[step.index_n]
     ]
     names = sorted({name for parts in parts_n for name in parts})
     values = {name: np.array([parts.get(name, 0.0) for parts in parts_n]) for name in names}
@@ -447,7 +451,7 @@ def pays_wrong_answers(case: Case) -> Answer:
     """Report a reward that pays surely wrong answers as it pays right ones."""
     if lacking := why_no_answers(case):
         return Lacking(lacking)
-    paid = case.once(payment)
+    paid = case.cached(read_answer_rewards)
     if paid is None or _is_any(
         case, (misaligned.judge, spread_reward, _inverted, _conflicting, _drowned, _rescaled)
     ):
@@ -469,5 +473,7 @@ def pays_wrong_answers(case: Case) -> Answer:
         f"{share:.0%} of wrong answers are paid as right ones: the reward can be had without the"
         " answer."
     )
-    shown = seen_among(paid.steps, paid.among(flags), text, share)
-    return Found(by_share(share, critical=CRITICAL_WRONG_PAID_SHARE), PROOF, summary, [shown])
+    shown = subset_evidence(paid.steps, paid.split_by_step(flags), text, share)
+    return Found(
+        severity_by_share(share, critical=CRITICAL_WRONG_PAID_SHARE), PROOF, summary, [shown]
+    )

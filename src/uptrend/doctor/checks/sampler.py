@@ -25,8 +25,8 @@ import numpy as np
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import (
-    AS_PAGE,
     CRITICAL,
+    PAGE_SUMMARY,
     PROOF,
     SIGNAL,
     SUSPICION,
@@ -37,7 +37,7 @@ from uptrend.doctor.check import (
     check,
     warn_if,
 )
-from uptrend.doctor.groups import seen_in
+from uptrend.doctor.groups import rollout_evidence
 from uptrend.records import Evidence
 from uptrend.records.table import Flags, Floats, Ints, RolloutTable
 
@@ -88,7 +88,7 @@ def dropout(case: Case) -> Found | None:
     """Report a ratio of new to old probability that is not 1 although one update means one set of
     weights.
     """
-    ratio = case.course("learner/ratio/mean")
+    ratio = case.summary("learner/ratio/mean")
     is_single = (
         case.value("learning.updates", 1) == 1 and case.value("learning.minibatches", 1) == 1
     )
@@ -114,7 +114,9 @@ def _by_version(case: Case) -> Iterable[Found | Lacking]:
     known = (
         []
         if lacking
-        else [(r, r.lag_n) for r in case.rows if r.lag_n is not None and np.isfinite(r.lag_n).any()]
+        else [
+            (r, r.lag_n) for r in case.tables if r.lag_n is not None and np.isfinite(r.lag_n).any()
+        ]
     )
     rows = [r for r, _ in known]
     lags = [float(np.nanmean(lag_n)) for _, lag_n in known]
@@ -137,14 +139,14 @@ def _by_version(case: Case) -> Iterable[Found | Lacking]:
             f"rollouts of steps {rows[-3].step} and {last.step} were both sampled by version"
             f" {versions[0]:.0f}"
         )
-        shown = seen_in([last], [np.ones(len(last), np.bool_)], text, lags[-1])
-        return [Found(CRITICAL, PROOF, AS_PAGE, [shown], STALE)]
+        shown = rollout_evidence([last], [np.ones(len(last), np.bool_)], text, lags[-1])
+        return [Found(CRITICAL, PROOF, PAGE_SUMMARY, [shown], STALE)]
     lag = float(np.median(lags))
     if lag < 0.5:
         return []
     worst, lag_n = known[int(np.argmax(lags))]
     text = f"rollouts are {lag:.1f} updates behind the learner (median of steps)"
-    evidence = [seen_in([worst], [np.nan_to_num(lag_n) == np.nanmax(lag_n)], text, lag)]
+    evidence = [rollout_evidence([worst], [np.nan_to_num(lag_n) == np.nanmax(lag_n)], text, lag)]
     is_serious = lag > max(FAR, meant)
     if apart := [gaps_of(r).kl for r in rows if r.has("sampler", "learner")]:
         kl = float(np.median(apart))
@@ -323,7 +325,7 @@ def _by_curves(case: Case) -> Iterable[Found | Lacking]:
     at_first = []
     at_last = []
     for metric, (low, high, usual) in HEALTHY.items():
-        if (curve := case.course(metric)) is None:
+        if (curve := case.summary(metric)) is None:
             continue
         begin = float(np.median(curve.values[:5]))
         if not low <= begin <= high:
@@ -336,7 +338,7 @@ def _by_curves(case: Case) -> Iterable[Found | Lacking]:
             shown = [case.evidence(metric, "Healthy at first, and not now.")]
             at_last.append(Found(WARNING, SUSPICION, summary, shown, OFF_POLICY))
     if at_first:
-        return [Found(CRITICAL, SIGNAL, AS_PAGE, at_first, MISMATCH)]
+        return [Found(CRITICAL, SIGNAL, PAGE_SUMMARY, at_first, MISMATCH)]
     return at_last[:1]
 
 
@@ -344,8 +346,8 @@ def _growing(case: Case) -> Found | None:
     """Report a sampler that keeps its first weights: it falls behind a little at every step, from
     nothing.
     """
-    gap = case.course(KL)
-    entropy = case.course("learner/entropy/mean")
+    gap = case.summary(KL)
+    entropy = case.summary("learner/entropy/mean")
     if gap is None or len(gap.values) < 8 or gap.last < GROWN or not gap.rises:
         return None
     begin = float(np.median(gap.values[:3]))
@@ -368,7 +370,7 @@ def _growing(case: Case) -> Found | None:
 class Gaps:
     """Tokens of one step that both gave a log-probability."""
 
-    rows: RolloutTable
+    table: RolloutTable
     place_t: Ints
     """Their places among all tokens."""
     sampler_t: Floats
@@ -388,19 +390,21 @@ class Gaps:
     @property
     def size_n(self) -> Floats:
         """Mean |d| of each rollout where the sampler had a choice; NaN where it had none."""
-        size_t = np.zeros(len(self.rows.row_t))
-        among_t = np.zeros(len(self.rows.row_t), np.bool_)
+        size_t = np.zeros(len(self.table.row_t))
+        among_t = np.zeros(len(self.table.row_t), np.bool_)
         size_t[self.place_t], among_t[self.place_t] = np.abs(self.gap_t), self.unsure_t
-        return self.rows.mean_n(size_t, among_t)
+        return self.table.mean_n(size_t, among_t)
 
     def evidence(self) -> Evidence:
         """Its KL as evidence, at the rollout with the largest gaps."""
         size_n = np.nan_to_num(self.size_n)
         text = (
-            f"KL from sampler to learner is {self.kl:.2g} at step {self.rows.step}, over"
+            f"KL from sampler to learner is {self.kl:.2g} at step {self.table.step}, over"
             f" {len(self.gap_t):,} tokens"
         )
-        return seen_in([self.rows], [size_n == size_n.max(initial=-1.0)], text, self.kl, KL)
+        return rollout_evidence(
+            [self.table], [size_n == size_n.max(initial=-1.0)], text, self.kl, KL
+        )
 
 
 def gaps_of(r: RolloutTable) -> Gaps:
@@ -415,10 +419,10 @@ def _by_token(case: Case) -> Iterable[Found | Lacking]:
     columns = ("roles", "sampler", "learner")
     if lacking := case.why_no_rollouts(columns):
         return [Lacking(lacking, id) for id in (DISTRIBUTION, STALE, TEMPLATE, PADDING, MISMATCH)]
-    steps = [gaps for r in case.rows_with(*columns) if len((gaps := gaps_of(r)).gap_t) >= ENOUGH]
+    steps = [gaps for r in case.tables_with(*columns) if len((gaps := gaps_of(r)).gap_t) >= ENOUGH]
     if not steps:
         return []
-    lags = [np.nanmean(gaps.rows.lag_n) for gaps in steps if gaps.rows.lag_n is not None]
+    lags = [np.nanmean(gaps.table.lag_n) for gaps in steps if gaps.table.lag_n is not None]
     found = _left_out(case, steps[0]) or _tempered(case, steps[0])
     # Weights that are known to be behind explain gaps of any other shape, and versions say so.
     if found is None and not (lags and float(np.median(lags)) >= 0.5):
@@ -479,7 +483,7 @@ def _other_distribution(
     first: Gaps, is_known: bool, summary: str, text: str, value: float
 ) -> Found:
     evidence = [
-        Evidence(f"at step {first.rows.step} {text}", value, step=first.rows.step),
+        Evidence(f"at step {first.table.step} {text}", value, step=first.table.step),
         first.evidence(),
     ]
     severity = CRITICAL if first.kl > APART else WARNING
@@ -495,11 +499,11 @@ def _parting(steps: list[Gaps]) -> Found | None:
     if len(kl) < 3 or late < GROWN_BY_TOKEN or kl[0] > 0.1 * late or kl[1:].min() < 3 * kl[0]:
         return None
     severity = CRITICAL if late > DOUBTFUL else WARNING
-    return Found(severity, SIGNAL, AS_PAGE, [steps[0].evidence(), steps[-1].evidence()], STALE)
+    return Found(severity, SIGNAL, PAGE_SUMMARY, [steps[0].evidence(), steps[-1].evidence()], STALE)
 
 
 def _misread(first: Gaps) -> Found | None:
-    turns = first.rows.tokens("turns")
+    turns = first.table.tokens("turns")
     if turns is None:
         return None
     later = turns[first.place_t][first.unsure_t] > 0
@@ -515,7 +519,7 @@ def _misread(first: Gaps) -> Found | None:
         "Sampler and learner agree until a tool answers: they do not read the same result, or it is"
         " hidden."
     )
-    shown = [Evidence(text, after, step=first.rows.step), first.evidence()]
+    shown = [Evidence(text, after, step=first.table.step), first.evidence()]
     return Found(CRITICAL, SIGNAL, summary, shown, TEMPLATE)
 
 
@@ -539,10 +543,10 @@ def _padded(first: Gaps) -> Found | None:
         f"{off_n.sum()} of {known.sum()} rollouts have a mean gap of {mean:.2g}, the others of"
         f" {floor:.1g}"
     )
-    evidence = [seen_in([first.rows], [off_n], text, mean), first.evidence()]
+    evidence = [rollout_evidence([first.table], [off_n], text, mean), first.evidence()]
     # What a rollout is padded with depends on its length: where length tells the two kinds apart,
     # padding is sure.
-    length_n = np.bincount(first.rows.rollout_t, minlength=len(first.rows))
+    length_n = np.bincount(first.table.rollout_t, minlength=len(first.table))
     longer = length_n[off_n][:, None] - length_n[known & ~off_n]
     above = float(np.mean(longer > 0) + np.mean(longer == 0) / 2)
     told = max(above, 1 - above)
@@ -551,9 +555,9 @@ def _padded(first: Gaps) -> Found | None:
             f"which of them can be told by their length in {told:.0%} of pairs, as padding depends"
             " on it"
         )
-        evidence.append(Evidence(text, told, step=first.rows.step))
+        evidence.append(Evidence(text, told, step=first.table.step))
     severity = CRITICAL if first.kl > DOUBTFUL else WARNING
-    return Found(severity, PROOF if told >= 0.9 else SIGNAL, AS_PAGE, evidence, PADDING)
+    return Found(severity, PROOF if told >= 0.9 else SIGNAL, PAGE_SUMMARY, evidence, PADDING)
 
 
 def _everywhere(steps: list[Gaps]) -> Found | None:
@@ -561,4 +565,4 @@ def _everywhere(steps: list[Gaps]) -> Found | None:
     if np.median([gaps.kl for gaps in steps]) < DOUBTFUL:
         return None
     severity = CRITICAL if worst.kl > APART else WARNING
-    return Found(severity, SIGNAL, AS_PAGE, [steps[0].evidence(), worst.evidence()], MISMATCH)
+    return Found(severity, SIGNAL, PAGE_SUMMARY, [steps[0].evidence(), worst.evidence()], MISMATCH)

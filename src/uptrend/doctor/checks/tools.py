@@ -8,8 +8,8 @@ import numpy as np
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import (
-    AS_PAGE,
     CRITICAL,
+    PAGE_SUMMARY,
     PROOF,
     SIGNAL,
     WARNING,
@@ -19,7 +19,7 @@ from uptrend.doctor.check import (
     check,
     warn_if,
 )
-from uptrend.doctor.groups import count_flags, seen_in
+from uptrend.doctor.groups import count_flags, rollout_evidence
 from uptrend.records import Ending, Evidence
 from uptrend.records.table import RolloutTable
 
@@ -50,7 +50,7 @@ def too_many_failed(case: Case, by_tool: bool) -> Found | Lacking | None:
     if len(failed) == 0 or len(rollouts) == 0:
         return Lacking("failed rollouts were not counted")
     share = float(failed.sum() / max(1.0, rollouts.sum()))
-    ended = case.course("sampling/ended/tool-error/share")
+    ended = case.summary("sampling/ended/tool-error/share")
     is_by_tool = ended is not None and float(np.mean(ended.values)) > share / 2
     if share < MIN_FAILED_SHARE or len(failed) < FEWEST or is_by_tool is not by_tool:
         return None
@@ -71,8 +71,8 @@ def never_called(case: Case) -> Answer:
     answers = [_single_turns(case)]
     if lacking := case.why_no_rollouts(["messages"]):
         return [Lacking(lacking), *answers]
-    rows = case.rows_with("messages")
-    total = sum(map(len, case.rows_with("messages")))
+    rows = case.tables_with("messages")
+    total = sum(map(len, case.tables_with("messages")))
     if _results(rows) or any(r.messages.calls_m.null_count < len(r.messages.calls_m) for r in rows):
         return answers
     spoken_m = [
@@ -87,15 +87,18 @@ def never_called(case: Case) -> Answer:
         f"0 of {total} rollouts call a tool, though prompts speak of tools; {tried} tried and could"
         " not be read"
     )
-    return [*answers, Found(WARNING, SIGNAL, AS_PAGE, [seen_in(rows, spoken, text, 0.0, TURNS)])]
+    return [
+        *answers,
+        Found(WARNING, SIGNAL, PAGE_SUMMARY, [rollout_evidence(rows, spoken, text, 0.0, TURNS)]),
+    ]
 
 
 def _single_turns(case: Case) -> Found | Lacking | None:
     """Judge by scalars: rollouts of one turn where several are allowed, and no token from a
     tool.
     """
-    turns = case.course(TURNS)
-    told = case.course("tokens/tool/count")
+    turns = case.summary(TURNS)
+    told = case.summary("tokens/tool/count")
     allowed = case.value("sampling.max_turns")
     if turns is None:
         return Lacking("turns were not counted")
@@ -118,7 +121,7 @@ def errors_swallowed(case: Case) -> Answer:
     answers = [failed] if isinstance(failed, Found) else []
     if lacking := case.why_no_rollouts(["messages"]):
         return [*answers, Lacking(lacking)]
-    rows = case.rows_with("messages")
+    rows = case.tables_with("messages")
     results = _results(rows)
     if not results and not any(
         r.messages.calls_m.null_count < len(r.messages.calls_m) for r in rows
@@ -149,8 +152,8 @@ def errors_swallowed(case: Case) -> Answer:
         f"{count} of {results} tool results are breakdowns; {scored} rollouts with one were scored"
         " as wrong answers"
     )
-    shown = [seen_in(rows, flags, text, count / max(results, 1)), *examples[:1]]
-    return [*answers, Found(WARNING, PROOF if has_ended else SIGNAL, AS_PAGE, shown)]
+    shown = [rollout_evidence(rows, flags, text, count / max(results, 1)), *examples[:1]]
+    return [*answers, Found(WARNING, PROOF if has_ended else SIGNAL, PAGE_SUMMARY, shown)]
 
 
 @check("task.state-leaks", columns=["messages", "task"])
@@ -158,7 +161,7 @@ def state_leaks(case: Case) -> Answer:
     """Report rollouts of a task that did exactly the same and were shown different things, early or
     late.
     """
-    rows = case.rows_with("messages", "task")
+    rows = case.tables_with("messages", "task")
     repeated = 0
     differing = list[tuple[RolloutTable, int, str]]()
     for r in dict.fromkeys((rows[0], rows[-1])):
@@ -175,7 +178,7 @@ def state_leaks(case: Case) -> Answer:
         " same history"
     )
     first = Evidence(text, len(differing) / repeated, step=r.step, rollout=r.name(rollout))
-    return Found(WARNING, SIGNAL, AS_PAGE, [first, Evidence(f"such as {said!r}")])
+    return Found(WARNING, SIGNAL, PAGE_SUMMARY, [first, Evidence(f"such as {said!r}")])
 
 
 def _results(rows: list[RolloutTable]) -> int:

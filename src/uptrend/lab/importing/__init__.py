@@ -19,7 +19,7 @@ from uptrend.lab.importing.reading import FIELDS, Journal, JournalItem, read_jou
 from uptrend.lab.notebook import LOG, PROBLEM, Notebook, new_pages
 from uptrend.present.formatting import cell, render
 from uptrend.records import Hypothesis, Priority
-from uptrend.records.directory import plain_disk_errors, write_whole
+from uptrend.records.files import explain_disk_errors, write_atomically
 
 __all__ = ["Imported", "hypothesis_key", "import_journals"]
 
@@ -137,9 +137,9 @@ def _put(notebook: Notebook, imported: Imported, page: str, texts: dict[str, str
     for key, content in texts.items():
         text = put_block(text, f"{KEPT} {key}", content)
     if texts and text != there:
-        with plain_disk_errors(path.parent):
+        with explain_disk_errors(path.parent):
             path.parent.mkdir(exist_ok=True)
-        write_whole(path, text.encode())
+        write_atomically(path, text.encode())
         imported.written += [path] if path not in imported.written else []
     return new
 

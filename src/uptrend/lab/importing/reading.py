@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from uptrend.records import LabError
-from uptrend.records.memory import read_whole
+from uptrend.records.files import read_named
 
 WORDS = tomllib.loads((Path(__file__).parent / "words.toml").read_text(encoding="utf-8"))
 FIELDS: dict[str, list[str]] = WORDS["fields"]
@@ -112,7 +112,7 @@ class Journal:
 def read_journal(path: Path) -> Journal:
     """Read a file and recognize what has a known form."""
     try:
-        text = read_whole(path).decode("utf-8").removeprefix("\ufeff")
+        text = read_named(path).decode("utf-8").removeprefix("\ufeff")
     except FileNotFoundError:
         raise LabError(f"There is no file {path}.") from None
     except UnicodeDecodeError as error:

@@ -28,7 +28,7 @@ from uptrend.present.formatting import (
     render,
 )
 from uptrend.records import Comparison, Direction, Hypothesis, Status, Verdict, dialects
-from uptrend.records.directory import plain_disk_errors, write_whole
+from uptrend.records.files import explain_disk_errors, write_atomically
 from uptrend.records.metrics import find_metric, name_of
 
 __all__ = ["ArmRun", "ConfigChange", "Entry", "change_of", "record"]
@@ -47,7 +47,7 @@ def record(notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry) ->
     ]
     curves = keep_curves(folder / CURVES, notebook.folder, h.metric, entry.runs)
     pictures = list[Path]()
-    with plain_disk_errors(folder):
+    with explain_disk_errors(folder):
         if verdict.comparisons:
             pictures.append(save_intervals(folder / "intervals.png", h, verdict))
         if kinds(h, curves):
@@ -57,7 +57,7 @@ def record(notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry) ->
 
     page = read_page(notebook.path_of(h.id))
     results = render("lab/templates/results.md", pictures=pictures, **told)
-    write_whole(
+    write_atomically(
         page.path, (page.head + put_block(page.body, "results", results, "## Results")).encode()
     )
     notebook.set_status(h.id, verdict.status, verdict.confidence)
@@ -78,7 +78,7 @@ def record(notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry) ->
 def _put(path: Path, name: str, content: str) -> None:
     # Write a block of a page that may not be there yet.
     text = path.read_bytes().decode() if path.exists() else ""
-    write_whole(path, put_block(text, name, content).encode())
+    write_atomically(path, put_block(text, name, content).encode())
 
 
 class ConfigChange(NamedTuple):
@@ -123,7 +123,7 @@ def _write_fix(
         _put(page, "fix", f"**Taken back** on {entry.date[:10]}: {verdict.sentence}")
         return [page]
     both = [c for c in curves if c.arm in (change.before, change.after)]
-    with plain_disk_errors(folder):
+    with explain_disk_errors(folder):
         folder.mkdir(exist_ok=True)
         drawn = [save_curves(picture, h, both)] if kinds(h, both) else []
     gone = [key for key, value in change.values.items() if value is None]
@@ -134,7 +134,7 @@ def _write_fix(
     head += "".join(
         f"# Leave out {key}.\n" for key in gone if not any(key.startswith(f"{k}.") for k in gone)
     )
-    write_whole(override, f"{head}\n{to_recipe(nest(change.values))}".encode())
+    write_atomically(override, f"{head}\n{to_recipe(nest(change.values))}".encode())
     c = change.comparison
     to_arm = change.before == h.control.name
     means = (c.control_mean, c.arm_mean) if to_arm else (c.arm_mean, c.control_mean)
@@ -146,7 +146,7 @@ def _write_fix(
     elsewhere = list[list[str]]()  # one row per value: the same in other trainers
     for key, value in change.values.items():
         elsewhere.append([f"`{assignments({key: value})}`"])
-        for trainer in dialects.TRAINERS:
+        for trainer in dialects.TRAINER_NAMES:
             found = dialects.to_theirs(
                 key, value, trainer, change.values.get
             ) or dialects.Assignment({})
@@ -169,7 +169,7 @@ def _write_fix(
             f"{key}={to_toml(value)}" for key, value in change.values.items() if value is not None
         ],
         elsewhere=markdown_table(
-            ("Uptrend", *(TRAINERS[who] for who in dialects.TRAINERS)), elsewhere
+            ("Uptrend", *(TRAINERS[who] for who in dialects.TRAINER_NAMES)), elsewhere
         ),
         advice=complete_fix(CATALOGUE[h.cause].fix) if h.cause in CATALOGUE else None,
         trainers=TRAINERS,

@@ -17,8 +17,8 @@ from uptrend.lab.journal.verdicts import HELPERS, decisive, differences
 from uptrend.lab.notebook import PROBLEM, README, Notebook, phases, roadmap, status_table
 from uptrend.present.formatting import assignments, render
 from uptrend.records import Comparison, Direction, Hypothesis, LabError, Verdict
-from uptrend.records.directory import plain
-from uptrend.records.memory import read_text
+from uptrend.records.files import read_text
+from uptrend.records.lines import plain
 
 # A comment on a line of its own.
 COMMENT = re.compile(r"^<!--.*?-->[ \t]*$\n?", re.MULTILINE | re.DOTALL)

@@ -14,12 +14,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from uptrend.doctor.trend import REWARD
+from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.lab.measure import curve_of, in_line
 from uptrend.present.drawing import thin_curve
 from uptrend.records import Interval, LabError, RecordError, Run, Verdict
-from uptrend.records.directory import plain, write_whole
-from uptrend.records.memory import parse_json, read_file
+from uptrend.records.files import parse_json, read_file, write_atomically
+from uptrend.records.lines import plain
 from uptrend.records.view import view_of
 
 T = typing.TypeVar("T")
@@ -126,14 +126,14 @@ def _curves_of(folder: Path, metric: str) -> Curves | None:
         return tuple((step, float(f"{value:.4g}")) for step, value in found)
 
     shown = curve_of(metric)
-    own = () if shown in (ACCURACY, REWARD) else points(shown)
-    return Curves("", 0, "", points(ACCURACY), points(REWARD), own)
+    own = () if shown in (ACCURACY, REWARD_METRIC) else points(shown)
+    return Curves("", 0, "", points(ACCURACY), points(REWARD_METRIC), own)
 
 
 def write(path: Path, value: Mapping[str, Any], indent: int | None = None) -> Path:
     """Write a table as JSON, whole, with its schema."""
     value = {"schema": SCHEMA, **value}
-    write_whole(
+    write_atomically(
         path,
         json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False).encode()
         + b"\n",

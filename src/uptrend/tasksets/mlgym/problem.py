@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from uptrend.records import TasksetError
-from uptrend.records.memory import MAX_RECIPE, TOO_DEEP, read_file
+from uptrend.records.files import MAX_RECIPE_BYTES, TOO_DEEP, read_file
 from uptrend.sandbox import Bounds, FileProblem, Sandbox
 
 SHIPPED = Path(__file__).with_name("shipped")
@@ -311,7 +311,7 @@ def _read_yaml(root: Path, path: Path) -> TaskFile:
     if path.exists() and not path.is_file():  # to read a named pipe never ends
         raise TasksetError(f"{path} is not a file.")
     try:
-        table = yaml.safe_load(read_file(path, MAX_RECIPE).decode("utf-8"))
+        table = yaml.safe_load(read_file(path, MAX_RECIPE_BYTES).decode("utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise TasksetError(f"{path} can't be read: {error}.") from None
     except RecursionError:

@@ -10,15 +10,15 @@ largest has a million lines and 250 MB, the largest run 100,000 steps of 65 metr
 """
 
 import contextlib
+import errno
 import io
 import json
-import math
 import os
 import stat
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -28,39 +28,39 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # Bytes, decompressed, of a log that is read line by line: four times the largest that is known.
-MAX_LOG = 1 << 30
+MAX_LOG_BYTES = 1 << 30
 # Bytes, decompressed, of a line or of a file that is in memory whole: its text and its values take
 # several times that.
-MAX_WHOLE = 128 << 20
+MAX_FILE_BYTES = 128 << 20
 # Bytes of a recipe, a script or settings: thousands of times what people write.
-MAX_RECIPE = 16 << 20
+MAX_RECIPE_BYTES = 16 << 20
 # Reason of a refusal: the limit is that of Python's own stack.
 TOO_DEEP = "its values are nested too deeply"
 # Values in one piece of JSON. Python takes about 100 bytes for each, in a list or with its name.
 MAX_VALUES = 5_000_000
-VALUE_SIZE = 100
+VALUE_BYTES = 100
 # Bytes, by `size_in_memory`, of the lines of a file that are held at a time: 100,000 lines of 65
 # metrics take 0.9 GB.
-MAX_LINES = 1_500_000_000
+MAX_LINES_BYTES = 1_500_000_000
 # Rows times columns of a table of numbers, 8 bytes each.
 MAX_CELLS = 50_000_000
 # Rows of the rollouts of a step, and bytes that they take decoded: 1,000 rollouts of 30,000 tokens
 # take as much. A Parquet file's size says nothing of either, as any number of equal values takes a
 # few bytes there.
 MAX_TABLE_ROWS = 300_000
-MAX_TABLE = 1 << 30
+MAX_TABLE_BYTES = 1 << 30
 _ROWS_AT_ONCE = 1024
 _BYTES_AT_ONCE = 128 << 20
 # Bytes by Parquet's type of a column; a text's are those of its place.
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
 # Bytes beyond what a process has at its start, for what no bound foresees: judging 100,000 steps
 # takes 1 GB.
-MAX_PROCESS = 3 << 30
+MAX_PROCESS_BYTES = 3 << 30
 # Tries to open a file that its writer is just putting another one in the place of.
-TRIES = 5
+MAX_TRIES = 5
 # O_NONBLOCK: a pipe would be waited for, and with it whoever asked. Windows has neither the flag
 # nor such pipes.
-FLAGS = (
+OPEN_FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_NONBLOCK", 0)
     | getattr(os, "O_CLOEXEC", 0)
@@ -92,8 +92,8 @@ def open_file(path: Path) -> BinaryIO:
     What the system says, such as FileNotFoundError, is passed on.
     """
     folders = _folders.get()
-    for _ in range(TRIES):
-        descriptor = os.open(path, FLAGS)
+    for _ in range(MAX_TRIES):
+        descriptor = os.open(path, OPEN_FLAGS)
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
@@ -139,7 +139,7 @@ def check_size(path: Path | str, size: int, most: int) -> None:
         )
 
 
-def read_whole(path: Path, most: int = MAX_WHOLE) -> bytes:
+def read_named(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
     """Return the bytes of a file that somebody named; RecordError where there are too many."""
     with open_named(path) as file:
         return _read_all(path, file, most)
@@ -163,7 +163,7 @@ def size_in_memory(line: str | bytes) -> int:
     """Return about how many bytes a line of JSON or of a table takes, with the values that are made
     of it.
     """
-    return len(line) + VALUE_SIZE * (count_values(line) + 1)
+    return len(line) + VALUE_BYTES * (count_values(line) + 1)
 
 
 def check_values(path: Path, text: str) -> None:
@@ -196,7 +196,7 @@ def read_json(path: Path) -> Any:
     return parse_json(text)
 
 
-def read_file(path: Path, most: int = MAX_WHOLE) -> bytes:
+def read_file(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
     """Return what a file of a folder holds; RecordError for a pipe or a device, and where there are
     too many bytes.
     """
@@ -258,7 +258,7 @@ def read_table(
             # What metadata say may be wrong: what comes out is counted too.
             for batch in file.iter_batches(rows_at_once, columns=columns, use_threads=False):
                 size += batch.nbytes
-                check_size(path, size, MAX_TABLE)
+                check_size(path, size, MAX_TABLE_BYTES)
                 batches.append(batch)
     except (pa.ArrowInvalid, OSError) as error:
         raise RecordError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
@@ -282,7 +282,7 @@ def _check_metadata(path: Path, metadata: Any, columns: Sequence[str] | None) ->
         chunks = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
     size = sum(chunk.num_values * _WIDTHS.get(chunk.physical_type, 4) for chunk in chunks)
     # small integers take less in memory than Parquet's type says
-    check_size(path, size // 2, MAX_TABLE)
+    check_size(path, size // 2, MAX_TABLE_BYTES)
     # A text that many rows share is in the file once, and in each row when it is read.
     longest: dict[str, int] = {}
     for chunk in chunks:
@@ -293,45 +293,7 @@ def _check_metadata(path: Path, metadata: Any, columns: Sequence[str] | None) ->
     return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, sum(longest.values()))))
 
 
-def count_cores() -> int:
-    """Return the number of cores that this process may use: a container may allow fewer than the
-    machine has.
-    """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the version of each package; those that are not installed are left out."""
-    versions: dict[str, str] = {}
-    for package in packages:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def free_memory() -> float:
-    """Return the bytes of memory that are free, within the limit of a container; infinite where
-    nothing says so.
-    """
-    free = math.inf
-    try:
-        free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            # memory in use by the disk cache alone counts as free
-            if line.startswith("MemAvailable:"):
-                free = 1024.0 * int(line.split()[1])
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text(encoding="ascii"))
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-        free = min(free, float(limit - used))
-    except (OSError, ValueError):  # another system, or no limit
-        pass
-    return free
-
-
-def limit_memory(most: int = MAX_PROCESS) -> None:
+def limit_memory(most: int = MAX_PROCESS_BYTES) -> None:
     """Let this process take so many bytes beyond those that it has, whatever the bounds above miss.
 
     For a process of ours alone: what else reserves addresses, as CUDA and threads do, is counted
@@ -350,8 +312,56 @@ def limit_memory(most: int = MAX_PROCESS) -> None:
         )
 
 
-def too_much_memory(path: Path | str, most: int = MAX_PROCESS) -> RecordTooLarge:
+def too_much_memory(path: Path | str, most: int = MAX_PROCESS_BYTES) -> RecordTooLarge:
     """Return the error of a file that takes more memory than a process may have."""
     return RecordTooLarge(
         f"{path} is too large: reading it takes more than {megabytes(most)} of memory."
     )
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    if sys.platform == "win32":  # has no way to do so for a folder, or for a file that is only read
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # some network disks know it for files alone
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a whole file beside its place and rename it there, so that nobody sees half of it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with explain_disk_errors(path):
+        try:
+            with beside.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "it would be larger than a file may be here",
+    errno.EACCES: "permission was denied",
+    errno.EROFS: "the disk can only be read",
+}
+
+
+@contextlib.contextmanager
+def explain_disk_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the system into a RecordError that a person can act on."""
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0) or error.strerror or str(error)
+        raise RecordError(f"{path} could not be written: {reason}.") from error
