@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from uptrend.doctor.case import FIRST, Case, Curve
+from uptrend.doctor.case import FIRST_STEPS_READ, Case, CurveSummary
 from uptrend.doctor.check import (
-    AS_PAGE,
     CRITICAL,
     NOTE,
+    PAGE_SUMMARY,
     PROOF,
     SIGNAL,
     SUSPICION,
@@ -22,8 +22,8 @@ from uptrend.doctor.check import (
     warn_if,
 )
 from uptrend.doctor.checks.rewards import EVALUATIONS, stands_still
-from uptrend.doctor.groups import group_sum, seen_in
-from uptrend.doctor.trend import LEVEL, HeldoutChange, trend_until
+from uptrend.doctor.groups import group_sum, rollout_evidence
+from uptrend.doctor.trend import SIGNIFICANCE_LEVEL, HeldoutChange, trend_until
 from uptrend.present.formatting import number
 from uptrend.records import Evidence, RecordError, Role, TrendKind
 from uptrend.records.table import Flags, Floats, RolloutTable
@@ -56,7 +56,7 @@ def order(case: Case) -> Answer:
     tables = []
     families = []
     prompt_lengths = []
-    for table in case.rows:
+    for table in case.tables:
         if table.group_n is not None:
             # One rollout per group stands for its task.
             _, heads = np.unique(table.group_n, return_index=True)
@@ -100,7 +100,7 @@ def order(case: Case) -> Answer:
         " late"
     )
     evidence = Evidence(text, shifted_share, step=tables[half].step)
-    return Found(WARNING, PROOF, AS_PAGE, [evidence])
+    return Found(WARNING, PROOF, PAGE_SUMMARY, [evidence])
 
 
 def _chi_squared_deviations(counts: Floats) -> float:
@@ -128,7 +128,7 @@ def repeats(case: Case) -> Answer:
     """Report steps with more groups than there are tasks, the same task twice in a step, and too
     few different ones.
     """
-    tables = [table for table in case.rows if table.task_n is not None]
+    tables = [table for table in case.tables if table.task_n is not None]
     if not tables:
         return Lacking("some rollouts have no task id")
     if any(table.group_n is None for table in tables):
@@ -165,7 +165,7 @@ def _more_groups_than_tasks(
         return None
     text = f"a step has {groups} groups, and there are {tasks} tasks"
     evidence = Evidence(text, groups, step=tables[0].step)
-    return Found(WARNING, PROOF, AS_PAGE, [evidence], EXCEEDS_ID)
+    return Found(WARNING, PROOF, PAGE_SUMMARY, [evidence], EXCEEDS_ID)
 
 
 def _repeated_within_steps(tables: list[RolloutTable], drawn: list[list[str]]) -> Found | None:
@@ -178,8 +178,8 @@ def _repeated_within_steps(tables: list[RolloutTable], drawn: list[list[str]]) -
         " group of the step has"
     )
     flags = [_flag_repeats(table) for table in tables]
-    evidence = seen_in(tables, flags, text, unique / groups)
-    return Found(WARNING, PROOF, AS_PAGE, [evidence], DUPLICATES_ID)
+    evidence = rollout_evidence(tables, flags, text, unique / groups)
+    return Found(WARNING, PROOF, PAGE_SUMMARY, [evidence], DUPLICATES_ID)
 
 
 def _flag_repeats(table: RolloutTable) -> Flags:
@@ -199,7 +199,10 @@ def _too_few_different(
     declared = _task_count(case)
     if declared is None or case.value("tasks.stages"):
         return None
-    for steps, min_variety in ((FIRST, MIN_VARIETY_AT_FIRST), (len(tables), MIN_VARIETY)):
+    for steps, min_variety in (
+        (FIRST_STEPS_READ, MIN_VARIETY_AT_FIRST),
+        (len(tables), MIN_VARIETY),
+    ):
         draws = sum(map(len, drawn[:steps]))
         different = len(set().union(*drawn[:steps]))
         expected = declared * (1 - np.exp(-draws / declared))
@@ -211,14 +214,14 @@ def _too_few_different(
                 f" {expected:.0f}"
             )
             evidence = Evidence(text, different / expected, step=tables[:steps][-1].step)
-            return Found(WARNING, PROOF, AS_PAGE, [evidence], DUPLICATES_ID)
+            return Found(WARNING, PROOF, PAGE_SUMMARY, [evidence], DUPLICATES_ID)
     return None
 
 
 @check("data.leak", columns=["task"])
 def leak(case: Case) -> Answer:
     """Report held-out tasks that are trained on."""
-    tables = [table for table in case.rows if table.task_n is not None]
+    tables = [table for table in case.tables if table.task_n is not None]
     if not tables:
         return Lacking("some rollouts have no task id")
     heldout_tasks = _heldout_tasks(case)
@@ -237,8 +240,8 @@ def leak(case: Case) -> Answer:
         f"{len(leaked)} of {len(heldout_tasks)} held-out tasks are among the {len(trained)} trained"
         f" on in {len(tables)} steps"
     )
-    evidence = seen_in(tables, flags, text, len(leaked) / len(heldout_tasks))
-    return Found(CRITICAL, PROOF, AS_PAGE, [evidence])
+    evidence = rollout_evidence(tables, flags, text, len(leaked) / len(heldout_tasks))
+    return Found(CRITICAL, PROOF, PAGE_SUMMARY, [evidence])
 
 
 def _heldout_tasks(case: Case) -> set[str]:
@@ -261,8 +264,8 @@ MIN_TIMES_MET = 2
 MIN_TIMES_MET_OFTEN = 5
 # p-values below which that gap is no chance, and below which a held-out fall is sure even where
 # nothing else shows large steps.
-GAP_LEVEL = LEVEL / 5
-SURE_FALL_LEVEL = LEVEL / 10
+GAP_LEVEL = SIGNIFICANCE_LEVEL / 5
+SURE_FALL_LEVEL = SIGNIFICANCE_LEVEL / 10
 # Smallest p-value that is printed.
 MIN_PRINTED_P = 1e-4
 # Least variance of right answers, so that a share of 0 or 1 has a unit too.
@@ -272,10 +275,10 @@ MIN_CORRECT_VARIANCE = 0.01
 def times_met(case: Case) -> float:
     """Return how often a task was met on average; 0 where it is not known."""
     drawn: list[str] = []
-    for table in case.rows:
+    for table in case.tables:
         if table.group_n is not None:
             drawn += _drawn_tasks(table)
-    per_step = len(drawn) / len(case.rows) if drawn else case.value("sampling.groups", 0)
+    per_step = len(drawn) / len(case.tables) if drawn else case.value("sampling.groups", 0)
     tasks = _task_count(case)
     different = len(set(drawn))
     # Draws that repeat themselves show how many tasks there are: the config may ask for more.
@@ -309,7 +312,7 @@ def heldout_falls(case: Case) -> Answer:
 
 
 def _heldout_evidence(change: HeldoutChange) -> Evidence:
-    step = change.at[-1]
+    step = change.steps[-1]
     text = f"Held out {change.effect:+.3g} by step {step}."
     return Evidence(text, change.effect, "eval", step)
 
@@ -320,7 +323,7 @@ def _heldout_levels(change: HeldoutChange) -> str:
 
 def _memorized(case: Case, change: HeldoutChange) -> Found | None:
     """Find training tasks that are learned while held-out ones are not."""
-    right = case.course(CORRECT_METRIC)
+    right = case.summary(CORRECT_METRIC)
     if right is None or not _is_left_behind(case, right, change):
         return None
     times = times_met(case)
@@ -336,11 +339,11 @@ def _memorized(case: Case, change: HeldoutChange) -> Found | None:
     return Found(WARNING, SIGNAL, summary, evidence, "data.memorized")
 
 
-def _is_left_behind(case: Case, right: Curve, change: HeldoutChange) -> bool:
+def _is_left_behind(case: Case, right: CurveSummary, change: HeldoutChange) -> bool:
     """Return True where training tasks are solved more often than held-out ones, which fell or did
     not follow.
     """
-    rise = trend_until(case.view, CORRECT_METRIC, change.at[-1])
+    rise = trend_until(case.view, CORRECT_METRIC, change.steps[-1])
     if rise is None or rise.effect - change.effect < MIN_GAP:
         return False
     if change.fell and right.last - change.last > MIN_GAP:
@@ -365,7 +368,7 @@ def _fall_in_words(change: HeldoutChange) -> str:
 
 def _rewarded_alone(case: Case, change: HeldoutChange) -> Found | None:
     """Find a held-out score that falls while the training reward does not."""
-    right = case.course(CORRECT_METRIC)
+    right = case.summary(CORRECT_METRIC)
     # Without right answers in training, several evaluations must show it.
     is_all_we_know = right is None and len(change.scores) >= EVALUATIONS
     does_not_fall = is_all_we_know and case.trend.kind is not TrendKind.FALLING
@@ -419,14 +422,14 @@ def _signs_of_large_steps(case: Case) -> list[Evidence]:
         if share > LARGE_UPDATE_SHARE:
             evidence.append(Evidence(f"A step is {share:.1%} of the weights' length.", share))
 
-    entropy = case.course(ENTROPY_METRIC)
+    entropy = case.summary(ENTROPY_METRIC)
     if entropy is not None:
-        lower, higher = sorted((entropy.begin, entropy.last))
+        lower, higher = sorted((entropy.initial, entropy.last))
         if lower < math.exp(-LARGE_ENTROPY_CHANGE) * higher:
-            text = f"Entropy {entropy.begin:.3g} → {entropy.last:.3g}."
+            text = f"Entropy {entropy.initial:.3g} → {entropy.last:.3g}."
             evidence.append(case.evidence(entropy.metric, text))
 
-    right = case.course(CORRECT_METRIC)
+    right = case.summary(CORRECT_METRIC)
     if right is not None:
         first = float(right.values[0])
         if first > max(MIN_LOSS_FACTOR * right.last, right.last + MIN_GAP):
@@ -436,9 +439,9 @@ def _signs_of_large_steps(case: Case) -> list[Evidence]:
 
 
 # The intervals of both rates are 99.5% ones.
-RATE_LEVEL = LEVEL / 10
+RATE_LEVEL = SIGNIFICANCE_LEVEL / 10
 # Chance below which groups that mostly answer right can't be of the evaluated kind.
-MAJORITY_LEVEL = LEVEL / 50
+MAJORITY_LEVEL = SIGNIFICANCE_LEVEL / 50
 # Part of a curve that its level before training is measured on.
 FIRST_SHARE = 0.05
 
@@ -458,7 +461,7 @@ def unlike_training(case: Case) -> Answer:
         return None  # another taskset may be harder
     eval_step = int(entry.get("step", 0))
     steps, right_shares = case.curve(CORRECT_METRIC)
-    is_near = np.abs(steps - eval_step) <= FIRST
+    is_near = np.abs(steps - eval_step) <= FIRST_STEPS_READ
     if not is_near.any():
         return None
 
@@ -482,7 +485,7 @@ def unlike_training(case: Case) -> Answer:
     length = start(case.curve(LENGTH_METRIC)[1], FIRST_SHARE)
     min_training = heldout_low * math.exp(-entropy * length)
     # What most of a group says is what the model says greedily, nearly always.
-    won, groups = _groups_mostly_right(case, eval_step + FIRST)
+    won, groups = _groups_mostly_right(case, eval_step + FIRST_STEPS_READ)
     chance = _chance_of_more(won, groups, heldout_right, tasks)
     is_within = training_low <= max_training and training_high >= min_training
     if is_within and chance >= MAJORITY_LEVEL:
@@ -512,9 +515,9 @@ def _groups_mostly_right(case: Case, last_step: int) -> tuple[int, int]:
     """
     won = 0
     groups = 0
-    for group in case.groups:
-        correct_n = group.rows.by_rollout("correct")[group.place_n]
-        if group.rows.step <= last_step and np.isfinite(correct_n).all():
+    for group in case.grouped_steps:
+        correct_n = group.table.by_rollout("correct")[group.index_n]
+        if group.table.step <= last_step and np.isfinite(correct_n).all():
             correct_g = group_sum(correct_n, group.group_n)
             won += int((correct_g > 0.5 * group.size_g).sum())
             groups += len(group.size_g)
@@ -549,5 +552,5 @@ def eval_noise(case: Case) -> Answer:
         f" {low:+.3g} to {high:+.3g}: it shows neither a gain nor a loss."
     )
     text = f"{change.first:.3g} → {change.last:.3g}."
-    evidence = Evidence(text, change.effect, "eval", change.at[-1])
+    evidence = Evidence(text, change.effect, "eval", change.steps[-1])
     return Found(NOTE, PROOF, summary, [evidence])

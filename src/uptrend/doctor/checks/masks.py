@@ -10,10 +10,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import AS_PAGE, CRITICAL, PROOF, WARNING, Found, Lacking, by_share, check
-from uptrend.doctor.groups import count_flags, group_sum, seen_in
+from uptrend.doctor.check import (
+    CRITICAL,
+    PAGE_SUMMARY,
+    PROOF,
+    WARNING,
+    Found,
+    Lacking,
+    check,
+    severity_by_share,
+)
+from uptrend.doctor.groups import count_flags, group_sum, rollout_evidence
 from uptrend.records import Ending, Evidence, Role
-from uptrend.records.rollout import AT_A_LIMIT
+from uptrend.records.rollout import LIMIT_ENDINGS
 from uptrend.records.table import Flags, Floats, Ints, RolloutTable
 
 # Share of the model's tokens outside the loss, and of prompt or tool tokens hidden, from which
@@ -47,7 +56,7 @@ def loss_by_role(case: Case) -> list[Found | None]:
     """Report trained tokens that the model did not write, and tokens that it wrote without weight
     in the loss.
     """
-    tables = case.rows_with("roles", "weights")
+    tables = case.tables_with("roles", "weights")
     trained: list[Flags] = []
     expected: list[Flags] = []
     untrained: list[Flags] = []
@@ -77,7 +86,7 @@ def _trained_foreign_tokens(tables: list[RolloutTable], trained: list[Flags]) ->
         evidence.append(_seen_tokens(tables, foreign.flags, text, float(foreign.count)))
     if not evidence:
         return None
-    return Found(CRITICAL, PROOF, AS_PAGE, evidence, "mask.tool-trained")
+    return Found(CRITICAL, PROOF, PAGE_SUMMARY, evidence, "mask.tool-trained")
 
 
 def _untrained_own_tokens(
@@ -95,7 +104,7 @@ def _untrained_own_tokens(
         " why"
     )
     summary = f"{share:.1%} of what the model wrote is left out of the loss without a reason."
-    severity = by_share(share, critical=CRITICAL_UNTRAINED_SHARE)
+    severity = severity_by_share(share, critical=CRITICAL_UNTRAINED_SHARE)
     evidence = _seen_tokens(tables, flags, text, share)
     return Found(severity, PROOF, summary, [evidence], "mask.model-untrained")
 
@@ -109,7 +118,7 @@ def _untrained_stop_tokens(
         return None
     text = f"{count:,} of {count_flags(stops):,} sampled stop tokens have no weight in the loss"
     evidence = _seen_tokens(tables, flags, text, float(count))
-    return Found(WARNING, PROOF, AS_PAGE, [evidence], "mask.stop-untrained")
+    return Found(WARNING, PROOF, PAGE_SUMMARY, [evidence], "mask.stop-untrained")
 
 
 def _expected_t(case: Case, table: RolloutTable, weight_t: Floats) -> Flags:
@@ -123,7 +132,7 @@ def _expected_t(case: Case, table: RolloutTable, weight_t: Floats) -> Flags:
     if table.has("reward") or is_ours:
         is_trained_n &= ~np.isnan(table.reward_n)
     if case.value("learning.mask_truncated", not is_ours):
-        limits = [ending.value for ending in AT_A_LIMIT]
+        limits = [ending.value for ending in LIMIT_ENDINGS]
         is_trained_n &= ~np.isin(table.ended_n, limits)
     return np.asarray(table.model_t & ~np.isnan(weight_t) & is_trained_n[table.rollout_t])
 
@@ -145,7 +154,7 @@ def attention_blind(case: Case) -> Found | Lacking | None:
     """Report a learner that could not see its question, by recorded attention or by its
     log-probabilities.
     """
-    tables = case.rows_with("roles", "attended")
+    tables = case.tables_with("roles", "attended")
     hidden = [table.read_tokens("attended") == 0 for table in tables]
     evidence = []
     largest_share = 0.0
@@ -157,8 +166,8 @@ def attention_blind(case: Case) -> Found | Lacking | None:
         evidence.append(_seen_tokens(tables, foreign.flags, text, foreign.share))
         largest_share = max(largest_share, foreign.share)
     if evidence:
-        severity = by_share(largest_share, critical=CRITICAL_HIDDEN_SHARE)
-        return Found(severity, PROOF, AS_PAGE, evidence)
+        severity = severity_by_share(largest_share, critical=CRITICAL_HIDDEN_SHARE)
+        return Found(severity, PROOF, PAGE_SUMMARY, evidence)
 
     indifference = _indifference_to_prompts(case)
     if indifference is not None:
@@ -167,7 +176,7 @@ def attention_blind(case: Case) -> Found | Lacking | None:
             " prompt."
         )
         return Found(CRITICAL, PROOF, summary, [indifference])
-    if any(table.has("attended") for table in case.rows):
+    if any(table.has("attended") for table in case.tables):
         return None
     return Lacking(
         "what attention could see was not recorded; preflight's prompt swap asks the model"
@@ -179,7 +188,7 @@ def retokenized(case: Case) -> list[Found | None]:
     """Report trained tokens that were not sampled as they stand: decoded and tokenized anew, or put
     there.
     """
-    tables = case.rows_with("ids", "roles", "sampler")
+    tables = case.tables_with("ids", "roles", "sampler")
     return [_unsampled_tokens(tables), _ragged_columns(tables)]
 
 
@@ -204,7 +213,7 @@ def _unsampled_tokens(tables: list[RolloutTable]) -> Found | None:
         f"{count:,} of {total:,} generated tokens in the loss have no log-probability or version of"
         " a sampler"
     )
-    return Found(CRITICAL, PROOF, AS_PAGE, [_seen_tokens(tables, flags, text, count / total)])
+    return Found(CRITICAL, PROOF, PAGE_SUMMARY, [_seen_tokens(tables, flags, text, count / total)])
 
 
 def _ragged_columns(tables: list[RolloutTable]) -> Found | None:
@@ -217,8 +226,8 @@ def _ragged_columns(tables: list[RolloutTable]) -> Found | None:
         count = count_flags(flags)
         if count:
             text = f"in {count:,} rollouts {name} has another number of tokens than ids"
-            evidence.append(seen_in(tables, flags, text, count))
-    return Found(CRITICAL, PROOF, AS_PAGE, evidence) if evidence else None
+            evidence.append(rollout_evidence(tables, flags, text, count))
+    return Found(CRITICAL, PROOF, PAGE_SUMMARY, evidence) if evidence else None
 
 
 @dataclass(frozen=True)
@@ -250,7 +259,7 @@ def _seen_tokens(
     flags_by_rollout = [
         table.flag(table.rollout_t[flags_t]) for table, flags_t in zip(tables, flags, strict=True)
     ]
-    return seen_in(tables, flags_by_rollout, text, value)
+    return rollout_evidence(tables, flags_by_rollout, text, value)
 
 
 # Where two rollouts of different tasks begin with the same words, only the prompts can make a
@@ -260,7 +269,7 @@ def _indifference_to_prompts(case: Case) -> Evidence | None:
     """Return evidence where the sampler's log-probabilities depend on the question and the
     learner's do not.
     """
-    tables = case.rows_with("roles", "ids", "learner", "sampler", "task")
+    tables = case.tables_with("roles", "ids", "learner", "sampler", "task")
     squares = np.zeros(2)
     tokens = 0
     for table in tables:

@@ -12,9 +12,9 @@ import numpy as np
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.check import (
-    AS_PAGE,
     CRITICAL,
     NOTE,
+    PAGE_SUMMARY,
     PROOF,
     SIGNAL,
     WARNING,
@@ -23,7 +23,13 @@ from uptrend.doctor.check import (
     Lacking,
     check,
 )
-from uptrend.doctor.trend import FEWEST_POINTS, LEVEL, REWARD, SHORTEST, SMALLEST
+from uptrend.doctor.trend import (
+    MIN_COLLAPSE_POINTS,
+    MIN_EFFECT,
+    MIN_TREND_POINTS,
+    REWARD_METRIC,
+    SIGNIFICANCE_LEVEL,
+)
 from uptrend.present.formatting import plural
 from uptrend.records import Basis, Evidence, RunView, Severity, Trend, TrendKind
 from uptrend.records.metrics import must_be_finite
@@ -78,7 +84,7 @@ def _unexcused_nonfinite(case: Case) -> dict[str, list[int]]:
     )
     unexcused: dict[str, list[int]] = {}
     for metric, steps in sorted(case.view.nonfinite.items()):
-        if not must_be_finite(metric) and metric != REWARD:
+        if not must_be_finite(metric) and metric != REWARD_METRIC:
             continue
         excused = empty_steps if metric.startswith(DRIVER_METRICS) else idle_steps
         remaining = [step for step in steps if step not in excused]
@@ -112,9 +118,9 @@ AFTER_FALL_SHARE = 0.1
 @check("run.collapsed")
 def collapsed(case: Case) -> Answer:
     """Report a reward that fell from its best and stayed down, and what moved before it."""
-    steps, rewards = case.curve(REWARD)
-    if len(rewards) < SHORTEST:
-        return Lacking(f"fewer than {SHORTEST} points of reward")
+    steps, rewards = case.curve(REWARD_METRIC)
+    if len(rewards) < MIN_COLLAPSE_POINTS:
+        return Lacking(f"fewer than {MIN_COLLAPSE_POINTS} points of reward")
     fall = case.collapse
     if fall is None:
         return None
@@ -133,7 +139,7 @@ def collapsed(case: Case) -> Answer:
         departure, name, _ = departures[0]
         summary += f"; {name} went first, at step {departure}"
     text = f"Best level {fall.best:.3g}, last {fall.last:.3g}."
-    evidence = [Evidence(text, fall.last, REWARD, step)]
+    evidence = [Evidence(text, fall.last, REWARD_METRIC, step)]
     for departure, name, metric in departures:
         text = f"{name} left its range at step {departure}."
         evidence.append(Evidence(text, None, metric, departure))
@@ -224,7 +230,7 @@ def _weights_jump(view: RunView, step: int) -> Found | None:
 
 def _reward_jump(case: Case, step: int) -> Found | None:
     """Find a level shift exactly at a resume, against the noise of its neighborhood."""
-    steps, rewards = case.curve(REWARD)
+    steps, rewards = case.curve(REWARD_METRIC)
     at = int(np.searchsorted(steps, step, side="right"))
     window = rewards[max(0, at - WINDOW_POINTS) : at + WINDOW_POINTS]
     n_before = min(at, WINDOW_POINTS)
@@ -240,14 +246,14 @@ def _reward_jump(case: Case, step: int) -> Found | None:
         f" at step {step}: something was not restored."
     )
     text = f"A shift of {shift.z:.1f} standard errors."
-    return Found(WARNING, SIGNAL, summary, [Evidence(text, shift.change, REWARD, step)])
+    return Found(WARNING, SIGNAL, summary, [Evidence(text, shift.change, REWARD_METRIC, step)])
 
 
 # Chance to show the smallest effect that matters, which a run should have.
 MIN_POWER = 0.8
 # Points from which a trend that shows needs no repeating, and from which a flat run is long enough.
 MIN_POINTS_OF_TREND = 50
-MIN_POINTS_OF_FLAT = 4 * FEWEST_POINTS
+MIN_POINTS_OF_FLAT = 4 * MIN_TREND_POINTS
 # Points needed / points there are, above which "run longer" is no advice.
 MAX_POINTS_FACTOR = 100
 # Spread between rollouts / range of the mean, below which rewards give no scale for an effect.
@@ -259,14 +265,14 @@ def too_short(case: Case) -> Answer:
     """Report a run that can't show the smallest effect that matters, with its power and the points
     that would do.
     """
-    rewards = case.curve(REWARD)[1]
+    rewards = case.curve(REWARD_METRIC)[1]
     trend = case.trend
     if len(rewards) == 0:
         return Lacking("no reward was logged")
     power = trend.power or 0.0
     if power >= MIN_POWER or _is_decided(case, len(rewards)):
         return None
-    smallest = SMALLEST * case.rollout_spread
+    smallest = MIN_EFFECT * case.rollout_spread
     if trend.power is not None and smallest < MIN_SPREAD_SHARE * float(np.ptp(rewards)):
         return Lacking("rollouts hardly differ, so that there is no scale for an effect")
 
@@ -278,8 +284,8 @@ def too_short(case: Case) -> Answer:
     # Nothing was fitted to few points, so that no power is known, and rollouts may not have
     # differed at all.
     if trend.power is None:
-        text = f"{plural(len(rewards), 'point')} of {FEWEST_POINTS}"
-    evidence = Evidence(f"{text}.", trend.power, REWARD, int(case.view.steps[-1]))
+        text = f"{plural(len(rewards), 'point')} of {MIN_TREND_POINTS}"
+    evidence = Evidence(f"{text}.", trend.power, REWARD_METRIC, int(case.view.steps[-1]))
     basis = PROOF if trend.kind is TrendKind.TOO_SHORT else SIGNAL
     # A note: the trend says it already, and a short run is no fault of the recipe.
     return Found(NOTE, basis, advice, [evidence])
@@ -300,7 +306,7 @@ def _advice(rewards: Floats, smallest: float, power_text: str, trend: Trend) -> 
     """Return how little these points can show, and how many would do."""
     points = plural(len(rewards), "point")
     if trend.power is None:
-        return f"{points} of reward can't show a trend: {FEWEST_POINTS} are the least."
+        return f"{points} of reward can't show a trend: {MIN_TREND_POINTS} are the least."
     if trend.kind is TrendKind.LEARNING:
         return f"The trend shows on {points} alone, so that it is worth repeating: {power_text}."
     line = measure_trend(rewards)
@@ -308,7 +314,7 @@ def _advice(rewards: Floats, smallest: float, power_text: str, trend: Trend) -> 
     if line is not None and smallest > 0:
         # The noise of independent points that would give this trend its error.
         noise = line.error * math.sqrt(len(rewards) / 12)
-        needed = points_for(smallest, noise, MIN_POWER, LEVEL / 2)
+        needed = points_for(smallest, noise, MIN_POWER, SIGNIFICANCE_LEVEL / 2)
     advice = f"With {points} and this noise, {power_text}."
     if needed > MAX_POINTS_FACTOR * len(rewards):
         return f"{advice} More steps alone will not do: sample more per step."
@@ -340,8 +346,8 @@ def ranks_diverge(case: Case) -> Answer:
                 f"at step {step} {len(digests)} processes hold {different} different sets of"
                 " weights"
             )
-            return Found(CRITICAL, PROOF, AS_PAGE, [Evidence(text, different, step=step)])
-    if has_several or case.course("ranks/weights/count") is not None:
+            return Found(CRITICAL, PROOF, PAGE_SUMMARY, [Evidence(text, different, step=step)])
+    if has_several or case.summary("ranks/weights/count") is not None:
         return None
     if case.view.trainer == "uptrend":
         return Lacking("one process trained: there is no other to compare with")

@@ -25,8 +25,8 @@ import numpy as np
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import (
-    AS_PAGE,
     CRITICAL,
+    PAGE_SUMMARY,
     PROOF,
     SIGNAL,
     SUSPICION,
@@ -37,7 +37,7 @@ from uptrend.doctor.check import (
     check,
     warn_if,
 )
-from uptrend.doctor.groups import seen_in
+from uptrend.doctor.groups import rollout_evidence
 from uptrend.records import Evidence
 from uptrend.records.table import Flags, Floats, Ints, RolloutTable
 
@@ -85,7 +85,7 @@ def dropout(case: Case) -> Found | None:
     """Report a ratio of new to old probability that is not 1 although one update means one set of
     weights.
     """
-    ratio = case.course("learner/ratio/mean")
+    ratio = case.summary("learner/ratio/mean")
     if case.view.trainer != "uptrend" or ratio is None or _updates_per_batch(case) != 1:
         return None
     worst = float(np.abs(ratio.values - 1).max())
@@ -120,7 +120,7 @@ def _by_version(case: Case) -> Iterable[Found | Lacking]:
     lacking = case.why_no_rollouts(("versions", "roles"))
     tables: list[RolloutTable] = []
     lags: list[float] = []
-    for table in case.rows if not lacking else ():
+    for table in case.tables if not lacking else ():
         if table.lag_n is not None and np.isfinite(table.lag_n).any():
             tables.append(table)
             lags.append(float(np.nanmean(table.lag_n)))
@@ -148,8 +148,8 @@ def _stuck_version(case: Case, tables: list[RolloutTable], lags: list[float]) ->
         f"rollouts of steps {last_tables[0].step} and {last.step} were both sampled by version"
         f" {versions[0]:.0f}"
     )
-    evidence = seen_in([last], [np.ones(len(last), np.bool_)], text, lags[-1])
-    return Found(CRITICAL, PROOF, AS_PAGE, [evidence], STALE_ID)
+    evidence = rollout_evidence([last], [np.ones(len(last), np.bool_)], text, lags[-1])
+    return Found(CRITICAL, PROOF, PAGE_SUMMARY, [evidence], STALE_ID)
 
 
 def _old_versions(case: Case, tables: list[RolloutTable], lags: list[float]) -> Found | None:
@@ -161,7 +161,7 @@ def _old_versions(case: Case, tables: list[RolloutTable], lags: list[float]) -> 
     assert oldest.lag_n is not None
     is_oldest_n = np.nan_to_num(oldest.lag_n) == np.nanmax(oldest.lag_n)
     text = f"rollouts are {lag:.1f} updates behind the learner (median of steps)"
-    evidence = [seen_in([oldest], [is_oldest_n], text, lag)]
+    evidence = [rollout_evidence([oldest], [is_oldest_n], text, lag)]
     lag_setting = _lag_setting(case)
     is_serious = lag > max(MAX_UPDATES_BEHIND, lag_setting)
     kls = [gaps_of(table).kl for table in tables if table.has("sampler", "learner")]
@@ -287,7 +287,7 @@ def _by_curves(case: Case) -> Iterable[Found | Lacking]:
     at_first: list[Evidence] = []
     at_last: list[Found] = []
     for metric, (low, high, usual) in HEALTHY_RANGES.items():
-        curve = case.course(metric)
+        curve = case.summary(metric)
         if curve is None:
             continue
         begin = float(np.median(curve.values[:FIRST_POINTS]))
@@ -301,7 +301,7 @@ def _by_curves(case: Case) -> Iterable[Found | Lacking]:
             evidence = case.evidence(metric, "Healthy at first, and not now.")
             at_last.append(Found(WARNING, SUSPICION, summary, [evidence], OFF_POLICY_ID))
     if at_first:
-        return [Found(CRITICAL, SIGNAL, AS_PAGE, at_first, MISMATCH_ID)]
+        return [Found(CRITICAL, SIGNAL, PAGE_SUMMARY, at_first, MISMATCH_ID)]
     return at_last[:1]
 
 
@@ -320,11 +320,11 @@ def _growing_kl(case: Case) -> Found | None:
     """Find a sampler that keeps its first weights: it falls behind a little at every step, from
     nothing.
     """
-    kl = case.course(KL_METRIC)
+    kl = case.summary(KL_METRIC)
     if kl is None or len(kl.values) < MIN_KL_POINTS or kl.last < MIN_STALE_KL or not kl.rises:
         return None
     # A policy that turns to noise widens every gap: then the gap is the symptom.
-    entropy = case.course("learner/entropy/mean")
+    entropy = case.summary("learner/entropy/mean")
     if entropy is not None and entropy.last > MAX_ENTROPY_GROWTH * entropy.first:
         return None
     begin = float(np.median(kl.values[:KL_START_POINTS]))
@@ -358,7 +358,7 @@ MAX_CLIPPED_GAP = 20
 class Gaps:
     """Tokens of one step that both gave a log-probability."""
 
-    rows: RolloutTable
+    table: RolloutTable
     place_t: Ints
     """Their numbers among all tokens."""
     sampler_t: Floats
@@ -378,21 +378,21 @@ class Gaps:
     @property
     def size_n(self) -> Floats:
         """Mean |d| of each rollout where the sampler had a choice; NaN where it had none."""
-        size_of_all = np.zeros(len(self.rows.row_t))
+        size_of_all = np.zeros(len(self.table.row_t))
         size_of_all[self.place_t] = np.abs(self.gap_t)
-        is_unsure = np.zeros(len(self.rows.row_t), np.bool_)
+        is_unsure = np.zeros(len(self.table.row_t), np.bool_)
         is_unsure[self.place_t] = self.unsure_t
-        return self.rows.mean_n(size_of_all, is_unsure)
+        return self.table.mean_n(size_of_all, is_unsure)
 
     def evidence(self) -> Evidence:
         """Return its KL as evidence, at the rollout with the largest gaps."""
         size_n = np.nan_to_num(self.size_n)
         is_largest_n = size_n == size_n.max(initial=-1.0)
         text = (
-            f"KL from sampler to learner is {self.kl:.2g} at step {self.rows.step}, over"
+            f"KL from sampler to learner is {self.kl:.2g} at step {self.table.step}, over"
             f" {len(self.gap_t):,} tokens"
         )
-        return seen_in([self.rows], [is_largest_n], text, self.kl, KL_METRIC)
+        return rollout_evidence([self.table], [is_largest_n], text, self.kl, KL_METRIC)
 
 
 def gaps_of(table: RolloutTable) -> Gaps:
@@ -411,7 +411,7 @@ def _by_token(case: Case) -> Iterable[Found | Lacking]:
         return [Lacking(lacking, id) for id in ids]
     steps: list[Gaps] = []
     lags: list[float] = []
-    for table in case.rows_with(*columns):
+    for table in case.tables_with(*columns):
         gaps = gaps_of(table)
         if len(gaps.gap_t) >= MIN_TOKENS:
             steps.append(gaps)
@@ -520,7 +520,7 @@ def _tempered(case: Case, first: Gaps) -> Found | None:
 def _other_distribution(
     first: Gaps, is_known: bool, summary: str, text: str, value: float
 ) -> Found:
-    step = first.rows.step
+    step = first.table.step
     evidence = [Evidence(f"at step {step} {text}", value, step=step), first.evidence()]
     severity = CRITICAL if first.kl > LARGE_KL else WARNING
     return Found(severity, PROOF if is_known else SIGNAL, summary, evidence, DISTRIBUTION_ID)
@@ -546,7 +546,7 @@ def _parting(steps: list[Gaps]) -> Found | None:
         return None
     severity = CRITICAL if late > MIN_DOUBTFUL_KL else WARNING
     evidence = [steps[0].evidence(), steps[-1].evidence()]
-    return Found(severity, SIGNAL, AS_PAGE, evidence, STALE_ID)
+    return Found(severity, SIGNAL, PAGE_SUMMARY, evidence, STALE_ID)
 
 
 # A tool's result that both read otherwise: mean gap after it, and that / the gap before it.
@@ -556,7 +556,7 @@ MIN_TOOL_GAP_FACTOR = 10
 
 def _reading_tools_otherwise(first: Gaps) -> Found | None:
     """Find gaps that begin in the turn after a tool's first result."""
-    turns = first.rows.tokens("turns")
+    turns = first.table.tokens("turns")
     if turns is None:
         return None
     is_after = turns[first.place_t][first.unsure_t] > 0
@@ -572,7 +572,7 @@ def _reading_tools_otherwise(first: Gaps) -> Found | None:
         "Sampler and learner agree until a tool answers: they do not read the same result, or it is"
         " hidden."
     )
-    evidence = [Evidence(text, after, step=first.rows.step), first.evidence()]
+    evidence = [Evidence(text, after, step=first.table.step), first.evidence()]
     return Found(CRITICAL, SIGNAL, summary, evidence, TEMPLATE_ID)
 
 
@@ -608,11 +608,11 @@ def _padded(first: Gaps) -> Found | None:
         return None
     mean = float(size_n[is_off_n].mean())
     text = f"{off} of {known} rollouts have a mean gap of {mean:.2g}, the others of {floor:.1g}"
-    evidence = [seen_in([first.rows], [is_off_n], text, mean), first.evidence()]
+    evidence = [rollout_evidence([first.table], [is_off_n], text, mean), first.evidence()]
 
     # What a rollout is padded with depends on its length: where length tells the two kinds apart,
     # padding is sure.
-    length_n = np.bincount(first.rows.rollout_t, minlength=len(first.rows))
+    length_n = np.bincount(first.table.rollout_t, minlength=len(first.table))
     differences = length_n[is_off_n][:, None] - length_n[is_sound_n]
     longer = float(np.mean(differences > 0) + np.mean(differences == 0) / 2)
     by_length = max(longer, 1 - longer)
@@ -622,9 +622,9 @@ def _padded(first: Gaps) -> Found | None:
             f"which of them can be told by their length in {by_length:.0%} of pairs, as padding"
             " depends on it"
         )
-        evidence.append(Evidence(text, by_length, step=first.rows.step))
+        evidence.append(Evidence(text, by_length, step=first.table.step))
     severity = CRITICAL if first.kl > MIN_DOUBTFUL_KL else WARNING
-    return Found(severity, PROOF if is_sure else SIGNAL, AS_PAGE, evidence, PADDING_ID)
+    return Found(severity, PROOF if is_sure else SIGNAL, PAGE_SUMMARY, evidence, PADDING_ID)
 
 
 def _everywhere(steps: list[Gaps]) -> Found | None:
@@ -634,7 +634,7 @@ def _everywhere(steps: list[Gaps]) -> Found | None:
     worst = max(steps, key=lambda gaps: gaps.kl)
     severity = CRITICAL if worst.kl > LARGE_KL else WARNING
     evidence = [steps[0].evidence(), worst.evidence()]
-    return Found(severity, SIGNAL, AS_PAGE, evidence, MISMATCH_ID)
+    return Found(severity, SIGNAL, PAGE_SUMMARY, evidence, MISMATCH_ID)
 
 
 # Surprise

@@ -10,8 +10,8 @@ import numpy as np
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import (
-    AS_PAGE,
     CRITICAL,
+    PAGE_SUMMARY,
     PROOF,
     SIGNAL,
     WARNING,
@@ -21,7 +21,7 @@ from uptrend.doctor.check import (
     check,
     warn_if,
 )
-from uptrend.doctor.groups import count_flags, seen_in
+from uptrend.doctor.groups import count_flags, rollout_evidence
 from uptrend.records import Ending, Evidence
 from uptrend.records.table import Flags, RolloutTable
 
@@ -45,7 +45,7 @@ def too_many_failed(case: Case, by_tool: bool) -> Found | Lacking | None:
     if len(failed) == 0 or len(rollouts) == 0:
         return Lacking("failed rollouts were not counted")
     share = float(failed.sum() / max(1.0, rollouts.sum()))
-    tool_errors = case.course("sampling/ended/tool-error/share")
+    tool_errors = case.summary("sampling/ended/tool-error/share")
     # Tools are to blame where they ended most of the rollouts that failed.
     is_by_tool = tool_errors is not None and float(np.mean(tool_errors.values)) > share / 2
     if share < MIN_FAILED_SHARE or len(failed) < MIN_STEPS or is_by_tool is not by_tool:
@@ -82,7 +82,7 @@ def _single_turns(case: Case) -> Found | Lacking | None:
     """Judge by scalars: rollouts of one turn where several are allowed, and no token from a
     tool.
     """
-    turns = case.course(TURNS_METRIC)
+    turns = case.summary(TURNS_METRIC)
     if turns is None:
         return Lacking("turns were not counted")
     max_turns = case.value("sampling.max_turns")
@@ -90,7 +90,7 @@ def _single_turns(case: Case) -> Found | Lacking | None:
         has_tools = max_turns >= 2
     else:  # TRL counts calls only where it was given tools
         has_tools = case.view.trainer == "trl" and not case.view.rollout_steps
-    tool_tokens = case.course("tokens/tool/count")
+    tool_tokens = case.summary("tokens/tool/count")
     has_tool_tokens = tool_tokens is not None and tool_tokens.last > 0
     if not has_tools or has_tool_tokens:
         return None
@@ -104,7 +104,7 @@ def _single_turns(case: Case) -> Found | Lacking | None:
 
 def _offered_and_never_called(case: Case) -> Found | None:
     """Judge by rollouts: prompts that speak of tools, several turns, and no call."""
-    tables = case.rows_with("messages")
+    tables = case.tables_with("messages")
     max_turns = case.value("sampling.max_turns") or 1
     if _uses_tools(tables) or max_turns < 2:
         return None
@@ -123,8 +123,8 @@ def _offered_and_never_called(case: Case) -> Found | None:
         f"0 of {rollouts} rollouts call a tool, though prompts speak of tools; {unreadable_calls}"
         " tried and could not be read"
     )
-    evidence = seen_in(tables, offered, text, 0.0, TURNS_METRIC)
-    return Found(WARNING, SIGNAL, AS_PAGE, [evidence])
+    evidence = rollout_evidence(tables, offered, text, 0.0, TURNS_METRIC)
+    return Found(WARNING, SIGNAL, PAGE_SUMMARY, [evidence])
 
 
 def _count_results(tables: list[RolloutTable]) -> int:
@@ -160,7 +160,7 @@ def errors_swallowed(case: Case) -> Answer:
     by_scalars = failed if isinstance(failed, Found) else None
     if lacking := case.why_no_rollouts(["messages"]):
         return [by_scalars, Lacking(lacking)]
-    tables = case.rows_with("messages")
+    tables = case.tables_with("messages")
     if not _uses_tools(tables):
         return by_scalars
     if not any(table.has("reward") for table in tables):
@@ -197,9 +197,9 @@ def _scored_breakdowns(tables: list[RolloutTable]) -> Found | None:
         f"{breakdowns} of {results} tool results are breakdowns; {scored} rollouts with one were"
         " scored as wrong answers"
     )
-    evidence = seen_in(tables, flags, text, breakdowns / max(results, 1))
+    evidence = rollout_evidence(tables, flags, text, breakdowns / max(results, 1))
     basis = PROOF if is_proven else SIGNAL
-    return Found(WARNING, basis, AS_PAGE, [evidence, *examples[:1]])
+    return Found(WARNING, basis, PAGE_SUMMARY, [evidence, *examples[:1]])
 
 
 def _breakdown_example(table: RolloutTable, message: int) -> Evidence:
@@ -221,7 +221,7 @@ def state_leaks(case: Case) -> Answer:
     """Report rollouts of a task that did exactly the same and got different answers from it, early
     or late.
     """
-    tables = case.rows_with("messages", "task")
+    tables = case.tables_with("messages", "task")
     first_and_last = dict.fromkeys((tables[0], tables[-1]))
     repeated = 0
     differing: list[tuple[RolloutTable, int, str]] = []
@@ -242,7 +242,7 @@ def state_leaks(case: Case) -> Answer:
     share = len(differing) / repeated
     evidence = Evidence(text, share, step=table.step, rollout=table.name(rollout))
     example = Evidence(f"such as {content!r}")
-    return Found(WARNING, SIGNAL, AS_PAGE, [evidence, example])
+    return Found(WARNING, SIGNAL, PAGE_SUMMARY, [evidence, example])
 
 
 def _compare_answers(table: RolloutTable) -> tuple[int, list[tuple[int, str]]]:
