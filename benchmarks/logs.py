@@ -14,7 +14,7 @@ from pathlib import Path
 
 from uptrend.bridge.importers import read_views
 from uptrend.doctor.case import Case
-from uptrend.doctor.checks import examine
+from uptrend.doctor.checks import run_checks
 from uptrend.records import Finding, RunView, Severity, TrendKind
 
 DEAD = {"advantage.dead-groups-low", "advantage.dead-groups-high", "reward.constant"}
@@ -88,7 +88,7 @@ def score(folder: Path) -> Score:
         result.trend = f"unread: {error}"
         return result
     case = Case(view)
-    findings = [f for f in examine(case) if isinstance(f, Finding)]
+    findings = [f for f in run_checks(case) if isinstance(f, Finding)]
     trend = case.trend.kind
     labels = set(meta["labels"])
     wanted = expected(meta["labels"])

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import Outcome
-from uptrend.doctor.checks import examine
+from uptrend.doctor.check import Outcomes
+from uptrend.doctor.checks import run_checks
 from uptrend.records import CannotTell, Finding, RunView, Severity
 
 STEPS = 120
@@ -60,9 +60,9 @@ def flat(level: float = 0.3, steps: int = STEPS, noise: float = 0.05) -> Any:
     return ramp(level, level, steps, noise)
 
 
-def outcomes(view: RunView, check: str | tuple[str, ...]) -> Outcome:
+def outcomes(view: RunView, check: str | tuple[str, ...]) -> Outcomes:
     """Return what was said of the causes whose ids begin with this, or with one of them."""
-    return [outcome for outcome in examine(Case(view)) if outcome.id.startswith(check)]
+    return [outcome for outcome in run_checks(Case(view)) if outcome.id.startswith(check)]
 
 
 def findings(view: RunView, check: str | tuple[str, ...]) -> dict[str, Finding]:

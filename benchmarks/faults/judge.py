@@ -13,7 +13,7 @@ from benchmarks.faults.planted import FAULTS
 from benchmarks.faults.scalars import write_trainer_state
 
 from uptrend.bridge.importers import read_views
-from uptrend.doctor.check import finding, rank
+from uptrend.doctor.check import make_finding, rank
 from uptrend.doctor.diagnose import diagnose
 from uptrend.records import Basis, Finding, Run, RunView, Severity, view_of
 
@@ -140,7 +140,7 @@ def _preflight(folder: Path, view: RunView) -> list[Finding]:
 
 
 def _finding(view: RunView, id: str, severity: str, basis: str, summary: str) -> Finding:
-    return finding(view, id, Severity(severity), Basis(basis), summary, ())
+    return make_finding(view, id, Severity(severity), Basis(basis), summary, ())
 
 
 def _id(explained: Any) -> str:

@@ -17,7 +17,7 @@ from uptrend.doctor.catalogue import (
     parse_cause,
     resolve_experiment,
 )
-from uptrend.doctor.check import finding
+from uptrend.doctor.check import make_finding
 from uptrend.doctor.probes import PROBES
 from uptrend.records import Basis, ConfigError, Severity, Times, from_lines
 from uptrend.records.dialects import TRAINER_NAMES
@@ -148,7 +148,7 @@ def test_other_trainers_have_only_what_is_no_translation(cause: Cause) -> None:
 def test_a_fix_fits_the_turns_that_tasks_take() -> None:
     def fix(config: dict[str, Any], **metrics: float) -> str:
         view = from_lines([{"step": 1, **metrics}], source="", name="", config=config)
-        found = finding(view, "reward.never-computed", Severity.WARNING, Basis.SIGNAL, "", [])
+        found = make_finding(view, "reward.never-computed", Severity.WARNING, Basis.SIGNAL, "", [])
         arms = found.experiment.arms.values()
         return f"{found.fix.sentence} {found.fix.changes} {list(arms)}"
 
@@ -226,7 +226,7 @@ def test_a_rate_that_is_far_off_becomes_a_usual_one(
     told = {"learning": {"lr": rate}, "model": more}
     info = {"model": {"parameters": weights}} if weights else {}
     view = from_lines([], trainer="trl", source="", name="", config=told, info=info)
-    changes = finding(view, cause, Severity.WARNING, Basis.SIGNAL, "", []).fix.changes
+    changes = make_finding(view, cause, Severity.WARNING, Basis.SIGNAL, "", []).fix.changes
     assert (
         changes["uptrend"]["learning.lr"]
         == changes["trl"]["learning_rate"]

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import uptrend
 from curve_runs import healthy
-from uptrend.doctor.check import alarms, finding
+from uptrend.doctor.check import alarms, make_finding
 from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.report import print_report, to_html, to_markdown, to_table
 from uptrend.records import (
@@ -65,7 +65,8 @@ def shown(told: Report, width: int = 80, verbose: bool = False) -> str:
 def test_hidden_causes_are_only_suspected_without_rollouts() -> None:
     for id, basis in {"mask.attention-blind": Basis.SIGNAL, "run.nonfinite": Basis.PROOF}.items():
         assert (
-            finding(view_of(5), id, Severity.CRITICAL, Basis.PROOF, "It is so.", []).basis is basis
+            make_finding(view_of(5), id, Severity.CRITICAL, Basis.PROOF, "It is so.", []).basis
+            is basis
         )
 
 
@@ -173,7 +174,7 @@ def test_a_terminal_is_neither_padded_nor_told_twice() -> None:
 
 
 def test_notes_are_told_in_short_and_most_of_what_is_lacking_first() -> None:
-    note = finding(
+    note = make_finding(
         view_of(5), "optimizer.lr-large", Severity.NOTE, Basis.SUSPICION, "Too large.", []
     )
     lacks = (CannotTell("a", "rare"), CannotTell("b", "often"), CannotTell("c", "often"))

@@ -104,8 +104,8 @@ def test_figures_of_a_trend() -> None:
 def test_held_out_stands_beside_and_does_not_enter() -> None:
     trend = Case(healthy(evals=evaluations(0.6, 0.4, tasks=100))).trend
     assert trend.kind is LEARNING
-    assert trend.heldout["effect"] == pytest.approx(-0.2)
-    assert trend.heldout["interval"] == pytest.approx((-0.334, -0.066), abs=0.01)
+    assert trend.held_out["effect"] == pytest.approx(-0.2)
+    assert trend.held_out["interval"] == pytest.approx((-0.334, -0.066), abs=0.01)
 
 
 def test_held_out_without_counts_scatters_about_its_line() -> None:
@@ -132,8 +132,8 @@ def test_of_several_attempts_the_greedy_answer_is_paired() -> None:
     change = Case(view).heldout
     assert change is not None
     assert change.interval == (pytest.approx(0.76, abs=0.01), 1.0)
-    assert Case(view).is_learned
-    assert not Case(replace(view, evals=evals[:1])).is_learned
+    assert Case(view).has_learned
+    assert not Case(replace(view, evals=evals[:1])).has_learned
 
 
 KL, LOSS = "kl/reference/mean", "loss/total"

@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 
 from uptrend.cli.console import FailOn, write_text
-from uptrend.doctor.check import at_least
+from uptrend.doctor.check import is_at_least
 from uptrend.doctor.report import print_report, save_report, to_html, to_markdown, to_table
-from uptrend.doctor.trend import REWARD
+from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.present.terminal import terminal
 from uptrend.records import ConfigError, RecordError, Report, Severity
 from uptrend.runner import reports_of
@@ -77,7 +77,7 @@ def command(
     reports = list[Report]()
     broken = list[str]()
     meanings = dict(_pair(given) for given in named or ()) | (
-        {reward_key: REWARD} if reward_key else {}
+        {reward_key: REWARD_METRIC} if reward_key else {}
     )
     for path in paths:
         try:
@@ -115,7 +115,7 @@ def command(
     if broken:
         raise typer.Exit(2)
     if fail_on is not None and any(
-        at_least(f, Severity(fail_on)) for report in reports for f in report.findings
+        is_at_least(f, Severity(fail_on)) for report in reports for f in report.findings
     ):
         raise typer.Exit(1)
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from uptrend.bridge.convert import load_recipe
 from uptrend.cli.console import FailOn, Format, Sets, print_json
-from uptrend.doctor.check import at_least
+from uptrend.doctor.check import is_at_least
 from uptrend.policy.known import need_train_extra
 from uptrend.present.formatting import duration, plural
 from uptrend.present.terminal import terminal
@@ -98,7 +98,7 @@ def command(
         )
     else:
         print_json(report.to_table())
-    if any(at_least(finding, Severity(fail_on)) for finding in report.findings):
+    if any(is_at_least(finding, Severity(fail_on)) for finding in report.findings):
         raise typer.Exit(1)
     if report.failed:
         raise typer.Exit(2)

@@ -15,7 +15,7 @@ from uptrend.dashboard.journals import tree
 from uptrend.dashboard.sources import FoundSource
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
-from uptrend.doctor.report import TRAINERS, of_trainer, to_table
+from uptrend.doctor.report import TRAINERS, changes_for_trainer, to_table
 from uptrend.present.formatting import assignments
 from uptrend.records import RecordError, Run, view_of
 from uptrend.records.finding import causes, headline
@@ -144,7 +144,7 @@ def told(report: Report | None, run: str, trainer: str) -> Report | None:
     symptoms = {f["id"]: f for f in report["findings"] if f["symptom_of"] is not None}
     findings = []
     for finding in causes(report):
-        changes = of_trainer((finding["fix"] or {}).get("changes") or {}, trainer)
+        changes = changes_for_trainer((finding["fix"] or {}).get("changes") or {}, trainer)
         findings.append(
             {
                 **finding,

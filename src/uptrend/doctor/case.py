@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from uptrend.doctor.groups import Grouped, grouped
+from uptrend.doctor.groups import GroupedRollouts, group_rollouts
 from uptrend.doctor.trend import (
-    LEVEL,
-    REWARD,
+    REWARD_METRIC,
+    SIGNIFICANCE_LEVEL,
     Collapse,
     HeldoutChange,
     find_collapse,
@@ -29,26 +29,26 @@ from uptrend.stats.trend import TrendTest, end, measure_trend, neighbor_noise, s
 
 # At most so many steps are read. The first of them follow each other: an epoch's repeats show only
 # there.
-MOST = 8
-FIRST = 3
+MAX_STEPS_READ = 8
+FIRST_STEPS_READ = 3
 # Bytes of the rollouts that are read, over all steps.
-MOST_BYTES = 2 * MAX_TABLE_BYTES
+MAX_BYTES_READ = 2 * MAX_TABLE_BYTES
 # Held-out change above which a run has learned; its whole interval must lie above.
-LEARNED = 0.05
+MIN_LEARNED_CHANGE = 0.05
 # Steps after which a run without any gradient is told so: one step's tasks may all be too hard by
 # chance.
-CERTAIN_STEPS = 3
+MIN_IDLE_STEPS = 3
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Curve:
+class CurveSummary:
     """Finite values of a metric over a run; levels are medians of their points."""
 
     metric: str
     values: Floats
-    begin: float
+    initial: float
     """Level of the first twentieth: before fast changes."""
     first: float
     """Level of the first quarter."""
@@ -62,12 +62,16 @@ class Curve:
     @property
     def rises(self) -> bool:
         """True where it rose for certain."""
-        return self.trend is not None and self.trend.p < LEVEL and self.trend.effect > 0
+        return (
+            self.trend is not None and self.trend.p < SIGNIFICANCE_LEVEL and self.trend.effect > 0
+        )
 
     @property
     def falls(self) -> bool:
         """True where it fell for certain."""
-        return self.trend is not None and self.trend.p < LEVEL and self.trend.effect < 0
+        return (
+            self.trend is not None and self.trend.p < SIGNIFICANCE_LEVEL and self.trend.effect < 0
+        )
 
 
 class Case:
@@ -81,30 +85,30 @@ class Case:
         self.large_steps: list[int] = []
         """Steps whose rollouts were left out for their size."""
         self._known: dict[Hashable, Any] = {}
-        self._courses: dict[str, Curve | None] = {}
+        self._summaries: dict[str, CurveSummary | None] = {}
 
-    def once(self, read: Callable[["Case"], T]) -> T:
+    def cached(self, read: Callable[["Case"], T]) -> T:
         """Return a reading of this run, computed at the first call and kept for the next."""
         if read not in self._known:
             self._known[read] = read(self)
         found: T = self._known[read]
         return found
 
-    def course(self, metric: str) -> Curve | None:
+    def summary(self, metric: str) -> CurveSummary | None:
         """Return a metric's course over the run; None where it was not logged."""
-        if metric not in self._courses:
+        if metric not in self._summaries:
             steps, values = self.curve(metric)
-            self._courses[metric] = None
+            self._summaries[metric] = None
             if len(values):
                 levels = start(values, 0.05), start(values), end(values)
-                self._courses[metric] = Curve(
+                self._summaries[metric] = CurveSummary(
                     metric, values, *levels, int(steps[-1]), measure_trend(values)
                 )
-        return self._courses[metric]
+        return self._summaries[metric]
 
     def evidence(self, metric: str, text: str) -> Evidence:
         """Return the last level of a metric that was logged as evidence."""
-        course = self.course(metric)
+        course = self.summary(metric)
         assert course is not None
         return Evidence(text, course.last, metric, course.step)
 
@@ -148,7 +152,7 @@ class Case:
             if len(values) and float(values.mean()) > 0:
                 return float(values.mean())
         rewards, tops, bottoms = (
-            self.curve(metric)[1] for metric in (REWARD, "reward/max", "reward/min")
+            self.curve(metric)[1] for metric in (REWARD_METRIC, "reward/max", "reward/min")
         )
         if len(tops) and len(bottoms) and float(tops.mean()) > float(bottoms.mean()):
             return float(tops.mean() - bottoms.mean()) / 2
@@ -167,11 +171,11 @@ class Case:
         0.
         """
         values = np.concatenate(
-            [self.curve(metric)[1] for metric in (REWARD, "reward/min", "reward/max")]
+            [self.curve(metric)[1] for metric in (REWARD_METRIC, "reward/min", "reward/max")]
         )
         return min(float(values.min()), 0.0), float(values.max())
 
-    def height(self, value: float) -> float:
+    def scaled_reward(self, value: float) -> float:
         """Place a reward between the least and the largest seen: 0 at the bottom, 1 at the top."""
         low, high = self.reward_range
         return (value - low) / (high - low) if high > low else 0.5
@@ -221,18 +225,22 @@ class Case:
         return slope if float(np.sum((y - slope * x) ** 2)) < 0.1 * float(y @ y) else 0.0
 
     @cached_property
-    def chosen_steps(self) -> tuple[int, ...]:
+    def steps_read(self) -> tuple[int, ...]:
         """Steps whose rollouts are read: the first, the last, and some between; empty where none
         can be.
         """
         steps = sorted(self.view.rollout_steps) if not self._no_rollouts else []
-        if len(steps) <= MOST:
+        if len(steps) <= MAX_STEPS_READ:
             return tuple(steps)
-        rest = np.linspace(FIRST - 1, len(steps) - 1, MOST - FIRST + 1).round().astype(int)[1:]
-        return (*steps[:FIRST], *(steps[i] for i in rest))
+        rest = (
+            np.linspace(FIRST_STEPS_READ - 1, len(steps) - 1, MAX_STEPS_READ - FIRST_STEPS_READ + 1)
+            .round()
+            .astype(int)[1:]
+        )
+        return (*steps[:FIRST_STEPS_READ], *(steps[i] for i in rest))
 
     @cached_property
-    def rows(self) -> list[RolloutTable]:
+    def tables(self) -> list[RolloutTable]:
         """Rollouts of the steps that are read; empty where none were kept."""
         return [
             RolloutTable(step, table)
@@ -240,14 +248,14 @@ class Case:
             if table is not None and table.num_rows
         ]
 
-    def rows_with(self, *columns: str) -> list[RolloutTable]:
+    def tables_with(self, *columns: str) -> list[RolloutTable]:
         """Return the rollouts of the steps that have all of these columns."""
-        return [r for r in self.rows if r.has(*columns)]
+        return [r for r in self.tables if r.has(*columns)]
 
     @cached_property
-    def groups(self) -> list[Grouped]:
+    def grouped_steps(self) -> list[GroupedRollouts]:
         """Rollouts by true groups, of the steps that have group ids and rewards."""
-        return [g for g in map(grouped, self.rows) if g is not None]
+        return [g for g in map(group_rollouts, self.tables) if g is not None]
 
     @cached_property
     def damaged_steps(self) -> tuple[int, ...]:
@@ -277,7 +285,7 @@ class Case:
         gradient = self.curve("gradient/norm/before")[1]
         dead = self.dead_groups
         return (
-            min(len(gradient), len(dead)) >= CERTAIN_STEPS
+            min(len(gradient), len(dead)) >= MIN_IDLE_STEPS
             and not gradient.any()
             and bool((dead > 0.999).all())
         )
@@ -295,12 +303,16 @@ class Case:
         return heldout_change(self.view)
 
     @property
-    def is_learned(self) -> bool:
+    def has_learned(self) -> bool:
         """True where held-out tasks show beyond doubt that the model got better, whatever its noisy
         rewards say.
         """
         change = self.heldout
-        return change is not None and change.interval is not None and change.interval[0] > LEARNED
+        return (
+            change is not None
+            and change.interval is not None
+            and change.interval[0] > MIN_LEARNED_CHANGE
+        )
 
     @property
     def has_gained(self) -> bool:
@@ -308,13 +320,13 @@ class Case:
         tasks better.
         """
         change = self.heldout
-        return change is not None and change.effect > 0 and change.chance < LEVEL
+        return change is not None and change.effect > 0 and change.chance < SIGNIFICANCE_LEVEL
 
     def why_no_rollouts(self, columns: Sequence[str] = ()) -> str:
         """Return why rollouts with these columns can't be read; empty where they can."""
-        if self._no_rollouts or not self.rows:
+        if self._no_rollouts or not self.tables:
             return self._no_rollouts or "the rollouts can't be read"
-        missing = [name for name in columns if not any(r.has(name) for r in self.rows)]
+        missing = [name for name in columns if not any(r.has(name) for r in self.tables)]
         return f"rollouts have no column {' and '.join(missing)}" if missing else ""
 
     @cached_property
@@ -327,11 +339,11 @@ class Case:
     def _tables(self) -> dict[int, Any]:
         tables: dict[int, Any] = {}
         size = 0
-        for step in self.chosen_steps:
+        for step in self.steps_read:
             try:
                 table = self.view.read_rollouts(step)
                 size += table.nbytes
-                check_size(self.view.source, size, MOST_BYTES)
+                check_size(self.view.source, size, MAX_BYTES_READ)
                 tables[step] = table
             except RecordTooLarge:
                 self.large_steps.append(step)

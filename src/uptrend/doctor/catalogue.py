@@ -23,7 +23,7 @@ from uptrend.records.metrics import complete_claim
 FOLDER = Path(__file__).parent / "findings"
 # A setting in a sentence of a page's front matter: its value in the page's own change stands in its
 # place.
-PLACE = re.compile(r"\{([a-z_]\w*(?:\.\w+)*)\}")
+PLACEHOLDER = re.compile(r"\{([a-z_]\w*(?:\.\w+)*)\}")
 # Links that nearly every log measures. Cut completions may kill groups and so hold the policy;
 # where groups are alive, they hold nothing, and a policy that does not move is a matter of its
 # updates.
@@ -206,7 +206,7 @@ def _trials() -> Mapping[str, Any]:
     return tomllib.loads(TRIALS_FILE.read_text(encoding="utf-8")) if TRIALS_FILE.exists() else {}
 
 
-def record_of(id: str, source: str) -> Mapping[str, int]:
+def trial_counts(id: str, source: str) -> Mapping[str, int]:
     """Return a cause's counts (`named`, `right`, `planted`, `found`) by records or scalars; empty
     if never tried.
     """
@@ -218,7 +218,7 @@ def is_mostly_wrong(id: str, source: str) -> bool:
     """Tell whether another cause lay behind nearly every trial run in which this one was named
     first.
     """
-    own = record_of(id, source)
+    own = trial_counts(id, source)
     named = own.get("named", 0)
     right = own.get("right", 0)
     return named >= KIND_WEIGHT and right / named <= RARE_SHARE
@@ -226,7 +226,7 @@ def is_mostly_wrong(id: str, source: str) -> bool:
 
 def confidence_of(id: str, basis: Basis, source: str) -> tuple[Confidence, str]:
     """Return the confidence in a finding, and the count behind it in words."""
-    own = record_of(id, source)
+    own = trial_counts(id, source)
     kind = _trials().get("kinds", {}).get(source, {}).get(basis, {})
     named = own.get("named", 0)
     right = own.get("right", 0)
@@ -250,7 +250,7 @@ def confidence_of(id: str, basis: Basis, source: str) -> tuple[Confidence, str]:
     return level, f"right in {right} of {named} trial runs where it was named first, {others}"
 
 
-def usual_rates(known: Lookup) -> tuple[float, float]:
+def usual_learning_rates(known: Lookup) -> tuple[float, float]:
     """Return the rates that suit Adam by the number of weights: 2e-5 at most for billions; adapters
     take ten times.
     """
@@ -266,11 +266,11 @@ def usual_rates_in_words() -> str:
     """Return the rates that suit models of several sizes."""
     sizes = {"a billion weights": {"model.parameters": 1e9}, "a million": {"model.parameters": 1e6}}
     sizes["adapters of a billion"] = {"model.parameters": 1e9, "model.lora": True}
-    rates = {size: usual_rates(known.get) for size, known in sizes.items()}
+    rates = {size: usual_learning_rates(known.get) for size, known in sizes.items()}
     return ", ".join(f"{low:.2g} to {high:.2g} for {size}" for size, (low, high) in rates.items())
 
 
-def settings_of(view: RunView) -> Lookup:
+def settings_in_force(view: RunView) -> Lookup:
     """Return what is in force in a run by our keys, or by its trainer's own names; and the number
     of weights.
     """
@@ -318,7 +318,7 @@ def complete_fix(fix: Fix, trainer: str = "", known: Lookup = lambda _: None) ->
         key: [f"{setting(value, quote=False)} (in force already)"]
         for key, value in ours_held.items()
     }
-    named = set(PLACE.findall(fix.sentence))
+    named = set(PLACEHOLDER.findall(fix.sentence))
     is_moot = bool(named) and named <= held and not changes.get(trainer)
     sentence = _moot(in_force) if is_moot else fill(fix.sentence, values | marked)
     is_all_held = bool(in_force) and held >= wanted.keys() and not changes.get(trainer)
@@ -366,7 +366,7 @@ def fill(text: str, values: Mapping[str, Iterable[Any]]) -> str:
         )
         return " or ".join(dict.fromkeys(words))
 
-    return PLACE.sub(shown, text)
+    return PLACEHOLDER.sub(shown, text)
 
 
 def _filled(value: Any, values: Mapping[str, Iterable[Any]]) -> Any:
@@ -427,7 +427,7 @@ def _concrete(keys: Mapping[str, Any], known: Lookup, trainer: str = "uptrend") 
             scaled = now * value.factor
             if ours == "learning.lr" and str(known("learning.optimizer")).lower() != "sgd":
                 # a rate that is off by orders of magnitude is not mended by a factor
-                low, high = usual_rates(known)
+                low, high = usual_learning_rates(known)
                 scaled = (
                     min(scaled, high / 2)
                     if value.factor < 1

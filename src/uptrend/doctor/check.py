@@ -5,7 +5,7 @@
         ...
 
 The decorator answers "cannot tell" where a metric, a column of the rollouts or enough points are
-missing; `finding` adds what the cause's page knows. `rank` makes a differential diagnosis of
+missing; `make_finding` adds what the cause's page knows. `rank` makes a differential diagnosis of
 findings: one per cause, symptoms folded under what explains them, likeliest first.
 """
 
@@ -20,7 +20,7 @@ from uptrend.doctor.catalogue import (
     confidence_of,
     is_mostly_wrong,
     resolve_experiment,
-    settings_of,
+    settings_in_force,
 )
 from uptrend.records import Basis, CannotTell, Confidence, Evidence, Finding, RunView, Severity
 
@@ -31,14 +31,14 @@ PROOF = Basis.PROOF
 SIGNAL = Basis.SIGNAL
 SUSPICION = Basis.SUSPICION
 # Worst first, and surest first.
-SEVERITIES = list(Severity)
-BASES = list(Basis)
+SEVERITY_ORDER = list(Severity)
+BASIS_ORDER = list(Basis)
 
-Outcome = list[Finding | CannotTell]
+Outcomes = list[Finding | CannotTell]
 SYMPTOMS = ("reward.constant", "advantage.dead-groups-low", "advantage.dead-groups-high")
 
 # A summary where the first sentence of the cause's page says it as well.
-AS_PAGE = ""
+PAGE_SUMMARY = ""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Found:
     severity: Severity
     basis: Basis
     summary: str
-    """One sentence that names the cause, with its figures; `AS_PAGE` where these are in the
+    """One sentence that names the cause, with its figures; `PAGE_SUMMARY` where these are in the
     evidence.
     """
     evidence: Sequence[Evidence]
@@ -73,7 +73,7 @@ def warn_if(is_fault: bool) -> Severity:
     return WARNING if is_fault else NOTE
 
 
-def by_share(share: float, critical: float, warning: float = 0.0) -> Severity:
+def severity_by_share(share: float, critical: float, warning: float = 0.0) -> Severity:
     """Return the severity of a fault that affects this share, by the shares from which it is
     worse.
     """
@@ -94,10 +94,10 @@ class Check:
     at_least: int = 0
     """Points that the run must have."""
 
-    def __call__(self, case: Case) -> Outcome:
+    def __call__(self, case: Case) -> Outcomes:
         """Return the findings of this check, or why it cannot tell."""
         lacking = self._lacks(case)
-        outcomes = Outcome()
+        outcomes = Outcomes()
         answer = Lacking(lacking) if lacking else self.judge(case)
         for given in answer if isinstance(answer, Sequence) else [answer]:
             if isinstance(given, Lacking):
@@ -110,7 +110,7 @@ class Check:
                 )
                 id = given.id or self.ids[0]
                 told = (given.severity, given.basis, given.summary, given.evidence)
-                outcomes.append(finding(case.view, id, *told))
+                outcomes.append(make_finding(case.view, id, *told))
         return outcomes
 
     def alarms(self, case: Case) -> list[Finding]:
@@ -132,7 +132,7 @@ def check(
     return lambda judge: Check(ids, judge, needs, columns, at_least)
 
 
-def finding(
+def make_finding(
     view: RunView,
     id: str,
     severity: Severity,
@@ -157,8 +157,8 @@ def finding(
         summary=summary or cause.what,
         evidence=tuple(evidence),
         rivals=cause.rivals,
-        experiment=resolve_experiment(cause, settings_of(view)),
-        fix=complete_fix(cause.fix, view.trainer, settings_of(view)),
+        experiment=resolve_experiment(cause, settings_in_force(view)),
+        fix=complete_fix(cause.fix, view.trainer, settings_in_force(view)),
         confidence=confidence,
         measured=measured,
         is_doubted=is_mostly_wrong(id, source),
@@ -175,7 +175,9 @@ def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         if not any(_explains(other, finding, ids) for other in ordered):
             symptoms = tuple(other for other in ordered if _explains(finding, other, ids))
             # A cause is as bad as the worst of its symptoms.
-            worst = min((finding, *symptoms), key=lambda f: SEVERITIES.index(f.severity)).severity
+            worst = min(
+                (finding, *symptoms), key=lambda f: SEVERITY_ORDER.index(f.severity)
+            ).severity
             causes.append(replace(finding, severity=worst, explains=symptoms))
     return tuple(sorted(_unsure(causes), key=_place))
 
@@ -199,9 +201,9 @@ def alarms(findings: Iterable[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.severity is not NOTE]
 
 
-def at_least(finding: Finding, severity: Severity) -> bool:
+def is_at_least(finding: Finding, severity: Severity) -> bool:
     """Tell whether a finding is as bad as this, or worse."""
-    return SEVERITIES.index(finding.severity) <= SEVERITIES.index(severity)
+    return SEVERITY_ORDER.index(finding.severity) <= SEVERITY_ORDER.index(severity)
 
 
 def _merged(findings: Iterable[Finding]) -> list[Finding]:
@@ -230,7 +232,7 @@ def _explains(cause: Finding, symptom: Finding, found: Set[str]) -> bool:
         or (is_guess and symptom.severity is not NOTE)
     ):
         return False
-    less_sure = BASES.index(cause.basis) - BASES.index(symptom.basis)
+    less_sure = BASIS_ORDER.index(cause.basis) - BASIS_ORDER.index(symptom.basis)
     return less_sure <= (0 if is_guess else 1) and symptom.id in all_symptoms(cause.id, found)
 
 
@@ -240,7 +242,7 @@ def _place(finding: Finding) -> tuple[bool, bool, int, int, int, int]:
     """
     is_note = finding.severity is NOTE
     is_distrusted = finding.confidence is Confidence.LOW
-    is_worse = SEVERITIES.index(finding.severity)
-    is_surer = BASES.index(finding.basis)
+    is_worse = SEVERITY_ORDER.index(finding.severity)
+    is_surer = BASIS_ORDER.index(finding.basis)
     kind = "IPC".index(CATALOGUE[finding.id].kind)
     return is_note, is_distrusted, is_worse, is_surer, -len(finding.explains), kind

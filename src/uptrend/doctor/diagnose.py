@@ -7,10 +7,10 @@ from dataclasses import replace
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.check import PROOF, alarms, rank
-from uptrend.doctor.checks import examine
+from uptrend.doctor.checks import run_checks
 from uptrend.doctor.checks.rewards import TOP
 from uptrend.doctor.report import from_finding_table
-from uptrend.doctor.trend import REWARD
+from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.present.drawing import thin_curve
 from uptrend.records import CannotTell, Finding, Report, RunView
 from uptrend.records.directory import END_EVENTS, START_EVENTS
@@ -28,7 +28,7 @@ def diagnose(view: RunView) -> Report:
     repeat why.
     """
     case = Case(view)
-    outcomes = examine(case)
+    outcomes = run_checks(case)
     if not len(view.steps):
         outcomes += _preflight_findings(view)
     acquitted = _acquitted(view)
@@ -65,7 +65,7 @@ def diagnose(view: RunView) -> Report:
         missing=tuple(_missing(case)),
         notes=(*view.notes, *damage),
         unknown=tuple(sorted(view.unknown)),
-        curve=thin_curve(*view.curve(REWARD)),
+        curve=thin_curve(*view.curve(REWARD_METRIC)),
     )
 
 
@@ -89,7 +89,7 @@ def _headline(case: Case, findings: Iterable[Finding]) -> str:
     )
     if case.is_learning:
         return "reward rises, task not shown" if is_left or found & PAID_ALONE else str(kind)
-    if change is not None and (change.fell or case.is_learned):
+    if change is not None and (change.fell or case.has_learned):
         return f"{kind}, held-out {'falls' if change.fell else 'rises'}"
     return str(kind)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from uptrend.doctor.catalogue import CATALOGUE, Kind
-from uptrend.doctor.check import alarms, at_least
+from uptrend.doctor.check import alarms, is_at_least
 from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.report import finding_table, save_report
 from uptrend.records import Basis, Finding, RecordError, Report, Run, Severity, view_of
@@ -73,7 +73,7 @@ class Announced:
             )
             holds = is_certain or step - self._since[finding.id] >= steps_that_decide(step)
             if holds and (
-                told is None or not at_least(replace(finding, severity=told), finding.severity)
+                told is None or not is_at_least(replace(finding, severity=told), finding.severity)
             ):
                 self._told[finding.id] = finding.severity
                 news.append(finding)

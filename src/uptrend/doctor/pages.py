@@ -18,8 +18,8 @@ from uptrend.doctor.catalogue import (
     Cause,
     complete_fix,
     fill,
-    record_of,
     resolve_experiment,
+    trial_counts,
     usual_rates_in_words,
 )
 from uptrend.records import Fix, Times, dialects
@@ -70,7 +70,9 @@ def cause_page(cause: Cause) -> str:
         fix.sentence,
         "\n".join(_fixes(cause, fix)),
         *_in_several_turns(cause, fix),
-        "## In trials" if record_of(cause.id, "records") or record_of(cause.id, "scalars") else "",
+        "## In trials"
+        if trial_counts(cause.id, "records") or trial_counts(cause.id, "scalars")
+        else "",
         "\n".join(_trials(cause)),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -122,7 +124,7 @@ def _trials(cause: Cause) -> Iterator[str]:
         "records": "From a run's records",
         "scalars": "From scalars alone",
     }.items():
-        counts = record_of(cause.id, source)
+        counts = trial_counts(cause.id, source)
         told = [
             f"{said} {counts[part]} of {counts[whole]} runs {which}"
             for part, whole, said, which in (

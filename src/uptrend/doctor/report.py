@@ -40,7 +40,7 @@ from uptrend.records.lines import plain
 
 SCHEMA = 2
 TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINER_NAMES}
-STYLES = {
+FINDING_STYLES = {
     TrendKind.LEARNING: "bold green",
     TrendKind.FLAT: "bold red",
     TrendKind.FALLING: "bold red",
@@ -191,7 +191,12 @@ def print_report(report: Report, console: Console, verbose: bool = False) -> Non
     _print(console, _title(report), "dim", 0)
     kind = report.trend.kind
     headline = report.trend.in_words
-    _print(console, headline.upper(), STYLES[kind if headline == kind else TrendKind.TOO_SHORT], 0)
+    _print(
+        console,
+        headline.upper(),
+        FINDING_STYLES[kind if headline == kind else TrendKind.TOO_SHORT],
+        0,
+    )
     _print(console, report.trend.sentence)
     _print(console, _heldout_text(report))
     summaries = {finding.summary for finding in report.findings}
@@ -237,7 +242,7 @@ def print_report(report: Report, console: Console, verbose: bool = False) -> Non
 def _print_finding(
     place: int, finding: Finding, trainer: str, console: Console, verbose: bool
 ) -> None:
-    head = (f"{place}. {finding.id}", STYLES[finding.severity])
+    head = (f"{place}. {finding.id}", FINDING_STYLES[finding.severity])
     console.print(
         Text.assemble(head, (f"  {finding.severity}, {finding.confidence} confidence", "dim"))
     )
@@ -332,7 +337,7 @@ def _title(report: Report) -> str:
 
 
 def _heldout_text(report: Report) -> str:
-    if not (change := report.trend.heldout):
+    if not (change := report.trend.held_out):
         return ""
     ends = (
         f", 95% interval {formatting.interval(*change['interval'])}" if change["interval"] else ""
@@ -342,7 +347,7 @@ def _heldout_text(report: Report) -> str:
     return f"Held out{tasks}: {levels} (change {formatting.change(change['effect'])}{ends})."
 
 
-def of_trainer(
+def changes_for_trainer(
     changes: Mapping[str, Mapping[str, Any]], trainer: str
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return the changes in the words of a run's own trainer; in all words where the trainer is not
@@ -359,7 +364,7 @@ def _changes(fix: Fix | None, trainer: str) -> list[tuple[str, str]]:
     notes = {name: f" ({'; '.join(lines)})" for name, lines in fix.notes.items()}
     lines = [
         (TRAINERS.get(name, name), assignments(keys) + notes.get(name, ""))
-        for name, keys in of_trainer(fix.changes, trainer).items()
+        for name, keys in changes_for_trainer(fix.changes, trainer).items()
         if keys
     ]
     in_force = assignments(fix.in_force)

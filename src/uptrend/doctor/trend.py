@@ -21,14 +21,14 @@ from uptrend.stats.trend import TrendTest, measure_trend, neighbor_noise
 if TYPE_CHECKING:
     from uptrend.doctor.case import Case
 
-REWARD = "reward/mean"
+REWARD_METRIC = "reward/mean"
 # A trend with a smaller p-value is taken for one.
-LEVEL = 0.05
+SIGNIFICANCE_LEVEL = 0.05
 # Without a trend, fewer points than this say nothing.
-FEWEST_POINTS = 20
+MIN_TREND_POINTS = 20
 # The smallest effect that matters, in deviations between rollouts: ten points where half of them
 # succeed.
-SMALLEST = 0.2
+MIN_EFFECT = 0.2
 # From this share of dead groups on, over the whole run, a drift of the reward is the mix of
 # prompts.
 ALL_DEAD = 0.97
@@ -43,7 +43,7 @@ BEYOND_CHANCE = 1e-3
 STILL = "weights/update/norm", "weights/norm", "gradient/norm/before", "kl/reference/mean"
 # Points below which a fall can't be told from noise, and the least share of all gains that a
 # collapse loses.
-SHORTEST = 12
+MIN_COLLAPSE_POINTS = 12
 SHARE_LOST = 0.5
 
 
@@ -66,7 +66,7 @@ class HeldoutChange:
     first: float
     last: float
     scores: tuple[float, ...]
-    at: tuple[int, ...]
+    steps: tuple[int, ...]
     """Step of each score."""
     interval: tuple[float, float] | None
     """The change's 95% interval; None where neither counts nor several evaluations give one."""
@@ -87,13 +87,17 @@ class HeldoutChange:
         so.
         """
         is_shown = self.interval is None or self.interval[1] < 0
-        return self.effect < 0 and is_shown and self.chance * (len(self.scores) - 1) < LEVEL
+        return (
+            self.effect < 0
+            and is_shown
+            and self.chance * (len(self.scores) - 1) < SIGNIFICANCE_LEVEL
+        )
 
 
 def find_collapse(case: "Case") -> Collapse | None:
     """Return the collapse of a run's reward; None where it had none."""
-    values = case.curve(REWARD)[1]
-    if len(values) < SHORTEST:
+    values = case.curve(REWARD_METRIC)[1]
+    if len(values) < MIN_COLLAPSE_POINTS:
         return None
     width = max(3, len(values) // 10)
     levels = np.convolve(values, np.ones(width) / width, "valid")
@@ -146,7 +150,7 @@ def heldout_change(view: RunView) -> HeldoutChange | None:
 def judge_trend(case: "Case", collapse: Collapse | None, heldout: HeldoutChange | None) -> Trend:
     """Return the trend of a run by its training reward alone."""
     is_replay = case.view.info.get("kind") == "replay"
-    steps, values = case.curve(REWARD)
+    steps, values = case.curve(REWARD_METRIC)
     line = None if is_replay else measure_trend(values)
     kind = TrendKind.TOO_SHORT
     sentence = f"{plural(len(values), 'point')} of reward can't show a trend."
@@ -176,8 +180,8 @@ def judge_trend(case: "Case", collapse: Collapse | None, heldout: HeldoutChange 
         sentence=sentence,
         effect=None if figures is None else figures.effect,
         interval=None if figures is None else figures.interval,
-        power=None if line is None else line.power(SMALLEST * case.rollout_spread),
-        heldout={} if heldout is None else {key: getattr(heldout, key) for key in told},
+        power=None if line is None else line.power(MIN_EFFECT * case.rollout_spread),
+        held_out={} if heldout is None else {key: getattr(heldout, key) for key in told},
     )
 
 
@@ -203,14 +207,14 @@ def _decide(
         fall = collapse.last - collapse.best
         fell = Change("change from its best level", fall, normal_interval(fall, collapse.noise))
         return TrendKind.FALLING, f"It fell from {collapse.best:.3g} and stayed down", fell
-    if line.p < LEVEL:
+    if line.p < SIGNIFICANCE_LEVEL:
         kind, why = (
             (TrendKind.LEARNING, "It is learning")
             if line.effect > 0
             else (TrendKind.FALLING, "It is falling")
         )
         return kind, why, fitted
-    if len(values) < FEWEST_POINTS:
+    if len(values) < MIN_TREND_POINTS:
         return TrendKind.TOO_SHORT, "Too short to tell", fitted
     # A line fits a step badly: its residuals look like noise with a long memory, in which any trend
     # could hide. So all of the last quarter above all of the first, by more than rollouts differ,
@@ -256,14 +260,18 @@ def _artifact(case: "Case", values: Floats, p: float) -> str:
     is_still = not update.any() and float(kl.max(initial=0.0)) <= MOVED_KL and p > BEYOND_CHANCE
     if len(slope) >= 5 and not slope.any() and is_still:
         return "The gradient is 0 at every step, so that a drift is chance or the mix of prompts"
-    entropy = case.course("learner/entropy/mean")
-    gradient = case.course("gradient/norm/before")
-    if entropy is None or gradient is None or len(values) < FEWEST_POINTS:
+    entropy = case.summary("learner/entropy/mean")
+    gradient = case.summary("gradient/norm/before")
+    if entropy is None or gradient is None or len(values) < MIN_TREND_POINTS:
         return ""
     # One fixed answer, below the best that was seen, and nothing has moved since.
     half = values[len(values) // 2 :]
     is_fixed = entropy.last < 0.01 * entropy.first and gradient.last < 0.001 * gradient.first
-    if is_fixed and measure_trend(half) is not None and case.height(float(np.median(half))) < 0.7:
+    if (
+        is_fixed
+        and measure_trend(half) is not None
+        and case.scaled_reward(float(np.median(half))) < 0.7
+    ):
         return "The policy froze into one answer below the best it had seen"
     return ""
 

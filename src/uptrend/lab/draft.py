@@ -11,7 +11,7 @@ from typing import Any
 
 from uptrend.config import load_config, to_table
 from uptrend.config.load import nearest
-from uptrend.doctor.catalogue import CATALOGUE, Cause, resolve_experiment, settings_of
+from uptrend.doctor.catalogue import CATALOGUE, Cause, resolve_experiment, settings_in_force
 from uptrend.lab import lab_error
 from uptrend.lab.hypothesis_file import read, read_page, sections
 from uptrend.lab.refuse import read_recipe, resolve
@@ -88,7 +88,9 @@ def of_cause(
     # the recipe as the doctor sees the config of a run
     view = from_lines([], source="", name="", config=table)
     cause = cause.fitting(view)
-    resolved = (finding and finding.experiment) or resolve_experiment(cause, settings_of(view))
+    resolved = (finding and finding.experiment) or resolve_experiment(
+        cause, settings_in_force(view)
+    )
     for key in (key for keys in resolved.arms.values() for key in keys):
         section, _, name = key.rpartition(".")
         if section and view.value(section) is None:

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from uptrend.doctor.catalogue import CATALOGUE, all_symptoms
-from uptrend.doctor.checks import CHECKS
+from uptrend.doctor.checks import ALL_CHECKS
 from uptrend.doctor.diagnose import diagnose
 from uptrend.lab import judge, measure, plan, refuse, specification
 from uptrend.lab.journal.stored import RUNS, VERDICT, read_verdict, write
@@ -77,7 +77,7 @@ def signs_of(run: Run, cause: str) -> Signs:
     if CATALOGUE[cause].experiment.probe in probed:
         return Signs(())
     lacking = {lack.id: lack.needs for lack in report.cannot_tell}
-    if not any(cause in check.ids for check in CHECKS):
+    if not any(cause in check.ids for check in ALL_CHECKS):
         lacking.setdefault(cause, "a run's records do not show it")
     return Signs((), lacking.get(cause, ""))
 

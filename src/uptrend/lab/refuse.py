@@ -16,9 +16,9 @@ from uptrend.config import load_config, to_table
 from uptrend.config.load import nearest, read_toml
 from uptrend.config.tables import difference, flatten
 from uptrend.doctor.catalogue import CATALOGUE, all_symptoms
-from uptrend.doctor.checks import CHECKS
+from uptrend.doctor.checks import ALL_CHECKS
 from uptrend.doctor.diagnose import diagnose
-from uptrend.doctor.trend import FEWEST_POINTS
+from uptrend.doctor.trend import MIN_TREND_POINTS
 from uptrend.lab import measure, texts
 from uptrend.lab.compare import alpha_of, least_seeds
 from uptrend.lab.notebook import Notebook, is_lab
@@ -82,12 +82,12 @@ def warn_of_length(h: Hypothesis, steps: int) -> list[str]:
     warnings = list[str]()
     row = find_metric(measure.curve_of(h.metric))
     is_learning = h.metric.startswith("eval/") or (row is not None and row.better == "more")
-    if is_learning and steps < FEWEST_POINTS:
+    if is_learning and steps < MIN_TREND_POINTS:
         warnings.append(
-            f"{plural(steps, 'step')} per run: fewer than {FEWEST_POINTS} show no trend"
+            f"{plural(steps, 'step')} per run: fewer than {MIN_TREND_POINTS} show no trend"
             " (run.too-short), so that a verdict holds for so few steps alone"
         )
-    checks = [check.at_least for check in CHECKS if h.cause in check.ids]
+    checks = [check.at_least for check in ALL_CHECKS if h.cause in check.ids]
     if checks and steps < max(checks):
         warnings.append(
             f"{plural(steps, 'step')} per run: the doctor needs {max(checks)} to tell whether the"

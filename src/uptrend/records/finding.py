@@ -206,7 +206,7 @@ class Trend:
     """Its 95% interval, corrected for autocorrelation."""
     power: float | None = None
     """The chance that this run would have shown the smallest effect that matters."""
-    heldout: Mapping[str, Any] = field(default_factory=dict)
+    held_out: Mapping[str, Any] = field(default_factory=dict)
     """The held-out change: first, last, effect, interval, tasks; empty where nothing was held
     out.
     """

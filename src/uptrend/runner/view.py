@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from uptrend.config.tables import to_toml
-from uptrend.doctor.report import STYLES
+from uptrend.doctor.report import FINDING_STYLES
 from uptrend.present.formatting import duration, estimate, number, percent, plural
 from uptrend.present.terminal import columns, phase_shares, sparkline
 from uptrend.records import Evaluation, Finding, Run, Severity
@@ -374,7 +374,7 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
     """Format findings with their evidence and fix."""
     for finding in findings:
         yield Text.assemble(
-            "\n", (f"{finding.severity.value}  {finding.id}", STYLES[finding.severity])
+            "\n", (f"{finding.severity.value}  {finding.id}", FINDING_STYLES[finding.severity])
         )
         yield Text(f"  {finding.summary}")
         for evidence in finding.evidence:

@@ -34,26 +34,27 @@ from uptrend.training.ranks import OneRank, Ranks, layout_of
 class Components:
     """Parts of the training loop, each a function or a class that makes it."""
 
-    sampler: Callable[[Policy], Sampler] = InProcessSampler  # makes the sampler that plays rollouts
-    # samples the groups of a step
+    # Makes the sampler that plays rollouts.
+    sampler: Callable[[Policy], Sampler] = InProcessSampler
+    # Samples the groups of a step.
     gather: Callable[[RolloutPlayer, Pool, Cursor, int, Config], Gathered] = gather
-    # lays rollouts out for the learner: tokens, loss mask and attention mask
+    # Lays rollouts out for the learner: tokens, loss mask and attention mask.
     layout: Layout = lay_out
     # Computes advantages by group id: `(rewards_n, groups_n, *, scale, baseline)`.
     advantages: Callable[..., Tensor] = algo.advantages
     # Makes the learner: log-probabilities, loss and gradient.
     learner: Callable[[Policy, Optimizer, Config], Learner] = Learner
-    optimizer: Callable[[FlatWeights, Learning], Optimizer] = Optimizer  # makes the optimizer
-    metrics: Callable[[StepResult], dict[str, Any]] = step_metrics  # computes a step's metrics line
+    # Makes the optimizer.
+    optimizer: Callable[[FlatWeights, Learning], Optimizer] = Optimizer
+    # Computes a step's metrics line.
+    metrics: Callable[[StepResult], dict[str, Any]] = step_metrics
     # Loads a checkpoint into policy and optimizer; returns the loop's state.
     restore: Callable[[Path, Policy, Optimizer], dict[str, Any]] = load_checkpoint
 
 
 def choose_components(config: Config, ranks: Ranks) -> Components:
     """Return the parts that a recipe asks for."""
-    sampling = config.sampling
     layout = layout_of(config, ranks)
-    components = Components()
     if layout == "fsdp2":
         from uptrend.policy.sharded import ShardedOptimizer
 
@@ -62,21 +63,25 @@ def choose_components(config: Config, ranks: Ranks) -> Components:
         from uptrend.policy.zero import ZeroOptimizer
 
         components = Components(optimizer=ZeroOptimizer)
+    else:
+        components = Components()
+
+    sampling = config.sampling
     if sampling.engine == "vllm":
-        if ranks.rank:
+        if ranks.rank != 0:  # rank 0 plays for all
             return replace(components, sampler=lambda _: NoSampler())
-        served = replace(sampling, context=config.longest)  # servers must take evaluations too
-        return replace(components, sampler=partial(VllmSampler, sampling=served))
+        # Servers take evaluations too, whose context may be longer than training's.
+        sampling = replace(sampling, context=config.longest)
+        return replace(components, sampler=partial(VllmSampler, sampling=sampling))
     if sampling.ahead and ranks.count > 1:
         raise ConfigError(
             f"sampling.ahead = {sampling.ahead} in {ranks.count} processes needs sampling.engine ="
             " 'vllm': each process would sample and learn on the same device."
         )
-    return (
-        replace(components, sampler=CopySampler)
-        if sampling.ahead or layout != "ddp"
-        else components
-    )
+    # The policy's own weights can't sample while they change, or where each rank holds a part.
+    if sampling.ahead or layout != "ddp":
+        return replace(components, sampler=CopySampler)
+    return components
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,9 @@ class RunContext:
     heldout: HeldoutTasks
     components: Components = field(default_factory=Components)
     ranks: Ranks = field(default_factory=OneRank)  # processes that train together
-    notes: tuple[str, ...] = ()  # notes for a person on what was decided for this run
-    has_compared_chat: bool = False  # true where model.chat was decided by asking both ways
+    notes: tuple[str, ...] = ()  # decisions about this run that its user should know of
+    # True if model.chat was decided by playing tasks with and without a chat template.
+    has_compared_chat: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,12 +108,11 @@ class LoopPlan:
     directory: RunDirectory
     last_step: int
     checkpoint: Path | None = None  # checkpoint to begin with; None for the model as it was loaded
-    # true where the run has not begun yet, so that the model is evaluated first
-    is_new: bool = True
-    saves: bool = True  # true where checkpoints are written
+    is_new: bool = True  # False for a resumed run, whose model was evaluated when it began
+    saves: bool = True  # True if checkpoints are written
     ahead: int = 0  # steps that may be sampled ahead of the weights that learn from them
     observers: Sequence[Observer] = ()
-    # Called at the loop's end, before observers are told of it, with the Stop that ended it early.
+    # Called at the loop's end with the Stop that ended it early, before `after` of the observers.
     on_end: Callable[[Stop | None], None] = lambda _: None
 
     def is_due(self, step: int, every: int) -> bool:

@@ -4,17 +4,21 @@ checkpoint.
 A replay (replay.py) follows the same loop with rollouts from another run's records, a warm start
 (warmstart.py) with an expert's demonstrations and advantages of 1.
 
-Several processes go through it side by side (ranks.py): each plays and computes its part, all make
-the same update.
+Several processes run it side by side (ranks.py): each plays and computes its part, and all make the
+same update.
 
 Left out on purpose: a critic and a reward model (answers are checked, not judged), and every
 reaction to what happens: whatever watches, warns or stops is an observer.
+
+n = rollout, k = turn (one column for all turns where credit goes to the whole rollout), b =
+sequence, s = sampled token of it.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +31,7 @@ from uptrend.policy.checkpoint import BEST, random_states, save_checkpoint
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.weights import WeightMeter
 from uptrend.records import Evaluation, Rollout, Run
+from uptrend.rollout.sampler import Sampler
 from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, eval_sections
 from uptrend.training.components import Components, LoopPlan, RunContext
@@ -46,86 +51,79 @@ def run_loop(context: RunContext, plan: LoopPlan) -> Stop | None:
     config = context.config
     policy = context.policy
     components = context.components
-    optimizer = components.optimizer(policy.flat, config.learning)
-    learner = components.learner(policy, optimizer, config)
-    learner.join(context.ranks)
-    sampler = components.sampler(policy)
-    player = RolloutPlayer(policy, sampler, config, context.ranks)
-    meter = WeightMeter(policy.flat)
-    best = best_accuracy(Run(plan.directory.path))
-    # Rollouts have generators of their own; dropout and whatever a component draws depend on this
-    # one.
+    trainer = build_trainer(context)
+    # Rollouts have generators of their own; dropout and whatever a component draws use this one. A
+    # checkpoint sets it to where the run left off.
     torch.manual_seed(config.seed + context.ranks.rank)
+    resume_point = restore_checkpoint(context, plan, trainer)
+    # A server may hold anyone's weights. All ranks take part, because each may hold a part of them.
+    event_loop.run(trainer.sampler.load(policy.named(), resume_point.step))
 
-    resume_point = restore_checkpoint(context, plan, optimizer, learner)
-    # A server may hold anything; all ranks take part, since each may have a part of the weights.
-    event_loop.run(sampler.load(policy.named(), resume_point.step))
-    queue = StepQueue(context, player, resume_point, last_step=plan.last_step, ahead=plan.ahead)
-    step = resume_point.step
-    stop: Stop | None = None
-    evaluations: dict[str, Evaluation]  # by label of the held-out set
-    is_fit_recorded = False
-
-    with queue, recording(context, plan) as recorder:
-        # The accuracy before training is what every later one is compared with.
+    queue = StepQueue(
+        context, trainer.player, resume_point, last_step=plan.last_step, ahead=plan.ahead
+    )
+    with queue, open_recorder(context, plan) as recorder:
+        saver = CheckpointSaver(context, plan, trainer, recorder, queue)
+        is_fit_recorded = False
+        step = resume_point.step
+        stop: Stop | None = None
+        evaluations: dict[str, Evaluation]  # by label of the held-out set, "" for the first
         if plan.is_new:
-            evaluations = evaluate_heldout(context, player, recorder, step)
-            best = max(best, evaluations[""].accuracy)
+            # The accuracy before training is what every later one is compared with.
+            evaluations = evaluate_heldout(context, trainer.player, recorder, step)
+            saver.best_accuracy = evaluations[""].accuracy
             stop = notify_observers(context, plan, step, {}, (), evaluations)
 
         while step < plan.last_step and stop is None:
             step += 1
             clock = Clock(policy.device)
 
-            # Sample and score, or wait for what is sampled ahead.
+            # Sample and score, or wait for what was sampled ahead.
             gathered = queue.take(step)
             clock.lap("sample")
 
-            # Learn, and give the sampler the new weights; one that shares the policy's only hears
-            # of their version.
+            # Update the weights.
             exp = components.layout(gathered.rollouts, config, recorded=gathered.recorded)
-            meter.before()
-            update, advantages_n = learn(components, learner, exp, gathered.rollouts, step, config)
-            learner.consider_compiling(clock.lap("update"), plan.last_step - step)
-            event_loop.run(sampler.load(policy.named(), step))
+            trainer.meter.before()
+            update, advantages_n = learn(
+                components, trainer.learner, exp, gathered.rollouts, step, config
+            )
+            update_seconds = clock.lap("update")
+            trainer.learner.consider_compiling(update_seconds, plan.last_step - step)
+
+            # Give them to the sampler. One that shares the policy's only notes their version.
+            event_loop.run(trainer.sampler.load(policy.named(), step))
             queue.weights_changed(step)
             clock.lap("load")
 
             # Record. Rows and files are made on the recorder's thread, while the next step samples.
-            if learner.fitted is not None and not is_fit_recorded:
-                plan.directory.event("fitted", step=step, **asdict(learner.fitted))
+            fitted = trainer.learner.fitted
+            if fitted is not None and not is_fit_recorded:
+                plan.directory.event("fitted", step=step, **asdict(fitted))
                 is_fit_recorded = True
             rollouts = RecordedRollouts(gathered.rollouts, exp, update, gathered.dropped)
-            result = StepResult(gathered, exp, update, advantages_n.numpy(), meter.after())
-            line = {"step": step, "time": time.time(), **components.metrics(result)}
-            line |= compare_ranks(context, plan, meter, step)
+            movement = trainer.meter.after()
+            result = StepResult(gathered, exp, update, advantages_n.numpy(), movement)
+            line: dict[str, Any] = {"step": step, "time": time.time()}
+            line |= components.metrics(result)
+            line |= compare_ranks(context, plan, trainer.meter, step)
             clock.lap("record")
-            line |= clock.metrics() | {"memory/peak/gib": peak_memory_gib(policy.device)}
+            line |= clock.metrics()
+            line["memory/peak/gib"] = peak_memory_gib(policy.device)
             recorder.step(line, rollouts)
 
-            if config.learning.kl.reset_every and step % config.learning.kl.reset_every == 0:
+            reset_every = config.learning.kl.reset_every
+            if reset_every and step % reset_every == 0:
                 policy.reset_reference()
                 plan.directory.event("reference-reset", step=step)
 
-            # Evaluate, let observers see it all, and save where it is due or one of them stops the
-            # run here.
+            # Evaluate where it is due, let observers see all of it, and save where that is due or
+            # one of them stops the run here.
             evaluations = {}
             if plan.is_due(step, config.eval.every):
-                evaluations = evaluate_heldout(context, player, recorder, step)
+                evaluations = evaluate_heldout(context, trainer.player, recorder, step)
             stop = notify_observers(context, plan, step, line, rollouts, evaluations)
-            # The cursor remembers the place among the tasks, so that a resumed run draws on.
-            state: dict[str, Any] = {"step": step, "cursor": asdict(gathered.cursor)}
-            if learner.fitted is not None:
-                state["fitted"] = asdict(learner.fitted)
-            if plan.saves and (plan.is_due(step, config.checkpoints.every) or stop is not None):
-                save(context, plan, recorder, optimizer, queue, state)
-                plan.directory.event("checkpoint", step=step)
-            if evaluations and evaluations[""].accuracy > best:
-                best = evaluations[""].accuracy
-                if plan.saves and config.checkpoints.best:
-                    save(
-                        context, plan, recorder, optimizer, queue, state | {"accuracy": best}, BEST
-                    )
+            saver.save_if_due(step, gathered.cursor, evaluations.get(""), stop)
 
         if step >= plan.last_step:
             stop = None  # a Stop after the last step stopped nothing
@@ -134,21 +132,36 @@ def run_loop(context: RunContext, plan: LoopPlan) -> Stop | None:
     return stop
 
 
-def best_accuracy(run: Run) -> float:
-    """Return the best recorded held-out accuracy of a run; -1 where there is none."""
-    accuracies = [line["accuracy"] for line in run.eval_lines]
-    return max((float(accuracy) for accuracy in accuracies if accuracy is not None), default=-1.0)
+@dataclass(frozen=True)
+class Trainer:
+    """Parts of a run that the loop drives, made from its components."""
+
+    optimizer: Optimizer
+    learner: Learner
+    sampler: Sampler
+    player: RolloutPlayer
+    meter: WeightMeter  # measures how far each update moves the weights
 
 
-def restore_checkpoint(
-    context: RunContext, plan: LoopPlan, optimizer: Optimizer, learner: Learner
-) -> ResumePoint:
+def build_trainer(context: RunContext) -> Trainer:
+    """Make the parts of a run."""
+    config = context.config
+    policy = context.policy
+    optimizer = context.components.optimizer(policy.flat, config.learning)
+    learner = context.components.learner(policy, optimizer, config)
+    learner.join(context.ranks)
+    sampler = context.components.sampler(policy)
+    player = RolloutPlayer(policy, sampler, config, context.ranks)
+    return Trainer(optimizer, learner, sampler, player, WeightMeter(policy.flat))
+
+
+def restore_checkpoint(context: RunContext, plan: LoopPlan, trainer: Trainer) -> ResumePoint:
     """Load the plan's checkpoint, if it has one; return where the run stands."""
     if plan.checkpoint is None:
         return ResumePoint()
-    state = context.components.restore(plan.checkpoint, context.policy, optimizer)
+    state = context.components.restore(plan.checkpoint, context.policy, trainer.optimizer)
     if "fitted" in state:
-        learner.adopt(state["fitted"])
+        trainer.learner.adopt(state["fitted"])
     queue = read_queue(plan.checkpoint) if plan.ahead else {}
     return ResumePoint(state["step"], Cursor(**state["cursor"]), queue)
 
@@ -163,20 +176,24 @@ def learn(
 ) -> tuple[Update, Tensor]:
     """Compute the advantage of each rollout and make the update that they cause; return both."""
     learning = config.learning
-    kl = config.learning.kl
-    reference_bs = learner.logprobs(exp, reference=True) if kl.beta > 0 else None
+    kl = learning.kl
+    reference_bs = None
+    old_bs = None
+    if kl.beta > 0:
+        reference_bs = learner.logprobs(exp, reference=True)
+
+    # Compare each turn's return with that of the same turn in the group's other rollouts: the group
+    # of an advantage is a pair (group, turn). A rollout without a sequence failed before its first
+    # token, so it has no reward, and its number here is never looked at.
     groups_n = torch.empty(len(rollouts), dtype=torch.long)
     groups_n[exp.rollouts_b] = exp.groups_b
-    # One column for a reward of the whole rollout, else one per turn. They are compared among
-    # rollouts of a group, and turns with the same turn of the others.
     returns_nk = returns_of(exp, rollouts, learning.credit)
     turns = returns_nk.shape[1]
     groups_nk = groups_n[:, None] * turns + torch.arange(turns)
-    how = {"scale": learning.scale, "baseline": learning.baseline}
-    advantages_nk = components.advantages(returns_nk.flatten(), groups_nk.flatten(), **how).view(
-        -1, turns
-    )
-    old_bs = None
+    compare = partial(components.advantages, baseline=learning.baseline)
+    advantages_nk = compare(returns_nk.flatten(), groups_nk.flatten(), scale=learning.scale)
+    advantages_nk = advantages_nk.view(-1, turns)
+
     # k1 is taken from the reward, because in the loss its gradient is 0 on average
     # (algo/losses.py); after scaling, as the deviation of the rewards would take beta out again.
     if reference_bs is not None and kl.estimator == "k1":
@@ -184,39 +201,52 @@ def learn(
         penalty_b = kl_penalty(old_bs.cpu(), reference_bs.cpu(), exp.mask_bs)
         penalty_n = torch.zeros(len(rollouts)).index_add(0, exp.rollouts_b, penalty_b)
         penalty_n[returns_nk.isnan().all(1)] = torch.nan
-        centered_n = components.advantages(penalty_n, groups_n, **how | {"scale": "none"})
+        centered_n = compare(penalty_n, groups_n, scale="none")
         advantages_nk = advantages_nk - kl.beta * centered_n[:, None]
-    advantages_bs = advantages_nk[exp.rollouts_b[:, None], exp.turns_bs.clamp(max=turns - 1)]
+
+    # Each token has the advantage of its turn; with one column, of its rollout.
+    columns_bs = exp.turns_bs.clamp(max=turns - 1)
+    advantages_bs = advantages_nk[exp.rollouts_b[:, None], columns_bs]
     if learner.needs_old and old_bs is None:
         old_bs = learner.logprobs(exp, reference=False, advantages_bs=advantages_bs)
     update = learner.update(exp, advantages_bs, step, old_bs=old_bs, reference_bs=reference_bs)
-    return update, advantages_nk.sum(1) / (~returns_nk.isnan()).sum(1).clamp(min=1)
+
+    # A rollout's own advantage, for metrics, is the mean over the turns that it has.
+    counts_n = (~returns_nk.isnan()).sum(1).clamp(min=1)
+    return update, advantages_nk.sum(1) / counts_n
 
 
 def returns_of(exp: Experience, rollouts: Sequence[Rollout], credit: Credit) -> Tensor:
     """Return each rollout's reward, or by turn the rewards from there on; NaN where there is none:
     [n, k].
     """
-    rewards_n1 = torch.tensor(
-        [[torch.nan if r.reward is None else r.reward.total] for r in rollouts]
-    )
-    if credit == "rollout" or not any(r.reward is not None and r.reward.turns for r in rollouts):
+    rewards: list[float] = []
+    has_turn_rewards = False
+    for rollout in rollouts:
+        if rollout.reward is None:
+            rewards.append(torch.nan)
+        else:
+            rewards.append(rollout.reward.total)
+            has_turn_rewards |= bool(rollout.reward.turns)
+    rewards_n1 = torch.tensor(rewards)[:, None]
+    if credit == "rollout" or not has_turn_rewards:
         return rewards_n1
-    # Rewards without turns came with the last one: they follow every turn.
+
+    last_turns_b = (exp.turns_bs * exp.real_bs).amax(1)
+    last_turns_n = torch.zeros(len(rollouts), dtype=torch.long)
+    last_turns_n = last_turns_n.scatter_reduce(0, exp.rollouts_b, last_turns_b, "amax")
+    # A reward that is not given by turns came with the last one: it follows every turn.
     returns_nk = rewards_n1.repeat(1, int(exp.turns_bs.max()) + 1)
-    last_n = torch.zeros(len(rollouts), dtype=torch.long).scatter_reduce(
-        0, exp.rollouts_b, (exp.turns_bs * exp.real_bs).amax(1), "amax"
-    )
-    for row_k, r, last in zip(returns_nk, rollouts, last_n.tolist(), strict=True):
-        if r.reward is not None and r.reward.turns:
-            for turn in range(len(row_k)):
-                row_k[turn] = sum(r.reward.turns[turn:])
-        row_k[last + 1 :] = torch.nan
+    for n, rollout in enumerate(rollouts):
+        if rollout.reward is not None and rollout.reward.turns:
+            for turn in range(returns_nk.shape[1]):
+                returns_nk[n, turn] = sum(rollout.reward.turns[turn:])
+        returns_nk[n, last_turns_n[n] + 1 :] = torch.nan
     return returns_nk
 
 
 @contextmanager
-def recording(context: RunContext, plan: LoopPlan) -> Iterator[Recorder]:
+def open_recorder(context: RunContext, plan: LoopPlan) -> Iterator[Recorder]:
     """Open a recorder for the length of a run; tell observers of its beginning, and of its end
     however it ends.
     """
@@ -233,6 +263,22 @@ def recording(context: RunContext, plan: LoopPlan) -> Iterator[Recorder]:
                 observer.after(Run(plan.directory.path))
 
 
+def compare_ranks(
+    context: RunContext, plan: LoopPlan, meter: WeightMeter, step: int
+) -> dict[str, int]:
+    """Count the different sets of weights that ranks hold, and record each rank's digest where
+    there is more than one.
+    """
+    if context.ranks.count == 1:
+        return {}
+    digests = context.ranks.exchange(meter.digest())
+    different = set(digests)
+    if len(different) > 1:
+        for process, digest in enumerate(digests):
+            plan.directory.event("digest", step=step, process=process, digest=digest)
+    return {"ranks/weights/count": len(different)}
+
+
 def evaluate_heldout(
     context: RunContext, player: RolloutPlayer, recorder: Recorder, step: int
 ) -> dict[str, Evaluation]:
@@ -246,7 +292,9 @@ def evaluate_heldout(
     for label, tasks in context.heldout.by_label.items():
         config = replace(context.config, eval=sections[label])
         evaluations[label], rollouts[label] = play_heldout(player, tasks, step, config)
-        lines[label] = evaluation_line(evaluations[label]) | {"hash": tasks.hash}
+        lines[label] = evaluation_line(evaluations[label])
+        lines[label]["hash"] = tasks.hash
+    # One line of evals.jsonl per step: the first set's, with those of further sets inside.
     line = lines.pop("")
     if lines:
         line["sets"] = lines
@@ -265,42 +313,74 @@ def notify_observers(
     """Show the step to every observer; return the first Stop, which is all ranks'."""
     sets = {label: evaluation for label, evaluation in evaluations.items() if label}
     record = StepRecord(step, line, rollouts, evaluations.get(""), sets)
-    stops = [observer.step(record) for observer in plan.observers]
-    return context.ranks.broadcast(next((stop for stop in stops if stop is not None), None))
+    first_stop: Stop | None = None
+    for observer in plan.observers:
+        stop = observer.step(record)
+        first_stop = first_stop or stop
+    return context.ranks.broadcast(first_stop)
 
 
-def save(
-    context: RunContext,
-    plan: LoopPlan,
-    recorder: Recorder,
-    optimizer: Optimizer,
-    queue: StepQueue,
-    state: dict[str, Any],
-    name: str = "",
-) -> None:
-    """Write a checkpoint: one rank does, or all where each holds a part of the weights."""
-    recorder.drain()  # records first: a checkpoint is never ahead of them
-    plan.directory.sync()
-    if others := context.ranks.exchange(random_states())[1:]:
-        state = {**state, "others": others}
-    if context.policy.is_sharded or context.ranks.rank == 0:
-        keep = context.config.checkpoints.keep
-        save_checkpoint(
-            plan.directory.path, context.policy, optimizer, state, keep, name, also=queue.save
-        )
-    context.ranks.barrier()
-
-
-def compare_ranks(
-    context: RunContext, plan: LoopPlan, meter: WeightMeter, step: int
-) -> dict[str, int]:
-    """Count the different sets of weights that ranks hold, and write them down where there is more
-    than one.
+class CheckpointSaver:
+    """Writes a run's checkpoints where they are due, and the one with the best held-out
+    accuracy.
     """
-    if context.ranks.count == 1:
-        return {}
-    digests = context.ranks.exchange(meter.digest())
-    if len(set(digests)) > 1:
-        for process, digest in enumerate(digests):
-            plan.directory.event("digest", step=step, process=process, digest=digest)
-    return {"ranks/weights/count": len(set(digests))}
+
+    def __init__(
+        self,
+        context: RunContext,
+        plan: LoopPlan,
+        trainer: Trainer,
+        recorder: Recorder,
+        queue: StepQueue,
+    ) -> None:
+        self._context = context
+        self._plan = plan
+        self._trainer = trainer
+        self._recorder = recorder
+        self._queue = queue
+        # A resumed run goes on from the best accuracy that it has recorded.
+        accuracies = [line["accuracy"] for line in Run(plan.directory.path).eval_lines]
+        numbers = [float(accuracy) for accuracy in accuracies if accuracy is not None]
+        self.best_accuracy = max(numbers, default=-1.0)
+
+    def save_if_due(
+        self, step: int, cursor: Cursor, evaluation: Evaluation | None, stop: Stop | None
+    ) -> None:
+        """Save at every `checkpoints.every`-th step, at the last one and where a Stop ends the run,
+        and beside these where the evaluation is the best so far.
+        """
+        if not self._plan.saves:
+            return
+        checkpoints = self._context.config.checkpoints
+        # With the cursor a resumed run goes on to draw the tasks that come next.
+        state: dict[str, Any] = {"step": step, "cursor": asdict(cursor)}
+        if self._trainer.learner.fitted is not None:
+            state["fitted"] = asdict(self._trainer.learner.fitted)
+        if stop is not None or self._plan.is_due(step, checkpoints.every):
+            self._save(state)
+            self._plan.directory.event("checkpoint", step=step)
+        if evaluation is not None and evaluation.accuracy > self.best_accuracy:
+            self.best_accuracy = evaluation.accuracy
+            if checkpoints.best:
+                state["accuracy"] = evaluation.accuracy
+                self._save(state, BEST)
+
+    def _save(self, state: dict[str, Any], name: str = "") -> None:
+        """Write a checkpoint: one rank does, or all where each holds a part of the weights."""
+        context = self._context
+        self._recorder.drain()  # records first: a checkpoint is never ahead of them
+        self._plan.directory.sync()
+        other_states = context.ranks.exchange(random_states())[1:]
+        if other_states:
+            state = {**state, "others": other_states}
+        if context.policy.is_sharded or context.ranks.rank == 0:
+            save_checkpoint(
+                self._plan.directory.path,
+                context.policy,
+                self._trainer.optimizer,
+                state,
+                context.config.checkpoints.keep,
+                name,
+                also=self._queue.save,
+            )
+        context.ranks.barrier()

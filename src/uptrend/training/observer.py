@@ -13,12 +13,12 @@ __all__ = ["Observer", "StepRecord", "Stop"]
 class StepRecord:
     """Step as an observer sees it; step 0 is the evaluation before the first one."""
 
-    step: int  # number of the step
+    step: int
     metrics: dict[str, Any]  # its metrics line; empty for step 0
-    # its rollouts, with everything that the learner computed on them; empty for step 0
+    # Its rollouts, with everything that the learner computed on them; empty for step 0.
     rollouts: Sequence[Rollout]
-    evaluation: Evaluation | None  # the evaluation after it, if there was one
-    # the same on further held-out sets, by label
+    evaluation: Evaluation | None  # on the held-out set; None where none was due
+    # Evaluations on further held-out sets, by label.
     sets: Mapping[str, Evaluation] = field(default_factory=dict)
 
 

@@ -18,7 +18,7 @@ from uptrend.algo import advantages
 from uptrend.doctor.case import Case
 from uptrend.doctor.checks.sampling import dead_share, fit_beta
 from uptrend.doctor.diagnose import diagnose
-from uptrend.doctor.groups import recomputed
+from uptrend.doctor.groups import recompute_advantages
 from uptrend.records import Basis, Reward, Role, RunView, Sequence, Severity, rollouts_table
 from uptrend.records.schema import TOKEN_COLUMNS
 from uptrend.tasks.answers import is_right
@@ -744,10 +744,10 @@ def test_what_else_is_needed(tiny: RunView) -> None:
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
 def test_recomputed_advantages_are_torchs(tiny: RunView, scale: Any, baseline: Any) -> None:
-    g = Case(tiny).groups[0]
+    g = Case(tiny).grouped_steps[0]
     given = torch.from_numpy(g.reward_n), torch.from_numpy(g.group_n)
     expected = advantages(*given, scale=scale, baseline=baseline).numpy()
-    np.testing.assert_allclose(recomputed(g, scale, baseline), expected, atol=1e-9)
+    np.testing.assert_allclose(recompute_advantages(g, scale, baseline), expected, atol=1e-9)
 
 
 def test_the_predicted_dead_share_is_that_of_simulated_groups() -> None:

@@ -10,7 +10,7 @@ from curve_runs import evaluations, healthy, ramp
 from tampered import without
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import alarms
-from uptrend.doctor.checks import CHECKS, examine
+from uptrend.doctor.checks import ALL_CHECKS, run_checks
 from uptrend.records import CannotTell, Finding, RunView
 from uptrend.records.schema import TOKEN_COLUMNS
 
@@ -18,7 +18,7 @@ EMPTY = RunView(source="log", trainer="unknown", name="", steps=np.zeros(0, np.i
 
 
 def found(view: RunView) -> list[Finding]:
-    return [f for f in examine(Case(view)) if isinstance(f, Finding)]
+    return [f for f in run_checks(Case(view)) if isinstance(f, Finding)]
 
 
 @pytest.mark.parametrize("steps", [40, 120, 400])
@@ -75,8 +75,8 @@ def test_without_sampled_rollouts_checks_that_read_them_say_why(
     if changes.pop("warm", False):
         changes = {"metrics": {**tiny.metrics, "warmstart/loss/mean": np.ones(len(tiny.steps))}}
     case = Case(replace(tiny, **changes))
-    assert case.rows == []
-    readers = [check for check in CHECKS if check.columns is not None]
+    assert case.tables == []
+    readers = [check for check in ALL_CHECKS if check.columns is not None]
     assert len(readers) > 5
     for check in readers:
         outcome = check(case)
@@ -93,13 +93,13 @@ def test_few_steps_are_read_and_each_once(tiny: RunView) -> None:
         return tiny.read_rollouts(1 + step % 4)
 
     case = Case(replace(tiny, rollout_steps=tuple(range(1, 101)), read_rollouts=read))
-    for check in CHECKS:
+    for check in ALL_CHECKS:
         check(case)
-    assert asked == list(case.chosen_steps) == [1, 2, 3, 22, 42, 61, 81, 100]
+    assert asked == list(case.steps_read) == [1, 2, 3, 22, 42, 61, 81, 100]
 
 
 def test_rows_are_what_the_table_says(musique: RunView) -> None:
-    rows = Case(musique).rows[0]
+    rows = Case(musique).tables[0]
     table = musique.read_rollouts(1).to_pylist()
     assert len(rows) == len(table) == 64
     assert rows.response_n == [

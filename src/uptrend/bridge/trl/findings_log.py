@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.doctor.catalogue import all_symptoms
-from uptrend.doctor.check import SEVERITIES, finding
+from uptrend.doctor.check import SEVERITY_ORDER, make_finding
 from uptrend.doctor.live import DoctorProcess
 from uptrend.doctor.report import finding_table
 from uptrend.records import Basis, Evidence, RunView, Severity
 from uptrend.records.finding import dated
 
-NOTE = SEVERITIES.index(Severity.NOTE)
+NOTE = SEVERITY_ORDER.index(Severity.NOTE)
 
 
 class FindingsLog:
@@ -41,7 +41,8 @@ class FindingsLog:
     ) -> None:
         """Report what a probe found."""
         self._report(
-            "probed", finding_table(finding(self._view, id, severity, basis, summary, evidence))
+            "probed",
+            finding_table(make_finding(self._view, id, severity, basis, summary, evidence)),
         )
 
     def hear(self) -> None:
@@ -73,9 +74,9 @@ class FindingsLog:
 
     def _report(self, kind: str, told: dict[str, Any]) -> None:
         """Write and print a finding that is new, or worse than before."""
-        rank = SEVERITIES.index(Severity(told["severity"]))
+        rank = SEVERITY_ORDER.index(Severity(told["severity"]))
         with self._lock:
-            if self.said.get(told["id"], len(SEVERITIES)) <= rank:
+            if self.said.get(told["id"], len(SEVERITY_ORDER)) <= rank:
                 return
             self.said[told["id"]] = rank
         shown_at = next((e["step"] for e in told["evidence"] if e["step"] is not None), None)

@@ -1,7 +1,7 @@
 """The checks by subject. A new check is a function in one of these modules."""
 
 from uptrend.doctor.case import Case
-from uptrend.doctor.check import Check, Outcome
+from uptrend.doctor.check import Check, Outcomes
 from uptrend.doctor.checks import (
     advantages,
     data,
@@ -37,7 +37,7 @@ _MODULES = (
 )
 
 # A module that asks another's check has it among its names too: each counts where it is defined.
-CHECKS: tuple[Check, ...] = tuple(
+ALL_CHECKS: tuple[Check, ...] = tuple(
     found
     for module in _MODULES
     for found in vars(module).values()
@@ -45,6 +45,6 @@ CHECKS: tuple[Check, ...] = tuple(
 )
 
 
-def examine(case: Case) -> Outcome:
+def run_checks(case: Case) -> Outcomes:
     """Run every check on a run and return what each said, in no particular order."""
-    return [outcome for check in CHECKS for outcome in check(case)]
+    return [outcome for check in ALL_CHECKS for outcome in check(case)]

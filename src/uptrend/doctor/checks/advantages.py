@@ -9,9 +9,9 @@ import numpy as np
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.check import (
-    AS_PAGE,
     CRITICAL,
     NOTE,
+    PAGE_SUMMARY,
     PROOF,
     SIGNAL,
     SUSPICION,
@@ -22,8 +22,14 @@ from uptrend.doctor.check import (
     check,
 )
 from uptrend.doctor.checks.rewards import constant_reward
-from uptrend.doctor.groups import EPSILON, Grouped, group_sum, recomputed, seen_among
-from uptrend.doctor.trend import REWARD
+from uptrend.doctor.groups import (
+    STD_EPSILON,
+    GroupedRollouts,
+    group_sum,
+    recompute_advantages,
+    subset_evidence,
+)
+from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.records import Basis, Evidence, TrendKind
 from uptrend.records.table import Floats
 from uptrend.stats.intervals import normal_reach
@@ -48,15 +54,15 @@ def group_of_one(case: Case) -> Answer:
         answers.append(Lacking(lacking))
     elif share >= 0.5:
         text = (
-            f"{share:.0%} of {sum(len(g.size_g) for g in case.groups)} groups have one rollout, by"
-            " their ids"
+            f"{share:.0%} of {sum(len(g.size_g) for g in case.grouped_steps)} groups have one"
+            " rollout, by their ids"
         )
-        first = case.groups[0].rows
+        first = case.grouped_steps[0].table
         answers.append(
             Found(
                 CRITICAL,
                 PROOF,
-                AS_PAGE,
+                PAGE_SUMMARY,
                 [Evidence(text, share, step=first.step, rollout=first.name(0))],
             )
         )
@@ -93,9 +99,9 @@ def advantages_by_group(case: Case) -> Answer:
     """Recompute advantages by group ids, never by position, and compare: their groups, their sign
     and their size.
     """
-    if not case.groups:
+    if not case.grouped_steps:
         return Lacking("some rollouts have no group id or no reward")
-    steps = [g for g in case.groups if g.advantage_n is not None]
+    steps = [g for g in case.grouped_steps if g.advantage_n is not None]
     return [_membership(case, steps), _size(case, steps), _backwards(case)]
 
 
@@ -131,11 +137,11 @@ def _backwards(case: Case) -> Found | None:
     return Found(CRITICAL, PROOF, summary, [shown], SIGN)
 
 
-def _membership(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
+def _membership(case: Case, steps: list[GroupedRollouts]) -> Found | Lacking | None:
     """Judge the groups that advantages belong to, and their sign."""
     if _share_of_singles(case) >= 0.5:
         return None
-    if mixed := _mixed(case.groups):
+    if mixed := _mixed(case.grouped_steps):
         return mixed
     if not steps:
         return Lacking("no advantages were recorded", WRONG)
@@ -161,34 +167,38 @@ def _membership(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
         " lower advantages"
     )
     return Found(
-        CRITICAL, PROOF, AS_PAGE, [seen_among(steps, wrong, text, float(np.mean(signs < 0)))], SIGN
+        CRITICAL,
+        PROOF,
+        PAGE_SUMMARY,
+        [subset_evidence(steps, wrong, text, float(np.mean(signs < 0)))],
+        SIGN,
     )
 
 
-def _mixed(steps: list[Grouped]) -> Found | None:
+def _mixed(steps: list[GroupedRollouts]) -> Found | None:
     flags = []
     groups = 0
     total = sum(len(g.size_g) for g in steps)
     for g in steps:
-        if g.rows.task_n is None:
+        if g.table.task_n is None:
             return None
-        task = g.rows.task_n[g.place_n]
+        task = g.table.task_n[g.index_n]
         first_g = np.zeros(len(g.size_g), np.int64)
         first_g[g.group_n[::-1]] = task[::-1]
         flags.append(task != first_g[g.group_n])
         groups += len(np.unique(g.group_n[flags[-1]]))
     if not groups:
         return None
-    shown = seen_among(
+    shown = subset_evidence(
         steps,
         flags,
         f"{groups} of {total} groups hold rollouts of more than one task",
         groups / total,
     )
-    return Found(CRITICAL, PROOF, AS_PAGE, [shown], WRONG)
+    return Found(CRITICAL, PROOF, PAGE_SUMMARY, [shown], WRONG)
 
 
-def _wrong(case: Case, steps: list[Grouped]) -> Found | None:
+def _wrong(case: Case, steps: list[GroupedRollouts]) -> Found | None:
     """Find groups whose advantages do not sum to 0, or, where the formula is known, are other
     ones.
     """
@@ -212,7 +222,7 @@ def _wrong(case: Case, steps: list[Grouped]) -> Found | None:
         off_g = mean_g > np.maximum(TOLERANCE * np.maximum(largest_g, 0.1), rounding_g)
         sums += int(off_g.sum())
         if is_exact:
-            off_n = np.abs(_advantage(g) - recomputed(g, scale, baseline))
+            off_n = np.abs(_advantage(g) - recompute_advantages(g, scale, baseline))
             is_off_n = (
                 off_n > np.maximum(TOLERANCE * np.maximum(largest_g, 1), rounding_g)[g.group_n]
             )
@@ -235,19 +245,19 @@ def _wrong(case: Case, steps: list[Grouped]) -> Found | None:
             "Advantages are not scaled as the recipe says: groups are right, and the size is not."
         )
         return Found(
-            WARNING, PROOF, summary, [seen_among(steps, bad, text, count / total, SIZE)], BLOWN
+            WARNING, PROOF, summary, [subset_evidence(steps, bad, text, count / total, SIZE)], BLOWN
         )
     text = f"{count} of {total} groups have advantages that their own rewards do not give"
-    evidence = [seen_among(steps, bad, text, count / total)]
+    evidence = [subset_evidence(steps, bad, text, count / total)]
     if sums:
         text = f"in {sums} of them advantages do not sum to 0 (their mean is up to {worst:.2g})"
-        evidence.append(seen_among(steps, bad, text, worst, SIZE))
+        evidence.append(subset_evidence(steps, bad, text, worst, SIZE))
     return Found(
-        CRITICAL if is_sure else NOTE, PROOF if is_sure else SIGNAL, AS_PAGE, evidence, WRONG
+        CRITICAL if is_sure else NOTE, PROOF if is_sure else SIGNAL, PAGE_SUMMARY, evidence, WRONG
     )
 
 
-def _rounding(g: Grouped, scale: str | None) -> Floats:
+def _rounding(g: GroupedRollouts, scale: str | None) -> Floats:
     """Return what the group's mean, rounded in fp32 and divided by almost 0, may leave of an
     advantage.
     """
@@ -256,10 +266,10 @@ def _rounding(g: Grouped, scale: str | None) -> Floats:
     spread = (
         float(np.std(g.reward_n)) if scale == "batch" else 1.0 if scale == "none" else g.deviation_g
     )
-    return np.asarray(8 * np.finfo(np.float32).eps * size_g / (spread + EPSILON))
+    return np.asarray(8 * np.finfo(np.float32).eps * size_g / (spread + STD_EPSILON))
 
 
-def _is_multiple(g: Grouped, scale: str | None) -> bool:
+def _is_multiple(g: GroupedRollouts, scale: str | None) -> bool:
     """Tell whether advantages lie on one line with the rewards of their own group, in every
     group.
     """
@@ -272,7 +282,7 @@ def _is_multiple(g: Grouped, scale: str | None) -> bool:
     return bool((off_n <= left_g[g.group_n]).all() and (slope[~g.dead_g] > 0).all())
 
 
-def _size(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
+def _size(case: Case, steps: list[GroupedRollouts]) -> Found | Lacking | None:
     """Judge advantages that no rewards of a group can give, and deviations of almost 0 that are
     divided by.
     """
@@ -295,17 +305,21 @@ def _size(case: Case, steps: list[Grouped]) -> Found | Lacking | None:
             worst = float(over_n.max())
             bound = float(most_n[over_n.argmax()])
     if not worst:
-        return _slim(case.groups)
+        return _slim(case.grouped_steps)
     text = (
         f"an advantage of {worst * bound:.3g}, where groups of this size can give {bound:.2g} at"
         " most"
     )
     return Found(
-        CRITICAL, PROOF, AS_PAGE, [seen_among(steps, flags, text, worst * bound, SIZE)], BLOWN
+        CRITICAL,
+        PROOF,
+        PAGE_SUMMARY,
+        [subset_evidence(steps, flags, text, worst * bound, SIZE)],
+        BLOWN,
     )
 
 
-def _slim(steps: list[Grouped]) -> Found | None:
+def _slim(steps: list[GroupedRollouts]) -> Found | None:
     """Find groups whose rewards differ by next to nothing, which scaling makes as loud as real
     differences.
     """
@@ -313,7 +327,7 @@ def _slim(steps: list[Grouped]) -> Found | None:
     live = 0
     flags = []
     for g in steps:
-        low, high = (g.rows.by_rollout(f"reward_{side}")[g.place_n] for side in ("low", "high"))
+        low, high = (g.table.by_rollout(f"reward_{side}")[g.index_n] for side in ("low", "high"))
         spread = (
             float(np.nanmax(high) - np.nanmin(low))
             if np.isfinite(high).any()
@@ -335,7 +349,7 @@ def _slim(steps: list[Grouped]) -> Found | None:
         "Scaling by the group's deviation turns differences of next to nothing into full"
         " advantages."
     )
-    shown = seen_among(steps, flags, text, slim / live, "reward/group_std/mean")
+    shown = subset_evidence(steps, flags, text, slim / live, "reward/group_std/mean")
     return Found(WARNING, SIGNAL, summary, [shown], BLOWN)
 
 
@@ -353,12 +367,14 @@ def metric_blind(case: Case) -> Answer:
     metric = "trl/frac_reward_zero_std" if is_trl else DEAD
     at = {int(step): float(value) for step, value in zip(*case.curve(metric), strict=True)}
     pairs = [
-        (g, float(np.mean(g.dead_g)), at[g.rows.step]) for g in case.groups if g.rows.step in at
+        (g, float(np.mean(g.dead_g)), at[g.table.step])
+        for g in case.grouped_steps
+        if g.table.step in at
     ]
     if not pairs:
         return Lacking(
             "no share of dead groups was logged"
-            if case.groups
+            if case.grouped_steps
             else "some rollouts have no group id"
         )
     off = [
@@ -371,14 +387,14 @@ def metric_blind(case: Case) -> Answer:
         return None
     g, true, said = max(off, key=lambda pair: abs(pair[1] - pair[2]))
     text = (
-        f"at step {g.rows.step} {true:.0%} of the groups are dead by their ids, and the trainer"
+        f"at step {g.table.step} {true:.0%} of the groups are dead by their ids, and the trainer"
         f" logged {said:.0%}"
     )
     summary = (
         f"The trainer's own share of dead groups is wrong in {len(off)} of {len(pairs)} steps"
         " looked at"
     )
-    shown = [seen_among([g], [g.dead_g[g.group_n]], text, true - said, metric)]
+    shown = [subset_evidence([g], [g.dead_g[g.group_n]], text, true - said, metric)]
     if is_trl and (left := _rounding_left(case, off)):
         shown.append(
             Evidence(
@@ -401,7 +417,7 @@ def metric_blind(case: Case) -> Answer:
     return Found(NOTE if is_small else WARNING, PROOF, f"{summary}.", shown)
 
 
-def _rounding_left(case: Case, off: list[tuple[Grouped, float, float]]) -> float:
+def _rounding_left(case: Case, off: list[tuple[GroupedRollouts, float, float]]) -> float:
     """Return the deviation that rounding leaves TRL of equal rewards, where that explains every
     dead group it missed.
 
@@ -480,8 +496,8 @@ def _quarters(values: Floats) -> list[Floats]:
 
 def _side(case: Case, quarter: int) -> tuple[str, Basis, Evidence]:
     """Decide whether dead groups lie at the bottom or at the top; with the evidence for it."""
-    low = case.course("advantage/dead_low/share")
-    high = case.course("advantage/dead_high/share")
+    low = case.summary("advantage/dead_low/share")
+    high = case.summary("advantage/dead_high/share")
     if low is not None and high is not None:
         counts = [float(_quarters(c.values)[quarter].mean()) for c in (low, high)]
         text = f"Counted: {counts[0]:.2f} at the lower bound and {counts[1]:.2f} at the upper."
@@ -490,20 +506,20 @@ def _side(case: Case, quarter: int) -> tuple[str, Basis, Evidence]:
             PROOF,
             Evidence(text, max(counts), low.metric),
         )
-    level = float(_quarters(case.curve(REWARD)[1])[quarter].mean())
+    level = float(_quarters(case.curve(REWARD_METRIC)[1])[quarter].mean())
     # Means alone do not show how high a reward goes; one that stays between 0 and 1 is taken to go
     # to 1.
     is_share = (
         case.reward_range[0] >= 0 and case.reward_range[1] <= 1 and not case.has("reward/max")
     )
-    at = level if is_share else case.height(level)
+    at = level if is_share else case.scaled_reward(level)
     text = (
         f"Their side was not logged; judged by the reward, {level:.3g}, which lies at {at:.0%} of"
         " its range."
     )
     side = AT_TOP if at > 0.5 else AT_BOTTOM
     sure = SIGNAL if at < 0.25 or at > 0.75 else SUSPICION
-    return side, sure, Evidence(text, level, REWARD)
+    return side, sure, Evidence(text, level, REWARD_METRIC)
 
 
 # Spread within groups against the range of rewards, and against its own start, below which groups
@@ -514,14 +530,14 @@ SHRUNK = 0.65
 
 def _narrowing(case: Case) -> Found | None:
     """Note a reward that has leveled out high, with little spread to learn from."""
-    reward = case.course(REWARD)
-    within = case.course("reward/group_std/mean")
-    spread = within or case.course("reward/std")
+    reward = case.summary(REWARD_METRIC)
+    within = case.summary("reward/group_std/mean")
+    spread = within or case.summary("reward/std")
     if (
         reward is None
         or spread is None
         or len(reward.values) < 20
-        or case.height(reward.last) < 0.75
+        or case.scaled_reward(reward.last) < 0.75
     ):
         return None
     is_small = within is not None and within.last < SMALL * float(np.ptp(case.reward_range))
@@ -562,7 +578,7 @@ def length_bias(case: Case) -> Answer:
     """Report wrong rollouts that lengthen faster than right ones from the start to the end of the
     run.
     """
-    rows = case.rows
+    rows = case.tables
     if len(rows) < 2 * ENDS:
         return Lacking(f"rollouts of fewer than {2 * ENDS} steps were kept")
     lengths = []
@@ -610,13 +626,13 @@ def suspect_of_dead_run(case: Case) -> str:
         spread = case.curve(f"reward/part/{parts[0]}/std")[1]
     if not len(spread):
         return ""
-    entropy = case.course("learner/entropy/mean")
-    if float(np.max(spread)) < 1e-6 < float(np.ptp(case.curve(REWARD)[1])):
+    entropy = case.summary("learner/entropy/mean")
+    if float(np.max(spread)) < 1e-6 < float(np.ptp(case.curve(REWARD_METRIC)[1])):
         return "reward.wrong-length"
     # Below a tenth of a nat per token, completions of one prompt are mostly one text.
     return (
         ONE
-        if float(np.median(spread)) > 1e-6 and entropy is not None and entropy.begin > 0.1
+        if float(np.median(spread)) > 1e-6 and entropy is not None and entropy.initial > 0.1
         else ""
     )
 
@@ -632,17 +648,19 @@ def unexplained_dead_groups(case: Case) -> str:
 
 def _share_of_singles(case: Case) -> float:
     return (
-        float(np.mean(np.concatenate([g.size_g for g in case.groups]) == 1)) if case.groups else 0.0
+        float(np.mean(np.concatenate([g.size_g for g in case.grouped_steps]) == 1))
+        if case.grouped_steps
+        else 0.0
     )
 
 
-def _largest(g: Grouped) -> Floats:
+def _largest(g: GroupedRollouts) -> Floats:
     largest = np.zeros(len(g.size_g))
     np.maximum.at(largest, g.group_n, np.abs(_advantage(g)))
     return largest
 
 
-def _advantage(g: Grouped) -> Floats:
+def _advantage(g: GroupedRollouts) -> Floats:
     """Return the recorded advantages; a rollout without tokens has 0."""
     assert g.advantage_n is not None
     return np.nan_to_num(g.advantage_n)

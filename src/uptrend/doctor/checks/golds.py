@@ -16,7 +16,7 @@ import numpy as np
 from uptrend.doctor.answers import (
     MIN_ROLLOUTS,
     MIN_WRONG_SCORES,
-    UNFINISHED,
+    UNFINISHED_ENDINGS,
     read_answers,
     why_no_answers,
 )
@@ -31,11 +31,11 @@ from uptrend.doctor.check import (
     Answer,
     Found,
     Lacking,
-    by_share,
     check,
+    severity_by_share,
     warn_if,
 )
-from uptrend.doctor.groups import count_flags, seen_among
+from uptrend.doctor.groups import count_flags, subset_evidence
 from uptrend.records import Evidence
 from uptrend.records.table import Flags, Floats
 from uptrend.stats.intervals import Spread, spread_of
@@ -99,14 +99,14 @@ def contradicting_golds(case: Case) -> Answer:
     if lacking := why_no_answers(case):
         return Lacking(lacking)
 
-    steps = case.once(read_answers)
+    steps = case.cached(read_answers)
     first_gold: dict[str, str] = {}
     contradicted: set[str] = set()
     flags: list[Flags] = []
     for step in steps:
-        contradicts = np.zeros(len(step.place_n), np.bool_)
-        for n, place in enumerate(step.place_n):
-            question = plain_question(step.rows.question_n[place])
+        contradicts = np.zeros(len(step.index_n), np.bool_)
+        for n, place in enumerate(step.index_n):
+            question = plain_question(step.table.question_n[place])
             gold = bare(step.gold_n[n])
             if first_gold.setdefault(question, gold) != gold:
                 contradicts[n] = True
@@ -125,20 +125,20 @@ def contradicting_golds(case: Case) -> Answer:
         f"{len(contradicted)} questions have different gold answers, so at least one of each is"
         " wrong."
     )
-    evidence = seen_among(steps, flags, text, share)
+    evidence = subset_evidence(steps, flags, text, share)
     return Found(warn_if(share >= MIN_CONTRADICTED_SHARE), PROOF, summary, [evidence])
 
 
 @check("data.wrong-gold")
 def unfit_golds(case: Case) -> Answer:
     """Report gold answers that contradict their prompts, or that belong to other prompts."""
-    if why_no_answers(case) or case.once(contradicting_golds.judge):
+    if why_no_answers(case) or case.cached(contradicting_golds.judge):
         return None
     gold_and_text: dict[str, tuple[str, str]] = {}
-    for step in case.once(read_answers):
-        for n, place in enumerate(step.place_n):
-            if step.rows.ended_n[place] not in UNFINISHED:
-                prompt = step.rows.question_n[place]
+    for step in case.cached(read_answers):
+        for n, place in enumerate(step.index_n):
+            if step.table.ended_n[place] not in UNFINISHED_ENDINGS:
+                prompt = step.table.question_n[place]
                 gold_and_text[prompt] = (step.gold_n[n], step.response_n[n])
     return judge_golds(gold_and_text)
 
@@ -148,15 +148,15 @@ def outvoted_golds(case: Case) -> Answer:
     """Report a model that is mostly right, and sure of another answer than gold on many tasks."""
     if why_no_answers(case):
         return None
-    if case.once(contradicting_golds.judge) or case.once(unfit_golds.judge):
+    if case.cached(contradicting_golds.judge) or case.cached(unfit_golds.judge):
         return None
 
-    steps = case.once(read_answers)
+    steps = case.cached(read_answers)
     tasks = 0
     outvoted = 0
     flags: list[Flags] = []
     for step in steps:
-        is_outvoting = np.zeros(len(step.place_n), np.bool_)
+        is_outvoting = np.zeros(len(step.index_n), np.bool_)
         for task in np.unique(step.task_n):
             members = np.flatnonzero(step.task_n == task)
             if len(members) < MIN_VOTES:
@@ -170,7 +170,7 @@ def outvoted_golds(case: Case) -> Answer:
         flags.append(is_outvoting)
 
     rewarded = count_flags(step.rewarded_n for step in steps)
-    answers = sum(len(step.place_n) for step in steps)
+    answers = sum(len(step.index_n) for step in steps)
     if rewarded / answers < MIN_RIGHT_SHARE:
         return None
     if outvoted < max(MIN_OUTVOTED, MIN_OUTVOTED_SHARE * tasks):
@@ -183,7 +183,7 @@ def outvoted_golds(case: Case) -> Answer:
         "The model is mostly right and sure of other answers than the gold ones on some tasks: look"
         " at these."
     )
-    evidence = seen_among(steps, flags, text, outvoted / tasks)
+    evidence = subset_evidence(steps, flags, text, outvoted / tasks)
     return Found(NOTE, SUSPICION, summary, [evidence])
 
 
@@ -259,7 +259,9 @@ def _golds_against_results(table: GoldTable) -> Found | None:
         share = len(misfits) / checkable
         summary = f"{len(misfits)} of {checkable} gold answers are wrong."
         evidence = Evidence(f"{text}: {table.examples}", share)
-        return Found(by_share(share, critical=CRITICAL_WRONG_SHARE), PROOF, summary, [evidence])
+        return Found(
+            severity_by_share(share, critical=CRITICAL_WRONG_SHARE), PROOF, summary, [evidence]
+        )
 
     # Only many are: the model decides, by answering with the result where gold is another.
     answers = table.answer_value_n[misfits]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from uptrend.doctor.case import Case, Curve
+from uptrend.doctor.case import Case, CurveSummary
 from uptrend.doctor.check import (
     CRITICAL,
     NOTE,
@@ -27,7 +27,7 @@ GRADIENT_METRIC = "gradient/norm/before"
 # Points that a judgment of a curve's levels takes: a quarter of fewer is one or two points.
 MIN_POINTS = 10
 
-Judge = Callable[[Case, Curve], Found | None]
+Judge = Callable[[Case, CurveSummary], Found | None]
 
 
 def check_kl(id: str) -> Callable[[Judge], Check]:
@@ -38,7 +38,7 @@ def check_kl(id: str) -> Callable[[Judge], Check]:
 
     def decorate(judge: Judge) -> Check:
         def judge_case(case: Case) -> Found | Lacking | None:
-            kl = case.course(KL_METRIC)
+            kl = case.summary(KL_METRIC)
             if kl is None or not kl.values.any():
                 return Lacking("no KL was logged")
             return judge(case, kl)
@@ -58,7 +58,7 @@ MIN_FIRST_KL_RATIO = 0.25
 
 
 @check_kl("kl.reference")
-def reference(case: Case, kl: Curve) -> Found | None:
+def reference(case: Case, kl: CurveSummary) -> Found | None:
     """Report a KL at the first step, where policy and reference are one model."""
     steps = case.curve(KL_METRIC)[0]
     if len(steps) <= POINTS_AFTER_FIRST:
@@ -85,7 +85,7 @@ NEGATIVE_KL = -1e-3
 
 
 @check_kl("kl.sign")
-def sign(case: Case, kl: Curve) -> Found | None:
+def sign(case: Case, kl: CurveSummary) -> Found | None:
     """Report a negative k2 or k3; a trainer that may have logged k1 is not judged."""
     # TRL logs k3; of the estimators, only k1 may be negative.
     is_never_negative = case.view.trainer == "trl"
@@ -120,7 +120,7 @@ MIN_REWARD_RISE = 0.5
 
 
 @check_kl("kl.runaway")
-def runaway(case: Case, kl: Curve) -> Found | None:
+def runaway(case: Case, kl: CurveSummary) -> Found | None:
     """Report a policy that goes far from the reference; a note where the reward pays for it."""
     start_kl = float(kl.values[:START_POINTS].min())
     highest_kl = float(kl.values.max())
@@ -165,7 +165,7 @@ TIGHT_NATS = 1.5
 
 
 @check_kl("kl.strangles")
-def strangles(case: Case, kl: Curve) -> Found | None:
+def strangles(case: Case, kl: CurveSummary) -> Found | None:
     """Report a policy that a heavy penalty holds at its start."""
     if case.is_learning or case.has_gained or len(kl.values) < MIN_POINTS:
         return None
@@ -184,7 +184,7 @@ def strangles(case: Case, kl: Curve) -> Found | None:
     return Found(WARNING, SIGNAL, summary, [evidence])
 
 
-def _is_held_near(case: Case, kl: Curve) -> bool:
+def _is_held_near(case: Case, kl: CurveSummary) -> bool:
     """Return True where a small KL weighs in the loss, rules the gradient, or is all that the
     penalty allows.
     """
@@ -194,7 +194,7 @@ def _is_held_near(case: Case, kl: Curve) -> bool:
     return beta * kl.last >= MIN_PENALTY or _rules_gradient(case, kl) or _is_tight(case)
 
 
-def _rules_gradient(case: Case, kl: Curve) -> bool:
+def _rules_gradient(case: Case, kl: CurveSummary) -> bool:
     """Return True where the penalty makes most of the gradient."""
     # At the first step, where KL is 0, the gradient is the policy's alone.
     norms = case.curve(GRADIENT_METRIC)[1]
@@ -209,7 +209,7 @@ def _is_tight(case: Case) -> bool:
     # The best policy under the penalty is the reference times exp(advantage / beta): no text can
     # move further than the range of advantages / beta.
     ranges = []
-    for group in case.groups:
+    for group in case.grouped_steps:
         if group.advantage_n is not None:
             finite = np.isfinite(group.advantage_n)
             ranges.append(float(np.ptp(group.advantage_n[finite])))
@@ -221,13 +221,13 @@ MIN_DEAD_SHARE = 0.9
 
 
 @check_kl("kl.dead-group-pull")
-def pull(case: Case, kl: Curve) -> Found | None:
+def pull(case: Case, kl: CurveSummary) -> Found | None:
     """Report a gradient that is the penalty's alone, because groups are dead."""
     dead = case.dead_groups
     if len(dead) < MIN_POINTS or float(dead.mean()) < MIN_DEAD_SHARE:
         return None
     beta = case.value("learning.kl.beta")
-    gradient = case.course(GRADIENT_METRIC)
+    gradient = case.summary(GRADIENT_METRIC)
     if beta == 0 or gradient is None or gradient.last <= 0:
         return None
 

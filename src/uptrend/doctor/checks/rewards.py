@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
-from uptrend.doctor.case import Case, Curve
+from uptrend.doctor.case import Case, CurveSummary
 from uptrend.doctor.check import (
     NOTE,
     PROOF,
@@ -17,12 +17,12 @@ from uptrend.doctor.check import (
     Answer,
     Found,
     Lacking,
-    by_share,
     check,
+    severity_by_share,
     warn_if,
 )
 from uptrend.doctor.groups import group_sum
-from uptrend.doctor.trend import LEVEL, REWARD, HeldoutChange, trend_until
+from uptrend.doctor.trend import REWARD_METRIC, SIGNIFICANCE_LEVEL, HeldoutChange, trend_until
 from uptrend.records import Evidence, TrendKind
 from uptrend.records.rollout import OVERLONG_PART
 from uptrend.records.table import Floats
@@ -37,14 +37,14 @@ CONSTANT_STEPS = 5
 TOP = 0.95
 
 
-@check("reward.constant", needs=[REWARD])
+@check("reward.constant", needs=[REWARD_METRIC])
 def constant_reward(case: Case) -> Found | None:
     """Report the longest stretch in which every rollout had one reward, whatever the value."""
-    steps, values = case.curve(REWARD)
+    steps, values = case.curve(REWARD_METRIC)
     metrics = case.view.metrics
     spread = np.full(len(values), np.nan)
     if logged := [metric for metric in ("reward/std", "reward/group_std/mean") if case.has(metric)]:
-        spread = metrics[logged[0]][np.isfinite(metrics[REWARD])]
+        spread = metrics[logged[0]][np.isfinite(metrics[REWARD_METRIC])]
     is_flat = ~(spread > 1e-9)
     goes_on = np.append(False, is_flat[1:] & is_flat[:-1] & (values[1:] == values[:-1]))
     begins = np.flatnonzero(is_flat & ~goes_on)
@@ -55,15 +55,19 @@ def constant_reward(case: Case) -> Found | None:
     begin = int(begins[lengths.argmax()])
     share = length / len(values)
     value = float(values[begin])
-    is_top = case.is_learning and case.height(value) > TOP
+    is_top = case.is_learning and case.scaled_reward(value) > TOP
     # A stretch that the run left again is worth knowing, unless it is half of the run.
     is_past = share < 0.5 and begin + length < len(values)
-    severity = NOTE if is_top or is_past or _is_hard(case, value) else by_share(share, critical=0.5)
+    severity = (
+        NOTE
+        if is_top or is_past or _is_hard(case, value)
+        else severity_by_share(share, critical=0.5)
+    )
     text = (
         f"Every rollout had the reward {value:.3g} on {length} logged steps in a row, from step"
         f" {steps[begin]}"
     )
-    shown = Evidence(f"That is {share:.0%} of the run.", value, REWARD, int(steps[begin]))
+    shown = Evidence(f"That is {share:.0%} of the run.", value, REWARD_METRIC, int(steps[begin]))
     return Found(severity, PROOF, f"{text}: there was nothing to learn from.", [shown])
 
 
@@ -78,7 +82,7 @@ def _is_hard(case: Case, value: float) -> bool:
         for p in e.get("probes", ())
         if p.get("ok") and not p.get("skipped")
     }
-    ends = [r.by_rollout(f"reward_{side}") for r in case.rows[:1] for side in ("low", "high")]
+    ends = [r.by_rollout(f"reward_{side}") for r in case.tables[:1] for side in ("low", "high")]
     return "gold" in passed and bool(ends) and value < float(np.nanmean(ends))
 
 
@@ -111,7 +115,7 @@ class PartCurve:
     """One component of the reward, by its mean over the rollouts of a step."""
 
     name: str
-    mean: Curve
+    mean: CurveSummary
     variance: float
     """Variance that it brings: between rollouts where that was logged, and of its mean over the
     run.
@@ -134,7 +138,7 @@ def parts_of(case: Case) -> list[PartCurve]:
     """Return the components whose means were logged, less those that are differences of others."""
     found = []
     for name in case.view.parts():
-        mean = case.course(f"reward/part/{name}/mean")
+        mean = case.summary(f"reward/part/{name}/mean")
         # A penalty for length that nobody incurs is as it should be.
         if mean is not None and "_minus_" not in name and name != OVERLONG_PART:
             between = case.curve(f"reward/part/{name}/std")[1]
@@ -148,7 +152,7 @@ def components(case: Case) -> Answer:
     """Share out the reward's variance among its components: parts that teach nothing, and parts
     that teach alone.
     """
-    parts = case.once(parts_of)
+    parts = case.cached(parts_of)
     if len(parts) < 2 or len(parts[0].mean.values) < FEWEST_STEPS:
         return Lacking(
             f"fewer than two components of the reward were logged over {FEWEST_STEPS} steps"
@@ -247,8 +251,8 @@ STILL = 0.25
 def hackable(case: Case) -> Answer:
     """Report a reward that rises while what it stands for does not."""
     change = case.heldout
-    parts = case.once(parts_of)
-    right = case.course(CORRECT)
+    parts = case.cached(parts_of)
+    right = case.summary(CORRECT)
     if not case.is_learning:
         return None
     if change is None and len(parts) < 2 and right is None:
@@ -270,16 +274,16 @@ def _beside_heldout(case: Case, change: HeldoutChange) -> Found | None:
     """Judge a held-out score that did not follow: not at all, or not beyond its first
     evaluations.
     """
-    first = change.at[0]
-    last = change.at[-1]
-    line = trend_until(case.view, REWARD, last)
+    first = change.steps[0]
+    last = change.steps[-1]
+    line = trend_until(case.view, REWARD_METRIC, last)
     told = (
         f"Held out {change.effect:+.3g} between steps {first} and {last}, {len(change.scores)}"
         " evaluations."
     )
     shown = [Evidence(told, change.effect, "eval", last)]
     moved = f"{change.first:.3g} → {change.last:.3g}"
-    if line is None or not stands_still(case, REWARD, case.rollout_spread, change):
+    if line is None or not stands_still(case, REWARD_METRIC, case.rollout_spread, change):
         return None
     rested = f"did not follow ({moved})"
     if change.interval is not None and change.interval[0] > 0:
@@ -290,7 +294,10 @@ def _beside_heldout(case: Case, change: HeldoutChange) -> Found | None:
         )
     text = f"The training reward rose by {line.effect:.3g} and the held-out figure {rested}"
     shown.insert(
-        0, Evidence(f"Training reward {line.effect:+.3g} to that step.", line.effect, REWARD, last)
+        0,
+        Evidence(
+            f"Training reward {line.effect:+.3g} to that step.", line.effect, REWARD_METRIC, last
+        ),
     )
     return Found(WARNING, SIGNAL, f"{text}: the reward may be had without the task.", shown)
 
@@ -341,8 +348,8 @@ def stands_still(case: Case, metric: str, unit: float, change: HeldoutChange) ->
     # solved, both rest.
     skipped = len(change.scores) // 4
     later = change.scores[skipped:]
-    line = trend_until(case.view, metric, change.at[-1])
-    level = case.course(metric)
+    line = trend_until(case.view, metric, change.steps[-1])
+    level = case.summary(metric)
     is_level = (
         line is not None and level is not None and min(later) >= level.last - STILL * line.effect
     )
@@ -356,8 +363,10 @@ def _sure_rise(case: Case, metric: str, unit: float, change: HeldoutChange, skip
     """Return the least that a training score rose since an evaluation, in deviations; 0 where it
     may not have.
     """
-    line = trend_until(case.view, metric, change.at[-1], change.at[skipped] if skipped else -1)
-    if line is None or line.p > LEVEL or line.effect <= 0 or unit <= 0:
+    line = trend_until(
+        case.view, metric, change.steps[-1], change.steps[skipped] if skipped else -1
+    )
+    if line is None or line.p > SIGNIFICANCE_LEVEL or line.effect <= 0 or unit <= 0:
         return 0.0
     return line.interval()[0] / unit
 
@@ -381,17 +390,17 @@ UNENDED = 0.9
 STEP_BY_STEP = 0.3
 
 
-@check("reward.length-hacking", needs=[LENGTH, REWARD])
+@check("reward.length-hacking", needs=[LENGTH, REWARD_METRIC])
 def length_hacking(case: Case) -> Found | None:
     """Report answers that grow, with a reward that grows with them and nothing else."""
-    length = case.course(LENGTH)
+    length = case.summary(LENGTH)
     change = case.heldout
     assert length is not None
-    growth = length.last / length.begin if length.begin > 0 else 1.0
+    growth = length.last / length.initial if length.initial > 0 else 1.0
     if growth < NOTED or not (length.rises or growth >= GROWTH):
         return None
     lengths = case.view.metrics[LENGTH]
-    rewards = case.view.metrics[REWARD]
+    rewards = case.view.metrics[REWARD_METRIC]
     both = np.isfinite(lengths) & np.isfinite(rewards)
     together = rank_correlation(lengths[both], rewards[both])
     inside = _paid_by_length(case)
@@ -410,7 +419,7 @@ def length_hacking(case: Case) -> Found | None:
         and change.effect < 0.02
     )
     is_boundless = is_paid and _runs_into_its_limit(case, lengths[both], rewards[both])
-    text = f"Completions grew from {length.begin:.0f} to {length.last:.0f} tokens"
+    text = f"Completions grew from {length.initial:.0f} to {length.last:.0f} tokens"
     if abs(together) > TOGETHER:
         text += (
             ", together with the reward" if together > 0 else ", and the reward fell as they did"
@@ -423,7 +432,9 @@ def length_hacking(case: Case) -> Found | None:
     evidence = [
         case.evidence(LENGTH, f"Length × {growth:.2f} from the first steps to the last quarter."),
         Evidence(
-            f"Rank correlation of length and reward {together:+.2f}{within}.", together, REWARD
+            f"Rank correlation of length and reward {together:+.2f}{within}.",
+            together,
+            REWARD_METRIC,
         ),
     ]
     sure = (WARNING, SIGNAL) if is_paid and (is_empty or is_boundless) else (NOTE, SUSPICION)
@@ -435,9 +446,9 @@ def _paid_by_length(case: Case) -> float | None:
     not known.
     """
     steps = [
-        (g, g.rows.lengths_n[g.place_n].astype(np.float64))
-        for g in case.groups
-        if g.rows.has("roles")
+        (g, g.table.lengths_n[g.index_n].astype(np.float64))
+        for g in case.grouped_steps
+        if g.table.has("roles")
     ]
     x = np.concatenate(
         [n - (group_sum(n, g.group_n) / g.size_g)[g.group_n] for g, n in steps] or [np.zeros(0)]
@@ -480,7 +491,7 @@ def scale_moves(case: Case) -> Answer:
 
 
 def _bounds_at_ends(case: Case) -> Found | Lacking | None:
-    tops = [r.by_rollout("reward_high") for r in case.rows]
+    tops = [r.by_rollout("reward_high") for r in case.tables]
     ends = [
         np.concatenate(part)[np.isfinite(np.concatenate(part))]
         for part in (tops[:ENDS], tops[-ENDS:])
@@ -494,11 +505,11 @@ def _bounds_at_ends(case: Case) -> Found | Lacking | None:
     # the tasks.
     noise = float(np.std([np.nanmean(top) for top in tops[:ENDS]]))
     is_far = abs(last - first) > max(MOVED * max(abs(first), abs(last)), 3 * noise, 1e-9)
-    return _moved(first, last, last, case.rows[-1].step) if is_far else None
+    return _moved(first, last, last, case.tables[-1].step) if is_far else None
 
 
 def _bounds_by_group(case: Case) -> Found | Lacking | None:
-    rows = [(r, r.group_n) for r in case.rows if r.group_n is not None]
+    rows = [(r, r.group_n) for r in case.tables if r.group_n is not None]
     high = [
         r.by_rollout("reward_high")[np.unique(group_n, return_index=True)[1]] for r, group_n in rows
     ]

@@ -4,11 +4,11 @@ are all alike.
 
 import numpy as np
 
-from uptrend.doctor.case import FIRST, Case, Curve
+from uptrend.doctor.case import FIRST_STEPS_READ, Case, CurveSummary
 from uptrend.doctor.check import (
-    AS_PAGE,
     CRITICAL,
     NOTE,
+    PAGE_SUMMARY,
     PROOF,
     SIGNAL,
     SUSPICION,
@@ -16,13 +16,13 @@ from uptrend.doctor.check import (
     Answer,
     Found,
     Lacking,
-    by_share,
     check,
+    severity_by_share,
     warn_if,
 )
 from uptrend.doctor.checks import advantages, kl, optimizer, rewards
-from uptrend.doctor.groups import Grouped, count_flags, grouped, seen_in
-from uptrend.doctor.trend import REWARD
+from uptrend.doctor.groups import GroupedRollouts, count_flags, group_rollouts, rollout_evidence
+from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.records import Ending, Evidence, Role, TrendKind, boundary_of
 from uptrend.records.table import Flags, Floats
 from uptrend.stats.intervals import all_right
@@ -59,7 +59,7 @@ NEAR_TOP = 0.9
 @check(COLLAPSE, EXPLOSION, needs=[ENTROPY])
 def entropy(case: Case) -> Found | None:
     """Compare entropy at the end with its start, and with what the reward did."""
-    curve = case.course(ENTROPY)
+    curve = case.summary(ENTROPY)
     if curve is None or len(curve.values) < FEWEST or curve.first <= 0:
         return None
     begin = float(curve.values[:3].mean())
@@ -98,15 +98,15 @@ def entropy(case: Case) -> Found | None:
     )
 
 
-def _entropy_gone(case: Case, curve: Curve, begin: float) -> Found | None:
+def _entropy_gone(case: Case, curve: CurveSummary, begin: float) -> Found | None:
     share = curve.last / max(begin, curve.first)
-    reward = case.course(REWARD)
+    reward = case.summary(REWARD_METRIC)
     is_spent = case.is_stuck and curve.last < EMPTY and curve.first < EMPTY and share < 0.7
     if share >= NOTED and not is_spent:
         return None
     # Means alone do not show how high a reward goes.
     knows_top = case.trend.kind is not TrendKind.FALLING and case.has("reward/max")
-    is_at_top = reward is not None and knows_top and case.height(reward.last) >= NEAR_TOP
+    is_at_top = reward is not None and knows_top and case.scaled_reward(reward.last) >= NEAR_TOP
     is_paid = case.entropy_weight < 0  # a bonus of the wrong sign asks for it
     is_fault = case.is_stuck and (is_paid or (not is_at_top and (share < GONE or is_spent)))
     meanwhile = "over the run"
@@ -131,21 +131,21 @@ COLLAPSED_LENGTH = 0.25
 @check("sampling.length-collapse")
 def length_collapse(case: Case) -> Found | None:
     """Report completions that shrink; a fault where the reward falls with them."""
-    length = case.course(LENGTH)
-    if length is None or len(length.values) < FEWEST or length.begin < 8:
+    length = case.summary(LENGTH)
+    if length is None or len(length.values) < FEWEST or length.initial < 8:
         return None
     least = min(float(np.median(part)) for part in np.array_split(length.values, 4))
-    if least > NOTED_LENGTH * length.begin:
+    if least > NOTED_LENGTH * length.initial:
         return None
-    is_short = length.last < COLLAPSED_LENGTH * length.begin
+    is_short = length.last < COLLAPSED_LENGTH * length.initial
     is_fault = case.trend.kind is TrendKind.FALLING and is_short
     text = (
-        f"Completions shrank from {length.begin:.0f} to {least:.0f}"
+        f"Completions shrank from {length.initial:.0f} to {least:.0f}"
         f" tokens{' with the reward' * is_fault}."
     )
     share = (
-        f"In its shortest quarter {least / length.begin:.0%} of its start; {length.last:.0f} tokens"
-        " at the end."
+        f"In its shortest quarter {least / length.initial:.0%} of its start; {length.last:.0f}"
+        " tokens at the end."
     )
     sure = (WARNING, SIGNAL) if is_fault else (NOTE, SUSPICION)
     return Found(*sure, text, [case.evidence(LENGTH, share)])
@@ -192,7 +192,7 @@ def _unheeded_ends(case: Case) -> Found | None:
     stopped.
     """
     special: list[int] = (case.view.info.get("model") or {}).get("special") or []
-    rows = case.rows_with("ids", "turns", "roles") if special else []
+    rows = case.tables_with("ids", "turns", "roles") if special else []
     flags = []
     for r in rows:
         is_special = np.isin(r.read_tokens("ids"), special) & (r.role_t == Role.MODEL)
@@ -219,7 +219,7 @@ def _unheeded_ends(case: Case) -> Found | None:
         WARNING,
         PROOF,
         f"{summary}stop tokens.",
-        [seen_in(rows, flags, text, count / total)],
+        [rollout_evidence(rows, flags, text, count / total)],
         NO_STOP,
     )
 
@@ -257,7 +257,7 @@ def _endings_by_curve(case: Case) -> Found | Lacking | None:
 
 def _harm(case: Case, cut: Floats) -> str:
     """Tell how curves show that cut completions score lower; empty where they do not."""
-    paid = case.curve(REWARD)[1]
+    paid = case.curve(REWARD_METRIC)[1]
     trend = case.trend.kind
     if len(paid) == len(cut) >= 20 and float(np.std(residuals(cut, 1))) > 0.02:
         together = rank_correlation(residuals(cut, 1), residuals(paid, 1))
@@ -266,7 +266,7 @@ def _harm(case: Case, cut: Floats) -> str:
     quarter = len(cut) // 4 or 1
     if trend is TrendKind.FALLING and float(cut[-quarter:].mean() - cut[:quarter].mean()) > MANY:
         return "and the reward fell as they became more"
-    is_low = len(paid) > 0 and case.height(float(np.median(paid))) < 0.5
+    is_low = len(paid) > 0 and case.scaled_reward(float(np.median(paid))) < 0.5
     # Where more completions are right than end by themselves, those that are cut are right too.
     right = case.curve("reward/correct/share")[1]
     is_paid = len(right) > 0 and float(np.median(right)) > 1 - float(np.median(cut)) + PAID
@@ -291,13 +291,13 @@ def _is_unmoved(case: Case) -> bool:
 
 def _is_sure_of_itself(case: Case) -> bool:
     """Tell whether completions of one prompt are mostly one text."""
-    curve = case.course(ENTROPY)
-    return curve is not None and curve.begin < SURE_ENTROPY
+    curve = case.summary(ENTROPY)
+    return curve is not None and curve.initial < SURE_ENTROPY
 
 
 def _is_brief(case: Case) -> bool:
     """Tell whether the limit leaves so few tokens that hardly any answer fits."""
-    longest = case.course("sampling/length/max")
+    longest = case.summary("sampling/length/max")
     limit = case.value("sampling.max_tokens")
     return limit <= BRIEF if limit else longest is not None and longest.last <= BRIEF
 
@@ -311,7 +311,7 @@ def _suspected_endings(case: Case) -> Found | None:
     # given for something.
     is_constant = (
         bool(rewards.constant_reward.alarms(case))
-        and case.curve(REWARD)[1][-1] <= case.reward_range[0]
+        and case.curve(REWARD_METRIC)[1][-1] <= case.reward_range[0]
     )
     if advantages.unexplained_dead_groups(case) != advantages.AT_BOTTOM and not is_constant:
         return None
@@ -327,7 +327,7 @@ def _suspected_endings(case: Case) -> Found | None:
 def _endings_by_rollout(case: Case) -> Found | Lacking | None:
     if lacking := case.why_no_rollouts(("ended", "reward", "group")):
         return Lacking(lacking)
-    if not case.groups:
+    if not case.grouped_steps:
         return Lacking("some rollouts have no group id")
     rows = []
     cut = []
@@ -335,15 +335,15 @@ def _endings_by_rollout(case: Case) -> Found | Lacking | None:
     cut_flags = []
     failed_flags = []
     pairs = list[Floats]()
-    for g in case.groups:
-        low = g.rows.by_rollout("reward_low")[g.place_n]
+    for g in case.grouped_steps:
+        low = g.table.by_rollout("reward_low")[g.index_n]
         low_n = g.reward_n <= np.where(np.isfinite(low), low, g.reward_n.min()) + 1e-6
-        cut_n = g.rows.cut_n[g.place_n]
-        rows.append(g.rows)
+        cut_n = g.table.cut_n[g.index_n]
+        rows.append(g.table)
         cut.append(cut_n)
         failed.append(low_n)
-        cut_flags.append(g.whole(cut_n))
-        failed_flags.append(g.whole(cut_n & low_n))
+        cut_flags.append(g.flags_over_step(cut_n))
+        failed_flags.append(g.flags_over_step(cut_n & low_n))
         for group in np.unique(g.group_n[cut_n]):
             mine = g.group_n == group
             if not cut_n[mine].all():
@@ -359,9 +359,9 @@ def _endings_by_rollout(case: Case) -> Found | Lacking | None:
             f"{share:.0%} of the rollouts are cut by length, {stops} ended with a stop token, and"
             f" {fail:.0%} fail"
         )
-        shown = seen_in(rows, cut_flags, text, share, LENGTH_ENDED)
+        shown = rollout_evidence(rows, cut_flags, text, share, LENGTH_ENDED)
         return (
-            Found(WARNING, SIGNAL, AS_PAGE, [shown], CUT if _is_brief(case) else NO_STOP)
+            Found(WARNING, SIGNAL, PAGE_SUMMARY, [shown], CUT if _is_brief(case) else NO_STOP)
             if fail >= ALL
             else None
         )
@@ -383,7 +383,11 @@ def _endings_by_rollout(case: Case) -> Found | Lacking | None:
         f"{share:.0%} of the rollouts are cut; in {len(pairs)} groups that have both kinds {fails}"
     )
     return Found(
-        WARNING, SIGNAL, AS_PAGE, [seen_in(rows, failed_flags, text, share, LENGTH_ENDED)], CUT
+        WARNING,
+        SIGNAL,
+        PAGE_SUMMARY,
+        [rollout_evidence(rows, failed_flags, text, share, LENGTH_ENDED)],
+        CUT,
     )
 
 
@@ -404,20 +408,20 @@ def prompts(case: Case) -> Answer:
 def _prompts_by_rollout(case: Case) -> Found | Lacking | None:
     if lacking := case.why_no_rollouts():
         return Lacking(lacking)
-    rows = case.rows
-    total = sum(map(len, case.rows))
+    rows = case.tables
+    total = sum(map(len, case.tables))
     refused = [
         np.array([boundary_of(e) == "prompt" for e in r.texts("error")], np.bool_) for r in rows
     ]
     if count := count_flags(refused):
         text = f"{count} of {total} rollouts never began, because their prompt does not fit"
-        severity = by_share(count / total, 0.5, 0.01)
-        shown = seen_in(rows, refused, text, count / total)
+        severity = severity_by_share(count / total, 0.5, 0.01)
+        shown = rollout_evidence(rows, refused, text, count / total)
         return Found(severity, PROOF, "Prompts are longer than the run has room for.", [shown])
     if case.view.trainer == "uptrend":  # its prompts are never cut
         return None
     limit = int(case.value("sampling.max_prompt") or 0)
-    rows = case.rows_with("roles")
+    rows = case.tables_with("roles")
     if not limit or not rows:
         return Lacking("no limit of prompts is known, or no tokens were kept")
     full = [
@@ -428,7 +432,7 @@ def _prompts_by_rollout(case: Case) -> Found | Lacking | None:
     if count < 0.05 * total:
         return None
     text = f"{count} of {total} prompts have exactly the {limit} tokens that are allowed"
-    return Found(WARNING, SIGNAL, AS_PAGE, [seen_in(rows, full, text, count / total)])
+    return Found(WARNING, SIGNAL, PAGE_SUMMARY, [rollout_evidence(rows, full, text, count / total)])
 
 
 # Groups that it takes to judge their variety; the size of a group that may be too small, the one to
@@ -452,22 +456,25 @@ def diversity(case: Case) -> Answer:
     """
     if lacking := case.why_no_rollouts(("group", "reward")):
         return [_suspected_copies(case), Lacking(lacking)]
-    steps = [g for g in map(grouped, case.rows[:FIRST]) if g is not None]
+    steps = [g for g in map(group_rollouts, case.tables[:FIRST_STEPS_READ]) if g is not None]
     if sum(len(g.size_g) for g in steps) < GROUPS:
-        return Lacking(f"fewer than {GROUPS} groups in the first {FIRST} steps")
+        return Lacking(f"fewer than {GROUPS} groups in the first {FIRST_STEPS_READ} steps")
     dead = float(np.mean(np.concatenate([g.dead_g for g in steps])))
     right = float(np.mean(np.concatenate([_right(g) for g in steps])))
     # groups that compare, or tasks that are too easy: neither is at fault
     if dead < MIN_DEAD_SHARE or right > 0.8:
         return None
-    if np.ptp(np.concatenate([g.rows.reward_n[np.isfinite(g.rows.reward_n)] for g in steps])) == 0:
+    if (
+        np.ptp(np.concatenate([g.table.reward_n[np.isfinite(g.table.reward_n)] for g in steps]))
+        == 0
+    ):
         return None  # one reward for everything: no variety of rollouts would show in it
     return [_copies(case, steps, dead), _small_groups(steps, dead)]
 
 
 def _suspected_copies(case: Case) -> Found | None:
     """Suspect rollouts that are nearly deterministic before anything was learned."""
-    curve = case.course(ENTROPY)
+    curve = case.summary(ENTROPY)
     if (
         curve is None
         or not _is_sure_of_itself(case)
@@ -481,13 +488,13 @@ def _suspected_copies(case: Case) -> Found | None:
         f"{why}: they may be copies. The temperature, or the texts of one group, would settle it."
     )
     shown = Evidence(
-        f"Entropy {curve.begin:.2g} at first.", curve.begin, ENTROPY, int(case.view.steps[0])
+        f"Entropy {curve.initial:.2g} at first.", curve.initial, ENTROPY, int(case.view.steps[0])
     )
     return Found(WARNING, SIGNAL, text, [shown], COLD)
 
 
-def _copies(case: Case, steps: list[Grouped], dead: float) -> Found | None:
-    if not all(g.rows.has("ids", "roles") for g in steps):
+def _copies(case: Case, steps: list[GroupedRollouts], dead: float) -> Found | None:
+    if not all(g.table.has("ids", "roles") for g in steps):
         return None
     distinct = float(np.mean(np.concatenate([_distinct(g) for g in steps])))
     if distinct > MAX_DISTINCT_SHARE:
@@ -499,7 +506,7 @@ def _copies(case: Case, steps: list[Grouped], dead: float) -> Found | None:
     )
     shown = [_seen_dead(steps, text, distinct, "sampling/distinct/share")]
     temperature = case.value("sampling.temperature")
-    entropy = case.course(ENTROPY)
+    entropy = case.summary(ENTROPY)
     if temperature is not None:
         shown.append(Evidence(f"sampling.temperature is {temperature:g}", float(temperature)))
     # One text for all, before any update, from a policy that is not sure of itself: nothing was
@@ -521,13 +528,13 @@ def _copies(case: Case, steps: list[Grouped], dead: float) -> Found | None:
     return Found(*sure, summary, shown, COLD)
 
 
-def _small_groups(steps: list[Grouped], dead: float) -> Found | None:
+def _small_groups(steps: list[GroupedRollouts], dead: float) -> Found | None:
     """Report groups that are mostly dead at this size and would not be at a larger one."""
     # Rollouts that failed count: a group that lost half of them is not small.
     size = int(
         np.median(
             np.concatenate(
-                [np.bincount(g.rows.group_n) for g in steps if g.rows.group_n is not None]
+                [np.bincount(g.table.group_n) for g in steps if g.table.group_n is not None]
             )
         )
     )
@@ -568,25 +575,29 @@ def dead_share(alpha: float, beta: float, size: int) -> float:
     return all_right(alpha, beta, size) + all_right(beta, alpha, size)
 
 
-def _right(g: Grouped) -> Flags:
-    correct = g.rows.by_rollout("correct")[g.place_n]
+def _right(g: GroupedRollouts) -> Flags:
+    correct = g.table.by_rollout("correct")[g.index_n]
     return np.asarray(
         np.where(np.isfinite(correct), correct == 1, g.reward_n >= g.reward_n.max()), np.bool_
     )
 
 
-def _distinct(g: Grouped) -> Floats:
+def _distinct(g: GroupedRollouts) -> Floats:
     """Return the number of different texts per rollout, by group."""
-    ids = g.rows.read_tokens("ids")
-    said = np.split(ids[np.flatnonzero(g.rows.model_t)], np.cumsum(g.rows.lengths_n)[:-1])
+    ids = g.table.read_tokens("ids")
+    said = np.split(ids[np.flatnonzero(g.table.model_t)], np.cumsum(g.table.lengths_n)[:-1])
     texts = {
         (int(group), said[place].tobytes())
-        for place, group in zip(g.place_n, g.group_n, strict=True)
+        for place, group in zip(g.index_n, g.group_n, strict=True)
     }
     return np.bincount([group for group, _ in texts], minlength=len(g.size_g)) / g.size_g
 
 
-def _seen_dead(steps: list[Grouped], text: str, value: float, metric: str) -> Evidence:
-    return seen_in(
-        [g.rows for g in steps], [g.whole(g.dead_g[g.group_n]) for g in steps], text, value, metric
+def _seen_dead(steps: list[GroupedRollouts], text: str, value: float, metric: str) -> Evidence:
+    return rollout_evidence(
+        [g.table for g in steps],
+        [g.flags_over_step(g.dead_g[g.group_n]) for g in steps],
+        text,
+        value,
+        metric,
     )

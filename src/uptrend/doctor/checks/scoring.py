@@ -11,12 +11,12 @@ from dataclasses import replace
 import numpy as np
 
 from uptrend.doctor.answers import (
+    LIMIT_ENDINGS,
     MIN_ROLLOUTS,
     MIN_WRONG_SCORES,
-    RAN_OUT,
-    UNFINISHED,
+    UNFINISHED_ENDINGS,
     Answers,
-    payment,
+    read_answer_rewards,
     read_answers,
     why_no_answers,
     why_no_scores,
@@ -24,9 +24,9 @@ from uptrend.doctor.answers import (
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import takes_several_turns
 from uptrend.doctor.check import (
-    AS_PAGE,
     CRITICAL,
     NOTE,
+    PAGE_SUMMARY,
     PROOF,
     SIGNAL,
     SUSPICION,
@@ -40,8 +40,8 @@ from uptrend.doctor.check import (
 from uptrend.doctor.checks.advantages import ALL_DEAD, suspect_of_dead_run
 from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.checks.tools import too_many_failed
-from uptrend.doctor.groups import count_flags, seen_among, seen_in
-from uptrend.doctor.trend import REWARD
+from uptrend.doctor.groups import count_flags, rollout_evidence, subset_evidence
+from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.records import Evidence, RewardOutOfBounds, boundary_of
 from uptrend.records.table import Flags, RolloutTable
 from uptrend.tasks.answers import answer_of, fold
@@ -93,10 +93,10 @@ def error_scored(case: Case) -> Answer:
     """
     failed = too_many_failed(case, by_tool=False)
     if isinstance(failed, Found):
-        failed = _with_commonest_error(failed, case.rows)
+        failed = _with_commonest_error(failed, case.tables)
     if lacking := why_no_scores(case):
         return [Lacking(lacking), failed]
-    return [failed, _errors_with_reward(case.rows)]
+    return [failed, _errors_with_reward(case.tables)]
 
 
 def _with_commonest_error(failed: Found, tables: list[RolloutTable]) -> Found:
@@ -128,8 +128,8 @@ def _errors_with_reward(tables: list[RolloutTable]) -> Found | None:
         f"{count} of {rollouts} rollouts have an error and a reward, such as"
         f" {example[:ERROR_CHARACTERS]!r}"
     )
-    evidence = seen_in(tables, flags, text, count / rollouts)
-    return Found(warn_if(count >= MIN_ERROR_SHARE * rollouts), PROOF, AS_PAGE, [evidence])
+    evidence = rollout_evidence(tables, flags, text, count / rollouts)
+    return Found(warn_if(count >= MIN_ERROR_SHARE * rollouts), PROOF, PAGE_SUMMARY, [evidence])
 
 
 def _commonest_error(tables: list[RolloutTable]) -> Evidence | None:
@@ -150,7 +150,7 @@ def _commonest_error(tables: list[RolloutTable]) -> Evidence | None:
     flags = [
         np.array([error == commonest for error in errors], np.bool_) for errors in errors_by_table
     ]
-    return seen_in(tables, flags, text, float(count))
+    return rollout_evidence(tables, flags, text, float(count))
 
 
 @check("reward.out-of-bounds")
@@ -158,10 +158,10 @@ def out_of_bounds(case: Case) -> Answer:
     """Report rollouts that failed because their reward left its bounds."""
     if lacking := why_no_scores(case):
         return Lacking(lacking)
-    rollouts = sum(map(len, case.rows))
+    rollouts = sum(map(len, case.tables))
     errors: list[RewardOutOfBounds] = []
     flags: list[Flags] = []
-    for table in case.rows:
+    for table in case.tables:
         is_outside = np.zeros(len(table), np.bool_)
         for n, text in enumerate(table.texts("error")):
             error = RewardOutOfBounds.read(text or "")
@@ -175,7 +175,7 @@ def out_of_bounds(case: Case) -> Answer:
     severity = CRITICAL if share >= MIN_LOST_SHARE else WARNING
     summary = f"{furthest_outside(errors).sentence}: {_right_bounds(case, errors)}."
     text = f"{len(errors)} of {rollouts} rollouts have no reward for that"
-    return Found(severity, PROOF, summary, [seen_in(case.rows, flags, text, share)])
+    return Found(severity, PROOF, summary, [rollout_evidence(case.tables, flags, text, share)])
 
 
 def _right_bounds(case: Case, errors: Sequence[RewardOutOfBounds]) -> str:
@@ -207,11 +207,11 @@ def never_computed(case: Case) -> Answer:
             return Found(NOTE, SUSPICION, summary, [unpaid])
     if lacking := why_no_scores(case):
         return Lacking(lacking)
-    unscored = _never_scored(case.rows)
+    unscored = _never_scored(case.tables)
     if unscored is not None:
         return unscored
     # Where a task has one turn, its message is scored, whatever it says.
-    if not has_several_turns or count_flags(_unexplained_losses(case.rows)):
+    if not has_several_turns or count_flags(_unexplained_losses(case.tables)):
         return None
     return _event_never_reached(case)
 
@@ -222,12 +222,12 @@ def never_paid(case: Case) -> Evidence | None:
     # those decide.
     if case.view.rollout_steps or not constant_reward.alarms(case):
         return None
-    steps, rewards = case.curve(REWARD)
+    steps, rewards = case.curve(REWARD_METRIC)
     if np.ptp(rewards) > 0 or rewards[0] > 0:
         return None
     reward = float(rewards[0])
     text = f"{reward:.3g} at each of {len(rewards)} points, from the first on."
-    return Evidence(text, reward, REWARD, int(steps[0]))
+    return Evidence(text, reward, REWARD_METRIC, int(steps[0]))
 
 
 def _never_scored(tables: list[RolloutTable]) -> Found | None:
@@ -238,7 +238,7 @@ def _never_scored(tables: list[RolloutTable]) -> Found | None:
     if count < UNSCORED_SHARE * rollouts:
         return None
     text = f"{count} of {rollouts} rollouts have no reward"
-    evidence = [seen_in(tables, flags, text, count / rollouts, REWARD)]
+    evidence = [rollout_evidence(tables, flags, text, count / rollouts, REWARD_METRIC)]
     summary = "Most rollouts were never scored"
     error = _commonest_error(tables)
     if error is not None:
@@ -249,9 +249,9 @@ def _never_scored(tables: list[RolloutTable]) -> Found | None:
 
 def _event_never_reached(case: Case) -> Found | None:
     """Find rollouts of several turns that run out before anything gives a reward."""
-    tables = case.rows
+    tables = case.tables
     # One turn may have too few tokens for what gives a reward.
-    endings = RAN_OUT if (case.value("sampling.max_turns") or 1) > 1 else UNFINISHED
+    endings = LIMIT_ENDINGS if (case.value("sampling.max_turns") or 1) > 1 else UNFINISHED_ENDINGS
     # A reward that can be negative and is 0 for every rollout was not earned either.
     is_always_0 = not any(np.any(table.reward_n) for table in tables)
     ran_out: list[Flags] = []
@@ -274,8 +274,8 @@ def _event_never_reached(case: Case) -> Found | None:
         " these earned the least"
     )
     metric = "sampling/ended/turn-limit/share"
-    evidence = seen_in(tables, unpaid, text, n_ran_out / rollouts, metric)
-    return Found(WARNING, SIGNAL, AS_PAGE, [evidence])
+    evidence = rollout_evidence(tables, unpaid, text, n_ran_out / rollouts, metric)
+    return Found(WARNING, SIGNAL, PAGE_SUMMARY, [evidence])
 
 
 @check("reward.misaligned")
@@ -283,7 +283,7 @@ def misaligned(case: Case) -> Answer:
     """Report scores that went to other rollouts, or that are for the answers of other tasks."""
     if lacking := why_no_answers(case):
         return Lacking(lacking)
-    steps = case.once(read_answers)
+    steps = case.cached(read_answers)
     moved = _moved_rewards(steps)
     if moved is not None or _pays_for_other_things(case):
         return moved
@@ -313,12 +313,12 @@ def _moved_rewards(steps: list[Answers]) -> Found | None:
         f" {own_fit:.0%} their own"
     )
     flags = [step.right_n != step.rewarded_n for step in steps]
-    return Found(CRITICAL, PROOF, AS_PAGE, [seen_among(steps, flags, text, best_fit)])
+    return Found(CRITICAL, PROOF, PAGE_SUMMARY, [subset_evidence(steps, flags, text, best_fit)])
 
 
 def _pays_for_other_things(case: Case) -> bool:
     """Return True where what is paid is no answer at all, so that it is no other task's either."""
-    paid = case.once(payment)
+    paid = case.cached(read_answer_rewards)
     return paid is not None and (paid.is_inverted or paid.paid_wrong_share >= PAYS_FOR_OTHER_THINGS)
 
 
@@ -356,10 +356,12 @@ def _rewards_of_other_tasks(steps: list[Answers]) -> Found | None:
         " these say another task's answer"
     )
     evidence = [
-        seen_among(steps, refused, refusals, n_refused / n_right),
-        seen_among(steps, strange, payments, share),
+        subset_evidence(steps, refused, refusals, n_refused / n_right),
+        subset_evidence(steps, strange, payments, share),
     ]
-    return Found(CRITICAL, PROOF if share >= PROVEN_OTHERS_SHARE else SIGNAL, AS_PAGE, evidence)
+    return Found(
+        CRITICAL, PROOF if share >= PROVEN_OTHERS_SHARE else SIGNAL, PAGE_SUMMARY, evidence
+    )
 
 
 def _answers_of(step: Answers, flags: Flags) -> Iterable[str]:
@@ -377,10 +379,10 @@ def wrong_length(case: Case) -> Answer:
             " spread over all."
         )
         return Found(WARNING, SIGNAL, summary, [ALL_DEAD])
-    too_few = None if why_no_scores(case) else _too_few_scores(case.rows)
+    too_few = None if why_no_scores(case) else _too_few_scores(case.tables)
     if lacking := why_no_answers(case):
         return [too_few, Lacking(lacking)]
-    return [too_few, None if case.once(misaligned.judge) else case.once(spread_reward)]
+    return [too_few, None if case.cached(misaligned.judge) else case.cached(spread_reward)]
 
 
 def _too_few_scores(tables: list[RolloutTable]) -> Found | None:
@@ -392,8 +394,8 @@ def _too_few_scores(tables: list[RolloutTable]) -> Found | None:
     if not count or n_unscored >= UNSCORED_SHARE * rollouts:
         return None
     text = f"{count} of {rollouts} rollouts have no reward, and no error says why"
-    evidence = seen_in(tables, unexplained, text, count / rollouts, REWARD)
-    return Found(CRITICAL, PROOF, AS_PAGE, [evidence])
+    evidence = rollout_evidence(tables, unexplained, text, count / rollouts, REWARD_METRIC)
+    return Found(CRITICAL, PROOF, PAGE_SUMMARY, [evidence])
 
 
 def _unexplained_losses(tables: list[RolloutTable]) -> list[Flags]:
@@ -409,14 +411,14 @@ def spread_reward(case: Case) -> Found | None:
     """Find groups in which right and wrong answers earn the same, in some of them more than the
     least.
     """
-    steps = case.once(read_answers)
+    steps = case.cached(read_answers)
     mixed = 0
     flat = 0
     flat_above_least = 0
     flags: list[Flags] = []
     rewards_of_flat = []
     for step in steps:
-        is_in_flat = np.zeros(len(step.place_n), np.bool_)
+        is_in_flat = np.zeros(len(step.index_n), np.bool_)
         for task in np.unique(step.task_n[step.right_n]):
             of_task = step.task_n == task
             if step.right_n[of_task].all():
@@ -440,5 +442,5 @@ def spread_reward(case: Case) -> Found | None:
         f"in {flat} of {mixed} groups with right and wrong answers all rollouts have the same"
         " reward"
     )
-    evidence = seen_among(steps, flags, text, flat / mixed, "reward/group_std/mean")
-    return Found(CRITICAL, PROOF, AS_PAGE, [evidence])
+    evidence = subset_evidence(steps, flags, text, flat / mixed, "reward/group_std/mean")
+    return Found(CRITICAL, PROOF, PAGE_SUMMARY, [evidence])

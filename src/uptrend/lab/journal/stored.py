@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from uptrend.doctor.trend import REWARD
+from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.lab.measure import curve_of, in_line
 from uptrend.present.drawing import thin_curve
 from uptrend.records import Interval, LabError, RecordError, Run, Verdict
@@ -126,8 +126,8 @@ def _curves_of(folder: Path, metric: str) -> Curves | None:
         return tuple((step, float(f"{value:.4g}")) for step, value in found)
 
     shown = curve_of(metric)
-    own = () if shown in (ACCURACY, REWARD) else points(shown)
-    return Curves("", 0, "", points(ACCURACY), points(REWARD), own)
+    own = () if shown in (ACCURACY, REWARD_METRIC) else points(shown)
+    return Curves("", 0, "", points(ACCURACY), points(REWARD_METRIC), own)
 
 
 def write(path: Path, value: Mapping[str, Any], indent: int | None = None) -> Path:
