@@ -675,7 +675,8 @@ def _by_surprise(case: Case) -> Iterable[Found]:
 
 
 def _surprise_error(values: Floats) -> float:
-    return MIN_SURPRISE_ERRORS * float(values.std(ddof=1)) / len(values) ** 0.5
+    """Return the distance from 0 up to which a mean surprise is chance."""
+    return float(MIN_SURPRISE_ERRORS * float(values.std(ddof=1)) / len(values) ** 0.5)
 
 
 def _off_from_the_start(
