@@ -744,7 +744,7 @@ def test_what_else_is_needed(tiny: RunView) -> None:
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
 def test_recomputed_advantages_are_torchs(tiny: RunView, scale: Any, baseline: Any) -> None:
-    g = Case(tiny).groups[0]
+    g = Case(tiny).grouped_steps[0]
     given = torch.from_numpy(g.reward_n), torch.from_numpy(g.group_n)
     expected = advantages(*given, scale=scale, baseline=baseline).numpy()
     np.testing.assert_allclose(recompute_advantages(g, scale, baseline), expected, atol=1e-9)

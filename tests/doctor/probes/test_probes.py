@@ -591,7 +591,7 @@ def test_weights_come_back_when_a_probe_fails_half_way(bench: Bench) -> None:
 
 
 def test_an_update_is_real_and_undone(bench: Bench) -> None:
-    before, done = digest(bench.policy.flat), bench.updated
+    before, done = digest(bench.policy.flat), bench.trial_update
     assert done.moved.changed > 0.99
     real_bs = done.exp.real_bs
     assert float((done.after_bs - done.before_bs)[real_bs].abs().mean()) > 0.05

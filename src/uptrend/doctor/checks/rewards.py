@@ -274,8 +274,8 @@ def _beside_heldout(case: Case, change: HeldoutChange) -> Found | None:
     """Judge a held-out score that did not follow: not at all, or not beyond its first
     evaluations.
     """
-    first = change.at[0]
-    last = change.at[-1]
+    first = change.steps[0]
+    last = change.steps[-1]
     line = trend_until(case.view, REWARD_METRIC, last)
     told = (
         f"Held out {change.effect:+.3g} between steps {first} and {last}, {len(change.scores)}"
@@ -348,7 +348,7 @@ def stands_still(case: Case, metric: str, unit: float, change: HeldoutChange) ->
     # solved, both rest.
     skipped = len(change.scores) // 4
     later = change.scores[skipped:]
-    line = trend_until(case.view, metric, change.at[-1])
+    line = trend_until(case.view, metric, change.steps[-1])
     level = case.summary(metric)
     is_level = (
         line is not None and level is not None and min(later) >= level.last - STILL * line.effect
@@ -363,7 +363,9 @@ def _sure_rise(case: Case, metric: str, unit: float, change: HeldoutChange, skip
     """Return the least that a training score rose since an evaluation, in deviations; 0 where it
     may not have.
     """
-    line = trend_until(case.view, metric, change.at[-1], change.at[skipped] if skipped else -1)
+    line = trend_until(
+        case.view, metric, change.steps[-1], change.steps[skipped] if skipped else -1
+    )
     if line is None or line.p > SIGNIFICANCE_LEVEL or line.effect <= 0 or unit <= 0:
         return 0.0
     return line.interval()[0] / unit

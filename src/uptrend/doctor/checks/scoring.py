@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from uptrend.doctor.answers import (
-    CUT_ENDINGS,
+    LIMIT_ENDINGS,
     MIN_ROLLOUTS,
     MIN_WRONG_SCORES,
     UNFINISHED_ENDINGS,
@@ -251,7 +251,7 @@ def _event_never_reached(case: Case) -> Found | None:
     """Find rollouts of several turns that run out before anything gives a reward."""
     tables = case.tables
     # One turn may have too few tokens for what gives a reward.
-    endings = CUT_ENDINGS if (case.value("sampling.max_turns") or 1) > 1 else UNFINISHED_ENDINGS
+    endings = LIMIT_ENDINGS if (case.value("sampling.max_turns") or 1) > 1 else UNFINISHED_ENDINGS
     # A reward that can be negative and is 0 for every rollout was not earned either.
     is_always_0 = not any(np.any(table.reward_n) for table in tables)
     ran_out: list[Flags] = []

@@ -1,4 +1,4 @@
-"""Probes: questions to the real model, tasks and learner before anything is trained.
+"""Probes: controlled experiments on the real model, tasks and learner before anything is trained.
 
 bench     parts of the training loop, one step's rollouts, weights that come back
 probe     the decorator, results, and what probes need
@@ -21,30 +21,37 @@ from uptrend.doctor.probes.bench import Bench, random_state_kept
 from uptrend.doctor.probes.probe import Probe, Result
 from uptrend.records import Finding
 
-# Modules and the probes in them stand in the order in which they are asked: later probes may take
-# for granted what earlier ones show, and of two findings that rank the same the earlier comes
-# first.
-MODULES = (data, reward, tokens, sampler, update, rollouts, control)
-PROBES = {
-    found.name: found
-    for module in MODULES
-    for found in vars(module).values()
-    if isinstance(found, Probe)
-}
+# Probes run in the order of this table, and of their modules: a later probe may rely on what an
+# earlier one has shown, and of two findings that rank the same the earlier comes first.
+PROBE_MODULES = (data, reward, tokens, sampler, update, rollouts, control)
+
+
+def _collect_probes() -> dict[str, Probe]:
+    """Return all probes by name, in the order in which they run."""
+    probes: dict[str, Probe] = {}
+    for module in PROBE_MODULES:
+        for value in vars(module).values():
+            if isinstance(value, Probe):
+                probes[value.name] = value
+    return probes
+
+
+PROBES = _collect_probes()
 
 
 def run_probes(
-    bench: Bench, names: Iterable[str], begin: Callable[[str], None] = lambda _: None
+    bench: Bench, names: Iterable[str], started: Callable[[str], None] = lambda _: None
 ) -> Iterator[Result]:
-    """Run probes one by one. After each, weights, gradients, random states and mode are as
-    before.
+    """Run probes one by one; `started` receives each name before its probe runs.
+
+    After each probe, weights, gradients, random states and the model's mode are as before.
     """
     for name in names:
-        begin(name)
-        began = time.perf_counter()
+        started(name)
+        start = time.perf_counter()
         with random_state_kept(bench.policy):
             result = PROBES[name].run(bench)
-        yield replace(result, seconds=time.perf_counter() - began)
+        yield replace(result, seconds=time.perf_counter() - start)
 
 
 def differential(results: Sequence[Result]) -> tuple[Finding, ...]:

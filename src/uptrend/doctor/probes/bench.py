@@ -12,7 +12,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -40,6 +40,7 @@ from uptrend.records import (
     Task,
     Tool,
 )
+from uptrend.records import Sequence as TokenSequence
 from uptrend.rollout.play import RolloutRequest, derive, derive_open_seed
 from uptrend.rollout.render import Renderer, make_renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
@@ -52,16 +53,22 @@ from uptrend.training.gather import Gathered, RolloutPlayer
 from uptrend.training.learner import Experience, Learner, Update
 from uptrend.training.loop import learn
 
-BATCH = 32  # rollouts of the one real update: enough to tell signs apart, and seconds on a CPU
-NUDGE = 0.03  # nats by which outputs move in `Updated.nudged_bs`
-DEMONSTRATED = 16  # tasks that the expert plays
+# Rollouts of the one real update: enough to tell signs apart, and seconds on a CPU.
+UPDATE_ROLLOUTS = 32
+# Mean distance that log-probabilities move in `TrialUpdate.nudged_bs`: far above rounding in fp32,
+# and small enough that the first-order effect of the update decides.
+NUDGE_NATS = 0.03
+# An update that moves less than this is scaled as if it moved this much: no division by 0.
+MIN_UPDATE_NATS = 1e-5
+# Tasks that the expert plays.
+DEMONSTRATED_TASKS = 16
 
 T = TypeVar("T")
 Plays = Sequence[tuple[Task, Taskset]]
 
 
 @dataclass(frozen=True)
-class Updated:
+class TrialUpdate:
     """One real update and its effect; the weights are back where they were."""
 
     update: Update
@@ -75,19 +82,27 @@ class Updated:
     gradient_share: float  # share of weights that had a gradient
 
 
+@dataclass(frozen=True)
+class TokenStream:
+    """Tokens that went into one stream of the sampler, and those that came out."""
+
+    read: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
+
+
 class RecordingSampler:
     """The sampler that training uses; keeps the tokens of streams that have ended."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._open: dict[int, tuple[list[int], list[int]]] = {}
-        self.streams: list[tuple[list[int], list[int]]] = []  # read and said
+        self._open: dict[int, TokenStream] = {}
+        self.streams: list[TokenStream] = []
 
     async def extend(self, stream: int, ids: Sequence[int], limits: Limits, seed: int) -> Extension:
-        read, said = self._open.setdefault(stream, ([], []))
-        read += ids
+        tokens = self._open.setdefault(stream, TokenStream())
+        tokens.read.extend(ids)
         extension = await self._sampler.extend(stream, ids, limits, seed)
-        said += extension.ids.tolist()
+        tokens.sampled.extend(extension.ids.tolist())
         return extension
 
     def release(self, stream: int) -> None:
@@ -100,7 +115,7 @@ class RecordingSampler:
 
 
 class GradientCatcher:
-    """Stands in for the optimizer: keeps each gradient and changes nothing."""
+    """Takes the optimizer's place: keeps each gradient and changes no weight."""
 
     has_memory = True  # it never makes one
 
@@ -130,7 +145,7 @@ class Bench:
         self.original = self.policy.flat.values.data.clone()
         self.sampler = RecordingSampler(self.components.sampler(self.policy))
         self._player = RolloutPlayer(self.policy, self.sampler, self.config)
-        self._made: dict[object, Any] = {}
+        self._shared: dict[object, Any] = {}
         self._view = RunView(
             source=self.config.name,
             trainer="uptrend",
@@ -141,7 +156,7 @@ class Bench:
             rollout_steps=(0,),
         )
 
-    def found(
+    def finding(
         self,
         id: str,
         severity: Severity,
@@ -153,15 +168,13 @@ class Bench:
         fix: Fix | None = None,
     ) -> Finding:
         """Make a finding on this recipe; `value` and `rollout` go with evidence in one sentence."""
-        observed = [seen(evidence, value, rollout)] if isinstance(evidence, str) else evidence
-        cause = make_finding(self._view, id, severity, basis, summary, observed)
-        return (
-            cause
-            if fix is None
-            else replace(
-                cause, fix=complete_fix(fix, self._view.trainer, settings_in_force(self._view))
-            )
-        )
+        if isinstance(evidence, str):
+            evidence = [make_evidence(evidence, value, rollout)]
+        finding = make_finding(self._view, id, severity, basis, summary, evidence)
+        if fix is None:
+            return finding
+        own_fix = complete_fix(fix, self._view.trainer, settings_in_force(self._view))
+        return replace(finding, fix=own_fix)
 
     @property
     def more_turns(self) -> Fix:
@@ -170,7 +183,7 @@ class Bench:
         return Fix("Give rollouts as many turns as the task takes.", {"uptrend": turns})
 
     def more_tokens(self, needed: int) -> Fix:
-        """Fix for answers that are longer than a turn may be."""
+        """Return the fix for answers that are longer than a turn may be: the next power of 2."""
         tokens = {"sampling.max_tokens": 2 ** (needed - 1).bit_length()}
         return Fix(
             "Give a turn as many tokens as the longest right answer takes.", {"uptrend": tokens}
@@ -178,18 +191,18 @@ class Bench:
 
     @cached_property
     def tasks(self) -> dict[str, tuple[Task, Taskset]]:
-        """Every training task by id, with its taskset; the first stage's where several have it."""
-        return {
-            task.id: (task, stage.taskset)
-            for stage in reversed(self.pool.stages)
-            for task in stage.tasks
-        }
+        """Every training task by id, with its taskset; the first stage's if several have it."""
+        tasks: dict[str, tuple[Task, Taskset]] = {}
+        for stage in reversed(self.pool.stages):
+            for task in stage.tasks:
+                tasks[task.id] = (task, stage.taskset)
+        return tasks
 
-    def few(self, most: int) -> int:
-        """Return the number of plays of a kind that a probe may make: slow tasksets say how many
-        they allow.
+    def max_plays(self, wanted: int) -> int:
+        """Return the number of plays of a kind that a probe may make: `wanted`, or the limit of a
+        slow taskset.
         """
-        return min(most, getattr(self.stage.taskset, "FEW_PLAYS", most))
+        return min(wanted, getattr(self.stage.taskset, "FEW_PLAYS", wanted))
 
     @cached_property
     def tools(self) -> tuple[Tool, ...]:
@@ -202,7 +215,7 @@ class Bench:
 
     @cached_property
     def renderer(self) -> Renderer:
-        """Renders messages of the first stage into the model's tokens."""
+        """Renderer of the first stage's messages into the model's tokens."""
         return make_renderer(self.policy, self.config, self.stage.taskset.chat)
 
     @cached_property
@@ -223,30 +236,27 @@ class Bench:
 
     @property
     def drawn(self) -> list[tuple[Task, Taskset]]:
-        """Tasks of the rollouts."""
-        return [
-            self.tasks[t]
-            for t in dict.fromkeys(r.task for r in self.rollouts if r.task in self.tasks)
-        ]
+        """Tasks of the rollouts, each once, in their order."""
+        ids = dict.fromkeys(rollout.task for rollout in self.rollouts)
+        return [self.tasks[id] for id in ids if id in self.tasks]
 
     @cached_property
     def batch(self) -> list[Rollout]:
-        """Whole groups, about `BATCH` rollouts, in their order."""
-        names = list(by_group(self.rollouts))[: max(1, BATCH // self.config.sampling.size)]
-        return [r for r in self.rollouts if r.group in names]
+        """Whole groups, about `UPDATE_ROLLOUTS` rollouts, in their order."""
+        n_groups = max(1, UPDATE_ROLLOUTS // self.config.sampling.size)
+        names = list(by_group(self.rollouts))[:n_groups]
+        return [rollout for rollout in self.rollouts if rollout.group in names]
 
     @cached_property
     def demonstrations(self) -> list[Rollout]:
         """The expert's rollouts on training tasks that have one, in the model's tokens."""
         taskset = self.stage.taskset
-        seed = self.config.seed
-        tasks = [
-            task for task in self.stage.tasks[: self.few(DEMONSTRATED)] if known_gold(taskset, task)
-        ]
-        requests = [
-            RolloutRequest(task, taskset, 0, f"gold-{n}", 0, 0, derive_open_seed(seed, f"gold-{n}"))
-            for n, task in enumerate(tasks)
-        ]
+        requests = list[RolloutRequest]()
+        for task in self.stage.tasks[: self.max_plays(DEMONSTRATED_TASKS)]:
+            if known_gold(taskset, task):
+                group = f"gold-{len(requests)}"
+                seed = derive_open_seed(self.config.seed, group)
+                requests.append(RolloutRequest(task, taskset, 0, group, 0, 0, seed))
         return self._player.demonstrate(requests)
 
     def play(self, tasks: Plays, size: int, word: str, **limits: float) -> list[Rollout]:
@@ -260,18 +270,15 @@ class Bench:
 
     def play_under(self, config: Config, tasks: Plays, size: int, word: str) -> list[Rollout]:
         """Play groups of some tasks under another config; `word` makes their seeds."""
-        sampling = config.sampling
+        requests = list[RolloutRequest]()
+        for n, (task, taskset) in enumerate(tasks):
+            group = f"{word}-{n:04d}"
+            open_seed = derive_open_seed(config.seed, group)
+            for i in range(size):
+                seed = derive(config.seed, word, n, i)
+                requests.append(RolloutRequest(task, taskset, 0, group, i, seed, open_seed))
         player = RolloutPlayer(self.policy, self.sampler, config)
-        seed = config.seed
-        requests = [
-            RolloutRequest(
-                task, taskset, 0, group, i, derive(seed, word, n, i), derive_open_seed(seed, group)
-            )
-            for n, (task, taskset) in enumerate(tasks)
-            for group in [f"{word}-{n:04d}"]
-            for i in range(size)
-        ]
-        return player.play(requests, temperature=sampling.temperature)
+        return player.play(requests, temperature=config.sampling.temperature)
 
     def replay(
         self,
@@ -285,33 +292,37 @@ class Bench:
         """Say each rollout's turns (or others) to its task (or another) again, one by one or all
         side by side.
 
-        The last `late` of them begin when the first ones have had two answers: what these have done
-        is then there.
+        The last `late` of them begin when each of the others has had two answers: whatever these
+        leave behind is there by then.
         """
-        plays = [self.tasks[r.task] for r in rollouts] if plays is None else plays
-        turns = [r.model_messages for r in rollouts] if turns is None else turns
-        seeds = [derive_open_seed(self.config.seed, r.group) for r in rollouts]
+        if plays is None:
+            plays = [self.tasks[rollout.task] for rollout in rollouts]
+        if turns is None:
+            turns = [rollout.model_messages for rollout in rollouts]
+        n_early = len(rollouts) - late
 
-        async def run() -> list[ScoredPlay]:
-            events = [asyncio.Event() for _ in rollouts]
-            waits: list[list[asyncio.Event]] = [[]] * (len(events) - late) + [
-                events[: len(events) - late]
-            ] * late
-            waiting = [_say(*each) for each in zip(turns, plays, seeds, events, waits, strict=True)]
-            return (
-                await event_loop.together(waiting) if at_once else [await each for each in waiting]
-            )
+        async def replay_all() -> list[ScoredPlay]:
+            under_way = [asyncio.Event() for _ in rollouts]
+            replays = []
+            rows = zip(rollouts, plays, turns, under_way, strict=True)
+            for i, (rollout, play, messages, is_under_way) in enumerate(rows):
+                seed = derive_open_seed(self.config.seed, rollout.group)
+                waits_for = under_way[:n_early] if i >= n_early else []
+                replays.append(_replay(messages, play, seed, is_under_way, waits_for))
+            if at_once:
+                return await event_loop.together(replays)
+            return [await replay for replay in replays]
 
-        return event_loop.run(run())
+        return event_loop.run(replay_all())
 
     @property
-    def exact(self) -> bool:
-        """True where arithmetic is fp32, so that equal things are equal to rounding."""
+    def is_exact(self) -> bool:
+        """True if arithmetic is fp32 on a CPU, so that equal things are equal to rounding."""
         return self.policy.device.type == "cpu" and self.policy.flat.values.dtype == torch.float32
 
-    def near(self, fp32: float, bf16: float) -> float:
+    def tolerance(self, fp32: float, bf16: float) -> float:
         """Choose the tolerance that goes with the arithmetic."""
-        return fp32 if self.exact else bf16
+        return fp32 if self.is_exact else bf16
 
     @cached_property
     def exp(self) -> Experience:
@@ -326,17 +337,17 @@ class Bench:
     @cached_property
     def learner(self) -> Learner:
         """A learner to compute log-probabilities with; its optimizer changes nothing."""
-        return self.components.learner(
-            self.policy, cast(Optimizer, GradientCatcher(self.policy)), self.config
-        )
+        catcher = cast(Optimizer, GradientCatcher(self.policy))
+        return self.components.learner(self.policy, catcher, self.config)
 
     def experience(self, rollouts: Sequence[Rollout], config: Config | None = None) -> Experience:
         """Lay rollouts out for the learner."""
         config = config or self.config
-        s = config.sampling
-        longest = max(r.sampled_tokens for r in rollouts)
-        if longest > s.max_tokens * s.max_turns:  # the expert's: no limit cuts them
-            config = replace(config, sampling=replace(s, max_tokens=longest))
+        sampling = config.sampling
+        longest = max(rollout.sampled_tokens for rollout in rollouts)
+        # No limit cuts the expert's rollouts, so they may be longer than the model's can be.
+        if longest > sampling.max_tokens * sampling.max_turns:
+            config = replace(config, sampling=replace(sampling, max_tokens=longest))
         return self.components.layout(rollouts, config)
 
     def logprobs(
@@ -368,34 +379,31 @@ class Bench:
         event_loop.run(self.sampler.load(self.policy.named(), version))
 
     @cached_property
-    def updated(self) -> Updated:
+    def trial_update(self) -> TrialUpdate:
         """One real update at the recipe's full learning rate on `batch`."""
         return self.try_update(self.batch, self.config)
 
-    def try_update(self, rollouts: list[Rollout], config: Config, step: int = 0) -> Updated:
-        """Make one real update, by default at the full learning rate; measure it and undo it."""
+    def try_update(self, rollouts: list[Rollout], config: Config) -> TrialUpdate:
+        """Make one real update at the full learning rate; measure it and undo it."""
         exp = self.experience(rollouts, config)
+        first_full_step = max(1, config.learning.warmup)
         with self.scratch():
             learner, optimizer = self.make_learner(config)
             meter = WeightMeter(self.policy.flat)
             before_bs = self.logprobs(exp, learner)
             meter.before()
-            update, *_ = learn(
-                self.components,
-                learner,
-                exp,
-                rollouts,
-                step or max(1, config.learning.warmup),
-                config,
-            )
+            update, *_ = learn(self.components, learner, exp, rollouts, first_full_step, config)
             moved = meter.after()
             after_bs = self.logprobs(exp, learner)
-            self.move_along(
-                self.original, NUDGE / max(1e-5, distance(after_bs, before_bs, exp.real_bs))
-            )
-            nudged_bs = self.logprobs(exp, learner) if self.exact else after_bs
-            share = optimizer.reached()
-        return Updated(update, exp, rollouts, before_bs, after_bs, nudged_bs, moved, share)
+
+            update_nats = distance(after_bs, before_bs, exp.real_bs)
+            self.move_along(self.original, NUDGE_NATS / max(MIN_UPDATE_NATS, update_nats))
+            # bf16 weights round so small a way off: the whole update has to do.
+            nudged_bs = self.logprobs(exp, learner) if self.is_exact else after_bs
+            gradient_share = optimizer.reached()
+        return TrialUpdate(
+            update, exp, rollouts, before_bs, after_bs, nudged_bs, moved, gradient_share
+        )
 
     def move_along(self, start: Tensor, part: float) -> None:
         """Put weights this part of the way from `start` to where they are; more than 1 goes
@@ -403,28 +411,29 @@ class Bench:
         """
         self.policy.flat.values.data.sub_(start).mul_(part).add_(start)
 
-    def once(self, make: "Callable[[Bench], T]") -> T:
-        """Return `make(bench)`, computed once: several probes may share it."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        return cast(T, self._made[make])
+    def compute_once(self, compute: "Callable[[Bench], T]") -> T:
+        """Return `compute(bench)`, computed once: several probes may share it."""
+        if compute not in self._shared:
+            self._shared[compute] = compute(self)
+        return cast(T, self._shared[compute])
 
 
 @contextmanager
 def random_state_kept(policy: Policy) -> Iterator[None]:
     """Restore random states and the model's mode at the end."""
-    states = (random.getstate(), np.random.get_state())
-    training = policy.model.training
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    is_training = policy.model.training
     try:
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             yield
     finally:
-        policy.model.train(training)
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+        policy.model.train(is_training)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
-def seen(
+def make_evidence(
     text: str, value: float | None = None, rollout: Rollout | None = None, metric: str = ""
 ) -> Evidence:
     """Make evidence; a rollout is named as `uptrend runs show --rollout` takes it."""
@@ -439,6 +448,11 @@ def by_group(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
     return groups
 
 
+def with_sequences(rollouts: Iterable[Rollout]) -> list[tuple[Rollout, TokenSequence]]:
+    """Return every sequence with its rollout, in the order of the learner's rows."""
+    return [(rollout, sequence) for rollout in rollouts for sequence in rollout.sequences]
+
+
 def distance(a_bs: Tensor, b_bs: Tensor, real_bs: Tensor) -> float:
     """Return the mean distance of log-probabilities, in nats."""
     return float((a_bs - b_bs)[real_bs].abs().nanmean())
@@ -449,28 +463,31 @@ def kl_between(policy_bs: Tensor, other_bs: Tensor, real_bs: Tensor) -> float:
     return float(k3(policy_bs, other_bs)[real_bs].nanmean())
 
 
-async def _say(
-    said: Sequence[Message],
+async def _replay(
+    turns: Sequence[Message],
     played: tuple[Task, Taskset],
     seed: int,
-    is_on: asyncio.Event,
-    after: list[asyncio.Event],
+    is_under_way: asyncio.Event,
+    waits_for: list[asyncio.Event],
 ) -> ScoredPlay:
-    for other in after:
+    """Say turns to a task and score it; set `is_under_way` after two answers, or at the end."""
+    for other in waits_for:
         await other.wait()
     task, taskset = played
     play = taskset.open(task, seed)
     observed = list[tuple[str, ...]]()
     try:
-        observed.append(tuple(m.content for m in play.messages))
-        for message in said:
+        observed.append(tuple(message.content for message in play.messages))
+        for turn in turns:
             await asyncio.sleep(0)  # others take their turn in between, as in training
-            observed.append(tuple(m.content for m in await play.respond(message) or ()))
-            if len(observed) > 2:
-                is_on.set()
+            replies = await play.respond(turn) or ()
+            observed.append(tuple(reply.content for reply in replies))
+            if len(observed) > 2:  # the prompt and two answers
+                is_under_way.set()
         return ScoredPlay(tuple(observed), await play.score())
     except Exception as error:  # a task's own failure is an observation too
-        return ScoredPlay((*observed, (f"{type(error).__name__}: {error}",)), None, error)
+        failure = (f"{type(error).__name__}: {error}",)
+        return ScoredPlay((*observed, failure), None, error)
     finally:
-        is_on.set()
+        is_under_way.set()
         await play.close()

@@ -4,29 +4,42 @@ learned.
 Where it fails, what failed says where: log-probabilities, the sampler, or the reward.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from uptrend.doctor.probes.bench import DEMONSTRATED, Bench
-from uptrend.doctor.probes.probe import (
-    CRITICAL,
-    NOTE,
-    SIGNAL,
-    SUSPICION,
-    WARNING,
-    Answer,
-    probe,
-    require,
-)
+from uptrend.config import Config
+from uptrend.doctor.check import CRITICAL, NOTE, SIGNAL, SUSPICION, WARNING
+from uptrend.doctor.probes.bench import DEMONSTRATED_TASKS, Bench
+from uptrend.doctor.probes.probe import Answer, probe, require
 from uptrend.doctor.probes.rollouts import pass_rates
+from uptrend.records import Rollout
 from uptrend.training.loop import learn
 from uptrend.training.warmstart import supervised
 
-LEARNED = -0.1  # mean log-probability of gold tokens that are known by heart
-FALL = 0.25  # fall of accuracy on the taught tasks that is no chance: 4 of 16
-RATE = 0.06  # learning rate times the model's width: 1e-4 at 576; ten times as much for adapters
+# Supervised steps on the gold answers; they end early once these are known by heart.
+SUPERVISED_STEPS = 24
+MIN_SUPERVISED_STEPS = 3
+# Adam's second-moment decay, short enough for so few steps.
+SUPERVISED_BETA2 = 0.99
+# Learning rate times the model's width: 1e-4 at 576. Adapters take ten times as much.
+WIDTH_TIMES_LR = 0.06
+ADAPTER_LR_FACTOR = 10
+# Mean log-probability of gold tokens that are known by heart; the double still counts as learned.
+LEARNED_LOGPROB = -0.1
+# Nats by which gold answers must fall to become less likely, and rise to become likelier.
+MIN_LOGPROB_FALL = 0.1
+MIN_LOGPROB_RISE = 0.02
+# Share of right answers below which the sampler does not say what the learner knows, and gain in
+# reward below which it is not paid for it.
+MIN_RIGHT_SHARE = 0.5
+MIN_REWARD_GAIN = 0.05
+# Fall of accuracy on the taught tasks that is not chance: 4 of 16.
+MIN_ACCURACY_FALL = 0.25
+# Share of answers in gold's words from which the model says gold, and the scorer is at fault.
+MIN_GOLD_WORDS = 0.5
 
 
 @probe(
@@ -35,106 +48,139 @@ RATE = 0.06  # learning rate times the model's width: 1e-4 at 576; ten times as 
     cheap=False,
 )
 def control(bench: Bench) -> Answer:
-    """Teach 16 gold answers by 24 supervised steps: they must become likelier, and the model
-    right.
-    """
-    gold = [r for r in bench.demonstrations if r.reward is not None and r.sampled_tokens]
-    require(gold, "the expert's rollouts do not fit into the limits")
-    lr = RATE / bench.policy.core.config.hidden_size * (10 if bench.policy.has_adapters else 1)
-    config = supervised(bench.config, len(bench.demonstrations))
-    learning = replace(config.learning, lr=lr, steps=24, schedule="constant", warmup=0, beta2=0.99)
-    config = replace(config, learning=learning)
-    exp = bench.experience(gold, config)
-    plays = [bench.tasks[r.task] for r in gold]
-    means = list[float]()
-    before = bench.play(plays, 1, "control", temperature=0.0)
+    """Teach 16 gold answers by 24 supervised steps: they must become likelier and be said."""
+    golds = list[Rollout]()
+    for rollout in bench.demonstrations:
+        if rollout.reward is not None and rollout.sampled_tokens:
+            golds.append(rollout)
+    require(golds, "the expert's rollouts do not fit into the limits")
+    tasks = [bench.tasks[rollout.task] for rollout in golds]
+    config = _supervised_config(bench)
+    exp = bench.experience(golds, config)
+
+    untaught = bench.play(tasks, 1, "control", temperature=0.0)
+    logprobs = list[float]()  # of gold tokens, before each step
     with bench.scratch():
         learner, _ = bench.make_learner(config)
-        for step in range(1, learning.steps + 1):
-            update = learner.update(
-                exp, torch.ones_like(exp.sampler_bs), step, old_bs=None, reference_bs=None
-            )
-            means.append(float(update.learner_bs[exp.mask_bs].nanmean()))
-            if means[-1] > LEARNED and step > 2:
+        advantages_bs = torch.ones_like(exp.sampler_bs)
+        for step in range(1, SUPERVISED_STEPS + 1):
+            update = learner.update(exp, advantages_bs, step, old_bs=None, reference_bs=None)
+            logprobs.append(float(update.learner_bs[exp.mask_bs].nanmean()))
+            if logprobs[-1] > LEARNED_LOGPROB and step >= MIN_SUPERVISED_STEPS:
                 break
-        low = means[0]
-        high = float(bench.logprobs(exp, learner)[exp.mask_bs].nanmean())
+        logprob_before = logprobs[0]
+        logprob_after = float(bench.logprobs(exp, learner)[exp.mask_bs].nanmean())
         bench.synchronize(1)
-        after = bench.play(plays, 1, "control", temperature=0.0)
-    wrong, right = (
-        sum(bool(r.reward and r.reward.correct) for r in rs) / len(rs) for rs in (before, after)
-    )
-    earned, earns = (
-        sum(r.reward.total if r.reward else 0.0 for r in rs) / len(rs) for rs in (before, after)
-    )
-    change = f"log-probability {low:.2f} → {high:.2f}"
-    yield f"{len(means)} supervised steps on {len(gold)} gold answers: {change} per token, "
-    yield f"right {wrong:.0%} → {right:.0%}"
-    if high < low - 0.1:
+        taught = bench.play(tasks, 1, "control", temperature=0.0)
+
+    right_before = _right_share(untaught)
+    right_after = _right_share(taught)
+    logprob_gain = logprob_after - logprob_before
+    reward_before = _mean_reward(untaught)
+    reward_after = _mean_reward(taught)
+    change = f"log-probability {logprob_before:.2f} → {logprob_after:.2f}"
+    right_change = f"{right_before:.0%} → {right_after:.0%}"
+    yield f"{len(logprobs)} supervised steps on {len(golds)} gold answers: {change} per token, "
+    yield f"right {right_change}"
+
+    is_learned = logprob_after > 2 * LEARNED_LOGPROB
+    is_unpaid = right_after < MIN_RIGHT_SHARE and reward_after < reward_before + MIN_REWARD_GAIN
+    if logprob_after < logprob_before - MIN_LOGPROB_FALL:
         id = "advantage.sign"
         severity = CRITICAL
         summary = "Supervised steps make gold answers less likely: the update goes the wrong way."
-    elif high - low < 0.02 and low < 2 * LEARNED:
+    elif logprob_gain < MIN_LOGPROB_RISE and logprob_before < 2 * LEARNED_LOGPROB:
         id = "optimizer.frozen"
         severity = CRITICAL
         summary = (
             "Supervised steps do not make gold answers likelier: what trains does not reach the"
             " output."
         )
-    elif high > 2 * LEARNED and right < 0.5 and earns < earned + 0.05:
+    elif is_learned and is_unpaid:
         id = "sync.stale-weights"
         severity = WARNING
         summary = (
             "The learner knows 16 gold answers by heart; the sampler does not say them or is not"
             " paid for them."
         )
-    elif right <= wrong - FALL:
-        # Who says gold's words and is not paid has a scorer at fault; who says others is not what
-        # the learner taught.
-        said = sum(r.response == gold[i].response for i, r in enumerate(after)) / len(after)
-        id = "reward.gold-rejected" if said >= 0.5 else "sync.stale-weights"
+    elif right_after <= right_before - MIN_ACCURACY_FALL:
+        # A sampler that says gold's words and is not paid has a scorer at fault; one that says
+        # others is not what the learner taught.
+        in_gold_words = [
+            answer.response == gold.response for answer, gold in zip(taught, golds, strict=True)
+        ]
+        gold_share = sum(in_gold_words) / len(taught)
+        id = "reward.gold-rejected" if gold_share >= MIN_GOLD_WORDS else "sync.stale-weights"
         severity = WARNING
         summary = (
-            f"Gold answers become likelier, and the model less often right: {wrong:.0%} →"
-            f" {right:.0%}; "
+            f"Gold answers become likelier, and the model less often right: {right_change}; "
+            f"{gold_share:.0%} of its answers are gold's words."
         )
-        summary += f"{said:.0%} of its answers are gold's words."
     else:
         return
-    text = f"{change}, right {wrong:.0%} → {right:.0%} in {len(means)} steps"
-    yield bench.found(id, severity, summary, text, high - low, basis=SIGNAL)
+    text = f"{change}, right {right_change} in {len(logprobs)} steps"
+    yield bench.finding(id, severity, summary, text, logprob_gain, basis=SIGNAL)
+
+
+def _supervised_config(bench: Bench) -> Config:
+    """Return the recipe for supervised steps, at a learning rate that suits the model's width."""
+    config = supervised(bench.config, len(bench.demonstrations))
+    lr = WIDTH_TIMES_LR / bench.policy.core.config.hidden_size
+    if bench.policy.has_adapters:
+        lr *= ADAPTER_LR_FACTOR
+    learning = replace(
+        config.learning,
+        lr=lr,
+        steps=SUPERVISED_STEPS,
+        schedule="constant",
+        warmup=0,
+        beta2=SUPERVISED_BETA2,
+    )
+    return replace(config, learning=learning)
+
+
+def _right_share(rollouts: Sequence[Rollout]) -> float:
+    """Return the share of rollouts that are right; one without a score is not."""
+    right = [rollout for rollout in rollouts if rollout.reward and rollout.reward.correct]
+    return len(right) / len(rollouts)
+
+
+def _mean_reward(rollouts: Sequence[Rollout]) -> float:
+    """Return the mean reward of rollouts; one without a score has 0."""
+    total = sum(rollout.reward.total for rollout in rollouts if rollout.reward)
+    return total / len(rollouts)
+
+
+# RL steps on the tasks that were drawn, and steps at either end whose rewards are averaged.
+RL_STEPS = 12
+END_STEPS = 3
 
 
 @probe("rl-control", finds=["optimizer.lr-small"], cheap=False, full=True)
 def rl_control(bench: Bench) -> Answer:
-    """Make 12 RL steps on the same tasks at the recipe's learning rate, constant: their reward must
-    rise.
-    """
-    alive = sum(not dead for dead in pass_rates(bench.rollouts).dead)
-    require(alive > 1, "all groups are dead: there is nothing to learn from")
-    steps = 12
-    tasks = bench.drawn[:DEMONSTRATED]
-    means = list[float]()
-    learning = replace(bench.config.learning, schedule="constant", warmup=0, steps=steps)
+    """Make 12 RL steps on the same tasks at the recipe's constant rate: their reward must rise."""
+    n_alive = pass_rates(bench.rollouts).dead.count(False)
+    require(n_alive > 1, "all groups are dead: there is nothing to learn from")
+    tasks = bench.drawn[:DEMONSTRATED_TASKS]
+    learning = replace(bench.config.learning, schedule="constant", warmup=0, steps=RL_STEPS)
     config = replace(bench.config, learning=learning)
+    rewards = list[float]()  # mean reward of each step
     with bench.scratch():
         learner, _ = bench.make_learner(config)
-        for step in range(1, steps + 1):
+        for step in range(1, RL_STEPS + 1):
             rollouts = bench.play(tasks, config.sampling.size, f"rl-{step}")
-            means.append(float(np.mean([r.reward.total for r in rollouts if r.reward])))
-            learn(
-                bench.components,
-                learner,
-                bench.experience(rollouts, config),
-                rollouts,
-                step,
-                config,
-            )
+            totals = [rollout.reward.total for rollout in rollouts if rollout.reward]
+            rewards.append(float(np.mean(totals)))
+            exp = bench.experience(rollouts, config)
+            learn(bench.components, learner, exp, rollouts, step, config)
             bench.synchronize(step)
-    first = float(np.mean(means[:3]))
-    last = float(np.mean(means[-3:]))
-    yield f"{steps} RL steps on {len(tasks)} tasks: reward {first:.2f} → {last:.2f}"
-    if not last > first:
-        summary = f"{steps} RL steps on the same few tasks do not raise their reward."
+
+    first = float(np.mean(rewards[:END_STEPS]))
+    last = float(np.mean(rewards[-END_STEPS:]))
+    yield f"{RL_STEPS} RL steps on {len(tasks)} tasks: reward {first:.2f} → {last:.2f}"
+    if not last > first:  # NaN too
+        summary = f"{RL_STEPS} RL steps on the same few tasks do not raise their reward."
         text = f"reward {first:.3f} in the first three steps, {last:.3f} in the last three"
-        yield bench.found("optimizer.lr-small", NOTE, summary, text, last - first, basis=SUSPICION)
+        yield bench.finding(
+            "optimizer.lr-small", NOTE, summary, text, last - first, basis=SUSPICION
+        )

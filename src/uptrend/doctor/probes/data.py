@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from uptrend.doctor.probes.bench import Bench, seen
-from uptrend.doctor.probes.probe import CRITICAL, NOTE, WARNING, Answer, probe, require
+from uptrend.doctor.check import CRITICAL, NOTE, WARNING
+from uptrend.doctor.probes.bench import Bench, make_evidence
+from uptrend.doctor.probes.probe import Answer, probe, require
 from uptrend.records import Ending, Finding, Fix, RewardOutOfBounds, Task, boundary_of
 from uptrend.tasks.answers import Form, draw_every_class, forms_of, plain_question
 from uptrend.tasks.data import Data
@@ -52,8 +53,8 @@ def try_golds(bench: Bench) -> list[ScoredTask]:
     """Play gold and corrupted answers of 50 tasks, of every class of answers."""
     stage = bench.stage
     held_out = bench.heldout
-    evaluated = min(bench.few(HELD_OUT_TASKS), len(held_out.tasks))
-    trained = min(bench.few(GOLD_TASKS) - evaluated, len(stage.tasks))
+    evaluated = min(bench.max_plays(HELD_OUT_TASKS), len(held_out.tasks))
+    trained = min(bench.max_plays(GOLD_TASKS) - evaluated, len(stage.tasks))
     generator = random.Random(0)
     tried = []
     for tasks, count, taskset in (
@@ -81,7 +82,7 @@ def gold(bench: Bench) -> Answer:
     """Score gold and corrupted answers of 50 tasks, of every class of answers, and gold in the
     model's tokens.
     """
-    tried = bench.once(try_golds)
+    tried = bench.compute_once(try_golds)
     accepted, rejected = split_golds(tried)
     form = None
     if 2 * len(rejected) > len(tried):
@@ -108,9 +109,9 @@ def gold(bench: Bench) -> Answer:
             f"{len(paid)} of {corrupted} corrupted answers earn the maximum: the reward can be had"
             " without one."
         )
-        evidence = [seen(_describe(*each)) for each in paid[:3]]
+        evidence = [make_evidence(_describe(*each)) for each in paid[:3]]
         severity = CRITICAL if len(paid) > limit * corrupted else WARNING
-        yield bench.found("reward.gold-rejected", severity, summary, evidence)
+        yield bench.finding("reward.gold-rejected", severity, summary, evidence)
     if judged == len(tried) and not rejected and form is None:
         yield from _gold_in_tokens(bench)
 
@@ -138,12 +139,12 @@ def _rejections(
     # Without bounds, and where no gold is accepted, it may want words that nobody knows here.
     is_known = all(each.is_bounded for each in tried) or accepted or worse
     severity = CRITICAL if is_known and len(low) > CRITICAL_REJECTED_SHARE * judged else WARNING
-    evidence = [seen(_describe(each.task, each.golds[0])) for each in low[:3]]
-    evidence += [seen(text) for text in _typed_answer(bench.stage.taskset, low[0].task)]
+    evidence = [make_evidence(_describe(each.task, each.golds[0])) for each in low[:3]]
+    evidence += [make_evidence(text) for text in _typed_answer(bench.stage.taskset, low[0].task)]
     if is_inverted:
-        yield bench.found("advantage.sign", severity, summary, evidence)
+        yield bench.finding("advantage.sign", severity, summary, evidence)
         severity = WARNING
-    yield bench.found("reward.gold-rejected", severity, summary, evidence)
+    yield bench.finding("reward.gold-rejected", severity, summary, evidence)
 
 
 def _try_in(form: Form, tried: ScoredTask, taskset: Taskset) -> ScoredTask:
@@ -208,7 +209,7 @@ def _failures(bench: Bench, tried: Sequence[ScoredTask]) -> Answer:
                 f"The reward gives no number for {len(texts)} of {len(plays)} answers: {count}"
                 f" times {text}."
             )
-            yield bench.found(id, CRITICAL if share > 0.5 else WARNING, summary, text, share)
+            yield bench.finding(id, CRITICAL if share > 0.5 else WARNING, summary, text, share)
 
 
 @probe("bounds", finds=["reward.out-of-bounds"])
@@ -222,11 +223,11 @@ def bounds(bench: Bench) -> Answer:
         "no function of one's own states bounds",
     )
     assert isinstance(taskset, Data)
-    plays = [play for each in bench.once(try_golds) for play in (*each.golds, *each.others)]
-    for task in bench.stage.tasks[: bench.few(8)]:
+    plays = [play for each in bench.compute_once(try_golds) for play in (*each.golds, *each.others)]
+    for task in bench.stage.tasks[: bench.max_plays(8)]:
         plays += play_scripts(taskset, task, taskset.cheaters(task))
     failed = [r for r in bench.played if boundary_of(r.error) == "score" and r.task in bench.tasks]
-    plays += bench.replay(failed[: bench.few(32)])
+    plays += bench.replay(failed[: bench.max_plays(32)])
     errors = [play.error for play in plays if isinstance(play.error, RewardOutOfBounds)]
     yield f"{len(errors)} of {len(plays)} answers earn more or less than the bounds"
     if not errors:
@@ -241,10 +242,10 @@ def bounds(bench: Bench) -> Answer:
     )
     values = sorted({error.value for error in errors})
     paid = ", ".join(f"{value:.9g}" for value in values[:8]) + ", …" * (len(values) > 8)
-    evidence = seen(
+    evidence = make_evidence(
         f"outside [{furthest.low:.9g}, {furthest.high:.9g}] it pays {paid}", furthest.value
     )
-    yield bench.found("reward.out-of-bounds", CRITICAL, summary, [evidence], fix=fix)
+    yield bench.finding("reward.out-of-bounds", CRITICAL, summary, [evidence], fix=fix)
 
 
 def _describe(task: Task, play: ScoredPlay) -> str:
@@ -287,7 +288,7 @@ def _gold_in_tokens(bench: Bench) -> Answer:
             yield f"; {len(shown) - out} of {len(shown)} end within the {what}"
             text = f"the expert runs out of {what} in {out} of {len(shown)} tasks"
             id = "context.completion-truncated"
-            yield bench.found(id, CRITICAL, f"{limit}: {text}.", text, out / len(shown), fix=more)
+            yield bench.finding(id, CRITICAL, f"{limit}: {text}.", text, out / len(shown), fix=more)
             return
     turns = [
         [np.unique(t.turns[t.sampled], return_counts=True)[1].max(initial=0) for t in r.sequences]
@@ -325,7 +326,7 @@ def _gold_in_tokens(bench: Bench) -> Answer:
         if id == "context.completion-truncated" and longest > s.max_tokens
         else None
     )
-    yield bench.found(id, CRITICAL if share > 0.5 else WARNING, summary, text, fix=fix)
+    yield bench.finding(id, CRITICAL if share > 0.5 else WARNING, summary, text, fix=fix)
 
 
 def repeated_families(taskset: Taskset) -> frozenset[str]:
@@ -361,7 +362,7 @@ def repeats(bench: Bench) -> Answer:
                 " held-out ones too."
             )
             findings.append(
-                bench.found(
+                bench.finding(
                     "data.duplicates", NOTE, summary, "no generator makes different examples", 1.0
                 )
             )
@@ -373,7 +374,9 @@ def repeats(bench: Bench) -> Answer:
             summary = f"Of {len(told_apart)} training tasks only {unique} are different."
             severity = CRITICAL if share < CRITICAL_UNIQUE_SHARE else WARNING
             findings.append(
-                bench.found("data.duplicates", severity, summary, f"{share:.0%} are unique", share)
+                bench.finding(
+                    "data.duplicates", severity, summary, f"{share:.0%} are unique", share
+                )
             )
     drawn = {r.group: r.task for r in bench.played}
     families = repeated_families(bench.stage.taskset)
@@ -392,7 +395,7 @@ def repeats(bench: Bench) -> Answer:
     if groups > tasks or (repeated and worst >= MIN_UNIQUE_SHARE):
         summary = f"A step draws the same task more than once: {groups} groups of {tasks} tasks."
         text = f"{repeated} of {len(drawn)} groups repeat another's task"
-        yield bench.found("data.batch-exceeds", WARNING, summary, text, repeated)
+        yield bench.finding("data.batch-exceeds", WARNING, summary, text, repeated)
 
 
 # Share of held-out tasks that are trained on above which their accuracy means nothing.
@@ -415,7 +418,7 @@ def leak(bench: Bench) -> Answer:
             f"{len(leaked)} of {len(held)} held-out tasks are trained on: held-out accuracy can't"
             " be believed."
         )
-        yield bench.found(
+        yield bench.finding(
             "data.leak",
             CRITICAL if share > CRITICAL_LEAKED_SHARE else WARNING,
             summary,
@@ -433,7 +436,7 @@ def order(bench: Bench) -> Answer:
         yield f"{'; ' if number else ''}{check.figure}"
         if not check.passed:
             summary = f"Training draws its tasks in an order of difficulty or kind: {check.figure}."
-            yield bench.found("data.order", WARNING, summary, check.figure)
+            yield bench.finding("data.order", WARNING, summary, check.figure)
 
 
 # Σ lr / that of a constant rate that a schedule must leave, and share of the steps that a warm-up
@@ -457,13 +460,13 @@ def schedule(bench: Bench) -> Answer:
             f"The schedule leaves {share:.0%} of the learning rate: warm-up or decay eats the run."
         )
         text = f"Σ lr = {sum(rates):.2g}; the last is {rates[-1]:.2g}"
-        yield bench.found("optimizer.schedule", WARNING, summary, text, share)
+        yield bench.finding("optimizer.schedule", WARNING, summary, text, share)
     elif learning.warmup > MAX_WARM_UP_SHARE * learning.steps:
         summary = (
             f"The warm-up takes {learning.warmup} of {learning.steps} steps: most of the run learns"
             " too slowly."
         )
-        yield bench.found(
+        yield bench.finding(
             "optimizer.schedule",
             WARNING,
             summary,
@@ -497,4 +500,4 @@ def prompts(bench: Bench) -> Answer:
         summary = (
             f"{over} of {len(lengths)} prompts are longer than {limit} tokens and can't be played."
         )
-        yield bench.found("context.prompt-truncated", severity, summary, text, share)
+        yield bench.finding("context.prompt-truncated", severity, summary, text, share)

@@ -1,25 +1,23 @@
-"""A probe: one function that takes the bench and yields its figure, then what it found.
+"""A probe: one function that takes the bench and yields its figure, then its findings.
 
     @probe("leak", finds=["data.leak"])
     def leak(bench: Bench) -> Answer:
         '''Compare held-out tasks with all training tasks.'''
         yield "3 of 50 held-out tasks occur in training"
-        yield bench.found("data.leak", CRITICAL, "Held-out tasks are trained on.", "for example '2 + 2'", 0.06)
+        summary = "Held-out tasks are trained on."
+        yield bench.finding("data.leak", CRITICAL, summary, "for example '2 + 2'", 0.06)
 
 A new probe is such a function in the module of its topic; `PROBES` collects them from there.
-"""  # noqa: E501 (a table)
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from uptrend.doctor.probes.bench import Bench
-from uptrend.records import Basis, Finding, Role, Severity
+from uptrend.records import Finding, Role
 
-SIGNAL = Basis.SIGNAL
-SUSPICION = Basis.SUSPICION
-CRITICAL = Severity.CRITICAL
-WARNING = Severity.WARNING
-NOTE = Severity.NOTE
+# An exception may quote a whole prompt; this much of it tells what failed.
+MAX_ERROR_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Piece:
 
 
 Printout = tuple[Piece, ...]
-# the figure, in one or more parts; findings; rollouts to show
+# A probe yields its figure, in one or more parts; its findings; and rollouts to print.
 Answer = Iterator[str | Finding | Printout]
 
 
@@ -55,62 +53,83 @@ class Result:
     figure: str = ""  # one line with the number that decides
     findings: tuple[Finding, ...] = ()
     printout: tuple[Printout, ...] = ()
-    skipped: str = ""  # reason why the probe does not apply; empty where it does
-    error: str = ""  # the exception that ended the probe, in one line; empty where it went through
+    skipped: str = ""  # reason why the probe does not apply; empty if it ran
+    error: str = ""  # the exception that ended the probe, in one line; empty if none did
     seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
-        """True where the probe went through and found nothing worse than a note."""
+        """True if the probe ran to its end and reports nothing worse than a note."""
         return not self.error and all(finding.severity == "note" for finding in self.findings)
 
 
-# A condition without which several probes have nothing to look at, and the reason to give.
-Need = tuple[Callable[[Bench], object], str]
-SAMPLED: Need = (lambda bench: any(r.sampled_tokens for r in bench.rollouts), "nothing was sampled")
-SCORED: Need = (
-    lambda bench: any(r.reward is not None for r in bench.played),
+@dataclass(frozen=True)
+class Need:
+    """Condition without which a probe has nothing to look at."""
+
+    is_met: Callable[[Bench], object]
+    reason: str  # shown where the condition does not hold
+
+
+NEEDS_SAMPLES = Need(
+    lambda bench: any(rollout.sampled_tokens for rollout in bench.rollouts), "nothing was sampled"
+)
+NEEDS_SCORES = Need(
+    lambda bench: any(rollout.reward is not None for rollout in bench.played),
     "no rollout could be scored",
 )
-TOOLS: Need = (lambda bench: bench.tools, "no tools")
-PENALTY: Need = (lambda bench: bench.config.learning.kl.beta, "no KL penalty: learning.kl.beta = 0")
+NEEDS_TOOLS = Need(lambda bench: bench.tools, "no tools")
+NEEDS_KL_PENALTY = Need(
+    lambda bench: bench.config.learning.kl.beta, "no KL penalty: learning.kl.beta = 0"
+)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One question to the bench."""
+    """One controlled experiment on the bench."""
 
     name: str
     about: str  # first line of the function's docstring
-    ask: Callable[[Bench], Answer]
+    function: Callable[[Bench], Answer]
     finds: frozenset[str]  # ids of the causes that it can report
     need: Need | None
-    cheap: bool  # `uptrend train` asks it before the first step
-    full: bool  # asked only with --full
+    cheap: bool  # `uptrend train` runs it before the first step
+    full: bool  # runs only with --full
 
     def run(self, bench: Bench) -> Result:
-        """Ask, unless something that the probe needs is missing."""
+        """Run the experiment; return a skipped result if something that it needs is missing."""
         try:
             if self.need is not None:
-                require(self.need[0](bench), self.need[1])
-            told = list(self.ask(bench))
+                require(self.need.is_met(bench), self.need.reason)
+            parts = list(self.function(bench))
         except NotApplicableError as error:
             return Result(self.name, skipped=str(error))
-        except (
-            Exception
-        ) as error:  # one question that can't be answered must not cost the answers to the others
-            said = " ".join(str(error).split())[:300]
-            return Result(
-                self.name, error=f"{type(error).__name__}: {said}" if said else type(error).__name__
-            )
-        findings = tuple(part for part in told if isinstance(part, Finding))
-        assert self.finds.issuperset(f.id for f in findings), (
-            f"{self.name} reports a cause that it does not declare"
-        )
-        figure = "".join(part for part in told if isinstance(part, str))
-        return Result(
-            self.name, figure, findings, tuple(part for part in told if isinstance(part, tuple))
-        )
+        except Exception as error:
+            # A probe that fails must not cost the results of the others.
+            return Result(self.name, error=_in_one_line(error))
+
+        figure = ""
+        findings = list[Finding]()
+        printouts = list[Printout]()
+        for part in parts:
+            if isinstance(part, str):
+                figure += part
+            elif isinstance(part, Finding):
+                undeclared = f"{self.name} reports {part.id}, which it does not declare"
+                assert part.id in self.finds, undeclared
+                findings.append(part)
+            else:
+                printouts.append(part)
+        return Result(self.name, figure, tuple(findings), tuple(printouts))
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return an exception's type, and its message in one short line if it has one."""
+    type_name = type(error).__name__
+    message = " ".join(str(error).split())
+    if not message:
+        return type_name
+    return f"{type_name}: {message[:MAX_ERROR_CHARACTERS]}"
 
 
 def probe(
@@ -122,6 +141,9 @@ def probe(
     full: bool = False,
 ) -> Callable[[Callable[[Bench], Answer]], Probe]:
     """Declare a function as a probe; the docstring's first line says what it does."""
-    return lambda ask: Probe(
-        name, (ask.__doc__ or "").partition("\n")[0], ask, frozenset(finds), need, cheap, full
-    )
+
+    def declare(function: Callable[[Bench], Answer]) -> Probe:
+        about = (function.__doc__ or "").partition("\n")[0]
+        return Probe(name, about, function, frozenset(finds), need, cheap, full)
+
+    return declare

@@ -7,8 +7,9 @@ from collections import defaultdict
 import numpy as np
 
 from uptrend.doctor.answers import UNFINISHED_ENDINGS
-from uptrend.doctor.probes.bench import Bench, by_group, seen
-from uptrend.doctor.probes.probe import CRITICAL, SIGNAL, WARNING, Answer, probe, require
+from uptrend.doctor.check import CRITICAL, SIGNAL, WARNING
+from uptrend.doctor.probes.bench import Bench, by_group, make_evidence
+from uptrend.doctor.probes.probe import Answer, probe, require
 from uptrend.records import Basis, Reward
 from uptrend.records.rollout import OVERLONG_PART
 from uptrend.tasks.proof import (
@@ -45,10 +46,10 @@ def rescoring(bench: Bench) -> Answer:
             " rollouts."
         )
         text = f"group {odd[0][0]} has {odd[0][1]} rollouts, sampling.size = {size}"
-        yield bench.found("reward.wrong-length", CRITICAL, summary, text, odd[0][1])
+        yield bench.finding("reward.wrong-length", CRITICAL, summary, text, odd[0][1])
     rollouts = np.array(
         [r for r in bench.played if r.reward is not None and r.task in bench.tasks][
-            : bench.few(64)
+            : bench.max_plays(64)
         ],
         object,
     )
@@ -83,7 +84,7 @@ def rescoring(bench: Bench) -> Answer:
             f" {_total(example.reward):g}"
         )
         severity = CRITICAL if share > 0.1 else WARNING
-        yield bench.found("reward.error-scored", severity, summary, text, share, example)
+        yield bench.finding("reward.error-scored", severity, summary, text, share, example)
     rollouts, first, second, recorded, unsure = (
         x[~failed] for x in (rollouts, first, second, recorded, unsure)
     )
@@ -101,7 +102,7 @@ def rescoring(bench: Bench) -> Answer:
             f" {count} do."
         )
         text = f"{first[unsure][0]:g}, then {second[unsure][0]:g}"
-        yield bench.found(
+        yield bench.finding(
             "reward.nondeterministic", severity, summary, text, share, rollouts[unsure][0]
         )
     elif wrong.any() and len(np.unique(recorded)) == 1 and len(np.unique(first)) > 1:
@@ -112,23 +113,25 @@ def rescoring(bench: Bench) -> Answer:
             f"recorded {recorded[0]:g} for all {count}; scored again {len(np.unique(first))}"
             " different values"
         )
-        yield bench.found("reward.wrong-length", CRITICAL, summary, text, float(recorded[0]))
+        yield bench.finding("reward.wrong-length", CRITICAL, summary, text, float(recorded[0]))
     elif wrong.any():
         shift = next(
             (k for k in (1, -1, 2, -2) if np.allclose(np.roll(first, k)[2:-2], recorded[2:-2])),
             None,
         )
-        shifted = seen(f"shifted by {shift}, the second scoring gives the recorded rewards", shift)
+        shifted = make_evidence(
+            f"shifted by {shift}, the second scoring gives the recorded rewards", shift
+        )
         examples = list(zip(recorded[wrong], first[wrong], rollouts[wrong], strict=True))[:3]
         evidence = [
-            seen(f"recorded {was:g}, by its task id {is_now:g}", None, r)
+            make_evidence(f"recorded {was:g}, by its task id {is_now:g}", None, r)
             for was, is_now, r in examples
         ]
         summary = (
             f"{wrong.sum()} of {count} rewards are not those of their rollout's task: answers are"
             " misaligned."
         )
-        yield bench.found(
+        yield bench.finding(
             "reward.misaligned", CRITICAL, summary, [shifted] * (shift is not None) + evidence
         )
 
@@ -149,7 +152,7 @@ def state(bench: Bench) -> Answer:
     ]
     # Of rollouts that say the same to the same task, one is enough.
     chosen = list({(r.task, tuple(m.content for m in r.messages)): r for r in everyone}.values())[
-        : bench.few(24)
+        : bench.max_plays(24)
     ]
     require(chosen, "no rollout went through")
     alone = bench.replay(chosen)
@@ -181,7 +184,7 @@ def state(bench: Bench) -> Answer:
             " in company."
         )
         text = f"alone {shown[0]!r}, side by side {shown[1]!r}"
-        yield bench.found(
+        yield bench.finding(
             "task.state-leaks", CRITICAL, summary, text, len(leaks) / len(sure), chosen[first]
         )
 
@@ -204,7 +207,7 @@ def cheater(bench: Bench) -> Answer:
     # by kind of cheater
     paid = defaultdict[int, list[tuple[str, bool]]](list)
     tried = defaultdict[int, int](int)
-    for task in bench.stage.tasks[: bench.few(CHEATED_TASKS)]:
+    for task in bench.stage.tasks[: bench.max_plays(CHEATED_TASKS)]:
         known = try_task(taskset, task)
         most = known.earned if known.earned > known.rival else np.inf
         # Twice: a noisy scorer pays anybody now and then, which is another fault.
@@ -246,8 +249,11 @@ def cheater(bench: Bench) -> Answer:
                 f"The evaluator can be reached from inside a rollout: {ratio} cheaters earn the"
                 " maximum."
             )
-        evidence = [seen(figure), seen(f"paid in full: {paid[kind][0][0][-80:]!r}", share)]
-        yield bench.found(id, severity, summary, evidence)
+        evidence = [
+            make_evidence(figure),
+            make_evidence(f"paid in full: {paid[kind][0][0][-80:]!r}", share),
+        ]
+        yield bench.finding(id, severity, summary, evidence)
 
 
 FEW = 16  # rollouts below which it may be chance: of 16 none does what 17% would (95%)
@@ -308,8 +314,8 @@ def paid(bench: Bench) -> Answer:
         " expert's"
     )
     evidence = [
-        seen(text, len(out) / len(played), out[0], "sampling/ended/turn-limit/share"),
-        seen(
+        make_evidence(text, len(out) / len(played), out[0], "sampling/ended/turn-limit/share"),
+        make_evidence(
             f"{unpaid} of {len(shown)} rollouts of the expert's earn the least without their last"
             " turn"
         ),
@@ -340,8 +346,8 @@ def paid(bench: Bench) -> Answer:
             f"The reward waits for {event}, which hardly any rollout says: what they did is never"
             " scored."
         )
-        evidence.append(seen(text, len(earning) / len(out), next(iter(earning), None)))
-        yield bench.found("reward.never-computed", severity, summary, evidence, basis=sure)
+        evidence.append(make_evidence(text, len(earning) / len(out), next(iter(earning), None)))
+        yield bench.finding("reward.never-computed", severity, summary, evidence, basis=sure)
     elif len(played) >= ENOUGH:
         s = bench.config.sampling
         fix = None
@@ -361,8 +367,8 @@ def paid(bench: Bench) -> Answer:
             summary = (
                 f"sampling.max_turns = {s.max_turns} ends rollouts before their answer: {text}."
             )
-        evidence.append(seen(text, ended / len(more)))
-        yield bench.found(id, WARNING, summary, evidence, basis=SIGNAL, fix=fix)
+        evidence.append(make_evidence(text, ended / len(more)))
+        yield bench.finding(id, WARNING, summary, evidence, basis=SIGNAL, fix=fix)
 
 
 def _is_paid(reward: Reward | None) -> bool:

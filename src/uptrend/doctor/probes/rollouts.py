@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from uptrend.doctor.check import CRITICAL, NOTE, SIGNAL, SUSPICION, WARNING
 from uptrend.doctor.checks.golds import (
     MIN_CONTRADICTED_SHARE,
     MIN_RIGHT_SHARE,
@@ -17,19 +18,9 @@ from uptrend.doctor.checks.golds import (
     judge_golds,
 )
 from uptrend.doctor.checks.sampling import HOT
-from uptrend.doctor.probes.bench import Bench, by_group, seen
+from uptrend.doctor.probes.bench import Bench, by_group, make_evidence
 from uptrend.doctor.probes.data import question
-from uptrend.doctor.probes.probe import (
-    CRITICAL,
-    NOTE,
-    SCORED,
-    SIGNAL,
-    SUSPICION,
-    WARNING,
-    Answer,
-    probe,
-    require,
-)
+from uptrend.doctor.probes.probe import NEEDS_SCORES, Answer, probe, require
 from uptrend.records import Ending, Fix, Role, Rollout
 from uptrend.stats.intervals import all_right, wilson
 from uptrend.stats.trend import points_for, power_of_rise
@@ -118,7 +109,9 @@ MIN_DEAD_SHARE = 0.5
 
 
 @probe(
-    "dead-groups", finds=["advantage.dead-groups-low", "advantage.dead-groups-high"], need=SCORED
+    "dead-groups",
+    finds=["advantage.dead-groups-low", "advantage.dead-groups-high"],
+    need=NEEDS_SCORES,
 )
 def dead_groups(bench: Bench) -> Answer:
     """Count groups that are all wrong or all right, and predict them at other sizes."""
@@ -143,14 +136,14 @@ def dead_groups(bench: Bench) -> Answer:
             f"{low} of {n} groups are all wrong and teach nothing: the model needs easier tasks or"
             " larger groups."
         )
-        yield bench.found(
+        yield bench.finding(
             "advantage.dead-groups-low", WARNING, summary, text, low / n, basis=SIGNAL
         )
     elif wilson(high, n)[0] > MIN_DEAD_SHARE:
         summary = (
             f"{high} of {n} groups are all right and teach nothing: the model needs harder tasks."
         )
-        yield bench.found(
+        yield bench.finding(
             "advantage.dead-groups-high", WARNING, summary, text, high / n, basis=SIGNAL
         )
 
@@ -161,7 +154,7 @@ NONE = 64  # rollouts of which one is right where a model can do 5% of its tasks
 @probe(
     "none-right",
     finds=["advantage.dead-groups-low", "reward.constant", "reward.never-computed"],
-    need=SCORED,
+    need=NEEDS_SCORES,
 )
 def none_right(bench: Bench) -> Answer:
     """Count right rollouts; where there are none, play up to 64, and look at what still varies."""
@@ -201,7 +194,7 @@ def none_right(bench: Bench) -> Answer:
     )
     if is_constant:
         summary = f"Every rollout earns {low:g}, whatever it says: the reward is constant."
-        yield bench.found(
+        yield bench.finding(
             "reward.constant", CRITICAL if golds else WARNING, summary, text, low, basis=SIGNAL
         )
     elif low == high:
@@ -209,7 +202,7 @@ def none_right(bench: Bench) -> Answer:
             f"{len(totals)} rollouts, none right: all earn {low:g}, and nothing can be learned from"
             " them."
         )
-        yield bench.found("advantage.dead-groups-low", WARNING, summary, text, 0.0, basis=SIGNAL)
+        yield bench.finding("advantage.dead-groups-low", WARNING, summary, text, 0.0, basis=SIGNAL)
     elif is_known:
         text += f"; rewards from {low:.3g} to {high:.3g}" + f", gold's is {enough:.3g}" * bool(
             golds
@@ -220,7 +213,7 @@ def none_right(bench: Bench) -> Answer:
                 f"{len(totals)} rollouts, none right: the task would go on after the last turn that"
                 " is allowed."
             )
-            yield bench.found(
+            yield bench.finding(
                 "reward.never-computed",
                 WARNING,
                 summary,
@@ -236,7 +229,7 @@ def none_right(bench: Bench) -> Answer:
                 f"{len(totals)} rollouts, none right yet: so far only the rest of the reward"
                 " varies."
             )
-            yield bench.found("advantage.dead-groups-low", NOTE, summary, text, 0.0, basis=SIGNAL)
+            yield bench.finding("advantage.dead-groups-low", NOTE, summary, text, 0.0, basis=SIGNAL)
 
 
 # Different texts / rollouts of a group up to which these are alike, where so many groups are dead;
@@ -247,7 +240,11 @@ MIN_DEAD_FALL = 0.25
 OPEN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # the model's own distribution
 
 
-@probe("temperature", finds=["sampling.temperature-low", "sampling.entropy-explosion"], need=SCORED)
+@probe(
+    "temperature",
+    finds=["sampling.temperature-low", "sampling.entropy-explosion"],
+    need=NEEDS_SCORES,
+)
 def temperature(bench: Bench) -> Answer:
     """Compare what a group's rollouts say; where it hardly varies or is noise, sample 8 tasks at
     temperature 1.
@@ -280,7 +277,7 @@ def temperature(bench: Bench) -> Answer:
             f"mean reward {np.mean(means[0]):.3g} as it is, {np.mean(means[1]):.3g} from the"
             " model's own distribution"
         )
-        yield bench.found(
+        yield bench.finding(
             "sampling.entropy-explosion", WARNING, summary, text, gains.mean(), fix=fix
         )
     elif is_alike and after <= before - MIN_DEAD_FALL:
@@ -291,7 +288,7 @@ def temperature(bench: Bench) -> Answer:
         # All groups dead and every rollout a copy: such a run can't learn at all.
         is_still = before == 1 and len(cold.rewards) > 3 and cold.distinct * s.size <= 1
         severity = CRITICAL if is_still else WARNING
-        yield bench.found(
+        yield bench.finding(
             "sampling.temperature-low", severity, summary, text, groups.dead_share, fix=fix
         )
 
@@ -345,7 +342,7 @@ def is_clearly_more(answers: Sequence[bool], share: float) -> bool:
     return float(np.mean(answers)) >= share + MIN_RENDERING_GAIN and low > share
 
 
-@probe("template", finds=["tokens.template"], need=SCORED)
+@probe("template", finds=["tokens.template"], need=NEEDS_SCORES)
 def template(bench: Bench) -> Answer:
     """Where most answers are wrong, ask 8 of the tasks with the chat template if it is off, without
     if it is on.
@@ -389,7 +386,7 @@ def template(bench: Bench) -> Answer:
             {"uptrend": {f"{at}.chat": not is_chat for at in sections}},
         )
         severity = CRITICAL if now == 0 and len(asked) >= 16 else WARNING
-        yield bench.found(
+        yield bench.finding(
             "tokens.template", severity, summary, text, then - now, basis=SIGNAL, fix=fix
         )
 
@@ -398,7 +395,7 @@ def template(bench: Bench) -> Answer:
 LARGE_GROUP = 16
 
 
-@probe("group-size", finds=["sampling.few-generations"], need=SCORED)
+@probe("group-size", finds=["sampling.few-generations"], need=NEEDS_SCORES)
 def group_size(bench: Bench) -> Answer:
     """Predict dead groups at this size and at 16."""
     size = bench.config.sampling.size
@@ -417,7 +414,7 @@ def group_size(bench: Bench) -> Answer:
         )
         text = f"{then:.0%} would be in groups of {LARGE_GROUP}"
         text += f", at the same pass rate of {groups.pass_rate:.0%}"
-        yield bench.found("sampling.few-generations", WARNING, summary, text, now, basis=SIGNAL)
+        yield bench.finding("sampling.few-generations", WARNING, summary, text, now, basis=SIGNAL)
 
 
 # Share of wrong rollouts with the right answer in another form above which the parser loses them.
@@ -438,8 +435,10 @@ def parser(bench: Bench) -> Answer:
             " another form."
         )
         different = list({r.response: r for r in lost}.items())[:3]
-        evidence = [seen(f"{words[-80:]!r} for {r.answer!r}", share, r) for words, r in different]
-        yield bench.found("reward.strict-parser", WARNING, summary, evidence, basis=SIGNAL)
+        evidence = [
+            make_evidence(f"{words[-80:]!r} for {r.answer!r}", share, r) for words, r in different
+        ]
+        yield bench.finding("reward.strict-parser", WARNING, summary, evidence, basis=SIGNAL)
 
 
 def _earns_as_gold(bench: Bench, rollout: Rollout) -> bool:
@@ -504,7 +503,7 @@ def _contradicting_golds(bench: Bench) -> Answer:
     text = f"{asked[:80]!r} has the golds {', '.join(sorted(answers.values()))}"
     yield summary
     severity = CRITICAL if share >= MIN_CONTRADICTED_SHARE else WARNING
-    yield bench.found("data.wrong-gold", severity, summary, text, share)
+    yield bench.finding("data.wrong-gold", severity, summary, text, share)
 
 
 def _unfit_golds(bench: Bench) -> Answer:
@@ -519,7 +518,7 @@ def _unfit_golds(bench: Bench) -> Answer:
     fault = judge_golds(answers)
     if fault is not None:
         yield fault.summary
-        yield bench.found(
+        yield bench.finding(
             "data.wrong-gold", fault.severity, fault.summary, fault.evidence, basis=fault.basis
         )
 
@@ -547,7 +546,7 @@ def _outvoted_golds(bench: Bench) -> Answer:
             " is not gold."
         )
         text = f"{first.response[-40:]!r} against {first.answer!r}"
-        yield bench.found("data.wrong-gold", NOTE, summary, text, share, first, SUSPICION)
+        yield bench.finding("data.wrong-gold", NOTE, summary, text, share, first, SUSPICION)
 
 
 @probe("endings", finds=["context.completion-truncated", "sampling.no-stop"], cheap=False)
@@ -576,7 +575,7 @@ def endings(bench: Bench) -> Answer:
         )
         text = f"token {end} is sampled, and more after it"
         part = len(goes_on) / len(rollouts)
-        yield bench.found(
+        yield bench.finding(
             "sampling.no-stop", CRITICAL if part > 0.5 else WARNING, summary, text, part, goes_on[0]
         )
     if goes_on or share <= 0.15:
@@ -605,13 +604,13 @@ def endings(bench: Bench) -> Answer:
             f" {gain:.2f} more."
         )
         cause = "sampling.no-stop" if never and nearly_all else "context.completion-truncated"
-        yield bench.found(cause, WARNING, summary, text, share)
+        yield bench.finding(cause, WARNING, summary, text, share)
     elif nearly_all and never:
         summary = (
             "The model hardly ever stops by itself; the answer comes first, so that costs time and"
             " no reward."
         )
-        yield bench.found("sampling.no-stop", NOTE, summary, text, share)
+        yield bench.finding("sampling.no-stop", NOTE, summary, text, share)
 
 
 @probe("evaluation", finds=["eval.unlike-training"], cheap=False)
@@ -653,13 +652,13 @@ def evaluation(bench: Bench) -> Answer:
         )
         severity = CRITICAL if share > 0.1 else WARNING
         text = f"{share:.0%} of the same rollouts"
-        yield bench.found("eval.unlike-training", severity, summary, text, share, unlike[0])
+        yield bench.finding("eval.unlike-training", severity, summary, text, share, unlike[0])
     elif asked:
         summary = (
             "Held-out tasks are not asked as training tasks are: [eval] and [tasks] render"
             " different prompts."
         )
-        yield bench.found(
+        yield bench.finding(
             "eval.unlike-training",
             WARNING,
             summary,
@@ -689,4 +688,4 @@ def power(bench: Bench) -> Answer:
             f"{steps} steps are too few to show a rise of 10% of the range: power {reached:.0%}."
         )
         text = f"{points_for(rise, noise, 0.8, 0.05)} steps of this size would have 80%"
-        yield bench.found("run.too-short", NOTE, summary, text, reached, basis=SIGNAL)
+        yield bench.finding("run.too-short", NOTE, summary, text, reached, basis=SIGNAL)

@@ -1,5 +1,7 @@
 """Probes of tokens between sampler and learner: rendered, the same everywhere, and seen by the
 learner.
+
+b = sequence, s = sampled token of it, t = token of one sequence.
 """
 
 from collections import Counter
@@ -9,37 +11,27 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from uptrend.doctor.probes.bench import Bench, by_group
-from uptrend.doctor.probes.probe import (
-    CRITICAL,
-    NOTE,
-    SAMPLED,
-    TOOLS,
-    WARNING,
-    Answer,
-    probe,
-    require,
-)
+from uptrend.doctor.check import CRITICAL, NOTE, WARNING
+from uptrend.doctor.probes.bench import Bench, by_group, with_sequences
+from uptrend.doctor.probes.probe import NEEDS_SAMPLES, NEEDS_TOOLS, Answer, probe, require
 from uptrend.records import Finding, Message, Role, Rollout
 from uptrend.rollout.calls import example_call
 
-STILL = 1e-3  # nats: an unseen prompt moves nothing at all, a seen one a good part of a nat
 
-
-@probe("tool-calls", finds=["tool.multi-call"], need=TOOLS)
+@probe("tool-calls", finds=["tool.multi-call"], need=NEEDS_TOOLS)
 def tool_calls(bench: Bench) -> Answer:
     """Render two results after a turn; render two calls in a turn, and read them back."""
     renderer = bench.renderer
     call = example_call(bench.tools[0])
-    results = 0
+    two_calls = Message("assistant", "", (call, call))
+    two_results = [Message("tool", "one"), Message("tool", "two")]
+    n_result_tokens = 0
     try:
-        results = len(
-            renderer.later([], [Message("tool", "one"), Message("tool", "two")], bench.tools)
-        )
-        back = len(renderer.read(renderer.write(Message("assistant", "", (call, call)))).calls)
+        n_result_tokens = len(renderer.later([], two_results, bench.tools))
+        n_calls_read = len(renderer.read(renderer.write(two_calls)).calls)
     except Exception as error:  # templates raise what they like
-        if results:
-            yield f"two results are {results} tokens; two calls are refused: {error}"
+        if n_result_tokens:
+            yield f"two results are {n_result_tokens} tokens; two calls are refused: {error}"
             severity = NOTE
             summary = (
                 "The model's format holds one tool call per turn; a script that makes two is"
@@ -52,199 +44,240 @@ def tool_calls(bench: Bench) -> Answer:
                 "The chat template can't show two tool results after a turn: such a rollout would"
                 " fail."
             )
-        yield bench.found("tool.multi-call", severity, summary, str(error))
+        yield bench.finding("tool.multi-call", severity, summary, str(error))
         return
-    figure = f"two calls are read back as {back}, two results are {results} tokens"
+
+    figure = f"two calls are read back as {n_calls_read}, two results are {n_result_tokens} tokens"
     yield figure
-    if back != 2:
-        summary = f"Two tool calls in a turn are read back as {back}."
-        yield bench.found("tool.multi-call", NOTE, summary, figure, back)
+    if n_calls_read != 2:
+        summary = f"Two tool calls in a turn are read back as {n_calls_read}."
+        yield bench.finding("tool.multi-call", NOTE, summary, figure, n_calls_read)
+
+
+# Sampled tokens of a rollout that a finding quotes.
+MAX_QUOTED_TOKENS = 12
 
 
 @probe("identity", finds=["tokens.retokenized", "tokens.template"])
 def identity(bench: Bench) -> Answer:
-    """Compare token ids along the way: read and said by the sampler, recorded, and laid out for the
-    learner.
-    """
+    """Compare token ids of the sampler, of the records and of the learner's layout."""
+    # What the sampler read and wrote, against what was recorded.
     rollouts = bench.played
     streams = bench.sampler.streams
-    unread = _missing([_ids(r, said=False) for r in rollouts], [read for read, _ in streams])
-    unsaid = _missing([_ids(r, said=True) for r in rollouts], [said for _, said in streams])
-    rows = [(r, s) for r in bench.rollouts for s in r.sequences]
-    laid_out = enumerate(zip(bench.exp.sequences, rows, strict=True))
-    other = [n for n, (line, (_, s)) in laid_out if not np.array_equal(line.ids, s.ids)]
-    tokens = sum(len(s.ids) for _, s in rows)
-    yield (
-        f"{len(unsaid) + len(other)} of {len(rows)} sequences ({tokens:,} tokens) changed after"
-        " sampling, "
-    )
-    yield f"{len(unread)} prompts differ"
+    prompts = [_token_ids(rollout, sampled=False) for rollout in rollouts]
+    texts = [_token_ids(rollout, sampled=True) for rollout in rollouts]
+    other_prompts = _missing(prompts, [stream.read for stream in streams])
+    other_texts = _missing(texts, [stream.sampled for stream in streams])
 
-    def changed(id: str, summary: str, rollout: Rollout) -> Finding:
-        words = bench.policy.tokenizer.decode(
-            _ids(rollout, said=True)[:12], clean_up_tokenization_spaces=False
-        )
-        return bench.found(
-            id, CRITICAL, summary, f"for example the rollout that says {words!r}", None, rollout
-        )
+    # What was recorded, against what the learner gets.
+    rows = with_sequences(bench.rollouts)
+    n_tokens = 0
+    other_rows = list[int]()
+    for i, (line, (_, sequence)) in enumerate(zip(bench.exp.sequences, rows, strict=True)):
+        n_tokens += len(sequence.ids)
+        if not np.array_equal(line.ids, sequence.ids):
+            other_rows.append(i)
 
-    if unsaid:
+    n_changed = len(other_texts) + len(other_rows)
+    yield f"{n_changed} of {len(rows)} sequences ({n_tokens:,} tokens) changed after sampling, "
+    yield f"{len(other_prompts)} prompts differ"
+
+    if other_texts:
         summary = (
-            f"{len(unsaid)} of {len(rollouts)} rollouts are learned with other tokens than were"
-            " sampled."
+            f"{len(other_texts)} of {len(rollouts)} rollouts are learned with other tokens than"
+            " were sampled."
         )
-        yield changed("tokens.retokenized", summary, rollouts[unsaid[0]])
-    if unread:
+        yield _changed(bench, "tokens.retokenized", summary, rollouts[other_texts[0]])
+    if other_prompts:
         summary = (
-            f"{len(unread)} of {len(rollouts)} rollouts are learned with another prompt than the"
-            " sampler got."
+            f"{len(other_prompts)} of {len(rollouts)} rollouts are learned with another prompt than"
+            " the sampler got."
         )
-        yield changed("tokens.template", summary, rollouts[unread[0]])
-    if other and not unsaid and not unread:
-        rollout, s = rows[other[0]]
-        places = np.flatnonzero(bench.exp.sequences[other[0]].ids[: len(s.ids)] != s.ids)
-        if len(places) and not s.sampled[places].any():
+        yield _changed(bench, "tokens.template", summary, rollouts[other_prompts[0]])
+    if other_rows and not other_texts and not other_prompts:
+        rollout, sequence = rows[other_rows[0]]
+        laid_out_t = bench.exp.sequences[other_rows[0]].ids
+        changed_t = np.flatnonzero(laid_out_t[: len(sequence.ids)] != sequence.ids)
+        if len(changed_t) and not sequence.sampled[changed_t].any():
             summary = (
-                f"The learner reads another prompt than the sampler did in {len(other)} of"
+                f"The learner reads another prompt than the sampler did in {len(other_rows)} of"
                 f" {len(rows)} rows."
             )
-            yield changed("tokens.template", summary, rollout)
+            yield _changed(bench, "tokens.template", summary, rollout)
         else:
             summary = (
-                f"{len(other)} of {len(rows)} rollouts are learned with other tokens than were"
+                f"{len(other_rows)} of {len(rows)} rollouts are learned with other tokens than were"
                 " recorded."
             )
-            yield changed("tokens.retokenized", summary, rollout)
+            yield _changed(bench, "tokens.retokenized", summary, rollout)
 
 
-def _ids(rollout: Rollout, *, said: bool) -> list[int]:
-    return [int(i) for s in rollout.sequences for i in s.ids[(s.roles == int(Role.MODEL)) == said]]
+def _changed(bench: Bench, id: str, summary: str, rollout: Rollout) -> Finding:
+    """Make a finding that quotes the first words of a rollout whose tokens changed."""
+    ids = _token_ids(rollout, sampled=True)[:MAX_QUOTED_TOKENS]
+    words = bench.policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    text = f"for example the rollout that says {words!r}"
+    return bench.finding(id, CRITICAL, summary, text, None, rollout)
 
 
-def _missing(recorded: Sequence[Sequence[int]], heard: Sequence[Sequence[int]]) -> list[int]:
-    """Return numbers of recorded sequences that the sampler never had; by content, as records come
-    in any order.
+def _token_ids(rollout: Rollout, *, sampled: bool) -> list[int]:
+    """Return the tokens that the model sampled in a rollout, or those that it read."""
+    ids = list[int]()
+    for sequence in rollout.sequences:
+        ids += sequence.ids[sequence.sampled == sampled].tolist()
+    return ids
+
+
+def _missing(recorded: Sequence[list[int]], streams: Sequence[list[int]]) -> list[int]:
+    """Return numbers of recorded sequences that the sampler never had.
+
+    They are compared by content, because records come in any order.
     """
-    left = Counter(map(tuple, heard))
+    remaining = Counter(tuple(ids) for ids in streams)
     missing = []
-    for number, ids in enumerate(map(tuple, recorded)):
-        left[ids] -= 1
-        if ids and left[ids] < 0:
-            missing.append(number)
+    for i, ids in enumerate(recorded):
+        remaining[tuple(ids)] -= 1
+        if ids and remaining[tuple(ids)] < 0:
+            missing.append(i)
     return missing
+
+
+# Groups whose prompts are exchanged, rollouts of each, and expert's rollouts whose tool results
+# are: a few are enough, because an unseen token moves nothing at all.
+SWAPPED_GROUPS = 4
+SWAPPED_ROLLOUTS = 4
+SWAPPED_DEMONSTRATIONS = 8
+# Nats: an unseen prompt moves nothing at all, a seen one a good part of a nat.
+MAX_BLIND_MOVE_NATS = 1e-3
 
 
 @probe("prompt-swap", finds=["mask.attention-blind"])
 def prompt_swap(bench: Bench) -> Answer:
-    """Exchange prompts between four groups, and look at the same answers."""
-    groups = [
-        group[:4] for group in by_group(r for r in bench.rollouts if r.sampled_tokens).values()
-    ][:4]
+    """Exchange prompts between four groups, and score the same answers."""
+    spoken = by_group(rollout for rollout in bench.rollouts if rollout.sampled_tokens)
+    groups = list(spoken.values())[:SWAPPED_GROUPS]
     require(len(groups) > 1, "fewer than two groups said anything")
-    pairs = [
-        (r, other[0])
-        for group, other in zip(groups, [*groups[1:], groups[0]], strict=True)
-        for r in group
-    ]
+    pairs = list[tuple[Rollout, Rollout]]()
+    for group, next_group in zip(groups, [*groups[1:], groups[0]], strict=True):
+        pairs += [(rollout, next_group[0]) for rollout in group[:SWAPPED_ROLLOUTS]]
+
+    figure = "another prompt moves the answers' log-probabilities"
     summary = (
         "The learner can't see the prompt: another question leaves its log-probabilities where they"
         " were."
     )
-    yield from _swap(
-        bench, pairs, Role.PROMPT, "another prompt moves the answers' log-probabilities", summary
-    )
+    yield from _judge_swap(bench, pairs, Role.PROMPT, figure, summary)
 
 
-@probe("tool-swap", finds=["mask.attention-blind"], need=TOOLS)
+@probe("tool-swap", finds=["mask.attention-blind"], need=NEEDS_TOOLS)
 def tool_swap(bench: Bench) -> Answer:
-    """Exchange tool results between the expert's rollouts, which call tools whatever the model can
-    do.
-    """
-    heard = [r for r in bench.demonstrations if (r.sequences[0].roles == int(Role.TOOL)).any()][:8]
-    require(len(heard) > 1, "the expert heard nothing from a tool")
-    pairs = list(zip(heard, [*heard[1:], heard[0]], strict=True))
+    """Exchange tool results between the expert's rollouts, and score the same answers."""
+    # The expert calls tools whatever the model can do.
+    with_results = list[Rollout]()
+    for rollout in bench.demonstrations:
+        if (rollout.sequences[0].roles == int(Role.TOOL)).any():
+            with_results.append(rollout)
+    with_results = with_results[:SWAPPED_DEMONSTRATIONS]
+    require(len(with_results) > 1, "the expert heard nothing from a tool")
+    pairs = list(zip(with_results, [*with_results[1:], with_results[0]], strict=True))
+    figure = "another tool result moves what is said after it"
     summary = (
         "The learner can't see tool results: other documents leave its log-probabilities where they"
         " were."
     )
-    yield from _swap(
-        bench, pairs, Role.TOOL, "another tool result moves what is said after it", summary
-    )
+    yield from _judge_swap(bench, pairs, Role.TOOL, figure, summary)
 
 
-def _swap(
-    bench: Bench, pairs: Sequence[tuple[Rollout, Rollout]], role: Role, what: str, summary: str
+def _judge_swap(
+    bench: Bench, pairs: Sequence[tuple[Rollout, Rollout]], role: Role, figure: str, summary: str
 ) -> Answer:
     """Give each rollout the other's tokens of this role; a learner that sees them moves."""
-    before = [rollout for rollout, _ in pairs]
-    after = list[Rollout]()
-    for rollout, other in pairs:
-        mine = rollout.sequences[0]
-        theirs = other.sequences[0]
-        ids = mine.ids.copy()
-        places = mine.roles == int(role)
-        # The last token of a stretch stays: it predicts the model's next word, and every token sees
-        # itself.
-        places[:-1] &= places[1:]
-        ids[places] = np.resize(theirs.ids[theirs.roles == int(role)], int(places.sum()))
-        after.append(replace(rollout, sequences=(replace(mine, ids=ids), *rollout.sequences[1:])))
-    exp = bench.experience(before)
-    swapped = bench.experience(after)
-    before_bs = bench.logprobs(exp)
-    after_bs = bench.logprobs(swapped)
-    # With top-k 1, or the like, every token has probability 1 whatever was asked.
-    require(
-        (before_bs[exp.real_bs].abs() > STILL).any(),
-        "sampling leaves no choice: all log-probabilities are 0",
-    )
-    moved_bs = (before_bs - after_bs).abs()
-    counted_bs = torch.zeros_like(exp.real_bs)
-    for b, line in enumerate(exp.sequences):
-        differ = np.flatnonzero(line.ids != swapped.sequences[b].ids)
-        if len(differ) and (before[line.rollout].sequences[0].roles[differ] == int(role)).all():
-            counted_bs[b, : len(line.sampled)] = torch.from_numpy(line.sampled > differ[0])
-    values = moved_bs[counted_bs & ~moved_bs.isnan()]
-    require(len(values), f"all {'prompts' if role is Role.PROMPT else 'tool results'} are the same")
-    moved = float(values.mean())
-    yield f"{what} by {moved:.3g} nats (a blind learner: 0)"
-    if moved <= STILL:
-        text = f"{moved:.2g} nats on average over {len(values)} tokens of {len(pairs)} rollouts"
-        yield bench.found("mask.attention-blind", CRITICAL, summary, text, moved)
+    rollouts = [rollout for rollout, _ in pairs]
+    own = bench.experience(rollouts)
+    swapped = bench.experience([_with_tokens_of(other, rollout, role) for rollout, other in pairs])
+    own_bs = bench.logprobs(own)
+    swapped_bs = bench.logprobs(swapped)
+    # With top-k 1, or the like, every token has probability 1 whatever the prompt is.
+    has_choice = (own_bs[own.real_bs].abs() > MAX_BLIND_MOVE_NATS).any()
+    require(has_choice, "sampling leaves no choice: all log-probabilities are 0")
+
+    # Tokens count that come after the first exchanged one, in rows where nothing else differs.
+    counted_bs = torch.zeros_like(own.real_bs)
+    for b, line in enumerate(own.sequences):
+        differs = np.flatnonzero(line.ids != swapped.sequences[b].ids)
+        roles = rollouts[line.rollout].sequences[0].roles[differs]
+        if len(differs) and (roles == int(role)).all():
+            counted_bs[b, : len(line.sampled)] = torch.from_numpy(line.sampled > differs[0])
+    move_bs = (own_bs - swapped_bs).abs()
+    moves = move_bs[counted_bs & ~move_bs.isnan()]
+    swapped_parts = "prompts" if role is Role.PROMPT else "tool results"
+    require(len(moves), f"all {swapped_parts} are the same")
+
+    mean_move = float(moves.mean())
+    yield f"{figure} by {mean_move:.3g} nats (a blind learner: 0)"
+    if mean_move <= MAX_BLIND_MOVE_NATS:
+        text = f"{mean_move:.2g} nats on average over {len(moves)} tokens of {len(pairs)} rollouts"
+        yield bench.finding("mask.attention-blind", CRITICAL, summary, text, mean_move)
 
 
-# Nats by which the worst of a few short rollouts may differ. In bf16 an unlikely token alone moves
-# by tenths of a nat: 0.053 on an H200.
+def _with_tokens_of(other: Rollout, rollout: Rollout, role: Role) -> Rollout:
+    """Return a rollout whose first sequence has the other's tokens of this role, cut or repeated
+    to its own length.
+    """
+    first, *rest = rollout.sequences
+    is_swapped_t = first.roles == int(role)
+    # The last token of a stretch stays: it predicts the model's next word, and every token sees
+    # itself.
+    is_swapped_t[:-1] &= is_swapped_t[1:]
+    other_first = other.sequences[0]
+    other_ids = other_first.ids[other_first.roles == int(role)]
+    ids = first.ids.copy()
+    ids[is_swapped_t] = np.resize(other_ids, int(is_swapped_t.sum()))
+    return replace(rollout, sequences=(replace(first, ids=ids), *rest))
+
+
+# Rollouts that are scored alone: by length the shortest, the longest, and some between.
+SCORED_ALONE = 5
+# Nats by which the worst of these may differ. In bf16 an unlikely token alone moves by tenths of a
+# nat: 0.053 on an H200.
 MAX_PADDING_GAP_FP32 = 1e-4
 MAX_PADDING_GAP_BF16 = 0.15
+# Nats from which training must not start, unless twice the tolerance is more: ratios of single
+# tokens are then off by 5%, a quarter of the usual clip range.
+CRITICAL_PADDING_GAP = 0.05
 
 
-@probe("padding", finds=["tokens.padding"], need=SAMPLED)
+@probe("padding", finds=["tokens.padding"], need=NEEDS_SAMPLES)
 def padding(bench: Bench) -> Answer:
-    """Compare the longest rollout, the shortest and some between, each alone, with the whole
-    step.
-    """
+    """Compare a few rollouts, the shortest to the longest, each alone, with the whole step."""
     rollouts = bench.rollouts
+    spoken = [n for n, rollout in enumerate(rollouts) if rollout.sampled_tokens]
+    by_length = sorted(spoken, key=lambda n: len(rollouts[n].sequences[0].ids))
+    spacing = (len(by_length) - 1) / (SCORED_ALONE - 1)
     gaps = dict[int, float]()
-    spoken = [n for n, r in enumerate(rollouts) if r.sampled_tokens]
-    order = sorted(spoken, key=lambda n: len(rollouts[n].sequences[0].ids))
-    for n in sorted({order[round(i * (len(order) - 1) / 4)] for i in range(5)}):
+    for n in sorted({by_length[round(i * spacing)] for i in range(SCORED_ALONE)}):
         exp = bench.experience([rollouts[n]])
         alone_bs = bench.logprobs(exp)
-        width = min(alone_bs.shape[1], bench.logprobs_bs.shape[1])
-        together_bs = bench.logprobs_bs[bench.exp.rollouts_b == n, :width]
-        gaps[n] = float(
-            torch.nan_to_num(alone_bs[:, :width] - together_bs).abs()[exp.real_bs[:, :width]].mean()
-        )
+        together_bs = bench.logprobs_bs[bench.exp.rollouts_b == n]
+        width = min(alone_bs.shape[1], together_bs.shape[1])
+        gap_bs = torch.nan_to_num(alone_bs[:, :width] - together_bs[:, :width]).abs()
+        gaps[n] = float(gap_bs[exp.real_bs[:, :width]].mean())
+
     worst = max(gaps, key=lambda n: gaps[n])
     gap = gaps[worst]
-    near = bench.near(MAX_PADDING_GAP_FP32, MAX_PADDING_GAP_BF16)
-    yield f"alone and in a batch of {len(rollouts)} differ by {gap:.1e} nats (below {near:g})"
-    if gap > near:
-        severity = CRITICAL if gap > max(0.05, 2 * near) else WARNING
+    tolerance = bench.tolerance(MAX_PADDING_GAP_FP32, MAX_PADDING_GAP_BF16)
+    yield f"alone and in a batch of {len(rollouts)} differ by {gap:.1e} nats (below {tolerance:g})"
+    if gap > tolerance:
+        is_critical = gap > max(CRITICAL_PADDING_GAP, 2 * tolerance)
         summary = (
             "Log-probabilities depend on what a rollout is batched with: padding or positions are"
             " not masked."
         )
-        yield bench.found(
-            "tokens.padding", severity, summary, f"{gap:.2g} nats on average", gap, rollouts[worst]
+        yield bench.finding(
+            "tokens.padding",
+            CRITICAL if is_critical else WARNING,
+            summary,
+            f"{gap:.2g} nats on average",
+            gap,
+            rollouts[worst],
         )

@@ -15,19 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uptrend.config.schema import Kl
+from uptrend.doctor.check import CRITICAL, NOTE, SUSPICION, WARNING
 from uptrend.doctor.groups import RewardGroups, recompute_advantages
 from uptrend.doctor.probes.bench import Bench, GradientCatcher, by_group, distance, kl_between
-from uptrend.doctor.probes.probe import (
-    CRITICAL,
-    NOTE,
-    PENALTY,
-    SUSPICION,
-    WARNING,
-    Answer,
-    Piece,
-    probe,
-    require,
-)
+from uptrend.doctor.probes.probe import NEEDS_KL_PENALTY, Answer, Piece, probe, require
 from uptrend.policy.optimizer import Optimizer, learning_rate
 from uptrend.policy.weights import movable_share
 from uptrend.present.formatting import plural
@@ -53,7 +44,7 @@ TIGHT = 0.5  # nats by which a token can move against the KL penalty: from 10% t
 @probe("masks", finds=["mask.tool-trained", "mask.model-untrained", "mask.stop-untrained"])
 def masks(bench: Bench) -> Answer:
     """Count trained tokens by author in the update that was tried."""
-    done = bench.updated
+    done = bench.trial_update
     rollouts = list(RecordedRollouts(done.rollouts, done.exp, done.update, ()))
     rows = [(r, s) for r in rollouts for s in r.sequences]
     roles, trained = (
@@ -74,7 +65,7 @@ def masks(bench: Bench) -> Answer:
             f"{total} tokens are trained that the model did not write: prompts or tool results are"
             " in the loss."
         )
-        yield bench.found(
+        yield bench.finding(
             "mask.tool-trained", CRITICAL, summary, f"{most} in one rollout", total, worst
         )
     ranked = sorted(rollouts, key=lambda r: -(r.reward.total if r.reward else -9))
@@ -102,7 +93,7 @@ def masks(bench: Bench) -> Answer:
         )
         severity = CRITICAL if missing > 0.5 * said else WARNING
         share = missing / said
-        yield bench.found(
+        yield bench.finding(
             "mask.model-untrained", severity, summary, f"{share:.1%} of its tokens", share, example
         )
     elif missing:
@@ -110,7 +101,7 @@ def masks(bench: Bench) -> Answer:
         summary = f"{missing} of {stopped} stop tokens that the model sampled are not in the loss: "
         summary += "it can't learn when to stop."
         text = f"{missing / stopped:.0%} of sampled stop tokens"
-        yield bench.found("mask.stop-untrained", CRITICAL, summary, text, missing, example)
+        yield bench.finding("mask.stop-untrained", CRITICAL, summary, text, missing, example)
 
 
 def _trained(sequence: Sequence) -> NDArray[np.bool_]:
@@ -151,7 +142,7 @@ def advantages(bench: Bench) -> Answer:
     """Compare the learner's advantages with those of true groups, by rollout and summed by
     group.
     """
-    done = bench.updated
+    done = bench.trial_update
     learning = bench.config.learning
     size = bench.config.sampling.size
     given = np.zeros(len(done.rollouts))
@@ -177,19 +168,21 @@ def advantages(bench: Bench) -> Answer:
             f"{mixed} groups hold rollouts of different tasks: rewards of different questions are"
             " compared."
         )
-        yield bench.found("advantage.wrong-groups", CRITICAL, summary, f"{mixed} groups", mixed)
+        yield bench.finding("advantage.wrong-groups", CRITICAL, summary, f"{mixed} groups", mixed)
     elif apart > near and np.abs(given + expected).max() <= near:
         summary = "Advantages have the wrong sign: better rollouts are made less likely."
-        yield bench.found("advantage.sign", CRITICAL, summary, "each is minus the true one", apart)
+        yield bench.finding(
+            "advantage.sign", CRITICAL, summary, "each is minus the true one", apart
+        )
     elif apart > near and sums > 1e-2:
         summary = (
             "Advantages are not those of the rollouts' groups: rollouts are compared with another"
             " task's."
         )
-        yield bench.found("advantage.wrong-groups", CRITICAL, summary, text, sums)
+        yield bench.finding("advantage.wrong-groups", CRITICAL, summary, text, sums)
     elif apart > near:
         summary = "Advantages do not follow from rewards and groups."
-        yield bench.found("advantage.blow-up", WARNING, summary, text, sums)
+        yield bench.finding("advantage.blow-up", WARNING, summary, text, sums)
     if learning.scale != "group" or learning.baseline != "mean":
         return
     most = float(np.abs(given).max())
@@ -205,20 +198,20 @@ def advantages(bench: Bench) -> Answer:
             f"An advantage of {most:.3g} exceeds the most that a group of {size} can give,"
             f" {limit:.3g}."
         )
-        yield bench.found("advantage.blow-up", CRITICAL, summary, f"|A| = {most:.3g}", most)
+        yield bench.finding("advantage.blow-up", CRITICAL, summary, f"|A| = {most:.3g}", most)
     elif tiny:
         summary = (
             f"Rewards of {plural(len(tiny), 'group')} differ by next to nothing, and dividing by"
             " their deviation makes much of it."
         )
         text = f"the least deviation is {min(tiny):.1e}"
-        yield bench.found("advantage.blow-up", NOTE, summary, text, min(tiny))
+        yield bench.finding("advantage.blow-up", NOTE, summary, text, min(tiny))
 
 
 @probe("sign", finds=["advantage.sign"])
 def sign(bench: Bench) -> Answer:
     """Correlate what an update moves with what was better."""
-    done = bench.updated
+    done = bench.trial_update
     learning = bench.config.learning
     how = ""
     truth = true_advantages(done.rollouts, learning.scale, learning.baseline)
@@ -257,7 +250,7 @@ def sign(bench: Bench) -> Answer:
             " advantage's sign."
         )
         text = f"agreement {follows:+.2f} on a scale from −1 to 1; {right:.0%} of rollouts agree"
-        yield bench.found("advantage.sign", CRITICAL, summary, text, follows)
+        yield bench.finding("advantage.sign", CRITICAL, summary, text, follows)
 
 
 @probe("movement", finds=["precision.update-underflow", "optimizer.frozen"])
@@ -265,7 +258,7 @@ def movement(bench: Bench) -> Answer:
     """Measure the share of weights with a gradient whose bits change at this learning rate and
     precision.
     """
-    done = bench.updated
+    done = bench.trial_update
     flat = bench.policy.flat
     lr = bench.config.learning.lr
     # The gradient of a KL penalty is 0 at the reference itself.
@@ -289,7 +282,7 @@ def movement(bench: Bench) -> Answer:
             f"{share:.1%} changed; a step of {lr:g} is large enough for {movable:.1%} of the"
             " weights"
         )
-        yield bench.found(
+        yield bench.finding(
             "precision.update-underflow", CRITICAL if share < 0.1 else WARNING, summary, text, share
         )
     elif is_still:
@@ -298,13 +291,13 @@ def movement(bench: Bench) -> Answer:
             " holds."
         )
         text = f"the update's length is {done.moved.update:.2g}"
-        yield bench.found("optimizer.frozen", CRITICAL, summary, text, done.moved.update)
+        yield bench.finding("optimizer.frozen", CRITICAL, summary, text, done.moved.update)
     trains = 1.0 if bench.policy.has_adapters else count / bench.policy.parameters
     if trains < 0.5 and not is_still:
         summary = (
             f"Only {trains:.1%} of the model's weights train, though no adapters were asked for."
         )
-        yield bench.found("optimizer.frozen", WARNING, summary, f"{trains:.1%}", trains)
+        yield bench.finding("optimizer.frozen", WARNING, summary, f"{trains:.1%}", trains)
 
 
 @probe("step-size", finds=["optimizer.lr-small", "optimizer.lr-large"])
@@ -312,9 +305,9 @@ def step_size(bench: Bench) -> Answer:
     """Measure the policy's KL of one step; Adam's first step is its longest, so no step does
     more.
     """
-    done = bench.updated
+    done = bench.trial_update
     learning = bench.config.learning
-    real_bs = bench.updated.exp.real_bs
+    real_bs = bench.trial_update.exp.real_bs
     learns = done.update.advantages_bs.any() or learning.kl.beta != 0
     require(learns, "all groups are dead: there is no update")
     kl = kl_between(done.before_bs, done.after_bs, real_bs)
@@ -333,7 +326,7 @@ def step_size(bench: Bench) -> Answer:
             " model."
         )
         text = f"median change of a token's log-probability {moved:.3g} nats; below 1 is usual"
-        yield bench.found("optimizer.lr-large", CRITICAL, summary, text, moved)
+        yield bench.finding("optimizer.lr-large", CRITICAL, summary, text, moved)
     elif not kl < limit:
         summary = (
             f"The learning rate {learning.lr:g} is too large: one update moves the policy by KL"
@@ -342,16 +335,16 @@ def step_size(bench: Bench) -> Answer:
         # Not more than a suspicion: of what the rollouts show before any update, it is never the
         # cause.
         text += f"; below {limit:g} is safe"
-        yield bench.found("optimizer.lr-large", WARNING, summary, text, kl, basis=SUSPICION)
+        yield bench.finding("optimizer.lr-large", WARNING, summary, text, kl, basis=SUSPICION)
     elif done.moved.changed > 0 and 0 <= most < MIN_RUN_KL:
         summary = (
             f"The learning rate {learning.lr:g} is too small: {learning.steps} such steps can't"
             " move the policy."
         )
-        yield bench.found("optimizer.lr-small", WARNING, summary, text, kl)
+        yield bench.finding("optimizer.lr-small", WARNING, summary, text, kl)
     elif done.moved.changed > 0 and kl < MIN_STEP_KL:
         summary = f"The learning rate {learning.lr:g} moves the policy very little per step."
-        yield bench.found("optimizer.lr-small", NOTE, summary, text, kl)
+        yield bench.finding("optimizer.lr-small", NOTE, summary, text, kl)
 
 
 def _rehearse(bench: Bench) -> tuple[dict[str, float], float, float, int]:
@@ -410,9 +403,13 @@ def _rehearse(bench: Bench) -> tuple[dict[str, float], float, float, int]:
 @probe("dropout", finds=["policy.dropout-on"], cheap=False)
 def dropout(bench: Bench) -> Answer:
     """Run the same forward twice with and without learning, and compare the two modes."""
-    near = bench.near(1e-4, 3e-2)
+    near = bench.tolerance(1e-4, 3e-2)
     lora = bench.config.model.lora
-    gaps = {name: gap for name, gap in bench.once(_rehearse)[0].items() if name != "micro-batches"}
+    gaps = {
+        name: gap
+        for name, gap in bench.compute_once(_rehearse)[0].items()
+        if name != "micro-batches"
+    }
     worst = max(gaps, key=lambda name: gaps[name])
     yield f"the same forward twice differs by {gaps[worst]:.1e} nats (below {near:g})"
     if gaps[worst] > near:
@@ -428,14 +425,14 @@ def dropout(bench: Bench) -> Answer:
                 f"model.lora.dropout = {lora.dropout:g} makes ratios noisy: learning and looking"
                 " differ."
             )
-        yield bench.found("policy.dropout-on", severity, summary, text, gaps[worst])
+        yield bench.finding("policy.dropout-on", severity, summary, text, gaps[worst])
 
 
 @probe("accumulation", finds=["optimizer.accumulation"], cheap=False)
 def accumulation(bench: Bench) -> Answer:
     """Compare the gradient of one pass with that of micro-batches of one rollout each."""
-    forward, apart, ratio, rows = bench.once(_rehearse)
-    near = bench.near(MAX_GRADIENT_GAP_FP32, MAX_GRADIENT_GAP_BF16)
+    forward, apart, ratio, rows = bench.compute_once(_rehearse)
+    near = bench.tolerance(MAX_GRADIENT_GAP_FP32, MAX_GRADIENT_GAP_BF16)
     require(
         forward["micro-batches"] <= near, "forward passes differ, so gradients can't be compared"
     )
@@ -447,12 +444,12 @@ def accumulation(bench: Bench) -> Answer:
             " what is learned."
         )
         text = f"{apart:.2g} of the length apart, {ratio:.2f} times as long"
-        yield bench.found(
+        yield bench.finding(
             "optimizer.accumulation", CRITICAL if apart > 0.5 else WARNING, summary, text, apart
         )
 
 
-@probe("kl-sign", finds=["kl.sign"], need=PENALTY, cheap=False)
+@probe("kl-sign", finds=["kl.sign"], need=NEEDS_KL_PENALTY, cheap=False)
 def kl_sign(bench: Bench) -> Answer:
     """Push the weights off, give all rollouts the same reward, and make one update: KL must
     fall.
@@ -487,7 +484,7 @@ def kl_sign(bench: Bench) -> Answer:
     before, after = (
         kl_between(side_bs, reference_bs, exp.real_bs) for side_bs in (before_bs, after_bs)
     )
-    require(before >= 1e-6 and bench.exact, "too little moves to tell in this precision")
+    require(before >= 1e-6 and bench.is_exact, "too little moves to tell in this precision")
     yield (
         f"a little way along an update of the penalty alone, KL goes from {before:.4g} to"
         f" {after:.4g}"
@@ -497,10 +494,10 @@ def kl_sign(bench: Bench) -> Answer:
             "The KL penalty pushes away from the reference: with nothing else to learn, KL rises."
         )
         text = f"KL {before:.4g} before and {after:.4g} after"
-        yield bench.found("kl.sign", CRITICAL, summary, text, after - before)
+        yield bench.finding("kl.sign", CRITICAL, summary, text, after - before)
 
 
-@probe("penalty", finds=["kl.strangles"], need=PENALTY)
+@probe("penalty", finds=["kl.strangles"], need=NEEDS_KL_PENALTY)
 def penalty(bench: Bench) -> Answer:
     """Compute how far a token can move before the KL penalty outweighs the largest difference of
     advantages.
@@ -519,6 +516,6 @@ def penalty(bench: Bench) -> Answer:
             f"learning.kl.beta = {learning.kl.beta:g} is far too large: a token can move by"
             f" {most:.2g} nats at most."
         )
-        yield bench.found(
+        yield bench.finding(
             "kl.strangles", WARNING, summary, f"below {TIGHT:g} nats little can be learned", most
         )
