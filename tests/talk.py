@@ -18,9 +18,9 @@ class PrefillCounter(InProcessSampler):
 
     prefilled = 0
 
-    def read_contexts(self, ids_q: Tensor, *about: Any) -> tuple[Tensor, ...]:
+    def prefill(self, ids_q: Tensor, *about: Any) -> tuple[Tensor, ...]:
         self.prefilled += len(ids_q)
-        return super().read_contexts(ids_q, *about)
+        return super().prefill(ids_q, *about)
 
 
 def speak(sampler: Sampler, asks: Sequence[Ask], limits: Limits) -> list[Extension]:

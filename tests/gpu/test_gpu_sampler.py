@@ -23,7 +23,7 @@ from uptrend.policy.policy import Policy
 from uptrend.policy.weights import FlatWeights
 from uptrend.rollout import kernels
 from uptrend.rollout.decoder import KernelDecoder
-from uptrend.rollout.decoding import _State, choose
+from uptrend.rollout.decoding import StateSize, _State, choose
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Extension, Limits
 
@@ -96,7 +96,7 @@ def check(
         expected = full_logprobs(policy, ids)[len(ids) - 1 - len(extension.ids) :].numpy()
         np.testing.assert_allclose(extension.logprobs, expected, atol=CLOSE)
         assert np.abs(extension.logprobs - expected).mean() < CLOSE / 4
-    assert sampler.cache.used > 0
+    assert sampler.cache.n_used_pages > 0
 
 
 @pytest.mark.parametrize("has_norm", [False, True])
@@ -146,30 +146,33 @@ def test_attention_over_pages(heads: int, shared: int, size: int, has_norm: bool
 def test_the_next_token_is_that_of_plain_torch(temperature: float) -> None:
     torch.manual_seed(0)
     n, v, m = 64, 49152, 5
-    logits, state = 2 * torch.randn(n, v, device=DEVICE), _State(n + 1, m, 0, 0, 4, DEVICE)
-    state.uniforms_nm.uniform_()
-    state.done[1:], state.budget[:] = False, 3
-    state.turn[:] = torch.arange(n + 1, device=DEVICE) % 3
+    logits, state = (
+        2 * torch.randn(n, v, device=DEVICE),
+        _State(n + 1, StateSize(m, 0, 0, 4), DEVICE),
+    )
+    state.uniforms_sm.uniform_()
+    state.done_s[1:], state.max_tokens_s[:] = False, 3
+    state.n_sampled_s[:] = torch.arange(n + 1, device=DEVICE) % 3
     rows, stops = (
         torch.arange(1, n + 1, device=DEVICE),
         torch.zeros(v, dtype=torch.bool, device=DEVICE),
     )
     rows[-1] = 0  # fills up
-    place = state.turn[rows].masked_fill(state.done[rows], m)
-    tokens, logprobs, _ = choose(logits, state.uniforms_nm[rows, place], Limits(m, 99, temperature))
+    place = state.n_sampled_s[rows].masked_fill(state.done_s[rows], m)
+    tokens, logprobs, _ = choose(logits, state.uniforms_sm[rows, place], Limits(m, 99, temperature))
     stops[tokens[2]] = True
-    before = state.turn[rows].clone()
+    before = state.n_sampled_s[rows].clone()
     kernels.pick(logits, rows, state, stops, temperature)
-    same = state.ids_nm[rows, place] == tokens
+    same = state.ids_sm[rows, place] == tokens
     assert (
         float(same.float().mean()) > 0.96
     )  # sums in another order: u may fall on the other side of an edge
     torch.testing.assert_close(
-        state.logprobs_nm[rows, place][same], logprobs[same], atol=1e-4, rtol=0
+        state.logprobs_sm[rows, place][same], logprobs[same], atol=1e-4, rtol=0
     )
-    assert torch.equal(state.turn[rows], before + (rows > 0))
-    assert bool(state.done[rows[2]])
-    assert torch.equal(state.done[rows][3:-1], (before + 1 >= 3)[3:-1])
+    assert torch.equal(state.n_sampled_s[rows], before + (rows > 0))
+    assert bool(state.done_s[rows[2]])
+    assert torch.equal(state.done_s[rows][3:-1], (before + 1 >= 3)[3:-1])
 
 
 def test_norms_and_gates() -> None:
@@ -241,7 +244,7 @@ def test_a_graph_says_what_single_launches_say(
         def replay(self) -> None:
             state, n, _ = self.given
             sampler.cache.cover(limits.context)
-            sampler._decoding._step(state, state.rows[:n])
+            sampler._decoding._step(state, state.slots_n[:n])
 
     monkeypatch.setattr(sampler._decoding, "_graph", Eager)
     for one, other in zip(graphed, speak(sampler, asks, limits), strict=True):
@@ -265,7 +268,7 @@ def test_other_head_sizes_go_through_the_models_own_forward() -> None:
 def test_a_small_cache_on_a_gpu() -> None:
     policy = make_policy("Llama")
     size = InProcessSampler(policy).cache.page_bytes
-    sampler = InProcessSampler(policy, budget=12 * size)
+    sampler = InProcessSampler(policy, cache_bytes=12 * size)
     whole = [list(range(2, 60 + i)) for i in range(9)]
     news = [list(ids) for ids in whole]
     for _ in range(3):
@@ -277,4 +280,4 @@ def test_a_small_cache_on_a_gpu() -> None:
         )
         news = [[7, 8]] * 9
         whole = [[*ids, 7, 8] for ids in whole]
-    assert sampler.cache.pages <= 11
+    assert sampler.cache.n_pages <= 11

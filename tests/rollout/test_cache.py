@@ -12,7 +12,7 @@ from models import encode, make_policy
 from talk import PrefillCounter, speak
 from uptrend.policy.policy import Policy
 from uptrend.records import ModelError
-from uptrend.rollout.cache import LOADS
+from uptrend.rollout.cache import LOADS_BEFORE_SHRINKING
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Limits
 
@@ -25,21 +25,25 @@ def policy(llama_folder: Path) -> Policy:
 
 
 def with_pages(policy: Policy, count: int) -> PrefillCounter:
-    return PrefillCounter(policy, budget=(count + 1) * InProcessSampler(policy).cache.page_bytes)
+    return PrefillCounter(
+        policy, cache_bytes=(count + 1) * InProcessSampler(policy).cache.page_bytes
+    )
 
 
 def test_a_long_prompt_is_shared_and_freed(policy: Policy) -> None:
     sampler, prompt = PrefillCounter(policy), (encode(policy, "What is this? ") * 30)[: 9 * 32 + 5]
     together = speak(sampler, [(i, prompt, i) for i in range(6)], LIMITS)
-    assert sampler.cache.used == 9 + 6  # the pages that it fills once, the last one for each
+    assert (
+        sampler.cache.n_used_pages == 9 + 6
+    )  # the pages that it fills once, the last one for each
     assert sampler.prefilled == len(prompt)
     for i, said in enumerate(together):
         assert same(said, speak(InProcessSampler(policy), [(0, prompt, i)], LIMITS)[0])
     for i in range(5):
         sampler.release(i)
-    assert sampler.cache.used == 9 + 1
+    assert sampler.cache.n_used_pages == 9 + 1
     sampler.release(5)
-    assert sampler.cache.used == 0
+    assert sampler.cache.n_used_pages == 0
 
 
 def test_many_turns_leave_nothing_behind(policy: Policy) -> None:
@@ -51,10 +55,10 @@ def test_many_turns_leave_nothing_behind(policy: Policy) -> None:
             LIMITS,
         )
     tokens = [len(stream.ids) - 1 for stream in sampler._streams.values()]
-    assert sampler.cache.used == sum(map(sampler.cache.pages_for, tokens))
+    assert sampler.cache.n_used_pages == sum(map(sampler.cache.pages_for, tokens))
     for i in range(12):
         sampler.release(i)
-    assert (sampler.cache.used, len(sampler.cache._free)) == (0, sampler.cache.pages)
+    assert (sampler.cache.n_used_pages, len(sampler.cache._free)) == (0, sampler.cache.n_pages)
 
 
 @pytest.mark.parametrize("pages", [3, 7])
@@ -68,8 +72,8 @@ def test_a_small_cache_says_the_same(policy: Policy, pages: int) -> None:
         asks = [(i, prompts[i] if turn == 0 else prompts[i][:5], i) for i in range(6)]
         for one, other in zip(speak(small, asks, LIMITS), speak(large, asks, LIMITS), strict=True):
             assert same(one, other)
-        assert small.cache.used <= small.cache.pages <= pages
-    assert large.cache.used > pages
+        assert small.cache.n_used_pages <= small.cache.n_pages <= pages
+    assert large.cache.n_used_pages > pages
     assert small.prefilled > large.prefilled
 
 
@@ -119,12 +123,12 @@ def test_the_pool_shrinks_when_little_of_it_is_used(policy: Policy) -> None:
     speak(sampler, [(i, prompt, i) for i in range(100)], LIMITS)
     for i in range(100):
         sampler.release(i)
-    large = sampler.cache.pages
-    for version in range(LOADS + 2):
+    large = sampler.cache.n_pages
+    for version in range(LOADS_BEFORE_SHRINKING + 2):
         asyncio.run(sampler.load((), version))
         speak(sampler, [(0, prompt, 0)], LIMITS)
     assert large >= 100
-    assert sampler.cache.pages < 10
+    assert sampler.cache.n_pages < 10
     assert same(
         speak(sampler, [(1, prompt, 5)], LIMITS)[0],
         speak(InProcessSampler(policy), [(1, prompt, 5)], LIMITS)[0],

@@ -84,16 +84,16 @@ class PrefixCaching(InProcessSampler):
         super().__init__(trained)
         self._kept: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
-    def read_contexts(
-        self, ids_q: Tensor, positions_q: Tensor, slots_q: Tensor, starts_n: Tensor, *rest: Any
+    def prefill(
+        self, ids_q: Tensor, positions_q: Tensor, cells_q: Tensor, starts_n: Tensor, *rest: Any
     ) -> tuple[Tensor, ...]:
         """Take what is known of a context from the cache, whatever weights computed it."""
-        (logits,) = super().read_contexts(ids_q, positions_q, slots_q, starts_n, *rest)
+        (logits,) = super().prefill(ids_q, positions_q, cells_q, starts_n, *rest)
         for n, (start, stop) in enumerate(pairwise(starts_n.tolist())):
             if stop > start and not positions_q[start]:
-                slots = slots_q[start:stop]
-                own = logits[n].clone(), self.cache.pool[:, :, :, slots]
-                logits[n], self.cache.pool[:, :, :, slots] = self._kept.setdefault(
+                cells = cells_q[start:stop]
+                own = logits[n].clone(), self.cache.pool[:, :, :, cells]
+                logits[n], self.cache.pool[:, :, :, cells] = self._kept.setdefault(
                     tuple(ids_q[start:stop].tolist()), own
                 )
         return (logits,)

@@ -1,18 +1,20 @@
-"""One token more for every row: the model's own forward, or a leaner one where the model is shaped
+"""One more token for every row: the model's own forward, or a leaner one for models that are shaped
 like a Llama.
 
 The lean decoders do what transformers' module tree does with fewer and larger operations: weights
 of one input side by side, and adapters as two thin products beside them. On a CPU they are packed
 by oneDNN (twice as fast for few rows), and grouped query heads are the query length of one
 attention call. On a GPU the rest is four Triton kernels, which attend to each row's own length
-through its pages. What is copied of the weights is renewed after each update. Equality with
-transformers' forward is tested for each model type listed.
+through its pages. Copies of weights are refreshed after each update. Equality with transformers'
+forward is tested for each model type listed.
 
-n = row, p = page of a row, h = hidden, v = vocabulary.
+n = row, s = slot (a row of the decoding state, see `decoding`), p = page of a slot, h = hidden,
+v = vocabulary, l = position.
 """
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -23,28 +25,40 @@ from uptrend.policy.policy import Policy
 from uptrend.rollout.cache import PagedCache
 
 LEAN_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-# True where oneDNN can pack weights for later products; rows that it packs them for.
-PACKS = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")  # type: ignore[no-untyped-call]
-PACKED_FOR = 16
+# Head dimensions of the attention kernel: powers of two (Triton's ranges), from the smallest tile
+# of `tl.dot` on, up to what was tested.
+MIN_KERNEL_HEAD_DIM = 16
+MAX_KERNEL_HEAD_DIM = 256
+# RoPE types that turn all positions by the length of the context; the kernel reads one table.
+LENGTH_DEPENDENT_ROPES = ("dynamic", "longrope")
+# True if this build of torch lets oneDNN pack weights for later products.
+HAS_ONEDNN_PACKING = torch.backends.mkldnn.is_available() and hasattr(  # type: ignore[no-untyped-call]
+    torch.ops.mkldnn, "_reorder_linear_weight"
+)
+# Rows that oneDNN lays weights out for. Other numbers of rows work with the same layout.
+ONEDNN_ROWS = 16
 
 
 class Decoder(Protocol):
     """Computes the logits of the next token."""
 
-    # true where the model's attention takes segments (`Packed`), false where it needs a mask
+    # True if the model's attention takes segments (`Packed`), False if it needs a mask.
     packs: bool
-    # true where attention covers `cache.reach`, false where it follows each row's own length
-    has_reach: bool
+    # True if attention covers `cache.covered_tokens` places of every row, False if it follows each
+    # row's own length.
+    covers_rows_evenly: bool
     kernels: Any  # module with the kernels of a GPU; None without them
 
-    def renew(self) -> None:
+    def refresh(self) -> None:
         """Take over the policy's weights as they are now."""
 
     def logits(self, hidden_nh: Tensor) -> Tensor:
         """Compute logits from the model's last hidden states, in fp32 on a GPU."""
 
-    def __call__(self, tokens: Tensor, positions: Tensor, table: Tensor, rows_n: Tensor) -> Tensor:
-        """Write the tokens of some seats at their positions in their pages; return the logits after
+    def __call__(
+        self, tokens_s: Tensor, positions_s: Tensor, table_sp: Tensor, slots_n: Tensor
+    ) -> Tensor:
+        """Write the tokens of some slots at their positions in their pages; return the logits after
         them, [n, v].
         """
 
@@ -55,51 +69,54 @@ def cache_dtype(policy: Policy) -> torch.dtype:
 
 
 def make_cache(
-    policy: Policy, budget: float | None = None, on_move: Callable[[], None] = lambda: None
+    policy: Policy, max_bytes: float | None = None, on_resize: Callable[[], None] = lambda: None
 ) -> PagedCache:
-    """Make an empty cache of the shape that the model's own one has after a token."""
+    """Make an empty cache for the shape of the model's keys and values."""
     from transformers import DynamicCache
 
+    # The model's own cache after a token shows the shape, which configs name in many ways.
     past = DynamicCache()
     with torch.no_grad(), policy.arithmetic(), torch.compiler.set_stance("force_eager"):
         token = torch.zeros(1, 1, dtype=torch.long, device=policy.device)
         policy.core.get_decoder()(input_ids=token, past_key_values=past, use_cache=True)
-    _, heads, _, size = past.layers[0].keys.shape
-    return PagedCache(
-        (len(past.layers), heads, size), policy.device, cache_dtype(policy), budget, on_move
-    )
+    _, n_heads, _, head_dim = past.layers[0].keys.shape
+    shape_ikd = (len(past.layers), n_heads, head_dim)
+    return PagedCache(shape_ikd, policy.device, cache_dtype(policy), max_bytes, on_resize)
 
 
 def make_decoder(policy: Policy, cache: PagedCache) -> Decoder:
-    """Make a lean decoder where the model's shape allows it, else the plain one."""
-    config = policy.core.config
-    kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    is_plain = (
-        config.model_type in LEAN_TYPES
-        and set(kinds) == {"full_attention"}
-        and config.hidden_act == "silu"
-    )
-    is_plain = is_plain and not (
-        config.model_type == "mistral" and getattr(config, "sliding_window", None)
-    )
-    if not is_plain:
+    """Make a lean decoder if the model's shape allows it, else the plain one."""
+    if not _is_llama_shaped(policy.core.config):
         return PlainDecoder(policy, cache)
     if policy.device.type == "cpu":
         return LeanDecoder(policy, cache)
-    size = cache.pool.shape[-1]
-    fits = find_spec("triton") is not None and 16 <= size <= 256 and size.bit_count() == 1
-    # These change the turns of all positions with the length of a context.
-    fits = fits and (getattr(config, "rope_parameters", None) or {}).get("rope_type") not in (
-        "dynamic",
-        "longrope",
-    )
-    return KernelDecoder(policy, cache) if fits else PlainDecoder(policy, cache)
+    head_dim = cache.pool.shape[-1]
+    if find_spec("triton") is not None and _fits_kernels(policy.core.config, head_dim):
+        return KernelDecoder(policy, cache)
+    return PlainDecoder(policy, cache)
+
+
+def _is_llama_shaped(config: Any) -> bool:
+    if config.model_type not in LEAN_TYPES or config.hidden_act != "silu":
+        return False
+    layer_types = getattr(config, "layer_types", None) or ["full_attention"]
+    if set(layer_types) != {"full_attention"}:
+        return False
+    # Mistral's sliding window is not among its layer types.
+    return not (config.model_type == "mistral" and getattr(config, "sliding_window", None))
+
+
+def _fits_kernels(config: Any, head_dim: int) -> bool:
+    if not MIN_KERNEL_HEAD_DIM <= head_dim <= MAX_KERNEL_HEAD_DIM or head_dim.bit_count() != 1:
+        return False
+    rope = getattr(config, "rope_parameters", None) or {}
+    return rope.get("rope_type") not in LENGTH_DEPENDENT_ROPES
 
 
 class PlainDecoder:
-    """The model's own forward."""
+    """Decodes with the model's own forward."""
 
-    has_reach = True
+    covers_rows_evenly = True
     kernels: Any = None
 
     def __init__(self, policy: Policy, cache: PagedCache) -> None:
@@ -107,18 +124,20 @@ class PlainDecoder:
         self._cache = cache
         self.packs = policy.packs
 
-    def renew(self) -> None:
+    def refresh(self) -> None:
         """Nothing to do: these are the weights that train."""
 
     def logits(self, hidden_nh: Tensor) -> Tensor:
-        return _logits(
-            hidden_nh, self._policy.core.get_output_embeddings().weight, cache_dtype(self._policy)
-        )
+        head = self._policy.core.get_output_embeddings()
+        return _logits(hidden_nh, head.weight, cache_dtype(self._policy))
 
-    def __call__(self, tokens: Tensor, positions: Tensor, table: Tensor, rows_n: Tensor) -> Tensor:
-        tokens_n = tokens[rows_n]
-        positions_n = positions[rows_n]
-        mask = self._cache.aim(positions_n, table[rows_n])
+    def __call__(
+        self, tokens_s: Tensor, positions_s: Tensor, table_sp: Tensor, slots_n: Tensor
+    ) -> Tensor:
+        tokens_n = tokens_s[slots_n]
+        positions_n = positions_s[slots_n]
+        mask = self._cache.set_row_cells(positions_n, table_sp[slots_n])
+        # Eager, because compiled layers would be compiled anew for every layer.
         with self._policy.arithmetic(), torch.compiler.set_stance("force_eager"):
             out = self._policy.core.get_decoder()(
                 inputs_embeds=self._policy.embed(tokens_n[:, None]),
@@ -135,15 +154,15 @@ def _logits(hidden_nh: Tensor, weight_vh: Tensor, dtype: torch.dtype) -> Tensor:
     weight_vh = weight_vh.to(dtype)
     if hidden_nh.device.type == "cpu":
         return F.linear(hidden_nh, weight_vh)
-    # not rounded to bf16 on their way
+    # A product of bf16 matrices is rounded to bf16 unless another output is asked for.
     return torch.mm(hidden_nh, weight_vh.t(), out_dtype=torch.float32)
 
 
 class LeanDecoder:
-    """A Llama-shaped model's decoding step on fused weights."""
+    """Decodes a Llama-shaped model with fused weights."""
 
     packs = True
-    has_reach = True
+    covers_rows_evenly = True
     kernels: Any = None
 
     def __init__(self, policy: Policy, cache: PagedCache) -> None:
@@ -151,172 +170,192 @@ class LeanDecoder:
         self._dtype = cache_dtype(policy)
         self._trunk = policy.core.get_decoder()
         self._embed = policy.embed
-        packs = (
-            PACKS
+        uses_onednn = (
+            HAS_ONEDNN_PACKING
             and policy.device.type == "cpu"
             and self._dtype == torch.float32
             and not policy.compiled
         )
-        self._layers = [_Layer(layer, self._dtype, packs) for layer in self._trunk.layers]
-        self._head = _Fused([policy.core.get_output_embeddings()], self._dtype, packs)
-        self._before = before_attention
-        self._after = after_attention
+        self._layers = [_Layer(layer, self._dtype, uses_onednn) for layer in self._trunk.layers]
+        self._head = _FusedLinear([policy.core.get_output_embeddings()], self._dtype, uses_onednn)
+        self._before_attention = before_attention
+        self._after_attention = after_attention
         if policy.compiled:
-            self._before = torch.compile(before_attention, dynamic=True)
-            self._after = torch.compile(after_attention, dynamic=True)
+            self._before_attention = torch.compile(before_attention, dynamic=True)
+            self._after_attention = torch.compile(after_attention, dynamic=True)
 
-    def renew(self) -> None:
-        """Copy the weights anew, into the same places; those that do not train only where they
-        changed.
-        """
+    def refresh(self) -> None:
+        """Copy the weights anew, to the same addresses; frozen ones only if they changed."""
         with torch.no_grad():
             for layer in self._layers:
-                layer.renew()
-            self._head.renew()
+                layer.refresh()
+            self._head.refresh()
 
     def logits(self, hidden_nh: Tensor) -> Tensor:
-        return _linear(hidden_nh.to(self._dtype), self._head.linear)
+        return _linear(hidden_nh.to(self._dtype), self._head.weights)
 
-    def __call__(self, tokens: Tensor, positions: Tensor, table: Tensor, rows_n: Tensor) -> Tensor:
-        tokens_n = tokens[rows_n]
-        positions_n = positions[rows_n]
-        mask = self._cache.aim(positions_n, table[rows_n])
+    def __call__(
+        self, tokens_s: Tensor, positions_s: Tensor, table_sp: Tensor, slots_n: Tensor
+    ) -> Tensor:
+        tokens_n = tokens_s[slots_n]
+        positions_n = positions_s[slots_n]
+        mask = self._cache.set_row_cells(positions_n, table_sp[slots_n])
         x = self._embed(tokens_n)
-        cos, sin = (
-            part[:, 0, None] for part in self._trunk.rotary_emb(x[:, None], positions_n[:, None])
-        )
+        cos, sin = self._trunk.rotary_emb(x[:, None], positions_n[:, None])
+        cos = cos[:, 0, None]  # [n, 1, d], the same for all heads
+        sin = sin[:, 0, None]
         for index, layer in enumerate(self._layers):
-            q, k, v = self._before(x, cos, sin, layer.weights, layer.shape)
+            q, k, v = self._before_attention(x, cos, sin, layer.weights, layer.shape)
             keys, values = self._cache.append(index, k, v)
-            seen = F.scaled_dot_product_attention(
+            attended = F.scaled_dot_product_attention(
                 q, keys, values, attn_mask=mask, scale=layer.shape.scaling
             )
-            x = self._after(x, seen, layer.weights, layer.shape)
+            x = self._after_attention(x, attended, layer.weights, layer.shape)
         norm = self._trunk.norm
-        return self.logits(
-            F.rms_norm(x, (x.shape[-1],), norm.weight.to(x.dtype), norm.variance_epsilon)
-        )
+        weight = norm.weight.to(x.dtype)
+        hidden_nh = F.rms_norm(x, (x.shape[-1],), weight, norm.variance_epsilon)
+        return self.logits(hidden_nh)
 
 
 class KernelDecoder(LeanDecoder):
-    """The same on a GPU, with kernels that follow each row's own length."""
+    """Does the same on a GPU, with kernels that follow each row's own length."""
 
-    has_reach = False
+    covers_rows_evenly = False
 
     def __init__(self, policy: Policy, cache: PagedCache) -> None:
         super().__init__(policy, cache)
         from uptrend.rollout import kernels
 
         self.kernels = kernels
-        self._turns: tuple[Tensor, Tensor] | None = None  # cosines and sines of all positions
+        self._rope: tuple[Tensor, Tensor] | None = None  # cosines and sines of all positions
 
     def logits(self, hidden_nh: Tensor) -> Tensor:
-        return _logits(hidden_nh, self._head.linear.weight.t(), self._dtype)
+        return _logits(hidden_nh, self._head.weights.weight.t(), self._dtype)
 
-    def __call__(self, tokens: Tensor, positions: Tensor, table: Tensor, rows_n: Tensor) -> Tensor:
-        # sums of all layers are kept in fp32
-        x = self._embed(tokens[rows_n])
-        y = None
+    def __call__(
+        self, tokens_s: Tensor, positions_s: Tensor, table_sp: Tensor, slots_n: Tensor
+    ) -> Tensor:
         kernels = self.kernels
-        cos, sin = self._turns_of(x, table.shape[1] * self._cache.page)
+        # The residual stream x is fp32. Each branch's output y is added to it by the norm that
+        # follows, in one kernel.
+        x = self._embed(tokens_s[slots_n])
+        y = None
+        cos_ld, sin_ld = self._rope_tables(x, table_sp.shape[1] * self._cache.page_tokens)
         for layer, pool in zip(self._layers, self._cache.pool, strict=True):
             w = layer.weights
             shape = layer.shape
-            qkv = _linear(kernels.add_norm(x, y, w.before, shape.epsilon, self._dtype), w.qkv)
-            seen = kernels.attend(
-                qkv,
-                cos,
-                sin,
+            normed = kernels.add_norm(x, y, w.attention_norm, shape.epsilon, self._dtype)
+            attended = kernels.attend(
+                _linear(normed, w.qkv),
+                cos_ld,
+                sin_ld,
                 pool,
-                table,
-                rows_n,
-                positions,
-                self._cache.page,
-                shape.heads,
+                table_sp,
+                slots_n,
+                positions_s,
+                self._cache.page_tokens,
+                shape.query_heads,
                 shape.scaling,
                 shape.epsilon,
                 w.q_norm,
                 w.k_norm,
             )
-            inner = kernels.add_norm(x, _linear(seen, w.out), w.between, shape.epsilon, self._dtype)
-            y = _linear(kernels.gate(_linear(inner, w.gate_up)), w.down)
+            y = _linear(attended, w.output)
+            normed = kernels.add_norm(x, y, w.mlp_norm, shape.epsilon, self._dtype)
+            y = _linear(kernels.gate(_linear(normed, w.gate_up)), w.down)
         norm = self._trunk.norm
-        return self.logits(kernels.add_norm(x, y, norm.weight, norm.variance_epsilon, self._dtype))
+        hidden_nh = kernels.add_norm(x, y, norm.weight, norm.variance_epsilon, self._dtype)
+        return self.logits(hidden_nh)
 
-    def _turns_of(self, x: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return what the model's own rope turns positions by, for as many as there may be."""
-        if self._turns is None or len(self._turns[0]) < length:
-            every = torch.arange(length, device=x.device)[None]
-            cos, sin = self._trunk.rotary_emb(x[None], every)
-            self._turns = cos[0].float().contiguous(), sin[0].float().contiguous()
-        return self._turns
+    def _rope_tables(self, x: Tensor, n_positions: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of all positions by the model's own RoPE, [l, d] each."""
+        if self._rope is None or len(self._rope[0]) < n_positions:
+            positions = torch.arange(n_positions, device=x.device)[None]
+            cos, sin = self._trunk.rotary_emb(x[None], positions)
+            cos_ld = cos[0].float().contiguous()
+            sin_ld = sin[0].float().contiguous()
+            self._rope = (cos_ld, sin_ld)
+        return self._rope
 
 
 class Shape(NamedTuple):
     """Values that all layers share."""
 
-    heads: int  # query heads
-    shared: int  # key-value heads
-    size: int  # channels per head
+    query_heads: int
+    kv_heads: int
+    head_dim: int
     scaling: float  # factor of the products of queries and keys
     epsilon: float  # epsilon of the norms
 
 
-class Linear(NamedTuple):
-    """Linear modules of one input as one product, with their adapters beside it."""
+class LinearWeights(NamedTuple):
+    """Weights of linear modules of one input, as one product, with their adapters beside it."""
 
     weight: Tensor  # [in, out]; or as oneDNN packed it
     bias: Tensor | None  # [out]
-    down: Tensor | None  # all adapters' A, [in, rank]
-    up: Tensor | None  # all adapters' B times their scale, [rank, out]
+    lora_a: Tensor | None  # all adapters' A side by side, [in, rank]
+    lora_b: Tensor | None  # all adapters' B times their scale, block by block, [rank, out]
 
 
 class LayerWeights(NamedTuple):
     """One layer's weights."""
 
-    before: Tensor  # the norm before attention
-    between: Tensor  # the norm before the MLP
+    attention_norm: Tensor  # the norm before attention
+    mlp_norm: Tensor  # the norm before the MLP
     q_norm: Tensor | None  # Qwen3's norm of queries
-    k_norm: Tensor | None  # and of keys
-    qkv: Linear
-    out: Linear
-    gate_up: Linear
-    down: Linear
+    k_norm: Tensor | None  # Qwen3's norm of keys
+    qkv: LinearWeights
+    output: LinearWeights
+    gate_up: LinearWeights
+    down: LinearWeights
 
 
 def before_attention(
     x: Tensor, cos: Tensor, sin: Tensor, w: LayerWeights, shape: Shape
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute one layer's queries, keys and values of one new token per row, [n, h]."""
+    """Compute a layer's queries, keys and values of one new token per row, from x [n, h]."""
     n = x.shape[0]
     dtype = w.qkv.weight.dtype
-    qkv = _linear(_norm(x, w.before, shape).to(dtype), w.qkv).view(n, -1, shape.size)
-    qk = qkv[:, : shape.heads + shape.shared]
-    v = qkv[:, shape.heads + shape.shared :]
+    normed = _norm(x, w.attention_norm, shape).to(dtype)
+    qkv = _linear(normed, w.qkv).view(n, -1, shape.head_dim)  # all heads: queries, keys, values
+    qk = qkv[:, : shape.query_heads + shape.kv_heads]
+    v = qkv[:, shape.query_heads + shape.kv_heads :]
     if w.q_norm is not None and w.k_norm is not None:
-        q = qk[:, : shape.heads]
-        k = qk[:, shape.heads :]
-        qk = torch.cat((_norm(q, w.q_norm, shape), _norm(k, w.k_norm, shape)), 1)
+        q = qk[:, : shape.query_heads]
+        k = qk[:, shape.query_heads :]
+        normed_q = _norm(q, w.q_norm, shape)
+        normed_k = _norm(k, w.k_norm, shape)
+        qk = torch.cat((normed_q, normed_k), 1)
+
+    # RoPE turns each channel together with its partner in the other half.
     first, second = qk.chunk(2, -1)
-    qk = (qk * cos + torch.cat((-second, first), -1) * sin).to(dtype)
+    partners = torch.cat((-second, first), -1)
+    qk = (qk * cos + partners * sin).to(dtype)
+    q = qk[:, : shape.query_heads]
+    k = qk[:, shape.query_heads :]
     # Query heads that share keys stand as one query's length: no key is copied, one call attends
     # for all.
-    return qk[:, : shape.heads].reshape(n, shape.shared, -1, shape.size), qk[:, shape.heads :], v
+    return q.reshape(n, shape.kv_heads, -1, shape.head_dim), k, v
 
 
-def after_attention(x: Tensor, seen: Tensor, w: LayerWeights, shape: Shape) -> Tensor:
-    """Finish the layer with what attention saw."""
-    x = x + _linear(seen.reshape(len(x), -1), w.out)
-    gate, up = _linear(_norm(x, w.between, shape).to(w.qkv.weight.dtype), w.gate_up).chunk(2, -1)
+def after_attention(x: Tensor, attended: Tensor, w: LayerWeights, shape: Shape) -> Tensor:
+    """Add attention's output and the MLP's to x."""
+    x = x + _linear(attended.reshape(len(x), -1), w.output)
+    normed = _norm(x, w.mlp_norm, shape).to(w.qkv.weight.dtype)
+    gate, up = _linear(normed, w.gate_up).chunk(2, -1)
     return x + _linear(F.silu(gate) * up, w.down)
 
 
-def _linear(x: Tensor, w: Linear) -> Tensor:
+def _linear(x: Tensor, w: LinearWeights) -> Tensor:
     if w.weight.is_mkldnn:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, w.weight, w.bias, "none", [], "")
+    elif w.bias is None:
+        y = x @ w.weight
     else:
-        y = x @ w.weight if w.bias is None else torch.addmm(w.bias, x, w.weight)
-    return y if w.down is None or w.up is None else torch.addmm(y, x @ w.down, w.up)
+        y = torch.addmm(w.bias, x, w.weight)
+    if w.lora_a is None or w.lora_b is None:
+        return y
+    return torch.addmm(y, x @ w.lora_a, w.lora_b)
 
 
 def _norm(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
@@ -324,129 +363,145 @@ def _norm(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
 
 
 class _Layer:
-    """Keeps one layer's weights."""
+    """Keeps one layer's weights, fused by input."""
 
-    def __init__(self, layer: Any, dtype: torch.dtype, packs: bool) -> None:
+    def __init__(self, layer: Any, dtype: torch.dtype, uses_onednn: bool) -> None:
         attention = layer.self_attn
         mlp = layer.mlp
-        sources = (
+        modules_by_input = (
             (attention.q_proj, attention.k_proj, attention.v_proj),
             (attention.o_proj,),
             (mlp.gate_proj, mlp.up_proj),
             (mlp.down_proj,),
         )
-        self.fused = [_Fused(modules, dtype, packs) for modules in sources]
-        q_norm, k_norm = (
-            getattr(getattr(attention, n, None), "weight", None) for n in ("q_norm", "k_norm")
-        )
+        self.fused = [_FusedLinear(modules, dtype, uses_onednn) for modules in modules_by_input]
+        q_norm = getattr(attention, "q_norm", None)
+        k_norm = getattr(attention, "k_norm", None)
         self._norms = (
             layer.input_layernorm.weight,
             layer.post_attention_layernorm.weight,
-            q_norm,
-            k_norm,
+            getattr(q_norm, "weight", None),
+            getattr(k_norm, "weight", None),
         )
-        self.weights = self._weights()
-        config = attention.config
+        self.weights = self._layer_weights()
         self.shape = Shape(
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            attention.head_dim,
-            attention.scaling,
-            layer.input_layernorm.variance_epsilon,
+            query_heads=attention.config.num_attention_heads,
+            kv_heads=attention.config.num_key_value_heads,
+            head_dim=attention.head_dim,
+            scaling=attention.scaling,
+            epsilon=layer.input_layernorm.variance_epsilon,
         )
 
-    def renew(self) -> None:
+    def refresh(self) -> None:
         for fused in self.fused:
-            fused.renew()
-        self.weights = self._weights()
+            fused.refresh()
+        self.weights = self._layer_weights()
 
-    def _weights(self) -> LayerWeights:
-        return LayerWeights(*self._norms, *(fused.linear for fused in self.fused))
+    def _layer_weights(self) -> LayerWeights:
+        return LayerWeights(*self._norms, *(fused.weights for fused in self.fused))
 
 
-class _Fused:
-    """Keeps modules of one input side by side: in the modules' own memory where it can be so, else
+class _FusedLinear:
+    """Keeps linear modules of one input side by side: in the modules' own memory if possible, else
     in a copy.
     """
 
-    def __init__(self, modules: Sequence[Any], dtype: torch.dtype, packs: bool) -> None:
+    def __init__(self, modules: Sequence[Any], dtype: torch.dtype, uses_onednn: bool) -> None:
         self._modules = modules
-        self._bases = [getattr(m, "base_layer", m) for m in modules]
-        self._packs = packs
-        self._weights = [base.weight for base in self._bases]
-        self._seen: list[int] | None = None
-        like = {"dtype": dtype, "device": self._weights[0].device}
-        width = sum(map(len, self._weights))
-        depth = self._weights[0].shape[1]
-        rank = sum(m.r["default"] for m in modules if hasattr(m, "lora_A"))
-        fits = all(weight.dtype == dtype for weight in self._weights)
-        if fits and not any(weight.requires_grad for weight in self._weights):
-            _lay_side_by_side(self._weights)
-        own = _as_one(self._weights) if fits else None
-        self._is_copy = own is None
-        self.linear = Linear(
-            torch.empty(width, depth, **like).t() if own is None else own.t(),
-            None if getattr(self._bases[0], "bias", None) is None else torch.empty(width, **like),
-            torch.zeros(depth, rank, **like) if rank else None,
-            torch.zeros(rank, width, **like) if rank else None,
+        self._bases = [getattr(module, "base_layer", module) for module in modules]  # without PEFT
+        self._uses_onednn = uses_onednn
+        self._sources = [base.weight for base in self._bases]  # [out, in] each
+        self._source_versions: list[int] | None = None
+
+        has_dtype = all(source.dtype == dtype for source in self._sources)
+        trains = any(source.requires_grad for source in self._sources)
+        if has_dtype and not trains:
+            _move_side_by_side(self._sources)
+        joined = _as_one(self._sources) if has_dtype else None
+        self._is_copy = joined is None
+
+        n_out = sum(map(len, self._sources))
+        n_in = self._sources[0].shape[1]
+        rank = sum(module.r["default"] for module in modules if hasattr(module, "lora_A"))
+        has_bias = getattr(self._bases[0], "bias", None) is not None
+        like: dict[str, Any] = {"dtype": dtype, "device": self._sources[0].device}
+        if joined is None:
+            joined = torch.empty(n_out, n_in, **like)
+        self.weights = LinearWeights(
+            weight=joined.t(),
+            bias=torch.empty(n_out, **like) if has_bias else None,
+            lora_a=torch.zeros(n_in, rank, **like) if rank else None,
+            lora_b=torch.zeros(rank, n_out, **like) if rank else None,
         )
 
-    def renew(self) -> None:
+    def refresh(self) -> None:
         """Copy what may have changed."""
-        # Weights that train are views of a flat tensor, whose changes their own counters do not
-        # show.
-        trains = any(w.requires_grad for w in self._weights)
-        versions = [w._version for w in self._weights]
-        if trains or versions != self._seen:
-            self._seen = versions
-            if self._packs:
-                whole = _as_one(self._weights)
-                whole = torch.cat([w.data for w in self._weights]) if whole is None else whole
-                self.linear = self.linear._replace(
-                    weight=torch.ops.mkldnn._reorder_linear_weight(whole, PACKED_FOR)
-                )
-            elif self._is_copy:
-                parts = self._weights if (one := _as_one(self._weights)) is None else [one]
-                places = torch.split(self.linear.weight, [len(part) for part in parts], 1)
-                for place, part in zip(places, parts, strict=True):
-                    place.copy_(part.T)
-            if self.linear.bias is not None:
-                self.linear.bias.copy_(torch.cat([base.bias for base in self._bases]))
-        if self.linear.down is None or self.linear.up is None:
+        # Weights that train are views of a flat tensor: its changes do not show in their own
+        # version counters.
+        trains = any(source.requires_grad for source in self._sources)
+        versions = [source._version for source in self._sources]
+        if trains or versions != self._source_versions:
+            self._source_versions = versions
+            self._copy_bases()
+        self._copy_adapters()
+
+    def _copy_bases(self) -> None:
+        joined = _as_one(self._sources)
+        if self._uses_onednn:
+            if joined is None:
+                joined = torch.cat([source.data for source in self._sources])
+            packed = torch.ops.mkldnn._reorder_linear_weight(joined, ONEDNN_ROWS)
+            self.weights = self.weights._replace(weight=packed)
+        elif self._is_copy:
+            parts = self._sources if joined is None else [joined]
+            widths = [len(part) for part in parts]
+            targets = torch.split(self.weights.weight, widths, 1)
+            for target, part in zip(targets, parts, strict=True):
+                target.copy_(part.T)
+        if self.weights.bias is not None:
+            biases = torch.cat([base.bias for base in self._bases])
+            self.weights.bias.copy_(biases)
+
+    def _copy_adapters(self) -> None:
+        lora_a = self.weights.lora_a
+        lora_b = self.weights.lora_b
+        if lora_a is None or lora_b is None:
             return
-        column = row = 0
-        for module, weight in zip(self._modules, self._weights, strict=True):
+        rank_start = 0
+        out_start = 0
+        for module, source in zip(self._modules, self._sources, strict=True):
+            out_stop = out_start + len(source)
             if hasattr(module, "lora_A"):
-                a = module.lora_A["default"].weight
-                b = module.lora_B["default"].weight
-                self.linear.down[:, row : row + len(a)].copy_(a.T)
-                place = self.linear.up[row : row + len(a), column : column + len(weight)]
-                place.copy_(b.T * module.scaling["default"])
-                row += len(a)
-            column += len(weight)
+                a = module.lora_A["default"].weight  # [rank, in]
+                b = module.lora_B["default"].weight  # [out, rank]
+                rank_stop = rank_start + len(a)
+                lora_a[:, rank_start:rank_stop].copy_(a.T)
+                block = lora_b[rank_start:rank_stop, out_start:out_stop]
+                block.copy_(b.T * module.scaling["default"])
+                rank_start = rank_stop
+            out_start = out_stop
 
 
 def _as_one(weights: Sequence[Tensor]) -> Tensor | None:
-    """Return weights that follow each other in memory as one tensor of all their rows; None where
-    they do not.
-    """
-    ends = [weight.data_ptr() + weight.nbytes for weight in weights]
-    follow = all(weight.data_ptr() == end for weight, end in zip(weights[1:], ends, strict=False))
-    is_one = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
-    if not (follow and is_one and all(weight.is_contiguous() for weight in weights)):
+    """Return weights that follow each other in memory as one tensor, else None."""
+    if not all(weight.is_contiguous() for weight in weights):
         return None
-    return weights[0].data.as_strided(
-        (sum(map(len, weights)), weights[0].shape[1]), (weights[0].shape[1], 1)
-    )
+    # Neighbors of two allocations may touch by chance.
+    if len({weight.untyped_storage().data_ptr() for weight in weights}) != 1:
+        return None
+    for weight, following in pairwise(weights):
+        if following.data_ptr() != weight.data_ptr() + weight.nbytes:
+            return None
+    n_out = sum(map(len, weights))
+    n_in = weights[0].shape[1]
+    return weights[0].data.as_strided((n_out, n_in), (n_in, 1))
 
 
-def _lay_side_by_side(weights: Sequence[Tensor]) -> None:
-    """Move weights that do not train next to each other; their modules use them there from now
-    on.
-    """
-    if _as_one(weights) is None:
-        whole = torch.cat([weight.data for weight in weights])
-        for weight, place in zip(
-            weights, torch.split(whole, [len(weight) for weight in weights]), strict=True
-        ):
-            weight.data = place
+def _move_side_by_side(weights: Sequence[Tensor]) -> None:
+    """Move frozen weights next to each other; their modules use them there from now on."""
+    if _as_one(weights) is not None:
+        return
+    joined = torch.cat([weight.data for weight in weights])
+    parts = torch.split(joined, [len(weight) for weight in weights])
+    for weight, part in zip(weights, parts, strict=True):
+        weight.data = part

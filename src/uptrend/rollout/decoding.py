@@ -1,18 +1,17 @@
 """The decoding loop of all turns that run: choose, write, advance; a CUDA graph on a GPU.
 
+Each running turn has a slot: its places in tensors that keep their addresses. A step takes the
+slots of the running turns as its rows, so that turns come and go without anything being moved. On a
+GPU the number of rows is rounded up to one of few sizes, each with a graph that is captured once;
+slot 0 belongs to no turn and fills up. A turn that is done stays as it is until the host has seen
+that.
+
 A token is chosen from its logits with one uniform number: the token at which the cumulative
 probability passes u. One number per token from the rollout's own generator makes a rollout
-independent of the others in its batch. The sum runs in two levels, over blocks of the vocabulary
-and then inside the block that u falls into: a running sum over the whole vocabulary would take
-longer than the model's own step on a GPU.
+independent of the others in its batch.
 
-Each running turn has a seat: its places in tensors that keep their addresses. A step takes the
-seats that are alive as its rows, so that turns come and go without anything being moved. On a GPU
-the number of rows is rounded up to one of few sizes, each with a graph that is captured once; seat
-0 belongs to nobody and fills up. A turn that is done stays as it is until the host has seen so.
-
-n = row, v = vocabulary, c = block, w = place in a block, m = sampled token of a turn, k = token
-that could be drawn.
+n = row, s = slot, v = vocabulary, b = block of the vocabulary, w = place in a block, m = sampled
+token of a turn, k = token that could be drawn, p = page of a slot.
 """
 
 from bisect import bisect_left
@@ -32,177 +31,79 @@ from uptrend.rollout.cache import PagedCache
 from uptrend.rollout.decoder import Decoder
 from uptrend.rollout.sampler import Limits
 
-BLOCK = 256
-
-
-def choose(
-    logits_nv: Tensor, uniforms_n: Tensor, limits: Limits, seen_nv: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Choose one token per row; return its log-probability in the distribution that it was drawn
-    from too.
-
-    Where limits leave tokens out, those that could be drawn are returned as well, -1 in the place
-    of the others.
-    """
-    logits = logits_nv.float()
-    if seen_nv is not None:
-        logits = penalize(logits, seen_nv, limits.repetition_penalty)
-    if limits.temperature not in (0, 1):
-        logits = logits / limits.temperature
-    if limits.width:
-        return _choose_among_likeliest(logits, uniforms_n, limits)
-    top_n, best_n = logits.max(-1)
-    mass_nv = (logits - top_n[:, None]).exp_()
-    if missing := -mass_nv.shape[-1] % BLOCK:
-        mass_nv = torch.nn.functional.pad(mass_nv, (0, missing))  # the last block is filled up
-    mass_ncw = mass_nv.reshape(len(mass_nv), -1, BLOCK)
-    mass_nc = mass_ncw.sum(-1)
-    total_n = mass_nc.sum(-1)
-    token_n = best_n if limits.temperature == 0 else _invert(mass_ncw, mass_nc, uniforms_n)
-    chosen_n = logits.gather(-1, token_n[:, None]).squeeze(-1)
-    return token_n, chosen_n - top_n - total_n.log(), None
-
-
-def _invert(mass_ncw: Tensor, mass_nc: Tensor, uniforms_n: Tensor) -> Tensor:
-    """Return the place where the running sum passes u times the whole; never a token without
-    mass.
-    """
-    sum_nc = mass_nc.cumsum(-1)
-    aim_n = uniforms_n.clamp(max=1 - 1e-6) * sum_nc[:, -1]
-    block_n = (sum_nc <= aim_n[:, None]).sum(-1).clamp(max=mass_nc.shape[-1] - 1)
-    before_n = (sum_nc - mass_nc).gather(-1, block_n[:, None])
-    inside_nw = mass_ncw[torch.arange(len(block_n), device=block_n.device), block_n]
-    sum_nw = inside_nw.cumsum(-1) + before_n
-    passed_nw = sum_nw > aim_n[:, None]
-    # Rounding can leave u just past the block's own sum: then its last token with any mass is
-    # meant.
-    last_n = BLOCK - 1 - (inside_nw > 0).flip(-1).int().argmax(-1)
-    place_n = torch.where(passed_nw.any(-1), (passed_nw & (inside_nw > 0)).int().argmax(-1), last_n)
-    return block_n * BLOCK + place_n
-
-
-def _choose_among_likeliest(
-    logits: Tensor, uniforms_n: Tensor, limits: Limits
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose where top-k, then top-p, then min-p leave tokens out; the likeliest one always
-    stays.
-    """
-    top_nk, ids_nk = logits.topk(min(limits.width, logits.shape[-1]), -1)
-    log_p_nk = top_nk - (top_nk if limits.top_k else logits).logsumexp(-1, keepdim=True)
-    p_nk = log_p_nk.exp()
-    beyond_nk = p_nk < limits.min_p * p_nk[:, :1]
-    if limits.top_p < 1:
-        beyond_nk |= p_nk.cumsum(-1) - p_nk >= limits.top_p  # what came before already reached it
-    sum_nk = p_nk.masked_fill(beyond_nk, 0).cumsum(-1)
-    aim_n1 = uniforms_n[:, None].clamp(max=1 - 1e-6) * sum_nk[:, -1:]
-    place_n1 = (sum_nk <= aim_n1).sum(-1, keepdim=True).clamp(max=sum_nk.shape[1] - 1)
-    logprob_n = (log_p_nk.gather(-1, place_n1) - sum_nk[:, -1:].log()).squeeze(-1)
-    return ids_nk.gather(-1, place_n1).squeeze(-1), logprob_n, ids_nk.masked_fill(beyond_nk, -1)
-
-
-class Endings:
-    """Knows every token that ends a turn, by itself or because its text holds a stop text."""
-
-    def __init__(
-        self, tokenizer: Any, stop_ids: tuple[int, ...], vocabulary: int, device: torch.device
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._stop_ids = set(stop_ids)
-        self._vocabulary = vocabulary
-        self._device = device
-        self._tables: dict[tuple[str, ...], Tensor] = {}
-
-    def table(self, limits: Limits) -> Tensor:
-        """Return one flag per token of the vocabulary: True where a turn surely ends with it."""
-        if limits.stop not in self._tables:
-            known = min(self._vocabulary, len(self._tokenizer))
-            texts = self._tokenizer.batch_decode([[i] for i in range(known)]) if limits.stop else []
-            ends = torch.zeros(self._vocabulary, dtype=torch.bool)
-            ends[
-                [i for i, text in enumerate(texts) if any(stop in text for stop in limits.stop)]
-            ] = True
-            ends[[i for i in self._stop_ids if i < self._vocabulary]] = True
-            self._tables[limits.stop] = ends.to(self._device)
-        return self._tables[limits.stop]
-
-    def find(self, ids: NDArray[np.int64], limits: Limits) -> tuple[int, Ending]:
-        """Return the number of sampled tokens that belong to the turn, and what ended it."""
-        count = len(ids)
-        # nothing is sampled after a stop token
-        has_stopped = count > 0 and int(ids[-1]) in self._stop_ids
-        if limits.stop and self._has_stop(ids, limits):
-            # A text that holds a stop text holds it with more tokens too.
-            text_at = (
-                bisect_left(
-                    range(1, count + 1), True, key=lambda n: self._has_stop(ids[:n], limits)
-                )
-                + 1
-            )
-            if text_at < count or not has_stopped:
-                return text_at, Ending.STOP_TEXT
-        if has_stopped:
-            return count, Ending.STOP_TOKEN
-        return len(ids), Ending.LENGTH if len(ids) == limits.max_tokens else Ending.CONTEXT_FULL
-
-    def _has_stop(self, ids: NDArray[np.int64], limits: Limits) -> bool:
-        # the last one by itself, as in the table
-        texts = self._tokenizer.batch_decode([ids, ids[-1:]])
-        return any(stop in text for text in texts for stop in limits.stop)
-
-
-# On a GPU, the rows that a step has at least: fewer would hardly be faster.
-FEWEST = 8
-# Tokens that are decoded before the host looks who is done: on a GPU looking waits for the device.
-LOOK_EVERY = 8
-# On a GPU, what attention covers is rounded up to this where it does not follow each row's length.
-REACH = 256
+# Tokens that are decoded before the host looks which turns are done: on a GPU looking waits for the
+# device.
+STEPS_BETWEEN_LOOKS = 8
+# Rows that a step has at least on a GPU: fewer would hardly be faster.
+MIN_GPU_ROWS = 8
+# On a GPU, places that attention covers are rounded up to this if it does not follow each row's
+# own length: one graph for each length would be too many.
+COVERED_TOKENS_MULTIPLE = 256
+# Tokens per block in which `choose` sums probabilities.
+BLOCK_TOKENS = 256
+# Just below 1. In fp32, u times the whole could round up to the whole, which no token passes.
+MAX_UNIFORM = 1 - 1e-6
 
 
 @dataclass(eq=False)
 class Turn:
     """A turn that runs."""
 
-    pages: list[int]  # pages of its stream, enough for all that it may say
+    pages: list[int]  # pages of its stream, enough for all that it may sample
     length: int  # tokens of its context
-    budget: int  # the most tokens that it may say
-    seat: int = 0
-    since: int = 0  # number of steps that were made before it came
+    max_tokens: int  # maximum tokens that it may sample
+    slot: int = 0
+    first_step: int = 0  # number of steps that were done before it joined
 
 
-class Said(NamedTuple):
+class SampledTurn(NamedTuple):
     """Everything that was sampled for a turn."""
 
-    ids: NDArray[np.int64]
-    logprobs: NDArray[np.float32]
-    support_mk: NDArray[np.int32]
+    ids_m: NDArray[np.int64]
+    logprobs_m: NDArray[np.float32]
+    support_mk: NDArray[np.int32]  # tokens that could be drawn, -1 for those left out
+
+
+class StateSize(NamedTuple):
+    """Size of a state in everything but slots; turns of equal limits share a state."""
+
+    tokens: int  # m
+    support: int  # k; 0 if all tokens can be drawn
+    vocabulary: int  # v; 0 without a repetition penalty
+    pages: int  # p
 
 
 class _State:
-    """State of turns that changes from token to token, one row for each seat."""
+    """State of turns that changes from token to token, one row for each slot."""
 
-    def __init__(self, seats: int, m: int, k: int, v: int, p: int, device: torch.device) -> None:
-        self.tokens, self.positions, self.budget, self.turn = torch.zeros(
-            4, seats, dtype=torch.long, device=device
-        )
-        self.done = torch.ones(seats, dtype=torch.bool, device=device)
-        self.table_np = torch.zeros(seats, p, dtype=torch.long, device=device)
-        # The last column is written by those that are done.
-        self.uniforms_nm, self.logprobs_nm = torch.zeros(2, seats, m + 1, device=device)
-        self.ids_nm = torch.zeros(seats, m + 1, dtype=torch.long, device=device)
-        # k is 0 where all can come
-        self.support_nmk = torch.zeros(seats, m + 1, k, dtype=torch.int32, device=device)
-        # v is 0 without a repetition penalty
-        self.seen_nv = torch.zeros(seats, v, dtype=torch.bool, device=device)
-        self.rows = torch.zeros(seats, dtype=torch.long, device=device)  # seats that a step decodes
+    def __init__(self, n_slots: int, size: StateSize, device: torch.device) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(n_slots, *shape, dtype=dtype, device=device)
 
-    def take_over(self, other: "_State") -> None:
-        """Copy the first seats from a smaller state."""
-        for name, tensor in vars(other).items():
+        self.tokens_s = zeros()  # the last sampled token, which the next step reads
+        self.positions_s = zeros()  # its position
+        self.max_tokens_s = zeros()
+        self.n_sampled_s = zeros()
+        self.done_s = torch.ones(n_slots, dtype=torch.bool, device=device)
+        self.table_sp = zeros(size.pages)
+        # Slots that are done write to an additional last column, which is never read: each row of a
+        # graph has to write somewhere.
+        n_columns = size.tokens + 1
+        self.uniforms_sm = zeros(n_columns, dtype=torch.float32)
+        self.ids_sm = zeros(n_columns)
+        self.logprobs_sm = zeros(n_columns, dtype=torch.float32)
+        self.support_smk = zeros(n_columns, size.support, dtype=torch.int32)
+        self.seen_sv = zeros(size.vocabulary, dtype=torch.bool)  # tokens of the context
+        self.slots_n = zeros()  # the slots that a step decodes; a graph reads them here
+
+    def copy_from(self, smaller: "_State") -> None:
+        """Copy the first slots from a smaller state."""
+        for name, tensor in vars(smaller).items():
             getattr(self, name)[: len(tensor)] = tensor
 
 
 class Decoding:
-    """Samples turns from the logits after their contexts on, all of the same limits."""
+    """Samples turns, all of the same limits, from the logits after their contexts on."""
 
     def __init__(
         self, device: torch.device, decoder: Decoder, cache: PagedCache, pool: str = TOGETHER
@@ -210,22 +111,25 @@ class Decoding:
         self._device = device
         self._decoder = decoder
         self._cache = cache
-        self._pool = pool
-        self._states: dict[tuple[int, int, int, int], _State] = {}
-        self._shape = 0, 0, 0, 0
+        self._graph_pool = pool
+        self._states: dict[StateSize, _State] = {}
+        self._graphs: dict[tuple[int, int, Limits], torch.cuda.CUDAGraph] = {}
+        self._turns: dict[int, Turn] = {}  # by slot
+        self._n_steps = 0
+        # Those of the running turns.
+        self._size = StateSize(0, 0, 0, 0)
         self._limits = Limits(0, 0)
         self._stops_v = torch.empty(0)
-        self._graphs: dict[tuple[int, int, Limits], torch.cuda.CUDAGraph] = {}
-        self._turns: dict[int, Turn] = {}  # by seat
-        self._steps = 0
 
     def forget_graphs(self) -> None:
-        """Drop all graphs: buffers have moved."""
+        """Drop all graphs: tensors that they read have moved."""
         self._graphs.clear()
 
     def rows_for(self, n: int) -> int:
         """Return the rows of a step for n turns: on a GPU 8, 16, 32, 64, … of them."""
-        return n if self._device.type == "cpu" else max(FEWEST, 1 << (n - 1).bit_length())
+        if self._device.type == "cpu":
+            return n
+        return max(MIN_GPU_ROWS, 1 << (n - 1).bit_length())
 
     def join(
         self,
@@ -236,155 +140,346 @@ class Decoding:
         stops_v: Tensor,
         seen_nv: Tensor | None = None,
     ) -> None:
-        """Seat turns beside those that run and choose their first tokens.
+        """Put turns into slots beside those that run and choose their first tokens.
 
         `seen_nv` has the tokens of each turn's context, for a repetition penalty.
         """
-        v = logits_nv.shape[1]
-        width = self._cache.pages_for(limits.context)
-        self._shape = limits.max_tokens, min(limits.width, v), 0 if seen_nv is None else v, width
+        vocabulary = logits_nv.shape[1]
         self._limits = limits
         self._stops_v = stops_v
-        s = self._with_seats(len(self._turns) + len(turns))
-        free = (seat for seat in range(1, len(s.done)) if seat not in self._turns)
-        for turn, seat in zip(turns, free, strict=False):
-            turn.seat = seat
-            turn.since = self._steps
-            self._turns[seat] = turn
-        rows = np.zeros((len(turns), 3 + width), np.int64)
+        self._size = StateSize(
+            tokens=limits.max_tokens,
+            support=min(limits.width, vocabulary),
+            vocabulary=0 if seen_nv is None else vocabulary,
+            pages=self._cache.pages_for(limits.context),
+        )
+        state = self._state_with_slots_for(len(self._turns) + len(turns))
+        free_slots = [slot for slot in range(1, len(state.done_s)) if slot not in self._turns]
+        for turn, slot in zip(turns, free_slots, strict=False):
+            turn.slot = slot
+            turn.first_step = self._n_steps
+            self._turns[slot] = turn
+
+        # Slot, maximum tokens, position and pages (filled up with page 0) of each turn: in one
+        # array, because each copy to a GPU costs the host time.
+        rows = np.zeros((len(turns), 3 + self._size.pages), np.int64)
         for row, turn in zip(rows, turns, strict=True):
-            # `_take` moves on to the first free position
-            row[:3] = turn.seat, turn.budget, turn.length - 1
+            row[0] = turn.slot
+            row[1] = turn.max_tokens
+            row[2] = turn.length - 1  # `_choose_tokens` moves on to the first free position
             row[3 : 3 + len(turn.pages)] = turn.pages
-        about = torch.from_numpy(rows).to(self._device, non_blocking=True)
-        at = about[:, 0].contiguous()
-        s.budget[at] = about[:, 1]
-        s.positions[at] = about[:, 2]
-        s.table_np[at] = about[:, 3:]
-        s.turn[at] = 0
-        s.done[at] = False
-        s.uniforms_nm[at, :-1] = torch.from_numpy(uniforms_nm).to(self._device, non_blocking=True)
+        device_rows = torch.from_numpy(rows).to(self._device, non_blocking=True)
+        uniforms = torch.from_numpy(uniforms_nm).to(self._device, non_blocking=True)
+        slots_n = device_rows[:, 0].contiguous()
+        state.max_tokens_s[slots_n] = device_rows[:, 1]
+        state.positions_s[slots_n] = device_rows[:, 2]
+        state.table_sp[slots_n] = device_rows[:, 3:]
+        state.n_sampled_s[slots_n] = 0
+        state.done_s[slots_n] = False
+        state.uniforms_sm[slots_n, :-1] = uniforms
         if seen_nv is not None:
-            s.seen_nv[at] = seen_nv
-        self._take(s, at, logits_nv)
+            state.seen_sv[slots_n] = seen_nv
+        self._choose_tokens(state, slots_n, logits_nv)
 
     def run(self) -> None:
-        """Decode some tokens; on a CPU until somebody is done, on a GPU without waiting for the
+        """Decode some tokens; on a CPU until a turn is done, on a GPU without waiting for the
         device.
         """
         turns = list(self._turns.values())
-        steps = min(
-            LOOK_EVERY, max((t.budget - self._steps + t.since for t in turns), default=1) - 1
-        )
+        # The first token of a turn was chosen when it joined, before its first step.
+        steps_left = [turn.first_step + turn.max_tokens - 1 - self._n_steps for turn in turns]
+        steps = min(STEPS_BETWEEN_LOOKS, max(steps_left, default=0))
         if steps <= 0:
             return
-        s = self._states[self._shape]
+        state = self._states[self._size]
         n = self.rows_for(len(turns))
-        rows = [turn.seat for turn in turns] + [0] * (n - len(turns))
+        slots = [turn.slot for turn in turns] + [0] * (n - len(turns))
         if self._device.type == "cuda":
-            replay = self._graph(s, n, turns).replay  # a capture fills the rows with nobody: first
-            s.rows[:n] = torch.tensor(rows).to(self._device, non_blocking=True)
-            for _ in range(steps):
-                replay()
-            self._steps += steps
-            return
-        s.rows[:n] = torch.tensor(rows)
-        firsts = [
-            t.pages[0] if t.pages == list(range(t.pages[0], t.pages[-1] + 1)) else 0 for t in turns
-        ]
-        firsts += [0] * (n - len(turns))
-        reach = max(turn.length - turn.since for turn in turns) + 1
-        while steps and not s.done[s.rows[: len(turns)]].any():
-            self._cache.cover(reach + self._steps, firsts)
-            self._step(s, s.rows[:n])
-            self._steps += 1
-            steps -= 1
+            self._replay_steps(state, turns, slots, steps)
+        else:
+            self._run_steps(state, turns, slots, steps)
 
-    def ended(self) -> list[Turn]:
+    def done_turns(self) -> list[Turn]:
         """Return turns that are done, in the order in which they came; waits for the device."""
         if not self._turns:
             return []
-        done = self._states[self._shape].done.tolist()
-        return [turn for seat, turn in self._turns.items() if done[seat]]
+        done = self._states[self._size].done_s.tolist()
+        return [turn for slot, turn in self._turns.items() if done[slot]]
 
-    def drop(self, turns: Iterable[Turn]) -> None:
-        """Free the turns' seats."""
+    def remove(self, turns: Iterable[Turn]) -> None:
+        """Free the turns' slots."""
         for turn in turns:
-            self._turns.pop(turn.seat, None)
+            self._turns.pop(turn.slot, None)
 
-    def take_out(self, turns: Sequence[Turn]) -> list[Said]:
-        """Free the turns' seats; return what they said."""
-        s = self._states[self._shape]
-        at = torch.tensor([turn.seat for turn in turns]).to(self._device)
-        self.drop(turns)
-        counts = s.turn[at].tolist()
-        said = [
-            x[at, : max(counts)].cpu().numpy() for x in (s.ids_nm, s.logprobs_nm, s.support_nmk)
-        ]
-        return [Said(*(x[row, :count] for x in said)) for row, count in enumerate(counts)]
+    def take_out(self, turns: Sequence[Turn]) -> list[SampledTurn]:
+        """Free the turns' slots; return what was sampled."""
+        state = self._states[self._size]
+        slots_n = torch.tensor([turn.slot for turn in turns]).to(self._device)
+        self.remove(turns)
+        counts = state.n_sampled_s[slots_n].tolist()
+        longest = max(counts)
+        ids_nm = state.ids_sm[slots_n, :longest].cpu().numpy()
+        logprobs_nm = state.logprobs_sm[slots_n, :longest].cpu().numpy()
+        support_nmk = state.support_smk[slots_n, :longest].cpu().numpy()
+        sampled_turns = []
+        for n, count in enumerate(counts):
+            sampled = SampledTurn(ids_nm[n, :count], logprobs_nm[n, :count], support_nmk[n, :count])
+            sampled_turns.append(sampled)
+        return sampled_turns
 
-    def _with_seats(self, count: int) -> _State:
-        """Return the state of these limits with seats for so many turns and for nobody."""
-        old = self._states.get(self._shape)
-        seats = self.rows_for(count) + 1
-        if old is None or len(old.done) < seats:
-            self.forget_graphs()  # those over a smaller state are useless
-            new = self._states[self._shape] = _State(seats, *self._shape, self._device)
-            if old is not None:
-                new.take_over(old)
-        return self._states[self._shape]
+    def _state_with_slots_for(self, n_turns: int) -> _State:
+        """Return the state of this size, grown if it has too few slots for turns and slot 0."""
+        n_slots = self.rows_for(n_turns) + 1
+        state = self._states.get(self._size)
+        if state is None or len(state.done_s) < n_slots:
+            self.forget_graphs()  # they read and write the smaller state
+            larger = _State(n_slots, self._size, self._device)
+            if state is not None:
+                larger.copy_from(state)
+            self._states[self._size] = larger
+            state = larger
+        return state
 
-    def _take(self, s: _State, rows: Tensor, logits_nv: Tensor) -> None:
-        """Choose each row's next token and note it; rows that are done stay as they are."""
-        if self._decoder.kernels is not None and s.support_nmk.shape[2] == s.seen_nv.shape[1] == 0:
-            self._decoder.kernels.pick(logits_nv, rows, s, self._stops_v, self._limits.temperature)
+    def _run_steps(
+        self, state: _State, turns: Sequence[Turn], slots: Sequence[int], steps: int
+    ) -> None:
+        """Decode on a CPU, until a turn is done."""
+        state.slots_n[: len(slots)] = torch.tensor(slots)
+        first_pages = []
+        for turn in turns:
+            first = turn.pages[0]
+            is_contiguous = turn.pages == list(range(first, turn.pages[-1] + 1))
+            first_pages.append(first if is_contiguous else 0)
+        first_pages += [0] * (len(slots) - len(turns))
+        # Each turn grows by a token per step, so the longest one stays the longest.
+        longest = max(turn.length - turn.first_step for turn in turns)
+        for _ in range(steps):
+            if state.done_s[state.slots_n[: len(turns)]].any():
+                break
+            self._cache.cover(longest + self._n_steps + 1, first_pages)
+            self._step(state, state.slots_n[: len(slots)])
+            self._n_steps += 1
+
+    def _replay_steps(
+        self, state: _State, turns: Sequence[Turn], slots: Sequence[int], steps: int
+    ) -> None:
+        """Launch steps on a GPU."""
+        # Before the slots are set: a capture sets them all to slot 0.
+        graph = self._graph(state, len(slots), turns)
+        device_slots = torch.tensor(slots).to(self._device, non_blocking=True)
+        state.slots_n[: len(slots)] = device_slots
+        for _ in range(steps):
+            graph.replay()
+        self._n_steps += steps
+
+    def _graph(self, state: _State, n: int, turns: Sequence[Turn]) -> torch.cuda.CUDAGraph:
+        """Return the step for n rows as one launch, captured at its first use."""
+        covered = self._limits.context
+        if self._decoder.covers_rows_evenly:
+            longest = max(turn.length + turn.max_tokens for turn in turns)
+            rounded = -(-longest // COVERED_TOKENS_MULTIPLE) * COVERED_TOKENS_MULTIPLE
+            covered = min(covered, rounded)
+        # Limits decide which branches `choose` takes, and which state is used.
+        key = (n, covered, self._limits)
+        if key in self._graphs:
+            return self._graphs[key]
+
+        # With slot 0 in every row, the steps that a capture takes change no turn.
+        self._cache.cover(covered)
+        state.slots_n[:n] = 0
+        # A step before the capture, so that whatever is loaded or tuned at first use is there.
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._step(state, state.slots_n[:n])
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with capturing(graph, self._device, self._graph_pool):
+            self._step(state, state.slots_n[:n])
+        self._graphs[key] = graph
+        return graph
+
+    def _step(self, state: _State, slots_n: Tensor) -> None:
+        """Compute the logits after each slot's last token and choose the next one."""
+        table_sp = state.table_sp
+        if self._decoder.covers_rows_evenly:
+            table_sp = table_sp[:, : self._cache.pages_for(self._cache.covered_tokens)]
+        logits_nv = self._decoder(state.tokens_s, state.positions_s, table_sp, slots_n)
+        self._choose_tokens(state, slots_n, logits_nv)
+
+    def _choose_tokens(self, state: _State, slots_n: Tensor, logits_nv: Tensor) -> None:
+        """Choose each slot's next token and store it; slots that are done stay as they are."""
+        has_support = state.support_smk.shape[2] > 0
+        has_penalty = state.seen_sv.shape[1] > 0
+        kernels = self._decoder.kernels
+        if kernels is not None and not has_support and not has_penalty:
+            kernels.pick(logits_nv, slots_n, state, self._stops_v, self._limits.temperature)
             return
-        turn = s.turn[rows]
-        done = s.done[rows]
-        positions = s.positions[rows]
-        place = turn.masked_fill(done, s.ids_nm.shape[1] - 1)
-        seen_nv = s.seen_nv[rows] if s.seen_nv.shape[1] else None
-        tokens, logprobs, support_nk = choose(
-            logits_nv, s.uniforms_nm[rows, place], self._limits, seen_nv
-        )
-        s.ids_nm[rows, place] = tokens
-        s.logprobs_nm[rows, place] = logprobs
+
+        # No branch may depend on a value here: on a GPU this is captured in a graph.
+        n_sampled_n = state.n_sampled_s[slots_n]
+        positions_n = state.positions_s[slots_n]
+        done_n = state.done_s[slots_n]
+        last_column = state.ids_sm.shape[1] - 1
+        column_n = n_sampled_n.masked_fill(done_n, last_column)
+        seen_nv = state.seen_sv[slots_n] if has_penalty else None
+        uniforms_n = state.uniforms_sm[slots_n, column_n]
+        tokens_n, logprobs_n, support_nk = choose(logits_nv, uniforms_n, self._limits, seen_nv)
+
+        state.ids_sm[slots_n, column_n] = tokens_n
+        state.logprobs_sm[slots_n, column_n] = logprobs_n
         if support_nk is not None:
-            s.support_nmk[rows, place] = support_nk.int()
-        if seen_nv is not None:
-            # a number would be copied from the host
-            s.seen_nv[rows, tokens] = torch.ones_like(done)
-        s.tokens[rows] = torch.where(done, s.tokens[rows], tokens)
-        s.turn[rows] = turn + ~done
-        s.positions[rows] = positions + ~done
-        s.done[rows] = done | self._stops_v[tokens] | (turn + 1 >= s.budget[rows])
+            state.support_smk[slots_n, column_n] = support_nk.int()
+        if has_penalty:
+            # A tensor of the device: the number True would be copied from the host.
+            state.seen_sv[slots_n, tokens_n] = torch.ones_like(done_n)
+        state.tokens_s[slots_n] = torch.where(done_n, state.tokens_s[slots_n], tokens_n)
+        state.n_sampled_s[slots_n] = n_sampled_n + ~done_n
+        state.positions_s[slots_n] = positions_n + ~done_n
+        is_full_n = n_sampled_n + 1 >= state.max_tokens_s[slots_n]
+        state.done_s[slots_n] = done_n | self._stops_v[tokens_n] | is_full_n
 
-    def _step(self, s: _State, rows: Tensor) -> None:
-        table_np = (
-            s.table_np[:, : self._cache.reach // self._cache.page]
-            if self._decoder.has_reach
-            else s.table_np
-        )
-        self._take(s, rows, self._decoder(s.tokens, s.positions, table_np, rows))
 
-    def _graph(self, s: _State, n: int, turns: Sequence[Turn]) -> torch.cuda.CUDAGraph:
-        """Return the step for so many rows as one launch, captured at its first use."""
-        reach = self._limits.context
-        if self._decoder.has_reach:
-            reach = min(
-                reach, -(-max(turn.length + turn.budget for turn in turns) // REACH) * REACH
-            )
-        key = n, reach, self._limits
-        if key not in self._graphs:
-            self._cache.cover(reach)
-            s.rows[:n] = 0
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._step(s, s.rows[:n])
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with capturing(graph, self._device, self._pool):
-                self._step(s, s.rows[:n])
-            self._graphs[key] = graph
-        return self._graphs[key]
+def choose(
+    logits_nv: Tensor, uniforms_n: Tensor, limits: Limits, seen_nv: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Choose one token per row; return tokens and their log-probabilities in the distribution that
+    they were drawn from.
+
+    Where limits leave tokens out, those that could be drawn are returned as well, [n, k], with -1
+    in the place of the others.
+    """
+    logits = logits_nv.float()
+    if seen_nv is not None:
+        logits = penalize(logits, seen_nv, limits.repetition_penalty)
+    if limits.temperature not in (0, 1):
+        logits = logits / limits.temperature
+    if limits.width:
+        return _choose_among_likeliest(logits, uniforms_n, limits)
+
+    # Probabilities times a constant, exp(z - top): their sum is needed for log-probabilities
+    # anyway.
+    top_n, likeliest_n = logits.max(-1)
+    mass_nv = (logits - top_n[:, None]).exp_()
+    n_missing = -mass_nv.shape[-1] % BLOCK_TOKENS
+    if n_missing:
+        mass_nv = torch.nn.functional.pad(mass_nv, (0, n_missing))  # fills up the last block
+    mass_nbw = mass_nv.reshape(len(mass_nv), -1, BLOCK_TOKENS)
+    mass_nb = mass_nbw.sum(-1)
+    total_n = mass_nb.sum(-1)
+
+    if limits.temperature == 0:
+        token_n = likeliest_n
+    else:
+        token_n = _invert_cumulative(mass_nbw, mass_nb, uniforms_n)
+    chosen_n = logits.gather(-1, token_n[:, None]).squeeze(-1)
+    return token_n, chosen_n - top_n - total_n.log(), None
+
+
+def _invert_cumulative(mass_nbw: Tensor, mass_nb: Tensor, uniforms_n: Tensor) -> Tensor:
+    """Return the token at which the running sum passes u times the whole; never one without mass.
+
+    First over blocks, then inside the block that u falls into: a running sum over the whole
+    vocabulary would take longer than the model's own step on a GPU.
+    """
+    sum_nb = mass_nb.cumsum(-1)
+    target_n = uniforms_n.clamp(max=MAX_UNIFORM) * sum_nb[:, -1]
+    last_block = mass_nb.shape[-1] - 1
+    block_n = (sum_nb <= target_n[:, None]).sum(-1).clamp(max=last_block)
+
+    sum_before_n1 = (sum_nb - mass_nb).gather(-1, block_n[:, None])
+    row_n = torch.arange(len(block_n), device=block_n.device)
+    mass_nw = mass_nbw[row_n, block_n]
+    has_mass_nw = mass_nw > 0
+    passes_nw = mass_nw.cumsum(-1) + sum_before_n1 > target_n[:, None]
+    first_n = (passes_nw & has_mass_nw).int().argmax(-1)
+    # Rounding can leave u just past the block's own sum: then its last token with any mass is
+    # meant.
+    last_n = BLOCK_TOKENS - 1 - has_mass_nw.flip(-1).int().argmax(-1)
+    place_n = torch.where(passes_nw.any(-1), first_n, last_n)
+    return block_n * BLOCK_TOKENS + place_n
+
+
+def _choose_among_likeliest(
+    logits_nv: Tensor, uniforms_n: Tensor, limits: Limits
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Choose where top-k, then top-p, then min-p leave tokens out; the likeliest one always
+    stays.
+    """
+    # The likeliest tokens come first.
+    k = min(limits.width, logits_nv.shape[-1])
+    top_nk, ids_nk = logits_nv.topk(k, -1)
+    # top-p and min-p count in the distribution that top-k leaves.
+    normalized = top_nk if limits.top_k else logits_nv
+    log_p_nk = top_nk - normalized.logsumexp(-1, keepdim=True)
+    p_nk = log_p_nk.exp()
+    left_out_nk = p_nk < limits.min_p * p_nk[:, :1]
+    if limits.top_p < 1:
+        p_before_nk = p_nk.cumsum(-1) - p_nk
+        left_out_nk |= p_before_nk >= limits.top_p
+
+    sum_nk = p_nk.masked_fill(left_out_nk, 0).cumsum(-1)
+    target_n1 = uniforms_n[:, None].clamp(max=MAX_UNIFORM) * sum_nk[:, -1:]
+    rank_n1 = (sum_nk <= target_n1).sum(-1, keepdim=True).clamp(max=k - 1)
+    token_n1 = ids_nk.gather(-1, rank_n1)
+    # Relative to what is left of the whole.
+    logprob_n1 = log_p_nk.gather(-1, rank_n1) - sum_nk[:, -1:].log()
+    support_nk = ids_nk.masked_fill(left_out_nk, -1)
+    return token_n1.squeeze(-1), logprob_n1.squeeze(-1), support_nk
+
+
+class Endings:
+    """Knows every token that ends a turn, by itself or because its text has a stop text."""
+
+    def __init__(
+        self, tokenizer: Any, stop_ids: tuple[int, ...], vocabulary: int, device: torch.device
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stop_ids = set(stop_ids)
+        self._vocabulary = vocabulary
+        self._device = device
+        self._stops_by_texts: dict[tuple[str, ...], Tensor] = {}
+
+    def stops(self, limits: Limits) -> Tensor:
+        """Return one flag per token of the vocabulary: True if a turn surely ends with it.
+
+        Stop texts of several tokens do not show here: `find` cuts them off later.
+        """
+        if limits.stop in self._stops_by_texts:
+            return self._stops_by_texts[limits.stop]
+        # A model's head may be wider than its tokenizer, and a tokenizer may have more tokens.
+        stop_ids = {i for i in self._stop_ids if i < self._vocabulary}
+        if limits.stop:
+            n_known = min(self._vocabulary, len(self._tokenizer))
+            texts = self._tokenizer.batch_decode([[i] for i in range(n_known)])
+            for i, text in enumerate(texts):
+                if any(stop in text for stop in limits.stop):
+                    stop_ids.add(i)
+        stops_v = torch.zeros(self._vocabulary, dtype=torch.bool)
+        stops_v[list(stop_ids)] = True
+        self._stops_by_texts[limits.stop] = stops_v.to(self._device)
+        return self._stops_by_texts[limits.stop]
+
+    def find(self, ids_m: NDArray[np.int64], limits: Limits) -> tuple[int, Ending]:
+        """Return the number of sampled tokens that belong to the turn, and what ended it."""
+        count = len(ids_m)
+        # Nothing is sampled after a stop token, so it can only be the last one.
+        has_stop_token = count > 0 and int(ids_m[-1]) in self._stop_ids
+        if limits.stop and self._has_stop_text(ids_m, limits):
+            # The fewest tokens whose text has a stop text, by bisection: with more tokens it stays.
+            counts = range(1, count + 1)
+            index = bisect_left(counts, True, key=lambda n: self._has_stop_text(ids_m[:n], limits))
+            stop_count = counts[index]
+            # If both end at the same token, the stop token counts.
+            if stop_count < count or not has_stop_token:
+                return stop_count, Ending.STOP_TEXT
+        if has_stop_token:
+            return count, Ending.STOP_TOKEN
+        if count == limits.max_tokens:
+            return count, Ending.LENGTH
+        return count, Ending.CONTEXT_FULL
+
+    def _has_stop_text(self, ids_m: NDArray[np.int64], limits: Limits) -> bool:
+        # The last token also by itself, as in `stops`: within a text it may read differently.
+        texts = self._tokenizer.batch_decode([ids_m, ids_m[-1:]])
+        return any(stop in text for text in texts for stop in limits.stop)

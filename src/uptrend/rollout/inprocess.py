@@ -2,13 +2,15 @@
 
 Turns run side by side and join between tokens: what is new of their contexts is read, back to back
 in one row, with contexts that are the same (a group's) computed once and shared. The work is done
-in short jobs, in the thread that waits for the plays: see who is done, read the contexts of those
-that wait, launch the next tokens. Plays are answered, and their tools work, while a GPU decodes on.
+in short jobs, in the thread that waits for the plays: see which turns are done, read the contexts
+of those that wait, launch the next tokens. Plays are answered, and their tools work, while a GPU
+decodes on.
 
 Streams keep their tokens on the host. One that has to give its pages to others while it waits for a
 tool is read again.
 
-n = row (a turn), u = distinct context, q = new token, l = token of a context, v = vocabulary.
+n = segment (a stream's new tokens) or turn, u = distinct context, q = new token, l = token of a
+context, m = random number of a turn, v = vocabulary, k = token that could be drawn.
 """
 
 import asyncio
@@ -28,130 +30,140 @@ from uptrend.policy.graphed import TOGETHER, Graphed, wait_for
 from uptrend.policy.policy import Policy
 from uptrend.records import ModelError
 from uptrend.rollout.decoder import make_cache, make_decoder
-from uptrend.rollout.decoding import Decoding, Endings, Said, Turn
+from uptrend.rollout.decoding import Decoding, Endings, SampledTurn, Turn
 from uptrend.rollout.sampler import Extension, Limits
 from uptrend.tasks.event_loop import in_caller
 
-# Tokens of contexts that go through the model at once; fewer where attention needs a mask of them
-# all.
-PREFILL = 1 << 15
-PREFILL_MASKED = 1 << 12
-# Rounds of the event loop after turns were answered, before the next tokens are asked for. A tool
+# New tokens of contexts that go through the model at once; fewer if attention needs a mask, which
+# has an entry for each pair of tokens.
+MAX_PREFILL_TOKENS = 1 << 15
+MAX_MASKED_PREFILL_TOKENS = 1 << 12
+# Rounds of the event loop after turns were answered, before the next tokens are decoded. A tool
 # that takes fewer (it awaits, but nothing outside of this process) has its next turn there however
 # fast decoding is: what runs side by side does not depend on time.
-PATIENCE = 16
-# On a CPU, turns wait until they are this part of those that run: reading one takes as long as a
+IDLE_ROUNDS = 16
+# On a CPU, turns wait until they are this share of those that run: reading one takes as long as a
 # token of many.
-JOIN = 0.25
+MIN_JOINING_SHARE = 0.25
+# Seconds between two looks at what another thread does.
+POLL_S = 0.001
 
 
 @dataclass(eq=False)
 class _Stream:
     seed: int  # seed of this rollout's random numbers
-    drawn: int = 0  # number of them that were drawn
+    n_drawn: int = 0  # random numbers drawn before the next turn
     ids: list[int] = field(default_factory=list)  # all its tokens
-    cached: int = 0  # number of them whose keys and values are in its pages
+    n_cached: int = 0  # tokens whose keys and values are in its pages
     pages: list[int] = field(default_factory=list)
-    runs: bool = False  # true while a turn of it runs
+    is_running: bool = False  # True while a turn of it runs
 
 
 @dataclass(frozen=True, eq=False)
 class _Request:
-    stream: int
-    ids: Sequence[int]
+    stream: int  # the number that the caller gave it
+    ids: Sequence[int]  # tokens to append before the turn
     limits: Limits
     seed: int
-    answer: asyncio.Future[Extension]
+    answer: asyncio.Future[Extension]  # set when the turn is done
 
 
 Answer = tuple[_Request, Extension | ModelError]
+NO_TOKENS = SampledTurn(
+    ids_m=np.zeros(0, np.int64),
+    logprobs_m=np.zeros(0, np.float32),
+    support_mk=np.zeros((0, 0), np.int32),
+)
 
 
 class InProcessSampler:
     """A sampler that shares its weights with the learner."""
 
-    pool = TOGETHER  # memory of its graphs
+    graph_pool = TOGETHER  # memory of its graphs
 
     def __init__(
-        self, policy: Policy, decoding: type[Decoding] = Decoding, budget: float | None = None
+        self, policy: Policy, decoding: type[Decoding] = Decoding, cache_bytes: float | None = None
     ) -> None:
-        """Make a sampler whose cache takes up to `budget` bytes; None for a part of what is
+        """Make a sampler whose cache takes up to `cache_bytes`; None for a share of what is
         free.
         """
         self._policy = policy
-        config = policy.core.config
+        self._vocabulary = policy.core.config.vocab_size
         device = policy.device
-        self.cache = make_cache(policy, budget, self._forget_graphs)
+        self.cache = make_cache(policy, cache_bytes, self._forget_graphs)
         self._decoder = make_decoder(policy, self.cache)
-        self._decoding = decoding(device, self._decoder, self.cache, self.pool)
-        self._endings = Endings(policy.tokenizer, policy.stop_ids, config.vocab_size, device)
-        self._compute = Graphed(self.read_contexts, device, pool=self.pool)
-        self._streams: dict[int, _Stream] = {}  # those whose last turn ended long ago first
-        self._pending: list[_Request] = []  # not yet seen by a job
-        self._queue: list[_Request] = []
-        self._running: dict[Turn, tuple[_Request, int]] = {}  # with the version that began it
-        self._serving: asyncio.Task[None] | None = None
-        self._is_decoding = self._is_loading = False
-        self._patience = 0  # rounds of the event loop before the next job
-        self._released: list[int] = []
+        self._decoding = decoding(device, self._decoder, self.cache, self.graph_pool)
+        self._endings = Endings(policy.tokenizer, policy.stop_ids, self._vocabulary, device)
+        self._graphed_prefill = Graphed(self.prefill, device, pool=self.graph_pool)
+        # The one whose last turn ended longest ago comes first.
+        self._streams: dict[int, _Stream] = {}
         self._version = 0
-        self._stale = True
+        self._weights_changed = True
+
+        # A request is pending until the next job begins, then in the queue, then running.
+        self._pending: list[_Request] = []
+        self._queue: list[_Request] = []
+        # With the version of the weights that began the turn.
+        self._running: dict[Turn, tuple[_Request, int]] = {}
+        self._released: list[int] = []  # streams
+
+        self._jobs: asyncio.Task[None] | None = None
+        self._idle_rounds = 0  # rounds of the event loop before the next job
+        # Another thread works on streams meanwhile.
+        self._is_decoding = False
+        self._is_loading = False
 
     async def extend(self, stream: int, ids: Sequence[int], limits: Limits, seed: int) -> Extension:
         loop = asyncio.get_running_loop()
         request = _Request(stream, ids, limits, seed, loop.create_future())
         self._pending.append(request)
-        if self._serving is None or self._serving.done():
-            # begins after every turn that is ready now has asked
-            self._serving = loop.create_task(self._serve())
+        if self._jobs is None or self._jobs.done():
+            # A new task runs after all that are ready now, so that their requests are pending too.
+            self._jobs = loop.create_task(self._run_jobs())
         return await request.answer
 
     def release(self, stream: int) -> None:
         self._released.append(stream)
-        # jobs, in another thread, go through them
+        # A job, in another thread, iterates over the streams; it forgets released ones itself.
         if not (self._is_decoding or self._is_loading or self._running):
             self._forget(self._released)
 
     async def load(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> None:
         """Take the new version; the weights are the learner's own, so only what was copied from
-        them is renewed.
+        them is refreshed.
         """
         del weights
         self._version = version
-        self._stale = True
+        self._weights_changed = True
 
-    def _forget_graphs(self) -> None:
-        self._decoding.forget_graphs()
-        self._compute = Graphed(self.read_contexts, self._policy.device, pool=self.pool)
+    # Jobs: what runs in the event loop, and in the thread that waits for the plays.
 
-    async def _serve(self) -> None:
-        """Do job after job while somebody waits for a turn."""
+    async def _run_jobs(self) -> None:
+        """Do job after job while a play waits for a turn."""
         while self._pending or self._queue or self._running:
-            while self._is_loading:  # in another thread
-                await asyncio.sleep(0.001)
-            for _ in range(self._patience):
+            while self._is_loading:
+                await asyncio.sleep(POLL_S)
+            for _ in range(self._idle_rounds):
                 await asyncio.sleep(0)
+
             self._queue += self._pending
             self._pending = []
-            requests = [*self._queue, *(request for request, _ in self._running.values())]
+            requests = [*self._queue, *self._running_requests()]
             if all(request.answer.done() for request in requests):
                 self._drop_all()  # all were cancelled; a job would find no caller
                 break
+
+            # Streams that are released from here on wait for the next job.
             released = self._released
             self._released = []
             self._is_decoding = True
-            self._patience = 1
+            self._idle_rounds = 1
             try:
-                answers = await in_caller(partial(self._work, released))
-                self._patience = PATIENCE if answers else 1
-                for request, answer in answers:
-                    if request.answer.done():  # its rollout was cancelled meanwhile
-                        continue
-                    if isinstance(answer, ModelError):
-                        request.answer.set_exception(answer)
-                    else:
-                        request.answer.set_result(answer)
-            except Exception as error:  # every waiting turn must hear of it
+                answers = await in_caller(partial(self._do_job, released))
+                self._idle_rounds = IDLE_ROUNDS if answers else 1
+                self._deliver(answers)
+            except Exception as error:
+                # Every waiting play gets the error, and none waits forever.
                 for request in self._drop_all():
                     if not request.answer.done():
                         request.answer.set_exception(error)
@@ -163,126 +175,155 @@ class InProcessSampler:
                 self._is_decoding = False
         self._forget(self._released)
 
-    def _forget(self, released: list[int]) -> None:
-        while released:
-            if (stream := self._streams.pop(released.pop(), None)) is not None:
-                self.cache.give(stream.pages)
+    def _do_job(self, released: list[int]) -> list[Answer]:
+        """See which turns are done, let waiting ones join, decode on; return answers."""
+        with torch.inference_mode():
+            # First, because the pages of turns that are done are free for those that join.
+            answers = self._collect_done(set(released))
+            self._forget(released)
+            # Before turns join, so that none begins with older weights.
+            self._copy_pending_weights()
+            if self._weights_changed:
+                self.cache.shrink_if_oversized()
+                self._decoder.refresh()
+                self._weights_changed = False
+            answers += self._admit()
+            self._decoding.run()
+        return answers
+
+    def _deliver(self, answers: list[Answer]) -> None:
+        """Wake the callers of `extend` with their turns or errors."""
+        for request, answer in answers:
+            if request.answer.done():  # its rollout was cancelled meanwhile
+                continue
+            if isinstance(answer, ModelError):
+                request.answer.set_exception(answer)
+            else:
+                request.answer.set_result(answer)
+
+    def _copy_pending_weights(self) -> None:
+        """Copy weights that wait to be loaded, between turns; here the learner's own are used."""
+
+    # Ends of turns.
+
+    def _collect_done(self, released: set[int]) -> list[Answer]:
+        """Take out turns that are done, and those that no play waits for any more."""
+        turns = self._decoding.done_turns()
+        for turn, (request, _) in self._running.items():
+            is_abandoned = request.answer.done() or request.stream in released
+            if is_abandoned and turn not in turns:
+                turns.append(turn)
+        if not turns:
+            return []
+        answers: list[Answer] = []
+        for turn, sampled in zip(turns, self._decoding.take_out(turns), strict=True):
+            request, version = self._running.pop(turn)
+            answers.append((request, self._end_turn(request, version, sampled)))
+        return answers
+
+    def _end_turn(self, request: _Request, version: int, sampled: SampledTurn) -> Extension:
+        """Append what belongs to the turn to its stream; free the pages that it does not need."""
+        count, ending = self._endings.find(sampled.ids_m, request.limits)
+        ids_m = sampled.ids_m[:count].astype(np.int32)
+        stream = self._streams.pop(request.stream)
+        self._streams[request.stream] = stream  # at the end: the last to lose its pages
+        if stream.is_running:
+            stream.n_cached = len(stream.ids) + count - 1  # the last token has not been read
+            stream.is_running = False
+            n_needed = self.cache.pages_for(stream.n_cached)
+            self.cache.give_back(stream.pages[n_needed:])
+            del stream.pages[n_needed:]
+        stream.ids += ids_m.tolist()
+
+        support = None
+        if request.limits.width:
+            support_mk = sampled.support_mk[:count]
+            could_be_drawn_mk = support_mk >= 0
+            support = (could_be_drawn_mk.sum(1).astype(np.int32), support_mk[could_be_drawn_mk])
+        logprobs_m = sampled.logprobs_m[:count].astype(np.float32)
+        versions_m = np.full(count, version, np.int32)
+        return Extension(ids_m, logprobs_m, ending, versions_m, support)
 
     def _drop_all(self) -> list[_Request]:
-        """End all turns without an answer; return their requests. No stream's keys and values are
-        relied on.
+        """End all turns without an answer; return their requests.
+
+        What the cache has of any stream may be incomplete after an error, so all are read again.
         """
-        requests = [*(request for request, _ in self._running.values()), *self._queue]
-        self._decoding.drop(self._running)
+        requests = [*self._running_requests(), *self._queue]
+        self._decoding.remove(self._running)
         self._running = {}
         self._queue = []
         for stream in self._streams.values():
             self._evict(stream)
         return requests
 
+    def _running_requests(self) -> list[_Request]:
+        return [request for request, _ in self._running.values()]
+
+    def _forget(self, released: list[int]) -> None:
+        """Forget streams and empty the list."""
+        while released:
+            stream = self._streams.pop(released.pop(), None)
+            if stream is not None:
+                self.cache.give_back(stream.pages)
+
     def _evict(self, stream: _Stream) -> None:
-        self.cache.give(stream.pages)
+        """Take a stream's pages; its tokens are read again in its next turn."""
+        self.cache.give_back(stream.pages)
         stream.pages = []
-        stream.cached = 0
-        stream.runs = False
+        stream.n_cached = 0
+        stream.is_running = False
 
-    def _work(self, released: list[int]) -> list[Answer]:
-        """See who is done, let those that wait join, decode on; return the answers that there
-        are.
-        """
-        with torch.inference_mode():
-            answers = self._collect(set(released))
-            self._forget(released)
-            self._take_weights()
-            if self._stale:
-                self.cache.settle()
-                self._decoder.renew()
-                self._stale = False
-            answers += self._admit()
-            self._decoding.run()
-        return answers
+    def _forget_graphs(self) -> None:
+        """Drop all graphs: the cache that they write to has moved."""
+        self._decoding.forget_graphs()
+        self._graphed_prefill = Graphed(self.prefill, self._policy.device, pool=self.graph_pool)
 
-    def _take_weights(self) -> None:
-        """Take weights that wait to be loaded, between turns; the learner's own are there
-        already.
-        """
-
-    def _collect(self, released: set[int]) -> list[Answer]:
-        """Take out turns that are done, and those that nobody waits for any more."""
-        out = dict.fromkeys(self._decoding.ended())
-        for turn, (request, _) in self._running.items():
-            if request.answer.done() or request.stream in released:
-                out[turn] = None
-        said = self._decoding.take_out(list(out)) if out else []
-        return [
-            self._end(*self._running.pop(turn), each) for turn, each in zip(out, said, strict=True)
-        ]
-
-    def _end(self, request: _Request, version: int, said: Said) -> Answer:
-        """Keep what belongs to the turn in its stream, with the pages that it needs."""
-        limits = request.limits
-        count, ended = self._endings.find(said.ids, limits)
-        stream = self._streams.pop(request.stream)
-        self._streams[request.stream] = stream  # the last to lose its pages
-        ids = said.ids[:count].astype(np.int32)
-        if stream.runs:
-            stream.cached = len(stream.ids) + count - 1  # the last token has not been read
-            stream.runs = False
-            kept = self.cache.pages_for(stream.cached)
-            self.cache.give(stream.pages[kept:])
-            del stream.pages[kept:]
-        stream.ids += ids.tolist()
-        could_mk = said.support_mk[:count] >= 0
-        support = (
-            (could_mk.sum(1).astype(np.int32), said.support_mk[:count][could_mk])
-            if limits.width
-            else None
-        )
-        versions = np.full(count, version, np.int32)
-        return request, Extension(
-            ids, said.logprobs[:count].astype(np.float32), ended, versions, support
-        )
+    # Beginnings of turns.
 
     def _admit(self) -> list[Answer]:
-        """Let turns that wait join those that run, as far as their limits are the same and pages
-        are left.
+        """Let waiting turns join those that run, if their limits are the same and pages are left;
+        return answers to those that can't run.
         """
-        # some were cancelled
         self._queue = [request for request in self._queue if not request.answer.done()]
-        running = [request.limits for request, _ in self._running.values()]
-        limits = next((x for x in (*running, *(r.limits for r in self._queue))), None)
-        waiting = [request for request in self._queue if request.limits == limits]
-        if limits is None or (
-            self._policy.device.type == "cpu" and len(waiting) < JOIN * len(running)
-        ):
+        running = self._running_requests()
+        if not running and not self._queue:
             return []
+        # Those of the turns that run, else of the one that waits longest.
+        limits = [*running, *self._queue][0].limits
+        waiting = [request for request in self._queue if request.limits == limits]
+        is_cpu = self._policy.device.type == "cpu"
+        if is_cpu and len(waiting) < MIN_JOINING_SHARE * len(running):
+            return []
+
         answers: list[Answer] = []
-        joining = _Joining()
-        gone = set[_Request]()
+        joining = _JoiningTurns()
+        admitted = set[_Request]()
         for request in waiting:
             if request.stream not in self._streams:
                 self._streams[request.stream] = _Stream(request.seed)
             stream = self._streams[request.stream]
             length = len(stream.ids) + len(request.ids)
-            budget = max(0, min(limits.context - length, limits.max_tokens))
-            if budget and (needed := self.cache.pages_for(length + budget)) > self.cache.most:
-                answers.append((request, self._too_large(length + budget, needed)))
-            elif budget and not self._place(stream, request.ids, needed, joining):
+            max_tokens = max(0, min(limits.context - length, limits.max_tokens))
+            n_pages = self.cache.pages_for(length + max_tokens)
+            if max_tokens and n_pages > self.cache.max_pages:
+                answers.append((request, self._too_large(length + max_tokens, n_pages)))
+                admitted.add(request)
+                continue
+            if max_tokens and not self._allocate(stream, request.ids, n_pages, joining):
                 break  # until others have ended
-            else:
-                stream.ids += request.ids
-                if budget:
-                    joining.turns.append(Turn(stream.pages, length, budget))
-                    joining.draws.append((stream.seed, stream.drawn))
-                    self._running[joining.turns[-1]] = request, self._version
-                else:
-                    nothing = Said(
-                        np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros((0, 0), np.int32)
-                    )
-                    answers.append(self._end(request, self._version, nothing))
-                stream.drawn += limits.max_tokens
-            gone.add(request)
-        self._queue = [request for request in self._queue if request not in gone]
+
+            admitted.add(request)
+            stream.ids += request.ids
+            if max_tokens:
+                turn = Turn(stream.pages, length, max_tokens)
+                joining.turns.append(turn)
+                joining.draws.append((stream.seed, stream.n_drawn))
+                self._running[turn] = (request, self._version)
+            else:  # the context is full: the turn ends without a token
+                answers.append((request, self._end_turn(request, self._version, NO_TOKENS)))
+            stream.n_drawn += limits.max_tokens
+        self._queue = [request for request in self._queue if request not in admitted]
         if joining.turns:
             self._begin(joining, limits)
         return answers
@@ -291,168 +332,196 @@ class InProcessSampler:
         gib = self.cache.page_bytes / 2**30
         return ModelError(
             f"A turn of {tokens} tokens takes {pages * gib:.2f} GiB of keys and values, and the"
-            f" sampler's cache may have {self.cache.most * gib:.2f} GiB. Lower sampling.context or"
-            " sampling.max_tokens."
+            f" sampler's cache may have {self.cache.max_pages * gib:.2f} GiB. Lower"
+            " sampling.context or sampling.max_tokens."
         )
 
-    def _place(self, stream: _Stream, ids: Sequence[int], needed: int, joining: "_Joining") -> bool:
-        """Get a turn's pages, of which those that its prompt fills may be another's; False where
-        too few are left.
+    def _allocate(
+        self, stream: _Stream, new_ids: Sequence[int], n_pages: int, joining: "_JoiningTurns"
+    ) -> bool:
+        """Get a turn's pages, sharing those that its prompt fills with an equal one; False if too
+        few are left.
         """
-        whole = (*stream.ids, *ids) if stream.cached == 0 else (id(stream),)
-        number, first = joining.readers.setdefault(whole, (len(joining.readers), stream))
-        full = len(whole) // self.cache.page if first is not stream else 0
-        shared = first.pages[:full] if full >= self.cache.least_shared else []
-        while (pages := self.cache.take(needed - len(shared or stream.pages))) is None:
-            idle = (s for s in self._streams.values() if s.pages and not s.runs and s is not stream)
-            if (oldest := next(idle, None)) is None:
-                if first is stream:
-                    del joining.readers[whole]
+        # A stream with cached tokens goes on in its own pages: its key equals no other.
+        context = (id(stream),) if stream.n_cached else (*stream.ids, *new_ids)
+        first_use = (len(joining.readers), stream)
+        index, reader = joining.readers.setdefault(context, first_use)
+
+        shared: list[int] = []
+        if reader is not stream:
+            n_filled = len(context) // self.cache.page_tokens
+            if n_filled >= self.cache.min_shared_pages:
+                shared = reader.pages[:n_filled]
+        present = shared or stream.pages
+        while (new_pages := self.cache.take(n_pages - len(present))) is None:
+            idle = self._longest_idle(stream)
+            if idle is None:
+                if reader is stream:
+                    del joining.readers[context]
                 return False
-            self._evict(oldest)
+            self._evict(idle)
         self.cache.share(shared)
-        stream.pages = [*(shared or stream.pages), *pages]
-        stream.runs = True
-        if first is not stream:
-            stop = self.cache.pages_for(len(whole))
-            joining.sources += first.pages[len(shared) : stop]
-            joining.targets += stream.pages[len(shared) : stop]
-        joining.which.append(number)
+        stream.pages = [*present, *new_pages]
+        stream.is_running = True
+
+        joining.logits_rows.append(index)
+        if reader is not stream:
+            # Pages with the rest of the prompt are copied, because the turns go on in them.
+            n_prompt_pages = self.cache.pages_for(len(context))
+            joining.copy_sources += reader.pages[len(shared) : n_prompt_pages]
+            joining.copy_targets += stream.pages[len(shared) : n_prompt_pages]
         return True
 
-    def _begin(self, joining: "_Joining", limits: Limits) -> None:
-        """Read what is new of the contexts, and seat the turns."""
-        logits_uv = self._read([stream for _, stream in joining.readers.values()])
-        self.cache.copy(joining.sources, joining.targets)
+    def _longest_idle(self, stream: _Stream) -> _Stream | None:
+        """Return the stream, other than this one, that has pages and has been idle longest."""
+        for other in self._streams.values():
+            if other.pages and not other.is_running and other is not stream:
+                return other
+        return None
+
+    def _begin(self, joining: "_JoiningTurns", limits: Limits) -> None:
+        """Read what is new of the contexts and start to decode the turns."""
+        logits_uv = self._prefill_streams([stream for _, stream in joining.readers.values()])
+        # After the prefill, which writes what is copied.
+        self.cache.copy(joining.copy_sources, joining.copy_targets)
         device = self._policy.device
-        vocabulary = self._policy.core.config.vocab_size
         seen_nv = None
         if limits.repetition_penalty != 1:
-            seen_nv = torch.zeros(len(joining.turns), vocabulary, dtype=torch.bool)
+            seen_nv = torch.zeros(len(joining.turns), self._vocabulary, dtype=torch.bool)
             for row_v, turn in zip(seen_nv, joining.turns, strict=True):
-                row_v[self._streams[self._running[turn][0].stream].ids] = True
+                request, _ = self._running[turn]
+                row_v[self._streams[request.stream].ids] = True
             seen_nv = seen_nv.to(device)
-        logits_nv = logits_uv[torch.tensor(joining.which).to(device)]
-        stops_v = self._endings.table(limits)
+        logits_nv = logits_uv[torch.tensor(joining.logits_rows).to(device)]
         uniforms_nm = draw_uniforms(joining.draws, limits.max_tokens)
+        stops_v = self._endings.stops(limits)
         self._decoding.join(joining.turns, logits_nv, uniforms_nm, limits, stops_v, seen_nv)
 
-    def _read(self, streams: list[_Stream]) -> Tensor:
-        """Take in what is new of streams; return the logits after it, one row each."""
-        parts: list[list[_Stream]] = []
-        size = 0
-        most = PREFILL if self._decoder.packs else PREFILL_MASKED
+    # Prefill.
+
+    def _prefill_streams(self, streams: list[_Stream]) -> Tensor:
+        """Read what is new of streams; return the logits after it, one row each."""
+        max_tokens = MAX_PREFILL_TOKENS if self._decoder.packs else MAX_MASKED_PREFILL_TOKENS
+        batches: list[list[_Stream]] = []
+        batch_tokens = 0
         for stream in streams:
-            new = len(stream.ids) - stream.cached
-            if not parts or size + new > most:
-                parts.append([])
-                size = 0
-            parts[-1].append(stream)
-            size += new
-        return torch.cat([self._compute(*self._pack(part))[0][: len(part)] for part in parts])
+            n_new = len(stream.ids) - stream.n_cached
+            if not batches or batch_tokens + n_new > max_tokens:
+                batches.append([])
+                batch_tokens = 0
+            batches[-1].append(stream)
+            batch_tokens += n_new
+
+        logits = []
+        for batch in batches:
+            (logits_nv,) = self._graphed_prefill(*self._pack(batch))
+            logits.append(logits_nv[: len(batch)])  # without those of filler segments
+        return torch.cat(logits)
 
     def _pack(self, streams: list[_Stream]) -> tuple[Any, ...]:
-        """Lay new tokens of streams back to back; on a GPU filled up to one of few shapes with
-        tokens of nobody.
+        """Lay new tokens of streams back to back, as `prefill` takes them; on a GPU filled up to
+        one of few shapes with filler tokens.
         """
-        lengths = [len(s.ids) - s.cached for s in streams]
-        totals = [len(s.ids) for s in streams]
+        new_lengths = [len(stream.ids) - stream.n_cached for stream in streams]
+        lengths = [len(stream.ids) for stream in streams]
+        longest_new = max(new_lengths)
         longest = max(lengths)
-        longest_keys = max(totals)
-        if fills_up := self._policy.device.type == "cuda":
-            longest, longest_keys = (1 << (x - 1).bit_length() for x in (longest, longest_keys))
-            fill = _rounded(sum(lengths)) - sum(lengths)
-            fillers = [longest] * (fill // longest) + [fill % longest]
-            fillers += [0] * (
-                (1 << (len(lengths) + len(fillers)).bit_length()) - len(lengths) - len(fillers)
-            )
-            lengths = lengths + fillers
-            totals = totals + fillers
-        ids, positions, slots = np.zeros((3, sum(lengths)), np.int64)
-        key_slots = np.zeros(_rounded(sum(totals)) if fills_up else sum(totals), np.int64)
-        starts, key_starts = np.zeros((2, len(lengths) + 1), np.int32)
-        np.cumsum(lengths, out=starts[1:])
-        np.cumsum(totals, out=key_starts[1:])
-        for stream, start, key_start in zip(
-            streams, starts.tolist(), key_starts.tolist(), strict=False
-        ):
-            at = np.arange(len(stream.ids))
-            own = (
-                np.array(stream.pages)[at // self.cache.page] * self.cache.page
-                + at % self.cache.page
-            )
-            place = slice(start, start + len(own) - stream.cached)
-            ids[place] = stream.ids[stream.cached :]
-            positions[place] = at[stream.cached :]
-            slots[place] = own[stream.cached :]
-            key_slots[key_start : key_start + len(own)] = own
-        arrays = [
-            ids,
-            positions,
-            slots,
-            starts,
-            key_starts,
-            *([key_slots] if any(s.cached for s in streams) else []),
-        ]
-        ids_q, positions_q, slots_q, starts_n, key_starts_n, *keys = (
-            torch.from_numpy(x).to(self._policy.device, non_blocking=True) for x in arrays
-        )
-        slots_l = keys[0] if keys else None
-        return ids_q, positions_q, slots_q, starts_n, key_starts_n, longest, longest_keys, slots_l
+        n_context = sum(lengths)
+        if self._policy.device.type == "cuda":
+            longest_new = _next_power_of_two(longest_new)
+            longest = _next_power_of_two(longest)
+            # Filler tokens are their own context.
+            fillers = _filler_lengths(new_lengths, longest_new)
+            new_lengths += fillers
+            lengths += fillers
+            n_context = _rounded_up(sum(lengths))
 
-    def read_contexts(
+        # Filler tokens keep id 0, position 0 and cell 0, which is in page 0.
+        ids_q, positions_q, cells_q = np.zeros((3, sum(new_lengths)), np.int64)
+        cells_l = np.zeros(n_context, np.int64)
+        # First new token and first key of each segment, and the number of all at the end.
+        starts_n, key_starts_n = np.zeros((2, len(lengths) + 1), np.int32)
+        np.cumsum(new_lengths, out=starts_n[1:])
+        np.cumsum(lengths, out=key_starts_n[1:])
+        page_tokens = self.cache.page_tokens
+        for n, stream in enumerate(streams):
+            position_l = np.arange(len(stream.ids))
+            page_l = np.array(stream.pages)[position_l // page_tokens]
+            cell_l = page_l * page_tokens + position_l % page_tokens
+            new = slice(starts_n[n], starts_n[n] + new_lengths[n])
+            ids_q[new] = stream.ids[stream.n_cached :]
+            positions_q[new] = position_l[stream.n_cached :]
+            cells_q[new] = cell_l[stream.n_cached :]
+            cells_l[key_starts_n[n] : key_starts_n[n] + len(cell_l)] = cell_l
+
+        def on_device(array: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(array).to(self._policy.device, non_blocking=True)
+
+        any_cached = any(stream.n_cached for stream in streams)
+        return (
+            on_device(ids_q),
+            on_device(positions_q),
+            on_device(cells_q),
+            on_device(starts_n),
+            on_device(key_starts_n),
+            longest_new,
+            longest,
+            on_device(cells_l) if any_cached else None,
+        )
+
+    def prefill(
         self,
         ids_q: Tensor,
         positions_q: Tensor,
-        slots_q: Tensor,
+        cells_q: Tensor,
         starts_n: Tensor,
         key_starts_n: Tensor,
+        longest_new: int,
         longest: int,
-        longest_keys: int,
-        slots_l: Tensor | None,
-    ) -> tuple[Tensor, ...]:
-        """Run new tokens through the model, into their slots; return the logits after each segment.
+        cells_l: Tensor | None,
+    ) -> tuple[Tensor]:
+        """Run new tokens through the model, into their cells; return the logits after each segment.
 
-        `slots_l` are those of all tokens of each segment's context, None where all of them are new.
+        `cells_l` are those of all tokens of each segment's context, None if all of them are new.
         """
-        self.cache.aim_packed(slots_q, slots_l)
+        self.cache.set_packed_cells(cells_q, cells_l)
+        attention: dict[str, Any] = {}
         if self._decoder.packs:
-            about: dict[str, Any] = {
-                "packed": Packed(starts_n, key_starts_n, longest, longest_keys)
-            }
+            attention["packed"] = Packed(starts_n, key_starts_n, longest_new, longest)
         else:
-            keys = torch.arange(len(slots_q if slots_l is None else slots_l), device=ids_q.device)
-            segment_q = torch.bucketize(
-                torch.arange(len(ids_q), device=ids_q.device), starts_n[1:].long(), right=True
-            )
-            place_ql = keys - key_starts_n[segment_q][:, None]
-            about = {
-                "attention_mask": ((place_ql >= 0) & (place_ql <= positions_q[:, None]))[None, None]
-            }
-        # Compiled layers would be compiled anew for every layer.
+            # Each new token sees its own segment's keys, up to itself.
+            n_keys = len(cells_q if cells_l is None else cells_l)
+            key_l = torch.arange(n_keys, device=ids_q.device)
+            token_q = torch.arange(len(ids_q), device=ids_q.device)
+            segment_q = torch.bucketize(token_q, starts_n[1:].long(), right=True)
+            place_ql = key_l - key_starts_n[segment_q][:, None]
+            is_seen_ql = (place_ql >= 0) & (place_ql <= positions_q[:, None])
+            attention["attention_mask"] = is_seen_ql[None, None]
+        # Eager, because compiled layers would be compiled anew for every layer.
         with self._policy.arithmetic(), torch.compiler.set_stance("force_eager"):
             out = self._policy.core.get_decoder()(
                 inputs_embeds=self._policy.embed(ids_q[None]),
                 position_ids=positions_q[None],
                 past_key_values=self.cache,
                 use_cache=True,
-                **about,
+                **attention,
             )
-        return (self._decoder.logits(out.last_hidden_state[0, starts_n[1:].long() - 1]).float(),)
+        last_n = starts_n[1:].long() - 1
+        return (self._decoder.logits(out.last_hidden_state[0, last_n]).float(),)
 
 
 class CopySampler(InProcessSampler):
     """A sampler with weights of its own: it goes on while the learner changes those that train."""
 
-    pool = "apart"
+    graph_pool = "apart"
 
     def __init__(
-        self, policy: Policy, decoding: type[Decoding] = Decoding, budget: float | None = None
+        self, policy: Policy, decoding: type[Decoding] = Decoding, cache_bytes: float | None = None
     ) -> None:
-        own = policy.copy()
-        super().__init__(own, decoding, budget)
-        self._weights = dict(own.model.named_parameters())
-        # weights that wait, and their version
+        copied = policy.copy()
+        super().__init__(copied, decoding, cache_bytes)
+        self._weights = dict(copied.model.named_parameters())
+        # Weights that wait to be copied, and their version.
         self._loading: tuple[Iterable[tuple[str, Tensor]], int] | None = None
 
     async def load(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> None:
@@ -460,77 +529,100 @@ class CopySampler(InProcessSampler):
         the new ones.
         """
         assert not isinstance(weights, Path)
-        self._loading = weights, version
-        while self._loading is not None and self._serving is not None and not self._serving.done():
-            await asyncio.sleep(0.001)
-        if self._loading is not None:  # nothing runs, and nothing begins meanwhile
-            self._is_loading = True
+        self._loading = (weights, version)
+        # A job copies them if any runs.
+        while self._loading is not None and self._jobs is not None and not self._jobs.done():
+            await asyncio.sleep(POLL_S)
+        if self._loading is not None:
+            self._is_loading = True  # no job begins meanwhile
             try:
-                await in_caller(self._take_weights)
+                await in_caller(self._copy_pending_weights)
             finally:
                 self._is_loading = False
 
     def _admit(self) -> list[Answer]:
-        return [] if self._loading is not None else super()._admit()
+        if self._loading is not None:
+            return []
+        return super()._admit()
 
-    def _take_weights(self) -> None:
+    def _copy_pending_weights(self) -> None:
         if self._loading is None or self._running:
             return
         weights, version = self._loading
-        self._wait()  # for the update, which may be in another stream of the device
+        self._wait_for_device()  # the update may be in another stream of the device
         with torch.no_grad():
             for name, tensor in weights:
                 self._weights[name].copy_(tensor)
-        self._wait()
-        for stream in self._streams.values():  # keys and values of older weights
+        self._wait_for_device()
+        # Keys and values are those of older weights.
+        for stream in self._streams.values():
             self._evict(stream)
         self._version = version
-        self._stale = True
+        self._weights_changed = True
         self._loading = None
 
-    def _wait(self) -> None:
+    def _wait_for_device(self) -> None:
         if self._policy.device.type == "cuda":
             wait_for(self._policy.device)
 
 
 @dataclass
-class _Joining:
-    """Turns that join at once."""
+class _JoiningTurns:
+    """Turns that join at once, and the distinct contexts that are read for them."""
 
     turns: list[Turn] = field(default_factory=list)
-    # seed, and random numbers drawn before
+    # Of each turn, its seed and the random numbers that were drawn before.
     draws: list[tuple[int, int]] = field(default_factory=list)
-    # one for each distinct context
+    # By context, its row of logits and the stream that reads it.
     readers: dict[tuple[int, ...], tuple[int, _Stream]] = field(default_factory=dict)
-    which: list[int] = field(default_factory=list)  # the number of each turn's reader
-    sources: list[int] = field(default_factory=list)  # pages of readers
-    targets: list[int] = field(default_factory=list)  # and their copies
+    logits_rows: list[int] = field(default_factory=list)  # of each turn
+    # Pages of readers, and their copies for turns of the same context.
+    copy_sources: list[int] = field(default_factory=list)
+    copy_targets: list[int] = field(default_factory=list)
 
 
 def draw_uniforms(draws: Sequence[tuple[int, int]], count: int) -> NDArray[np.float32]:
-    """Return so many random numbers from 0 to 1 for each seed, after those drawn before: [n,
-    count].
+    """Return random numbers from 0 to 1, [n, count], for pairs of a seed and how many numbers were
+    drawn from it before.
 
     A hash of seed and number (SplitMix64: Steele, Lea and Flood 2014), for all at once: a generator
     for each rollout takes longer to make than what it draws.
     """
     seeds_n1 = np.array([[seed % 2**64] for seed, _ in draws], np.uint64)
-    numbers_nm = np.array([[before + 1] for _, before in draws], np.uint64) + np.arange(
-        count, dtype=np.uint64
-    )
-    bits_nm = _mix(
-        np.add(_mix(seeds_n1), numbers_nm * np.uint64(0x9E3779B97F4A7C15), dtype=np.uint64)
-    )
-    return (bits_nm >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+    firsts_n1 = np.array([[n_drawn + 1] for _, n_drawn in draws], np.uint64)
+    numbers_nm = firsts_n1 + np.arange(count, dtype=np.uint64)
+    # SplitMix64's state after so many numbers: it grows by 2**64 over the golden ratio for each.
+    # The seed is mixed first, so that sequences of neighboring seeds are unrelated.
+    increments_nm = numbers_nm * np.uint64(0x9E3779B97F4A7C15)
+    states_nm = np.add(_mix(seeds_n1), increments_nm, dtype=np.uint64)
+    # The upper 24 bits: fp32 holds them exactly, so that no number is rounded up to 1.
+    bits_nm = _mix(states_nm) >> np.uint64(40)
+    return bits_nm.astype(np.float32) * np.float32(2**-24)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's output function."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
-def _rounded(n: int) -> int:
-    """Round up to one of four sizes between powers of two."""
+def _filler_lengths(lengths: list[int], longest: int) -> list[int]:
+    """Return lengths of filler segments, none above `longest`, so that the number of tokens and of
+    segments become those of few shapes.
+    """
+    n_missing = _rounded_up(sum(lengths)) - sum(lengths)
+    fillers = [longest] * (n_missing // longest) + [n_missing % longest]
+    n_segments = len(lengths) + len(fillers)
+    n_empty = (1 << n_segments.bit_length()) - n_segments
+    return fillers + [0] * n_empty
+
+
+def _next_power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def _rounded_up(n: int) -> int:
+    """Round up to a multiple of 64 and to one of four sizes between powers of two."""
     step = max(64, 1 << (n.bit_length() - 3))
     return -(-n // step) * step

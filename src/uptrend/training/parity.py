@@ -283,7 +283,7 @@ def _decode(policy: Policy) -> list[TailLogprobs]:
     """Sample turns side by side: two of one prompt, a shorter one, and a second turn of each behind
     the first.
     """
-    sampler = InProcessSampler(policy, budget=CACHE_BYTES)
+    sampler = InProcessSampler(policy, cache_bytes=CACHE_BYTES)
     limits = Limits(max_tokens=8, context=128)
     scored = list[TailLogprobs]()
 

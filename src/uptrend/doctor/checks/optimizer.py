@@ -4,6 +4,8 @@
 rate, and 2e-3 is a good part of a weight.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from uptrend.doctor.case import Case
@@ -26,93 +28,126 @@ from uptrend.records import Evidence, TrendKind
 from uptrend.records.table import Ints
 from uptrend.records.view import Floats
 
-RATE = "optimizer/lr"
-KL = "kl/reference/mean"
-ENTROPY = "learner/entropy/mean"
-BEFORE = "gradient/norm/before"
-AFTER = "gradient/norm/after"
-UPDATE = "weights/update/norm"
-NORM = "weights/norm"
-CHANGED = "weights/changed/share"
-SKIPPED = "optimizer/skipped/count"
-MADE = "optimizer/updates/count"
+RATE_METRIC = "optimizer/lr"
+KL_METRIC = "kl/reference/mean"
+ENTROPY_METRIC = "learner/entropy/mean"
+DEAD_GROUPS_METRIC = "advantage/dead/share"
+# The norm of the gradient before and after it is clipped.
+GRADIENT_METRIC = "gradient/norm/before"
+CLIPPED_GRADIENT_METRIC = "gradient/norm/after"
+UPDATE_METRIC = "weights/update/norm"
+WEIGHTS_METRIC = "weights/norm"
+CHANGED_METRIC = "weights/changed/share"
+SKIPPED_METRIC = "optimizer/skipped/count"
+APPLIED_METRIC = "optimizer/updates/count"
+# A token's own log-probability, before and after one update.
+MOVED_METRIC = "learner/moved/mean"
 
-# Points that a judgment by curves takes, and one by how they run on.
-FEWEST = 10
-LONG = 20
-# Rates where the size is not known: the least in use, the least that recipes aim for, and more than
-# anybody uses.
-LEAST = 1e-7
-USUAL = 5e-7
-MOST = 2e-3
-# How many times below or above the usual rates for a model's size a rate is too small or too large.
+# Points that a judgment of a curve's levels takes, and one of its course.
+MIN_POINTS = 10
+MIN_COURSE_POINTS = 20
+# Rates where the model's size is not known: the least in use, the least that recipes aim for, and
+# more than anyone uses.
+MIN_RATE = 1e-7
+MIN_TARGET_RATE = 5e-7
+MAX_RATE = 2e-3
+# Factor below or above the usual rates for a model's size from which a rate is too small or too
+# large.
 RATE_FACTOR = 10.0
+
+# Points from which skipped updates are judged; fewer only where every step made none.
+MIN_SKIP_POINTS = 5
+# Shares of skipped updates, or of steps without one, from which they are a note, a warning, and
+# critical. In a short run a few skips are an fp16 loss scaler that settles; in a long one any skip
+# is a warning, and a smaller share critical.
+MIN_SKIPPED_SHARE = 0.02
+WARNING_SKIPPED_SHARE = 0.1
+CRITICAL_SKIPPED_SHARE = 0.5
+CRITICAL_SKIPPED_SHARE_LONG = 0.2
 
 
 @check("optimizer.skipped-updates")
 def skipped_updates(case: Case) -> Answer:
     """Report steps whose update was not applied."""
-    steps, skipped = case.curve(SKIPPED)
-    at, made = case.curve(MADE)
-    unmoved = _unmoved_steps(case)
-    points = max(len(at), len(steps), len(unmoved) and len(case.view.steps))
-    idle = np.union1d(at[made == 0], unmoved)
-    if not points:
+    skip_steps, skipped = case.curve(SKIPPED_METRIC)
+    applied_steps, applied = case.curve(APPLIED_METRIC)
+    unmoved_steps = _unmoved_steps(case)
+    n_points = max(len(applied_steps), len(skip_steps))
+    if len(unmoved_steps):
+        n_points = max(n_points, len(case.view.steps))
+    if n_points == 0:
         return Lacking("neither made nor skipped updates were counted")
-    lost = float(skipped.sum())
-    total = float(skipped.sum() + made.sum())
-    is_long = len(case.view.steps) >= FEWEST and lost > 0
-    of_updates = lost / total if total else 1.0
-    share = max(of_updates, len(idle) / points)
-    is_enough = is_long or points >= 5 or len(idle) == points
-    # In a short run a few skips are an fp16 loss scaler that settles.
-    if not is_enough or not (lost or len(idle)) or (share < 0.02 and not is_long):
+
+    idle_steps = np.union1d(applied_steps[applied == 0], unmoved_steps)
+    n_skipped = float(skipped.sum())
+    n_updates = float(skipped.sum() + applied.sum())
+    if not n_skipped and not len(idle_steps):
         return None
-    severity = warn_if(is_long or share >= 0.1)
-    if share >= 0.5 or (is_long and of_updates > 0.2):
+
+    skipped_share = n_skipped / n_updates if n_updates else 1.0
+    share = max(skipped_share, len(idle_steps) / n_points)
+    is_long = len(case.view.steps) >= MIN_POINTS and n_skipped > 0
+    is_enough = n_points >= MIN_SKIP_POINTS or len(idle_steps) == n_points
+    if not is_long and (not is_enough or share < MIN_SKIPPED_SHARE):
+        return None
+
+    severity = warn_if(is_long or share >= WARNING_SKIPPED_SHARE)
+    if share >= CRITICAL_SKIPPED_SHARE or (is_long and skipped_share > CRITICAL_SKIPPED_SHARE_LONG):
         severity = CRITICAL
-    first = int(idle[0] if len(idle) else steps[np.flatnonzero(skipped)[0]])
     text = (
-        f"{lost:.0f} of {total:.0f} updates were skipped, and {len(idle)} of {points} steps made"
-        " none"
+        f"{n_skipped:.0f} of {n_updates:.0f} updates were skipped, and {len(idle_steps)} of"
+        f" {n_points} steps made none"
     )
-    shown = Evidence(text, share, SKIPPED, first)
-    return Found(severity, PROOF, PAGE_SUMMARY, [shown])
+    first_step = int(idle_steps[0] if len(idle_steps) else skip_steps[np.flatnonzero(skipped)[0]])
+    return Found(severity, PROOF, PAGE_SUMMARY, [Evidence(text, share, SKIPPED_METRIC, first_step)])
+
+
+# Steps with a gradient and without a change, below which a lost update may be a coincidence.
+MIN_UNMOVED_STEPS = 3
 
 
 def _unmoved_steps(case: Case) -> Ints:
     """Return steps with a gradient and a rate that changed no weight, where others did: their
     update was lost.
     """
-    if not case.has(UPDATE, BEFORE, RATE):
-        return np.zeros(0, np.int64)
-    update, gradient, rate = (case.view.metrics[metric] for metric in (UPDATE, BEFORE, RATE))
-    is_still = (update == 0) & (gradient > 0) & (rate > 0)
-    moved = np.flatnonzero(update > 0)
-    # The small rates of a warm-up may round to nothing.
-    is_still &= rate >= (rate[moved].min() if len(moved) else np.inf)
-    return case.view.steps[is_still] if is_still.sum() >= 3 else np.zeros(0, np.int64)
+    no_steps = np.zeros(0, np.int64)
+    if not case.has(UPDATE_METRIC, GRADIENT_METRIC, RATE_METRIC):
+        return no_steps
+    update = case.view.metrics[UPDATE_METRIC]
+    gradient = case.view.metrics[GRADIENT_METRIC]
+    rate = case.view.metrics[RATE_METRIC]
+    has_moved = update > 0
+    if not has_moved.any():
+        return no_steps
+
+    # The small rates of a warm-up may round to nothing: only a rate at which another step moved
+    # weights counts.
+    is_unmoved = (update == 0) & (gradient > 0) & (rate > 0)
+    is_unmoved &= rate >= rate[has_moved].min()
+    return case.view.steps[is_unmoved] if is_unmoved.sum() >= MIN_UNMOVED_STEPS else no_steps
 
 
-# Share of steps without a gradient from which they are worth a word.
-DEAD_SHARE = 0.2
+# Share of steps without a gradient from which they are reported.
+MIN_DEAD_STEP_SHARE = 0.2
 
 
 @check("optimizer.dead-steps")
 def dead_steps(case: Case) -> Answer:
     """Report steps with a gradient of exactly 0: a share of many, or every single one of a few."""
-    gradient = case.curve(BEFORE)[1]
-    if len(case.view.steps) < FEWEST and not case.is_certainly_idle:
-        return Lacking(f"fewer than {FEWEST} points")
+    if len(case.view.steps) < MIN_POINTS and not case.is_certainly_idle:
+        return Lacking(f"fewer than {MIN_POINTS} points")
+    gradient = case.curve(GRADIENT_METRIC)[1]
     share = float(np.mean(gradient == 0)) if len(gradient) else 0.0
-    if share < DEAD_SHARE:
+    if share < MIN_DEAD_STEP_SHARE:
         return None
-    text = (
+
+    summary = (
         f"The gradient is exactly 0 at {share:.0%} of the logged points: those steps changed"
         " nothing."
     )
-    shown = Evidence(f"{int((gradient == 0).sum())} of {len(gradient)} points.", share, BEFORE)
-    return Found(warn_if(case.is_stuck or case.is_certainly_idle), PROOF, text, [shown])
+    text = f"{int((gradient == 0).sum())} of {len(gradient)} points."
+    severity = warn_if(case.is_stuck or case.is_certainly_idle)
+    return Found(severity, PROOF, summary, [Evidence(text, share, GRADIENT_METRIC)])
 
 
 @check("optimizer.lr-small")
@@ -120,266 +155,332 @@ def small_rate(case: Case) -> Answer:
     """Report a policy that hardly left its start, steps that round to nothing in fp32, and a rate
     below any in use.
     """
-    answers = list[Found | Lacking | None]()
-    if len(case.view.steps) < FEWEST:
-        answers.append(Lacking(f"fewer than {FEWEST} points"))
-    elif not case.has(KL) and not case.has(UPDATE, NORM):
-        answers.append(Lacking("neither KL nor the size of updates was logged"))
-    else:
-        answers.append(_hardly_left(case))
-    # nothing is more precise: what rounds to nothing is too small a step
-    if case.value("model.weights") == "fp32":
-        answers.append(_rounded(case))
-    largest = _largest_rate(case)
-    least = _extremes(case)[0]
-    if largest is not None and not _is_rising(case) and 0 < (rate := largest[0]) < least:
-        text = (
-            f"The learning rate is never above {rate:.2g}: below {least:.1g} such a model does not"
-            " move."
-        )
-        answers.append(Found(WARNING, SIGNAL, text, [largest[1]]))
-    return answers
+    # No weights are more precise than fp32: what rounds to nothing there is too small a step.
+    rounded = _rounded(case) if case.value("model.weights") == "fp32" else None
+    return [_hardly_left(case), rounded, _below_usual_rates(case)]
 
 
 # KL at the end of a run below which the policy has hardly left its start, and that of a run that
 # learns all the same.
-NEAR = 0.01
-NEAR_AND_LEARNING = 1e-3
-# The same by weights: the path of all updates against the weights' length, as far as it would lead
-# in a run of at least so many steps at the configured rate. A shorter run, or one that still warms
-# up, may only need time: 26 points of accuracy were gained by 25 updates of 0.0006 in all.
-MOVED = 0.002
-FULL_RUN = 100
+NEAR_KL = 0.01
+NEAR_KL_LEARNING = 1e-3
+# The same by weights: the path of all updates / the weights' length, as far as it would lead in a
+# run of at least so many steps at the configured rate. A shorter run, or one that still warms up,
+# may only need time: 26 points of accuracy were gained by 25 updates of 0.0006 in all.
+MIN_PATH = 0.002
+FULL_RUN_STEPS = 100
+# A path with which no run of usual length leaves its start, however short this one was.
+MIN_PATH_OF_ANY_RUN = MIN_PATH / 5
+# Steps that leave the start at a usual rate, in a run too short to show a trend.
+MIN_STEPS_TO_LEAVE = 50
+# Share of dead groups from which these explain a policy at its start.
+MOSTLY_DEAD_SHARE = 0.9
 # Final KL / first-quarter KL above which the policy is still moving.
-LEAVING = 5.0
+LEAVING_KL_RATIO = 5.0
 
 
-def _hardly_left(case: Case) -> Found | None:
+def _hardly_left(case: Case) -> Found | Lacking | None:
     """Report a policy near its start; a warning where the reward did not rise and groups were
     alive.
     """
+    if len(case.view.steps) < MIN_POINTS:
+        return Lacking(f"fewer than {MIN_POINTS} points")
+    if not case.has(KL_METRIC) and not case.has(UPDATE_METRIC, WEIGHTS_METRIC):
+        return Lacking("neither KL nor the size of updates was logged")
+    # Accuracy that moved was moved by the policy.
     if case.has_gained:
-        return None  # accuracy that moved was moved by the policy
-    kl = case.summary(KL)
-    gradient = case.summary(BEFORE)
-    nearest = NEAR_AND_LEARNING if case.is_learning else NEAR
-    is_near = kl is not None and bool(kl.values.any()) and 0 <= kl.last < nearest
-    path, full_path = _paths(case)
-    is_short_way = full_path is not None and full_path < MOVED and not case.is_learning
-    if not (is_near or is_short_way):
         return None
-    shown = []
+
+    kl = case.summary(KL_METRIC)
+    max_kl = NEAR_KL_LEARNING if case.is_learning else NEAR_KL
+    is_near = kl is not None and bool(kl.values.any()) and 0 <= kl.last < max_kl
+    path = _path(case)
+    full_path = None if path is None else _full_path(case, path)
+    is_short_path = full_path is not None and full_path < MIN_PATH and not case.is_learning
+    if not is_near and not is_short_path:
+        return None
+
+    evidence = []
     if kl is not None and is_near:
         text = f"KL to the reference {kl.first:.2g} in the first quarter, {kl.last:.2g} at the end."
-        shown.append(case.evidence(KL, text))
+        evidence.append(case.evidence(KL_METRIC, text))
+    gradient = case.summary(GRADIENT_METRIC)
     if gradient is not None and gradient.last > 0:
-        shown.append(
-            case.evidence(
-                BEFORE, f"Gradient {gradient.last:.2g}: there is something to learn from."
-            )
-        )
+        text = f"Gradient {gradient.last:.2g}: there is something to learn from."
+        evidence.append(case.evidence(GRADIENT_METRIC, text))
     if path is not None:
-        shown.append(
-            Evidence(f"All updates together are {path:.2g} of the weights' length.", path, UPDATE)
-        )
-    is_long = case.is_stuck or (
-        case.trend.kind is TrendKind.TOO_SHORT and int(case.view.steps[-1]) >= 50
+        text = f"All updates together are {path:.2g} of the weights' length."
+        evidence.append(Evidence(text, path, UPDATE_METRIC))
+
+    is_undecided = case.trend.kind is TrendKind.TOO_SHORT
+    has_had_time = is_undecided and int(case.view.steps[-1]) >= MIN_STEPS_TO_LEAVE
+    is_tiny_path = full_path is not None and full_path < MIN_PATH_OF_ANY_RUN
+    is_fault = case.is_stuck or has_had_time or is_tiny_path
+    # A policy that leaves slowly but ever faster only needs time.
+    is_leaving = kl is not None and is_near and kl.last > LEAVING_KL_RATIO * max(kl.first, 0.0)
+    dead = case.dead_groups
+    is_dead = len(dead) > 0 and float(dead.mean()) > MOSTLY_DEAD_SHARE
+    severity = warn_if(is_fault and not is_leaving and not is_dead)
+
+    rate = case.value("learning.lr")
+    at_rate = f" at a learning rate of {rate:.2g}" if rate else ""
+    summary = (
+        f"The policy hardly left its start{at_rate}: updates are too small or too few to show."
     )
-    # no run of usual length would have moved it
-    is_long |= full_path is not None and full_path < MOVED / 5
-    is_dead = len(case.dead_groups) > 0 and float(case.dead_groups.mean()) > 0.9
-    # A policy that leaves slowly but ever faster is on its way, and only needs time.
-    is_on_its_way = kl is not None and is_near and kl.last > LEAVING * max(kl.first, 0.0)
-    at = f" at a learning rate of {rate:.2g}" if (rate := case.value("learning.lr")) else ""
-    text = f"The policy hardly left its start{at}: updates are too small or too few to show."
-    return Found(warn_if(is_long and not is_on_its_way and not is_dead), SIGNAL, text, shown)
+    return Found(severity, SIGNAL, summary, evidence)
 
 
-def _paths(case: Case) -> tuple[float | None, float | None]:
-    """Return all updates / the weights' length: of the steps that were made, and of a full run at
-    the configured rate.
+def _path(case: Case) -> float | None:
+    """Return the length of all updates / the weights' length; None where these were not logged."""
+    update = case.curve(UPDATE_METRIC)[1]
+    weights = case.curve(WEIGHTS_METRIC)[1]
+    if not len(update) or not len(weights) or weights[0] <= 0:
+        return None
+    return float(update.sum() / weights[0])
 
-    Both are None where updates were not measured.
-    """
-    update = case.curve(UPDATE)[1]
-    norm = case.curve(NORM)[1]
-    if not len(update) or not len(norm) or norm[0] <= 0:
-        return None, None
-    path = float(update.sum() / norm[0])
-    steps = max(FULL_RUN, int(case.value("learning.steps") or 0))
+
+def _full_path(case: Case, path: float) -> float:
+    """Return a path as long as it would be after a full run at the configured rate."""
+    n_updates = len(case.curve(UPDATE_METRIC)[1])
+    full_steps = max(FULL_RUN_STEPS, int(case.value("learning.steps") or 0))
     # A step of Adam is as long as the rate: in a warm-up, or late in a decay, steps say little of
     # the others.
-    rates = case.curve(RATE)[1]
-    configured = case.value("learning.lr")
+    rates = case.curve(RATE_METRIC)[1]
     mean_rate = float(rates.mean()) if len(rates) else 0.0
-    usual = configured if isinstance(configured, int | float) else mean_rate
-    faster = max(1.0, usual / mean_rate) if mean_rate > 0 else 1.0
-    return path, path * faster * max(1.0, steps / len(update))
+    configured = case.value("learning.lr")
+    usual_rate = configured if isinstance(configured, int | float) else mean_rate
+    speedup = max(1.0, usual_rate / mean_rate) if mean_rate > 0 else 1.0
+    return path * speedup * max(1.0, full_steps / n_updates)
 
 
-# Share of clipped tokens, and of the weights' length in one update, from which updates are too
-# large. Adapters, which start at 0, are not judged by length.
-CLIPPED = 0.2
-LEAP = 0.01
-# Weight of an entropy bonus, ten times what is usual, from which it may rule the update.
-HEAVY = 0.1
-# Nats by which an update may move its own tokens on average: the clip range is about 0.2.
-MAX_MOVE = 1.0
-# Share of dead groups from which a model that does not learn answers all alike.
-BROKEN_DEAD_SHARE = 0.5
+def _below_usual_rates(case: Case) -> Found | None:
+    """Report a rate that is below any in use, and does not rise."""
+    largest = _largest_rate(case)
+    lowest_rate = _extreme_rates(case)[0]
+    if largest is None or _is_rising(case) or not 0 < largest.rate < lowest_rate:
+        return None
+    summary = (
+        f"The learning rate is never above {largest.rate:.2g}: below {lowest_rate:.1g} such a"
+        " model does not move."
+    )
+    return Found(WARNING, SIGNAL, summary, [largest.evidence])
 
 
-@check("optimizer.lr-large", at_least=FEWEST)
+@check("optimizer.lr-large", at_least=MIN_POINTS)
 def large_rate(case: Case) -> Answer:
     """Report updates that leave their region or break the model, and a rate above any in use."""
-    found = [_clipped(case) or _leaps(case) or _fell_at_the_peak(case)]
+    too_large = (
+        _clipped(case)
+        or _moves_tokens_far(case)
+        or _moves_weights_far(case)
+        or _fell_at_peak_rate(case)
+    )
+    return [too_large, _above_usual_rates(case)]
+
+
+# Share of clipped tokens from which updates are too large.
+MAX_CLIPPED_SHARE = 0.2
+# A clip range of some thousandths, as GSPO has for whole sequences, clips much by design.
+NARROW_CLIP_RANGE = 0.05
+
+
+def _clipped(case: Case) -> Found | None:
+    """Report updates of which many tokens are clipped."""
+    curves = []
+    for side in ("low", "high", "region"):
+        curve = case.summary(f"clip/{side}/share")
+        if curve is not None:
+            curves.append(curve)
+    if not curves:
+        return None
+    most_clipped = max(curves, key=lambda curve: curve.last)
+    clip_range = case.value("learning.clip_low")
+    is_narrow = bool(clip_range) and 0 < clip_range < NARROW_CLIP_RANGE
+    if most_clipped.last <= MAX_CLIPPED_SHARE or is_narrow:
+        return None
+
+    summary = (
+        f"{most_clipped.last:.0%} of tokens are clipped: updates leave the region that they were"
+        " computed for."
+    )
+    evidence = case.evidence(most_clipped.metric, f"Clipped share {most_clipped.last:.2f}.")
+    is_fault = not case.is_learning
+    # An unknown range may be a narrow one, which only a fall of the reward excludes.
+    if clip_range is None:
+        is_fault = case.trend.kind is TrendKind.FALLING
+    return Found(warn_if(is_fault), SIGNAL, summary, [evidence])
+
+
+# Nats by which an update may move its own tokens on average: the clip range is about 0.2.
+MAX_TOKEN_MOVE = 1.0
+MIN_TOKEN_MOVES = 3
+
+
+def _moves_tokens_far(case: Case) -> Found | None:
+    """Report updates that move the log-probabilities of their own tokens too far."""
+    moved = case.summary(MOVED_METRIC)
+    if moved is None or len(moved.values) < MIN_TOKEN_MOVES or case.is_learning:
+        return None
+    if np.median(moved.values) <= MAX_TOKEN_MOVE:
+        return None
+    summary = (
+        f"One update moves log-probabilities of its own tokens by {moved.last:.2g} nats on"
+        " average: too far."
+    )
+    return Found(WARNING, SIGNAL, summary, [case.evidence(MOVED_METRIC, "More than 0.1 is much.")])
+
+
+# One update / the weights' length from which updates are too large. Adapters, which start at 0, are
+# not judged by length.
+MAX_UPDATE_RATIO = 0.01
+
+
+def _moves_weights_far(case: Case) -> Found | None:
+    """Report updates that are long against the weights."""
+    if not case.has(UPDATE_METRIC, WEIGHTS_METRIC) or case.is_learning or case.value("model.lora"):
+        return None
+    ratios = case.view.metrics[UPDATE_METRIC] / case.view.metrics[WEIGHTS_METRIC]
+    ratio = float(np.nanmedian(ratios))
+    if ratio <= MAX_UPDATE_RATIO:
+        return None
+    summary = (
+        f"A step changes the weights by {ratio:.1%} of their length, and the reward does not rise:"
+        " too large a step."
+    )
+    text = f"Update over weights {ratio:.3g}; about 0.001 is usual."
+    return Found(WARNING, SIGNAL, summary, [Evidence(text, ratio, UPDATE_METRIC)])
+
+
+# Weight of an entropy bonus, ten times what is usual, from which it is the likelier reason of a
+# fall.
+HEAVY_ENTROPY_WEIGHT = 0.1
+# Part of the largest rate from which a rate is near its peak.
+NEAR_PEAK = 0.5
+
+
+def _fell_at_peak_rate(case: Case) -> Found | None:
+    """Report a reward that collapsed while the rate was near its peak."""
+    steps, rates = case.curve(RATE_METRIC)
+    collapse = case.collapse
+    if collapse is None or len(rates) == 0 or abs(case.entropy_weight) >= HEAVY_ENTROPY_WEIGHT:
+        return None
+    step = int(case.curve(REWARD_METRIC)[0][collapse.index - 1])
+    rate = float(np.interp(step, steps, rates))
+    peak_rate = float(rates.max())
+    if rate < NEAR_PEAK * peak_rate:
+        return None
+    summary = (
+        f"The reward fell from {collapse.best:.3g} to {collapse.last:.3g} near step {step}, at a"
+        f" rate of {rate:.2g}, near its peak: steps are too large."
+    )
+    text = f"Learning rate {rate:.2g} of at most {peak_rate:.2g} at the fall."
+    return Found(WARNING, SIGNAL, summary, [Evidence(text, rate, RATE_METRIC, step)])
+
+
+def _above_usual_rates(case: Case) -> Found | None:
+    """Report a rate that is above any in use where the model broke."""
     largest = _largest_rate(case)
-    most = _extremes(case)[1]
-    if largest is not None and largest[0] >= most and _is_broken(case):
-        text = (
-            f"The learning rate is {largest[0]:.2g}; from {most:.1g} on, a step breaks such a"
-            " model."
-        )
-        found.append(Found(WARNING, SIGNAL, text, [largest[1]]))
-    return found
+    highest_rate = _extreme_rates(case)[1]
+    if largest is None or largest.rate < highest_rate or not _is_broken(case):
+        return None
+    summary = (
+        f"The learning rate is {largest.rate:.2g}; from {highest_rate:.1g} on, a step breaks such"
+        " a model."
+    )
+    return Found(WARNING, SIGNAL, summary, [largest.evidence])
 
 
-def _extremes(case: Case) -> tuple[float, float]:
+def _extreme_rates(case: Case) -> tuple[float, float]:
     """Return a rate below which no model of this size moves, and one from which a step breaks
     it.
     """
     known = settings_in_force(case.view)
-    low, high = usual_learning_rates(known)
     if not known("model.parameters"):
-        return LEAST, MOST
+        return MIN_RATE, MAX_RATE
+    low, high = usual_learning_rates(known)
     return low / RATE_FACTOR, high * RATE_FACTOR
 
 
-def _clipped(case: Case) -> Found | None:
-    clipped = [c for side in ("low", "high", "region") if (c := case.summary(f"clip/{side}/share"))]
-    most = max(clipped, key=lambda c: c.last, default=None)
-    # A range of some thousandths, as GSPO has for whole sequences, clips much by design.
-    if most is None or most.last <= CLIPPED or 0 < (case.value("learning.clip_low") or 1.0) < 0.05:
-        return None
-    text = (
-        f"{most.last:.0%} of tokens are clipped: updates leave the region that they were computed"
-        " for."
-    )
-    shown = case.evidence(most.metric, f"Clipped share {most.last:.2f}.")
-    # Where the range is not known it may be such a one.
-    is_fault = (
-        case.trend.kind is TrendKind.FALLING
-        if case.value("learning.clip_low") is None
-        else not case.is_learning
-    )
-    return Found(warn_if(is_fault), SIGNAL, text, [shown])
+# Share of dead groups from which a model that does not learn answers all alike.
+BROKEN_DEAD_SHARE = 0.5
 
 
-def _leaps(case: Case) -> Found | None:
-    moved = case.summary("learner/moved/mean")
-    if (
-        moved is not None
-        and len(moved.values) >= 3
-        and np.median(moved.values) > MAX_MOVE
-        and not case.is_learning
-    ):
-        text = (
-            f"One update moves log-probabilities of its own tokens by {moved.last:.2g} nats on"
-            " average: too far."
-        )
-        return Found(WARNING, SIGNAL, text, [case.evidence(moved.metric, "More than 0.1 is much.")])
-    if not case.has(UPDATE, NORM) or case.is_learning or case.value("model.lora"):
-        return None
-    leap = float(np.nanmedian(case.view.metrics[UPDATE] / case.view.metrics[NORM]))
-    if leap <= LEAP:
-        return None
-    text = (
-        f"A step changes the weights by {leap:.1%} of their length, and the reward does not rise:"
-        " too large a step."
-    )
-    shown = Evidence(f"Update over weights {leap:.3g}; about 0.001 is usual.", leap, UPDATE)
-    return Found(WARNING, SIGNAL, text, [shown])
+def _is_broken(case: Case) -> bool:
+    """Return True where the reward falls, or many groups answer all alike."""
+    if case.trend.kind is TrendKind.FALLING:
+        return True
+    dead = case.dead_groups
+    return len(dead) > 0 and float(dead.mean()) >= BROKEN_DEAD_SHARE
 
 
-def _fell_at_the_peak(case: Case) -> Found | None:
-    steps, rates = case.curve(RATE)
-    # An entropy bonus that heavy is the likelier reason of a fall.
-    if case.collapse is None or len(rates) == 0 or abs(case.entropy_weight) >= HEAVY:
-        return None
-    step = int(case.curve(REWARD_METRIC)[0][case.collapse.index - 1])
-    rate = float(np.interp(step, steps, rates))
-    most = float(rates.max())
-    if rate < 0.5 * most:
-        return None
-    fell = (
-        f"The reward fell from {case.collapse.best:.3g} to {case.collapse.last:.3g} near step"
-        f" {step}"
-    )
-    text = f"{fell}, at a rate of {rate:.2g}, near its peak: steps are too large."
-    shown = Evidence(
-        f"Learning rate {rate:.2g} of at most {most:.2g} at the fall.", rate, RATE, step
-    )
-    return Found(WARNING, SIGNAL, text, [shown])
-
-
-# Share of the rate asked for that a schedule must leave on average, and share of a run that a
-# warm-up takes at most.
-USED = 0.2
-WARM_UP = 0.1
-# Share of the rate asked for below which nothing can be learned.
-NO_RATE = 0.001
-
-
-@check("optimizer.schedule", at_least=FEWEST)
-def schedule(case: Case) -> list[Found]:
-    """Report a schedule that leaves little of the rate asked for, or a warm-up that gets
+@check("optimizer.schedule", at_least=MIN_POINTS)
+def schedule(case: Case) -> Answer:
+    """Report a schedule that leaves little of the configured rate, or a warm-up that gets
     nowhere.
     """
-    found = list[Found]()
-    steps, rates = case.curve(RATE)
-    asked = case.value("learning.lr")
-    warmup = case.value("learning.warmup") or 0
-    steps_planned = case.value("learning.steps") or 0
+    return [_little_rate_left(case), _endless_warmup(case)]
+
+
+# Part of the configured rate that a schedule must leave on average, and part below which nothing
+# can be learned.
+MIN_RATE_SHARE = 0.2
+NO_RATE_SHARE = 0.001
+
+
+def _little_rate_left(case: Case) -> Found | None:
+    """Report a schedule whose mean rate is far below the configured one."""
+    steps, rates = case.curve(RATE_METRIC)
+    configured = case.value("learning.lr")
+    if len(rates) < MIN_POINTS or not isinstance(configured, int | float) or configured <= 0:
+        return None
     # In the middle of a warm-up nothing is known yet of the rates that follow it.
-    is_warming_up = len(steps) > 0 and steps[-1] < warmup < steps_planned
-    if not is_warming_up and len(rates) >= FEWEST and isinstance(asked, int | float) and asked > 0:
-        used = float(rates.mean()) / asked
-        if used < USED:
-            text = (
-                f"The schedule left {used:.0%} of the learning rate on average: warm-up or decay"
-                " ate the run."
-            )
-            shown = Evidence(
-                f"Mean rate {rates.mean():.2g} of {asked:.2g}.", used, RATE, int(steps[-1])
-            )
-            sure = (CRITICAL, PROOF) if used < NO_RATE else (warn_if(not case.is_learning), SIGNAL)
-            found.append(Found(*sure, text, [shown]))
+    warmup_steps = case.value("learning.warmup") or 0
+    planned_steps = case.value("learning.steps") or 0
+    if steps[-1] < warmup_steps < planned_steps:
+        return None
+    share = float(rates.mean()) / configured
+    if share >= MIN_RATE_SHARE:
+        return None
+
+    summary = (
+        f"The schedule left {share:.0%} of the learning rate on average: warm-up or decay ate the"
+        " run."
+    )
+    text = f"Mean rate {rates.mean():.2g} of {configured:.2g}."
+    evidence = Evidence(text, share, RATE_METRIC, int(steps[-1]))
+    if share < NO_RATE_SHARE:
+        return Found(CRITICAL, PROOF, summary, [evidence])
+    return Found(warn_if(not case.is_learning), SIGNAL, summary, [evidence])
+
+
+# Share of a run that the longest usual warm-up takes.
+MAX_WARMUP_SHARE = 0.1
+# Relative difference between the increments of a rate that rises evenly.
+INCREMENT_TOLERANCE = 0.05
+
+
+def _endless_warmup(case: Case) -> Found | None:
+    """Report a rate that rises so slowly that a usual warm-up would leave it too small."""
     largest = _largest_rate(case)
-    planned = case.value("learning.steps", 0)
-    if (
-        largest is None
-        or largest[0] >= MOST
-        or not _is_rising(case)
-        or len(rates) < LONG
-        or not planned
-    ):
-        return found
+    steps, rates = case.curve(RATE_METRIC)
+    planned_steps = case.value("learning.steps", 0)
+    if largest is None or largest.rate >= MAX_RATE or not planned_steps:
+        return None
+    if len(rates) < MIN_COURSE_POINTS or not _is_rising(case):
+        return None
+
     # A rate that rises evenly from the first step to the last is still warming up.
-    rises = np.diff(rates)
-    reached = float(rises.sum() / np.diff(steps).sum()) * WARM_UP * planned
-    if np.allclose(rises, rises.mean(), rtol=0.05) and rises.mean() > 0 and reached < USUAL:
-        slow = f"so slowly that after a tenth of {planned} steps it is {reached:.2g}"
-        text = (
-            f"The learning rate still rises, {slow}: its warm-up eats the run, or leads to nothing."
-        )
-        found.append(Found(WARNING, SIGNAL, text, [largest[1]]))
-    return found
-
-
-# Relative distance of an update from rate × clipped gradient in plain descent.
-PLAIN = 0.1
-# Gradient / limit from which a clip takes the larger part of it, at nearly every step.
-MIN_CUT = 2.0
+    increments = np.diff(rates)
+    is_even = np.allclose(increments, increments.mean(), rtol=INCREMENT_TOLERANCE)
+    increase_per_step = increments.sum() / np.diff(steps).sum()
+    reached_rate = float(increase_per_step) * MAX_WARMUP_SHARE * planned_steps
+    if not is_even or increments.mean() <= 0 or reached_rate >= MIN_TARGET_RATE:
+        return None
+    summary = (
+        f"The learning rate still rises, so slowly that after a tenth of {planned_steps} steps it"
+        f" is {reached_rate:.2g}: its warm-up eats the run, or leads to nothing."
+    )
+    return Found(WARNING, SIGNAL, summary, [largest.evidence])
 
 
 @check("optimizer.clip-tight")
@@ -391,134 +492,157 @@ def tight_clip(case: Case) -> Answer:
     gradient, and a clip sets its length. The lengths show which of the two it is, whatever the
     optimizer is called.
     """
-    still = _nothing_moves(case)
-    metrics = case.view.metrics
+    return [_nothing_moves(case), _all_cut(case)]
+
+
+# Gradient / limit from which a clip takes the larger part of it, and the quantile of gradients that
+# must be as large: at nearly every step.
+MIN_CUT_RATIO = 2.0
+CUT_QUANTILE = 0.05
+
+
+def _all_cut(case: Case) -> Found | None:
+    """Report gradients that are cut at nearly every step under plain descent."""
     limit = case.value("learning.max_grad_norm", 0)
-    gradient = case.summary(BEFORE)
-    if not limit or gradient is None or float(np.quantile(gradient.values, 0.05)) < MIN_CUT * limit:
-        return still
-    is_plain = str(case.value("learning.optimizer", "adamw")).lower() == "sgd"
-    # Adam divides by the gradient's own size plus 1e-8: below that it is plain descent, and hardly
-    # moves.
-    is_plain |= limit / np.sqrt(settings_in_force(case.view)("model.parameters") or 1.0) < 1e-9
-    if not is_plain and case.has(UPDATE, RATE, AFTER):
-        asked = metrics[RATE] * metrics[AFTER]
-        update = metrics[UPDATE]
-        known = np.isfinite(asked) & np.isfinite(update) & (np.nan_to_num(asked) > 0)
-        is_plain = known.sum() >= 5 and bool(
-            (np.abs(update[known] / asked[known] - 1) < PLAIN).all()
-        )
-    if not is_plain:
-        return still
-    text = (
+    gradient = case.summary(GRADIENT_METRIC)
+    if not limit or gradient is None:
+        return None
+    small_gradient = float(np.quantile(gradient.values, CUT_QUANTILE))
+    if small_gradient < MIN_CUT_RATIO * limit or not _is_plain_descent(case, limit):
+        return None
+
+    summary = (
         f"Every gradient is cut to {limit:g} from about {gradient.last:.3g}, and updates shrink"
         " with it."
     )
-    shown = [case.evidence(BEFORE, "Clipped at every step.")]
-    if (length := case.summary(UPDATE)) is not None:
-        shown.append(case.evidence(UPDATE, f"An update is {length.last:.2g} long."))
-    return [still, Found(WARNING, SIGNAL, text, shown)]
+    evidence = [case.evidence(GRADIENT_METRIC, "Clipped at every step.")]
+    update = case.summary(UPDATE_METRIC)
+    if update is not None:
+        evidence.append(case.evidence(UPDATE_METRIC, f"An update is {update.last:.2g} long."))
+    return Found(WARNING, SIGNAL, summary, evidence)
 
 
-# Share of dead groups below which a step has something to learn from; steps that it takes, and KL
-# of a moved policy.
-ALIVE = 0.9
-ALIVE_STEPS = 5
-MOVED_KL = 1e-3
-# Relative change of entropy below which nothing moved.
-UNMOVED = 0.1
+# A clipped gradient of one weight that is a tenth of the 1e-8 by which Adam's denominator exceeds
+# the gradient's own size: below that Adam is plain descent, and hardly moves.
+MAX_PLAIN_GRADIENT = 1e-9
+# Relative distance of an update from rate × clipped gradient in plain descent, and the steps that
+# show it.
+PLAIN_TOLERANCE = 0.1
+MIN_PLAIN_STEPS = 5
+
+
+def _is_plain_descent(case: Case, limit: float) -> bool:
+    """Return True where an update is the rate times the clipped gradient."""
+    optimizer = str(case.value("learning.optimizer", "adamw")).lower()
+    n_weights = settings_in_force(case.view)("model.parameters") or 1.0
+    if optimizer == "sgd" or limit / np.sqrt(n_weights) < MAX_PLAIN_GRADIENT:
+        return True
+    if not case.has(UPDATE_METRIC, RATE_METRIC, CLIPPED_GRADIENT_METRIC):
+        return False
+    metrics = case.view.metrics
+    update = metrics[UPDATE_METRIC]
+    plain_update = metrics[RATE_METRIC] * metrics[CLIPPED_GRADIENT_METRIC]
+    is_known = np.isfinite(plain_update) & np.isfinite(update) & (np.nan_to_num(plain_update) > 0)
+    ratios = update[is_known] / plain_update[is_known]
+    return len(ratios) >= MIN_PLAIN_STEPS and bool((np.abs(ratios - 1) < PLAIN_TOLERANCE).all())
 
 
 @check("optimizer.frozen")
 def frozen(case: Case) -> Answer:
     """Report weights that never move, and gradients that never reach them."""
-    _, update, lacking = _weight_changes(case)
-    found = None
-    if not lacking and _is_frozen(update):
-        text = (
-            f"No trained weight changed in {len(update)} steps with a gradient: the optimizer moves"
-            " nothing."
-        )
-        shown = Evidence(
-            "Length of the update exactly 0 at every step.", 0.0, UPDATE, int(case.view.steps[-1])
-        )
-        found = Found(CRITICAL, PROOF, text, [shown])
     return [
         _no_gradient(case),
         _nothing_moves(case),
-        _mostly_still(case),
-        Lacking(lacking) if lacking else found,
+        _few_weights_move(case),
+        _no_weight_moves(case),
     ]
 
 
-# Share of all weights below which hardly anything trains, and rate above which fp32 rounds no
-# update away.
-MOVING = 0.1
-ROUNDS = 1e-7
+def _no_weight_moves(case: Case) -> Found | Lacking | None:
+    """Report updates of length 0 at every step with a gradient."""
+    changes = _weight_changes(case)
+    if changes.lacking:
+        return Lacking(changes.lacking)
+    if not changes.are_zero:
+        return None
+    summary = (
+        f"No trained weight changed in {len(changes.lengths)} steps with a gradient: the optimizer"
+        " moves nothing."
+    )
+    text = "Length of the update exactly 0 at every step."
+    evidence = Evidence(text, 0.0, UPDATE_METRIC, int(case.view.steps[-1]))
+    return Found(CRITICAL, PROOF, summary, [evidence])
 
 
-def _mostly_still(case: Case) -> Found | None:
+# Share of all weights below which hardly anything trains.
+MIN_MOVING_SHARE = 0.1
+
+
+def _few_weights_move(case: Case) -> Found | None:
     """Report a full training in fp32 that moves few weights: others were frozen, or never given to
     the optimizer.
     """
-    changed, update, lacking = _weight_changes(case)
-    model = {"trainable": 1, "parameters": 1, **(case.view.info.get("model") or {})}
-    moving_share = changed[changed > 0]
-    share = (
-        float(np.median(moving_share if len(moving_share) else 1.0))
-        * model["trainable"]
-        / model["parameters"]
-    )
-    if (
-        lacking
-        or not _never_rounds(case)
-        or not update.any()
-        or case.value("model.lora")
-        or share >= MOVING
-    ):
+    changes = _weight_changes(case)
+    if changes.lacking or not changes.lengths.any():
         return None
-    parts = (
-        m
-        for m in case.view.metrics
-        if m.count("/") == 3 and "/update/" in m and case.curve(m)[1].any()
+    if not _never_rounds(case) or case.value("model.lora"):
+        return None
+    model = {"trainable": 1, "parameters": 1, **(case.view.info.get("model") or {})}
+    moving_shares = changes.shares[changes.shares > 0]
+    typical_share = float(np.median(moving_shares)) if len(moving_shares) else 1.0
+    share = typical_share * model["trainable"] / model["parameters"]
+    if share >= MIN_MOVING_SHARE:
+        return None
+
+    # A part of the model has a metric such as weights/update/PART/norm.
+    moving_parts = []
+    for metric in case.view.metrics:
+        is_of_part = metric.count("/") == 3 and "/update/" in metric
+        if is_of_part and case.curve(metric)[1].any():
+            moving_parts.append(metric.split("/")[2])
+    summary = (
+        f"Only {share:.2%} of the model's weights ever change ({', '.join(sorted(moving_parts))}),"
+        " without adapters: the rest is frozen."
     )
-    moving = ", ".join(sorted(metric.split("/")[2] for metric in parts))
-    text = (
-        f"Only {share:.2%} of the model's weights ever change ({moving}), without adapters: the"
-        " rest is frozen."
-    )
-    shown = Evidence(
-        f"Share of all weights whose bits an update changes: {share:.2g}.", share, CHANGED
-    )
-    return Found(warn_if(not case.is_learning), PROOF, text, [shown])
+    text = f"Share of all weights whose bits an update changes: {share:.2g}."
+    evidence = Evidence(text, share, CHANGED_METRIC)
+    return Found(warn_if(not case.is_learning), PROOF, summary, [evidence])
 
 
-def _never_rounds(case: Case) -> bool:
-    return case.value("model.weights") == "fp32" and (case.value("learning.lr") or 0.0) >= ROUNDS
+# Share of dead groups below which a step has something to learn from, and the steps that must have.
+MAX_DEAD_SHARE = 0.9
+MIN_LIVE_STEPS = 5
+# KL of a policy that moved.
+MOVED_KL = 1e-3
 
 
 def _no_gradient(case: Case) -> Found | None:
     """Report gradients of exactly 0 at every step with live groups: the loss is cut off from the
     weights.
     """
-    if not case.has(BEFORE, "advantage/dead/share", REWARD_METRIC):
+    if not case.has(GRADIENT_METRIC, DEAD_GROUPS_METRIC, REWARD_METRIC):
         return None
-    gradient, dead, reward = (
-        case.view.metrics[metric] for metric in (BEFORE, "advantage/dead/share", REWARD_METRIC)
-    )
-    norms = gradient[np.isfinite(gradient) & (dead < ALIVE) & np.isfinite(reward)]
-    # Where the policy moved all the same, somebody rounded the norm away.
-    has_moved = case.is_learning or float(case.curve(KL)[1].max(initial=0.0)) > MOVED_KL
-    if len(norms) < ALIVE_STEPS or norms.any() or has_moved:
+    gradient = case.view.metrics[GRADIENT_METRIC]
+    dead = case.view.metrics[DEAD_GROUPS_METRIC]
+    reward = case.view.metrics[REWARD_METRIC]
+    norms = gradient[np.isfinite(gradient) & (dead < MAX_DEAD_SHARE) & np.isfinite(reward)]
+    if len(norms) < MIN_LIVE_STEPS or norms.any():
         return None
-    text = (
+    # Where the policy moved all the same, the norm was rounded to 0 in the log.
+    highest_kl = float(case.curve(KL_METRIC)[1].max(initial=0.0))
+    if case.is_learning or highest_kl > MOVED_KL:
+        return None
+
+    summary = (
         f"The gradient is exactly 0 at all of {len(norms)} steps that had live groups: it never"
         " reaches the weights."
     )
-    shown = Evidence(
-        f"0 at each of {len(norms)} steps with fewer than {ALIVE:.0%} dead groups.", 0.0, BEFORE
-    )
-    return Found(CRITICAL, SIGNAL, text, [shown])
+    text = f"0 at each of {len(norms)} steps with fewer than {MAX_DEAD_SHARE:.0%} dead groups."
+    return Found(CRITICAL, SIGNAL, summary, [Evidence(text, 0.0, GRADIENT_METRIC)])
+
+
+# Relative change of entropy below which nothing moved.
+MAX_ENTROPY_CHANGE = 0.1
 
 
 def _nothing_moves(case: Case) -> Found | None:
@@ -526,112 +650,147 @@ def _nothing_moves(case: Case) -> Found | None:
     arrives.
     """
     largest = _largest_rate(case)
-    entropy = case.summary(ENTROPY)
-    if largest is None or largest[0] < MOST or _is_broken(case):
+    entropy = case.summary(ENTROPY_METRIC)
+    if largest is None or largest.rate < MAX_RATE or _is_broken(case):
         return None
-    if case.has(UPDATE) or entropy is None or len(entropy.values) < LONG:
-        return None  # what the weights did is known, or nothing is
-    if abs(entropy.last / entropy.first - 1) > UNMOVED or entropy.rises or entropy.falls:
+    # With the length of updates it is known what the weights did.
+    if case.has(UPDATE_METRIC) or entropy is None or len(entropy.values) < MIN_COURSE_POINTS:
         return None
-    still = (
-        f"Nothing moves at a learning rate of {largest[0]:.2g}, at which Adam would break a model"
-    )
-    text = (
-        f"{still}: updates do not arrive, or are clipped to nothing. Weights around a step would"
+    relative_change = abs(entropy.last / entropy.first - 1)
+    if relative_change > MAX_ENTROPY_CHANGE or entropy.rises or entropy.falls:
+        return None
+
+    summary = (
+        f"Nothing moves at a learning rate of {largest.rate:.2g}, at which Adam would break a"
+        " model: updates do not arrive, or are clipped to nothing. Weights around a step would"
         " settle it."
     )
-    also = case.evidence(ENTROPY, f"Entropy {entropy.first:.3g} → {entropy.last:.3g}.")
-    return Found(WARNING, SUSPICION, text, [largest[1], also])
-
-
-# Share of weights that must change bits in a step with a gradient, and the steps it takes to say
-# so.
-CHANGED_LEAST = 0.5
-CHANGED_STEPS = 3
+    text = f"Entropy {entropy.first:.3g} → {entropy.last:.3g}."
+    return Found(
+        WARNING, SUSPICION, summary, [largest.evidence, case.evidence(ENTROPY_METRIC, text)]
+    )
 
 
 @check("precision.update-underflow")
 def underflow(case: Case) -> Answer:
     """Report updates too small for the precision of the weights."""
-    changed, update, lacking = _weight_changes(case)
-    if not lacking and len(changed) == 0 and not _is_frozen(update):
-        lacking = "the share of weights that changed was not logged"
-    if lacking:
-        return Lacking(lacking)
+    changes = _weight_changes(case)
+    if changes.lacking:
+        return Lacking(changes.lacking)
+    if len(changes.shares) == 0 and not changes.are_zero:
+        return Lacking("the share of weights that changed was not logged")
     return None if case.value("model.weights") == "fp32" else _rounded(case)
 
 
+# Share of weights that must change bits in a step with a gradient, and share below which it is
+# critical.
+MIN_CHANGED_SHARE = 0.5
+CRITICAL_CHANGED_SHARE = 0.1
+
+
 def _rounded(case: Case) -> Found | None:
-    changed, update, lacking = _weight_changes(case)
-    if lacking or len(changed) < 2 or _is_frozen(update) or _never_rounds(case):
+    """Report steps in which most weights keep their bits."""
+    changes = _weight_changes(case)
+    if changes.lacking or len(changes.shares) < 2 or changes.are_zero or _never_rounds(case):
         return None
-    # the first step of an adapter moves one of its two halves only
-    typical = float(np.median(changed[1:]))
-    if typical >= CHANGED_LEAST:
+    # The first step of an adapter moves only one of its two halves.
+    typical_share = float(np.median(changes.shares[1:]))
+    if typical_share >= MIN_CHANGED_SHARE:
         return None
+
     precision = case.value("model.weights", "the weights' precision")
     rate = case.value("learning.lr")
-    at = f"in {precision} at a learning rate of {rate:.2g}" if rate else f"in {precision}"
-    text = (
-        f"Only {typical:.1%} of the weights change bits in a step, {at}: most updates round to"
-        " nothing."
+    at_rate = f" at a learning rate of {rate:.2g}" if rate else ""
+    summary = (
+        f"Only {typical_share:.1%} of the weights change bits in a step, in {precision}{at_rate}:"
+        " most updates round to nothing."
     )
-    severity = CRITICAL if typical < 0.1 and not case.is_learning else WARNING
-    return Found(
-        severity,
-        PROOF,
-        text,
-        [Evidence(f"Median share of weights changed {typical:.3g}.", typical, CHANGED)],
-    )
+    is_critical = typical_share < CRITICAL_CHANGED_SHARE and not case.is_learning
+    text = f"Median share of weights changed {typical_share:.3g}."
+    evidence = Evidence(text, typical_share, CHANGED_METRIC)
+    return Found(CRITICAL if is_critical else WARNING, PROOF, summary, [evidence])
 
 
-def _weight_changes(case: Case) -> tuple[Floats, Floats, str]:
-    """Return shares of changed weights and lengths of updates where there were a gradient and a
-    rate, or why not.
-    """
+# Rate from which fp32 rounds no update away.
+MIN_FP32_RATE = 1e-7
+
+
+def _never_rounds(case: Case) -> bool:
+    """Return True where weights are fp32, and the rate is large enough for it."""
+    rate = case.value("learning.lr") or 0.0
+    return case.value("model.weights") == "fp32" and rate >= MIN_FP32_RATE
+
+
+# Steps with a gradient that a judgment of changed weights takes.
+MIN_CHANGE_STEPS = 3
+
+
+@dataclass(frozen=True)
+class WeightChanges:
+    """Changes of the weights at the steps that had a gradient and a rate."""
+
+    shares: Floats
+    """Share of weights whose bits changed, at each step that logged it."""
+    lengths: Floats
+    """Length of the update, at each step that logged it."""
+    lacking: str
+    """Reason why they can't be judged; empty where they can."""
+
+    @property
+    def are_zero(self) -> bool:
+        """True where no update changed a weight."""
+        return len(self.lengths) >= MIN_CHANGE_STEPS and not self.lengths.any()
+
+
+def _weight_changes(case: Case) -> WeightChanges:
     metrics = case.view.metrics
-    unknown = np.full(len(case.view.steps), np.nan)
-    driven = np.ones(len(unknown), np.bool_)
-    for cause in (BEFORE, RATE):
-        if case.has(cause):
-            driven &= np.nan_to_num(metrics[cause]) > 0
-    changed, update = (metrics.get(metric, unknown)[driven] for metric in (CHANGED, UPDATE))
-    changed = changed[np.isfinite(changed)]
-    update = update[np.isfinite(update)]
-    points = max(len(changed), len(update))
-    if points == 0:
-        return changed, update, "no changes of the weights were logged"
-    return (
-        changed,
-        update,
-        "" if points >= CHANGED_STEPS else f"fewer than {CHANGED_STEPS} steps with a gradient",
-    )
+    is_driven = np.ones(len(case.view.steps), np.bool_)
+    for metric in (GRADIENT_METRIC, RATE_METRIC):
+        if case.has(metric):
+            is_driven &= np.nan_to_num(metrics[metric]) > 0
+
+    unlogged = np.full(len(case.view.steps), np.nan)
+    shares = metrics.get(CHANGED_METRIC, unlogged)[is_driven]
+    lengths = metrics.get(UPDATE_METRIC, unlogged)[is_driven]
+    shares = shares[np.isfinite(shares)]
+    lengths = lengths[np.isfinite(lengths)]
+    n_points = max(len(shares), len(lengths))
+    lacking = ""
+    if n_points == 0:
+        lacking = "no changes of the weights were logged"
+    elif n_points < MIN_CHANGE_STEPS:
+        lacking = f"fewer than {MIN_CHANGE_STEPS} steps with a gradient"
+    return WeightChanges(shares, lengths, lacking)
 
 
-def _is_frozen(update: Floats) -> bool:
-    return len(update) >= CHANGED_STEPS and not update.any()
+@dataclass(frozen=True)
+class LargestRate:
+    """The largest learning rate of a run."""
+
+    rate: float
+    step: int
+
+    @property
+    def evidence(self) -> Evidence:
+        text = f"The largest rate is {self.rate:.2g}, at step {self.step}."
+        return Evidence(text, self.rate, RATE_METRIC, self.step)
 
 
-def _largest_rate(case: Case) -> tuple[float, Evidence] | None:
+def _largest_rate(case: Case) -> LargestRate | None:
     """Return the largest rate of a run that does not learn; None where it learns, or with too few
     rates to judge.
     """
-    steps, rates = case.curve(RATE)
-    if len(rates) < FEWEST or case.is_learning:
+    steps, rates = case.curve(RATE_METRIC)
+    if len(rates) < MIN_POINTS or case.is_learning:
         return None
-    largest = float(rates.max())
-    at = int(steps[int(np.argmax(rates))])
-    return largest, Evidence(f"The largest rate is {largest:.2g}, at step {at}.", largest, RATE, at)
+    largest = int(np.argmax(rates))
+    return LargestRate(float(rates[largest]), int(steps[largest]))
+
+
+# Last rate / median rate above which a schedule still rises.
+RISING_RATIO = 1.5
 
 
 def _is_rising(case: Case) -> bool:
-    rates = case.curve(RATE)[1]
-    return bool(rates[-1] > 1.5 * np.median(rates))
-
-
-def _is_broken(case: Case) -> bool:
-    """Tell whether the reward falls, or many groups answer all alike."""
-    dead = case.dead_groups
-    return case.trend.kind is TrendKind.FALLING or (
-        len(dead) > 0 and float(dead.mean()) >= BROKEN_DEAD_SHARE
-    )
+    rates = case.curve(RATE_METRIC)[1]
+    return bool(rates[-1] > RISING_RATIO * np.median(rates))

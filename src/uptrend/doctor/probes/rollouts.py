@@ -308,7 +308,7 @@ def _varying_rewards(bench: Bench, played: Sequence[Rollout], text: str) -> Answ
 
 
 # The model's own distribution.
-UNSHAPED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+UNSHAPED_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 # Different texts / rollouts of a group up to which these are alike, where so many groups are dead;
 # and by how much fewer must be dead at temperature 1.
 MAX_DISTINCT_SHARE = 0.3
@@ -338,7 +338,7 @@ def temperature(bench: Bench) -> Answer:
     is_hot = sampling.temperature > HOT
     shaping = {
         key: getattr(sampling, key)
-        for key, unshaped in UNSHAPED.items()
+        for key, unshaped in UNSHAPED_SAMPLING.items()
         if getattr(sampling, key) != unshaped
     }
     if not shaping or not (is_alike or is_hot):
@@ -347,7 +347,7 @@ def temperature(bench: Bench) -> Answer:
     tasks = bench.drawn[:COMPARED_TASKS]
     ids = {task.id for task, _ in tasks}
     own = pass_rates(rollout for rollout in bench.rollouts if rollout.task in ids)
-    unshaped = pass_rates(bench.play(tasks, sampling.size, "warm", **UNSHAPED))
+    unshaped = pass_rates(bench.play(tasks, sampling.size, "warm", **UNSHAPED_SAMPLING))
     yield f"; at 1 {unshaped.distinct:.0%} do, and dead groups go from "
     yield f"{own.dead_share:.0%} to {unshaped.dead_share:.0%}"
 
@@ -358,7 +358,7 @@ def temperature(bench: Bench) -> Answer:
         gains = np.subtract(unshaped_means, own_means)
     gain = float(gains.mean())
     settings = " and ".join(f"sampling.{key} = {value:g}" for key, value in shaping.items())
-    changes = {f"sampling.{key}": UNSHAPED[key] for key in shaping}
+    changes = {f"sampling.{key}": UNSHAPED_SAMPLING[key] for key in shaping}
     fix = Fix("Sample from the model's own distribution.", {"uptrend": changes})
     if is_hot and gain > MIN_GAIN_ERRORS * _standard_error(gains):
         summary = f"{settings} turns answers into noise: without, they earn {gain:.2g} more."
@@ -451,7 +451,7 @@ def is_clearly_more(answers: Sequence[bool], share: float) -> bool:
 
 @probe("template", finds=["tokens.template"], need=NEEDS_SCORES)
 def template(bench: Bench) -> Answer:
-    """Where most answers are wrong, ask 8 tasks with the chat template if it is off, or without."""
+    """Ask 8 tasks the other way, with or without chat template, if most answers are wrong."""
     taskset = bench.stage.taskset
     has_choice = bench.policy.tokenizer.chat_template and not bench.tools
     require(has_choice, "no chat template, or tools that need one")
@@ -796,8 +796,7 @@ def evaluation(bench: Bench) -> Answer:
     by_train = bench.play([(task, train_taskset) for task in tasks], 1, "eval", temperature=0.0)
     n_other_prompts = 0
     for eval_rollout, train_rollout in zip(by_eval, by_train, strict=True):
-        eval_prompt = _prompt_ids(eval_rollout)
-        n_other_prompts += not np.array_equal(eval_prompt, _prompt_ids(train_rollout))
+        n_other_prompts += _prompt_ids(eval_rollout) != _prompt_ids(train_rollout)
 
     # Both tasksets score the same rollouts.
     known = {task.id: task for task in bench.heldout.tasks}
@@ -817,7 +816,8 @@ def evaluation(bench: Bench) -> Answer:
             unlike.append(rollout)
 
     differing = f"{n_other_prompts} of {len(tasks)} prompts differ"
-    yield f"{len(unlike)} of {len(rollouts)} rollouts are right by one path and wrong by the other; "
+    yield f"{len(unlike)} of {len(rollouts)} rollouts are right by one path and "
+    yield "wrong by the other; "
     yield differing
     if unlike:
         share = len(unlike) / len(rollouts)
@@ -836,10 +836,11 @@ def evaluation(bench: Bench) -> Answer:
         yield bench.finding("eval.unlike-training", WARNING, summary, differing, n_other_prompts)
 
 
-def _prompt_ids(rollout: Rollout) -> NDArray[np.int32]:
+def _prompt_ids(rollout: Rollout) -> list[int]:
     """Return the prompt's tokens of a rollout's first sequence."""
     sequence = rollout.sequences[0]
-    return sequence.ids[sequence.roles == int(Role.PROMPT)]
+    ids: list[int] = sequence.ids[sequence.roles == int(Role.PROMPT)].tolist()
+    return ids
 
 
 # The rise that a run should be able to show, as a part of the reward's range; the chance to see it
