@@ -166,7 +166,7 @@ def test_graphs_have_the_gradient_of_the_cpu(
         elif not wish.get("lora"):
             assert torch.equal(done.learner_bs[real], done.reference_bs[real])
     if not wish.get("gradient_checkpointing"):
-        assert learner._by_gradient._captures
+        assert learner._gradient_graphs._captures
 
 
 def test_a_graph_is_the_function_without_one(folder: Path) -> None:

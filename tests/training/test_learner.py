@@ -154,7 +154,7 @@ def test_masks_are_never_large(tmp_path: Path) -> None:
     learner: Any = Learner(policy, Kept(policy.flat), config)  # type: ignore[arg-type]
     sizes = [
         len(micro.ids_t)
-        for micro in learner._micros(lay_out(rollouts, config), range(len(rollouts)))
+        for micro in learner._micro_batches(lay_out(rollouts, config), range(len(rollouts)))
     ]
     assert max(sizes) <= MAX_MASKED_TOKENS < sum(sizes)
 
@@ -421,7 +421,7 @@ def test_a_micro_batch_is_as_large_as_memory_allows(tiny_folder: str) -> None:
     # A pass of that size keeps what was predicted, to a tenth.
     exp = lay_out(rollouts_of([(40, [[8]])]), config_of())
     exp.sequences[0].ids[:] %= 20
-    ran, kept = bytes_of(partial(some._try, exp), some.fitted.tokens, torch.device("cpu"))
+    ran, kept = bytes_of(partial(some._run_trial, exp), some.fitted.tokens, torch.device("cpu"))
     assert kept == pytest.approx(USED_SHARE * 60 * 2**20 * ran / some.fitted.tokens, rel=0.1)
 
 

@@ -1,5 +1,5 @@
-"""A run under diagnosis: its view, and what several checks read from its curves and rollouts, each
-computed once.
+"""A run under diagnosis: its view, and readings of its curves and rollouts that several checks
+share, each computed once.
 """
 
 import math
@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from uptrend.doctor.groups import GroupedRollouts, group_rollouts
 from uptrend.doctor.trend import (
@@ -27,17 +28,12 @@ from uptrend.records.table import RolloutTable
 from uptrend.records.view import Floats
 from uptrend.stats.trend import TrendTest, end, measure_trend, neighbor_noise, start
 
-# At most so many steps are read. The first of them follow each other: an epoch's repeats show only
-# there.
+# Steps whose rollouts are read. The first of them follow each other, because only there do repeats
+# within an epoch show.
 MAX_STEPS_READ = 8
 FIRST_STEPS_READ = 3
 # Bytes of the rollouts that are read, over all steps.
 MAX_BYTES_READ = 2 * MAX_TABLE_BYTES
-# Held-out change above which a run has learned; its whole interval must lie above.
-MIN_LEARNED_CHANGE = 0.05
-# Steps after which a run without any gradient is told so: one step's tasks may all be too hard by
-# chance.
-MIN_IDLE_STEPS = 3
 
 T = TypeVar("T")
 
@@ -55,23 +51,41 @@ class CurveSummary:
     last: float
     """Level of the last quarter."""
     step: int
-    """The last step that has it."""
+    """Last step that has a value."""
     trend: TrendTest | None
-    """Its straight trend, where there are enough points."""
+    """Straight trend; None with too few points."""
 
     @property
     def rises(self) -> bool:
-        """True where it rose for certain."""
-        return (
-            self.trend is not None and self.trend.p < SIGNIFICANCE_LEVEL and self.trend.effect > 0
-        )
+        """True if it rose for certain."""
+        line = self.trend
+        return line is not None and line.p < SIGNIFICANCE_LEVEL and line.effect > 0
 
     @property
     def falls(self) -> bool:
-        """True where it fell for certain."""
-        return (
-            self.trend is not None and self.trend.p < SIGNIFICANCE_LEVEL and self.trend.effect < 0
-        )
+        """True if it fell for certain."""
+        line = self.trend
+        return line is not None and line.p < SIGNIFICANCE_LEVEL and line.effect < 0
+
+
+# Part of a curve that is its beginning, before fast changes.
+INITIAL_SHARE = 0.05
+# Standard deviation within groups that is 0 up to rounding.
+MAX_DEAD_DEVIATION = 1e-6
+# Rollouts whose mean is a point of the reward curve, at the least.
+MIN_ROLLOUTS_PER_POINT = 4
+# A loss follows a metric all run long if it has this many points of both, correlates with it, and a
+# line through the origin leaves no more than this part of its squares unexplained.
+MIN_LOSS_POINTS = 10
+MIN_LOSS_CORRELATION = 0.95
+MAX_UNEXPLAINED_LOSS = 0.1
+# Held-out change above which a run has learned; its whole interval must lie above.
+MIN_LEARNED_CHANGE = 0.05
+# Steps from which on a run without any gradient is certainly idle: the tasks of one step may all be
+# too hard by chance.
+MIN_IDLE_STEPS = 3
+# Share of dead groups that is all of them up to rounding.
+ALL_GROUPS_SHARE = 0.999
 
 
 class Case:
@@ -82,50 +96,57 @@ class Case:
         self.curve = view.curve
         self.value = view.value
         self.has = view.has
-        self.large_steps: list[int] = []
-        """Steps whose rollouts were left out for their size."""
-        self._known: dict[Hashable, Any] = {}
+        self._readings: dict[Hashable, Any] = {}
         self._summaries: dict[str, CurveSummary | None] = {}
 
     def cached(self, read: Callable[["Case"], T]) -> T:
-        """Return a reading of this run, computed at the first call and kept for the next."""
-        if read not in self._known:
-            self._known[read] = read(self)
-        found: T = self._known[read]
-        return found
+        """Return a reading of this run, computed at the first call."""
+        if read not in self._readings:
+            self._readings[read] = read(self)
+        reading: T = self._readings[read]
+        return reading
 
     def summary(self, metric: str) -> CurveSummary | None:
-        """Return a metric's course over the run; None where it was not logged."""
+        """Return the summary of a metric's curve; None if it was not logged."""
         if metric not in self._summaries:
-            steps, values = self.curve(metric)
-            self._summaries[metric] = None
-            if len(values):
-                levels = start(values, 0.05), start(values), end(values)
-                self._summaries[metric] = CurveSummary(
-                    metric, values, *levels, int(steps[-1]), measure_trend(values)
-                )
+            self._summaries[metric] = self._summarize(metric)
         return self._summaries[metric]
 
+    def _summarize(self, metric: str) -> CurveSummary | None:
+        steps, values = self.curve(metric)
+        if not len(values):
+            return None
+        return CurveSummary(
+            metric,
+            values,
+            initial=start(values, INITIAL_SHARE),
+            first=start(values),
+            last=end(values),
+            step=int(steps[-1]),
+            trend=measure_trend(values),
+        )
+
     def evidence(self, metric: str, text: str) -> Evidence:
-        """Return the last level of a metric that was logged as evidence."""
-        course = self.summary(metric)
-        assert course is not None
-        return Evidence(text, course.last, metric, course.step)
+        """Return evidence with the last level of a metric that was logged."""
+        summary = self.summary(metric)
+        assert summary is not None
+        return Evidence(text, summary.last, metric, summary.step)
 
     @cached_property
     def cut_by_length(self) -> Floats:
         """Share of rollouts that ended by length, one value per point; 0 where only other endings
         are named.
         """
-        metrics = self.view.metrics
-        own = metrics.get("sampling/ended/length/share", np.full(len(self.view.steps), np.nan))
-        others = [
-            v
-            for k, v in metrics.items()
-            if k.startswith("sampling/ended/") and k.endswith("/share")
-        ]
-        known = np.isfinite(np.array(others)).any(axis=0) if others else np.isfinite(own)
-        return np.where(np.isfinite(own), own, 0.0)[known]
+        ending_shares: list[Floats] = []
+        for name, values in self.view.metrics.items():
+            if name.startswith("sampling/ended/") and name.endswith("/share"):
+                ending_shares.append(values)
+        if not ending_shares:
+            return np.zeros(0)
+        is_known = np.isfinite(ending_shares).any(axis=0)
+        unknown = np.full(len(self.view.steps), np.nan)
+        length_share = self.view.metrics.get("sampling/ended/length/share", unknown)
+        return np.where(np.isfinite(length_share), length_share, 0.0)[is_known]
 
     @cached_property
     def dead_groups(self) -> Floats:
@@ -133,79 +154,74 @@ class Case:
         if self.has("advantage/dead/share"):
             return self.curve("advantage/dead/share")[1]
         if self.has("advantage/dead_low/share", "advantage/dead_high/share"):
-            both = (
-                self.view.metrics["advantage/dead_low/share"]
-                + self.view.metrics["advantage/dead_high/share"]
-            )
-            return np.asarray(both[np.isfinite(both)])
+            low = self.view.metrics["advantage/dead_low/share"]
+            high = self.view.metrics["advantage/dead_high/share"]
+            either = low + high
+            return np.asarray(either[np.isfinite(either)])
         # A mean deviation of exactly 0 means that every group of the step was dead; anything above,
         # that one lived.
-        return (np.abs(self.curve("reward/group_std/mean")[1]) < 1e-6).astype(np.float64)
+        deviation = self.curve("reward/group_std/mean")[1]
+        return (np.abs(deviation) < MAX_DEAD_DEVIATION).astype(np.float64)
 
     @cached_property
     def rollout_spread(self) -> float:
-        """Distance between rewards of single rollouts: the unit in which a change of the mean is
-        measured.
+        """Standard deviation between rewards of single rollouts, in which a change of the mean is
+        measured; estimated if it was not logged.
         """
         for metric in ("reward/std", "reward/group_std/mean"):
             values = self.curve(metric)[1]
             if len(values) and float(values.mean()) > 0:
                 return float(values.mean())
-        rewards, tops, bottoms = (
-            self.curve(metric)[1] for metric in (REWARD_METRIC, "reward/max", "reward/min")
-        )
-        if len(tops) and len(bottoms) and float(tops.mean()) > float(bottoms.mean()):
-            return float(tops.mean() - bottoms.mean()) / 2
-        if len(tops) and len(rewards):
-            # The most spread that rewards with this mean can have between these bounds: that of
-            # right or wrong.
+
+        rewards = self.curve(REWARD_METRIC)[1]
+        highest = self.curve("reward/max")[1]
+        lowest = self.curve("reward/min")[1]
+        if len(highest) and len(lowest) and float(highest.mean()) > float(lowest.mean()):
+            return float(highest.mean() - lowest.mean()) / 2
+        if len(highest) and len(rewards):
+            # The largest deviation of rewards with this mean between these bounds is that of right
+            # or wrong: √((high - mean)(mean - low)).
             mean = float(rewards.mean())
+            high = float(highest.max())
             low = min(0.0, float(rewards.min()))
-            return math.sqrt(max(0.0, (float(tops.max()) - mean) * (mean - low)))
-        # A step's mean is of four rollouts at least.
-        return 2 * neighbor_noise(rewards)
+            return math.sqrt(max(0.0, (high - mean) * (mean - low)))
+        # The noise of a mean is that of single rollouts / √(rollouts).
+        return math.sqrt(MIN_ROLLOUTS_PER_POINT) * neighbor_noise(rewards)
 
     @cached_property
     def reward_range(self) -> tuple[float, float]:
-        """The least and the largest reward that is known of; a reward that is never negative may be
-        0.
-        """
-        values = np.concatenate(
-            [self.curve(metric)[1] for metric in (REWARD_METRIC, "reward/min", "reward/max")]
-        )
+        """Lowest and highest reward that are known; a reward that is never negative may be 0."""
+        curves = [self.curve(metric)[1] for metric in (REWARD_METRIC, "reward/min", "reward/max")]
+        values = np.concatenate(curves)
         return min(float(values.min()), 0.0), float(values.max())
 
     def scaled_reward(self, value: float) -> float:
-        """Place a reward between the least and the largest seen: 0 at the bottom, 1 at the top."""
+        """Return a reward as its height in the range of the run: 0 at the bottom, 1 at the top."""
         low, high = self.reward_range
         return (value - low) / (high - low) if high > low else 0.5
 
     @cached_property
     def kl_weight(self) -> float:
-        """Weight of the KL penalty, as the config says or the loss shows; 0 where nothing shows
+        """Weight of the KL penalty, from the config or else from the loss; 0 if neither shows
         one.
         """
-        told = self.value("learning.kl.beta")
-        return (
-            float(told)
-            if isinstance(told, int | float)
-            else max(0.0, self._loss_ratio("kl/reference/mean"))
-        )
+        beta = self.value("learning.kl.beta")
+        if isinstance(beta, int | float):
+            return float(beta)
+        return max(0.0, self._loss_ratio("kl/reference/mean"))
 
     @cached_property
     def entropy_weight(self) -> float:
-        """Weight of the entropy bonus, negative where low entropy is paid; 0 where nothing shows
-        one.
+        """Weight of the entropy bonus, from the config or else from the loss; 0 if neither shows
+        one. It is negative where low entropy is paid.
         """
-        told = self.value("learning.entropy")
-        return (
-            float(told)
-            if isinstance(told, int | float)
-            else -self._loss_ratio("learner/entropy/mean")
-        )
+        weight = self.value("learning.entropy")
+        if isinstance(weight, int | float):
+            return float(weight)
+        return -self._loss_ratio("learner/entropy/mean")
 
     def _loss_ratio(self, metric: str) -> float:
-        """Return the ratio of the loss to a metric that it follows all run long; 0 where it does
+        """Return the ratio of the loss to a metric that it follows all run long; 0 if it does
         not.
         """
         # loss = policy part + beta · KL − bonus · entropy. With centered advantages and one update
@@ -215,118 +231,67 @@ class Case:
             return 0.0
         loss = self.view.metrics["loss/total"]
         values = self.view.metrics[metric]
-        both = np.isfinite(loss) & np.isfinite(values)
-        x = values[both]
-        y = loss[both]
-        if len(x) < 10 or np.ptp(x) == 0 or np.ptp(y) == 0 or abs(np.corrcoef(x, y)[0, 1]) < 0.95:
+        has_both = np.isfinite(loss) & np.isfinite(values)
+        x = values[has_both]
+        y = loss[has_both]
+        if len(x) < MIN_LOSS_POINTS or np.ptp(x) == 0 or np.ptp(y) == 0:
+            return 0.0
+        if abs(np.corrcoef(x, y)[0, 1]) < MIN_LOSS_CORRELATION:
             return 0.0
         slope = float(x @ y / (x @ x))
-        # A line through the origin may leave a tenth of the loss, in squares, unexplained.
-        return slope if float(np.sum((y - slope * x) ** 2)) < 0.1 * float(y @ y) else 0.0
-
-    @cached_property
-    def steps_read(self) -> tuple[int, ...]:
-        """Steps whose rollouts are read: the first, the last, and some between; empty where none
-        can be.
-        """
-        steps = sorted(self.view.rollout_steps) if not self._no_rollouts else []
-        if len(steps) <= MAX_STEPS_READ:
-            return tuple(steps)
-        rest = (
-            np.linspace(FIRST_STEPS_READ - 1, len(steps) - 1, MAX_STEPS_READ - FIRST_STEPS_READ + 1)
-            .round()
-            .astype(int)[1:]
-        )
-        return (*steps[:FIRST_STEPS_READ], *(steps[i] for i in rest))
+        unexplained = float(np.sum((y - slope * x) ** 2))
+        return slope if unexplained < MAX_UNEXPLAINED_LOSS * float(y @ y) else 0.0
 
     @cached_property
     def tables(self) -> list[RolloutTable]:
-        """Rollouts of the steps that are read; empty where none were kept."""
+        """Rollouts of the steps that are read, one table per step; empty if none were kept."""
         return [
             RolloutTable(step, table)
-            for step, table in self._tables.items()
+            for step, table in self._table_by_step.items()
             if table is not None and table.num_rows
         ]
 
     def tables_with(self, *columns: str) -> list[RolloutTable]:
         """Return the rollouts of the steps that have all of these columns."""
-        return [r for r in self.tables if r.has(*columns)]
+        return [table for table in self.tables if table.has(*columns)]
 
     @cached_property
     def grouped_steps(self) -> list[GroupedRollouts]:
         """Rollouts by true groups, of the steps that have group ids and rewards."""
-        return [g for g in map(group_rollouts, self.tables) if g is not None]
+        steps = map(group_rollouts, self.tables)
+        return [step for step in steps if step is not None]
+
+    @cached_property
+    def steps_read(self) -> tuple[int, ...]:
+        """Steps whose rollouts are read: the first, the last, and some between; empty if none can
+        be.
+        """
+        steps = sorted(self.view.rollout_steps) if not self._no_rollouts else []
+        if len(steps) <= MAX_STEPS_READ:
+            return tuple(steps)
+        # The others lie evenly between the last of the first steps, which is left out, and the end.
+        count = MAX_STEPS_READ - FIRST_STEPS_READ + 1
+        places = np.linspace(FIRST_STEPS_READ - 1, len(steps) - 1, count).round().astype(int)[1:]
+        return (*steps[:FIRST_STEPS_READ], *(steps[place] for place in places))
 
     @cached_property
     def damaged_steps(self) -> tuple[int, ...]:
         """Steps, of those that are read and done, whose rollouts are damaged."""
         last = int(self.view.steps[-1]) if len(self.view.steps) else -1
-        return tuple(step for step, table in self._tables.items() if table is None and step <= last)
-
-    @cached_property
-    def trend(self) -> Trend:
-        return judge_trend(self, self.collapse, self.heldout)
-
-    @property
-    def is_learning(self) -> bool:
-        """True where the training reward rises."""
-        return self.trend.kind is TrendKind.LEARNING
-
-    @property
-    def is_stuck(self) -> bool:
-        """True where the training reward surely does not rise."""
-        return self.trend.kind in (TrendKind.FLAT, TrendKind.FALLING)
-
-    @cached_property
-    def is_certainly_idle(self) -> bool:
-        """True where every group of every step was dead and every gradient 0: a fact of few steps,
-        not a trend.
-        """
-        gradient = self.curve("gradient/norm/before")[1]
-        dead = self.dead_groups
-        return (
-            min(len(gradient), len(dead)) >= MIN_IDLE_STEPS
-            and not gradient.any()
-            and bool((dead > 0.999).all())
-        )
-
-    @cached_property
-    def collapse(self) -> Collapse | None:
-        """A lasting fall of the reward after progress; None where there is none."""
-        return find_collapse(self)
-
-    @cached_property
-    def heldout(self) -> HeldoutChange | None:
-        """Change of the held-out score from the first evaluation to the last; None where it was not
-        measured twice.
-        """
-        return heldout_change(self.view)
-
-    @property
-    def has_learned(self) -> bool:
-        """True where held-out tasks show beyond doubt that the model got better, whatever its noisy
-        rewards say.
-        """
-        change = self.heldout
-        return (
-            change is not None
-            and change.interval is not None
-            and change.interval[0] > MIN_LEARNED_CHANGE
+        return tuple(
+            step for step, table in self._table_by_step.items() if table is None and step <= last
         )
 
     @property
-    def has_gained(self) -> bool:
-        """True where held-out scores surely rose, however little: only another policy answers fixed
-        tasks better.
-        """
-        change = self.heldout
-        return change is not None and change.effect > 0 and change.chance < SIGNIFICANCE_LEVEL
+    def large_steps(self) -> tuple[int, ...]:
+        """Steps whose rollouts are left out for their size."""
+        return tuple(step for step in self.steps_read if step not in self._table_by_step)
 
     def why_no_rollouts(self, columns: Sequence[str] = ()) -> str:
-        """Return why rollouts with these columns can't be read; empty where they can."""
+        """Return why rollouts with these columns can't be read; empty if they can."""
         if self._no_rollouts or not self.tables:
             return self._no_rollouts or "the rollouts can't be read"
-        missing = [name for name in columns if not any(r.has(name) for r in self.tables)]
+        missing = [name for name in columns if not self.tables_with(name)]
         return f"rollouts have no column {' and '.join(missing)}" if missing else ""
 
     @cached_property
@@ -336,17 +301,74 @@ class Case:
         return "" if self.view.rollout_steps else "no rollouts were kept"
 
     @cached_property
-    def _tables(self) -> dict[int, Any]:
-        tables: dict[int, Any] = {}
-        size = 0
+    def _table_by_step(self) -> dict[int, pa.Table | None]:
+        """Rollouts of each step; None if they are damaged, absent if they are too large."""
+        tables: dict[int, pa.Table | None] = {}
+        size_bytes = 0
         for step in self.steps_read:
             try:
                 table = self.view.read_rollouts(step)
-                size += table.nbytes
-                check_size(self.view.source, size, MAX_BYTES_READ)
+                size_bytes += table.nbytes
+                check_size(self.view.source, size_bytes, MAX_BYTES_READ)
                 tables[step] = table
             except RecordTooLarge:
-                self.large_steps.append(step)
+                continue
             except RecordError:  # damaged, or being written: the others are still worth reading
                 tables[step] = None
         return tables
+
+    @cached_property
+    def trend(self) -> Trend:
+        """Trend of the training reward."""
+        return judge_trend(self)
+
+    @property
+    def is_learning(self) -> bool:
+        """True if the training reward rises."""
+        return self.trend.kind is TrendKind.LEARNING
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if the training reward surely does not rise."""
+        return self.trend.kind in (TrendKind.FLAT, TrendKind.FALLING)
+
+    @cached_property
+    def is_certainly_idle(self) -> bool:
+        """True if every group of every step was dead and every gradient 0: a fact of few steps,
+        not a trend.
+        """
+        gradient = self.curve("gradient/norm/before")[1]
+        dead = self.dead_groups
+        if min(len(gradient), len(dead)) < MIN_IDLE_STEPS:
+            return False
+        return not gradient.any() and bool((dead > ALL_GROUPS_SHARE).all())
+
+    @cached_property
+    def collapse(self) -> Collapse | None:
+        """Lasting fall of the reward after progress; None if there was none."""
+        return find_collapse(self)
+
+    @cached_property
+    def heldout(self) -> HeldoutChange | None:
+        """Change of the held-out score from the first evaluation to the last; None if it was not
+        measured twice.
+        """
+        return heldout_change(self.view)
+
+    @property
+    def has_learned(self) -> bool:
+        """True if held-out tasks show beyond doubt that the model got better, whatever its noisy
+        rewards say.
+        """
+        change = self.heldout
+        if change is None or change.interval is None:
+            return False
+        return change.interval[0] > MIN_LEARNED_CHANGE
+
+    @property
+    def has_gained(self) -> bool:
+        """True if held-out scores surely rose, however little: only another policy answers fixed
+        tasks better.
+        """
+        change = self.heldout
+        return change is not None and change.effect > 0 and change.chance < SIGNIFICANCE_LEVEL

@@ -85,7 +85,7 @@ class Cause:
     in_several_turns: "Cause | None" = None
     """The cause where tasks take several turns, if its experiment or fix differs there."""
 
-    def fitting(self, view: RunView) -> "Cause":
+    def for_run(self, view: RunView) -> "Cause":
         """Return the cause as it is for the tasks of a run."""
         return (
             self.in_several_turns if self.in_several_turns and takes_several_turns(view) else self

@@ -4,7 +4,7 @@
     def skipped_updates(case: Case) -> Found | None:
         ...
 
-The decorator answers "cannot tell" where a metric, a column of the rollouts or enough points are
+The decorator answers "cannot tell" if a metric, a column of the rollouts or enough points are
 missing; `make_finding` adds what the cause's page knows. `rank` makes a differential diagnosis of
 findings: one per cause, symptoms folded under what explains them, likeliest first.
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import (
     CATALOGUE,
+    Kind,
     all_symptoms,
     complete_fix,
     confidence_of,
@@ -30,14 +31,20 @@ NOTE = Severity.NOTE
 PROOF = Basis.PROOF
 SIGNAL = Basis.SIGNAL
 SUSPICION = Basis.SUSPICION
-# Worst first, and surest first.
+# Worst first.
 SEVERITY_ORDER = list(Severity)
+# Surest first.
 BASIS_ORDER = list(Basis)
 
-Outcomes = list[Finding | CannotTell]
-SYMPTOMS = ("reward.constant", "advantage.dead-groups-low", "advantage.dead-groups-high")
+# Evidence that shows a cause directly first.
+KIND_ORDER = [Kind.INVARIANT, Kind.PROBE, Kind.CURVE]
 
-# A summary where the first sentence of the cause's page says it as well.
+Outcomes = list[Finding | CannotTell]
+# Causes that are usually symptoms of others. Scalars show that nothing is learned, and not why, so
+# that without rollouts these are no more than warnings.
+SYMPTOM_IDS = ("reward.constant", "advantage.dead-groups-low", "advantage.dead-groups-high")
+
+# Summary of a finding that the first sentence of the cause's page describes in full.
 PAGE_SUMMARY = ""
 
 
@@ -48,7 +55,7 @@ class Found:
     severity: Severity
     basis: Basis
     summary: str
-    """One sentence that names the cause, with its figures; `PAGE_SUMMARY` where these are in the
+    """One sentence that names the cause, with its figures; `PAGE_SUMMARY` if these are in the
     evidence.
     """
     evidence: Sequence[Evidence]
@@ -58,7 +65,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Lacking:
-    """Data that a check lacks, which it found out only while it judged."""
+    """Data that a check turns out to lack while it judges."""
 
     needs: str
     id: str = ""
@@ -74,53 +81,56 @@ def warn_if(is_fault: bool) -> Severity:
 
 
 def severity_by_share(share: float, critical: float, warning: float = 0.0) -> Severity:
-    """Return the severity of a fault that affects this share, by the shares from which it is
-    worse.
-    """
+    """Return the severity of a fault by the share that it affects."""
     return CRITICAL if share >= critical else warn_if(share >= warning)
 
 
 @dataclass(frozen=True)
 class Check:
-    """A judge with what it needs."""
+    """A function that judges causes, and the data that it needs."""
 
     ids: Sequence[str]
-    """The cause that it judges; several where one measurement decides between them."""
+    """The cause that it judges; several if one measurement decides between them."""
     judge: Callable[[Case], Answer]
     needs: Sequence[str] = ()
     """Metrics that must all be logged."""
     columns: Sequence[str] | None = None
-    """Columns that rollouts must have; () for rollouts alone, None where none are needed."""
+    """Columns that rollouts must have; () for rollouts alone, None if none are needed."""
     at_least: int = 0
     """Points that the run must have."""
 
     def __call__(self, case: Case) -> Outcomes:
         """Return the findings of this check, or why it cannot tell."""
-        lacking = self._lacks(case)
-        outcomes = Outcomes()
-        answer = Lacking(lacking) if lacking else self.judge(case)
-        for given in answer if isinstance(answer, Sequence) else [answer]:
-            if isinstance(given, Lacking):
-                outcomes += [
-                    CannotTell(id, given.needs) for id in ([given.id] if given.id else self.ids)
-                ]
-            elif given is not None:
-                assert given.id or len(self.ids) == 1, (
+        reason = self._why_not(case)
+        answer = Lacking(reason) if reason else self.judge(case)
+        parts = answer if isinstance(answer, Sequence) else [answer]
+        outcomes: Outcomes = []
+        for part in parts:
+            if isinstance(part, Lacking):
+                ids = [part.id] if part.id else self.ids
+                outcomes += [CannotTell(id, part.needs) for id in ids]
+            elif part is not None:
+                assert part.id or len(self.ids) == 1, (
                     f"{self.ids}: a check of several causes must name its finding's"
                 )
-                id = given.id or self.ids[0]
-                told = (given.severity, given.basis, given.summary, given.evidence)
-                outcomes.append(make_finding(case.view, id, *told))
+                id = part.id or self.ids[0]
+                outcomes.append(
+                    make_finding(
+                        case.view, id, part.severity, part.basis, part.summary, part.evidence
+                    )
+                )
         return outcomes
 
     def alarms(self, case: Case) -> list[Finding]:
-        """Return the findings of this check that ask for something to be done."""
+        """Return the findings of this check that ask for action."""
         return alarms(outcome for outcome in self(case) if isinstance(outcome, Finding))
 
-    def _lacks(self, case: Case) -> str:
+    def _why_not(self, case: Case) -> str:
+        """Return why a run can't be judged; empty if it can."""
         if len(case.view.steps) < self.at_least:
             return f"fewer than {self.at_least} points"
-        if missing := [metric for metric in self.needs if not case.has(metric)]:
+        missing = [metric for metric in self.needs if not case.has(metric)]
+        if missing:
             return f"{' and '.join(missing)} not logged"
         return "" if self.columns is None else case.why_no_rollouts(self.columns)
 
@@ -140,16 +150,20 @@ def make_finding(
     summary: str,
     evidence: Sequence[Evidence],
 ) -> Finding:
-    """Return a finding with what its page knows; without rollouts a cause that hides in them is
-    only suspected.
+    """Return a finding with what its page knows.
+
+    Without rollouts a cause that only they can prove is a signal at most.
     """
-    cause = CATALOGUE[id].fitting(view)
-    if basis is PROOF and cause.kind != "C" and not cause.in_scalars and not view.rollout_steps:
-        basis = SIGNAL
-    if severity is CRITICAL and id in SYMPTOMS and not view.rollout_steps:
-        severity = WARNING  # scalars show that nothing is learned, and not why
+    cause = CATALOGUE[id].for_run(view)
+    if not view.rollout_steps:
+        is_proven_by_scalars = cause.kind is Kind.CURVE or cause.in_scalars
+        if basis is PROOF and not is_proven_by_scalars:
+            basis = SIGNAL
+        if severity is CRITICAL and id in SYMPTOM_IDS:
+            severity = WARNING
     source = "records" if view.rollout_steps else "scalars"
     confidence, measured = confidence_of(id, basis, source)
+    settings = settings_in_force(view)
     return Finding(
         id=id,
         severity=severity,
@@ -157,8 +171,8 @@ def make_finding(
         summary=summary or cause.what,
         evidence=tuple(evidence),
         rivals=cause.rivals,
-        experiment=resolve_experiment(cause, settings_in_force(view)),
-        fix=complete_fix(cause.fix, view.trainer, settings_in_force(view)),
+        experiment=resolve_experiment(cause, settings),
+        fix=complete_fix(cause.fix, view.trainer, settings),
         confidence=confidence,
         measured=measured,
         is_doubted=is_mostly_wrong(id, source),
@@ -166,83 +180,89 @@ def make_finding(
     )
 
 
+def alarms(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that ask for action."""
+    return [finding for finding in findings if finding.severity is not NOTE]
+
+
+def is_at_least(finding: Finding, severity: Severity) -> bool:
+    """Return True if a finding is as bad as this, or worse."""
+    return SEVERITY_ORDER.index(finding.severity) <= SEVERITY_ORDER.index(severity)
+
+
 def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return causes in the order in which to look at them, each with its symptoms under it."""
-    ordered = sorted(_merged(findings), key=_place)
+    ordered = sorted(_merge_same_cause(findings), key=_sort_key)
     ids = {finding.id for finding in ordered}
     causes: list[Finding] = []
     for finding in ordered:
-        if not any(_explains(other, finding, ids) for other in ordered):
-            symptoms = tuple(other for other in ordered if _explains(finding, other, ids))
-            # A cause is as bad as the worst of its symptoms.
-            worst = min(
-                (finding, *symptoms), key=lambda f: SEVERITY_ORDER.index(f.severity)
-            ).severity
-            causes.append(replace(finding, severity=worst, explains=symptoms))
-    return tuple(sorted(_unsure(causes), key=_place))
+        if any(_explains(other, finding, ids) for other in ordered):
+            continue  # it stands under its cause
+        symptoms = [other for other in ordered if _explains(finding, other, ids)]
+        # A cause is as bad as the worst of its symptoms.
+        severities = [finding.severity, *(symptom.severity for symptom in symptoms)]
+        worst = min(severities, key=SEVERITY_ORDER.index)
+        causes.append(replace(finding, severity=worst, explains=tuple(symptoms)))
+    return tuple(sorted(_demote_doubted(causes), key=_sort_key))
 
 
-def _unsure(causes: Sequence[Finding]) -> Iterator[Finding]:
+def _merge_same_cause(findings: Iterable[Finding]) -> list[Finding]:
+    """Return one finding per cause: the worst and surest, with the evidence of all."""
+    by_cause: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_cause.setdefault(finding.id, []).append(finding)
+    merged: list[Finding] = []
+    for same in by_cause.values():
+        same.sort(key=_sort_key)
+        evidence = dict.fromkeys(piece for finding in same for piece in finding.evidence)
+        merged.append(replace(same[0], evidence=tuple(evidence)))
+    return merged
+
+
+def _explains(cause: Finding, symptom: Finding, ids: Set[str]) -> bool:
+    """Return True if one finding is a symptom of the other: the catalogue says so, and the cause is
+    sure enough.
+
+    A symptom is seen and its cause concluded, so the cause may be one degree less sure, but never a
+    mere guess: two suspicions stand side by side. And a note explains nothing away: what asks for
+    no action can't account for what does.
+    """
+    if cause.id == symptom.id or cause.severity is NOTE:
+        return False
+    is_guess = cause.basis is SUSPICION
+    if is_guess and symptom.severity is not NOTE:
+        return False
+    less_sure = BASIS_ORDER.index(cause.basis) - BASIS_ORDER.index(symptom.basis)
+    max_less_sure = 0 if is_guess else 1
+    return less_sure <= max_less_sure and symptom.id in all_symptoms(cause.id, ids)
+
+
+def _demote_doubted(causes: Sequence[Finding]) -> Iterator[Finding]:
     """Yield causes; a doubted one that stands alone and proves nothing becomes a note that says
     why.
     """
     is_alone = all(cause.is_doubted for cause in alarms(causes))
     for cause in causes:
         is_proven = any(finding.basis is PROOF for finding in (cause, *alarms(cause.explains)))
-        is_note = is_alone and cause.is_doubted and not is_proven and cause.severity is not NOTE
-        why = (
-            f"{cause.measured}: it is what another cause looks like, so look for what is behind it"
-        )
-        yield replace(cause, severity=NOTE, measured=why) if is_note else cause
+        if is_alone and cause.is_doubted and not is_proven and cause.severity is not NOTE:
+            reason = (
+                f"{cause.measured}: it is what another cause looks like, so look for what is behind"
+                " it"
+            )
+            yield replace(cause, severity=NOTE, measured=reason)
+        else:
+            yield cause
 
 
-def alarms(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings that ask for something to be done."""
-    return [finding for finding in findings if finding.severity is not NOTE]
-
-
-def is_at_least(finding: Finding, severity: Severity) -> bool:
-    """Tell whether a finding is as bad as this, or worse."""
-    return SEVERITY_ORDER.index(finding.severity) <= SEVERITY_ORDER.index(severity)
-
-
-def _merged(findings: Iterable[Finding]) -> list[Finding]:
-    """Merge the findings of one cause: the surest is kept, with the evidence of all."""
-    listed = list(findings)
-    merged = []
-    for id in dict.fromkeys(finding.id for finding in listed):
-        same = sorted((finding for finding in listed if finding.id == id), key=_place)
-        evidence = dict.fromkeys(e for finding in same for e in finding.evidence)
-        merged.append(replace(same[0], evidence=tuple(evidence)))
-    return merged
-
-
-def _explains(cause: Finding, symptom: Finding, found: Set[str]) -> bool:
-    """Tell whether one is a symptom of the other: the catalogue says so, and the cause is sure
-    enough.
-
-    A symptom is seen and its cause concluded, so the cause may be one degree less sure, but never a
-    mere guess: two suspicions stand side by side. And a note explains nothing away: what asks for
-    no action can't account for what does.
+def _sort_key(finding: Finding) -> tuple[bool, bool, int, int, int, int]:
+    """Order alarms before notes, then by trust from trials, severity, basis, number of symptoms and
+    kind of evidence.
     """
-    is_guess = cause.basis is SUSPICION
-    if (
-        cause.id == symptom.id
-        or cause.severity is NOTE
-        or (is_guess and symptom.severity is not NOTE)
-    ):
-        return False
-    less_sure = BASIS_ORDER.index(cause.basis) - BASIS_ORDER.index(symptom.basis)
-    return less_sure <= (0 if is_guess else 1) and symptom.id in all_symptoms(cause.id, found)
-
-
-def _place(finding: Finding) -> tuple[bool, bool, int, int, int, int]:
-    """Return the place in the order: alarms first, of these what trials trust first, then worst and
-    surest first.
-    """
-    is_note = finding.severity is NOTE
-    is_distrusted = finding.confidence is Confidence.LOW
-    is_worse = SEVERITY_ORDER.index(finding.severity)
-    is_surer = BASIS_ORDER.index(finding.basis)
-    kind = "IPC".index(CATALOGUE[finding.id].kind)
-    return is_note, is_distrusted, is_worse, is_surer, -len(finding.explains), kind
+    return (
+        finding.severity is NOTE,
+        finding.confidence is Confidence.LOW,
+        SEVERITY_ORDER.index(finding.severity),
+        BASIS_ORDER.index(finding.basis),
+        -len(finding.explains),
+        KIND_ORDER.index(CATALOGUE[finding.id].kind),
+    )

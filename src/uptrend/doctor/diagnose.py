@@ -16,43 +16,42 @@ from uptrend.records import CannotTell, Finding, Report, RunView
 from uptrend.records.directory import END_EVENTS, START_EVENTS
 
 # Alarms beside which a rising reward does not show that the task is learned.
-DOUBTS = (
-    "kl.runaway data.memorized data.leak task.evaluator-exposed reward.hackable reward.misaligned"
-)
-REJECTIONS = ("reward.gold-rejected", "reward.strict-parser")
-PAID_ALONE = {*DOUBTS.split(), "reward.component-dominates", "reward.length-hacking"}
+REWARD_ONLY_IDS = {
+    "kl.runaway",
+    "data.memorized",
+    "data.leak",
+    "task.evaluator-exposed",
+    "reward.hackable",
+    "reward.misaligned",
+    "reward.component-dominates",
+    "reward.length-hacking",
+}
+REJECTION_IDS = {"reward.gold-rejected", "reward.strict-parser"}
 
 
 def diagnose(view: RunView) -> Report:
-    """Run every check on a run, and put what they found in order; of a run that preflight refused,
-    repeat why.
+    """Run every check on a run and rank the findings.
+
+    The report of a run that preflight refused repeats why.
     """
     case = Case(view)
     outcomes = run_checks(case)
     if not len(view.steps):
         outcomes += _preflight_findings(view)
-    acquitted = _acquitted(view)
-    # A probe says gold answers in a few forms; rollouts that prove the opposite say more.
-    acquitted -= {
-        o.id for o in outcomes if isinstance(o, Finding) and o.basis is PROOF and o.id in REJECTIONS
-    }
-    findings = rank(o for o in outcomes if isinstance(o, Finding) and o.id not in acquitted)
-    seen = {f.id: f for top in findings for f in (top, *top.explains)}
-    lacking = {o.id: o for o in outcomes if isinstance(o, CannotTell) and o.id not in seen}
-    damage = [
-        f"The rollouts of step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))} are {why} and"
-        " were left out."
-        for why, steps in (
-            ("damaged", case.damaged_steps),
-            ("too large to be read", case.large_steps),
-        )
-        if steps
-    ]
+    findings = [outcome for outcome in outcomes if isinstance(outcome, Finding)]
+
+    excluded = _excluded_causes(view)
+    # A probe tries gold answers in a few forms only; rollouts that prove a rejection say more.
+    proven = {finding.id for finding in findings if finding.basis is PROOF}
+    excluded -= proven & REJECTION_IDS
+    causes = rank(finding for finding in findings if finding.id not in excluded)
+    listed = [finding for cause in causes for finding in (cause, *cause.explains)]
+
     refusal = _refusal(view)
     if refusal:
         trend = replace(case.trend, sentence=refusal, headline="not started")
     else:
-        trend = replace(case.trend, headline=_headline(case, seen.values()))
+        trend = replace(case.trend, headline=_headline(case, listed))
     return Report(
         source=view.source,
         trainer=view.trainer,
@@ -60,88 +59,116 @@ def diagnose(view: RunView) -> Report:
         steps=len(view.steps),
         step=int(view.steps[-1]) if len(view.steps) else 0,
         trend=trend,
-        findings=findings,
-        cannot_tell=() if refusal else tuple(lacking[id] for id in sorted(lacking)),
+        findings=causes,
+        cannot_tell=() if refusal else _cannot_tell(outcomes, listed),
         missing=tuple(_missing(case)),
-        notes=(*view.notes, *damage),
+        notes=(*view.notes, *_unread_steps(case)),
         unknown=tuple(sorted(view.unknown)),
         curve=thin_curve(*view.curve(REWARD_METRIC)),
     )
 
 
+def _cannot_tell(
+    outcomes: Iterable[Finding | CannotTell], listed: Iterable[Finding]
+) -> tuple[CannotTell, ...]:
+    """Return the causes that no check could judge or report, by id."""
+    lack_by_id = {outcome.id: outcome for outcome in outcomes if isinstance(outcome, CannotTell)}
+    for finding in listed:
+        lack_by_id.pop(finding.id, None)
+    return tuple(lack_by_id[id] for id in sorted(lack_by_id))
+
+
+def _unread_steps(case: Case) -> Iterator[str]:
+    """Yield notes on the rollouts that could not be read."""
+    reasons = {"damaged": case.damaged_steps, "too large to be read": case.large_steps}
+    for reason, steps in reasons.items():
+        if steps:
+            plural = "s" if len(steps) > 1 else ""
+            numbers = ", ".join(map(str, steps))
+            yield f"The rollouts of step{plural} {numbers} are {reason} and were left out."
+
+
 def _refusal(view: RunView) -> str:
     """Return why preflight did not let a run begin; empty for a run that began."""
-    endings = [event for event in view.events if event.get("event") in (*START_EVENTS, *END_EVENTS)]
-    if len(view.steps) or not endings or endings[-1].get("stopped_by") != "preflight":
+    boundaries = (*START_EVENTS, *END_EVENTS)
+    events = [event for event in view.events if event.get("event") in boundaries]
+    if len(view.steps) or not events or events[-1].get("stopped_by") != "preflight":
         return ""
-    return f"Preflight did not let it begin. {endings[-1].get('reason', '')}".rstrip()
+    return f"Preflight did not let it begin. {events[-1].get('reason', '')}".rstrip()
 
 
 def _headline(case: Case, findings: Iterable[Finding]) -> str:
-    """Return the trend in words, qualified by what else is seen."""
-    kind = case.trend.kind
-    change = case.heldout
-    found = {finding.id for finding in alarms(findings)}
-    if "run.nonfinite" in found:
+    """Return the trend in words, qualified by the findings and the held-out change."""
+    kind = str(case.trend.kind)
+    heldout = case.heldout
+    alarm_ids = {finding.id for finding in alarms(findings)}
+    if "run.nonfinite" in alarm_ids:
         return f"{kind}, then NaN"
-    is_left = change is not None and (
-        change.fell or (change.effect <= 0 and change.interval and change.last < TOP)
-    )
+
     if case.is_learning:
-        return "reward rises, task not shown" if is_left or found & PAID_ALONE else str(kind)
-    if change is not None and (change.fell or case.has_learned):
-        return f"{kind}, held-out {'falls' if change.fell else 'rises'}"
-    return str(kind)
+        is_left_behind = heldout is not None and (
+            heldout.fell or (heldout.effect <= 0 and heldout.interval and heldout.last < TOP)
+        )
+        is_doubtful = is_left_behind or alarm_ids & REWARD_ONLY_IDS
+        return "reward rises, task not shown" if is_doubtful else kind
+
+    if heldout is not None and heldout.fell:
+        return f"{kind}, held-out falls"
+    if case.has_learned:
+        return f"{kind}, held-out rises"
+    return kind
 
 
-def _missing(case: Case) -> list[str]:
-    """Say which kinds of evidence a run lacks, and how to get each."""
-    ours = case.view.trainer == "uptrend"
+def _missing(case: Case) -> Iterator[str]:
+    """Yield the kinds of evidence that a run lacks, and how to get each."""
+    if case.has("warmstart/loss/mean") or not len(case.view.steps):
+        return
+    is_ours = case.view.trainer == "uptrend"
     is_trl = case.view.trainer == "trl"
-    moved = case.curve("kl/reference/mean")[1].any() or case.has("weights/update/norm")
+    has_kl = case.curve("kl/reference/mean")[1].any() or case.has("weights/update/norm")
     kinds = [
         (
-            case.heldout,
+            case.heldout is not None,
             "held-out tasks",
-            "eval.tasks = 100" if ours else "an evaluation set",
+            "eval.tasks = 100" if is_ours else "an evaluation set",
             "whether it learns the task",
         ),
         (
-            case.view.rollout_steps,
+            len(case.view.rollout_steps) > 0,
             "rollouts",
             "uptrend.bridge.trl.watch(trainer)" if is_trl else "a run directory",
             "tokens, masks, advantages and texts",
         ),
         (
-            moved,
+            has_kl,
             "KL",
-            f"{'learning.kl.beta' if ours else 'a KL weight'} = 0.001",
+            "learning.kl.beta = 0.001" if is_ours else "a KL weight = 0.001",
             "how far the policy moved",
         ),
         (case.has("learner/entropy/mean"), "entropy", "its curve", "whether it still explores"),
         (
-            len(case.cut_by_length),
+            len(case.cut_by_length) > 0,
             "endings",
             "the share cut by length",
             "whether answers fit their limit",
         ),
-        (len(case.dead_groups), "dead groups", "their share", "how much there is to learn from"),
+        (
+            len(case.dead_groups) > 0,
+            "dead groups",
+            "their share",
+            "how much there is to learn from",
+        ),
     ]
-    if case.has("warmstart/loss/mean") or not len(case.view.steps):
-        return []
-    return [
-        f"no {what}: {how} would show {shown}"
-        for is_there, what, how, shown in kinds
-        if not is_there
-    ]
+    for is_there, kind, source, use in kinds:
+        if not is_there:
+            yield f"no {kind}: {source} would show {use}"
 
 
 def _preflight_findings(view: RunView) -> Iterator[Finding]:
-    """Yield what the last preflight found: until a step is recorded, nothing is known later than
-    that.
-    """
+    """Yield the findings of the last preflight: nothing later is known until a step is recorded."""
     preflights = [event for event in view.events if event.get("event") == "preflight"]
-    for table in preflights[-1].get("findings", ()) if preflights else ():
+    tables = preflights[-1].get("findings", ()) if preflights else ()
+    for table in tables:
         # a damaged line, or one of another version
         with suppress(AttributeError, KeyError, TypeError, ValueError):
             finding = from_finding_table(table)
@@ -149,15 +176,17 @@ def _preflight_findings(view: RunView) -> Iterator[Finding]:
                 yield finding
 
 
-def _acquitted(view: RunView) -> set[str]:
+def _excluded_causes(view: RunView) -> set[str]:
     """Return causes that a probe has excluded, whatever records look like: gold in another format
     was not rejected.
     """
-    excluded = set[str]()
+    excluded: set[str] = set()
     for event in view.events:
         if event.get("event") == "acquitted":
             excluded.add(str(event.get("id")))
-        for probe in event.get("probes", ()) if event.get("event") == "preflight" else ():
-            if probe.get("name") == "gold" and probe.get("ok") and not probe.get("skipped"):
-                excluded.add("reward.gold-rejected")
+        elif event.get("event") == "preflight":
+            for probe in event.get("probes", ()):
+                has_passed = probe.get("ok") and not probe.get("skipped")
+                if probe.get("name") == "gold" and has_passed:
+                    excluded.add("reward.gold-rejected")
     return excluded

@@ -87,7 +87,7 @@ def of_cause(
         raise LabError(str(error)) from None
     # the recipe as the doctor sees the config of a run
     view = from_lines([], source="", name="", config=table)
-    cause = cause.fitting(view)
+    cause = cause.for_run(view)
     resolved = (finding and finding.experiment) or resolve_experiment(
         cause, settings_in_force(view)
     )

@@ -61,7 +61,7 @@ class PagedCache:
         self._on_resize = on_resize
         # A heap, the lowest page first: pages that are taken together are contiguous if possible.
         self._free: list[int] = []
-        self._n_holders: Counter[int] = Counter()
+        self._n_holders: Counter[int] = Counter()  # streams that have each page
         self._peak_pages = 0
         self._peak_pages_by_load = deque[int](maxlen=LOADS_BEFORE_SHRINKING)
 
@@ -85,8 +85,7 @@ class PagedCache:
 
     @property
     def max_pages(self) -> int:
-        """Pages that the budget allows, without page 0."""
-        # Measured once, at first use.
+        """Pages that the budget allows, without page 0; memory is measured at the first call."""
         if self._max_bytes is None:
             self._max_bytes = POOL_MEMORY_SHARE * free_bytes(self.pool.device)
         return max(0, int(self._max_bytes // self.page_bytes) - 1)
@@ -146,6 +145,7 @@ class PagedCache:
             self._resize(needed)
 
     def _resize(self, n_pages: int) -> None:
+        """Move the pool to one of another size; pages keep their numbers."""
         old_pool = self.pool
         old_n_pages = self.n_pages
         shape = list(old_pool.shape)
@@ -154,9 +154,9 @@ class PagedCache:
         n_common_cells = min(old_pool.shape[3], shape[3])
         self.pool[:, :, :, :n_common_cells] = old_pool[:, :, :, :n_common_cells]
 
-        still_there = [page for page in self._free if page <= n_pages]
+        remaining = [page for page in self._free if page <= n_pages]
         added = list(range(old_n_pages + 1, n_pages + 1))
-        self._free = still_there + added
+        self._free = remaining + added
         heapq.heapify(self._free)
         self._on_resize()
 
@@ -176,7 +176,10 @@ class PagedCache:
         first = first_pages[0]
         last = first_pages[-1]
         distance = first_pages[1] - first if len(first_pages) > 1 else 1
-        if distance <= 0 or list(first_pages) != list(range(first, last + 1, distance)):
+        if distance <= 0:
+            return
+        evenly_spaced = list(range(first, last + 1, distance))
+        if list(first_pages) != evenly_spaced:
             return
         # Covered places behind a row's own pages are masked, but they must be in the pool.
         if last * self.page_tokens + self.covered_tokens <= self.pool.shape[3]:
@@ -186,11 +189,13 @@ class PagedCache:
         """Set the cell of one new token per row; return the mask of the places that each may see,
         [n, 1, 1, l].
         """
-        page_n = table_np.gather(1, positions_n[:, None] // self.page_tokens).squeeze(1)
+        place_n = positions_n // self.page_tokens
+        page_n = table_np.gather(1, place_n[:, None]).squeeze(1)
         self._new_cells = page_n * self.page_tokens + positions_n % self.page_tokens
         self._pages_np = table_np[:, : self.covered_tokens // self.page_tokens]
         place_l = torch.arange(self.covered_tokens, device=self.pool.device)
-        return (place_l <= positions_n[:, None])[:, None, None]
+        is_seen_nl = place_l <= positions_n[:, None]
+        return is_seen_nl[:, None, None]
 
     def append(self, layer: int, keys_nkd: Tensor, values_nkd: Tensor) -> tuple[Tensor, Tensor]:
         """Write each row's new key and value; return all of the rows', [n, k, l, d]."""
@@ -219,9 +224,10 @@ class PagedCache:
         head_dim = pool.shape[3]
         keys = keys.to(pool.dtype)
         values = values.to(pool.dtype)
-        # One of n and q is 1, so that flattened they match the cells one by one.
         for part, new in zip(pool, (keys, values), strict=True):
-            part[:, self._new_cells] = new.transpose(0, 1).flatten(1, 2)
+            # [k, n * q, d]: one of n and q is 1, so that this matches the cells one by one.
+            by_head = new.transpose(0, 1).flatten(1, 2)
+            part[:, self._new_cells] = by_head
 
         if self._pages_np is None:  # prefill
             if self._context_cells_l is self._new_cells:
@@ -239,8 +245,9 @@ class PagedCache:
             )
         else:
             by_page = pool.view(2, n_heads, -1, self.page_tokens * head_dim)
-            rows = by_page.index_select(2, self._pages_np.flatten())
-            both = rows.view(2, n_heads, len(keys), self.covered_tokens, -1).transpose(1, 2)
+            chosen = by_page.index_select(2, self._pages_np.flatten())
+            by_row = chosen.view(2, n_heads, len(keys), self.covered_tokens, -1)
+            both = by_row.transpose(1, 2)
         return both[0], both[1]
 
     def get_seq_length(self, *_: Any) -> int:

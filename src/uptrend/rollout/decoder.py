@@ -213,7 +213,8 @@ class LeanDecoder:
             x = self._after_attention(x, attended, layer.weights, layer.shape)
         norm = self._trunk.norm
         weight = norm.weight.to(x.dtype)
-        return self.logits(F.rms_norm(x, (x.shape[-1],), weight, norm.variance_epsilon))
+        hidden_nh = F.rms_norm(x, (x.shape[-1],), weight, norm.variance_epsilon)
+        return self.logits(hidden_nh)
 
 
 class KernelDecoder(LeanDecoder):
@@ -263,14 +264,17 @@ class KernelDecoder(LeanDecoder):
             normed = kernels.add_norm(x, y, w.mlp_norm, shape.epsilon, self._dtype)
             y = _linear(kernels.gate(_linear(normed, w.gate_up)), w.down)
         norm = self._trunk.norm
-        return self.logits(kernels.add_norm(x, y, norm.weight, norm.variance_epsilon, self._dtype))
+        hidden_nh = kernels.add_norm(x, y, norm.weight, norm.variance_epsilon, self._dtype)
+        return self.logits(hidden_nh)
 
     def _rope_tables(self, x: Tensor, n_positions: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of all positions by the model's own RoPE, [l, d] each."""
         if self._rope is None or len(self._rope[0]) < n_positions:
             positions = torch.arange(n_positions, device=x.device)[None]
             cos, sin = self._trunk.rotary_emb(x[None], positions)
-            self._rope = (cos[0].float().contiguous(), sin[0].float().contiguous())
+            cos_ld = cos[0].float().contiguous()
+            sin_ld = sin[0].float().contiguous()
+            self._rope = (cos_ld, sin_ld)
         return self._rope
 
 
@@ -319,11 +323,14 @@ def before_attention(
     if w.q_norm is not None and w.k_norm is not None:
         q = qk[:, : shape.query_heads]
         k = qk[:, shape.query_heads :]
-        qk = torch.cat((_norm(q, w.q_norm, shape), _norm(k, w.k_norm, shape)), 1)
+        normed_q = _norm(q, w.q_norm, shape)
+        normed_k = _norm(k, w.k_norm, shape)
+        qk = torch.cat((normed_q, normed_k), 1)
 
     # RoPE turns each channel together with its partner in the other half.
     first, second = qk.chunk(2, -1)
-    qk = (qk * cos + torch.cat((-second, first), -1) * sin).to(dtype)
+    partners = torch.cat((-second, first), -1)
+    qk = (qk * cos + partners * sin).to(dtype)
     q = qk[:, : shape.query_heads]
     k = qk[:, shape.query_heads :]
     # Query heads that share keys stand as one query's length: no key is copied, one call attends
@@ -447,11 +454,13 @@ class _FusedLinear:
             self.weights = self.weights._replace(weight=packed)
         elif self._is_copy:
             parts = self._sources if joined is None else [joined]
-            targets = torch.split(self.weights.weight, [len(part) for part in parts], 1)
+            widths = [len(part) for part in parts]
+            targets = torch.split(self.weights.weight, widths, 1)
             for target, part in zip(targets, parts, strict=True):
                 target.copy_(part.T)
         if self.weights.bias is not None:
-            self.weights.bias.copy_(torch.cat([base.bias for base in self._bases]))
+            biases = torch.cat([base.bias for base in self._bases])
+            self.weights.bias.copy_(biases)
 
     def _copy_adapters(self) -> None:
         lora_a = self.weights.lora_a

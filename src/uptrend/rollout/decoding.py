@@ -223,10 +223,8 @@ class Decoding:
         support_nmk = state.support_smk[slots_n, :longest].cpu().numpy()
         sampled_turns = []
         for n, count in enumerate(counts):
-            ids_m = ids_nm[n, :count]
-            logprobs_m = logprobs_nm[n, :count]
-            support_mk = support_nmk[n, :count]
-            sampled_turns.append(SampledTurn(ids_m, logprobs_m, support_mk))
+            sampled = SampledTurn(ids_nm[n, :count], logprobs_nm[n, :count], support_nmk[n, :count])
+            sampled_turns.append(sampled)
         return sampled_turns
 
     def _state_with_slots_for(self, n_turns: int) -> _State:
@@ -268,7 +266,8 @@ class Decoding:
         """Launch steps on a GPU."""
         # Before the slots are set: a capture sets them all to slot 0.
         graph = self._graph(state, len(slots), turns)
-        state.slots_n[: len(slots)] = torch.tensor(slots).to(self._device, non_blocking=True)
+        device_slots = torch.tensor(slots).to(self._device, non_blocking=True)
+        state.slots_n[: len(slots)] = device_slots
         for _ in range(steps):
             graph.replay()
         self._n_steps += steps
@@ -280,6 +279,7 @@ class Decoding:
             longest = max(turn.length + turn.max_tokens for turn in turns)
             rounded = -(-longest // COVERED_TOKENS_MULTIPLE) * COVERED_TOKENS_MULTIPLE
             covered = min(covered, rounded)
+        # Limits decide which branches `choose` takes, and which state is used.
         key = (n, covered, self._limits)
         if key in self._graphs:
             return self._graphs[key]
@@ -287,7 +287,7 @@ class Decoding:
         # With slot 0 in every row, the steps that a capture takes change no turn.
         self._cache.cover(covered)
         state.slots_n[:n] = 0
-        # Once before the capture, so that whatever is loaded or tuned at first use is there.
+        # A step before the capture, so that whatever is loaded or tuned at first use is there.
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -384,7 +384,8 @@ def _invert_cumulative(mass_nbw: Tensor, mass_nb: Tensor, uniforms_n: Tensor) ->
     """
     sum_nb = mass_nb.cumsum(-1)
     target_n = uniforms_n.clamp(max=MAX_UNIFORM) * sum_nb[:, -1]
-    block_n = (sum_nb <= target_n[:, None]).sum(-1).clamp(max=mass_nb.shape[-1] - 1)
+    last_block = mass_nb.shape[-1] - 1
+    block_n = (sum_nb <= target_n[:, None]).sum(-1).clamp(max=last_block)
 
     sum_before_n1 = (sum_nb - mass_nb).gather(-1, block_n[:, None])
     row_n = torch.arange(len(block_n), device=block_n.device)
@@ -405,8 +406,9 @@ def _choose_among_likeliest(
     """Choose where top-k, then top-p, then min-p leave tokens out; the likeliest one always
     stays.
     """
-    # The likeliest tokens come first, so that k is also their rank.
-    top_nk, ids_nk = logits_nv.topk(min(limits.width, logits_nv.shape[-1]), -1)
+    # The likeliest tokens come first.
+    k = min(limits.width, logits_nv.shape[-1])
+    top_nk, ids_nk = logits_nv.topk(k, -1)
     # top-p and min-p count in the distribution that top-k leaves.
     normalized = top_nk if limits.top_k else logits_nv
     log_p_nk = top_nk - normalized.logsumexp(-1, keepdim=True)
@@ -418,10 +420,12 @@ def _choose_among_likeliest(
 
     sum_nk = p_nk.masked_fill(left_out_nk, 0).cumsum(-1)
     target_n1 = uniforms_n[:, None].clamp(max=MAX_UNIFORM) * sum_nk[:, -1:]
-    place_n1 = (sum_nk <= target_n1).sum(-1, keepdim=True).clamp(max=sum_nk.shape[1] - 1)
-    token_n = ids_nk.gather(-1, place_n1).squeeze(-1)
-    logprob_n = (log_p_nk.gather(-1, place_n1) - sum_nk[:, -1:].log()).squeeze(-1)
-    return token_n, logprob_n, ids_nk.masked_fill(left_out_nk, -1)
+    rank_n1 = (sum_nk <= target_n1).sum(-1, keepdim=True).clamp(max=k - 1)
+    token_n1 = ids_nk.gather(-1, rank_n1)
+    # Relative to what is left of the whole.
+    logprob_n1 = log_p_nk.gather(-1, rank_n1) - sum_nk[:, -1:].log()
+    support_nk = ids_nk.masked_fill(left_out_nk, -1)
+    return token_n1.squeeze(-1), logprob_n1.squeeze(-1), support_nk
 
 
 class Endings:

@@ -61,15 +61,19 @@ class _Stream:
 
 @dataclass(frozen=True, eq=False)
 class _Request:
-    stream: int
-    ids: Sequence[int]
+    stream: int  # the number that the caller gave it
+    ids: Sequence[int]  # tokens to append before the turn
     limits: Limits
     seed: int
-    answer: asyncio.Future[Extension]
+    answer: asyncio.Future[Extension]  # set when the turn is done
 
 
 Answer = tuple[_Request, Extension | ModelError]
-NO_TOKENS = SampledTurn(np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros((0, 0), np.int32))
+NO_TOKENS = SampledTurn(
+    ids_m=np.zeros(0, np.int64),
+    logprobs_m=np.zeros(0, np.float32),
+    support_mk=np.zeros((0, 0), np.int32),
+)
 
 
 class InProcessSampler:
@@ -177,6 +181,7 @@ class InProcessSampler:
             # First, because the pages of turns that are done are free for those that join.
             answers = self._collect_done(set(released))
             self._forget(released)
+            # Before turns join, so that none begins with older weights.
             self._copy_pending_weights()
             if self._weights_changed:
                 self.cache.shrink_if_oversized()
@@ -187,6 +192,7 @@ class InProcessSampler:
         return answers
 
     def _deliver(self, answers: list[Answer]) -> None:
+        """Wake the callers of `extend` with their turns or errors."""
         for request, answer in answers:
             if request.answer.done():  # its rollout was cancelled meanwhile
                 continue
@@ -269,6 +275,7 @@ class InProcessSampler:
         stream.is_running = False
 
     def _forget_graphs(self) -> None:
+        """Drop all graphs: the cache that they write to has moved."""
         self._decoding.forget_graphs()
         self._graphed_prefill = Graphed(self.prefill, self._policy.device, pool=self.graph_pool)
 
@@ -335,8 +342,8 @@ class InProcessSampler:
         """Get a turn's pages, sharing those that its prompt fills with an equal one; False if too
         few are left.
         """
-        # A stream with cached tokens shares with no other: its key is no context's.
-        context = (*stream.ids, *new_ids) if stream.n_cached == 0 else (id(stream),)
+        # A stream with cached tokens goes on in its own pages: its key equals no other.
+        context = (id(stream),) if stream.n_cached else (*stream.ids, *new_ids)
         first_use = (len(joining.readers), stream)
         index, reader = joining.readers.setdefault(context, first_use)
 
@@ -425,8 +432,8 @@ class InProcessSampler:
             longest = _next_power_of_two(longest)
             # Filler tokens are their own context.
             fillers = _filler_lengths(new_lengths, longest_new)
-            new_lengths = new_lengths + fillers
-            lengths = lengths + fillers
+            new_lengths += fillers
+            lengths += fillers
             n_context = _rounded_up(sum(lengths))
 
         # Filler tokens keep id 0, position 0 and cell 0, which is in page 0.

@@ -47,7 +47,6 @@ def attend(
     out = torch.empty(n, query_heads * head_dim, dtype=qkv_n.dtype, device=qkv_n.device)
     group = query_heads // kv_heads
     assert all(x.is_contiguous() for x in (slots_n, qkv_n, table_sp))
-    has_norm = q_norm_d is not None
     # One program for each row and key-value head: all query heads that share it.
     _attend[n, kv_heads](
         qkv_n,
@@ -72,7 +71,7 @@ def attend(
         max(MIN_DOT_ROWS, triton.next_power_of_2(group)),
         head_dim,
         page_tokens,
-        has_norm,
+        q_norm_d is not None,
         num_warps=4,
     )
     return out
@@ -197,10 +196,12 @@ def _add_norm(x, y, weight, out, width, epsilon, block: tl.constexpr, has_y: tl.
     n = tl.program_id(0)
     h = tl.arange(0, block)
     is_inside = h < width
-    sum_h = tl.load(x + n * width + h, mask=is_inside, other=0.0)
+    x_address = x + n * width + h
+    sum_h = tl.load(x_address, mask=is_inside, other=0.0)
     if has_y:
-        sum_h += tl.load(y + n * width + h, mask=is_inside, other=0.0).to(tl.float32)
-        tl.store(x + n * width + h, sum_h, mask=is_inside)
+        y_h = tl.load(y + n * width + h, mask=is_inside, other=0.0)
+        sum_h += y_h.to(tl.float32)
+        tl.store(x_address, sum_h, mask=is_inside)
     normed_h = sum_h * tl.rsqrt(tl.sum(sum_h * sum_h, 0) / width + epsilon)
     normed_h *= tl.load(weight + h, mask=is_inside, other=0.0).to(tl.float32)
     tl.store(out + n * width + h, normed_h.to(out.dtype.element_ty), mask=is_inside)
@@ -220,8 +221,10 @@ def _gate(gate_up, out, width, block: tl.constexpr):
     n = tl.program_id(0)
     h = tl.program_id(1) * block + tl.arange(0, block)
     is_inside = h < width
-    gate_h = tl.load(gate_up + 2 * n * width + h, mask=is_inside, other=0.0).to(tl.float32)
-    up_h = tl.load(gate_up + (2 * n + 1) * width + h, mask=is_inside, other=0.0).to(tl.float32)
+    gate_address = gate_up + 2 * n * width + h
+    up_address = gate_up + (2 * n + 1) * width + h
+    gate_h = tl.load(gate_address, mask=is_inside, other=0.0).to(tl.float32)
+    up_h = tl.load(up_address, mask=is_inside, other=0.0).to(tl.float32)
     gated_h = gate_h * tl.sigmoid(gate_h) * up_h
     tl.store(out + n * width + h, gated_h.to(out.dtype.element_ty), mask=is_inside)
 
@@ -303,7 +306,8 @@ def _pick(
     if not is_greedy:
         # The first token at which the running sum passes u times the whole, among those with any
         # mass. Below 1, as MAX_UNIFORM in `decoding`.
-        target = tl.minimum(tl.load(uniforms + slot * n_columns + column), 1 - 1e-6) * mass
+        uniform = tl.load(uniforms + slot * n_columns + column)
+        target = tl.minimum(uniform, 1 - 1e-6) * mass
         before = 0.0
         token = -1
         last = best
@@ -324,7 +328,9 @@ def _pick(
     tl.store(ids + slot * n_columns + column, token)
     tl.store(logprobs + slot * n_columns + column, logprob)
     if not is_done:
-        is_last = (tl.load(stops + token) != 0) | (count + 1 >= tl.load(max_tokens + slot))
+        is_stop = tl.load(stops + token) != 0
+        is_full = count + 1 >= tl.load(max_tokens + slot)
+        is_last = is_stop | is_full
         tl.store(tokens + slot, token)
         tl.store(n_sampled + slot, count + 1)
         tl.store(positions + slot, position + 1)

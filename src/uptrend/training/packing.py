@@ -1,9 +1,9 @@
 """From sequences to what goes through the model: micro-batches of tokens back to back, within a
 token budget.
 
-A micro-batch is one row of tokens. Each sequence is a segment of it, seen by nobody else
-(policy/attention.py), at the positions that it would have alone: no padding, whatever the lengths.
-Only tokens that matter are there: none after the last one that predicts a sampled token.
+A micro-batch is one row of tokens. Each sequence is a segment of it that no other sequence attends
+to (policy/attention.py), at the positions that it would have alone: no padding, whatever the
+lengths. Only tokens that matter are there: none after the last one that predicts a sampled token.
 
 The rollouts of a group begin with the same prompt. Where it pays, the prompt is there once, and its
 keys are among those of every rollout behind it:
@@ -15,8 +15,8 @@ Gradients add up in the prompt. The result is the same as sequence by sequence, 
 
 On a GPU sizes are filled up to one of few, so that a graph captured once serves the steps to come.
 
-b = sequence, t = token through the model, k = key, n = segment, m = sampled token, s = sampled
-token of its sequence.
+b = sequence, t = token of the row, k = key, n = segment, m = sampled token, s = sampled token of
+its sequence.
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
-# Sequences that stay in one micro-batch: all of a rollout's, for sums over whole rollouts, or
-# rollouts with one prompt.
-Unit = list[int]
+NO_PLACES = np.zeros(0, np.int64)
+# A size that came before is used again if it makes a row at most this many times as long as needed.
+MAX_GROWTH = 1.15
+# Smallest `longest` that is rounded to, so that short sequences of any length share one size.
+MIN_LONGEST = 128
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ class TrainSequence:
     ids: Ints  # all its tokens
     sampled: Ints  # places of those that the model wrote
     attended: NDArray[np.bool_]  # true for tokens that attention may see
-    prompt: int  # number of its first tokens that are the task's prompt
-    group: int  # its group
-    rollout: int  # its rollout
+    prompt: int  # length of the task's prompt, with which it begins
+    group: int
+    rollout: int
 
     @property
     def width(self) -> int:
@@ -59,7 +61,7 @@ class Size(NamedTuple):
     keys: int  # 0 where each segment's keys are its own tokens
     segments: int
     sampled: int
-    longest: int  # most tokens or keys of a segment
+    longest: int  # maximum tokens or keys of a segment
 
 
 @dataclass
@@ -68,52 +70,62 @@ class Shapes:
     own.
     """
 
-    is_free: bool = True  # true where any size will do
+    is_free: bool = True  # True if any size will do
     known: list[Size] = field(default_factory=list)
 
     def fit(self, least: Size) -> Size:
-        """Return a size that holds so much: one that came before if it wastes little, else a round
-        one.
+        """Return a size that holds at least this much: one that came before if it wastes little,
+        else a round one.
         """
         if self.is_free:
             return least
         for size in self.known:
-            holds = all(have >= need for have, need in zip(size, least, strict=True))
-            if holds and size.tokens <= 1.15 * least.tokens and bool(size.keys) == bool(least.keys):
+            is_large_enough = all(have >= need for have, need in zip(size, least, strict=True))
+            wastes_little = size.tokens <= MAX_GROWTH * least.tokens
+            # Shared and unshared rows are different graphs: only one of them has keys of its own.
+            is_same_kind = bool(size.keys) == bool(least.keys)
+            if is_large_enough and wastes_little and is_same_kind:
                 return size
-        new = Size(
-            _round(least.tokens, 8),
-            _round(least.keys, 4),
-            _round(least.segments, 1),
-            _round(least.sampled, 4),
-            max(128, _round(least.longest, 1)),
+        size = Size(
+            tokens=_round_up(least.tokens, 8),
+            keys=_round_up(least.keys, 4),
+            segments=_round_up(least.segments, 1),
+            sampled=_round_up(least.sampled, 4),
+            longest=max(MIN_LONGEST, _round_up(least.longest, 1)),
         )
-        self.known = sorted([*self.known, new])
-        return new
+        self.known = sorted([*self.known, size])
+        return size
 
 
-def _round(number: int, steps: int) -> int:
-    """Round up to a size of which there are so many between a power of two and the next."""
-    power = 1 << max(0, number - 1).bit_length()
-    grain = power if steps == 1 else max(1, power // (2 * steps))
-    return -(-number // grain) * grain if number else 0
+def _round_up(number: int, sizes_per_doubling: int) -> int:
+    """Round up to one of a few sizes between each power of two and the next; with 1, to the
+    power itself.
+    """
+    if number == 0:
+        return 0
+    power = 1 << (number - 1).bit_length()
+    if sizes_per_doubling == 1:
+        return power
+    # From power / 2 to power in equal steps.
+    grain = max(1, power // (2 * sizes_per_doubling))
+    return -(-number // grain) * grain
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """MicroBatch-batch: what goes through the model at once."""
+    """Sequences that go through the model at once."""
 
     numbers: tuple[int, ...]  # its sequences
-    ids_t: Tensor  # token ids
+    ids_t: Tensor
     positions_t: Tensor  # position that each token would have alone
     starts_n: Tensor  # first token of each segment; see Packed
     key_starts_n: Tensor
-    longest: int
+    longest: int  # maximum tokens or keys of a segment
     keys_k: Tensor | None  # place of each key; None where each segment's keys are its own tokens
     predictors_m: Tensor  # place of the hidden state that predicts each sampled token
     targets_m: Tensor  # the sampled tokens
-    # Each sampled token's number among `numbers` and its place among that sequence's sampled
-    # tokens; filler goes behind them.
+    # Each sampled token's index in `numbers`, and its place among that sequence's sampled tokens:
+    # where its log-probability goes in a tensor [b, s]. Filler has the place behind the last.
     sequences_m: Tensor
     places_m: Tensor
     padding: float  # share of `ids_t` that only fills up
@@ -123,21 +135,20 @@ class MicroBatch:
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """Inputs of a forward pass, in order."""
-        return tuple(getattr(self, name) for name in INPUTS)
+        """Inputs of a forward pass, in the order of INPUT_NAMES."""
+        return tuple(getattr(self, name) for name in INPUT_NAMES)
 
     def to(self, device: torch.device) -> "MicroBatch":
-        tensors = {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if isinstance(getattr(self, f.name), Tensor)
-        }
-        return replace(
-            self, **{name: x.to(device, non_blocking=True) for name, x in tensors.items()}
-        )
+        """Return the same on a device."""
+        moved: dict[str, Tensor] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor):
+                moved[f.name] = value.to(device, non_blocking=True)
+        return replace(self, **moved)  # type: ignore[arg-type]
 
 
-INPUTS = (
+INPUT_NAMES = (
     "ids_t",
     "positions_t",
     "starts_n",
@@ -153,219 +164,278 @@ INPUTS = (
 )
 
 
+@dataclass(frozen=True)
+class _Unit:
+    """Sequences that stay in one micro-batch: all of a rollout's, for sums over whole rollouts, or
+    rollouts that share one prompt.
+    """
+
+    numbers: list[int]  # its sequences
+    tokens: int
+
+
+@dataclass
+class _Bin:
+    """Units of one micro-batch."""
+
+    units: list[_Unit] = field(default_factory=list)
+    tokens: int = 0
+
+
 def pack(
     sequences: Sequence[TrainSequence],
     numbers: Sequence[int],
     budget: int,
-    worth: float,
+    min_saving: float,
     shapes: Shapes,
     longest: int,
 ) -> list[MicroBatch]:
-    """Make micro-batches of at most `budget` tokens, as even as may be; a rollout longer than that
-    goes alone.
+    """Pack the sequences with these numbers into micro-batches of at most `budget` tokens, about
+    equal in size; a rollout longer than that goes alone.
 
-    Prompts are shared where that saves at least the share `worth` of a group's tokens. `longest` is
-    the number of places that a sequence has for sampled tokens.
+    Prompts are shared where that saves at least the share `min_saving` of a group's tokens.
+    `longest` is the number of places that a sequence has for sampled tokens.
     """
-    units: list[tuple[Unit, int]] = []
-    for group in _group_by(numbers, [sequences[i].group for i in numbers]):
-        units += _units(sequences, group, budget, worth)
-    units.sort(key=lambda unit: -unit[1])
-    count = -(-sum(size for _, size in units) // budget)
+    units: list[_Unit] = []
+    for group in _group_by(numbers, [sequences[b].group for b in numbers]):
+        units += _units_of_group(sequences, group, budget, min_saving)
+    units.sort(key=lambda unit: -unit.tokens)
+    tokens = sum(unit.tokens for unit in units)
+    count = -(-tokens // budget)
     while True:
         bins = _spread(units, count)
-        if all(size <= budget or len(unit) == 1 for unit, size in bins):
+        if all(each.tokens <= budget or len(each.units) == 1 for each in bins):
             break
         count += 1
-    return [_lay_out(sequences, [u for u, _ in unit], shapes, longest) for unit, _ in bins]
+    return [_make_micro_batch(sequences, each.units, shapes, longest) for each in bins]
 
 
-def _spread(units: list[tuple[Unit, int]], count: int) -> list[tuple[list[tuple[Unit, int]], int]]:
-    """Put units, the largest first, into the emptiest of so many bins."""
-    bins: list[tuple[list[tuple[Unit, int]], int]] = [([], 0) for _ in range(count)]
-    for unit in units:
-        i = min(range(count), key=lambda i: bins[i][1])
-        bins[i] = ([*bins[i][0], unit], bins[i][1] + unit[1])
-    return [filled for filled in bins if filled[0]]
-
-
-def _units(
-    sequences: Sequence[TrainSequence], group: list[int], budget: int, worth: float
-) -> list[tuple[Unit, int]]:
-    """Return a group's units with their tokens: rollouts alone, or as many with the prompt that
-    they share as fit.
+def _spread(units: list[_Unit], count: int) -> list[_Bin]:
+    """Put units, the largest first, each into the bin that is emptiest by then; leave out bins that
+    stay empty.
     """
-    rollouts = _group_by(group, [sequences[i].rollout for i in group])
-    alone = [(rollout, sum(sequences[i].width for i in rollout)) for rollout in rollouts]
-    first = sequences[group[0]]
-    prompt = first.prompt
-    same = (first.ids[: first.prompt], first.attended[: first.prompt])
-    tails = [tokens - prompt for _, tokens in alone]
-    is_shared = prompt and all(
-        len(r) == 1
-        and sequences[r[0]].prompt == prompt
-        and all(
-            map(
-                np.array_equal,
-                same,
-                (sequences[r[0]].ids[:prompt], sequences[r[0]].attended[:prompt]),
-            )
-        )
-        for r in rollouts
-    )
-    if not is_shared or (len(rollouts) - 1) * prompt < worth * sum(tokens for _, tokens in alone):
+    bins = [_Bin() for _ in range(count)]
+    for unit in units:
+        emptiest = min(bins, key=lambda each: each.tokens)
+        emptiest.units.append(unit)
+        emptiest.tokens += unit.tokens
+    return [each for each in bins if each.units]
+
+
+def _units_of_group(
+    sequences: Sequence[TrainSequence], group: list[int], budget: int, min_saving: float
+) -> list[_Unit]:
+    """Return a group's units: each rollout alone, or as many as fit with the prompt that they
+    share.
+    """
+    alone: list[_Unit] = []
+    for numbers in _group_by(group, [sequences[b].rollout for b in group]):
+        alone.append(_Unit(numbers, sum(sequences[b].width for b in numbers)))
+
+    prompt = sequences[group[0]].prompt
+    saved_tokens = (len(alone) - 1) * prompt
+    all_tokens = sum(unit.tokens for unit in alone)
+    if saved_tokens < min_saving * all_tokens or not _share_prompt(sequences, group, alone):
         return alone
-    units: list[tuple[Unit, int]] = []
-    for rollout, tail in zip(rollouts, tails, strict=True):
-        if units and units[-1][1] + tail <= budget:
-            units[-1] = ([*units[-1][0], *rollout], units[-1][1] + tail)
+
+    units: list[_Unit] = []
+    for unit in alone:
+        tail = unit.tokens - prompt
+        if units and units[-1].tokens + tail <= budget:
+            last = units[-1]
+            units[-1] = _Unit([*last.numbers, *unit.numbers], last.tokens + tail)
         else:
-            units.append((rollout, prompt + tail))
+            units.append(unit)
     return units
 
 
+def _share_prompt(
+    sequences: Sequence[TrainSequence], group: list[int], rollouts: list[_Unit]
+) -> bool:
+    """Return True if all rollouts have one sequence, and it begins with the same prompt."""
+    first = sequences[group[0]]
+    prompt = first.prompt
+    if prompt == 0 or len(group) > len(rollouts):
+        return False
+    for b in group:
+        other = sequences[b]
+        if other.prompt != prompt:
+            return False
+        if not np.array_equal(other.ids[:prompt], first.ids[:prompt]):
+            return False
+        if not np.array_equal(other.attended[:prompt], first.attended[:prompt]):
+            return False
+    return True
+
+
 class _Row:
-    """Collects the tokens, segments and predictions of a micro-batch."""
+    """Collects the tokens, segments and keys of a micro-batch."""
 
     def __init__(self) -> None:
         self.ids = list[Ints]()
         self.positions = list[Ints]()
-        self.keys = list[Ints]()
+        self.keys = list[Ints]()  # places, segment by segment
         self.tokens = 0
-        self.widths = list[int]()
+        self.widths = list[int]()  # tokens of each segment
         self.key_widths = list[int]()
-        self.is_shared = False
+        self.is_shared = False  # True if a segment has keys before its own tokens
 
-    def add(self, ids: Ints, positions: Ints, before: Ints) -> Ints:
-        """Add a segment with the keys before it; return the places of its tokens."""
+    def add(self, ids: Ints, positions: Ints, keys_before: Ints) -> Ints:
+        """Add a segment that also attends to the places `keys_before`; return the places of its
+        tokens.
+        """
         places = np.arange(self.tokens, self.tokens + len(ids))
         self.ids.append(ids)
         self.positions.append(positions)
-        self.keys += [before, places]
+        self.keys += [keys_before, places]
         self.widths.append(len(ids))
-        self.key_widths.append(len(before) + len(ids))
-        self.is_shared |= len(before) > 0
+        self.key_widths.append(len(keys_before) + len(ids))
+        self.is_shared |= len(keys_before) > 0
         self.tokens += len(ids)
         return places
 
+    def add_sequence(
+        self, sequence: TrainSequence, start: int, stop: int, keys_before: Ints
+    ) -> Ints:
+        """Add a sequence's tokens from `start` to `stop`; return the place of each, -1 for those
+        left out.
 
-EMPTY = np.zeros(0, np.int64)
+        A token that attention may not see is a segment by itself if it predicts something, and left
+        out otherwise.
+        """
+        attended = sequence.attended[start:stop]
+        if attended.all():
+            return self.add(sequence.ids[start:stop], np.arange(start, stop), keys_before)
 
+        places = np.full(stop - start, -1)
+        is_predictor = np.isin(np.arange(stop), sequence.sampled - 1)
+        # Stretches of tokens that are all seen, or all unseen, by turns.
+        edges = [start, *(np.flatnonzero(np.diff(attended)) + start + 1), stop]
+        for begin, end in pairwise(edges):
+            if sequence.attended[begin]:
+                own = self.add(sequence.ids[begin:end], np.arange(begin, end), keys_before)
+                places[begin - start : end - start] = own
+                keys_before = np.concatenate([keys_before, own])
+            else:
+                for i in np.flatnonzero(is_predictor[begin:end]) + begin:
+                    own = self.add(sequence.ids[i : i + 1], np.array([i]), keys_before)
+                    places[i - start] = own[0]
+        return places
 
-def _add_sequence(row: _Row, sequence: TrainSequence, start: int, stop: int, prompt: Ints) -> Ints:
-    """Add a sequence's tokens from `start` to `stop` behind the places of its prompt; return the
-    place of each.
-
-    A token that attention may not see is a segment by itself if it predicts something, and left out
-    otherwise.
-    """
-    if sequence.attended[start:stop].all():
-        return row.add(sequence.ids[start:stop], np.arange(start, stop), prompt)
-    places = np.full(stop - start, -1)
-    before = prompt
-    edges = [start, *(np.flatnonzero(np.diff(sequence.attended[start:stop])) + start + 1), stop]
-    predicts = np.isin(np.arange(stop), sequence.sampled - 1)
-    for begin, end in pairwise(edges):
-        if sequence.attended[begin]:
-            places[begin - start : end - start] = row.add(
-                sequence.ids[begin:end], np.arange(begin, end), before
+    def fill_up(self, least: Size, shapes: Shapes) -> Size:
+        """Fill up to a size that holds `least`, with segments that no token attends to; return the
+        size.
+        """
+        if shapes.is_free:
+            return least
+        # Each filling segment has at least one token, and no more keys than the longest. More
+        # segments or tokens may take a larger size, which takes more filling: repeat until it fits.
+        segments = 1
+        tokens = 1
+        while True:
+            size = shapes.fit(
+                least._replace(
+                    tokens=self.tokens + tokens,
+                    keys=least.keys + tokens if self.is_shared else 0,
+                    segments=least.segments + segments,
+                )
             )
-            before = np.concatenate([before, places[begin - start : end - start]])
-        else:
-            for i in np.flatnonzero(predicts[begin:end]) + begin:
-                places[i - start] = row.add(sequence.ids[i : i + 1], np.array([i]), before)[0]
-    return places
+            missing_tokens = size.tokens - self.tokens
+            missing_keys = size.keys - least.keys
+            needed = -(-max(missing_tokens, missing_keys) // size.longest)
+            # In a row with shared keys every filling token needs a key of its own, so the keys have
+            # to be counted for exactly as many as there are.
+            has_keys = missing_tokens == tokens or not self.is_shared
+            if needed <= segments and has_keys:
+                break
+            segments = max(segments, needed)
+            tokens = max(missing_tokens, needed)
+
+        fillers = np.array_split(np.zeros(missing_tokens, np.int64), segments)
+        key_shares = np.array_split(np.zeros(missing_keys), segments)
+        for ids, keys in zip(fillers, key_shares, strict=True):
+            # Further keys are its own first token again.
+            repeats = max(0, len(keys) - len(ids))
+            self.add(ids, np.arange(len(ids)), np.full(repeats, self.tokens))
+        return size
 
 
-def _lay_out(
-    sequences: Sequence[TrainSequence], units: list[Unit], shapes: Shapes, longest: int
+def _make_micro_batch(
+    sequences: Sequence[TrainSequence], units: list[_Unit], shapes: Shapes, longest: int
 ) -> MicroBatch:
+    """Lay units out in one row."""
     row = _Row()
     order = list[int]()
-    predictors = list[Ints]()
+    predictors = list[Ints]()  # of each sequence, in the same order
     for unit in units:
-        first = sequences[unit[0]]
-        shared = EMPTY
-        start = first.prompt if len({sequences[i].rollout for i in unit}) > 1 else 0
-        heads = _add_sequence(row, first, 0, start, EMPTY) if start else EMPTY
-        shared = heads[first.attended[:start]]
-        for i in unit:
-            sequence = sequences[i]
-            tail = (
-                _add_sequence(row, sequence, start, sequence.width, shared)
-                if sequence.width > start
-                else EMPTY
-            )
-            predictors.append(np.concatenate([heads, tail])[sequence.sampled - 1])
-            order.append(i)
+        first = sequences[unit.numbers[0]]
+        # Several rollouts in a unit share their prompt; a rollout's several sequences do not.
+        is_shared = len({sequences[b].rollout for b in unit.numbers}) > 1
+        start = first.prompt if is_shared else 0
+        prompt_places = NO_PLACES
+        if start:
+            prompt_places = row.add_sequence(first, 0, start, NO_PLACES)
+        prompt_keys = prompt_places[first.attended[:start]]
+        for b in unit.numbers:
+            sequence = sequences[b]
+            tail_places = NO_PLACES
+            if sequence.width > start:
+                tail_places = row.add_sequence(sequence, start, sequence.width, prompt_keys)
+            places = np.concatenate([prompt_places, tail_places])
+            predictors.append(places[sequence.sampled - 1])  # the token before predicts it
+            order.append(b)
+
     counts = [len(places) for places in predictors]
     sampled = sum(counts)
+    used_tokens = row.tokens
     least = Size(
-        row.tokens,
-        sum(row.key_widths) if row.is_shared else 0,
-        len(row.widths),
-        sampled,
-        max(row.key_widths),
+        tokens=used_tokens,
+        keys=sum(row.key_widths) if row.is_shared else 0,
+        segments=len(row.widths),
+        sampled=sampled,
+        longest=max(row.key_widths),
     )
-    size, used = _filled(row, least, shapes)
-    extra = np.zeros(size.sampled - sampled, np.int64)
-    edges, key_edges = (
-        np.cumsum([0, *widths])
-        for widths in (row.widths, row.key_widths if row.is_shared else row.widths)
-    )
-    tail = np.zeros(size.segments + 1 - len(edges), np.int64)
-    starts, key_starts = (
-        torch.from_numpy(np.concatenate([x, tail + x[-1]]).astype(np.int32))
-        for x in (edges, key_edges)
-    )
-    tensor = torch.from_numpy
+    size = row.fill_up(least, shapes)
+
+    # Filler among the sampled tokens: predicted by token 0, and written behind the last place.
+    filler = np.zeros(size.sampled - sampled, np.int64)
+    targets = [sequences[b].ids[sequences[b].sampled] for b in order]
+    indices = np.repeat(np.arange(len(order)), counts)
+    places_in_sequence = [np.arange(count) for count in counts]
     return MicroBatch(
         numbers=tuple(order),
-        ids_t=tensor(np.concatenate(row.ids)),
-        positions_t=tensor(np.concatenate(row.positions)),
-        starts_n=starts,
-        key_starts_n=key_starts,
-        longest=size.longest,
-        keys_k=tensor(np.concatenate(row.keys)) if row.is_shared else None,
-        predictors_m=tensor(np.concatenate([*predictors, extra])),
-        targets_m=tensor(
-            np.concatenate([*(sequences[i].ids[sequences[i].sampled] for i in order), extra])
+        ids_t=_joined(row.ids),
+        positions_t=_joined(row.positions),
+        starts_n=_segment_starts(row.widths, size.segments),
+        key_starts_n=_segment_starts(
+            row.key_widths if row.is_shared else row.widths, size.segments
         ),
-        sequences_m=tensor(np.concatenate([np.repeat(np.arange(len(order)), counts), extra])),
-        places_m=tensor(np.concatenate([*(np.arange(count) for count in counts), extra + longest])),
-        padding=1 - used / size.tokens,
+        longest=size.longest,
+        keys_k=_joined(row.keys) if row.is_shared else None,
+        predictors_m=_joined([*predictors, filler]),
+        targets_m=_joined([*targets, filler]),
+        sequences_m=_joined([indices, filler]),
+        places_m=_joined([*places_in_sequence, filler + longest]),
+        padding=1 - used_tokens / size.tokens,
     )
 
 
-def _filled(row: _Row, least: Size, shapes: Shapes) -> tuple[Size, int]:
-    """Fill a row up to a size, with segments that nobody looks at; return it and the tokens that
-    are no filler.
+def _joined(parts: Sequence[Ints]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def _segment_starts(widths: list[int], segments: int) -> Tensor:
+    """Return the first token of each segment and the end of the last, repeated up to a number of
+    segments.
     """
-    used = row.tokens
-    if shapes.is_free:
-        return least, used
-    # Each filling segment has a token at least, and no more keys than the longest.
-    parts = fill = 1
-    while True:
-        keys = least.keys + fill if row.is_shared else 0
-        size = shapes.fit(
-            least._replace(tokens=used + fill, keys=keys, segments=least.segments + parts)
-        )
-        needed = -(-max(size.tokens - used, size.keys - least.keys) // size.longest)
-        if needed <= parts and (size.tokens - used == fill or not row.is_shared):
-            break
-        parts = max(parts, needed)
-        fill = max(size.tokens - used, needed)
-    tokens = np.array_split(np.zeros(size.tokens - used, np.int64), parts)
-    widths = [len(part) for part in np.array_split(np.zeros(size.keys - least.keys), parts)]
-    for ids, width in zip(tokens, widths, strict=True):
-        # Further keys are its own first token again.
-        row.add(ids, np.arange(len(ids)), np.full(max(0, width - len(ids)), row.tokens))
-    return size, used
+    edges = np.cumsum([0, *widths])
+    end = np.full(segments + 1 - len(edges), edges[-1])
+    return torch.from_numpy(np.concatenate([edges, end]).astype(np.int32))
 
 
 def _group_by(items: Sequence[int], keys: Sequence[int]) -> list[list[int]]:
-    found: dict[int, list[int]] = {}
+    """Group items with equal keys, in the order in which the keys first come."""
+    groups: dict[int, list[int]] = {}
     for item, key in zip(items, keys, strict=True):
-        found.setdefault(key, []).append(item)
-    return list(found.values())
+        groups.setdefault(key, []).append(item)
+    return list(groups.values())

@@ -18,9 +18,8 @@ from uptrend.doctor.checks import (
     tools,
 )
 
-# The order breaks ties between findings of one severity and basis: what a run's course shows comes
-# last.
-_MODULES = (
+# The order breaks ties between findings of one severity and basis: checks of curves come last.
+CHECK_MODULES = (
     masks,
     tools,
     advantages,
@@ -36,15 +35,20 @@ _MODULES = (
     operation,
 )
 
-# A module that asks another's check has it among its names too: each counts where it is defined.
-ALL_CHECKS: tuple[Check, ...] = tuple(
-    found
-    for module in _MODULES
-    for found in vars(module).values()
-    if isinstance(found, Check) and found.judge.__module__ == module.__name__
-)
+
+def _collect_checks() -> tuple[Check, ...]:
+    checks: list[Check] = []
+    for module in CHECK_MODULES:
+        for value in vars(module).values():
+            # A module that uses another's check has it among its names too.
+            if isinstance(value, Check) and value.judge.__module__ == module.__name__:
+                checks.append(value)
+    return tuple(checks)
+
+
+ALL_CHECKS = _collect_checks()
 
 
 def run_checks(case: Case) -> Outcomes:
-    """Run every check on a run and return what each said, in no particular order."""
+    """Run every check on a run and return their outcomes in no particular order."""
     return [outcome for check in ALL_CHECKS for outcome in check(case)]

@@ -1,5 +1,7 @@
 """Tools and the tasks' own state: tools that are never called, that fail and are scored, and
-rollouts that mix.
+rollouts that influence each other.
+
+n = rollout, m = message.
 """
 
 import re
@@ -21,199 +23,256 @@ from uptrend.doctor.check import (
 )
 from uptrend.doctor.groups import count_flags, rollout_evidence
 from uptrend.records import Ending, Evidence
-from uptrend.records.table import RolloutTable
+from uptrend.records.table import Flags, RolloutTable
 
-TURNS = "sampling/turns/mean"
-# Steps, and rollouts or tool results, below which a share is chance.
-FEWEST = 5
-ENOUGH = 32
-SPOKEN_OF = r"\b(tools?|functions?)\b"
-# What a tool says that failed by itself; other errors are often the model's own.
-BROKEN = (
-    r"timed[ -]?out|timeout|connection (refused|reset|aborted|error)|service unavailable|internal"
-    r" server error"
-    r"|bad gateway|too many requests|rate limit|broken pipe|no space left|out of memory"
-)
-# Characters of a message that can be an error; a document may speak of anything.
-SHORT = 500
-# Share of rollouts that could not be scored from which something is broken.
+TURNS_METRIC = "sampling/turns/mean"
+# Steps, rollouts and tool results below which a share is chance.
+MIN_STEPS = 5
+MIN_ROLLOUTS = 32
+MIN_RESULTS = 32
+# Share of rollouts that could not be scored from which something is broken, and from which it is
+# critical.
 MIN_FAILED_SHARE = 0.05
-# Clocks and durations differ by right.
-NUMBERS = re.compile(r"\d+")
+CRITICAL_FAILED_SHARE = 0.5
 
 
 def too_many_failed(case: Case, by_tool: bool) -> Found | Lacking | None:
     """Report rollouts that could not be scored because of tools, or else because of tasks and
     scorers.
     """
-    failed, rollouts = (case.curve(f"sampling/{kind}/count")[1] for kind in ("failed", "rollouts"))
+    failed = case.curve("sampling/failed/count")[1]
+    rollouts = case.curve("sampling/rollouts/count")[1]
     if len(failed) == 0 or len(rollouts) == 0:
         return Lacking("failed rollouts were not counted")
     share = float(failed.sum() / max(1.0, rollouts.sum()))
-    ended = case.summary("sampling/ended/tool-error/share")
-    is_by_tool = ended is not None and float(np.mean(ended.values)) > share / 2
-    if share < MIN_FAILED_SHARE or len(failed) < FEWEST or is_by_tool is not by_tool:
+    tool_errors = case.summary("sampling/ended/tool-error/share")
+    # Tools are to blame where they ended most of the rollouts that failed.
+    is_by_tool = tool_errors is not None and float(np.mean(tool_errors.values)) > share / 2
+    if share < MIN_FAILED_SHARE or len(failed) < MIN_STEPS or is_by_tool is not by_tool:
         return None
-    text = (
-        f"{share:.0%} of rollouts could not be scored because"
-        f" {'a tool' if by_tool else 'a task or a scorer'} failed"
+    culprit = "a tool" if by_tool else "a task or a scorer"
+    summary = (
+        f"{share:.0%} of rollouts could not be scored because {culprit} failed: they teach nothing,"
+        " and the rest is a selection."
     )
-    summary = f"{text}: they teach nothing, and the rest is a selection."
-    shown = Evidence(
-        f"{failed.sum():.0f} of {rollouts.sum():.0f} rollouts.", share, "sampling/failed/count"
-    )
-    return Found(CRITICAL if share > 0.5 else WARNING, SIGNAL, summary, [shown])
+    text = f"{failed.sum():.0f} of {rollouts.sum():.0f} rollouts."
+    evidence = Evidence(text, share, "sampling/failed/count")
+    severity = CRITICAL if share > CRITICAL_FAILED_SHARE else WARNING
+    return Found(severity, SIGNAL, summary, [evidence])
+
+
+# Words by which a prompt speaks of tools, and share of rollouts with such a prompt from which the
+# model was offered them.
+TOOL_WORDS = r"\b(tools?|functions?)\b"
+MIN_OFFERED_SHARE = 0.9
+# Mean turns up to which rollouts have one: a few with two are retries.
+MAX_SINGLE_TURNS = 1.02
 
 
 @check("tool.never-called")
 def never_called(case: Case) -> Answer:
-    """Report tools that are there, with turns to use them in, and that no rollout calls."""
-    answers = [_single_turns(case)]
+    """Report tools that no rollout calls, though there are turns to use them in."""
+    by_scalars = _single_turns(case)
     if lacking := case.why_no_rollouts(["messages"]):
-        return [Lacking(lacking), *answers]
-    rows = case.tables_with("messages")
-    total = sum(map(len, case.tables_with("messages")))
-    if _results(rows) or any(r.messages.calls_m.null_count < len(r.messages.calls_m) for r in rows):
-        return answers
-    spoken_m = [
-        np.isin(r.messages.role_m, ("system", "user")) & r.messages.matches(SPOKEN_OF) for r in rows
-    ]
-    spoken = [r.flag(r.messages.rollout_m[flags]) for r, flags in zip(rows, spoken_m, strict=True)]
-    has_turns = (case.value("sampling.max_turns") or 1) >= 2
-    if not has_turns or total < ENOUGH or count_flags(spoken) < 0.9 * total:
-        return answers
-    tried = sum(len(r.messages.problem_m) - r.messages.problem_m.null_count for r in rows)
-    text = (
-        f"0 of {total} rollouts call a tool, though prompts speak of tools; {tried} tried and could"
-        " not be read"
-    )
-    return [
-        *answers,
-        Found(WARNING, SIGNAL, PAGE_SUMMARY, [rollout_evidence(rows, spoken, text, 0.0, TURNS)]),
-    ]
+        return [Lacking(lacking), by_scalars]
+    return [by_scalars, _offered_and_never_called(case)]
 
 
 def _single_turns(case: Case) -> Found | Lacking | None:
     """Judge by scalars: rollouts of one turn where several are allowed, and no token from a
     tool.
     """
-    turns = case.summary(TURNS)
-    told = case.summary("tokens/tool/count")
-    allowed = case.value("sampling.max_turns")
+    turns = case.summary(TURNS_METRIC)
     if turns is None:
         return Lacking("turns were not counted")
-    # TRL counts calls only where it was given tools.
-    is_counted = case.view.trainer == "trl" and not case.view.rollout_steps
-    has_tools = allowed >= 2 if isinstance(allowed, int) else is_counted
-    is_told = told is not None and told.last > 0
-    if not has_tools or len(turns.values) < FEWEST or turns.last > 1.02 or is_told:
+    max_turns = case.value("sampling.max_turns")
+    if isinstance(max_turns, int):
+        has_tools = max_turns >= 2
+    else:  # TRL counts calls only where it was given tools
+        has_tools = case.view.trainer == "trl" and not case.view.rollout_steps
+    tool_tokens = case.summary("tokens/tool/count")
+    has_tool_tokens = tool_tokens is not None and tool_tokens.last > 0
+    if not has_tools or has_tool_tokens:
         return None
-    reason = f"up to {allowed} turns are allowed" if allowed else "there are tools"
-    text = f"Rollouts have {turns.last:.2f} turns though {reason}: the tools are never called."
-    shown = case.evidence(TURNS, f"{turns.last:.2f} turns per rollout.")
-    return Found(warn_if(not case.is_learning), SIGNAL, text, [shown])
+    if len(turns.values) < MIN_STEPS or turns.last > MAX_SINGLE_TURNS:
+        return None
+    reason = f"up to {max_turns} turns are allowed" if max_turns else "there are tools"
+    summary = f"Rollouts have {turns.last:.2f} turns though {reason}: the tools are never called."
+    evidence = case.evidence(TURNS_METRIC, f"{turns.last:.2f} turns per rollout.")
+    return Found(warn_if(not case.is_learning), SIGNAL, summary, [evidence])
+
+
+def _offered_and_never_called(case: Case) -> Found | None:
+    """Judge by rollouts: prompts that speak of tools, several turns, and no call."""
+    tables = case.tables_with("messages")
+    max_turns = case.value("sampling.max_turns") or 1
+    if _uses_tools(tables) or max_turns < 2:
+        return None
+    offered: list[Flags] = []
+    unreadable_calls = 0
+    for table in tables:
+        messages = table.messages
+        is_prompt_m = np.isin(messages.role_m, ("system", "user"))
+        is_offer_m = is_prompt_m & messages.matches(TOOL_WORDS)
+        offered.append(table.flag(messages.rollout_m[is_offer_m]))
+        unreadable_calls += len(messages.problem_m) - messages.problem_m.null_count
+    rollouts = sum(map(len, tables))
+    if rollouts < MIN_ROLLOUTS or count_flags(offered) < MIN_OFFERED_SHARE * rollouts:
+        return None
+    text = (
+        f"0 of {rollouts} rollouts call a tool, though prompts speak of tools; {unreadable_calls}"
+        " tried and could not be read"
+    )
+    evidence = rollout_evidence(tables, offered, text, 0.0, TURNS_METRIC)
+    return Found(WARNING, SIGNAL, PAGE_SUMMARY, [evidence])
+
+
+def _count_results(tables: list[RolloutTable]) -> int:
+    return count_flags(table.messages.role_m == "tool" for table in tables)
+
+
+def _uses_tools(tables: list[RolloutTable]) -> bool:
+    """Return True where a tool answered or was called."""
+    calls = [table.messages.calls_m for table in tables]
+    return _count_results(tables) > 0 or any(own.null_count < len(own) for own in calls)
+
+
+# Errors of a tool that failed by itself; other errors are often the model's own.
+BREAKDOWN_PATTERN = (
+    r"timed[ -]?out|timeout|connection (refused|reset|aborted|error)|service unavailable|internal"
+    r" server error"
+    r"|bad gateway|too many requests|rate limit|broken pipe|no space left|out of memory"
+)
+# Length of a message that can be an error; a document may speak of anything.
+MAX_ERROR_CHARACTERS = 500
+# Share of tool results that are breakdowns, and rollouts with one that were scored as wrong, below
+# which they are accidents.
+MIN_BREAKDOWN_SHARE = 0.1
+MIN_SCORED_ROLLOUTS = 3
+# Characters of a message in the evidence.
+EXAMPLE_CHARACTERS = 80
 
 
 @check("tool.errors-swallowed")
 def errors_swallowed(case: Case) -> Answer:
     """Report tools that break down in rollouts that are scored as if the model had been wrong."""
     failed = too_many_failed(case, by_tool=True)
-    answers = [failed] if isinstance(failed, Found) else []
+    by_scalars = failed if isinstance(failed, Found) else None
     if lacking := case.why_no_rollouts(["messages"]):
-        return [*answers, Lacking(lacking)]
-    rows = case.tables_with("messages")
-    results = _results(rows)
-    if not results and not any(
-        r.messages.calls_m.null_count < len(r.messages.calls_m) for r in rows
-    ):
-        return answers
-    if not any(r.has("reward") for r in rows):
-        return [*answers, Lacking("no rewards")]
-    flags = []
-    examples = list[Evidence]()
-    count = 0
-    has_ended = False
-    for r in rows:
-        broken_m = (r.messages.role_m == "tool") & r.messages.matches(BROKEN, SHORT)
-        crashed = (r.ended_n == Ending.TOOL_ERROR.value) & np.isfinite(r.reward_n)
-        wrong = np.isfinite(r.reward_n) & ~(r.by_rollout("correct") == 1)
-        flags.append((r.flag(r.messages.rollout_m[broken_m]) & wrong) | crashed)
-        count = count + int(broken_m.sum())
-        has_ended = has_ended or bool(crashed.any())
-        if broken_m.any():
-            at = int(broken_m.argmax())
-            result = " ".join(str(r.messages.content_m[at].as_py()).split())[:80]
-            name = r.name(int(r.messages.rollout_m[at]))
-            examples.append(Evidence(f"such as {result!r}", step=r.step, rollout=name))
+        return [by_scalars, Lacking(lacking)]
+    tables = case.tables_with("messages")
+    if not _uses_tools(tables):
+        return by_scalars
+    if not any(table.has("reward") for table in tables):
+        return [by_scalars, Lacking("no rewards")]
+    return [by_scalars, _scored_breakdowns(tables)]
+
+
+def _scored_breakdowns(tables: list[RolloutTable]) -> Found | None:
+    """Find rollouts in which a tool broke down and that were scored as wrong answers."""
+    flags: list[Flags] = []
+    examples: list[Evidence] = []
+    breakdowns = 0
+    is_proven = False
+    for table in tables:
+        messages = table.messages
+        is_short_error_m = messages.matches(BREAKDOWN_PATTERN, MAX_ERROR_CHARACTERS)
+        is_broken_m = (messages.role_m == "tool") & is_short_error_m
+        is_scored_n = np.isfinite(table.reward_n)
+        is_wrong_n = is_scored_n & ~(table.by_rollout("correct") == 1)
+        # A rollout that a tool error ended has no answer to score.
+        is_ended_n = (table.ended_n == Ending.TOOL_ERROR.value) & is_scored_n
+        is_broken_n = table.flag(messages.rollout_m[is_broken_m])
+        flags.append((is_broken_n & is_wrong_n) | is_ended_n)
+        breakdowns += int(is_broken_m.sum())
+        is_proven |= bool(is_ended_n.any())
+        if is_broken_m.any():
+            examples.append(_breakdown_example(table, int(is_broken_m.argmax())))
+    results = _count_results(tables)
     scored = count_flags(flags)
-    if not has_ended and (results < ENOUGH or count < 0.1 * results or scored < 3):
-        return answers
+    is_often = results >= MIN_RESULTS and breakdowns >= MIN_BREAKDOWN_SHARE * results
+    if not is_proven and (not is_often or scored < MIN_SCORED_ROLLOUTS):
+        return None
     text = (
-        f"{count} of {results} tool results are breakdowns; {scored} rollouts with one were scored"
-        " as wrong answers"
+        f"{breakdowns} of {results} tool results are breakdowns; {scored} rollouts with one were"
+        " scored as wrong answers"
     )
-    shown = [rollout_evidence(rows, flags, text, count / max(results, 1)), *examples[:1]]
-    return [*answers, Found(WARNING, PROOF if has_ended else SIGNAL, PAGE_SUMMARY, shown)]
+    evidence = rollout_evidence(tables, flags, text, breakdowns / max(results, 1))
+    basis = PROOF if is_proven else SIGNAL
+    return Found(WARNING, basis, PAGE_SUMMARY, [evidence, *examples[:1]])
+
+
+def _breakdown_example(table: RolloutTable, message: int) -> Evidence:
+    words = str(table.messages.content_m[message].as_py()).split()
+    text = f"such as {' '.join(words)[:EXAMPLE_CHARACTERS]!r}"
+    rollout = int(table.messages.rollout_m[message])
+    return Evidence(text, step=table.step, rollout=table.name(rollout))
+
+
+# Answers that differ after the same history, and their share, below which they are accidents.
+MIN_DIFFERING = 2
+MIN_DIFFERING_SHARE = 0.02
+# Clocks and durations differ by right.
+NUMBER_PATTERN = re.compile(r"\d+")
 
 
 @check("task.state-leaks", columns=["messages", "task"])
 def state_leaks(case: Case) -> Answer:
-    """Report rollouts of a task that did exactly the same and were shown different things, early or
-    late.
+    """Report rollouts of a task that did exactly the same and got different answers from it, early
+    or late.
     """
-    rows = case.tables_with("messages", "task")
+    tables = case.tables_with("messages", "task")
+    first_and_last = dict.fromkeys((tables[0], tables[-1]))
     repeated = 0
-    differing = list[tuple[RolloutTable, int, str]]()
-    for r in dict.fromkeys((rows[0], rows[-1])):
-        again, others = _compare(r)
-        repeated = repeated + again
-        differing = differing + others
+    differing: list[tuple[RolloutTable, int, str]] = []
+    for table in first_and_last:
+        table_repeated, table_differing = _compare_answers(table)
+        repeated += table_repeated
+        for rollout, content in table_differing:
+            differing.append((table, rollout, content))
     if not repeated:
         return Lacking("no two rollouts of a task did the same and were answered")
-    if len(differing) < 2 or len(differing) < 0.02 * repeated:
+    if len(differing) < max(MIN_DIFFERING, MIN_DIFFERING_SHARE * repeated):
         return None
-    r, rollout, said = differing[0]
+    table, rollout, content = differing[0]
     text = (
         f"{len(differing)} of {repeated} answers of the task differ from the first one to the very"
         " same history"
     )
-    first = Evidence(text, len(differing) / repeated, step=r.step, rollout=r.name(rollout))
-    return Found(WARNING, SIGNAL, PAGE_SUMMARY, [first, Evidence(f"such as {said!r}")])
+    share = len(differing) / repeated
+    evidence = Evidence(text, share, step=table.step, rollout=table.name(rollout))
+    example = Evidence(f"such as {content!r}")
+    return Found(WARNING, SIGNAL, PAGE_SUMMARY, [evidence, example])
 
 
-def _results(rows: list[RolloutTable]) -> int:
-    return count_flags(r.messages.role_m == "tool" for r in rows)
-
-
-def _compare(r: RolloutTable) -> tuple[int, list[tuple[RolloutTable, int, str]]]:
-    """Count the task's answers to a history that had one already, and return those that were other
-    ones.
+def _compare_answers(table: RolloutTable) -> tuple[int, list[tuple[int, str]]]:
+    """Return the number of the task's answers to a history that had one before, and the rollout and
+    content of those that differ from it.
     """
-    # Everything before an answer is the key: the same words and calls must bring the same answer.
-    first: dict[int, str] = {}
+    first_answer: dict[int, str] = {}
     repeated = 0
-    differing = list[tuple[RolloutTable, int, str]]()
-    tasks = r.texts("task")
-    talk = r.messages
-    speaker = -1
+    differing: list[tuple[int, str]] = []
+    tasks = table.texts("task")
     messages = zip(
-        talk.rollout_m,
-        talk.role_m,
-        talk.content_m.to_pylist(),
-        talk.calls_m.to_pylist(),
+        table.messages.rollout_m.tolist(),
+        table.messages.role_m,
+        table.messages.content_m.to_pylist(),
+        table.messages.calls_m.to_pylist(),
         strict=True,
     )
-    for n, role, said, calls in messages:
-        if n != speaker:
-            speaker = n
-            history = hash(tasks[n])
-            is_spoken = False
-        content = said or ""
-        if is_spoken and role in ("tool", "user"):
-            plain = NUMBERS.sub("#", content)
-            repeated += history in first
-            if first.setdefault(history, plain) != plain:
-                differing.append((r, int(n), content[:80]))
-        is_spoken |= role == "assistant"
+    last_rollout = -1
+    for rollout, role, text, calls in messages:
+        if rollout != last_rollout:
+            last_rollout = rollout
+            history = hash(tasks[rollout])
+            has_model_spoken = False
+        content = text or ""
+        if has_model_spoken and role in ("tool", "user"):
+            answer = NUMBER_PATTERN.sub("#", content)
+            repeated += history in first_answer
+            if first_answer.setdefault(history, answer) != answer:
+                differing.append((rollout, content[:EXAMPLE_CHARACTERS]))
+        has_model_spoken |= role == "assistant"
+        # Everything before an answer counts: the same words and calls must bring the same answer.
         history = hash((history, role, content, calls))
     return repeated, differing
