@@ -37,7 +37,7 @@ from uptrend.doctor.check import (
     check,
     warn_if,
 )
-from uptrend.doctor.checks.advantages import ALL_DEAD, suspect_of_dead_run
+from uptrend.doctor.checks.advantages import ALL_DEAD_EVIDENCE, suspect_of_dead_run
 from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.checks.tools import too_many_failed
 from uptrend.doctor.groups import count_flags, rollout_evidence, subset_evidence
@@ -378,7 +378,7 @@ def wrong_length(case: Case) -> Answer:
             "All rollouts of a step have one reward, and another one at the next: one score may be"
             " spread over all."
         )
-        return Found(WARNING, SIGNAL, summary, [ALL_DEAD])
+        return Found(WARNING, SIGNAL, summary, [ALL_DEAD_EVIDENCE])
     too_few = None if why_no_scores(case) else _too_few_scores(case.tables)
     if lacking := why_no_answers(case):
         return [too_few, Lacking(lacking)]
