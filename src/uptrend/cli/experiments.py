@@ -194,8 +194,8 @@ def take_runs(experiment: ExperimentRuns) -> ExperimentRuns:
     ]
     if gone and not experiment.changes:
         raise LabError(
-            f"{experiment.hypothesis.id}: {len(gone)} of its runs are missing ({gone[0]} for one). Put them"
-            f" back, or make them again: uptrend lab run {experiment.hypothesis.id} --dir"
+            f"{experiment.hypothesis.id}: {len(gone)} of its runs are missing ({gone[0]} for one)."
+            f" Put them back, or make them again: uptrend lab run {experiment.hypothesis.id} --dir"
             f" {experiment.notebook.folder}"
         )
     for found in filter(None, ended.values()):

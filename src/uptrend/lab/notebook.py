@@ -147,7 +147,8 @@ class Notebook:
         """Write a new hypothesis's file."""
         if hypothesis.id in self._files():
             raise LabError(
-                f"{self.path_of(hypothesis.id)} is {hypothesis.id} already; the next free id is {self.next_id()}."
+                f"{self.path_of(hypothesis.id)} is {hypothesis.id} already; the next free id"
+                f" is {self.next_id()}."
             )
         path = _made(self.folder / "hypotheses") / f"{hypothesis.id}-{slug(hypothesis.title)}.md"
         write_atomically(path, hypothesis_file.render(hypothesis, prose).encode())
