@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from synthetic import info_of, rollout_of, write_refused_run
-from uptrend.present.terminal import BLOCKS, phase_shares, sparkline
+from uptrend.present.terminal import BLOCK_HEIGHTS, phase_shares, sparkline
 from uptrend.records import Message, Role, Run, RunDirectory, Sequence, ToolCall, rollouts_table
 
 MakeRun = Callable[..., Path]
@@ -371,7 +371,7 @@ def test_a_curve_that_hardly_moves_is_drawn_flat() -> None:
 
 
 def test_sparklines() -> None:
-    assert sparkline(list(range(8)), 8) == BLOCKS
+    assert sparkline(list(range(8)), 8) == BLOCK_HEIGHTS
     assert sparkline([0, 0, 1, 1], 2) == "▁█"  # neighbors are averaged
     assert sparkline([0, 1], 10) == "▁█"  # never stretched
     assert sparkline([0, None, math.nan, math.inf, 1], 5) == "▁   █"
@@ -385,7 +385,7 @@ def test_sparklines() -> None:
 def test_a_sparkline_always_fits(values: list[float | None], width: int) -> None:
     line = sparkline(values, width)
     assert len(line) == min(len(values), width)
-    assert set(line) <= set(BLOCKS + " ")
+    assert set(line) <= set(BLOCK_HEIGHTS + " ")
 
 
 def test_show_and_the_doctor_name_a_refused_run_alike(tmp_path: Path, uptrend: Uptrend) -> None:

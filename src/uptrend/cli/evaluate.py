@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from uptrend.cli.console import AsJson, Sets, print_json
-from uptrend.present.formatting import NONE, duration, estimate, percent, plural
+from uptrend.present.formatting import NO_VALUE, duration, estimate, percent, plural
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import ConfigError, RecordError, Rollout, Task, rollouts_table
 from uptrend.rollout.openai import KEY, TIMEOUT
@@ -172,7 +172,9 @@ def tell(scored: Scored) -> None:
 
 def _estimate(mean: Mean | None) -> str:
     return (
-        NONE if mean is None else estimate(mean["mean"], mean["low"], mean["high"], is_share=False)
+        NO_VALUE
+        if mean is None
+        else estimate(mean["mean"], mean["low"], mean["high"], is_share=False)
     )
 
 

@@ -45,7 +45,7 @@ from uptrend.lab.sweep import make as make_sweep
 from uptrend.lab.sweep import rows as sweep_rows
 from uptrend.lab.workers import Outcome, Workers, outcome
 from uptrend.policy.known import need_train_extra
-from uptrend.present.formatting import NONE, p_value, percent, plural
+from uptrend.present.formatting import NO_VALUE, p_value, percent, plural
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import Hypothesis, LabError, Run, Status, Verdict
 from uptrend.records.files import write_atomically
@@ -490,7 +490,7 @@ def _print_rows(asked: Sweep, rows: Sequence[SweepRow]) -> None:
     least, most = bounds(metric) or (-math.inf, math.inf)
     lines = []
     for row in rows:
-        ends = NONE
+        ends = NO_VALUE
         against = ""
         d = row.difference
         # no wider than the metric itself can be

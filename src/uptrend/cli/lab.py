@@ -23,7 +23,7 @@ from uptrend.lab.journal.page import page, to_markdown, to_table
 from uptrend.lab.measure import titled
 from uptrend.lab.notebook import MARKS, Notebook, is_lab
 from uptrend.lab.refuse import check
-from uptrend.present.formatting import NONE
+from uptrend.present.formatting import NO_VALUE
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import Hypothesis, LabError, Run
 from uptrend.records.files import write_atomically
@@ -232,7 +232,7 @@ def _table(hypotheses: list[Hypothesis], outcome_of: Callable[[Hypothesis], str]
     for h in hypotheses:
         arms = ", ".join(arm.name for arm in h.arms) or "a probe decides"
         status = f"{MARKS[h.status]} {outcome_of(h)}"
-        rows.append((h.id, h.priority, status, h.confidence or NONE, titled(h), arms))
+        rows.append((h.id, h.priority, status, h.confidence or NO_VALUE, titled(h), arms))
     return columns("id", "priority", "status", "confidence", "hypothesis", "arms", rows=rows)
 
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from uptrend.cli.console import AsJson, RunArgument, make_app, open_run, print_json
 from uptrend.config.load import nearest
 from uptrend.policy.known import tokenizer_of
-from uptrend.present.formatting import NONE, duration, markdown_table, number, plural, visible
+from uptrend.present.formatting import NO_VALUE, duration, markdown_table, number, plural, visible
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import RecordError, Role, Run, rollouts_of
 from uptrend.records.files import explain_disk_errors
@@ -393,7 +393,7 @@ def _spans_table(sequence: Row, decode: Decode | None) -> Table:
         tokens["advantages"],
         strict=True,
     )
-    marks: dict[bool | None, str | Text] = {None: NONE, True: "yes", False: Text("no", "dim")}
+    marks: dict[bool | None, str | Text] = {None: NO_VALUE, True: "yes", False: Text("no", "dim")}
     sights = {**marks, False: Text("hidden", "red")}
     rows: list[list[str | Text]] = []
     for (turn, role, is_trained, attended, advantage), span in groupby(
@@ -411,7 +411,7 @@ def _spans_table(sequence: Row, decode: Decode | None) -> Table:
             else " ".join(map(str, ids[:IDS])) + (" …" if len(ids) > IDS else "")
         )
         color = TOKEN_COLORS.get(role, "")
-        who = Text(NONE if role is None else Role(role).name.lower(), color)
+        who = Text(NO_VALUE if role is None else Role(role).name.lower(), color)
         figures = (marks[is_trained], sights[attended], number(advantage), *means)
         rows.append([number(turn), who, str(len(places)), *figures, Text(visible(text), color)])
     headings = (

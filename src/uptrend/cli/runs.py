@@ -18,7 +18,7 @@ from uptrend.cli.rollouts import decoder_of, find_rollouts, print_rollout
 from uptrend.config.tables import difference, flatten
 from uptrend.doctor.report import latest_report
 from uptrend.present.formatting import (
-    NONE,
+    NO_VALUE,
     duration,
     estimate,
     number,
@@ -92,10 +92,15 @@ def list_runs(
     rows = []
     for run in runs:
         status = Text(run["status"], STATUS_COLORS.get(run["status"], ""))
-        row = [run["name"], status, f"{run['step']}/{run['steps'] or NONE}", _heldout(run, is_wide)]
+        row = [
+            run["name"],
+            status,
+            f"{run['step']}/{run['steps'] or NO_VALUE}",
+            _heldout(run, is_wide),
+        ]
         row.append(number(run["reward"]))
         if is_wide:
-            created = str(run["created"] or NONE)[:16].replace("T", " ")
+            created = str(run["created"] or NO_VALUE)[:16].replace("T", " ")
             row += [*(str(run[key]) for key in WIDE[:3]), created, duration(run["per_step"])]
         rows.append(row)
     if rows:
@@ -216,13 +221,13 @@ def _heldout(run: dict[str, Any], has_intervals: bool) -> str:
     texts = []
     for evaluation in (run["before"], run["after"]):
         if evaluation is None:
-            texts.append(NONE)
+            texts.append(NO_VALUE)
         else:
             texts.append(
                 _accuracy(evaluation) if has_intervals else percent(evaluation["accuracy"])
             )
     before, after = texts
-    return before if after == NONE else f"{before} → {after}"
+    return before if after == NO_VALUE else f"{before} → {after}"
 
 
 def _accuracy(evaluation: Mapping[str, Any]) -> str:
@@ -299,7 +304,7 @@ def _draw_curves(curves: Mapping[str, Any], width: int) -> list[tuple[str, Text]
             metric = "eval/accuracy" if key == HELDOUT_CURVE else key
             line = sparkline(values, share, min(finite, default=0), max(finite, default=0), metric)
             known = [value for value in values if value is not None]
-            ends = f"{number(known[0])} → {number(known[-1])}" if known else NONE
+            ends = f"{number(known[0])} → {number(known[-1])}" if known else NO_VALUE
             label = (f"{side.upper()}  " if side else "", "bold")
             rows.append(
                 (key if not place else "", Text.assemble(label, f"{line:<{space}}  {ends}"))

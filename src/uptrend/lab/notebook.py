@@ -12,7 +12,7 @@ from uptrend.config.load import nearest
 from uptrend.lab import hypothesis_file
 from uptrend.lab.hypothesis_file import in_order, put_block, read_page, set_values
 from uptrend.lab.measure import titled
-from uptrend.present.formatting import NONE, markdown_table, render
+from uptrend.present.formatting import NO_VALUE, markdown_table, render
 from uptrend.records import Confidence, Hypothesis, LabError, Priority, Status
 from uptrend.records.files import (
     explain_disk_errors,
@@ -274,7 +274,7 @@ def status_table(
                 name,
                 hypothesis.priority,
                 status,
-                hypothesis.confidence or NONE,
+                hypothesis.confidence or NO_VALUE,
                 notes.get(hypothesis.id, ""),
             )
         )

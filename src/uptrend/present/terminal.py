@@ -1,4 +1,4 @@
-"""What is shown in a terminal: a console, tables without lines, and curves as blocks."""
+"""Output in a terminal: a console, tables without lines, and curves as blocks."""
 
 import math
 import os
@@ -11,26 +11,30 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from uptrend.present.drawing import stretch_means, stretches
-from uptrend.present.formatting import NONE, percent, visible
+from uptrend.present.formatting import NO_VALUE, percent, visible
 from uptrend.records.metrics import find_metric
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-# Least height of a curve's scale, as a share of the metric's bounds, or of its largest value where
-# it has none.
-LEAST_SPAN = 0.1
+BLOCK_HEIGHTS = "▁▂▃▄▅▆▇█"
+# Least height of a curve's scale, as a share of the metric's bounds, or of its largest value if it
+# has no bounds.
+MIN_SPAN_SHARE = 0.1
+# Columns of an output that is no terminal: enough for the widest table.
+PIPE_WIDTH = 160
 
 
 def terminal(**options: Any) -> Console:
-    """Return a console as wide as the terminal, or wide enough for all columns where there is
-    none.
-    """
-    # A pipe has no width; 80 columns would hide what a script greps for.
+    """Return a console as wide as the terminal, or wide enough for all columns without one."""
+    # A pipe has no width; rich's 80 columns would cut texts that a script greps for.
     stream = sys.stderr if options.get("stderr") else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else 160
+    has_width = stream.isatty() or "COLUMNS" in os.environ
     # Names of runs and tasks may contain brackets: no markup.
-    return Console(
-        **{"width": width, "highlight": False, "markup": False, "emoji": False, **options}
-    )
+    defaults = {
+        "width": None if has_width else PIPE_WIDTH,
+        "highlight": False,
+        "markup": False,
+        "emoji": False,
+    }
+    return Console(**(defaults | options))
 
 
 def columns(
@@ -41,8 +45,8 @@ def columns(
 ) -> Table:
     """Make a table without lines; without headings, its first column is dim.
 
-    `right` names the columns to align right. With `wraps`, only this column is wrapped where space
-    is short.
+    `right` names the columns to align right. With `wraps`, only that column is wrapped if space is
+    short.
     """
     table = Table(
         box=None,
@@ -59,8 +63,9 @@ def columns(
     if not headings:
         table.add_column(style="dim", no_wrap=True)
     for row in rows:
-        # A name that reverses what follows would let one row pass for another.
-        table.add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in row))
+        # A name that reverses the text behind it would let one row pass for another.
+        cells = [visible(cell) if isinstance(cell, str) else cell for cell in row]
+        table.add_row(*cells)
     return table
 
 
@@ -71,47 +76,57 @@ def sparkline(
     high: float | None = None,
     metric: str = "",
 ) -> str:
-    """Draw values in at most `width` blocks, each the mean of its share; a space where there is no
-    number.
+    """Draw values in at most `width` blocks, each the mean of its stretch; a space stands for a
+    stretch without numbers.
 
-    The scale runs from the least to the largest mean, and is never finer than `LEAST_SPAN` of the
-    metric's bounds or of the values' size: what hardly moves is drawn flat. Give `low` and `high`
-    to compare two lines.
+    The scale runs from the least to the largest mean, and is never finer than `MIN_SPAN_SHARE` of
+    the metric's bounds or of the values' size: a curve that hardly moves is drawn flat. Pass `low`
+    and `high` to compare two lines.
     """
-    floats = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+    floats = np.array(values, dtype=np.float64)  # NaN for None
     means = stretch_means(floats, stretches(len(floats), width)).tolist()
     finite = [mean for mean in means if not math.isnan(mean)]
     bottom = min(finite, default=0.0) if low is None else low
     top = max(finite, default=0.0) if high is None else high
-    known = find_metric(metric) if metric else None
-    is_bounded = known is not None and known.low is not None and known.high is not None
-    full = known.high - known.low if is_bounded else max(abs(bottom), abs(top))  # type: ignore[union-attr, operator]
+
+    least_span = MIN_SPAN_SHARE * _full_span(metric, bottom, top)
     span = top - bottom
-    if span < LEAST_SPAN * full:
+    if span < least_span:
         # The middle of the values comes to the middle of a block, so that noise does not step over
         # an edge.
-        bottom = (bottom + top) / 2 - LEAST_SPAN * full * 3.5 / 8
-        span = LEAST_SPAN * full
+        bottom = (bottom + top) / 2 - least_span * 3.5 / 8
+        span = least_span
+
     line = ""
     for mean in means:
         if math.isnan(mean):
             line += " "
+        elif span > 0:
+            height = int((mean - bottom) / span * 8)
+            line += BLOCK_HEIGHTS[max(0, min(7, height))]
         else:
-            place = int((mean - bottom) / span * 8) if span > 0 else 3
-            line += BLOCKS[max(0, min(7, place))]
+            line += BLOCK_HEIGHTS[3]
     return line
+
+
+def _full_span(metric: str, bottom: float, top: float) -> float:
+    """Return the distance of a metric's bounds, or without bounds the size of the values."""
+    known = find_metric(metric) if metric else None
+    if known is None or known.low is None or known.high is None:
+        return max(abs(bottom), abs(top))
+    return known.high - known.low
+
+
+# Phases below 1% of a step are left out: chosen, they tell nothing about where its time goes.
+MIN_PHASE_SHARE = 0.01
 
 
 def phase_shares(seconds: dict[str, float]) -> str:
     """Format the shares of a step's time, the largest first: sample 60%, update 30%."""
     total = sum(seconds.values()) or math.nan
-    shares = {
-        phase: seconds[phase] / total
-        for phase in sorted(seconds, key=lambda phase: -seconds[phase])
-    }
-    return (
-        ", ".join(
-            f"{phase} {percent(share, 0)}" for phase, share in shares.items() if share >= 0.01
-        )
-        or NONE
-    )
+    parts = []
+    for phase in sorted(seconds, key=lambda phase: -seconds[phase]):
+        share = seconds[phase] / total
+        if share >= MIN_PHASE_SHARE:
+            parts.append(f"{phase} {percent(share, 0)}")
+    return ", ".join(parts) or NO_VALUE

@@ -9,7 +9,7 @@ from typing import Any
 from uptrend.lab.journal.stored import ArmRun, Entry
 from uptrend.lab.measure import amount, change, interval_text, is_share, level, titled
 from uptrend.present.formatting import (
-    NONE,
+    NO_VALUE,
     assignments,
     duration,
     markdown_table,
@@ -43,7 +43,7 @@ def sign_of(hypothesis: Hypothesis) -> int:
 def span(hypothesis: Hypothesis, interval: Interval | None) -> str:
     """Format an interval's two ends as measured: −7.3 to −1.0."""
     return (
-        NONE
+        NO_VALUE
         if interval is None
         else interval_text(hypothesis.metric, interval, sign_of(hypothesis))
     )
@@ -138,7 +138,7 @@ def runs_table(metric: str, runs: Sequence[ArmRun]) -> Table:
         status = f"{run.status}: {run.reason}" if run.reason else run.status
         ends = level(metric, run.before), level(metric, run.value)
         rows.append(
-            (run.arm, str(run.seed), *ends, status, duration(run.seconds), run.folder or NONE)
+            (run.arm, str(run.seed), *ends, status, duration(run.seconds), run.folder or NO_VALUE)
         )
     return ("arm", "seed", "before", "at the end", "status", "time", "run directory"), rows
 
