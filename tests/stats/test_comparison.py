@@ -127,9 +127,9 @@ def test_sign_flip_by_hand() -> None:
 def test_many_seeds_are_drawn_and_near_the_enumeration(monkeypatch: pytest.MonkeyPatch) -> None:
     differences = RANDOM.normal(0.4, 1, 16)
     exact = sign_flip(differences)
-    monkeypatch.setattr(comparison, "MOST_EXACT", 15)
+    monkeypatch.setattr(comparison, "MAX_EXACT_SEEDS", 15)
     drawn = sign_flip(differences)
-    assert drawn.up == pytest.approx(exact.up, abs=4 * np.sqrt(exact.up / comparison.FLIPS))
+    assert drawn.up == pytest.approx(exact.up, abs=4 * np.sqrt(exact.up / comparison.DRAWN_FLIPS))
     assert drawn.up != exact.up
     assert sign_flip(differences) == drawn
 

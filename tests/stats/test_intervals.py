@@ -19,7 +19,7 @@ from statsmodels.stats.nonparametric import rank_compare_2indep
 from uptrend.records.view import Floats
 from uptrend.stats.comparison import sequence_p
 from uptrend.stats.intervals import (
-    G, Spread, all_right, bayes_factor, bootstrap_mean, chance_of_improvement, crossed_half, crossed_interval,
+    PRIOR_VARIANCE, Spread, all_right, bayes_factor, bootstrap_mean, chance_of_improvement, crossed_half, crossed_interval,
     interquartile_mean, iqm_difference, mean_squares, normal_interval, pass_at_k, sequence_interval,
     sequence_reach, spread_of, student_interval, student_reach, wilson,
 )  # fmt: skip
@@ -80,7 +80,7 @@ def test_the_bayes_factor_is_the_mixture_of_noncentral_t(seeds: int, t: float) -
     def mixed(size: float) -> float:
         return float(
             stats.nct.pdf(t, seeds - 1, math.sqrt(seeds) * size)
-            * stats.norm.pdf(size, scale=math.sqrt(G))
+            * stats.norm.pdf(size, scale=math.sqrt(PRIOR_VARIANCE))
         )
 
     expected = integrate.quad(mixed, -12, 12, limit=200)[0] / stats.t.pdf(t, seeds - 1)

@@ -51,7 +51,8 @@ def mean_of_rollouts(mask_bt: Tensor, rollouts_bt: Tensor, count: int, _max_toke
     """
     # Every rollout is counted, also those with nothing to train: leaving some out must not make the
     # rest count more.
-    return mask_bt / (rollout_sum(mask_bt.long(), rollouts_bt, count).clamp(min=1) * count)
+    tokens_bt = rollout_sum(mask_bt.long(), rollouts_bt, count).clamp(min=1)
+    return mask_bt / (tokens_bt * count)
 
 
 def mean_of_tokens(mask_bt: Tensor, _rollouts_bt: Tensor, _count: int, _max_tokens: int) -> Tensor:
@@ -60,7 +61,7 @@ def mean_of_tokens(mask_bt: Tensor, _rollouts_bt: Tensor, _count: int, _max_toke
 
 
 def fixed_length(mask_bt: Tensor, _rollouts_bt: Tensor, count: int, max_tokens: int) -> Tensor:
-    """Return 1 / (rollouts · the most tokens that a rollout may have)."""
+    """Return 1 / (rollouts · maximum tokens of a rollout)."""
     return mask_bt / (count * max_tokens)
 
 
@@ -93,7 +94,8 @@ def clipped(
     if clips.most:
         high_bt = high_bt | (ratio_bt > clips.most) & (advantages_bt < 0)
         ratio_bt = ratio_bt.clamp(max=clips.most)
-    return -torch.minimum(ratio_bt * advantages_bt, clamped_bt * advantages_bt), low_bt, high_bt
+    loss_bt = -torch.minimum(ratio_bt * advantages_bt, clamped_bt * advantages_bt)
+    return loss_bt, low_bt, high_bt
 
 
 def bounded(
@@ -101,12 +103,10 @@ def bounded(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weight each token's log-probability by its ratio, detached and at most `clips.high`."""
     ratio_bt = ratio_bt.detach()
+    loss_bt = -ratio_bt.clamp(max=clips.high) * advantages_bt * logprobs_bt
     high_bt = (ratio_bt > clips.high) & (advantages_bt != 0)
-    return (
-        -ratio_bt.clamp(max=clips.high) * advantages_bt * logprobs_bt,
-        torch.zeros_like(high_bt),
-        high_bt,
-    )
+    low_bt = torch.zeros_like(high_bt)
+    return loss_bt, low_bt, high_bt
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,15 @@ class Loss:
         if self.whole_rollouts:
             tokens_bt = rollout_sum(mask_bt.long(), rollouts_bt, count).clamp(min=1)
             ratio_bt = (rollout_sum(log_ratio_bt, rollouts_bt, count) / tokens_bt).exp()
-        inside = within(advantages_bt, mask_bt), within(logprobs_bt, mask_bt)
-        loss_bt, low_bt, high_bt = self.surrogate(ratio_bt, *inside, clips)
-        return Terms(loss_bt, within(ratio_bt, mask_bt).detach(), low_bt, high_bt)
+        loss_bt, low_bt, high_bt = self.surrogate(
+            ratio_bt, within(advantages_bt, mask_bt), within(logprobs_bt, mask_bt), clips
+        )
+        return Terms(
+            loss_bt=loss_bt,
+            ratio_bt=within(ratio_bt, mask_bt).detach(),
+            clipped_low_bt=low_bt,
+            clipped_high_bt=high_bt,
+        )
 
 
 LOSSES: dict[str, Loss] = {
@@ -197,13 +203,13 @@ def k3(learner_bt: Tensor, reference_bt: Tensor) -> Tensor:
     return torch.expm1(back_bt) - back_bt
 
 
-# TRL 1.16 multiplies k3 by π/π_old unless told not to (DeepSeek-V3.2 2025, arXiv 2512.02556);
+# TRL 1.16 multiplies k3 by π/π_old by default (DeepSeek-V3.2 2025, arXiv 2512.02556);
 # on-policy that is k2's gradient exactly.
 ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 
 
 def kl_penalty(learner_bt: Tensor, reference_bt: Tensor, mask_bt: Tensor) -> Tensor:
-    """Return each row's Σ_t k1, no gradient: beta times this is taken from the reward, before
-    advantages.
+    """Return each row's Σ_t k1 without gradient; beta times this is subtracted from the reward,
+    before advantages.
     """
     return within(k1(learner_bt, reference_bt), mask_bt).sum(dim=1).detach()

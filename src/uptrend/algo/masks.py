@@ -14,9 +14,7 @@ from uptrend.records import Role
 
 
 def attended_mask(real_bt: Tensor) -> Tensor:
-    """Return the tokens that the model may look at: every real one, whoever wrote it, trained or
-    not.
-    """
+    """Return the tokens that the model may look at: every real one of any role, trained or not."""
     # The one place where attention is decided. It takes neither roles nor a loss mask, so that
     # neither can hide a token from the model. verifiers 0.1.2 to 0.1.6 used the loss mask here: the
     # learner saw neither the question nor the documents that its answers were about, and learned to
@@ -29,14 +27,14 @@ def loss_mask(roles_bt: Tensor, real_bt: Tensor, left_out_b: Tensor) -> Tensor:
     out.
     """
     # Left out are rollouts cut by length (`mask_truncated`, DAPO's overlong filtering), rollouts
-    # that failed, and dropped groups: they stay in the batch, so that what they would have taught
-    # can be looked at.
+    # that failed, and dropped groups: they stay in the batch, so that their part of an update can
+    # be inspected.
     return (roles_bt == Role.MODEL) & real_bt.bool() & ~left_out_b.bool()[:, None]
 
 
 def within(values_bt: Tensor, mask_bt: Tensor) -> Tensor:
-    """Return the values inside the mask and 0 outside, so that what lies outside reaches no sum and
-    no gradient.
+    """Return the values with 0 outside the mask, so that no value there reaches a sum or a
+    gradient.
     """
     return values_bt.masked_fill(~mask_bt, 0)
 
@@ -55,8 +53,5 @@ def number_rollouts(rollouts_b: Tensor, like_bt: Tensor) -> tuple[Tensor, int]:
 def rollout_sum(values_bt: Tensor, rollouts_bt: Tensor, count: int) -> Tensor:
     """Return the sum over all tokens of a rollout, at each of them."""
     index = rollouts_bt.flatten()
-    return (
-        values_bt.new_zeros(count)
-        .index_add(0, index, values_bt.flatten())[index]
-        .view_as(values_bt)
-    )
+    sums = values_bt.new_zeros(count).index_add(0, index, values_bt.flatten())
+    return sums[index].view_as(values_bt)

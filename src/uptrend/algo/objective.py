@@ -31,8 +31,8 @@ class Batch:
     entropy_weights_bt: Tensor
     """The same in the entropy bonus: the mean over all trained tokens of the update."""
     old_bt: Tensor | None
-    """Log-probabilities before the step's first update; None where this is the first: they are the
-    same.
+    """Log-probabilities before the step's first update; None in the first, where they are the
+    policy's own.
     """
     sampler_bt: Tensor | None
     """The sampler's log-probabilities, for a correction."""
@@ -42,17 +42,19 @@ class Batch:
     """Number of rollouts of the update."""
 
     def tokens(self, rows_m: Tensor, places_m: Tensor, is_real_m: Tensor) -> "Batch":
-        """Return some of the tokens, by row and place, as one row: a micro-batch. Those not real
-        only fill up.
+        """Return a micro-batch: the tokens with these rows and places, in one row. Tokens that are
+        not real are filler.
 
-        All of a rollout's have to be among them where the loss or the correction sums over
-        rollouts.
+        It needs all tokens of a rollout if the loss or the correction sums over rollouts.
         """
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_bt")}
         index_m = rows_m * self.mask_bt.shape[1] + places_m
-        some = {name: x.reshape(-1)[index_m][None] for name, x in tensors.items() if x is not None}
-        some["mask_bt"] &= is_real_m
-        return replace(self, **some)
+        chosen: dict[str, Tensor] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor):
+                chosen[f.name] = value.reshape(-1)[index_m][None]
+        chosen["mask_bt"] &= is_real_m
+        return replace(self, **chosen)  # type: ignore[arg-type]
 
 
 def prepare(
@@ -66,7 +68,7 @@ def prepare(
     sampler_bt: Tensor | None = None,
     reference_bt: Tensor | None = None,
 ) -> Batch:
-    """Weigh the tokens of one whole update; `max_tokens` is the most that a rollout may sample."""
+    """Weigh the tokens of one whole update, in which a rollout may sample `max_tokens` tokens."""
     assert sampler_bt is not None or learning.correction == "none", (
         "a correction needs the sampler's log-probabilities"
     )
@@ -119,27 +121,37 @@ class Sums:
 def objective(
     logprobs_bt: Tensor, entropy_bt: Tensor, batch: Batch, learning: Learning
 ) -> tuple[Tensor, Sums]:
-    """Return the micro-batch's part of the loss, and its sums; the two tensors are the learner's,
-    now.
+    """Return the micro-batch's part of the loss, and its sums.
+
+    `logprobs_bt` and `entropy_bt` are those of the policy as it is, with gradients.
     """
     mask_bt = batch.mask_bt
-    clips = Clips.of(learning)
     old_bt = logprobs_bt.detach() if batch.old_bt is None else batch.old_bt
     sampler_bt = old_bt if batch.sampler_bt is None else batch.sampler_bt
-    rollouts = batch.rollouts_bt, batch.count
+
     terms = LOSSES[learning.loss].terms(
-        logprobs_bt, old_bt, batch.advantages_bt, mask_bt, *rollouts, clips
+        logprobs_bt,
+        old_bt,
+        batch.advantages_bt,
+        mask_bt,
+        batch.rollouts_bt,
+        batch.count,
+        Clips.of(learning),
     )
-    correction_bt = correction_weights(old_bt, sampler_bt, mask_bt, *rollouts, learning)
-    policy = (batch.weights_bt * terms.loss_bt * correction_bt).sum()
-    kl = (
-        learning.kl.beta * (batch.weights_bt * _kl(logprobs_bt, batch, learning.kl.estimator)).sum()
+    correction_bt = correction_weights(
+        old_bt, sampler_bt, mask_bt, batch.rollouts_bt, batch.count, learning
     )
+    policy_loss = (batch.weights_bt * terms.loss_bt * correction_bt).sum()
+
+    kl_bt = _kl(logprobs_bt, batch, learning.kl.estimator)
+    kl_loss = learning.kl.beta * (batch.weights_bt * kl_bt).sum()
+
     entropy_bt = within(entropy_bt, mask_bt)
     bonus = learning.entropy * (batch.entropy_weights_bt * entropy_bt).sum()
+
     sums = Sums(
-        policy_loss=policy.detach(),
-        kl_loss=kl.detach(),
+        policy_loss=policy_loss.detach(),
+        kl_loss=kl_loss.detach(),
         entropy_bonus=bonus.detach(),
         clipped_low=terms.clipped_low_bt.sum(),
         clipped_high=terms.clipped_high_bt.sum(),
@@ -150,7 +162,7 @@ def objective(
         masked=((correction_bt == 0) & mask_bt).sum(),
         tokens=mask_bt.sum(),
     )
-    return policy + kl - bonus, sums
+    return policy_loss + kl_loss - bonus, sums
 
 
 def correction_weights(
@@ -161,7 +173,7 @@ def correction_weights(
     count: int,
     learning: Learning,
 ) -> Tensor:
-    """Return importance weights from sampler to learner, truncated or masked, by token: [B, T], no
+    """Return each token's importance weight from sampler to learner, truncated or masked, without
     gradient.
 
     With correction "sequence" the ratio is the product over all trained tokens of the rollout.
@@ -181,15 +193,15 @@ def correction_weights(
     high = learning.correction_cap
     if learning.correction_mode == "truncate":
         return ratio_bt.clamp(low, high)
-    return ratio_bt.masked_fill((ratio_bt < low) | (ratio_bt > high), 0)
+    is_outside_bt = (ratio_bt < low) | (ratio_bt > high)
+    return ratio_bt.masked_fill(is_outside_bt, 0)
 
 
 def _kl(logprobs_bt: Tensor, batch: Batch, estimator: Estimator) -> Tensor:
-    """Return the estimator by token; 0 without a reference, and for k1, which acts in the
-    reward.
-    """
+    """Return the estimate by token; 0 without a reference, and for k1, which acts in the reward."""
     if batch.reference_bt is None or estimator == "k1":
         return torch.zeros_like(logprobs_bt)
-    # Masked before the exponential: what lies outside must not overflow into the gradient.
-    inside = within(logprobs_bt, batch.mask_bt), within(batch.reference_bt, batch.mask_bt)
-    return ESTIMATORS[estimator](*inside)
+    # Masked before the exponential: values outside must not overflow into the gradient.
+    learner_bt = within(logprobs_bt, batch.mask_bt)
+    reference_bt = within(batch.reference_bt, batch.mask_bt)
+    return ESTIMATORS[estimator](learner_bt, reference_bt)

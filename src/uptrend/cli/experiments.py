@@ -130,7 +130,13 @@ def run(
     workers = _make_workers(on, address, at_once, gpus, keep_checkpoints)
     experiments = [ExperimentRuns(notebook, h, launcher) for h in chosen]
     boards = [
-        Board(f"{e.h.id} {e.h.title}", e.h.metric, e.planned_runs, e.refused) for e in experiments
+        Board(
+            f"{e.hypothesis.id} {e.hypothesis.title}",
+            e.hypothesis.metric,
+            e.planned_runs,
+            e.refused,
+        )
+        for e in experiments
     ]
     view = LabView(boards, terminal(stderr=format == "json"))
     for line in [line for experiment in experiments for line in _announce(experiment)]:
@@ -188,8 +194,8 @@ def take_runs(experiment: ExperimentRuns) -> ExperimentRuns:
     ]
     if gone and not experiment.changes:
         raise LabError(
-            f"{experiment.h.id}: {len(gone)} of its runs are missing ({gone[0]} for one). Put them"
-            f" back, or make them again: uptrend lab run {experiment.h.id} --dir"
+            f"{experiment.hypothesis.id}: {len(gone)} of its runs are missing ({gone[0]} for one)."
+            f" Put them back, or make them again: uptrend lab run {experiment.hypothesis.id} --dir"
             f" {experiment.notebook.folder}"
         )
     for found in filter(None, ended.values()):
@@ -271,7 +277,7 @@ def _choose(notebook: Notebook, ids: Sequence[str], all_: bool, anyway: bool) ->
 
 def _announce(experiment: ExperimentRuns) -> Iterator[str]:
     """Describe the runs to make, and the power of so many seeds."""
-    h = experiment.h
+    h = experiment.hypothesis
     if experiment.changes:
         yield (
             f"{h.id}: the specification changed after the first step:"
@@ -308,7 +314,8 @@ def _finish(
 ) -> None:
     judged = list(zip(experiments, verdicts, strict=True))
     written = [
-        journal.record(e.notebook, e.h, verdict, _entry(e, seconds)) for e, verdict in judged
+        journal.record(e.notebook, e.hypothesis, verdict, _entry(e, seconds))
+        for e, verdict in judged
     ]
     if format == "json":
         print_json(
@@ -320,7 +327,7 @@ def _finish(
         return
     console = terminal(soft_wrap=True)
     for (experiment, verdict), paths in zip(judged, written, strict=True):
-        head = Text(f"\n{experiment.h.id} {titled(experiment.h)}: ", "bold")
+        head = Text(f"\n{experiment.hypothesis.id} {titled(experiment.hypothesis)}: ", "bold")
         console.print(head.append(verdict.outcome, COLORS[verdict.status]))
         console.print(f"{verdict.sentence}\nConfidence {verdict.confidence}: {verdict.because}.")
         for note in experiment.notes:
@@ -332,7 +339,7 @@ def _finish(
 
 def _entry(experiment: ExperimentRuns, seconds: float | None) -> journal.Entry:
     arms = experiment.specification.arms
-    control = experiment.h.control.name
+    control = experiment.hypothesis.control.name
     differences = {
         name: difference(
             plan.what_matters(arms[control]["config"]), plan.what_matters(arm["config"])
@@ -353,7 +360,7 @@ def _entry(experiment: ExperimentRuns, seconds: float | None) -> journal.Entry:
     return journal.Entry(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         command=shlex.join(["uptrend", *sys.argv[1:]]),
-        recipe=experiment.h.recipe,
+        recipe=experiment.hypothesis.recipe,
         differences=differences,
         runs=tuple(build(journal.ArmRun, row) for row in experiment.rows()),
         seconds=seconds,

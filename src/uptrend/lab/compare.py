@@ -14,10 +14,11 @@ from uptrend.records.view import Floats
 from uptrend.stats import comparison, intervals
 from uptrend.stats.comparison import Chances, fewest_seeds
 
-# Chance of a verdict that is called enough.
-ENOUGH = 0.8
-# Most held-out tasks that are asked for, as a multiple of those that there are.
-MOST_TASKS = 10
+# Chance of a verdict that seeds or tasks are asked for; the usual power of a planned study.
+TARGET_POWER = 0.8
+# Maximum of held-out tasks that are asked for, as a multiple of those that there are. Chosen: to
+# evaluate more than ten times as many is no practical advice.
+MAX_TASK_GROWTH = 10
 
 
 @dataclass(frozen=True)
@@ -36,37 +37,35 @@ class Pairs:
     @property
     def differences(self) -> Floats:
         """Arm less control by seed, in the claimed direction."""
-        values = [
-            after.value - before.value
-            for before, after in zip(self.control, self.treated, strict=True)
-        ]
-        return self.sign * np.array(values, dtype=np.float64)
+        control = np.array([run.value for run in self.control], np.float64)
+        treated = np.array([run.value for run in self.treated], np.float64)
+        differences: Floats = self.sign * (treated - control)
+        return differences
 
     @property
     def bounds(self) -> tuple[Floats, Floats]:
-        """Least and greatest value of each difference, unbounded where a run never reached the
-        value it should.
+        """Lower and upper bound of each difference, infinite where a run never reached the value
+        it should.
         """
-        late, early = (
-            np.array([not run.reached for run in side]) for side in (self.treated, self.control)
-        )
-        can_grow, can_fall = (late, early) if self.sign > 0 else (early, late)
-        return np.where(can_fall, -np.inf, self.differences), np.where(
-            can_grow, np.inf, self.differences
-        )
+        is_control_late = np.array([not run.reached for run in self.control])
+        is_treated_late = np.array([not run.reached for run in self.treated])
+        # A value that came later than every step is larger than was measured.
+        can_grow = is_treated_late if self.sign > 0 else is_control_late
+        can_fall = is_control_late if self.sign > 0 else is_treated_late
+        lower = np.where(can_fall, -np.inf, self.differences)
+        upper = np.where(can_grow, np.inf, self.differences)
+        return lower, upper
 
     @property
     def table(self) -> Floats:
         """Differences by seed and task, for the tasks that all these runs have."""
         runs = (*self.control, *self.treated)
-        tasks = (
-            [task for task in runs[0].tasks if all(task in run.tasks for run in runs)]
-            if runs
-            else []
-        )
+        tasks: list[str] = []
+        if runs:
+            tasks = [task for task in runs[0].tasks if all(task in run.tasks for run in runs)]
         values = np.array([[run.tasks[task] for task in tasks] for run in runs], dtype=np.float64)
-        before, after = values.reshape(2, len(self.seeds), len(tasks))
-        table: Floats = self.sign * (after - before)
+        control, treated = values.reshape(2, len(self.seeds), len(tasks))
+        table: Floats = self.sign * (treated - control)
         return table[:, np.isfinite(table).all(axis=0)]
 
     @property
@@ -74,48 +73,73 @@ class Pairs:
         """Control and arm as seeds × tasksets, in the claimed direction; None where the tasks are
         of one taskset.
         """
-        means = list[dict[str, float]]()
+        rows: list[list[float]] = []
+        families: list[str] | None = None  # of the first run
         for run in (*self.control, *self.treated):
-            of = dict[str, list[float]]()
-            for task, value in run.tasks.items():
-                of.setdefault(run.families.get(task, ""), []).append(value)
-            means.append({family: sum(values) / len(values) for family, values in of.items()})
-        families = sorted(means[0]) if means else []
-        if len(families) < 2 or any(sorted(run) != families for run in means):
+            means = _means_by_family(run)
+            names = sorted(means)
+            if families is None:
+                families = names
+            if len(names) < 2 or names != families:
+                return None
+            rows.append([means[name] for name in families])
+        if not rows:
             return None
-        table = self.sign * np.array([[run[name] for name in families] for run in means])
+        table = self.sign * np.array(rows)
         return table[: len(self.seeds)], table[len(self.seeds) :]
 
 
-def pair(h: Hypothesis, measured: Sequence[Measured], arm: str) -> Pairs:
+def _means_by_family(run: Measured) -> dict[str, float]:
+    """Return the mean over the tasks of each taskset."""
+    values: dict[str, list[float]] = {}
+    for task, value in run.tasks.items():
+        values.setdefault(run.families.get(task, ""), []).append(value)
+    return {family: sum(of_family) / len(of_family) for family, of_family in values.items()}
+
+
+def pair(hypothesis: Hypothesis, measured: Sequence[Measured], arm: str) -> Pairs:
     """Put one arm's runs beside the control's; seeds that the hypothesis does not name do not
     count.
     """
-    control, treated = (
-        {run.seed: run for run in measured if run.arm == name} for name in (h.control.name, arm)
-    )
-    waiting = tuple(seed for seed in h.seeds if seed not in control and seed not in treated)
-    both = [seed for seed in h.seeds if seed in control and seed in treated]
-    seeds = tuple(seed for seed in both if math.isfinite(control[seed].value + treated[seed].value))
-    broken = tuple(seed for seed in h.seeds if seed not in (*seeds, *waiting))
-    before, after = (tuple(side[seed] for seed in seeds) for side in (control, treated))
+    control = {run.seed: run for run in measured if run.arm == hypothesis.control.name}
+    treated = {run.seed: run for run in measured if run.arm == arm}
+    seeds: list[int] = []
+    broken: list[int] = []
+    waiting: list[int] = []
+    for seed in hypothesis.seeds:
+        if seed not in control and seed not in treated:
+            waiting.append(seed)
+        elif seed not in control or seed not in treated:
+            broken.append(seed)
+        elif math.isfinite(control[seed].value + treated[seed].value):
+            seeds.append(seed)
+        else:
+            broken.append(seed)
     return Pairs(
-        arm, -1.0 if h.direction is Direction.DOWN else 1.0, seeds, before, after, broken, waiting
+        arm=arm,
+        sign=-1.0 if hypothesis.direction is Direction.DOWN else 1.0,
+        seeds=tuple(seeds),
+        control=tuple(control[seed] for seed in seeds),
+        treated=tuple(treated[seed] for seed in seeds),
+        broken=tuple(broken),
+        waiting=tuple(waiting),
     )
 
 
-def alpha_of(h: Hypothesis) -> float:
+def alpha_of(hypothesis: Hypothesis) -> float:
     """Return each arm's share of alpha.
 
     Shared among the arms (Bonferroni). A directional claim errs on one side only, so that the
     sequence and the final interval, each two-sided at this level, err together as often as it says.
     A claim of either direction errs on both, and where it may stop early each of the two gets half.
     """
-    share = h.alpha / len(h.treated)
-    return share / 2 if h.direction is Direction.EITHER and h.stops_early else share
+    share = hypothesis.alpha / len(hypothesis.treated)
+    if hypothesis.direction is Direction.EITHER and hypothesis.stops_early:
+        share /= 2
+    return share
 
 
-def least_seeds(h: Hypothesis) -> int:
+def least_seeds(hypothesis: Hypothesis) -> int:
     """Return the fewest paired seeds that decide: those with which the exact test can reach alpha.
 
     Student's interval excludes 0 with two seeds already, if they happen to agree: it takes their
@@ -123,10 +147,10 @@ def least_seeds(h: Hypothesis) -> int:
     symmetry. While its least p, that of differences that all point one way, is above alpha, nothing
     but that supposition decides.
     """
-    if first_step(h.metric):
-        return fewest_seeds(alpha_of(h))  # the sign test on the median, two-sided
-    one_sided = 1.0 if h.direction is Direction.EITHER else 2.0
-    return max(2, fewest_seeds(one_sided * h.alpha))
+    if first_step(hypothesis.metric):
+        return fewest_seeds(alpha_of(hypothesis))  # the sign test on the median, two-sided
+    one_sided = 1.0 if hypothesis.direction is Direction.EITHER else 2.0
+    return max(2, fewest_seeds(one_sided * hypothesis.alpha))
 
 
 @dataclass(frozen=True)
@@ -138,128 +162,166 @@ class Plan:
     seeds_for_80: int | None  # number that validates it with a chance of 80%; None beyond 1,000
 
 
-def foresee(h: Hypothesis, effect: float, deviation: float, seeds: int) -> Chances:
+def foresee(hypothesis: Hypothesis, effect: float, deviation: float, seeds: int) -> Chances:
     """Return the chances of the two verdicts where the true effect is this."""
-    if seeds < least_seeds(h):
+    if seeds < least_seeds(hypothesis):
         return Chances(0.0, 0.0)
     return comparison.chances(
-        effect, deviation, seeds, h.smallest, alpha_of(h), h.direction is Direction.EITHER
+        effect,
+        deviation,
+        seeds,
+        hypothesis.smallest,
+        alpha_of(hypothesis),
+        either=hypothesis.direction is Direction.EITHER,
     )
 
 
-def plan(h: Hypothesis, deviation: float) -> Plan:
+def plan(hypothesis: Hypothesis, deviation: float) -> Plan:
     """Return what the planned seeds can show where paired differences deviate by this much between
     seeds.
     """
-    power = foresee(h, h.smallest, deviation, len(h.seeds)).validated
-    needed = comparison.fewest(
-        lambda seeds: foresee(h, h.smallest, deviation, seeds).validated >= ENOUGH
-    )
-    return Plan(power, needed)
+
+    def power_with(seeds: int) -> float:
+        return foresee(hypothesis, hypothesis.smallest, deviation, seeds).validated
+
+    needed = comparison.fewest(lambda seeds: power_with(seeds) >= TARGET_POWER)
+    return Plan(power_with(len(hypothesis.seeds)), needed)
 
 
 def tasks_to_decide(
-    h: Hypothesis, effect: float, deviation: float, seeds: int, tasks: int, rest: float
+    hypothesis: Hypothesis,
+    effect: float,
+    deviation: float,
+    seeds: int,
+    tasks: int,
+    task_variance: float,
 ) -> int | None:
-    """Return the held-out tasks that decide with a chance of 80%, if `rest` is the variance that is
-    a task's own.
+    """Return the held-out tasks that decide with a chance of 80%, where `task_variance` is the
+    variance that is a single task's.
     """
-    if rest <= 0 or deviation == 0:
+    if task_variance <= 0 or deviation == 0:
         return None
-    # Of the variance between seeds rest/tasks is chance on these tasks and falls with their number.
-    own = max(0.0, deviation**2 - rest / tasks)
+    # Of the variance between seeds, task_variance / tasks is chance on these tasks and falls with
+    # their number.
+    seed_variance = max(0.0, deviation**2 - task_variance / tasks)
 
     def is_enough(count: int) -> bool:
-        return foresee(h, effect, math.sqrt(own + rest / count), seeds).decided >= ENOUGH
+        deviation_with = math.sqrt(seed_variance + task_variance / count)
+        return foresee(hypothesis, effect, deviation_with, seeds).decided >= TARGET_POWER
 
-    return comparison.fewest(is_enough, tasks, MOST_TASKS * tasks)
+    return comparison.fewest(is_enough, tasks, MAX_TASK_GROWTH * tasks)
 
 
-def interval_and_p(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> tuple[Interval, float]:
+def interval_and_p(
+    hypothesis: Hypothesis, pairs: Pairs, by_sequence: bool
+) -> tuple[Interval, float]:
     """Return the interval that decides, and its p: by the confidence sequence, or at the end by
     Student's t.
 
     Steps to a value have no mean, since a run may never reach it. Their median is compared by the
     exact sign test, which holds once, after all seeds: an earlier look decides nothing.
     """
-    alpha = alpha_of(h)
-    spread = intervals.spread_of(pairs.differences)
-    if first_step(h.metric):
-        low, high = pairs.bounds
-        found = intervals.median_interval(pairs.differences, alpha, low, high)
+    alpha = alpha_of(hypothesis)
+    if first_step(hypothesis.metric):
+        lower, upper = pairs.bounds
+        interval = intervals.median_interval(pairs.differences, alpha, lower, upper)
         if by_sequence:
-            return Interval(found.effect, -math.inf, math.inf), 1.0
-        return found, comparison.mcnemar(int((low > 0).sum()), int((high < 0).sum()))
+            return Interval(interval.effect, -math.inf, math.inf), 1.0
+        n_above = int((lower > 0).sum())
+        n_below = int((upper < 0).sum())
+        return interval, comparison.mcnemar(n_above, n_below)
+
+    spread = intervals.spread_of(pairs.differences)
     if by_sequence:
         return intervals.sequence_interval(spread, alpha), comparison.sequence_p(spread)
     reach = intervals.student_reach(spread.seeds, alpha)
     return intervals.interval_of(spread, reach, alpha), comparison.paired_p(spread)
 
 
-def towards(h: Hypothesis, interval: Interval) -> Interval:
+def towards(hypothesis: Hypothesis, interval: Interval) -> Interval:
     """Return the interval as the criteria see it: a claim of either direction is read on the side
     it fell to.
 
     There `low > 0` says that the interval excludes 0, and `high < smallest` that it lies within ±
     smallest.
     """
-    if h.direction is Direction.EITHER and interval.effect < 0:
+    if hypothesis.direction is Direction.EITHER and interval.effect < 0:
         return Interval(-interval.effect, -interval.high, -interval.low)
     return interval
 
 
-def status_of(h: Hypothesis, pairs: Pairs, interval: Interval) -> Status:
+def status_of(hypothesis: Hypothesis, pairs: Pairs, interval: Interval) -> Status:
     """Apply the criteria, invalidated first: an effect may be there and smaller than matters.
 
     Fewer seeds than `least_seeds` decide nothing.
     """
-    if len(pairs.seeds) < least_seeds(h):
+    if len(pairs.seeds) < least_seeds(hypothesis):
         return Status.INCONCLUSIVE
-    claimed = towards(h, interval)
-    if claimed.high < h.smallest:
+    claimed = towards(hypothesis, interval)
+    if claimed.high < hypothesis.smallest:
         return Status.INVALIDATED
     return Status.VALIDATED if claimed.low > 0 else Status.INCONCLUSIVE
 
 
-def compare(h: Hypothesis, pairs: Pairs, by_sequence: bool) -> Comparison:
+def compare(hypothesis: Hypothesis, pairs: Pairs, by_sequence: bool) -> Comparison:
     """Compare an arm with the control on their common seeds; `judge` adds the sentence."""
+    alpha = alpha_of(hypothesis)
     spread = intervals.spread_of(pairs.differences)
-    is_ranked = first_step(h.metric) is not None
-    interval, p = interval_and_p(h, pairs, by_sequence)
-    status = status_of(h, pairs, interval)
-    sides = [np.array([[run.value] for run in side]) for side in (pairs.control, pairs.treated)]
-    control, arm = (math.nan if is_ranked else float(side.mean()) for side in sides)
-    low, high = pairs.bounds
-    flipped = comparison.sign_flip(
-        np.sign(low) * (np.sign(low) == np.sign(high)) if is_ranked else pairs.differences
-    )
-    families = pairs.by_family
     deviation = intervals.likely_deviation(spread)
-    needed = None
+    is_ranked = first_step(hypothesis.metric) is not None
+    interval, p = interval_and_p(hypothesis, pairs, by_sequence)
+    status = status_of(hypothesis, pairs, interval)
+
+    control_values = np.array([[run.value] for run in pairs.control])
+    arm_values = np.array([[run.value] for run in pairs.treated])
+    if is_ranked:  # no means and no power, and the test sees signs alone
+        control_mean = arm_mean = power = math.nan
+        lower_signs, upper_signs = np.sign(pairs.bounds)
+        sign_flip = comparison.sign_flip(lower_signs * (lower_signs == upper_signs))
+    else:
+        control_mean = float(control_values.mean())
+        arm_mean = float(arm_values.mean())
+        power = foresee(hypothesis, hypothesis.smallest, deviation, spread.seeds).validated
+        sign_flip = comparison.sign_flip(pairs.differences)
+    sign_flip_p = sign_flip.up
+    if hypothesis.direction is Direction.EITHER:
+        sign_flip_p = min(sign_flip.up, sign_flip.down)
+
+    seeds_needed = None
     if status is Status.INCONCLUSIVE and spread.seeds > 1 and not is_ranked:
-        needed = comparison.fewest(
-            lambda n: foresee(h, spread.mean, deviation, n).decided >= ENOUGH
+        seeds_needed = comparison.fewest(
+            lambda seeds: foresee(hypothesis, spread.mean, deviation, seeds).decided >= TARGET_POWER
         )
-    before, after = families or (pairs.sign * sides[0], pairs.sign * sides[1])
+        if seeds_needed is not None:
+            # These should have been enough, and were not.
+            seeds_needed = max(seeds_needed, spread.seeds + 1)
+
+    # Scores by seed and taskset; a single column where there is one taskset.
+    control_scores = pairs.sign * control_values
+    arm_scores = pairs.sign * arm_values
+    iqm = None
+    families = pairs.by_family
+    if families is not None:
+        control_scores, arm_scores = families
+        iqm = intervals.iqm_difference(arm_scores, control_scores, hypothesis.alpha)
     return Comparison(
         arm=pairs.arm,
         seeds=pairs.seeds,
-        differences=tuple(float(d) for d in pairs.differences),
-        control_mean=control,
-        arm_mean=arm,
+        differences=tuple(float(difference) for difference in pairs.differences),
+        control_mean=control_mean,
+        arm_mean=arm_mean,
         interval=interval,
-        level=1 - alpha_of(h),
+        level=1 - alpha,
         p=p,
         p_adjusted=None,
-        sign_flip=min(flipped.up, flipped.down) if h.direction is Direction.EITHER else flipped.up,
-        sign_flip_both=flipped.both,
+        sign_flip=sign_flip_p,
+        sign_flip_both=sign_flip.both,
         sign_flip_least=2.0**-spread.seeds,
-        improvement=intervals.chance_of_improvement(after, before, h.alpha),
-        tasks_too=intervals.crossed_interval(pairs.table, alpha_of(h)),
-        iqm=intervals.iqm_difference(after, before, h.alpha) if families else None,
-        power=math.nan if is_ranked else foresee(h, h.smallest, deviation, spread.seeds).validated,
-        # these should have been enough, and were not
-        seeds_needed=needed and max(needed, spread.seeds + 1),
+        improvement=intervals.chance_of_improvement(arm_scores, control_scores, hypothesis.alpha),
+        tasks_too=intervals.crossed_interval(pairs.table, alpha),
+        iqm=iqm,
+        power=power,
+        seeds_needed=seeds_needed,
         status=status,
         sentence="",
     )

@@ -50,8 +50,8 @@ class Draft:
 def by_hand(id: str, recipe: Path | None, folder: Path) -> Draft:
     """Return a file to fill in: a control, and an arm in which nothing is changed yet."""
     arms = (Arm(CONTROL, {}, is_control=True), Arm("changed"))
-    h = Hypothesis(id, "Say what you suspect", relative(recipe, folder), arms)
-    return Draft(h, sections(render("lab/templates/by-hand.md")))
+    hypothesis = Hypothesis(id, "Say what you suspect", relative(recipe, folder), arms)
+    return Draft(hypothesis, sections(render("lab/templates/by-hand.md")))
 
 
 def retitled(draft: Draft, title: str) -> Draft:
@@ -106,7 +106,7 @@ def of_cause(
     arms = tuple(
         Arm(name, {**same, **keys}, name == CONTROL) for name, keys in resolved.arms.items()
     )
-    h = Hypothesis(
+    hypothesis = Hypothesis(
         id,
         claim.rstrip("."),
         named,
@@ -120,15 +120,25 @@ def of_cause(
         steps=resolved.steps,
         allows=cause.explains,
     )
-    base = read_recipe(h, folder)
-    control = resolve(h, h.control, base)
-    kept = tuple(arm for arm in h.arms if arm.is_control or resolve(h, arm, base) != control)
+    base = read_recipe(hypothesis, folder)
+    control = resolve(hypothesis, hypothesis.control, base)
+    kept = tuple(
+        arm
+        for arm in hypothesis.arms
+        if arm.is_control or resolve(hypothesis, arm, base) != control
+    )
     # an arm that the recipe has already is left out, unless nothing would be left to compare
     if len(kept) > 1:
-        h = replace(h, arms=kept)
-    told = {"h": h, "cause": cause, "claim": claim, "finding": finding, "catalogue": CATALOGUE}
+        hypothesis = replace(hypothesis, arms=kept)
+    told = {
+        "hypothesis": hypothesis,
+        "cause": cause,
+        "claim": claim,
+        "finding": finding,
+        "catalogue": CATALOGUE,
+    }
     text = render("lab/templates/cause.md", plural=plural, assignments=assignments, **told)
-    return Draft(h, sections(text))
+    return Draft(hypothesis, sections(text))
 
 
 def _same_in_every_arm(
@@ -160,9 +170,12 @@ def all_ready() -> dict[str, Draft]:
     paths = sorted((Path(__file__).parent / "ready").glob("h*.md"))
     drafts = dict[str, Draft]()
     for path in paths:
-        h = read(path)
-        h = replace(h, title=complete_claim(h.title, h.metric, h.direction))
-        drafts[h.id] = Draft(h, sections(read_page(path).body))
+        hypothesis = read(path)
+        hypothesis = replace(
+            hypothesis,
+            title=complete_claim(hypothesis.title, hypothesis.metric, hypothesis.direction),
+        )
+        drafts[hypothesis.id] = Draft(hypothesis, sections(read_page(path).body))
     return drafts
 
 
@@ -176,13 +189,13 @@ def of_ready(
     found = all_ready()
     if named not in found:
         raise LabError(f"There is no ready hypothesis {named}; there are {', '.join(found)}.")
-    h = found[named].hypothesis
+    hypothesis = found[named].hypothesis
     prose = found[named].prose
-    base = relative(recipe or Path(h.recipe), folder)
-    titles = {found[first].hypothesis.title for first in h.prerequisites}
+    base = relative(recipe or Path(hypothesis.recipe), folder)
+    titles = {found[first].hypothesis.title for first in hypothesis.prerequisites}
     first = tuple(other.id for other in there if other.title in titles)
-    h = replace(h, id=id, recipe=base, prerequisites=first)
-    return Draft(h, {name: text.replace("RECIPE", base) for name, text in prose.items()})
+    hypothesis = replace(hypothesis, id=id, recipe=base, prerequisites=first)
+    return Draft(hypothesis, {name: text.replace("RECIPE", base) for name, text in prose.items()})
 
 
 def relative(recipe: Path | None, folder: Path) -> str:

@@ -82,22 +82,30 @@ def signs_of(run: Run, cause: str) -> Signs:
     return Signs((), lacking.get(cause, ""))
 
 
-def health_of_control(h: Hypothesis, signs: Mapping[str, Sequence[Signs]]) -> Health:
+def health_of_control(hypothesis: Hypothesis, signs: Mapping[str, Sequence[Signs]]) -> Health:
     """Judge by the signs in each arm's finished runs whether the control has the cause that a
     hypothesis is about.
     """
-    control = signs.get(h.control.name, ())
+    control = signs.get(hypothesis.control.name, ())
     # Where an arm has the cause and the control has not, the claim is that the arm brings it about.
-    is_caused = any(h.cause in run.found for arm in h.treated for run in signs.get(arm.name, ()))
+    is_caused = any(
+        hypothesis.cause in run.found
+        for arm in hypothesis.treated
+        for run in signs.get(arm.name, ())
+    )
     if not control or is_caused or any(run.found for run in control):
         return Health()
     unseen = next((run.unseen for run in control if run.unseen), "")
     if unseen:
         return Health(
-            unseen=f"the doctor could not tell whether {h.control.name} has {h.cause}: {unseen}"
+            unseen=f"the doctor could not tell whether {hypothesis.control.name} has"
+            f" {hypothesis.cause}: {unseen}"
         )
     runs = plural(len(control), "finished run")
-    return Health(healthy=f"the doctor finds no sign of {h.cause} in {runs} of {h.control.name}")
+    return Health(
+        healthy=f"the doctor finds no sign of {hypothesis.cause} in {runs} of"
+        f" {hypothesis.control.name}"
+    )
 
 
 class ExperimentRuns:
@@ -106,26 +114,28 @@ class ExperimentRuns:
     def __init__(
         self,
         notebook: Notebook,
-        h: Hypothesis,
+        hypothesis: Hypothesis,
         launcher: Launcher,
         makes_runs: bool = True,
         examine: Faults = faults,
     ) -> None:
-        recorded = specification.read(notebook, h.id)
+        recorded = specification.read(notebook, hypothesis.id)
         added = len(recorded.more) if recorded else 0
-        refuse.check(h, notebook.folder, makes_runs=makes_runs, more_seeds=added)
+        refuse.check(hypothesis, notebook.folder, makes_runs=makes_runs, more_seeds=added)
         self._find_faults = examine
         self.notebook = notebook
-        self.specification = frozen = specification.freeze(notebook, h, launcher)
-        now = specification.describe(notebook, h, launcher, like=frozen)
+        self.specification = frozen = specification.freeze(notebook, hypothesis, launcher)
+        now = specification.describe(notebook, hypothesis, launcher, like=frozen)
         self.changes = specification.changed(frozen, now)
-        self.h = replace(h, seeds=(*h.seeds, *frozen.more))
+        self.hypothesis = replace(hypothesis, seeds=(*hypothesis.seeds, *frozen.more))
         self.planned_runs = list[PlannedRun]()
         if not self.changes:
             arms = frozen.resolved()
             folder = notebook.folder
             by = frozen.uptrend
-            self.planned_runs = plan.planned_runs(self.h, arms, folder, allowed(self.h), made_by=by)
+            self.planned_runs = plan.planned_runs(
+                self.hypothesis, arms, folder, allowed(self.hypothesis), made_by=by
+            )
         if (
             makes_runs
             and frozen.uptrend != now.uptrend
@@ -138,7 +148,7 @@ class ExperimentRuns:
         self.outcomes: dict[str, Outcome] = {}
         self.refused: dict[str, str] = {}
         self.decided: Status | None = None
-        self.seeds_used = self.h.seeds
+        self.seeds_used = self.hypothesis.seeds
         self._measured: dict[str, Measured] = {}
         self._signs: dict[str, Signs] = {}
         self._examined = set[str]()
@@ -163,8 +173,8 @@ class ExperimentRuns:
         return bool(
             self.changes
             or self.decided
-            or self.h.control.name in self.refused
-            or all(arm.name in self.refused for arm in self.h.treated)
+            or self.hypothesis.control.name in self.refused
+            or all(arm.name in self.refused for arm in self.hypothesis.treated)
             or all(
                 planned.hash in self.outcomes or planned.arm in self.refused
                 for planned in self.planned_runs
@@ -191,7 +201,7 @@ class ExperimentRuns:
             else:
                 self._examine(planned.arm)
             if (
-                self.h.stops_early
+                self.hypothesis.stops_early
                 and not self.specification.more
                 and not self.refused
                 and not self.decided
@@ -216,23 +226,23 @@ class ExperimentRuns:
     def _look(self) -> None:
         # Ask the confidence sequence about whole seeds in their order, as far as all their runs
         # have ended.
-        for count in range(2, len(self.h.seeds)):
-            seeds = self.h.seeds[:count]
+        for count in range(2, len(self.hypothesis.seeds)):
+            seeds = self.hypothesis.seeds[:count]
             chosen = [planned for planned in self.planned_runs if planned.seed in seeds]
             if self.decided or not all(planned.hash in self.outcomes for planned in chosen):
                 return
             finished = [
                 self._measure(planned) for planned in chosen if self._ended(planned) == "finished"
             ]
-            self.decided = judge.is_decided(self.h, finished)
-            self.seeds_used = seeds if self.decided else self.h.seeds
+            self.decided = judge.is_decided(self.hypothesis, finished)
+            self.seeds_used = seeds if self.decided else self.hypothesis.seeds
 
     def _measure(self, planned: PlannedRun) -> Measured:
         if planned.hash not in self._measured:
             run = Run(planned.folder)
             lab = self.notebook.folder
             self._measured[planned.hash] = measure.measure(
-                run, self.h.metric, planned.arm, planned.seed, lab
+                run, self.hypothesis.metric, planned.arm, planned.seed, lab
             )
         return self._measured[planned.hash]
 
@@ -248,9 +258,9 @@ class ExperimentRuns:
             self._measure(planned) for planned in finished if planned.seed in self.seeds_used
         ]
         if self.changes:  # figures of the runs made before; they decide nothing any more
-            names = {arm.name for arm in self.h.arms}
+            names = {arm.name for arm in self.hypothesis.arms}
             lab = self.notebook.folder
-            metric = self.h.metric
+            metric = self.hypothesis.metric
             rows = [
                 row
                 for row in self.rows_before()
@@ -270,7 +280,7 @@ class ExperimentRuns:
         void = f"the specification changed after the first step: {changes}" if changes else ""
         health = self._health(finished)
         verdict = judge.judge(
-            self.h,
+            self.hypothesis,
             measured,
             stopped_early=is_early,
             refused=self.refused,
@@ -279,7 +289,7 @@ class ExperimentRuns:
             unseen=health.unseen,
         )
         verdict = replace(verdict, specification=self.specification.hash)
-        seen = specification.seen_before(self.notebook, self.h.id) | self._older_pairs()
+        seen = specification.seen_before(self.notebook, self.hypothesis.id) | self._older_pairs()
         again = sum(planned.hash in seen for planned in self.planned_runs)
         if not again or verdict.status is Status.INCONCLUSIVE:
             return verdict
@@ -292,18 +302,18 @@ class ExperimentRuns:
 
     def _health(self, finished: Sequence[PlannedRun]) -> Health:
         # The doctor's word on whether the control has what the arms are to cure.
-        if not self.h.cause:
+        if not self.hypothesis.cause:
             return Health()
         signs: dict[str, list[Signs]] = {}
         for planned in finished:
             signs.setdefault(planned.arm, []).append(self._signs_of(planned))
-        return health_of_control(self.h, signs)
+        return health_of_control(self.hypothesis, signs)
 
     def _signs_of(self, planned: PlannedRun) -> Signs:
         if planned.hash not in self._signs:
             # A replay has the rewards of its source, and the source has what they show.
             run = Run(planned.source.run) if planned.source else Run(planned.folder)
-            self._signs[planned.hash] = signs_of(run, self.h.cause)
+            self._signs[planned.hash] = signs_of(run, self.hypothesis.cause)
         return self._signs[planned.hash]
 
     def _older_pairs(self) -> set[str]:
@@ -316,7 +326,7 @@ class ExperimentRuns:
         }
         older = [e for e in ended if events[e.hash] and events[e.hash][-1]["time"] < written]
         sides = [
-            {e.seed for e in older if (e.arm == self.h.control.name) is side}
+            {e.seed for e in older if (e.arm == self.hypothesis.control.name) is side}
             for side in (True, False)
         ]
         return {planned.hash for planned in older if planned.seed in sides[0] & sides[1]}
@@ -355,13 +365,13 @@ class ExperimentRuns:
 
     def rows_before(self) -> list[dict[str, Any]]:
         """Return the rows that were written last."""
-        path = self.notebook.results(self.h.id) / RUNS
+        path = self.notebook.results(self.hypothesis.id) / RUNS
         return list(parse_json(read_file(path))["runs"]) if path.exists() else []
 
     def write_runs(self) -> None:
         """Write runs.json, whole."""
         table = {"specification": self.specification.hash, "runs": self.rows()}
-        write(self.notebook.results(self.h.id) / RUNS, table, indent=1)
+        write(self.notebook.results(self.hypothesis.id) / RUNS, table, indent=1)
 
 
 def together(
@@ -378,7 +388,7 @@ def together(
             replace(e, folder=unique[e.hash].folder) for e in experiment.planned_runs
         ]
         if not experiment.changes:
-            experiment.notebook.set_status(experiment.h.id, Status.TESTING, None)
+            experiment.notebook.set_status(experiment.hypothesis.id, Status.TESTING, None)
             experiment.write_runs()
 
     # whole seeds of every hypothesis first
@@ -401,7 +411,7 @@ def judge_all(experiments: Sequence[ExperimentRuns]) -> list[Verdict]:
     for their number.
     """
     verdicts = [experiment.judge() for experiment in experiments]
-    ids = {experiment.h.id for experiment in experiments}
+    ids = {experiment.hypothesis.id for experiment in experiments}
     # Judged again alone, a hypothesis that was adjusted with others is still one of several.
     paths = {
         path

@@ -185,17 +185,19 @@ def _arms(page: Page, tables: Any) -> tuple[Arm, ...]:
     return tuple(arms)
 
 
-def render(h: Hypothesis, prose: Mapping[str, str]) -> str:
+def render(hypothesis: Hypothesis, prose: Mapping[str, str]) -> str:
     """Return a new file's text: every key with a comment that says what to write, then the
     sections.
     """
-    values = {key: getattr(h, key) for key in COMMENTS} | {"confidence": h.confidence or ""}
-    values["source"] = None if h.source is None else asdict(h.source)
+    values = {key: getattr(hypothesis, key) for key in COMMENTS} | {
+        "confidence": hypothesis.confidence or ""
+    }
+    values["source"] = None if hypothesis.source is None else asdict(hypothesis.source)
     sections = {name: prose.get(name, "").strip("\n") for name in (*SECTIONS, *prose)}
     page = (
         templates()
         .get_template("hypothesis.jinja")
-        .render(h=h, comments=COMMENTS, values=values, prose=sections)
+        .render(hypothesis=hypothesis, comments=COMMENTS, values=values, prose=sections)
     )
     return page.rstrip("\n") + "\n"
 
@@ -252,9 +254,14 @@ def in_order(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
     left = list(hypotheses)
     done = list[Hypothesis]()
     while left:
-        waiting = {h.id for h in left}
+        waiting = {hypothesis.id for hypothesis in left}
         # Where all wait for each other, the first goes first: `refuse` names the circle.
-        done.append(next((h for h in left if not waiting & set(h.prerequisites)), left[0]))
+        done.append(
+            next(
+                (hypothesis for hypothesis in left if not waiting & set(hypothesis.prerequisites)),
+                left[0],
+            )
+        )
         left.remove(done[-1])
     return done
 

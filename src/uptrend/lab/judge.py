@@ -27,15 +27,18 @@ from uptrend.records.metrics import first_step, name_of
 from uptrend.stats.comparison import benjamini_hochberg, fewest_seeds, mcnemar, outliers, sign_flip
 from uptrend.stats.intervals import likely_deviation, mean_squares, spread_of
 
-MANY_SEEDS = 8
-ENOUGH_SEEDS = 5
-# Accepted share of false ones among the validated of a family.
-RATE = 0.05
-CLAIMED = {Direction.UP: "a rise", Direction.DOWN: "a fall", Direction.EITHER: "a difference"}
+# Paired seeds for each level of confidence. The least one-sided p of the sign-flip test is 2**-5 =
+# 0.031 with 5 seeds, below the usual alpha of 0.05. With 8 its least two-sided p is 0.008, which
+# leaves room where arms or hypotheses share alpha.
+MEDIUM_CONFIDENCE_SEEDS = 5
+HIGH_CONFIDENCE_SEEDS = 8
+# Accepted share of false ones among the validated hypotheses of a family.
+FALSE_DISCOVERY_RATE = 0.05
+EFFECT_WORDS = {Direction.UP: "a rise", Direction.DOWN: "a fall", Direction.EITHER: "a difference"}
 
 
 def judge(
-    h: Hypothesis,
+    hypothesis: Hypothesis,
     measured: Sequence[Measured],
     *,
     stopped_early: bool = False,
@@ -47,82 +50,72 @@ def judge(
     """Judge a hypothesis by its runs; refused arms are left out, and a void experiment decides
     nothing.
 
-    `healthy` says by what the control does not have the cause that the claim is about, and `unseen`
-    why that could not be told: a cure of what is not there was not tested, and one of what may not
-    be there is not sure.
+    `healthy` is the evidence that the control does not have the cause which the claim is about, so
+    that no cure was tested. `unseen` is the reason why that could not be told, which makes a
+    verdict less sure.
     """
-    pairs = [
-        pair(h, measured, arm.name)
-        for arm in h.treated
-        if not {arm.name, h.control.name} & set(refused)
-    ]
-    by_sequence = stopped_early or any(one.waiting for one in pairs)
-    nothing_to_cure = "" if void else healthy or _why_no_room(h, pairs)
-    compared = list[Comparison]()
-    for one in [one for one in pairs if one.seeds]:
-        found = compare(h, one, by_sequence)
+    paired_arms: list[Pairs] = []
+    for arm in hypothesis.treated:
+        if arm.name not in refused and hypothesis.control.name not in refused:
+            paired_arms.append(pair(hypothesis, measured, arm.name))
+    is_waiting = any(pairs.waiting for pairs in paired_arms)
+    by_sequence = stopped_early or is_waiting
+    nothing_to_cure = ""
+    if not void:
+        nothing_to_cure = healthy or _why_no_room(hypothesis, paired_arms)
+
+    comparisons: list[Comparison] = []
+    for pairs in paired_arms:
+        if not pairs.seeds:
+            continue
+        comparison = compare(hypothesis, pairs, by_sequence)
         if nothing_to_cure:  # more seeds would not make the control ill
-            found = replace(found, status=Status.INCONCLUSIVE, seeds_needed=None)
-        sentence = _sentence(h, one, found, by_sequence, is_tested=not (void or nothing_to_cure))
-        compared.append(replace(found, sentence=sentence))
-    status = Status.INCONCLUSIVE if void else _overall(h, [one.status for one in compared])
-    deciding = [one for one in compared if one.status is status]
+            comparison = replace(comparison, status=Status.INCONCLUSIVE, seeds_needed=None)
+        is_tested = not (void or nothing_to_cure)
+        sentence = _sentence(hypothesis, pairs, comparison, by_sequence, is_tested=is_tested)
+        comparisons.append(replace(comparison, sentence=sentence))
+    status = Status.INCONCLUSIVE
+    if not void:
+        status = _overall(hypothesis, [comparison.status for comparison in comparisons])
+
     blemishes = [f"arm {arm} was refused" for arm in refused]
-    blemishes += ["judged by the confidence sequence"] if stopped_early else []
-    if any(one.broken or (one.waiting and not stopped_early) for one in pairs):
+    if stopped_early:
+        blemishes.append("judged by the confidence sequence")
+    if any(pairs.broken for pairs in paired_arms) or (is_waiting and not stopped_early):
         blemishes.append("seeds are missing")
-    confidence = Confidence.LOW
-    because = "neither criterion is met"
-    if status is not Status.INCONCLUSIVE:
-        # One arm is enough to validate, so the surest counts; to invalidate takes all of them, so
-        # the least sure does.
-        graded = [_confidence_of_arm(h, comparison, blemishes) for comparison in deciding]
-        ranked = sorted(graded, key=lambda one: list(Confidence).index(one[0]))
-        confidence, because = ranked[0] if status is Status.VALIDATED else ranked[-1]
-    # Settings of runs that do not learn can hardly differ.
-    sides = [side for one in pairs for side in (one.control, one.treated) if side]
-    gains = [[run.value - run.before for run in side if run.before is not None] for side in sides]
-    is_known = h.metric.startswith("eval/") and [len(gain) for gain in gains] == [
-        len(side) for side in sides
-    ]
-    if (
-        status is Status.INVALIDATED
-        and is_known
-        and max(sum(gain) / len(gain) for gain in gains) < h.smallest
-    ):
+    confidence, because = _confidence(hypothesis, status, comparisons, blemishes)
+    if status is Status.INVALIDATED and _is_without_gain(hypothesis, paired_arms):
         confidence = Confidence.LOW
         because = (
-            f"no arm got better by {amount(h.metric, h.smallest)}, so that runs which hardly learn"
-            " were compared"
+            f"no arm got better by {amount(hypothesis.metric, hypothesis.smallest)}, so that runs"
+            " which hardly learn were compared"
         )
     if unseen and status is not Status.INCONCLUSIVE:
         confidence = Confidence.LOW
         because = unseen
-    if (
-        status is Status.INCONCLUSIVE
-        and compared
-        and all(len(one.seeds) < least_seeds(h) for one in compared)
-    ):
-        because = f"fewer than {least_seeds(h)} paired seeds decide nothing"
-    deciding_first = sorted(compared, key=lambda one: one.status is not status)
-    sentence = _say(
+    if void:
+        because = "the experiment is void"
+    elif nothing_to_cure:
+        because = nothing_to_cure
+
+    sentence = _render_sentences(
         "verdict",
-        h=h,
+        hypothesis=hypothesis,
         status=status,
-        compared=deciding_first,
-        pairs=pairs,
+        # The deciding ones first.
+        comparisons=sorted(comparisons, key=lambda comparison: comparison.status is not status),
+        paired_arms=paired_arms,
         refused=refused,
         void=void,
         nothing_to_cure=nothing_to_cure,
     )
-    because = "the experiment is void" if void else nothing_to_cure or because
     return Verdict(
-        h.id,
+        hypothesis.id,
         status,
         confidence,
         because,
         sentence,
-        tuple(compared),
+        tuple(comparisons),
         stopped_early=stopped_early,
         void=void,
         refused=dict(refused),
@@ -130,53 +123,106 @@ def judge(
     )
 
 
-def _why_no_room(h: Hypothesis, pairs: Sequence[Pairs]) -> str:
-    # A control that is healthy by the metric itself: the smallest effect that matters does not fit
-    # beside it.
-    levels = [run.value for one in pairs for run in one.control]
-    if not h.cause or not levels or first_step(h.metric) or h.direction is Direction.EITHER:
+def _why_no_room(hypothesis: Hypothesis, paired_arms: Sequence[Pairs]) -> str:
+    """Return why a control is healthy by the metric itself: the smallest effect that matters does
+    not fit beside it. Empty if it does.
+    """
+    metric = hypothesis.metric
+    levels = [run.value for pairs in paired_arms for run in pairs.control]
+    is_open = first_step(metric) or hypothesis.direction is Direction.EITHER
+    if not hypothesis.cause or not levels or is_open:
         return ""
     mean = sum(levels) / len(levels)
-    if room(h.metric, h.direction, mean) >= h.smallest:
+    if room(metric, hypothesis.direction, mean) >= hypothesis.smallest:
         return ""
-    by = f"{CLAIMED[h.direction]} of {amount(h.metric, h.smallest)}"
-    shown = level(h.metric, mean)
-    return f"{name_of(h.metric)} is {shown} in {h.control.name}, which leaves no room for {by}"
-
-
-def is_decided(h: Hypothesis, measured: Sequence[Measured]) -> Status | None:
-    """Return the confidence sequence's answer, if it has one already; it may be asked after every
-    seed.
-    """
-    pairs = [pair(h, measured, arm.name) for arm in h.treated]
-    status = _overall(
-        h,
-        [status_of(h, one, interval_and_p(h, one, True)[0]) for one in pairs if len(one.seeds) > 1],
+    effect = f"{EFFECT_WORDS[hypothesis.direction]} of {amount(metric, hypothesis.smallest)}"
+    return (
+        f"{name_of(metric)} is {level(metric, mean)} in {hypothesis.control.name}, which leaves no"
+        f" room for {effect}"
     )
+
+
+def is_decided(hypothesis: Hypothesis, measured: Sequence[Measured]) -> Status | None:
+    """Return the confidence sequence's answer, if it has one; may be called after every seed."""
+    statuses: list[Status] = []
+    for arm in hypothesis.treated:
+        pairs = pair(hypothesis, measured, arm.name)
+        if len(pairs.seeds) > 1:
+            interval, _ = interval_and_p(hypothesis, pairs, by_sequence=True)
+            statuses.append(status_of(hypothesis, pairs, interval))
+    status = _overall(hypothesis, statuses)
     return None if status is Status.INCONCLUSIVE else status
 
 
-def _overall(h: Hypothesis, statuses: Sequence[Status]) -> Status:
-    # one arm is enough to validate; to invalidate takes all of them
+def _overall(hypothesis: Hypothesis, statuses: Sequence[Status]) -> Status:
+    """Return the status over all arms: one is enough to validate, to invalidate takes all."""
     if Status.VALIDATED in statuses:
         return Status.VALIDATED
-    is_excluded = len(statuses) == len(h.treated) and all(
-        status is Status.INVALIDATED for status in statuses
-    )
-    return Status.INVALIDATED if is_excluded else Status.INCONCLUSIVE
+    is_complete = len(statuses) == len(hypothesis.treated)
+    if is_complete and all(status is Status.INVALIDATED for status in statuses):
+        return Status.INVALIDATED
+    return Status.INCONCLUSIVE
+
+
+def _confidence(
+    hypothesis: Hypothesis,
+    status: Status,
+    comparisons: Sequence[Comparison],
+    blemishes: Sequence[str],
+) -> tuple[Confidence, str]:
+    """Return the confidence in a status and the rule that gave it."""
+    if status is Status.INCONCLUSIVE:
+        fewest = least_seeds(hypothesis)
+        if comparisons and all(len(comparison.seeds) < fewest for comparison in comparisons):
+            return Confidence.LOW, f"fewer than {fewest} paired seeds decide nothing"
+        return Confidence.LOW, "neither criterion is met"
+
+    # One arm is enough to validate, so the surest counts; to invalidate takes all of them, so the
+    # least sure does.
+    grades: list[tuple[Confidence, str]] = []
+    for comparison in comparisons:
+        if comparison.status is status:
+            grades.append(_confidence_of_arm(hypothesis, comparison, blemishes))
+    surest_first = list(Confidence)
+    grades.sort(key=lambda grade: surest_first.index(grade[0]))
+    return grades[0] if status is Status.VALIDATED else grades[-1]
+
+
+def _is_without_gain(hypothesis: Hypothesis, paired_arms: Sequence[Pairs]) -> bool:
+    """Return True if no arm, the control included, gained the smallest effect that matters.
+
+    Settings of runs that do not learn can hardly differ. False where the start is not known.
+    """
+    if not hypothesis.metric.startswith("eval/"):
+        return False
+    mean_gains: list[float] = []
+    for pairs in paired_arms:
+        for runs in (pairs.control, pairs.treated):
+            gains = [run.value - run.before for run in runs if run.before is not None]
+            if len(gains) < len(runs):
+                return False
+            if gains:
+                mean_gains.append(sum(gains) / len(gains))
+    return max(mean_gains) < hypothesis.smallest
 
 
 def _confidence_of_arm(
-    h: Hypothesis, one: Comparison, blemishes: Sequence[str]
+    hypothesis: Hypothesis, comparison: Comparison, blemishes: Sequence[str]
 ) -> tuple[Confidence, str]:
-    # The confidence and the rule that gave it.
-    seeds = len(one.seeds)
-    differences = np.array(one.differences)
-    if seeds < ENOUGH_SEEDS:
-        return Confidence.LOW, f"{seeds} paired seeds; {ENOUGH_SEEDS} are the least for medium"
-    p = one.sign_flip_both if h.direction is Direction.EITHER else one.sign_flip
-    if first_step(h.metric):
-        p = alpha_of(h) / 2  # its interval is the sign test, inverted: they agree by construction
+    """Return the confidence in one arm's status and the rule that gave it."""
+    n_seeds = len(comparison.seeds)
+    differences = np.array(comparison.differences)
+    is_either = hypothesis.direction is Direction.EITHER
+    if n_seeds < MEDIUM_CONFIDENCE_SEEDS:
+        return (
+            Confidence.LOW,
+            f"{n_seeds} paired seeds; {MEDIUM_CONFIDENCE_SEEDS} are the least for medium",
+        )
+
+    p = comparison.sign_flip_both if is_either else comparison.sign_flip
+    if first_step(hypothesis.metric):
+        # Its interval is the sign test, inverted: they agree by construction.
+        p = alpha_of(hypothesis) / 2
     elif spread_of(differences).deviation == 0:
         return (
             Confidence.LOW,
@@ -187,81 +233,102 @@ def _confidence_of_arm(
             Confidence.LOW,
             "one seed stands apart from the others, which no interval over seeds allows for",
         )
-    elif one.status is not Status.VALIDATED:
+    elif comparison.status is not Status.VALIDATED:
         # One-sided: that the smallest effect that matters is not there.
-        side = -1 if h.direction is Direction.EITHER and differences.mean() < 0 else 1
-        p = sign_flip(side * differences - h.smallest).down
-    if p > h.alpha:
+        side = -1 if is_either and differences.mean() < 0 else 1
+        p = sign_flip(side * differences - hypothesis.smallest).down
+    if p > hypothesis.alpha:
         return Confidence.LOW, f"the exact sign-flip test does not agree (p {p_value(p)} one-sided)"
-    lacking = list[str]()
-    if seeds < MANY_SEEDS:
-        lacking.append(f"{seeds} paired seeds; {MANY_SEEDS} are the least for high")
-    elif 2 * p > alpha_of(h):
-        lacking.append(f"the exact sign-flip test agrees one-sided only (p {p_value(p)})")
-    if one.tasks_too is not None:
-        seen = towards(h, one.tasks_too)
-        if not (seen.high < h.smallest if one.status is Status.INVALIDATED else seen.low > 0):
-            lacking.append("it holds on these tasks; over tasks too the interval does not decide")
-    if lacking or blemishes:
-        return Confidence.MEDIUM, "; ".join([*lacking, *blemishes])
-    tasks = (
-        ", so does the interval over tasks"
-        if one.tasks_too
-        else "; the metric has no tasks to cross"
+
+    doubts: list[str] = []
+    if n_seeds < HIGH_CONFIDENCE_SEEDS:
+        doubts.append(f"{n_seeds} paired seeds; {HIGH_CONFIDENCE_SEEDS} are the least for high")
+    elif 2 * p > alpha_of(hypothesis):
+        doubts.append(f"the exact sign-flip test agrees one-sided only (p {p_value(p)})")
+    if comparison.tasks_too is not None:
+        interval = towards(hypothesis, comparison.tasks_too)
+        if comparison.status is Status.INVALIDATED:
+            holds_over_tasks = interval.high < hypothesis.smallest
+        else:
+            holds_over_tasks = interval.low > 0
+        if not holds_over_tasks:
+            doubts.append("it holds on these tasks; over tasks too the interval does not decide")
+    if doubts or blemishes:
+        return Confidence.MEDIUM, "; ".join([*doubts, *blemishes])
+
+    over_tasks = "; the metric has no tasks to cross"
+    if comparison.tasks_too is not None:
+        over_tasks = ", so does the interval over tasks"
+    because = (
+        f"{n_seeds} paired seeds, the exact sign-flip test agrees{over_tasks}, nothing was left out"
     )
-    return (
-        Confidence.HIGH,
-        f"{seeds} paired seeds, the exact sign-flip test agrees{tasks}, nothing was left out",
-    )
+    return Confidence.HIGH, because
 
 
 def _sentence(
-    h: Hypothesis, pairs: Pairs, one: Comparison, by_sequence: bool, *, is_tested: bool
+    hypothesis: Hypothesis,
+    pairs: Pairs,
+    comparison: Comparison,
+    by_sequence: bool,
+    *,
+    is_tested: bool,
 ) -> str:
-    # Write an arm's figures (templates/comparison.jinja): with its verdict where the claim was
-    # tested, and its limits.
-    differences = pairs.differences
+    """Word an arm's figures and their limits, with its status where the claim was tested."""
+    metric = hypothesis.metric
+    spread = spread_of(pairs.differences)
     table = pairs.table
-    spread = spread_of(differences)
-    moves = pairs.sign * table[0] if len(pairs.seeds) == 1 else np.zeros(0)
-    higher = int((moves > 0).sum())
-    lower = int((moves < 0).sum())
+
+    # One seed compares two models, task by task.
+    task_differences = pairs.sign * table[0] if len(pairs.seeds) == 1 else np.zeros(0)
+    higher = int((task_differences > 0).sum())
+    lower = int((task_differences < 0).sum())
+
     more_tasks = None
-    if one.status is Status.INCONCLUSIVE and min(table.shape) > 1:
-        rest = float(mean_squares(table)[2])
+    if comparison.status is Status.INCONCLUSIVE and min(table.shape) > 1:
+        task_variance = float(mean_squares(table)[2])
         more_tasks = tasks_to_decide(
-            h, spread.mean, likely_deviation(spread), spread.seeds, table.shape[1], rest
+            hypothesis,
+            spread.mean,
+            likely_deviation(spread),
+            spread.seeds,
+            table.shape[1],
+            task_variance,
         )
-    sides = {h.control.name: pairs.control, pairs.arm: pairs.treated}
-    never = {name: sum(not run.reached for run in side) for name, side in sides.items()}
-    return _say(
+
+    unreached: dict[str, int] = {}
+    for name, runs in ((hypothesis.control.name, pairs.control), (pairs.arm, pairs.treated)):
+        count = sum(not run.reached for run in runs)
+        if count:
+            unreached[name] = count
+
+    return _render_sentences(
         "comparison",
-        h=h,
+        hypothesis=hypothesis,
         pairs=pairs,
-        one=one,
+        comparison=comparison,
         by_sequence=by_sequence,
         is_tested=is_tested,
-        least_seeds=least_seeds(h),
-        is_ranked=first_step(h.metric) is not None,
-        claimed=CLAIMED[h.direction],
-        least=amount(h.metric, h.smallest),
-        seen=towards(h, one.interval),
-        fewest=fewest_seeds(1 - one.level),
-        effect=effect_text(h.metric, pairs.sign * one.interval.effect),
-        interval=interval_text(h.metric, one.interval, pairs.sign),
-        tasks=len(moves),
+        least_seeds=least_seeds(hypothesis),
+        is_ranked=first_step(metric) is not None,
+        claimed=EFFECT_WORDS[hypothesis.direction],
+        smallest=amount(metric, hypothesis.smallest),
+        claimed_interval=towards(hypothesis, comparison.interval),
+        seeds_for_level=fewest_seeds(1 - comparison.level),
+        effect=effect_text(metric, pairs.sign * comparison.interval.effect),
+        interval=interval_text(metric, comparison.interval, pairs.sign),
+        tasks=len(task_differences),
         higher=higher,
         lower=lower,
         mcnemar=mcnemar(higher, lower),
         is_equal=spread.deviation == 0,
-        apart=[pairs.seeds[index] for index in outliers(differences)],
-        never={name: count for name, count in never.items() if count},
+        outliers=[pairs.seeds[i] for i in outliers(pairs.differences)],
+        unreached=unreached,
         more_tasks=more_tasks,
     )
 
 
-def _say(template: str, **values: Any) -> str:
-    # Render sentences of which each stands on a line, or several.
+def _render_sentences(template: str, **values: Any) -> str:
+    """Render a template of sentences, and join its white space."""
     return " ".join(templates().get_template(f"{template}.jinja").render(values).split())
 
 
@@ -270,58 +337,69 @@ def adjust(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
     A validated one whose adjusted p is above 5% becomes inconclusive.
     """
-    counted = [
-        one for one in verdicts if one.comparisons and not one.void and not one.nothing_to_cure
+    family = [
+        verdict
+        for verdict in verdicts
+        if verdict.comparisons and not verdict.void and not verdict.nothing_to_cure
     ]
-    if len(counted) < 2:
+    if len(family) < 2:
         return list(verdicts)
-    ps = list[float]()
-    # each by its best arm; one that went against the claim, unvalidated, is no evidence
-    for verdict in counted:
-        claims = [
-            one
-            for one in verdict.comparisons
-            if one.status is Status.VALIDATED or one.interval.effect > 0
-        ]
-        ps.append(min((_scaled_p(one) for one in claims), default=1.0))
-    adjusted = dict(zip(map(id, counted), benjamini_hochberg(ps), strict=True))
-    return [
-        _adjusted(one, adjusted[id(one)], len(counted)) if id(one) in adjusted else one
-        for one in verdicts
-    ]
+
+    # Each by its best arm; one that went against the claim, unvalidated, is no evidence.
+    ps: list[float] = []
+    for verdict in family:
+        arm_ps = [1.0]
+        for comparison in verdict.comparisons:
+            if comparison.status is Status.VALIDATED or comparison.interval.effect > 0:
+                arm_ps.append(_scaled_p(comparison))
+        ps.append(min(arm_ps))
+    # By identity: a verdict holds dicts, so that it has no hash.
+    adjusted_ps = dict(zip(map(id, family), benjamini_hochberg(ps), strict=True))
+
+    adjusted: list[Verdict] = []
+    for verdict in verdicts:
+        if id(verdict) in adjusted_ps:
+            verdict = _adjust_verdict(verdict, adjusted_ps[id(verdict)], len(family))
+        adjusted.append(verdict)
+    return adjusted
 
 
 def _scaled_p(comparison: Comparison) -> float:
-    # Scale a p so that 5% is the level that it was judged at: shared among arms, or halved for
-    # early stops.
-    return min(1.0, comparison.p * RATE / (1 - comparison.level))
+    """Scale a p so that 5% is the level that it was judged at: shared among arms, or halved for
+    early stops.
+    """
+    return min(1.0, comparison.p * FALSE_DISCOVERY_RATE / (1 - comparison.level))
 
 
-def _adjusted(verdict: Verdict, p: float, count: int) -> Verdict:
-    comparisons = [replace(one, p_adjusted=max(p, _scaled_p(one))) for one in verdict.comparisons]
-    if p > RATE:
-        open_ = {Status.VALIDATED: Status.INCONCLUSIVE}
-        comparisons = [
-            replace(one, status=open_.get(one.status, one.status)) for one in comparisons
-        ]
+def _adjust_verdict(verdict: Verdict, p: float, n_hypotheses: int) -> Verdict:
+    """Write an adjusted p into a verdict, which no longer is validated if it is too large."""
+    comparisons: list[Comparison] = []
+    for comparison in verdict.comparisons:
+        comparison = replace(comparison, p_adjusted=max(p, _scaled_p(comparison)))
+        if p > FALSE_DISCOVERY_RATE and comparison.status is Status.VALIDATED:
+            comparison = replace(comparison, status=Status.INCONCLUSIVE)
+        comparisons.append(comparison)
     verdict = replace(verdict, comparisons=tuple(comparisons))
     if verdict.status is not Status.VALIDATED:
         return verdict
-    few = min(len(one.seeds) for one in comparisons) < MANY_SEEDS
-    asks = (
-        f" Run {MANY_SEEDS} seeds or more where several hypotheses are judged together."
-        if few
-        else ""
-    )
-    if p <= RATE:
-        return replace(
-            verdict,
-            sentence=f"{verdict.sentence} Among {count} hypotheses, adjusted p {p_value(p)}.{asks}",
+
+    advice = ""
+    if min(len(comparison.seeds) for comparison in comparisons) < HIGH_CONFIDENCE_SEEDS:
+        advice = (
+            f" Run {HIGH_CONFIDENCE_SEEDS} seeds or more where several hypotheses are judged"
+            " together."
         )
+    if p <= FALSE_DISCOVERY_RATE:
+        sentence = f"{verdict.sentence} Among {n_hypotheses} hypotheses, adjusted p {p_value(p)}."
+        return replace(verdict, sentence=sentence + advice)
     reason = (
-        f"validated by itself, and not among {count} hypotheses judged together (adjusted p"
+        f"validated by itself, and not among {n_hypotheses} hypotheses judged together (adjusted p"
         f" {p_value(p)})"
     )
-    sentence = f"Inconclusive: {reason}. By itself: {verdict.sentence}{asks}"
-    verdict = replace(verdict, status=Status.INCONCLUSIVE, confidence=Confidence.LOW)
-    return replace(verdict, because=reason, sentence=sentence)
+    return replace(
+        verdict,
+        status=Status.INCONCLUSIVE,
+        confidence=Confidence.LOW,
+        because=reason,
+        sentence=f"Inconclusive: {reason}. By itself: {verdict.sentence}{advice}",
+    )

@@ -37,10 +37,10 @@ from uptrend.records.metrics import (
 from uptrend.records.table import RolloutTable
 from uptrend.stats.intervals import pass_at_k
 
-# The last 1/LAST of the steps count as the end of a run.
-LAST = 4
+# A run's end is the last of this many equal parts of its steps.
+PARTS_OF_RUN = 4
 
-Row = Mapping[str, Any]
+EvaluationLine = Mapping[str, Any]
 
 
 def is_known(metric: str) -> bool:
@@ -58,11 +58,11 @@ def unknown_metric(metric: str) -> LabError:
 
 
 def bounds(metric: str) -> tuple[float, float] | None:
-    """Return the least and greatest value that a metric can have; None where it has no such
-    bounds.
-    """
+    """Return the least and greatest value that a metric can have; None if it is not bounded."""
     row = compared_row(metric)
-    return None if row is None or row.low is None or row.high is None else (row.low, row.high)
+    if row is None or row.low is None or row.high is None:
+        return None
+    return row.low, row.high
 
 
 def room(metric: str, direction: Direction, level: float) -> float:
@@ -81,7 +81,7 @@ def curve_of(metric: str) -> str:
 
 
 def measure(run: Run, metric: str, arm: str, seed: int, folder: Path) -> Measured:
-    """Return a finished run as a verdict sees it; its path is told relative to `folder`."""
+    """Return a finished run as a verdict sees it, with its path relative to `folder`."""
     if not is_known(metric):
         raise unknown_metric(metric)
     if run.status != "finished":
@@ -91,93 +91,117 @@ def measure(run: Run, metric: str, arm: str, seed: int, folder: Path) -> Measure
         )
     path = run.path.resolve()
     lab = folder.resolve()
-    named = path.relative_to(lab).as_posix() if path.is_relative_to(lab) else str(path)
+    name = path.relative_to(lab).as_posix() if path.is_relative_to(lab) else str(path)
     if not metric.startswith("eval/"):
-        recorded = curve_of(metric)
-        values = [line[recorded] for line in run.metric_lines if line.get(recorded) is not None]
-        if not values:
-            raise LabError(f"{run.path} recorded no {recorded}.")
-        width = max(1, len(values) // LAST)
-        end = math.fsum(values[-width:]) / width
-        # the best stretch is as long as the end, so that noise lifts both alike
-        if is_fall(metric):
-            stretches = np.convolve(values, np.ones(width) / width, "valid")
-            return Measured(arm, seed, max(0.0, float(stretches.max()) - end), run=named)
-        return Measured(arm, seed, end, run=named)
-    lines = run.eval_lines
-    if not lines:
+        return Measured(arm, seed, _value_of_steps(run, metric), run=name)
+
+    evaluations = run.eval_lines
+    if not evaluations:
         raise LabError(f"{run.path} was never evaluated, so that it has no {metric}.")
-    value = _value(run, lines[-1], metric)
-    if (goal := first_step(metric)) is not None:
-        steps = [
-            line["step"]
-            for line in lines
-            if (seen := in_line(line, metric)) is not None and seen >= goal[1]
-        ]
-        step = steps[0] if steps else lines[-1]["step"] + 1
-        return Measured(arm, seed, float(step), run=named, reached=bool(steps))
-    before = (
-        _value(run, lines[0], metric) if lines[0]["step"] == run.start and len(lines) > 1 else None
-    )
+    last = evaluations[-1]
+    value = _value(run, last, metric)
+    first_step_goal = first_step(metric)
+    if first_step_goal is not None:
+        _, goal = first_step_goal
+        for line in evaluations:
+            reached = in_line(line, metric)
+            if reached is not None and reached >= goal:
+                return Measured(arm, seed, float(line["step"]), run=name)
+        return Measured(arm, seed, float(last["step"] + 1), run=name, reached=False)
+
+    before = None
+    if evaluations[0]["step"] == run.start and len(evaluations) > 1:
+        before = _value(run, evaluations[0], metric)
     if is_gain(metric):
         if before is None:
             raise LabError(
                 f"{run.path} was not evaluated before its first step, so that it has no {metric}."
             )
-        return Measured(arm, seed, value - before, 0.0, run=named)
-    tasks, families = _by_task(run, int(lines[-1]["step"]), metric)
-    return Measured(arm, seed, value, before, tasks, families, named)
+        return Measured(arm, seed, value - before, 0.0, run=name)
+    tasks, families = _values_by_task(run, int(last["step"]), metric)
+    return Measured(arm, seed, value, before, tasks, families, name)
 
 
-def in_line(line: Row, metric: str) -> float | None:
-    """Return a held-out metric as an evaluation's line has it, for a first step the metric that is
-    to reach a value.
+def _value_of_steps(run: Run, metric: str) -> float:
+    """Return the mean of a metric of the steps over a run's end, or its fall to there."""
+    recorded = curve_of(metric)
+    values = [line[recorded] for line in run.metric_lines if line.get(recorded) is not None]
+    if not values:
+        raise LabError(f"{run.path} recorded no {recorded}.")
+    width = max(1, len(values) // PARTS_OF_RUN)
+    end = math.fsum(values[-width:]) / width
+    if not is_fall(metric):
+        return end
+    # The best stretch is as long as the end, so that noise lifts both alike.
+    stretches = np.convolve(values, np.ones(width) / width, "valid")
+    return max(0.0, float(stretches.max()) - end)
+
+
+def in_line(line: EvaluationLine, metric: str) -> float | None:
+    """Return a held-out metric from an evaluation's line, for a first step the metric that is to
+    reach a value.
     """
-    base, _ = first_step(metric) or (_ungained(metric), None)
+    base, _ = first_step(metric) or (_without_gain(metric), None)
     kind, _, name = base.removeprefix("eval/").partition("/")
-    found = line.get("parts", {}).get(name) if kind == "part" else line.get(kind)
-    if kind.startswith("pass@"):
-        found = line.get("pass_at", {}).get(kind.removeprefix("pass@"))
-    return None if found is None else float(found)
+    if kind == "part":
+        value = line.get("parts", {}).get(name)
+    elif kind.startswith("pass@"):
+        value = line.get("pass_at", {}).get(kind.removeprefix("pass@"))
+    else:
+        value = line.get(kind)
+    return None if value is None else float(value)
 
 
-def _value(run: Run, line: Row, metric: str) -> float:
-    found = in_line(line, metric)
-    if found is not None:
-        return found
-    has = ", ".join([*line.get("parts", ()), *(f"pass@{k}" for k in line.get("pass_at", ()))])
-    raise lab_error("no-metric", run=run.path, metric=metric, step=line["step"], has=has or "none")
+def _value(run: Run, line: EvaluationLine, metric: str) -> float:
+    """Return a held-out metric from an evaluation's line that should have it."""
+    value = in_line(line, metric)
+    if value is not None:
+        return value
+    names = [*line.get("parts", ()), *(f"pass@{k}" for k in line.get("pass_at", ()))]
+    recorded = ", ".join(names) or "none"
+    raise lab_error("no-metric", run=run.path, metric=metric, step=line["step"], recorded=recorded)
 
 
-def _by_task(run: Run, step: int, metric: str) -> tuple[dict[str, float], dict[str, str]]:
+def _values_by_task(run: Run, step: int, metric: str) -> tuple[dict[str, float], dict[str, str]]:
+    """Return a held-out metric and the taskset by task."""
     columns = ["group", "sequence", "task", "family", "correct", "reward", "parts"]
     table = RolloutTable(step, run.eval_rollouts(step).select(columns))
     tasks = table.values("task")
     correct = [bool(value) for value in table.values("correct")]
+
     values: dict[str, float] = {}
     if metric.startswith("eval/pass@"):
         k = int(metric.removeprefix("eval/pass@"))
         attempts: dict[str, list[bool]] = {}
-        for place in np.flatnonzero(~table.greedy_n).tolist():
-            attempts.setdefault(tasks[place], []).append(correct[place])
-        values = {task: pass_at_k(sum(right), len(right), k) for task, right in attempts.items()}
+        for n in np.flatnonzero(~table.greedy_n).tolist():
+            attempts.setdefault(tasks[n], []).append(correct[n])
+        for task, is_right in attempts.items():
+            values[task] = pass_at_k(sum(is_right), len(is_right), k)
     else:
         scores: list[Any] = correct
         if metric == "eval/reward":
             scores = table.values("reward")
         elif metric != "eval/accuracy":
-            name = metric.removeprefix("eval/part/")
-            parts_by_name = [
-                {part["name"]: part["value"] for part in parts or ()}
-                for parts in table.values("parts")
-            ]
-            scores = [parts.get(name) for parts in parts_by_name]
-        for place in np.flatnonzero(table.greedy_n).tolist():
-            # an answer that was not scored counts in the accuracy only
-            if scores[place] is not None:
-                values[tasks[place]] = float(scores[place])
-    families = dict(zip(tasks, table.values("family"), strict=True))
-    return values, {task: family for task, family in families.items() if task in values}
+            scores = _part_scores(table, metric.removeprefix("eval/part/"))
+        for n in np.flatnonzero(table.greedy_n).tolist():
+            # An answer that was not scored counts in the accuracy only.
+            if scores[n] is not None:
+                values[tasks[n]] = float(scores[n])
+
+    families: dict[str, str] = {}
+    for task, family in zip(tasks, table.values("family"), strict=True):
+        if task in values:
+            families[task] = family
+    return values, families
+
+
+def _part_scores(table: RolloutTable, name: str) -> list[float | None]:
+    """Return one part of each rollout's reward; None where it has no such part."""
+    scores: list[float | None] = []
+    for parts in table.values("parts"):
+        values = {part["name"]: part["value"] for part in parts or ()}
+        scores.append(values.get(name))
+    return scores
 
 
 def is_share(metric: str) -> bool:
@@ -186,20 +210,21 @@ def is_share(metric: str) -> bool:
     return row is not None and row.is_share
 
 
-def _ungained(metric: str) -> str:
+def _without_gain(metric: str) -> str:
+    """Return the metric whose gain this is, else the metric itself."""
     return metric.removesuffix(GAIN_SUFFIX) if is_gain(metric) else metric
 
 
-def titled(h: Hypothesis) -> str:
-    """Return a hypothesis's title, followed by what is measured where the title itself does not say
-    it.
+def titled(hypothesis: Hypothesis) -> str:
+    """Return a hypothesis's title, followed by what is measured unless the title names it.
 
     A verdict beside a title holds for nothing else: "the run does not collapse" is not shown by a
     final accuracy.
     """
-    outcome = outcome_of(h.metric, h.direction)
-    is_said = not h.arms or outcome.casefold() in h.title.casefold()
-    return h.title if is_said else f"{h.title} (measured: {outcome})"
+    outcome = outcome_of(hypothesis.metric, hypothesis.direction)
+    if not hypothesis.arms or outcome.casefold() in hypothesis.title.casefold():
+        return hypothesis.title
+    return f"{hypothesis.title} (measured: {outcome})"
 
 
 def level(metric: str, value: float | None) -> str:
@@ -223,12 +248,18 @@ def effect_text(metric: str, effect: float) -> str:
     """Format an effect with its unit: +6.3 points of held-out accuracy, or −20 steps to held-out
     accuracy 0.8.
     """
-    unit = "" if first_step(metric) else " points of" if is_share(metric) else " of"
-    unit = " in the" if is_fall(metric) else unit
+    if is_fall(metric):
+        unit = " in the"
+    elif first_step(metric):
+        unit = ""
+    elif is_share(metric):
+        unit = " points of"
+    else:
+        unit = " of"
     return f"{change(metric, effect)}{unit} {name_of(metric)}"
 
 
 def interval_text(metric: str, interval: Interval, sign: float) -> str:
     """Format an interval's ends as measured, the lesser first: +2.1 to +10.5."""
-    ends = sorted((sign * interval.low, sign * interval.high))
-    return formatting.interval(ends[0], ends[1], is_share(metric))
+    low, high = sorted((sign * interval.low, sign * interval.high))
+    return formatting.interval(low, high, is_share(metric))

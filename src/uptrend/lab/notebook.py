@@ -143,14 +143,15 @@ class Notebook:
         """Return the next free id."""
         return f"h{max((int(id[1:]) for id in self._files()), default=0) + 1:02d}"
 
-    def add(self, h: Hypothesis, prose: Mapping[str, str]) -> Path:
+    def add(self, hypothesis: Hypothesis, prose: Mapping[str, str]) -> Path:
         """Write a new hypothesis's file."""
-        if h.id in self._files():
+        if hypothesis.id in self._files():
             raise LabError(
-                f"{self.path_of(h.id)} is {h.id} already; the next free id is {self.next_id()}."
+                f"{self.path_of(hypothesis.id)} is {hypothesis.id} already; the next free id"
+                f" is {self.next_id()}."
             )
-        path = _made(self.folder / "hypotheses") / f"{h.id}-{slug(h.title)}.md"
-        write_atomically(path, hypothesis_file.render(h, prose).encode())
+        path = _made(self.folder / "hypotheses") / f"{hypothesis.id}-{slug(hypothesis.title)}.md"
+        write_atomically(path, hypothesis_file.render(hypothesis, prose).encode())
         self.refresh()
         return path
 
@@ -164,9 +165,9 @@ class Notebook:
         )
         hypotheses, broken = self.readable
         links = {id: file.relative_to(self.folder).as_posix() for id, file in self._files().items()}
-        notes = {h.id: self._note(h) for h in hypotheses}
+        notes = {hypothesis.id: self._note(hypothesis) for hypothesis in hypotheses}
         unread = "".join(f"\n\n{reason}" for reason in broken)
-        outcomes = {h.id: self.outcome_of(h) for h in hypotheses}
+        outcomes = {hypothesis.id: self.outcome_of(hypothesis) for hypothesis in hypotheses}
         new = put_block(
             text, "status", status_table(hypotheses, links, notes, outcomes) + unread, "## Status"
         )
@@ -174,22 +175,24 @@ class Notebook:
         if new != text or not path.exists():
             write_atomically(path, new.encode())
 
-    def _note(self, h: Hypothesis) -> str:
+    def _note(self, hypothesis: Hypothesis) -> str:
         # The first sentence of the verdict; without one, the sentence on what it would explain.
-        said = self._verdict(h).get("sentence", "")
+        said = self._verdict(hypothesis).get("sentence", "")
         # The 3 of "p .03" must not end a sentence.
         first = re.split(r"(?<=[a-z)])\.\s", str(said))[0]
-        return f"{first.rstrip('.')}." if first else h.explains
+        return f"{first.rstrip('.')}." if first else hypothesis.explains
 
-    def outcome_of(self, h: Hypothesis) -> str:
+    def outcome_of(self, hypothesis: Hypothesis) -> str:
         """Return a hypothesis's status as every surface shows it: a verdict may be that there was
         nothing to cure.
         """
-        is_healthy = h.status is Status.INCONCLUSIVE and self._verdict(h).get("nothing_to_cure")
-        return NOTHING_TO_CURE if is_healthy else str(h.status)
+        is_healthy = hypothesis.status is Status.INCONCLUSIVE and self._verdict(hypothesis).get(
+            "nothing_to_cure"
+        )
+        return NOTHING_TO_CURE if is_healthy else str(hypothesis.status)
 
-    def _verdict(self, h: Hypothesis) -> dict[str, Any]:
-        path = self.folder / "experimental-results" / h.id / "verdict.json"
+    def _verdict(self, hypothesis: Hypothesis) -> dict[str, Any]:
+        path = self.folder / "experimental-results" / hypothesis.id / "verdict.json"
         try:
             return dict(parse_json(read_file(path)))
         except (OSError, ValueError, TypeError):
@@ -258,11 +261,23 @@ def status_table(
     if not hypotheses:
         return "No hypotheses yet. Write one with `uptrend lab new`."
     rows = []
-    for h in hypotheses:
-        title = h.title if h.status in (Status.PENDING, Status.TESTING) else titled(h)
-        name = f"[{h.id.upper()}: {title}]({links[h.id]})"
-        status = f"{MARKS[h.status]} {outcomes.get(h.id, h.status)}"
-        rows.append((name, h.priority, status, h.confidence or NONE, notes.get(h.id, "")))
+    for hypothesis in hypotheses:
+        title = (
+            hypothesis.title
+            if hypothesis.status in (Status.PENDING, Status.TESTING)
+            else titled(hypothesis)
+        )
+        name = f"[{hypothesis.id.upper()}: {title}]({links[hypothesis.id]})"
+        status = f"{MARKS[hypothesis.status]} {outcomes.get(hypothesis.id, hypothesis.status)}"
+        rows.append(
+            (
+                name,
+                hypothesis.priority,
+                status,
+                hypothesis.confidence or NONE,
+                notes.get(hypothesis.id, ""),
+            )
+        )
     return markdown_table(("Hypothesis", "Priority", "Status", "Confidence", "Notes"), rows)
 
 
@@ -270,9 +285,13 @@ def phases(hypotheses: Sequence[Hypothesis]) -> dict[str, list[Hypothesis]]:
     """Return the hypotheses still to decide by phase, each after its prerequisites; empty phases
     are left out.
     """
-    is_open = [h for h in hypotheses if h.status not in (Status.VALIDATED, Status.INVALIDATED)]
+    is_open = [
+        hypothesis
+        for hypothesis in hypotheses
+        if hypothesis.status not in (Status.VALIDATED, Status.INVALIDATED)
+    ]
     by_phase = {
-        phase: in_order([h for h in is_open if h.priority is priority])
+        phase: in_order([hypothesis for hypothesis in is_open if hypothesis.priority is priority])
         for priority, phase in PHASES.items()
     }
     return {phase: found for phase, found in by_phase.items() if found}
@@ -281,7 +300,7 @@ def phases(hypotheses: Sequence[Hypothesis]) -> dict[str, list[Hypothesis]]:
 def roadmap(hypotheses: Sequence[Hypothesis]) -> str:
     """Return Markdown of the hypotheses still to decide, by phase, and then of those decided."""
     to_do = phases(hypotheses)
-    is_open = [h.id for found in to_do.values() for h in found]
+    is_open = [hypothesis.id for found in to_do.values() for hypothesis in found]
     told = {
         "phases": to_do,
         "is_open": is_open,

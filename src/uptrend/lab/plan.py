@@ -69,14 +69,16 @@ def digest(value: Any) -> str:
     ).hexdigest()
 
 
-def resolve(h: Hypothesis, arm: Arm, recipe: Path, launcher: Launcher, **also: Any) -> Resolved:
+def resolve(
+    hypothesis: Hypothesis, arm: Arm, recipe: Path, launcher: Launcher, **also: Any
+) -> Resolved:
     """Resolve an arm at the first seed; the others differ in the seed alone."""
-    steps = {"learning.steps": h.steps} if h.steps else {}
-    return launcher.resolve(recipe, {**steps, **arm.overrides, "seed": h.seeds[0], **also})
+    steps = {"learning.steps": hypothesis.steps} if hypothesis.steps else {}
+    return launcher.resolve(recipe, {**steps, **arm.overrides, "seed": hypothesis.seeds[0], **also})
 
 
 def planned_runs(
-    h: Hypothesis,
+    hypothesis: Hypothesis,
     arms: Mapping[str, Resolved],
     lab: Path,
     allows: tuple[str, ...] = (),
@@ -87,26 +89,33 @@ def planned_runs(
     `made_by` is the version of Uptrend that makes them; this one by default.
     """
     hashes = {name: resolved.held_out for name, resolved in arms.items()}
-    if len(set(hashes.values())) > 1 and not is_gain(h.metric):
+    if len(set(hashes.values())) > 1 and not is_gain(hypothesis.metric):
         told = ", ".join(f"{name} {hash[:LENGTH]}" for name, hash in hashes.items())
         raise lab_error("held-out", told=told)
     found = list[PlannedRun]()
-    for seed in h.seeds:
-        source = _source(h, seed, lab)
+    for seed in hypothesis.seeds:
+        source = _source(hypothesis, seed, lab)
         runs = lab / "runs"
-        for arm in h.arms:
+        for arm in hypothesis.arms:
             resolved = arms[arm.name]
             config = {**resolved.config, "seed": seed}
             hash = run_hash(
-                config, resolved.tasks, resolved.held_out, made_by or version(), h.method, source
+                config,
+                resolved.tasks,
+                resolved.held_out,
+                made_by or version(),
+                hypothesis.method,
+                source,
             )
             # Not by the arm's name: another hypothesis may need this very run, or another recipe
             # have made it.
             there = sorted(runs.glob(f"*-s{seed}-{hash[:LENGTH]}/"))
             folder = there[0] if there else runs / f"{config['name']}-s{seed}-{hash[:LENGTH]}"
-            asks = seed == h.seeds[0]
+            asks = seed == hypothesis.seeds[0]
             found.append(
-                PlannedRun(arm.name, seed, hash, config, folder, allows, h.method, source, asks)
+                PlannedRun(
+                    arm.name, seed, hash, config, folder, allows, hypothesis.method, source, asks
+                )
             )
     return found
 
@@ -177,21 +186,22 @@ def _is_made_from(made: Mapping[str, Any], planned: Mapping[str, Any]) -> bool:
     )
 
 
-def _source(h: Hypothesis, seed: int, lab: Path) -> Source | None:
+def _source(hypothesis: Hypothesis, seed: int, lab: Path) -> Source | None:
     # The run that a replay of this seed replays: each seed its own, since the same rollouts would
     # repeat it.
-    if h.source is None:
+    if hypothesis.source is None:
         return None
-    if "{seed}" not in h.source.run and len(h.seeds) > 1:
-        raise lab_error("one-source", h=h, count=len(h.seeds))
-    pattern = h.source.run.replace("{seed}", str(seed))
+    if "{seed}" not in hypothesis.source.run and len(hypothesis.seeds) > 1:
+        raise lab_error("one-source", hypothesis=hypothesis, count=len(hypothesis.seeds))
+    pattern = hypothesis.source.run.replace("{seed}", str(seed))
     found = [Path(pattern)] if Path(pattern).is_absolute() else sorted(lab.glob(pattern))
     found = [path for path in found if (path / "run.json").exists()]
     if len(found) != 1:
         raise LabError(
-            f"{h.id}: the source {pattern} should be one run of {lab}, and there are {len(found)}."
+            f"{hypothesis.id}: the source {pattern} should be one run of {lab}, and there are"
+            f" {len(found)}."
         )
-    return Source(str(found[0]), h.source.step)
+    return Source(str(found[0]), hypothesis.source.step)
 
 
 def fingerprint(config: Mapping[str, Any]) -> list[tuple[str, str]] | None:

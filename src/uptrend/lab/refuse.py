@@ -55,62 +55,71 @@ FIXED = (
 SOURCE = 'source = { run = "runs/NAME-s{seed}-*", step = 0 }'
 
 
-def check(h: Hypothesis, folder: Path, *, makes_runs: bool = True, more_seeds: int = 0) -> None:
+def check(
+    hypothesis: Hypothesis, folder: Path, *, makes_runs: bool = True, more_seeds: int = 0
+) -> None:
     """Raise a LabError at the first thing that keeps a hypothesis from being decided.
 
     `more_seeds` are those that its experiment adds to its own. Runs that exist are judged however
     few there are.
     """
-    _check_arms(h, folder)
-    repeated = sorted({seed for seed in h.seeds if h.seeds.count(seed) > 1})
-    _require(h, not repeated, "repeated-seeds", seeds=", ".join(map(str, repeated)))
-    _require(h, min(h.seeds, default=0) >= 0, "negative-seed", seed=min(h.seeds, default=0))
-    _require(h, h.steps >= 0, "negative-steps")
-    _check_metric_and_criteria(h)
-    if makes_runs or not h.seeds:
-        _check_seeds(h, more_seeds)
-    for key, id in (("cause", h.cause), *(("allows", id) for id in h.allows)):
+    _check_arms(hypothesis, folder)
+    repeated = sorted({seed for seed in hypothesis.seeds if hypothesis.seeds.count(seed) > 1})
+    _require(hypothesis, not repeated, "repeated-seeds", seeds=", ".join(map(str, repeated)))
+    _require(
+        hypothesis,
+        min(hypothesis.seeds, default=0) >= 0,
+        "negative-seed",
+        seed=min(hypothesis.seeds, default=0),
+    )
+    _require(hypothesis, hypothesis.steps >= 0, "negative-steps")
+    _check_metric_and_criteria(hypothesis)
+    if makes_runs or not hypothesis.seeds:
+        _check_seeds(hypothesis, more_seeds)
+    for key, id in (("cause", hypothesis.cause), *(("allows", id) for id in hypothesis.allows)):
         hint = nearest(id, CATALOGUE) or texts("refusals")["no-hint"]
-        _require(h, not id or id in CATALOGUE, "catalogue", key=key, id=id, hint=hint)
-    _check_method(h, folder)
-    _check_configs(h, folder)
-    _check_prerequisites(h, folder)
+        _require(hypothesis, not id or id in CATALOGUE, "catalogue", key=key, id=id, hint=hint)
+    _check_method(hypothesis, folder)
+    _check_configs(hypothesis, folder)
+    _check_prerequisites(hypothesis, folder)
 
 
-def warn_of_length(h: Hypothesis, steps: int) -> list[str]:
+def warn_of_length(hypothesis: Hypothesis, steps: int) -> list[str]:
     """Return what so few steps can't show, to be said before they are run."""
     warnings = list[str]()
-    row = find_metric(measure.curve_of(h.metric))
-    is_learning = h.metric.startswith("eval/") or (row is not None and row.better == "more")
+    row = find_metric(measure.curve_of(hypothesis.metric))
+    is_learning = hypothesis.metric.startswith("eval/") or (
+        row is not None and row.better == "more"
+    )
     if is_learning and steps < MIN_TREND_POINTS:
         warnings.append(
             f"{plural(steps, 'step')} per run: fewer than {MIN_TREND_POINTS} show no trend"
             " (run.too-short), so that a verdict holds for so few steps alone"
         )
-    checks = [check.at_least for check in ALL_CHECKS if h.cause in check.ids]
+    checks = [check.at_least for check in ALL_CHECKS if hypothesis.cause in check.ids]
     if checks and steps < max(checks):
         warnings.append(
             f"{plural(steps, 'step')} per run: the doctor needs {max(checks)} to tell whether the"
-            f" control has {h.cause}"
+            f" control has {hypothesis.cause}"
         )
     return warnings
 
 
-def _check_seeds(h: Hypothesis, more: int) -> None:
+def _check_seeds(hypothesis: Hypothesis, more: int) -> None:
     # No outcome of fewer than the least seeds is a verdict, so that nothing is run for it.
-    count = len(h.seeds) + more
-    least = least_seeds(h)
-    is_ranked = first_step(h.metric) is not None
+    count = len(hypothesis.seeds) + more
+    least = least_seeds(hypothesis)
+    is_ranked = first_step(hypothesis.metric) is not None
     # Arms share alpha where the sign test itself decides; elsewhere it stands beside an interval
     # that shares it.
-    alpha = alpha_of(h) if is_ranked else h.alpha
-    sides = 2.0 if is_ranked or h.direction is Direction.EITHER else 1.0
+    alpha = alpha_of(hypothesis) if is_ranked else hypothesis.alpha
+    sides = 2.0 if is_ranked or hypothesis.direction is Direction.EITHER else 1.0
     _require(
-        h,
+        hypothesis,
         count >= least,
         "few-seeds",
         count=plural(count, "seed"),
-        seeds=list(h.seeds),
+        seeds=list(hypothesis.seeds),
         least=least,
         example=list(range(least)),
         test="sign test" if is_ranked else "exact sign-flip test",
@@ -119,43 +128,50 @@ def _check_seeds(h: Hypothesis, more: int) -> None:
     )
 
 
-def _refuse(h: Hypothesis, reason: str, **values: Any) -> NoReturn:
-    raise LabError(f"{h.id}: {texts('refusals')[reason].format(h=h, **values)}")
+def _refuse(hypothesis: Hypothesis, reason: str, **values: Any) -> NoReturn:
+    raise LabError(
+        f"{hypothesis.id}: {texts('refusals')[reason].format(hypothesis=hypothesis, **values)}"
+    )
 
 
-def _require(h: Hypothesis, is_met: bool, reason: str, **values: Any) -> None:
+def _require(hypothesis: Hypothesis, is_met: bool, reason: str, **values: Any) -> None:
     if not is_met:
-        _refuse(h, reason, **values)
+        _refuse(hypothesis, reason, **values)
 
 
-def _check_arms(h: Hypothesis, folder: Path) -> None:
-    probe = CATALOGUE[h.cause].experiment.probe if h.cause in CATALOGUE else ""
+def _check_arms(hypothesis: Hypothesis, folder: Path) -> None:
+    probe = CATALOGUE[hypothesis.cause].experiment.probe if hypothesis.cause in CATALOGUE else ""
     _require(
-        h,
-        bool(h.arms or not probe),
+        hypothesis,
+        bool(hypothesis.arms or not probe),
         "probe",
-        recipe=os.path.normpath(folder / h.recipe),
+        recipe=os.path.normpath(folder / hypothesis.recipe),
         probe=probe,
     )
-    for arm in h.arms:
-        _require(h, bool(ARM_NAME.fullmatch(arm.name)), "arm-name", name=arm.name)
-    names = [arm.name for arm in h.arms]
-    controls = [arm.name for arm in h.arms if arm.is_control]
-    _require(h, bool(controls), "no-control", names=", ".join(names) or "none at all")
-    _require(h, len(controls) == 1, "two-controls", names=" and ".join(controls))
-    _require(h, len(h.arms) > 1, "one-arm")
+    for arm in hypothesis.arms:
+        _require(hypothesis, bool(ARM_NAME.fullmatch(arm.name)), "arm-name", name=arm.name)
+    names = [arm.name for arm in hypothesis.arms]
+    controls = [arm.name for arm in hypothesis.arms if arm.is_control]
+    _require(hypothesis, bool(controls), "no-control", names=", ".join(names) or "none at all")
+    _require(hypothesis, len(controls) == 1, "two-controls", names=" and ".join(controls))
+    _require(hypothesis, len(hypothesis.arms) > 1, "one-arm")
 
 
-def _check_metric_and_criteria(h: Hypothesis) -> None:
-    _require(h, measure.is_known(h.metric), "metric", why=measure.unknown_metric(h.metric))
-    _require(h, 0 < h.alpha < 0.5, "alpha")
-    _require(h, 0 < h.smallest < math.inf, "smallest")
-    low, high = measure.bounds(h.metric) or (-math.inf, math.inf)
-    _require(h, h.smallest < high - low, "smallest-large", low=low, high=high)
-    if (goal := first_step(h.metric)) is not None:
+def _check_metric_and_criteria(hypothesis: Hypothesis) -> None:
+    _require(
+        hypothesis,
+        measure.is_known(hypothesis.metric),
+        "metric",
+        why=measure.unknown_metric(hypothesis.metric),
+    )
+    _require(hypothesis, 0 < hypothesis.alpha < 0.5, "alpha")
+    _require(hypothesis, 0 < hypothesis.smallest < math.inf, "smallest")
+    low, high = measure.bounds(hypothesis.metric) or (-math.inf, math.inf)
+    _require(hypothesis, hypothesis.smallest < high - low, "smallest-large", low=low, high=high)
+    if (goal := first_step(hypothesis.metric)) is not None:
         low, high = measure.bounds(goal[0]) or (-math.inf, math.inf)
         _require(
-            h,
+            hypothesis,
             low < goal[1] <= high,
             "reached-bounds",
             base=goal[0],
@@ -163,105 +179,122 @@ def _check_metric_and_criteria(h: Hypothesis) -> None:
             low=low,
             high=high,
         )
-        _require(h, not h.stops_early, "reached-early")
+        _require(hypothesis, not hypothesis.stops_early, "reached-early")
     for key in ("validated_if", "invalidated_if"):
         # Version 0.1 read other criteria; a verdict by these would answer another question than the
         # file asks.
-        text = getattr(h, key).strip()
+        text = getattr(hypothesis, key).strip()
         usual = Hypothesis.__dataclass_fields__[key].default
-        _require(h, text == usual, "criterion", key=key, text=text, usual=usual)
+        _require(hypothesis, text == usual, "criterion", key=key, text=text, usual=usual)
 
 
-def _check_method(h: Hypothesis, folder: Path) -> None:
-    if h.method is Method.TRAIN:
-        _require(h, h.source is None, "source-unused")
+def _check_method(hypothesis: Hypothesis, folder: Path) -> None:
+    if hypothesis.method is Method.TRAIN:
+        _require(hypothesis, hypothesis.source is None, "source-unused")
         return
-    if h.source is None:
-        _refuse(h, "source-missing", example=SOURCE)
-    run = folder / h.source.run
+    if hypothesis.source is None:
+        _refuse(hypothesis, "source-missing", example=SOURCE)
+    run = folder / hypothesis.source.run
     # `plan` finds the runs of each seed
-    is_there = "{seed}" in h.source.run or (run / "run.json").is_file()
-    _require(h, is_there, "source-run", run=run, example=SOURCE)
-    _require(h, h.source.step >= 0, "source-step")
+    is_there = "{seed}" in hypothesis.source.run or (run / "run.json").is_file()
+    _require(hypothesis, is_there, "source-run", run=run, example=SOURCE)
+    _require(hypothesis, hypothesis.source.step >= 0, "source-step")
     # later weights have the shape that they have
-    fixed = (*FIXED, "model.lora") if h.source.step else FIXED
-    for key in (key for arm in h.arms for key in arm.overrides):
-        _require(h, not key.startswith(fixed), "fixed", key=key)
+    fixed = (*FIXED, "model.lora") if hypothesis.source.step else FIXED
+    for key in (key for arm in hypothesis.arms for key in arm.overrides):
+        _require(hypothesis, not key.startswith(fixed), "fixed", key=key)
 
 
-def read_recipe(h: Hypothesis, folder: Path) -> dict[str, Any]:
+def read_recipe(hypothesis: Hypothesis, folder: Path) -> dict[str, Any]:
     """Read the base recipe as a table."""
-    _require(h, bool(h.recipe), "no-recipe", folder=folder)
+    _require(hypothesis, bool(hypothesis.recipe), "no-recipe", folder=folder)
     try:
-        return read_toml(folder / h.recipe)
+        return read_toml(folder / hypothesis.recipe)
     except ConfigError as error:
-        _refuse(h, "recipe", error=error, folder=folder)
+        _refuse(hypothesis, "recipe", error=error, folder=folder)
 
 
-def resolve(h: Hypothesis, arm: Arm, recipe: Mapping[str, Any]) -> dict[str, Any]:
+def resolve(hypothesis: Hypothesis, arm: Arm, recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return every config value of an arm, checked; the step budget included."""
     for key, why in RESERVED.items():
-        _require(h, key not in arm.overrides, "reserved", arm=arm.name, key=key, why=why)
-    _require(h, not h.steps or "learning.steps" not in arm.overrides, "steps-twice", arm=arm.name)
-    steps = {"learning.steps": h.steps} if h.steps else {}
+        _require(hypothesis, key not in arm.overrides, "reserved", arm=arm.name, key=key, why=why)
+    _require(
+        hypothesis,
+        not hypothesis.steps or "learning.steps" not in arm.overrides,
+        "steps-twice",
+        arm=arm.name,
+    )
+    steps = {"learning.steps": hypothesis.steps} if hypothesis.steps else {}
     try:
         return to_table(load_config(recipe, {**steps, **arm.overrides}))
     except ConfigError as error:
-        _refuse(h, "config", arm=arm.name, error=error)
+        _refuse(hypothesis, "config", arm=arm.name, error=error)
 
 
-def _check_configs(h: Hypothesis, folder: Path) -> None:
-    recipe = read_recipe(h, folder)
-    configs = {arm.name: resolve(h, arm, recipe) for arm in h.arms}
+def _check_configs(hypothesis: Hypothesis, folder: Path) -> None:
+    recipe = read_recipe(hypothesis, folder)
+    configs = {arm.name: resolve(hypothesis, arm, recipe) for arm in hypothesis.arms}
     for (one, a), (other, b) in combinations(configs.items(), 2):
         differs = difference(what_matters(a), what_matters(b))
-        _require(h, bool(differs), "same-arms", one=one, other=other)
+        _require(hypothesis, bool(differs), "same-arms", one=one, other=other)
         for key in differs:
-            is_same = not key.startswith("eval.") or key == "eval.every" or is_gain(h.metric)
-            _require(h, is_same, "held-out", key=key, one=one, other=other)
-    base, _ = first_step(h.metric) or (h.metric, None)
+            is_same = (
+                not key.startswith("eval.") or key == "eval.every" or is_gain(hypothesis.metric)
+            )
+            _require(hypothesis, is_same, "held-out", key=key, one=one, other=other)
+    base, _ = first_step(hypothesis.metric) or (hypothesis.metric, None)
     wanted = int(base.partition("eval/pass@")[2].partition("/")[0] or 0)
     for name, config in configs.items():
         attempts = config["eval"]["attempts"]
-        _require(h, attempts >= wanted, "attempts", wanted=wanted, arm=name, attempts=attempts)
         _require(
-            h, not base.startswith("kl/") or config["learning"]["kl"]["beta"] > 0, "kl", arm=name
+            hypothesis, attempts >= wanted, "attempts", wanted=wanted, arm=name, attempts=attempts
+        )
+        _require(
+            hypothesis,
+            not base.startswith("kl/") or config["learning"]["kl"]["beta"] > 0,
+            "kl",
+            arm=name,
         )
     # A first step is seen at evaluations only: with other evaluations, or another end, it would be
     # another one.
-    for key in ("eval.every", "learning.steps") if base != h.metric else ():
+    for key in ("eval.every", "learning.steps") if base != hypothesis.metric else ():
         values = {flatten(config)[key] for config in configs.values()}
         told = " or ".join(map(str, sorted(values)))
-        _require(h, len(values) == 1 and all(values), "reached-grid", key=key, values=told)
+        _require(hypothesis, len(values) == 1 and all(values), "reached-grid", key=key, values=told)
 
 
-def _check_prerequisites(h: Hypothesis, folder: Path) -> None:
+def _check_prerequisites(hypothesis: Hypothesis, folder: Path) -> None:
     others = (
         {other.id: other for other in Notebook(folder).readable[0]}
-        if h.prerequisites and is_lab(folder)
+        if hypothesis.prerequisites and is_lab(folder)
         else {}
     )
-    others[h.id] = h
-    known = ", ".join(sorted(set(others) - {h.id})) or "no other"
-    for id in h.prerequisites:
-        _require(h, id in others, "prerequisite", id=id, known=known)
+    others[hypothesis.id] = hypothesis
+    known = ", ".join(sorted(set(others) - {hypothesis.id})) or "no other"
+    for id in hypothesis.prerequisites:
+        _require(hypothesis, id in others, "prerequisite", id=id, known=known)
     # Follow prerequisites from the hypothesis; a way back to it is a circle.
-    ways = [[h.id]]
-    seen = {h.id}
+    ways = [[hypothesis.id]]
+    seen = {hypothesis.id}
     while ways:
         way = ways.pop()
         for id in others[way[-1]].prerequisites if way[-1] in others else ():
-            _require(h, id != h.id, "circle", way=" waits for ".join([*way, h.id]))
+            _require(
+                hypothesis,
+                id != hypothesis.id,
+                "circle",
+                way=" waits for ".join([*way, hypothesis.id]),
+            )
             if id not in seen:
                 seen.add(id)
                 ways.append([*way, id])
 
 
-def allowed(h: Hypothesis) -> tuple[str, ...]:
+def allowed(hypothesis: Hypothesis) -> tuple[str, ...]:
     """Return catalogue ids that may be found in an arm: the cause, what it explains, and what the
     author allows.
     """
-    ids = [id for id in (h.cause, *h.allows) if id in CATALOGUE]
+    ids = [id for id in (hypothesis.cause, *hypothesis.allows) if id in CATALOGUE]
     return tuple(dict.fromkeys(id for known in ids for id in (known, *sorted(all_symptoms(known)))))
 
 

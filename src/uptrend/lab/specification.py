@@ -81,43 +81,50 @@ class Specification:
         }
 
 
-def freeze(notebook: Notebook, h: Hypothesis, launcher: Launcher) -> Specification:
+def freeze(notebook: Notebook, hypothesis: Hypothesis, launcher: Launcher) -> Specification:
     """Return the specification on record for a hypothesis; it is written now if there is none
     yet.
     """
-    found = read(notebook, h.id)
+    found = read(notebook, hypothesis.id)
     if found is not None:
         return found
-    now = replace(describe(notebook, h, launcher), before=len(_aside(notebook, h.id)))
+    now = replace(
+        describe(notebook, hypothesis, launcher), before=len(_aside(notebook, hypothesis.id))
+    )
     # what can't be run is refused before it is fixed
-    planned_runs(h, now.resolved(), notebook.folder)
+    planned_runs(hypothesis, now.resolved(), notebook.folder)
     write(notebook, now)
     return now
 
 
 def describe(
-    notebook: Notebook, h: Hypothesis, launcher: Launcher, like: Specification | None = None
+    notebook: Notebook,
+    hypothesis: Hypothesis,
+    launcher: Launcher,
+    like: Specification | None = None,
 ) -> Specification:
     """Return the specification that a hypothesis's file gives today, with the threads that `like`
     was written for.
     """
     arms = dict[str, dict[str, Any]]()
-    for arm in h.arms:
+    for arm in hypothesis.arms:
         compute = (
             like.arms[arm.name]["config"].get("compute", {})
             if like and arm.name in like.arms
             else {}
         )
         threads = {"compute.threads": compute["threads"]} if "threads" in compute else {}
-        resolved = resolve(h, arm, notebook.folder / h.recipe, launcher, **threads)
+        resolved = resolve(
+            hypothesis, arm, notebook.folder / hypothesis.recipe, launcher, **threads
+        )
         # Through JSON, so that it compares and hashes like one that was read from the file.
         arms[arm.name] = {"control": arm.is_control, **json.loads(json.dumps(asdict(resolved)))}
         if (files := fingerprint(resolved.config)) is not None:
             arms[arm.name]["model"] = digest(files)
-    values = asdict(h)
+    values = asdict(hypothesis)
     criteria = json.loads(json.dumps({key: values[key] for key in CRITERIA}))
     return Specification(
-        h.id, criteria, arms, version(), datetime.now(UTC).isoformat(timespec="seconds")
+        hypothesis.id, criteria, arms, version(), datetime.now(UTC).isoformat(timespec="seconds")
     )
 
 

@@ -1,5 +1,5 @@
-"""Tests of one arm against another, corrections for several of them, and what a number of seeds can
-show.
+"""Tests of one arm against another, corrections for several of them, and the power of a number of
+seeds.
 """
 
 import math
@@ -17,17 +17,17 @@ from uptrend.records.summary import correct_by_task
 from uptrend.records.view import Floats
 from uptrend.stats.intervals import Spread, bayes_factor, normal_interval, spread_of, student_reach
 
-# Seeds up to which the sign-flip test counts all flips: a million at most.
-MOST_EXACT = 20
-# Flips drawn beyond it, always the same ones.
-FLIPS = 200_000
-# Nobody runs more seeds than this.
-MOST_SEEDS = 1000
+# Seeds up to which the sign-flip test counts all flips: at most a million.
+MAX_EXACT_SEEDS = 20
+# Flips drawn beyond it, always the same ones. A p of .05 has a standard error of .0005.
+DRAWN_FLIPS = 200_000
+# Chosen: more seeds than any experiment has.
+MAX_SEEDS = 1000
 
 
 def paired_p(spread: Spread, null: float = 0.0) -> float:
-    """Return the paired t test's two-sided p; 1 below two seeds, the sign-flip test's where all
-    differences agree.
+    """Return the two-sided p of the paired t test (Student 1908); 1 below two seeds, the sign-flip
+    test's p if all differences are equal.
     """
     if spread.seeds < 2:
         return 1.0
@@ -38,39 +38,40 @@ def paired_p(spread: Spread, null: float = 0.0) -> float:
 
 
 def sequence_p(spread: Spread, null: float = 0.0) -> float:
-    """Return a p-value of `null` that holds whenever one stops: the inverse of the evidence."""
+    """Return a p-value of `null` that is valid at every look: the inverse of the evidence."""
+    # An e-value E gives the p-value 1/E by Markov's inequality, a test martingale one that holds at
+    # every stop by Ville's (Shafer et al. 2011, Statistical Science 26).
     return min(1.0, 1 / bayes_factor(spread, null))
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
-    """Return the exact two-sided p-value of a paired comparison, from the tasks that only one side
-    answered right.
+    """Return the exact two-sided p-value of a paired comparison, from the numbers of tasks that
+    only one side answered correctly.
     """
     # If neither were better, each such task would fall to either side like a fair coin (McNemar
     # 1947).
-    return min(1.0, float(2 * bdtr(min(only_a, only_b), only_a + only_b, 0.5)))
+    tail = float(bdtr(min(only_a, only_b), only_a + only_b, 0.5))
+    return min(1.0, 2 * tail)
 
 
 def paired_interval(gained: int, lost: int, tasks: int) -> tuple[float, float]:
-    """Return the 95% interval of a change of accuracy on the same tasks, from those that changed
-    sides.
+    """Return the 95% interval of a change of accuracy on the same tasks, from the numbers of tasks
+    that changed sides.
     """
-    # Half a task more in each of the four cells (Agresti and Min 2005): no change in ten tasks has
-    # an error too.
-    more = gained + 0.5
-    less = lost + 0.5
+    # Wald's interval with half a task more in each of the four cells (Agresti and Min 2005,
+    # Statistics in Medicine 24): no change in ten tasks has an error too.
+    gained_plus = gained + 0.5
+    lost_plus = lost + 0.5
     count = tasks + 2
-    low, high = normal_interval(
-        (more - less) / count, math.sqrt(more + less - (more - less) ** 2 / count) / count
-    )
+    net = gained_plus - lost_plus
+    error = math.sqrt(gained_plus + lost_plus - net**2 / count) / count
+    low, high = normal_interval(net / count, error)
     return max(-1.0, low), min(1.0, high)
 
 
 @dataclass(frozen=True)
 class PairedAnswers:
-    """Counts of the tasks that two models, or one model twice, were asked, by which of the two
-    answered correctly.
-    """
+    """Counts of tasks that both of two models answered, by which of them did so correctly."""
 
     both: int
     only_a: int
@@ -83,7 +84,7 @@ class PairedAnswers:
 
     @property
     def effect(self) -> float:
-        """Accuracy of B less that of A."""
+        """Accuracy of B minus that of A."""
         return (self.only_b - self.only_a) / self.tasks
 
     @property
@@ -97,29 +98,36 @@ class PairedAnswers:
 
 def pair_answers(correct_a: Mapping[str, bool], correct_b: Mapping[str, bool]) -> PairedAnswers:
     """Compare correct answers by task, over the tasks that both sides have."""
-    counts = Counter((correct_a[task], correct_b[task]) for task in correct_a if task in correct_b)
+    counts: Counter[tuple[bool, bool]] = Counter()
+    for task, is_correct_a in correct_a.items():
+        if task in correct_b:
+            counts[is_correct_a, correct_b[task]] += 1
     return PairedAnswers(
-        counts[True, True], counts[True, False], counts[False, True], counts[False, False]
+        both=counts[True, True],
+        only_a=counts[True, False],
+        only_b=counts[False, True],
+        neither=counts[False, False],
     )
 
 
-CAVEAT = (
+ONE_SEED_CAVEAT = (
     "This compares these two models on these tasks. It does not say that one config is better than"
     " the other: another seed of the same config is another model."
 )
 
 
 def pair_runs(a: Run, b: Run) -> dict[str, Any] | None:
-    """Compare the last evaluations of two runs task by task, `effect` is B less A; None where they
-    share no task.
+    """Compare the last evaluations of two runs task by task; None if they share no task.
+
+    `effect` is the accuracy of B minus that of A.
     """
     if not a.eval_lines or not b.eval_lines:
         return None
     step_a = a.eval_lines[-1]["step"]
     step_b = b.eval_lines[-1]["step"]
-    pairs = pair_answers(
-        correct_by_task(a.eval_rollouts(step_a)), correct_by_task(b.eval_rollouts(step_b))
-    )
+    correct_a = correct_by_task(a.eval_rollouts(step_a))
+    correct_b = correct_by_task(b.eval_rollouts(step_b))
+    pairs = pair_answers(correct_a, correct_b)
     if not pairs.tasks:
         return None
     return {
@@ -130,7 +138,7 @@ def pair_runs(a: Run, b: Run) -> dict[str, Any] | None:
         "effect": pairs.effect,
         "interval": pairs.interval,
         "p": pairs.p,
-        "caveat": CAVEAT,
+        "caveat": ONE_SEED_CAVEAT,
     }
 
 
@@ -148,24 +156,26 @@ class SignFlip:
 def sign_flip(differences: Floats) -> SignFlip:
     """Return the exact sign-flip test on differences by seed."""
     # If an arm did nothing, each seed's difference could as well have had the other sign: p is the
-    # share of the 2ⁿ ways to flip signs whose sum lies as far out as the one seen. It supposes
-    # nothing but that symmetry, and is coarse: with n seeds the least p is 2⁻ⁿ one-sided and 2¹⁻ⁿ
-    # two-sided, so 5 seeds can't go below .031 and .0625.
-    seen = float(np.sum(differences))
+    # share of the 2ⁿ ways to flip signs whose sum lies as far out as the one observed (Fisher 1935,
+    # The Design of Experiments, section 21). It supposes nothing but that symmetry, and is coarse:
+    # with n seeds the least p is 2⁻ⁿ one-sided and 2¹⁻ⁿ two-sided, so 5 seeds can't go below .031
+    # and .0625.
+    observed = float(np.sum(differences))
     slack = 1e-9 * float(np.abs(differences).sum())  # flips that tie but for rounding count as ties
     sums = _flipped_sums(differences)
-    shares = [
-        np.mean(sums >= seen - slack),
-        np.mean(sums <= seen + slack),
-        np.mean(np.abs(sums) >= abs(seen) - slack),
-    ]
-    return SignFlip(*(float(share) for share in shares))
+    return SignFlip(
+        up=float(np.mean(sums >= observed - slack)),
+        down=float(np.mean(sums <= observed + slack)),
+        both=float(np.mean(np.abs(sums) >= abs(observed) - slack)),
+    )
 
 
 def _flipped_sums(differences: Floats) -> Floats:
-    if len(differences) > MOST_EXACT:
-        signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(FLIPS, len(differences)))
-        signs[0] = 1.0
+    """Return the sums of all ways to flip the signs, or of `DRAWN_FLIPS` random ones."""
+    if len(differences) > MAX_EXACT_SEEDS:
+        rng = np.random.default_rng(0)
+        signs = rng.choice([-1.0, 1.0], size=(DRAWN_FLIPS, len(differences)))
+        signs[0] = 1.0  # the one observed is among them, so that no p is 0
         return np.asarray(signs @ differences)
     sums = np.zeros(1)
     for difference in differences:
@@ -174,37 +184,50 @@ def _flipped_sums(differences: Floats) -> Floats:
 
 
 def fewest_seeds(alpha: float) -> int:
-    """Return the number of seeds that the two-sided sign-flip test needs to reach alpha; one-sided,
-    give 2 alpha.
+    """Return the number of seeds that the two-sided sign-flip test needs to reach alpha; for the
+    one-sided test pass 2 alpha.
     """
     return math.ceil(1 - math.log2(alpha))
 
 
+# Seeds below which one difference can't be set apart from the others: with 4, three others give its
+# deviation.
+MIN_SEEDS_FOR_OUTLIERS = 5
+
+
 def outliers(differences: Floats, level: float = 0.02) -> list[int]:
-    """Return the places of differences too far from the others for a normal spread; none below 5
-    seeds.
+    """Return the indices of differences that lie too far from the others for a normal spread; none
+    below 5 seeds.
     """
-    # Grubbs 1950, one at a time: each is told from the rest by Student's t, at a level shared by
-    # all: 2% of experiments without an outlier have one.
+    # Grubbs 1950, one at a time: Student's t compares each with the rest, at a level shared by all:
+    # 2% of experiments without an outlier have one.
     count = len(differences)
-    if count < 5:
+    if count < MIN_SEEDS_FOR_OUTLIERS:
         return []
     critical = float(stdtrit(count - 2, 1 - level / (2 * count)))
-    rests = [np.delete(differences, i) for i in range(count)]
-    errors = [spread_of(rest).deviation * math.sqrt(1 + 1 / (count - 1)) for rest in rests]
-    distances = [abs(float(differences[i] - rest.mean())) for i, rest in enumerate(rests)]
-    return [i for i in range(count) if errors[i] > 0 and distances[i] > critical * errors[i]]
+    indices = []
+    for i in range(count):
+        rest = np.delete(differences, i)
+        error = spread_of(rest).deviation * math.sqrt(1 + 1 / (count - 1))
+        distance = abs(float(differences[i] - rest.mean()))
+        if error > 0 and distance > critical * error:
+            indices.append(i)
+    return indices
 
 
 def benjamini_hochberg(ps: Sequence[float]) -> list[float]:
-    """Return each p adjusted for the others (1995): those at most q are discoveries at a false
+    """Return each p adjusted for the others: those of at most q are discoveries at a false
     discovery rate of q.
     """
-    count = len(ps)
-    order = np.argsort(np.asarray(ps, dtype=np.float64), kind="stable")[::-1]
-    scaled = np.asarray(ps, dtype=np.float64)[order] * count / np.arange(count, 0, -1)
+    # Benjamini and Hochberg 1995, Journal of the Royal Statistical Society B 57. From the largest p
+    # on: p · count / rank, and no more than that of a larger p.
+    values = np.asarray(ps, dtype=np.float64)
+    count = len(values)
+    largest_first = np.argsort(values, kind="stable")[::-1]
+    ranks = np.arange(count, 0, -1)
+    scaled = values[largest_first] * count / ranks
     adjusted = np.empty(count)
-    adjusted[order] = np.minimum(1.0, np.minimum.accumulate(scaled))
+    adjusted[largest_first] = np.minimum(1.0, np.minimum.accumulate(scaled))
     return [float(p) for p in adjusted]
 
 
@@ -228,59 +251,76 @@ def chances(
     alpha: float = 0.05,
     either: bool = False,
 ) -> Chances:
-    """Return the chances of `low > 0` and of `high < smallest`, the second first, where the true
-    effect is this.
+    """Return the chances of `low > 0` (validated) and of `high < smallest` (invalidated, which
+    comes first) for this true effect.
+
+    With `either`, an effect in the other direction counts as much.
     """
-    # the sign-flip test decides, as in `interval_of`
     if deviation == 0 and seeds >= fewest_seeds(alpha):
-        is_small = (abs(effect) if either else effect) < smallest
-        is_nothing = effect == 0 >= smallest
+        # The sign-flip test decides, as in `interval_of`.
+        size = abs(effect) if either else effect
+        is_small = size < smallest
+        is_nothing = effect == 0 and smallest <= 0
         return Chances(float(not is_small and not is_nothing), float(is_small))
     if seeds < 2 or deviation == 0:
         return Chances(0.0, 0.0)
-    # Given u = s/σ, which follows √(χ²/ν), the mean is normal: each chance is a normal probability
-    # integrated over u.
-    u, mass = deviation_ratios(seeds - 1)
+
+    # Given u = s/σ, which follows √(χ²/ν) independently of the mean, the mean is normal (any
+    # textbook): each chance is a normal probability integrated over u.
+    u, weight = deviation_ratios(seeds - 1)
     half = student_reach(seeds, alpha) * deviation * u
     error = deviation / math.sqrt(seeds)
-    above = np.maximum(half, smallest - half)
-    validated = ndtr((effect - above) / error)
+    threshold = np.maximum(half, smallest - half)
+    validated = ndtr((effect - threshold) / error)
     invalidated = ndtr((smallest - half - effect) / error)
     if either:
-        validated += ndtr((-effect - above) / error)
+        validated += ndtr((-effect - threshold) / error)
         invalidated = np.maximum(0.0, invalidated - ndtr((half - smallest - effect) / error))
-    return Chances(float(mass @ validated), float(mass @ invalidated))
+    return Chances(float(weight @ validated), float(weight @ invalidated))
+
+
+# Deviations of u = s/σ, about 1/√(2ν), to either side of 1 that are integrated; the mass outside is
+# below float64's precision.
+INTEGRATED_DEVIATIONS = 10
+QUADRATURE_NODES = 160
 
 
 @lru_cache(maxsize=256)
 def deviation_ratios(df: int) -> tuple[Floats, Floats]:
     """Return nodes for u = s/σ = √(χ²/ν) and their weights (Gauss-Legendre)."""
-    nodes, weights = _legendre()
-    width = 10 / math.sqrt(2 * df)
+    nodes, node_weights = _legendre()
+    width = INTEGRATED_DEVIATIONS / math.sqrt(2 * df)
     low = max(0.0, 1 - width)
     high = 1 + width
     u = low + (nodes + 1) * (high - low) / 2
-    mass = weights * np.exp((df - 1) * np.log(u) - df * (u * u - 1) / 2)
-    return u, mass / mass.sum()
+    # Density of the χ distribution scaled by 1/√ν, without its constant factor.
+    density = np.exp((df - 1) * np.log(u) - df * (u * u - 1) / 2)
+    weight = node_weights * density
+    return u, weight / weight.sum()
 
 
 @lru_cache(maxsize=1)
 def _legendre() -> tuple[Floats, Floats]:
-    return np.polynomial.legendre.leggauss(160)
+    return np.polynomial.legendre.leggauss(QUADRATURE_NODES)
 
 
-def fewest(is_enough: Callable[[int], bool], least: int = 2, most: int = MOST_SEEDS) -> int | None:
-    """Return the least number from `least` on that is enough, where more always is too; none up to
-    `most`.
+def fewest(is_enough: Callable[[int], bool], least: int = 2, most: int = MAX_SEEDS) -> int | None:
+    """Return the least number within `least` and `most` that is enough, None if there is none.
+
+    A number above one that is enough must be enough too.
     """
-    low = least - 1
-    high = least
-    while not is_enough(high):
-        if high >= most:
+    # Double until it is enough, then bisect.
+    too_few = least - 1
+    enough = least
+    while not is_enough(enough):
+        if enough >= most:
             return None
-        low = high
-        high = min(most, 2 * high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return high
+        too_few = enough
+        enough = min(most, 2 * enough)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if is_enough(middle):
+            enough = middle
+        else:
+            too_few = middle
+    return enough

@@ -17,14 +17,17 @@ from scipy.special import bdtr, betaln, chdtri, ndtri, stdtrit
 from uptrend.records.hypothesis import Interval
 from uptrend.records.view import Floats
 
-# Bootstrap draws, always the same ones.
-DRAWS = 2000
+# Bootstrap draws, always the same ones. A percentile's standard error is then about 1.5% of the
+# width of a 95% interval.
+BOOTSTRAP_DRAWS = 2000
 # Prior variance of the effect size in the confidence sequence; it sets where the sequence is tight.
 # The reach is least at g = 5.5, 3.6, 2.6 and 2.0 for 5, 6, 7 and 8 seeds (alpha .05), and at 8.3,
 # 5.1, 3.6 and 2.7 for alpha .025, as with two arms. 4 is within 4% of the least in all of these,
 # and infinite below 4 seeds at either alpha: three runs never end an experiment, however alike they
 # are.
-G = 4.0
+PRIOR_VARIANCE = 4.0
+# Share of the largest value below which a number is rounding of float64.
+ROUNDING = 1e-12
 
 
 def normal_reach(alpha: float = 0.05) -> float:
@@ -39,8 +42,8 @@ def normal_interval(effect: float, error: float, alpha: float = 0.05) -> tuple[f
 
 
 def wilson(successes: int, trials: int, alpha: float = 0.05) -> tuple[float, float]:
-    """Return Wilson's score interval of a fraction (JASA 22, 1927), which behaves at 0, at 1 and
-    for few trials.
+    """Return Wilson's score interval of a fraction (JASA 22, 1927), which holds at 0, at 1 and for
+    few trials.
     """
     if trials == 0:
         return 0.0, 1.0
@@ -49,35 +52,36 @@ def wilson(successes: int, trials: int, alpha: float = 0.05) -> tuple[float, flo
     spread = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
     center = p + z * z / (2 * trials)
     scale = 1 + z * z / trials
-    return max(0.0, (center - spread) / scale), min(1.0, (center + spread) / scale)
+    low = (center - spread) / scale
+    high = (center + spread) / scale
+    return max(0.0, low), min(1.0, high)
 
 
 def pass_at_k(correct: int, attempts: int, k: int) -> float:
-    """Return the unbiased chance that one of k attempts is right (Chen et al. 2021, arXiv
-    2107.03374, eq. 1).
-    """
+    """Return the unbiased estimate of pass@k (Chen et al. 2021, arXiv 2107.03374, eq. 1)."""
     if not (0 <= correct <= attempts and 1 <= k <= attempts):
         raise ValueError(
-            f"pass@{k} needs at least {k} attempts, and at most as many right; {correct} of"
-            f" {attempts}."
+            f"pass@{k} needs at least {k} attempts, and at most all of them correct; here {correct}"
+            f" of {attempts} are."
         )
     return 1 - math.comb(attempts - correct, k) / math.comb(attempts, k)
 
 
 def all_right(a: float, b: float, k: int) -> float:
-    """Return the chance that k attempts at one task are all right, where pass rates follow Beta(a,
-    b): E[pᵏ].
+    """Return the chance that k attempts at one task are all right, for pass rates from Beta(a, b).
+
+    It is E[pᵏ] = B(a + k, b) / B(a, b), a moment of the beta distribution.
     """
     return float(np.exp(betaln(a + k, b) - betaln(a, b)))
 
 
 def bootstrap_mean(values: Floats, alpha: float = 0.05) -> tuple[float, float]:
-    """Return the percentile-bootstrap interval of a mean (Efron 1979); the same values always give
-    the same.
+    """Return the percentile-bootstrap interval of a mean (Efron 1979); equal values always give the
+    same one.
     """
-    means = values[np.random.default_rng(0).integers(len(values), size=(DRAWS, len(values)))].mean(
-        axis=1
-    )
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(len(values), size=(BOOTSTRAP_DRAWS, len(values)))
+    means = values[drawn].mean(axis=1)
     low, high = np.quantile(means, (alpha / 2, 1 - alpha / 2))
     return float(low), float(high)
 
@@ -96,40 +100,49 @@ def spread_of(differences: Floats) -> Spread:
     """Return mean and deviation of the differences by seed."""
     mean = float(np.mean(differences))
     deviation = float(np.std(differences, ddof=1)) if len(differences) > 1 else 0.0
-    is_rounding = deviation <= 1e-12 * float(np.abs(differences).max())
+    is_rounding = deviation <= ROUNDING * float(np.abs(differences).max())
     return Spread(len(differences), mean, 0.0 if is_rounding else deviation)
 
 
 def likely_deviation(spread: Spread) -> float:
-    """Return the deviation that lies as often below the true one as above it; s itself is too small
-    more often.
+    """Return the median-unbiased estimate of the true deviation; s itself is too small more often.
+
+    Power computed from it is as often too high as too low.
     """
-    # Power computed from it is as often too high as too low: s² is divided by the median of χ²/ν.
+    # ν s² / σ² follows χ² with ν = n − 1 degrees of freedom (any textbook), so s² is divided by the
+    # median of χ²/ν.
     df = spread.seeds - 1
-    return spread.deviation / math.sqrt(chdtri(df, 0.5) / df) if df > 0 else 0.0
+    if df <= 0:
+        return 0.0
+    return spread.deviation / math.sqrt(chdtri(df, 0.5) / df)
 
 
 def student_reach(seeds: int, alpha: float) -> float:
-    """Return the deviations that Student's interval reaches to either side; infinite below two
-    seeds.
+    """Return the deviations that Student's interval (1908) reaches to either side; infinite below
+    two seeds.
     """
-    return float(stdtrit(seeds - 1, 1 - alpha / 2)) / math.sqrt(seeds) if seeds > 1 else math.inf
+    if seeds < 2:
+        return math.inf
+    return float(stdtrit(seeds - 1, 1 - alpha / 2)) / math.sqrt(seeds)
 
 
-def sequence_reach(seeds: int, alpha: float, g: float = G) -> float:
+def sequence_reach(seeds: int, alpha: float, g: float = PRIOR_VARIANCE) -> float:
     """Return the deviations that the confidence sequence reaches to either side; infinite for few
     seeds.
     """
-    # An interval that may be looked at after every seed: the set of means whose `bayes_factor`
-    # stays below 1/alpha.
+    # The set of means whose `bayes_factor` stays below 1/alpha: the interval may be looked at after
+    # every seed. Solved for t² = n (x̄ − μ)² / s², with r = 1 + ng and c = (√r / alpha)^(2/n), it
+    # is t²/ν = (c − 1) / (1 − c/r).
     if seeds < 2:
         return math.inf
     r = 1 + seeds * g
     c = (math.sqrt(r) / alpha) ** (2 / seeds)
-    return math.sqrt((c - 1) / (1 - c / r) * (seeds - 1) / seeds) if c < r else math.inf
+    if c >= r:
+        return math.inf
+    return math.sqrt((c - 1) / (1 - c / r) * (seeds - 1) / seeds)
 
 
-def bayes_factor(spread: Spread, null: float = 0.0, g: float = G) -> float:
+def bayes_factor(spread: Spread, null: float = 0.0, g: float = PRIOR_VARIANCE) -> float:
     """Return the evidence against a mean of `null`, which holds at every look."""
     # For a normal mean with unknown deviation, mix the effect size (mean / deviation) over N(0, g)
     # and the deviation over its right Haar measure. With n seeds, ν = n − 1 and t = √n (x̄ − μ) /
@@ -145,9 +158,11 @@ def bayes_factor(spread: Spread, null: float = 0.0, g: float = G) -> float:
         return 1.0
     r = 1 + n * g
     if spread.deviation == 0:
+        # The limit of the factor for t² → 0 or ∞.
         return 1.0 if spread.mean == null else float(r ** ((n - 1) / 2))
-    x = (spread.mean - null) ** 2 * n / spread.deviation**2 / (n - 1)
-    return math.exp(-math.log(r) / 2 + n / 2 * (math.log1p(x) - math.log1p(x / r)))
+    x = (spread.mean - null) ** 2 * n / spread.deviation**2 / (n - 1)  # t²/ν
+    log_factor = -math.log(r) / 2 + n / 2 * (math.log1p(x) - math.log1p(x / r))
+    return math.exp(log_factor)
 
 
 def interval_of(spread: Spread, reach: float, alpha: float) -> Interval:
@@ -158,7 +173,8 @@ def interval_of(spread: Spread, reach: float, alpha: float) -> Interval:
     if spread.deviation == 0:
         # An interval without width is not believed: a coarse metric can give equal differences. The
         # exact sign-flip test excludes every other effect once 2^(1−n) ≤ alpha, and none before.
-        half = 0.0 if math.isfinite(reach) and 2.0 ** (1 - spread.seeds) <= alpha else math.inf
+        excludes_others = math.isfinite(reach) and 2.0 ** (1 - spread.seeds) <= alpha
+        half = 0.0 if excludes_others else math.inf
     return Interval(spread.mean, spread.mean - half, spread.mean + half)
 
 
@@ -178,27 +194,34 @@ def median_interval(differences: Floats, alpha: float, low: Floats, high: Floats
 
     Each difference lies between its `low` and its `high`, which are infinite where a run was cut
     off. Nothing is supposed of their distribution. With n differences the k-th least and greatest
-    are the ends, where k is the greatest with 2 P(Binomial(n, ½) < k) ≤ alpha; infinite where there
-    is none, as below 6 differences at 5%.
+    are the ends, where k is the greatest with 2 P(Binomial(n, ½) < k) ≤ alpha (Thompson 1936,
+    Annals of Mathematical Statistics 7); without such a k, as below 6 differences at 5%, the ends
+    are infinite.
     """
+    median = float(np.median(differences))
     count = len(differences)
-    k = int((2 * bdtr(np.arange(count), count, 0.5) <= alpha).sum())
-    ends = (float(np.sort(low)[k - 1]), float(np.sort(high)[-k])) if k else (-math.inf, math.inf)
-    return Interval(float(np.median(differences)), *ends)
+    two_sided_p = 2 * bdtr(np.arange(count), count, 0.5)
+    k = int((two_sided_p <= alpha).sum())
+    if k == 0:
+        return Interval(median, -math.inf, math.inf)
+    return Interval(median, float(np.sort(low)[k - 1]), float(np.sort(high)[-k]))
 
 
 def mean_squares(tables: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return the mean squares of seeds, of tasks and of the rest, for tables (seeds × tasks) in the
-    last two axes.
+    """Return the mean squares of seeds, tasks and rest, for tables (seeds × tasks) in the last two
+    axes.
     """
+    # Two-way analysis of variance with one observation per cell (Fisher 1925).
     seeds, tasks = tables.shape[-2:]
-    rows = tables.mean(axis=-1, keepdims=True)
-    columns = tables.mean(axis=-2, keepdims=True)
-    mean = rows.mean(axis=-2, keepdims=True)
-    rest = ((tables - rows - columns + mean) ** 2).sum(axis=(-2, -1)) / ((seeds - 1) * (tasks - 1))
-    of_seeds = tasks * ((rows - mean) ** 2).sum(axis=(-2, -1)) / (seeds - 1)
-    of_tasks = seeds * ((columns - mean) ** 2).sum(axis=(-2, -1)) / (tasks - 1)
-    return of_seeds, of_tasks, rest
+    seed_means = tables.mean(axis=-1, keepdims=True)
+    task_means = tables.mean(axis=-2, keepdims=True)
+    mean = seed_means.mean(axis=-2, keepdims=True)
+    residual = tables - seed_means - task_means + mean
+
+    of_seeds = tasks * ((seed_means - mean) ** 2).sum(axis=(-2, -1)) / (seeds - 1)
+    of_tasks = seeds * ((task_means - mean) ** 2).sum(axis=(-2, -1)) / (tasks - 1)
+    of_rest = (residual**2).sum(axis=(-2, -1)) / ((seeds - 1) * (tasks - 1))
+    return of_seeds, of_tasks, of_rest
 
 
 def crossed_half(tables: Floats, alpha: float = 0.05) -> Floats:
@@ -213,33 +236,41 @@ def crossed_half(tables: Floats, alpha: float = 0.05) -> Floats:
     # at 5 and 8 seeds, and to 97.4% at 3. Satterthwaite's degrees of freedom gave 92.7 to 99.6%:
     # where few seeds happen to agree, they trust them too far.
     seeds, tasks = tables.shape[-2:]
-    of_seeds, of_tasks, rest = mean_squares(tables)
-    more = np.maximum(0.0, of_tasks - rest)
-    by_seeds, by_tasks = (
-        student_reach(count, alpha) * math.sqrt(count) for count in (seeds, tasks)
-    )
-    total = np.maximum(of_seeds + more, 1e-300)
-    both = (by_seeds * of_seeds + by_tasks * more) / np.sqrt(total)
-    return np.asarray(np.maximum(by_seeds * np.sqrt(of_seeds), both) / math.sqrt(seeds * tasks))
+    of_seeds, of_tasks, of_rest = mean_squares(tables)
+    tasks_excess = np.maximum(0.0, of_tasks - of_rest)
+    seeds_quantile = student_reach(seeds, alpha) * math.sqrt(seeds)
+    tasks_quantile = student_reach(tasks, alpha) * math.sqrt(tasks)
+
+    total = np.maximum(of_seeds + tasks_excess, 1e-300)  # no division by 0
+    of_both = (seeds_quantile * of_seeds + tasks_quantile * tasks_excess) / np.sqrt(total)
+    # Never less than Student's interval over the seeds alone, which takes the tasks as given.
+    of_seeds_alone = seeds_quantile * np.sqrt(of_seeds)
+    return np.asarray(np.maximum(of_seeds_alone, of_both) / math.sqrt(seeds * tasks))
 
 
 def crossed_interval(table: Floats, alpha: float = 0.05) -> Interval | None:
-    """Return the effect to expect from other seeds on other tasks of the kind; None below two, or
-    without deviation.
+    """Return the effect to expect from other seeds on other tasks of the kind; None below two seeds
+    or tasks, or if all seeds have the same mean.
     """
     if min(table.shape) < 2:
         return None
+    of_seeds = mean_squares(table)[0]
+    if math.sqrt(float(of_seeds)) <= ROUNDING * float(np.abs(table).max()):
+        return None
     mean = float(table.mean())
     half = float(crossed_half(table, alpha))
-    is_rounding = math.sqrt(float(mean_squares(table)[0])) <= 1e-12 * float(np.abs(table).max())
-    return None if is_rounding else Interval(mean, mean - half, mean + half)
+    return Interval(mean, mean - half, mean + half)
+
+
+# Halvings after which the ends of an interval within [0, 1] are exact to float64.
+BISECTIONS = 60
 
 
 def chance_of_improvement(arm: Floats, control: Floats, alpha: float = 0.05) -> Interval:
-    """Return the chance that a run of one arm beats a run of the other, whatever the seeds; ties
-    count half.
+    """Return the chance that a run of one arm beats a run of the other; ties count half.
 
-    One row per seed in either, one column per taskset; averaged over tasksets.
+    Any seed of one is compared with any of the other. Both have one row per seed and one column
+    per taskset; the result is the mean over tasksets.
     """
     # As in rliable (Agarwal et al. 2021, Deep reinforcement learning at the edge of the statistical
     # precipice); with one taskset it is Mann and Whitney's U. The interval is not rliable's
@@ -255,31 +286,38 @@ def chance_of_improvement(arm: Floats, control: Floats, alpha: float = 0.05) -> 
 
     def is_inside(theta: float) -> bool:
         # Hanley and McNeil (Radiology 143, 1982)
-        more = (1 - theta) / (2 - theta) + theta / (1 + theta)
-        variance = theta * (1 - theta) * (1 + (seeds - 1) * more) / seeds**2
+        of_pairs = (1 - theta) / (2 - theta) + theta / (1 + theta)
+        variance = theta * (1 - theta) * (1 + (seeds - 1) * of_pairs) / seeds**2
         return abs(chance - theta) <= z * math.sqrt(variance)
 
-    def end(inside: float, outside: float) -> float:
-        for _ in range(60):
+    def find_end(outside: float) -> float:
+        inside = chance
+        for _ in range(BISECTIONS):
             middle = (inside + outside) / 2
-            inside, outside = (middle, outside) if is_inside(middle) else (inside, middle)
+            if is_inside(middle):
+                inside = middle
+            else:
+                outside = middle
         return (inside + outside) / 2
 
-    return Interval(chance, end(chance, 0.0), end(chance, 1.0))
+    return Interval(chance, find_end(0.0), find_end(1.0))
 
 
 def interquartile_mean(scores: Floats) -> Floats:
-    """Return the mean of the middle half over the last axis, a quarter cut at either end, rounded
-    down.
+    """Return the mean of the middle half over the last axis; the quarter cut at either end is
+    rounded down.
     """
+    # As in rliable: scipy.stats.trim_mean with a quarter.
     count = scores.shape[-1]
     cut = count // 4
-    return np.asarray(np.sort(scores, axis=-1)[..., cut : count - cut].mean(axis=-1))
+    middle_half = np.sort(scores, axis=-1)[..., cut : count - cut]
+    return np.asarray(middle_half.mean(axis=-1))
 
 
 def iqm_difference(arm: Floats, control: Floats, alpha: float = 0.05) -> Interval:
-    """Return the arm's interquartile mean less the control's; one row per seed, one column per
-    taskset.
+    """Return the arm's interquartile mean less the control's.
+
+    Both have one row per seed and one column per taskset.
     """
     # As in rliable, but for the interval. A run is scored on all tasksets and paired with the other
     # arm's by its seed, so whole seeds are drawn again. Percentiles of such draws covered in 75,
@@ -288,20 +326,21 @@ def iqm_difference(arm: Floats, control: Floats, alpha: float = 0.05) -> Interva
     # 96, 95 and 94% of the same experiments.
     seeds = len(arm)
 
-    def difference(rows: NDArray[np.int64]) -> Floats:
-        flat = (*rows.shape[:-1], -1)
-        return interquartile_mean(arm[rows].reshape(flat)) - interquartile_mean(
-            control[rows].reshape(flat)
-        )
+    def difference_of(rows: NDArray[np.int64]) -> Floats:
+        flat = (*rows.shape[:-1], -1)  # the scores of all seeds and tasksets together
+        arm_mean = interquartile_mean(arm[rows].reshape(flat))
+        control_mean = interquartile_mean(control[rows].reshape(flat))
+        return arm_mean - control_mean
 
-    found = float(difference(np.arange(seeds)))
+    difference = float(difference_of(np.arange(seeds)))
     if seeds < 2:
-        return Interval(found, -math.inf, math.inf)
-    error = float(difference(_drawn_seeds(seeds)).std()) * math.sqrt(seeds / (seeds - 1))
+        return Interval(difference, -math.inf, math.inf)
+    drawn = difference_of(_drawn_seeds(seeds))
+    error = float(drawn.std()) * math.sqrt(seeds / (seeds - 1))
     half = student_reach(seeds, alpha) * math.sqrt(seeds) * error
-    return Interval(found, found - half, found + half)
+    return Interval(difference, difference - half, difference + half)
 
 
 @lru_cache(maxsize=64)
 def _drawn_seeds(seeds: int) -> NDArray[np.int64]:
-    return np.random.default_rng(seeds).integers(0, seeds, size=(DRAWS, seeds))
+    return np.random.default_rng(seeds).integers(0, seeds, size=(BOOTSTRAP_DRAWS, seeds))

@@ -13,21 +13,26 @@ import numpy as np
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from uptrend.records.view import Floats
+from uptrend.stats.intervals import ROUNDING
 
 # Longer curves are averaged in blocks down to about this many points: same trend, less work, less
 # autocorrelation.
-MOST_POINTS = 240
+MAX_BLOCKS = 240
 # Points below which a trend has no error.
-FEWEST_POINTS = 6
-# Most polynomials that measure the noise.
-MOST_DIRECTIONS = 12
+MIN_POINTS = 6
+# Polynomials that measure the noise: more follow slow noise less well, fewer leave Student's t with
+# few degrees of freedom.
+MIN_DIRECTIONS = 2
+MAX_DIRECTIONS = 12
 # Polynomials after the linear one that are left out of the noise: a curve that rises and levels off
 # has them.
-BENDS = 2
+BEND_DIRECTIONS = 2
 # Points from which bends are left out; shorter curves need every direction for their error.
-ENOUGH_TO_BEND = 60
-# Grid over which the bias of the autocorrelation is inverted.
-RHOS = np.concatenate([np.linspace(-0.6, 0.9, 31), np.linspace(0.91, 0.995, 18)])
+MIN_POINTS_FOR_BENDS = 60
+# Largest autocorrelation that the noise is believed to have; at 1 it would have no finite variance.
+MAX_RHO = 0.99
+# Grid over which the bias of the autocorrelation is inverted, finer where noise is slow.
+RHO_GRID = np.concatenate([np.linspace(-0.6, 0.9, 31), np.linspace(0.91, 0.995, 18)])
 
 
 @dataclass(frozen=True)
@@ -60,15 +65,16 @@ class TrendTest:
         """Return the chance that a run with this noise shows a change of this size."""
         if self.error == 0:
             return 1.0
+        # The noncentral t is approximated by a t shifted by its noncentrality.
         critical = stdtrit(self.df, 1 - alpha / 2)
         shift = abs(effect) / self.error
-        return float(stdtr(self.df, shift - critical) + stdtr(self.df, -shift - critical))
+        above = float(stdtr(self.df, shift - critical))
+        below = float(stdtr(self.df, -shift - critical))
+        return above + below
 
 
 def measure_trend(values: Floats) -> TrendTest | None:
-    """Return the trend of a curve with its error; none where there are too few points for an
-    error.
-    """
+    """Return the trend of a curve with its error; None if it has too few points for an error."""
     # The curve is projected on orthonormal polynomials in time. The linear one carries the trend;
     # from 60 points on the next two are left to the bend of a curve that rises and levels off; the
     # K after them carry noise alone, and under AR(1) each has a known share of it, so that t =
@@ -79,45 +85,67 @@ def measure_trend(values: Floats) -> TrendTest | None:
     # slow noise that is not AR(1). That helps and does not cure: white noise plus AR(1) of .9 with
     # half its deviation gave 16 / 16 / 11 / 4% false positives with 50 / 100 / 200 / 1000 points
     # (500 curves, before the bends were left out).
-    if len(values) < FEWEST_POINTS:
+    if len(values) < MIN_POINTS:
         return None
-    blocks = _averaged(values)
+    blocks = _average_blocks(values)
     points = len(blocks)
-    directions = max(2, min(points // 3, MOST_DIRECTIONS))
-    bends = BENDS if points >= ENOUGH_TO_BEND else 0
-    first = 2 + bends
-    basis = polynomials(points, directions + 1 + bends)
+    directions = max(MIN_DIRECTIONS, min(points // 3, MAX_DIRECTIONS))
+    bends = BEND_DIRECTIONS if points >= MIN_POINTS_FOR_BENDS else 0
+    degree = 1 + bends + directions
+
+    # Coefficients a of the polynomials, and the share s of the noise that each of them has.
+    basis = polynomials(points, degree)
     loads = basis.T @ blocks
-    rho = lag_one(blocks, 1 + bends // 2)
-    # One standard error is added; the second term is what the asymptotic error lacks on short
-    # curves.
-    rho = min(0.99, max(0.0, rho + math.sqrt((1 - rho * rho) / points + (2.5 / points) ** 2)))
-    shares = _noise_shares(points, directions + 1 + bends, round(rho, 3))
-    noise = float(np.mean(loads[first:] ** 2 / shares[first:]))
-    # Blocks' centers lie a little inside the curve's ends.
-    span = float(basis[-1, 1] - basis[0, 1]) * (len(values) - 1) / (len(values) * (1 - 1 / points))
-    # What is only rounding counts as 0: a noiseless curve has no error, and a constant one no
-    # trend.
-    rounding = 1e-12 * float(np.abs(values).max())
-    effect, error = (
-        0.0 if abs(load) < rounding else load * span
-        for load in (float(loads[1]), math.sqrt(noise * shares[1]))
+    rho = _cautious_rho(blocks, degree=1 + bends // 2)
+    shares = _noise_shares(points, degree, round(rho, 3))
+    first_noise = 2 + bends
+    noise_variance = float(np.mean(loads[first_noise:] ** 2 / shares[first_noise:]))
+    trend_load = float(loads[1])
+    trend_error = math.sqrt(noise_variance * shares[1])
+
+    # From a coefficient to a change over the whole curve: the blocks' centers lie a little inside
+    # its ends.
+    inner_span = float(basis[-1, 1] - basis[0, 1])
+    span = inner_span * (len(values) - 1) / (len(values) * (1 - 1 / points))
+
+    # A noiseless curve has no error, and a constant one no trend.
+    rounding = ROUNDING * float(np.abs(values).max())
+    return TrendTest(
+        effect=0.0 if abs(trend_load) < rounding else trend_load * span,
+        error=0.0 if trend_error < rounding else trend_error * span,
+        df=directions,
     )
-    return TrendTest(effect, error, directions)
 
 
-def _averaged(values: Floats) -> Floats:
-    if len(values) < 2 * MOST_POINTS:
+def _average_blocks(values: Floats) -> Floats:
+    """Return a curve, a long one as the means of about `MAX_BLOCKS` blocks of equal length."""
+    if len(values) < 2 * MAX_BLOCKS:
         return np.asarray(values, dtype=np.float64)
-    pieces = len(values) // max(1, len(values) // MOST_POINTS)
-    return np.array([piece.mean() for piece in np.array_split(values, pieces)])
+    block_length = len(values) // MAX_BLOCKS
+    count = len(values) // block_length
+    return np.array([block.mean() for block in np.array_split(values, count)])
+
+
+def _cautious_rho(blocks: Floats, degree: int) -> float:
+    """Return the noise's lag-1 autocorrelation plus one standard error, within 0 and `MAX_RHO`."""
+    points = len(blocks)
+    rho = lag_one(blocks, degree)
+    # (1 − ρ²) / n is the asymptotic variance (Bartlett 1946); the second term is what it lacks on
+    # short curves.
+    error = math.sqrt((1 - rho * rho) / points + (2.5 / points) ** 2)
+    return min(MAX_RHO, max(0.0, rho + error))
 
 
 @lru_cache(maxsize=1024)
 def _noise_shares(points: int, degree: int, rho: float) -> Floats:
-    """Return v'Σ(ρ)v of each polynomial v."""
+    """Return v'Σ(ρ)v of each polynomial v, where Σ(ρ)ᵢⱼ = ρ^|i − j|."""
     basis = polynomials(points, degree)
-    own = np.array([np.correlate(column, column, "full")[points - 1 :] for column in basis.T])
+    # A quadratic form in a Toeplitz matrix is a sum over lags: each lag but 0 is there twice.
+    correlations = []
+    for column in basis.T:
+        by_lag = np.correlate(column, column, "full")[points - 1 :]
+        correlations.append(by_lag)
+    own = np.array(correlations)
     own[:, 1:] *= 2
     return np.asarray(own @ rho ** np.arange(points))
 
@@ -143,17 +171,17 @@ def lag_one(values: Floats, degree: int = 1) -> float:
     noiseless curves.
     """
     # The raw estimate r = Σ eᵢeᵢ₊₁ / Σ eᵢ² from residuals is too small, by about (2 + 4ρ) / n after
-    # a straight line. Under AR(1) its expectation is known: with A the projector onto the residuals
-    # and D the shift, E r ≈ tr(A D A Σ(ρ)) / tr(A Σ(ρ)). That is inverted over a grid of ρ.
+    # a straight line (compare Marriott and Pope 1954, Biometrika 41). Under AR(1) its expectation
+    # is known: with A the projector onto the residuals and D the shift, E r ≈ tr(A D A Σ(ρ)) /
+    # tr(A Σ(ρ)). That is inverted over a grid of ρ.
     if len(values) < degree + 5:
         return 0.0
     noise = residuals(values, degree)
     power = float(noise @ noise)
-    if power <= 1e-18 * max(1.0, float(values @ values)):
+    if power <= 1e-18 * max(1.0, float(values @ values)):  # a billionth of the values: rounding
         return 0.0
-    return float(
-        np.interp(noise[:-1] @ noise[1:] / power, _expected_lag_one(len(values), degree), RHOS)
-    )
+    raw = noise[:-1] @ noise[1:] / power
+    return float(np.interp(raw, _expected_lag_one(len(values), degree), RHO_GRID))
 
 
 @lru_cache(maxsize=64)
@@ -162,34 +190,45 @@ def _expected_lag_one(points: int, degree: int) -> Floats:
     basis = polynomials(points, degree)
     projector = np.eye(points) - basis @ basis.T
     shifted = projector[:, :-1] @ projector[1:, :]
-    powers = RHOS[:, None] ** np.arange(points)
+    powers = RHO_GRID[:, None] ** np.arange(points)
+    # tr(M Σ(ρ)) is the sum over lags of ρ^lag times the sum of M's two diagonals at that lag.
     expected = (powers @ _diagonal_sums(shifted)) / (powers @ _diagonal_sums(projector))
-    return np.maximum.accumulate(expected + 1e-9 * np.arange(len(RHOS)))
+    return np.maximum.accumulate(expected + 1e-9 * np.arange(len(RHO_GRID)))
 
 
 def _diagonal_sums(matrix: Floats) -> Floats:
-    return np.array(
-        [np.trace(matrix, k) + (np.trace(matrix, -k) if k else 0.0) for k in range(len(matrix))]
-    )
+    """Return the sum of the diagonals above and below the main one, by distance from it."""
+    sums = [np.trace(matrix)]
+    for k in range(1, len(matrix)):
+        sums.append(np.trace(matrix, k) + np.trace(matrix, -k))
+    return np.array(sums)
+
+
+# A least-squares slope over n points of a unit interval has the variance σ² / Σ(x − x̄)², and the
+# sum is about n / 12 (any textbook on regression).
+SLOPE_VARIANCE = 12
 
 
 def power_of_rise(effect: float, noise: float, points: int, alpha: float) -> float:
-    """Return the chance that a straight rise by `effect` over independent points of this noise
-    shows, one-sided.
+    """Return the power of a one-sided test of a straight rise by `effect`, over independent points
+    of this noise.
     """
-    error = noise * math.sqrt(12 / points)
-    return float(ndtr(effect / error - ndtri(1 - alpha))) if error > 0 else 1.0
+    error = noise * math.sqrt(SLOPE_VARIANCE / points)
+    if error > 0:
+        return float(ndtr(effect / error - ndtri(1 - alpha)))
+    return 1.0
 
 
 def points_for(effect: float, noise: float, power: float, alpha: float) -> int:
-    """Return the number of points with which such a rise has this power."""
-    return math.ceil(12 * (float(ndtri(1 - alpha) + ndtri(power)) * noise / effect) ** 2)
+    """Return the number of points with which `power_of_rise` reaches `power`."""
+    reach = float(ndtri(1 - alpha) + ndtri(power))
+    return math.ceil(SLOPE_VARIANCE * (reach * noise / effect) ** 2)
 
 
 def neighbor_noise(values: Floats) -> float:
-    """Return the noise's deviation from differences of neighbors (von Neumann), blind to trends and
-    shifts.
-    """
+    """Return the noise's deviation from differences of neighbors, blind to trends and shifts."""
+    # Half the mean square of successive differences (von Neumann 1941, Annals of Mathematical
+    # Statistics 12).
     if len(values) < 3:
         return float(np.std(values)) if len(values) else 0.0
     return float(np.sqrt(np.mean(np.diff(values) ** 2) / 2))
@@ -215,8 +254,17 @@ def shift_at(values: Floats, index: int) -> Shift:
     after = values[index:]
     error = neighbor_noise(values) * math.sqrt(1 / len(before) + 1 / len(after))
     change = float(after.mean() - before.mean())
-    z = change / error if error > 0 else math.copysign(math.inf, change) if change else 0.0
+    if error > 0:
+        z = change / error
+    elif change:
+        z = math.copysign(math.inf, change)
+    else:
+        z = 0.0
     return Shift(float(before.mean()), float(after.mean()), z)
+
+
+# Interquartile range of a normal distribution, in deviations: 2 Φ⁻¹(0.75).
+NORMAL_INTERQUARTILE_RANGE = 1.349
 
 
 def robust_spread(values: Floats) -> float:
@@ -224,26 +272,26 @@ def robust_spread(values: Floats) -> float:
     if len(values) == 0:
         return 0.0
     low, high = np.quantile(values, [0.25, 0.75])
-    return float(high - low) / 1.349
+    return float(high - low) / NORMAL_INTERQUARTILE_RANGE
 
 
 def start(values: Floats, share: float = 0.25) -> float:
-    """Return the median of the first part of a curve, of 3 points at least."""
-    return float(np.median(values[: _count(values, share)]))
+    """Return the median of the first part of a curve, at least 3 points of it."""
+    return float(np.median(values[: _part_length(values, share)]))
 
 
 def end(values: Floats, share: float = 0.25) -> float:
-    """Return the median of the last part of a curve, of 3 points at least."""
-    return float(np.median(values[-_count(values, share) :]))
+    """Return the median of the last part of a curve, at least 3 points of it."""
+    return float(np.median(values[-_part_length(values, share) :]))
 
 
-def _count(values: Floats, share: float) -> int:
+def _part_length(values: Floats, share: float) -> int:
     return max(min(3, len(values)), int(len(values) * share))
 
 
 def rank_correlation(a: Floats, b: Floats) -> float:
-    """Return Spearman's correlation, ties at their mean rank; 0 below 3 points or where one side is
-    constant.
+    """Return Spearman's rank correlation (1904), ties at their mean rank; 0 below 3 points or where
+    one side is constant.
     """
     if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return 0.0
@@ -252,4 +300,5 @@ def rank_correlation(a: Floats, b: Floats) -> float:
 
 def _ranks(values: Floats) -> Floats:
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[inverse], dtype=np.float64)
+    mean_ranks = np.cumsum(counts) - (counts - 1) / 2
+    return np.asarray(mean_ranks[inverse], dtype=np.float64)

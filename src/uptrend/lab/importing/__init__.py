@@ -98,10 +98,10 @@ def _add_hypotheses(notebook: Notebook, imported: Imported) -> None:
         waits = tuple(named[other] for other in first if other in named)
         priority = Priority(one.priority or "medium")
         explains = one.fields.get("Impact", "")
-        h = Hypothesis(id, title, "", (), priority, explains=explains, prerequisites=waits)
+        hypothesis = Hypothesis(id, title, "", (), priority, explains=explains, prerequisites=waits)
         text = _render("imported-hypothesis.md", one, journal.name, fields=FIELDS, key=key)
         imported.ids[key] = id
-        imported.written.append(notebook.add(h, sections(text)))
+        imported.written.append(notebook.add(hypothesis, sections(text)))
 
 
 def _render(template: str, one: JournalItem, source: str, **more: Any) -> str:

@@ -395,7 +395,9 @@ def _claimed(experiments: Iterable[JournalItem]) -> list[JournalItem]:
                 rest = takewhile(
                     lambda other: other.in_code or not other.text.startswith("#"), one.lines[at:]
                 )
-                h = _read(JournalItem("hypothesis", "", claim, tuple(rest)))
-                fields = {"Experiment": one.title} | h.fields
-                found.append(replace(h, statuses=one.statuses, runs=one.runs, fields=fields))
+                hypothesis = _read(JournalItem("hypothesis", "", claim, tuple(rest)))
+                fields = {"Experiment": one.title} | hypothesis.fields
+                found.append(
+                    replace(hypothesis, statuses=one.statuses, runs=one.runs, fields=fields)
+                )
     return found

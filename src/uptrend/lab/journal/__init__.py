@@ -34,35 +34,37 @@ from uptrend.records.metrics import find_metric, name_of
 __all__ = ["ArmRun", "ConfigChange", "Entry", "change_of", "record"]
 
 
-def record(notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry) -> list[Path]:
+def record(
+    notebook: Notebook, hypothesis: Hypothesis, verdict: Verdict, entry: Entry
+) -> list[Path]:
     """Write a verdict down everywhere it belongs, and return the files that were written.
 
     Only marked blocks are rewritten. A second verdict replaces the Results and adds to the log.
     """
-    folder = notebook.results(h.id)
+    folder = notebook.results(hypothesis.id)
     # The verdict's fields stand as they are, and under `entry` how the experiment was made.
     written = [
         write(folder / VERDICT, {**asdict(verdict), "entry": asdict(entry)}, indent=1),
         folder / CURVES,
     ]
-    curves = keep_curves(folder / CURVES, notebook.folder, h.metric, entry.runs)
+    curves = keep_curves(folder / CURVES, notebook.folder, hypothesis.metric, entry.runs)
     pictures = list[Path]()
     with explain_disk_errors(folder):
         if verdict.comparisons:
-            pictures.append(save_intervals(folder / "intervals.png", h, verdict))
-        if kinds(h, curves):
-            pictures.append(save_curves(folder / "curves.png", h, curves))
+            pictures.append(save_intervals(folder / "intervals.png", hypothesis, verdict))
+        if kinds(hypothesis, curves):
+            pictures.append(save_curves(folder / "curves.png", hypothesis, curves))
     place = folder.relative_to(notebook.folder).as_posix()
-    told = {"h": h, "verdict": verdict, "entry": entry, "place": place, **HELPERS}
+    told = {"hypothesis": hypothesis, "verdict": verdict, "entry": entry, "place": place, **HELPERS}
 
-    page = read_page(notebook.path_of(h.id))
+    page = read_page(notebook.path_of(hypothesis.id))
     results = render("lab/templates/results.md", pictures=pictures, **told)
     write_atomically(
         page.path, (page.head + put_block(page.body, "results", results, "## Results")).encode()
     )
-    notebook.set_status(h.id, verdict.status, verdict.confidence)
+    notebook.set_status(hypothesis.id, verdict.status, verdict.confidence)
 
-    fixed = _write_fix(notebook, h, verdict, entry, curves)
+    fixed = _write_fix(notebook, hypothesis, verdict, entry, curves)
     fix = f"fixes/{fixed[0].name}" if len(fixed) > 1 else ""
     counts = [
         f"{count} {status}" for status, count in Counter(run.status for run in entry.runs).items()
@@ -71,7 +73,7 @@ def record(notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry) ->
         counts.append(f"{duration(worked)} of work")
     # The same verdict at the same second is the same entry.
     text = render("lab/templates/entry.md", ended=", ".join(counts), fix=fix, **told)
-    _put(notebook.log, f"entry {h.id} {entry.date}", text)
+    _put(notebook.log, f"entry {hypothesis.id} {entry.date}", text)
     return [*written, *pictures, page.path, *fixed, notebook.log, notebook.folder / "README.md"]
 
 
@@ -90,32 +92,36 @@ class ConfigChange(NamedTuple):
     comparison: Comparison  # evidence for it
 
 
-def change_of(h: Hypothesis, verdict: Verdict, entry: Entry) -> ConfigChange | None:
+def change_of(hypothesis: Hypothesis, verdict: Verdict, entry: Entry) -> ConfigChange | None:
     """Return the change that a validated hypothesis calls for.
 
     None where it is not validated, does not count, or no config value differs.
     """
-    best = decisive(h, verdict)
+    best = decisive(hypothesis, verdict)
     if verdict.status is not Status.VALIDATED or verdict.void or best is None:
         return None
-    metric = find_metric(h.metric)
+    metric = find_metric(hypothesis.metric)
     if metric is not None and metric.better == "more":
         to_arm = best.arm_mean >= best.control_mean
     else:  # of a metric that is neither good nor bad in itself, what was claimed is what is wanted
-        to_arm = h.direction is not Direction.EITHER or best.interval.effect > 0
+        to_arm = hypothesis.direction is not Direction.EITHER or best.interval.effect > 0
     values = changed(entry, best.arm, to_control=not to_arm)
-    sides = (h.control.name, best.arm) if to_arm else (best.arm, h.control.name)
+    sides = (hypothesis.control.name, best.arm) if to_arm else (best.arm, hypothesis.control.name)
     return ConfigChange(*sides, values, best) if values else None
 
 
 def _write_fix(
-    notebook: Notebook, h: Hypothesis, verdict: Verdict, entry: Entry, curves: Sequence[Curves]
+    notebook: Notebook,
+    hypothesis: Hypothesis,
+    verdict: Verdict,
+    entry: Entry,
+    curves: Sequence[Curves],
 ) -> list[Path]:
     # Write the fix's page, override and picture; the page of one that no longer holds says so.
-    name = notebook.path_of(h.id).stem
+    name = notebook.path_of(hypothesis.id).stem
     folder = notebook.folder / "fixes"
     page, override, picture = (folder / f"{name}.{kind}" for kind in ("md", "toml", "png"))
-    change = change_of(h, verdict, entry)
+    change = change_of(hypothesis, verdict, entry)
     if change is None:
         if not page.exists():
             return []
@@ -125,22 +131,25 @@ def _write_fix(
     both = [c for c in curves if c.arm in (change.before, change.after)]
     with explain_disk_errors(folder):
         folder.mkdir(exist_ok=True)
-        drawn = [save_curves(picture, h, both)] if kinds(h, both) else []
+        drawn = [save_curves(picture, hypothesis, both)] if kinds(hypothesis, both) else []
     gone = [key for key, value in change.values.items() if value is None]
     head = (
-        f"# {h.id.upper()}: {' '.join(titled(h).split())}\n# Put these values into a recipe;"
-        f" {change.after}.\n"
+        f"# {hypothesis.id.upper()}: {' '.join(titled(hypothesis).split())}\n"
+        f"# Put these values into a recipe; {change.after}.\n"
     )
     head += "".join(
         f"# Leave out {key}.\n" for key in gone if not any(key.startswith(f"{k}.") for k in gone)
     )
     write_atomically(override, f"{head}\n{to_recipe(nest(change.values))}".encode())
     c = change.comparison
-    to_arm = change.before == h.control.name
+    to_arm = change.before == hypothesis.control.name
     means = (c.control_mean, c.arm_mean) if to_arm else (c.arm_mean, c.control_mean)
-    gain = interval_text(h.metric, c.interval, sign_of(h) * (1 if to_arm else -1))
+    gain = interval_text(hypothesis.metric, c.interval, sign_of(hypothesis) * (1 if to_arm else -1))
     levels = [
-        (f"mean over {plural(len(c.seeds), 'seed')}", *(level(h.metric, mean) for mean in means)),
+        (
+            f"mean over {plural(len(c.seeds), 'seed')}",
+            *(level(hypothesis.metric, mean) for mean in means),
+        ),
         (f"effect, {percent(c.level, trim=True)} interval", "", gain),
     ]
     elsewhere = list[list[str]]()  # one row per value: the same in other trainers
@@ -156,14 +165,15 @@ def _write_fix(
             elsewhere[-1].append(told + (f" ({found.note})" if found.note else ""))
     text = render(
         "lab/templates/fix.md",
-        h=h,
+        hypothesis=hypothesis,
         verdict=verdict,
         entry=entry,
         change=change,
         name=name,
         picture=picture.name if drawn else "",
         levels=markdown_table(
-            (name_of(h.metric), f"before: {change.before}", f"after: {change.after}"), levels
+            (name_of(hypothesis.metric), f"before: {change.before}", f"after: {change.after}"),
+            levels,
         ),
         sets=[
             f"{key}={to_toml(value)}" for key, value in change.values.items() if value is not None
@@ -171,7 +181,9 @@ def _write_fix(
         elsewhere=markdown_table(
             ("Uptrend", *(TRAINERS[who] for who in dialects.TRAINER_NAMES)), elsewhere
         ),
-        advice=complete_fix(CATALOGUE[h.cause].fix) if h.cause in CATALOGUE else None,
+        advice=complete_fix(CATALOGUE[hypothesis.cause].fix)
+        if hypothesis.cause in CATALOGUE
+        else None,
         trainers=TRAINERS,
         assignments=assignments,
         titled=titled,

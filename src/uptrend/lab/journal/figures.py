@@ -20,25 +20,25 @@ from uptrend.records.metrics import name_of
 PANEL = (4.2, 2.9)
 
 
-def place_of(h: Hypothesis, arm: str) -> int:
+def place_of(hypothesis: Hypothesis, arm: str) -> int:
     """Return the place of an arm's color: the last, gray, is the control's."""
-    names = [other.name for other in h.treated]
+    names = [other.name for other in hypothesis.treated]
     return names.index(arm) % (len(COLORS) - 1) if arm in names else len(COLORS) - 1
 
 
-def kinds(h: Hypothesis, curves: Sequence[Curves]) -> dict[str, str]:
+def kinds(hypothesis: Hypothesis, curves: Sequence[Curves]) -> dict[str, str]:
     """Return the kinds of curves there are to draw, and the metric of each."""
-    named = {"accuracy": ACCURACY, "reward": "reward/mean", "metric": curve_of(h.metric)}
+    named = {"accuracy": ACCURACY, "reward": "reward/mean", "metric": curve_of(hypothesis.metric)}
     return {kind: metric for kind, metric in named.items() if any(getattr(c, kind) for c in curves)}
 
 
 def arms_with(
-    h: Hypothesis, curves: Sequence[Curves], kind: str
+    hypothesis: Hypothesis, curves: Sequence[Curves], kind: str
 ) -> dict[str, list[tuple[Point, ...]]]:
     """Return the curves of one kind, one per seed, by arm, the control first; arms without any are
     left out.
     """
-    arms = sorted(h.arms, key=lambda arm: not arm.is_control)
+    arms = sorted(hypothesis.arms, key=lambda arm: not arm.is_control)
     found = {
         arm.name: [getattr(c, kind) for c in curves if c.arm == arm.name and getattr(c, kind)]
         for arm in arms
@@ -46,12 +46,12 @@ def arms_with(
     return {arm: lines for arm, lines in found.items() if lines}
 
 
-def draw_curves(axes: Any, h: Hypothesis, curves: Sequence[Curves], kind: str) -> None:
+def draw_curves(axes: Any, hypothesis: Hypothesis, curves: Sequence[Curves], kind: str) -> None:
     """Draw curves of one kind: a thin line per seed, a thick one for their mean."""
-    metric = kinds(h, curves)[kind]
+    metric = kinds(hypothesis, curves)[kind]
     scale = 100 if is_share(metric) else 1
-    for arm, lines in arms_with(h, curves, kind).items():
-        color = COLORS[place_of(h, arm)]
+    for arm, lines in arms_with(hypothesis, curves, kind).items():
+        color = COLORS[place_of(hypothesis, arm)]
         for line in lines:
             axes.plot(
                 [s for s, _ in line],
@@ -75,11 +75,11 @@ def draw_curves(axes: Any, h: Hypothesis, curves: Sequence[Curves], kind: str) -
         show_shares(axes, whole=100)
 
 
-def draw_intervals(axes: Any, h: Hypothesis, verdict: Verdict) -> None:
+def draw_intervals(axes: Any, hypothesis: Hypothesis, verdict: Verdict) -> None:
     """Draw each arm's effect with its interval, a dot per seed, zero and the smallest effect that
     matters.
     """
-    scale = sign_of(h) * (100 if is_share(h.metric) else 1)
+    scale = sign_of(hypothesis) * (100 if is_share(hypothesis.metric) else 1)
     compared = verdict.comparisons
     shown = [
         scale * v
@@ -91,12 +91,14 @@ def draw_intervals(axes: Any, h: Hypothesis, verdict: Verdict) -> None:
     high = max(0.0, *shown)
     room = 0.3 * (high - low) or 1.0
     axes.axvline(0, color=INK, linewidth=1)
-    for side in (1, -1) if h.direction is Direction.EITHER else (1,):
-        axes.axvline(side * scale * h.smallest, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    for side in (1, -1) if hypothesis.direction is Direction.EITHER else (1,):
+        axes.axvline(
+            side * scale * hypothesis.smallest, color=INK, linewidth=1, linestyle=(0, (4, 3))
+        )
     above = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom", "fontsize": 8}
-    axes.text(scale * h.smallest, 1, "smallest that matters", **above)
+    axes.text(scale * hypothesis.smallest, 1, "smallest that matters", **above)
     for row, c in enumerate(compared):
-        color = COLORS[place_of(h, c.arm)]
+        color = COLORS[place_of(hypothesis, c.arm)]
         # An interval without an end is drawn to the edge.
         ends = [
             max(low - room, min(high + room, scale * end))
@@ -118,39 +120,39 @@ def draw_intervals(axes: Any, h: Hypothesis, verdict: Verdict) -> None:
     names = [f"{textwrap.fill(c.arm, 16)}\n{percent(c.level, trim=True)}" for c in compared]
     axes.set_yticks(range(len(compared)), names)
     axes.grid(visible=False)
-    unit = "points" if is_share(h.metric) else h.metric
-    claimed = f"claimed: {WAYS[h.direction]}; one dot per seed"
-    axes.set_xlabel(f"effect on {name_of(h.metric)} ({unit})\n{claimed}", fontsize=9)
+    unit = "points" if is_share(hypothesis.metric) else hypothesis.metric
+    claimed = f"claimed: {WAYS[hypothesis.direction]}; one dot per seed"
+    axes.set_xlabel(f"effect on {name_of(hypothesis.metric)} ({unit})\n{claimed}", fontsize=9)
 
 
-def save_curves(path: Path, h: Hypothesis, curves: Sequence[Curves]) -> Path:
+def save_curves(path: Path, hypothesis: Hypothesis, curves: Sequence[Curves]) -> Path:
     """Write a picture with one panel per kind of curve."""
-    panels = kinds(h, curves)
+    panels = kinds(hypothesis, curves)
     with plotting() as plt:
         size = (5.2 * len(panels), 3.6)
         figure, grid = plt.subplots(
             1, len(panels), figsize=size, layout="constrained", squeeze=False
         )
         for axes, (kind, metric) in zip(grid.flat, panels.items(), strict=True):
-            draw_curves(axes, h, curves, kind)
+            draw_curves(axes, hypothesis, curves, kind)
             axes.set_title(title_of(metric))
         handles, labels = grid.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
         return save(figure, path)
 
 
-def save_intervals(path: Path, h: Hypothesis, verdict: Verdict) -> Path:
+def save_intervals(path: Path, hypothesis: Hypothesis, verdict: Verdict) -> Path:
     """Write a picture of the effects."""
     with plotting() as plt:
         figure, axes = plt.subplots(
             figsize=(7.2, 1.3 + 0.75 * len(verdict.comparisons)), layout="constrained"
         )
-        draw_intervals(axes, h, verdict)
+        draw_intervals(axes, hypothesis, verdict)
         return save(figure, path)
 
 
 def panels(
-    h: Hypothesis, verdict: Verdict | None, curves: Sequence[Curves]
+    hypothesis: Hypothesis, verdict: Verdict | None, curves: Sequence[Curves]
 ) -> list[tuple[str, str]]:
     """Return titles and SVG of a hypothesis's pictures on the page: effects, and every kind of
     curve there is.
@@ -160,11 +162,11 @@ def panels(
         if verdict and verdict.comparisons:
             height = max(PANEL[1], 0.8 + 0.7 * len(verdict.comparisons))
             figure, axes = plt.subplots(figsize=(PANEL[0], height), layout="constrained")
-            draw_intervals(axes, h, verdict)
+            draw_intervals(axes, hypothesis, verdict)
             made.append(("Effect", to_svg(figure, "effects with their intervals")))
-        for kind, metric in kinds(h, curves).items():
+        for kind, metric in kinds(hypothesis, curves).items():
             figure, axes = plt.subplots(figsize=PANEL, layout="constrained")
-            draw_curves(axes, h, curves, kind)
+            draw_curves(axes, hypothesis, curves, kind)
             made.append((title_of(metric), to_svg(figure, f"{title_of(metric)} by step")))
     return made
 

@@ -38,7 +38,7 @@ class Chapter:
     not needed.
     """
 
-    h: Hypothesis
+    hypothesis: Hypothesis
     file: str  # its file, relative to the lab's folder
     prose: dict[str, str]  # sections that people wrote, by heading
     verdict: Verdict | None = None
@@ -52,7 +52,7 @@ class Chapter:
     @property
     def deciding(self) -> Comparison | None:
         """Comparison that the verdict rests on."""
-        return decisive(self.h, self.verdict) if self.verdict else None
+        return decisive(self.hypothesis, self.verdict) if self.verdict else None
 
     @property
     def ends(self) -> list[float]:
@@ -61,7 +61,7 @@ class Chapter:
         """
         found = self.deciding and self.deciding.interval
         return (
-            [end / self.h.smallest for end in (found.low, found.effect, found.high)]
+            [end / self.hypothesis.smallest for end in (found.low, found.effect, found.high)]
             if found
             else []
         )
@@ -70,8 +70,10 @@ class Chapter:
     def arms(self) -> list[tuple[str, str]]:
         """Each arm with its changes, as it was run, or as it stands written."""
         if self.entry and self.entry.differences:
-            return [(self.h.control.name, "control"), *differences(self.entry)]
-        return [(arm.name, assignments(arm.overrides) or "as it is") for arm in self.h.arms]
+            return [(self.hypothesis.control.name, "control"), *differences(self.entry)]
+        return [
+            (arm.name, assignments(arm.overrides) or "as it is") for arm in self.hypothesis.arms
+        ]
 
     @property
     def words(self) -> str:
@@ -82,16 +84,19 @@ class Chapter:
 
 def chapters(notebook: Notebook) -> list[Chapter]:
     """Return every hypothesis of a lab, by id."""
-    return [chapter_of(notebook, h) for h in notebook.hypotheses]
+    return [chapter_of(notebook, hypothesis) for hypothesis in notebook.hypotheses]
 
 
-def chapter_of(notebook: Notebook, h: Hypothesis) -> Chapter:
+def chapter_of(notebook: Notebook, hypothesis: Hypothesis) -> Chapter:
     """Return one hypothesis with its results; where they can't be read, with the reason."""
-    path = notebook.path_of(h.id)
-    folder = notebook.folder / "experimental-results" / h.id
+    path = notebook.path_of(hypothesis.id)
+    folder = notebook.folder / "experimental-results" / hypothesis.id
     prose = hypothesis_file.sections(read_page(path).body)
     known = Chapter(
-        h, path.relative_to(notebook.folder).as_posix(), prose, outcome=notebook.outcome_of(h)
+        hypothesis,
+        path.relative_to(notebook.folder).as_posix(),
+        prose,
+        outcome=notebook.outcome_of(hypothesis),
     )
     try:
         verdict, entry = stored.read_verdict(folder / stored.VERDICT) or (None, None)
@@ -123,8 +128,8 @@ def page(notebook: Notebook) -> str:
         question=problem[:second],
         rest=problem[second:],
         chapters=told,
-        outcomes={chapter.h.id: chapter.outcome for chapter in told},
-        phases=phases([chapter.h for chapter in told]),
+        outcomes={chapter.hypothesis.id: chapter.outcome for chapter in told},
+        phases=phases([chapter.hypothesis for chapter in told]),
         log=log,
         imported=imported,
         runs=len({run.folder for chapter in told for run in chapter.runs if run.folder}),
@@ -134,7 +139,7 @@ def page(notebook: Notebook) -> str:
         arms_with=figures.arms_with,
         place_of=figures.place_of,
         strip=lambda chapter: figures.strip(
-            chapter.ends, reach, chapter.h.direction is Direction.EITHER
+            chapter.ends, reach, chapter.hypothesis.direction is Direction.EITHER
         ),
         **HELPERS,
     )
@@ -167,7 +172,7 @@ def to_table(notebook: Notebook) -> dict[str, Any]:
     """
     rows = [
         {
-            **asdict(chapter.h),
+            **asdict(chapter.hypothesis),
             "file": chapter.file,
             "fix": chapter.fix or None,
             "verdict": asdict(chapter.verdict) if chapter.verdict else None,
@@ -185,10 +190,10 @@ def to_table(notebook: Notebook) -> dict[str, Any]:
 def to_markdown(notebook: Notebook) -> str:
     """Return the question, the status table, the roadmap, and each verdict with its figures."""
     told = chapters(notebook)
-    hypotheses = [chapter.h for chapter in told]
-    links = {chapter.h.id: chapter.file for chapter in told}
-    notes = {chapter.h.id: chapter.verdict.sentence for chapter in told if chapter.verdict}
-    outcomes = {chapter.h.id: chapter.outcome for chapter in told}
+    hypotheses = [chapter.hypothesis for chapter in told]
+    links = {chapter.hypothesis.id: chapter.file for chapter in told}
+    notes = {chapter.hypothesis.id: chapter.verdict.sentence for chapter in told if chapter.verdict}
+    outcomes = {chapter.hypothesis.id: chapter.outcome for chapter in told}
     problem = FIRST_TITLE.sub("", notebook.text(PROBLEM)).strip()
     text = render(
         "lab/templates/report.md",

@@ -35,22 +35,26 @@ def title_of(metric: str) -> str:
     return name[:1].upper() + name[1:] if label == metric and metric.startswith("eval/") else label
 
 
-def sign_of(h: Hypothesis) -> int:
+def sign_of(hypothesis: Hypothesis) -> int:
     """Return the factor between an effect in the claimed direction and one as measured."""
-    return -1 if h.direction is Direction.DOWN else 1
+    return -1 if hypothesis.direction is Direction.DOWN else 1
 
 
-def span(h: Hypothesis, interval: Interval | None) -> str:
+def span(hypothesis: Hypothesis, interval: Interval | None) -> str:
     """Format an interval's two ends as measured: −7.3 to −1.0."""
-    return NONE if interval is None else interval_text(h.metric, interval, sign_of(h))
+    return (
+        NONE
+        if interval is None
+        else interval_text(hypothesis.metric, interval, sign_of(hypothesis))
+    )
 
 
-def decisive(h: Hypothesis, verdict: Verdict) -> Comparison | None:
+def decisive(hypothesis: Hypothesis, verdict: Verdict) -> Comparison | None:
     """Return the comparison that a verdict rests on: of those that agree with it, the one with the
     greatest effect.
     """
     agreeing = [c for c in verdict.comparisons if c.status is verdict.status] or verdict.comparisons
-    size = abs if h.direction is Direction.EITHER else float
+    size = abs if hypothesis.direction is Direction.EITHER else float
     return max(agreeing, key=lambda c: size(c.interval.effect), default=None)
 
 
@@ -74,9 +78,11 @@ def caveats(verdict: Verdict) -> list[str]:
     return said
 
 
-def arms_table(h: Hypothesis, verdict: Verdict) -> Table:
+def arms_table(hypothesis: Hypothesis, verdict: Verdict) -> Table:
     """Return one row per arm, the control first: its mean, and its effect by every method."""
-    chance = "chance of a fall" if h.direction is Direction.DOWN else "chance of improvement"
+    chance = (
+        "chance of a fall" if hypothesis.direction is Direction.DOWN else "chance of improvement"
+    )
     levels = " or ".join(dict.fromkeys(percent(c.level, trim=True) for c in verdict.comparisons))
     head = (
         "arm",
@@ -92,30 +98,32 @@ def arms_table(h: Hypothesis, verdict: Verdict) -> Table:
     )
     first = verdict.comparisons[0]
     control = (
-        f"{h.control.name} (control)",
+        f"{hypothesis.control.name} (control)",
         str(len(first.seeds)),
-        level(h.metric, first.control_mean),
+        level(hypothesis.metric, first.control_mean),
     )
     rows = [(*control, *[""] * (len(head) - len(control)))]
     for c in verdict.comparisons:
         adjusted = f", adjusted {p_value(c.p_adjusted)}" if c.p_adjusted is not None else ""
         better = c.improvement
-        effect = change(h.metric, sign_of(h) * c.interval.effect)
-        unit = " points" if is_share(h.metric) and not math.isnan(c.interval.effect) else ""
+        effect = change(hypothesis.metric, sign_of(hypothesis) * c.interval.effect)
+        unit = (
+            " points" if is_share(hypothesis.metric) and not math.isnan(c.interval.effect) else ""
+        )
         rows.append(
             (
                 c.arm,
                 str(len(c.seeds)),
-                level(h.metric, c.arm_mean),
+                level(hypothesis.metric, c.arm_mean),
                 f"{effect}{unit}",
-                span(h, c.interval),
+                span(hypothesis, c.interval),
                 f"{p_value(c.p)}{adjusted}",
                 f"{p_value(c.sign_flip)} ({p_value(c.sign_flip_least)})",
                 (
                     f"{percent(better.effect, 0)} ({percent(better.low, 0)} to"
                     f" {percent(better.high, 0)})"
                 ),
-                span(h, c.tasks_too),
+                span(hypothesis, c.tasks_too),
                 percent(c.power, 0),
             )
         )
