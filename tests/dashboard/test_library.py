@@ -24,7 +24,7 @@ from uptrend.dashboard.api import show_run
 from uptrend.dashboard.filters import choose
 from uptrend.dashboard.library import INDEX_SCHEMA, Library
 from uptrend.dashboard.rollouts import RolloutPlace, find
-from uptrend.dashboard.sources import DEPTH, find_sources
+from uptrend.dashboard.sources import MAX_FOLDER_DEPTH, find_sources
 from uptrend.dashboard.worker import ReaderProcess
 from uptrend.records import RecordError, Run, RunDirectory
 from uptrend.records.directory import set_aside
@@ -72,10 +72,10 @@ def test_sources_of_a_tree(tmp_path: Path) -> None:
         "sweep/two",
         ".hidden/three",
         "node_modules/four",
-        "/".join("abcdefg"[: DEPTH + 1]),
+        "/".join("abcdefg"[: MAX_FOLDER_DEPTH + 1]),
     ):
         write_run(root / name, steps=1)
-    write_run(root / "/".join("ABCDEF"[: DEPTH - 1]) / "five", steps=1)
+    write_run(root / "/".join("ABCDEF"[: MAX_FOLDER_DEPTH - 1]) / "five", steps=1)
     make_lab(root / "lab", KL)
     write_run(root / "lab" / "runs" / "arm", steps=1)
     put(root / "trl" / "checkpoint-9" / "trainer_state.json", STATE)
@@ -94,7 +94,7 @@ def test_sources_of_a_tree(tmp_path: Path) -> None:
         ]
     )
     kinds = {id: source.kind for id, source in found.items()}
-    deep = f"work/{'/'.join('ABCDEF'[: DEPTH - 1])}/five"
+    deep = f"work/{'/'.join('ABCDEF'[: MAX_FOLDER_DEPTH - 1])}/five"
     assert kinds == {
         "work/one": "run", "work/sweep/two": "run", "work/sweep/notes.txt": "log", deep: "run", "work/lab": "lab",
         "work/lab/runs/arm": "run", "work/trl": "log", "work/loose": "log", "one": "run", "train.log": "log",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from uptrend.bridge.importers.detect import DEPTH, SKIPPED, is_log_name
+from uptrend.bridge.importers.detect import MAX_FOLDER_DEPTH, SKIPPED_FOLDERS, is_log_name
 from uptrend.lab.notebook import is_lab
 from uptrend.records import RecordError
 
@@ -77,7 +77,9 @@ class FoundSource:
             return tuple(_stat(f"{self.path}/{name}") for name in RUN_FILES)
         stats = [
             _stat(path)
-            for path in _files(self.path, SKIPPED | ({"runs"} if self.kind == "lab" else set()))
+            for path in _files(
+                self.path, SKIPPED_FOLDERS | ({"runs"} if self.kind == "lab" else set())
+            )
         ]
         return (
             (max((time for time, _ in stats), default=0), sum(size for _, size in stats)),
@@ -126,7 +128,7 @@ def _scan(folder: Path, root: Path, depth: int, of_lab: bool) -> Iterator[FoundS
         return
     below = (
         [source for child in folders for source in _scan(child, root, depth + 1, of_lab)]
-        if depth < DEPTH
+        if depth < MAX_FOLDER_DEPTH
         else []
     )
     # What a run printed lies beside its folder, under its name. In a lab, whatever is no run's
@@ -168,7 +170,7 @@ def _entries(folder: Path, root: Path) -> tuple[list[Path], list[Path]]:
     except OSError:  # gone by now, not there yet, or not ours to read
         return [], []
     for entry in entries:
-        if entry.name.startswith(".") or entry.name in SKIPPED:
+        if entry.name.startswith(".") or entry.name in SKIPPED_FOLDERS:
             continue
         path = Path(entry.path)
         is_folder = path.is_dir()  # False for a link to itself, where the entry would raise

@@ -278,7 +278,7 @@ def test_json_nested_without_end_is_no_traceback(
 def test_of_a_very_long_log_every_nth_point_is_read(
     form: Callable[[Rows], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "MOST", 100)
+    monkeypatch.setattr(readers, "MAX_ROWS_PER_KIND", 100)
     rows = [{"step": i, "reward": 0.001 * i, "loss": 0.5, "kl": 0.1} for i in range(1, 951)]
     view = only(write(tmp_path / "long", form(rows)))
     assert 90 <= len(view.steps) <= 100

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 
-from uptrend.bridge.importers.readers import Log, LogFile, Row, number, stride
+from uptrend.bridge.importers.readers import Log, LogFile, Row, parse_number, stride_for
 from uptrend.bridge.importers.runs import is_evaluation
 from uptrend.bridge.importers.settings import printed_settings
 from uptrend.present.formatting import plural
@@ -105,7 +105,7 @@ def _dictionaries(text: str) -> tuple[list[Row], bool, int, int]:
     is_torn = False
     start = 0
     # a list of them takes more memory than the text
-    every = stride(sum(1 for _ in _DICTIONARY.finditer(text)))
+    every = stride_for(sum(1 for _ in _DICTIONARY.finditer(text)))
     for match in islice(_DICTIONARY.finditer(text), 0, None, every):
         # A terminal wraps in the middle of a word, so the pieces are joined as they are.
         printed = match[0].replace("\r", "").replace("\n", "")
@@ -113,7 +113,9 @@ def _dictionaries(text: str) -> tuple[list[Row], bool, int, int]:
             row: Row = json.loads(printed.replace("'", '"'))
         except (ValueError, RecursionError):  # nan, None, np.float64(…), an apostrophe, or torn
             pairs = _PAIR.findall(printed)
-            row = {key.strip(): value if "/" in value else number(value) for key, value in pairs}
+            row = {
+                key.strip(): value if "/" in value else parse_number(value) for key, value in pairs
+            }
         if not _are_metrics(tuple(row)):
             continue
         is_torn = not match[0].endswith("}")
@@ -262,7 +264,7 @@ def _line(line: str) -> tuple[_Place, Row] | None:
     # `name: number` and `name=number` with where they begin; counters and files' lines are none.
     signed = [] if "{" in line else _SIGNED.finditer(stamped)
     pairs = [
-        (found.start(), found[1], number(found[2] + (found[3] or "")))
+        (found.start(), found[1], parse_number(found[2] + (found[3] or "")))
         for found in signed
         if not is_bookkeeping(found[1]) and not found[1].endswith(".py")
     ]
@@ -281,7 +283,10 @@ def _line(line: str) -> tuple[_Place, Row] | None:
         pieces = re.split(r"[|,;]|\s(?=[A-Za-z_/]+=)", rest)
         found = (entry for piece in pieces for entry in _LABELED.findall(piece))
         named = [
-            *((label.strip(), number(numeral + percent)) for label, numeral, percent in found),
+            *(
+                (label.strip(), parse_number(numeral + percent))
+                for label, numeral, percent in found
+            ),
             *named,
         ]
     firsts: dict[str, tuple[str, float | None]] = {}

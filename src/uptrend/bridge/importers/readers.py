@@ -1,6 +1,4 @@
-"""Types and helpers that all readers share: a file's content, the log made of it, and numbers in
-any notation.
-"""
+"""What all readers share: a file's content, the log made of it, and numbers in any notation."""
 
 import contextlib
 import gzip
@@ -21,21 +19,25 @@ from uptrend.records.files import MAX_FILE_BYTES, MAX_LOG_BYTES, check_size, meg
 Row = dict[str, Any]
 # Rows of one kind beyond which only every n-th is read: no curve needs more points, and a large log
 # takes minutes.
-MOST = 10_000
-# Bytes, by `size_in_memory`, of rows that are held until it is known how many there are.
-MAX_ROWS = 600_000_000
-# Bytes of content that is held; what is larger is read again for each look at it.
-MAX_HELD = 64 << 20
+MAX_ROWS_PER_KIND = 10_000
+# Bytes, by `size_in_memory`, of rows that a RowBuffer collects before it thins them; and the share
+# of it below which thinning has to bring them.
+MAX_BUFFER_BYTES = 600_000_000
+MAX_SHARE_THINNED = 0.75
+# Bytes of content that stays in memory; larger content is read from disk again each time.
+MAX_CACHED_BYTES = 64 << 20
 # Bytes of a tracker's binary file, and of a console's text, which are read whole.
-MAX_BINARY = 512 << 20
-MAX_CONSOLE = 256 << 20
-# Characters of a line; what is beyond counts as another line, which is damaged then.
-MAX_LINE = 16 << 20
-# Bytes that are read at a time, and those by which a format is told.
-_PIECE = 1 << 20
-_HEAD = 8192
-_GZIP = b"\x1f\x8b"
-_TORN = (EOFError, gzip.BadGzipFile, zlib.error)
+MAX_BINARY_BYTES = 512 << 20
+MAX_CONSOLE_BYTES = 256 << 20
+# Characters of a line. The rest of a longer one counts as another line, which is damaged then.
+MAX_LINE_CHARACTERS = 16 << 20
+# Levels of a nested row that become names.
+MAX_DEPTH = 4
+# Bytes that are read at a time, and those by which a format is recognized.
+_CHUNK_BYTES = 1 << 20
+_HEAD_BYTES = 8192
+_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 _BYTE_ORDER_MARKS = (
     (b"\xff\xfe", "utf-16"),
     (b"\xfe\xff", "utf-16"),
@@ -49,71 +51,70 @@ class Log:
 
     # one dictionary per logged point, in the order of the file, under the trainer's names
     rows: list[Row]
-    name: str = ""  # name of the run, where the format has one
-    # trainer that wrote it, where the format tells; else it is recognized by the names
+    name: str = ""  # name of the run, if the format has one
+    # trainer that wrote it, if the format is one trainer's; else it is recognized by the names
     trainer: str = ""
-    # Settings that the log mentions, under the trainer's names, nested as found.
+    # settings in the log, under the trainer's names, nested as they are there
     facts: Mapping[str, Any] = field(default_factory=dict)
     # last step of a progress bar; 0 without one. Rows without a step are spread over it.
     last_step: int = 0
     notes: tuple[str, ...] = ()  # sentences on how the log was read
-    every: int = 1  # n where `rows` holds every n-th of the file's most frequent kind
+    every: int = 1  # n if `rows` holds every n-th of the file's most frequent kind
 
 
 @dataclass(frozen=True)
 class LogFile:
-    """One file, decompressed where it is gzip."""
+    """One file, decompressed if it is gzip."""
 
-    path: Path  # place of the file
+    path: Path
     size: int  # bytes of its content
     head: bytes  # first bytes of its content
-    held: bytes | None = None  # content; None where it is large
+    cached: bytes | None = None  # content; None if it is large
 
     @property
     def first(self) -> str:
-        """First character that is no space; empty where spaces alone begin it."""
+        """First character that is no space; empty if spaces alone begin it."""
         return self.head.decode(self._encoding, errors="ignore").lstrip()[:1]
 
     @property
     def _encoding(self) -> str:
-        return next(
-            (name for mark, name in _BYTE_ORDER_MARKS if self.head.startswith(mark)), "utf-8"
-        )
+        for mark, encoding in _BYTE_ORDER_MARKS:
+            if self.head.startswith(mark):
+                return encoding
+        return "utf-8"
 
-    def data(self, most: int = MAX_BINARY) -> bytes:
-        """Return the content; RecordError where it is too large to be in memory whole."""
-        check_size(self.path, self.size, most)
-        if self.held is not None:
-            return self.held
+    def data(self, max_bytes: int = MAX_BINARY_BYTES) -> bytes:
+        """Return the content; RecordError if it is too large for memory."""
+        check_size(self.path, self.size, max_bytes)
+        if self.cached is not None:
+            return self.cached
         content = io.BytesIO()
-        for piece in _pieces(self.path):
-            content.write(piece)
-        return content.getvalue()  # no copy, as a join of pieces would be
+        for chunk in _read_chunks(self.path):
+            content.write(chunk)
+        return content.getvalue()  # no copy, as a join of chunks would be
 
     def text(self) -> str:
-        """Return the content as text; RecordError for a binary file, and for one that is too
-        large.
-        """
+        """Return the content as text; RecordError if it is binary or too large."""
         self._check_text()
         return self.data(MAX_FILE_BYTES).decode(self._encoding, errors="replace")
 
     def console(self) -> str:
-        """Return the content as text in which numbers with a name are looked for."""
-        if self.held is not None or self._encoding != "utf-8":
+        """Return the content as text to search for names and numbers."""
+        if self.cached is not None or self._encoding != "utf-8":
             return self.text()
         self._check_text()
         # One byte per character: names and numbers are ASCII, and one emoji makes every character
         # take four bytes.
-        return self.data(MAX_CONSOLE).decode("latin-1")
+        return self.data(MAX_CONSOLE_BYTES).decode("latin-1")
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines, however many there are; RecordError for a binary file."""
+        """Yield the lines of content of any size; RecordError if it is binary."""
         self._check_text()
-        raw = open_named(self.path) if self.held is None else io.BytesIO(self.held)
-        with raw, contextlib.suppress(*_TORN):
-            content = _content_of(raw) if self.held is None else raw
+        raw = open_named(self.path) if self.cached is None else io.BytesIO(self.cached)
+        with raw, contextlib.suppress(*_GZIP_ERRORS):
+            content = _decompress(raw) if self.cached is None else raw
             with io.TextIOWrapper(content, self._encoding, errors="replace") as file:
-                while line := file.readline(MAX_LINE):
+                while line := file.readline(MAX_LINE_CHARACTERS):
                     yield line
 
     def _check_text(self) -> None:
@@ -125,61 +126,64 @@ class LogFile:
 
 
 def open_log(path: Path) -> LogFile:
-    """Open a file, decompressed where it is gzip; of a torn archive, as much as can be had."""
+    """Open a file, decompressed if it is gzip; of a torn archive, the part before the tear."""
     try:
-        size, head, held = _measure(path)
+        file = _measure(path)
     except OSError as error:
         raise RecordError(f"{path} could not be read: {error.strerror or error}.") from None
-    if held is not None and not held.strip():
+    if file.cached is not None and not file.cached.strip():
         raise RecordError(f"{path} is empty: nothing was logged to it.")
-    return LogFile(path, size, head, held)
+    return file
 
 
-def _measure(path: Path) -> tuple[int, bytes, bytes | None]:
-    """Return the bytes that a file's content has, the first of them, and all where they are few."""
+def _measure(path: Path) -> LogFile:
+    """Count the bytes of a file's content, and keep them if they are few."""
     check_size(path, path.stat().st_size, MAX_LOG_BYTES)
     size = 0
-    held = bytearray()
+    content = bytearray()
     is_large = False
-    # What a gzip file says of its size is its maker's choice: it is decompressed once to be
-    # counted.
-    for piece in _pieces(path):
-        size += len(piece)
+    # The size in a gzip file may be wrong: it is decompressed once to be counted.
+    for chunk in _read_chunks(path):
+        size += len(chunk)
         check_size(path, size, MAX_LOG_BYTES)
-        is_large = is_large or size > MAX_HELD
+        is_large = is_large or size > MAX_CACHED_BYTES
         if not is_large:
-            held += piece
+            content += chunk
     if is_large and not path.is_file():
         raise RecordTooLarge(
-            f"{path} is no file and has more than {megabytes(MAX_HELD)}: write it to a file first."
+            f"{path} is no file and has more than {megabytes(MAX_CACHED_BYTES)}: write it to a file"
+            " first."
         )
-    return size, bytes(held[:_HEAD]), None if is_large else bytes(held)
+    head = bytes(content[:_HEAD_BYTES])
+    return LogFile(path, size, head, cached=None if is_large else bytes(content))
 
 
-def _content_of(file: BinaryIO) -> BinaryIO:
-    """Return what reads the content of an open file."""
-    start = cast(io.BufferedReader, file).peek(2)[:2]
-    return cast(BinaryIO, gzip.GzipFile(fileobj=file)) if start == _GZIP else file
+def _decompress(file: BinaryIO) -> BinaryIO:
+    """Return an open file, or a reader of what it compresses."""
+    magic = cast(io.BufferedReader, file).peek(2)[:2]
+    if magic == _GZIP_MAGIC:
+        return cast(BinaryIO, gzip.GzipFile(fileobj=file))
+    return file
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
-    """Yield the content of a file in pieces."""
-    count = 0
+def _read_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file in chunks."""
+    is_empty = True
     with open_named(path) as file:
-        content = cast(io.BufferedReader, _content_of(file))
+        content = cast(io.BufferedReader, _decompress(file))
         try:
             # `read` would lose what comes before a tear.
-            while piece := content.read1(_PIECE):
-                count += 1
-                yield piece
-        except _TORN:
-            if not count:
+            while chunk := content.read1(_CHUNK_BYTES):
+                is_empty = False
+                yield chunk
+        except _GZIP_ERRORS:
+            if is_empty:
                 raise RecordError(f"{path} looks like gzip, but can't be unzipped.") from None
 
 
 class RowBuffer:
-    """Rows of a log in order; where all would take too much memory, every n-th of those that are
-    frequent.
+    """Rows of a log in order. If all of them would take too much memory, every n-th of the frequent
+    kinds.
     """
 
     def __init__(self, path: Path) -> None:
@@ -189,53 +193,56 @@ class RowBuffer:
         self._path = path
         self._sizes: list[int] = []
         self._size = 0
-        self._seen: Counter[tuple[str, ...]] = Counter()
-        self._every: dict[tuple[str, ...], int] = {}
+        # By the columns of a kind of rows.
+        self._counts: Counter[tuple[str, ...]] = Counter()
+        self._strides: dict[tuple[str, ...], int] = {}
 
     @property
     def every(self) -> int:
         """The n of the most frequent kind of rows."""
-        return max(self._every.values(), default=1)
+        return max(self._strides.values(), default=1)
 
     def add(self, row: Row, size: int) -> None:
-        """Add a row that takes about so many bytes."""
+        """Add a row that takes about `size` bytes."""
         self.count += 1
-        # else each row has names of its own
+        # Interned, since each row of a file has strings of its own for the same names.
         row = {sys.intern(name): value for name, value in row.items()}
         kind = tuple(row)
-        place = self._seen[kind]
-        self._seen[kind] += 1
-        if place % self._every.get(kind, 1):
+        index = self._counts[kind]
+        self._counts[kind] += 1
+        if index % self._strides.get(kind, 1):
             return
         self.rows.append(row)
         self._sizes.append(size)
         self._size += size
-        if self._size > MAX_ROWS:
+        if self._size > MAX_BUFFER_BYTES:
             self._thin()
 
     def _thin(self) -> None:
         """Leave out every other row of the frequent kinds."""
         counts = Counter(map(tuple, self.rows))
         for kind, count in counts.items():
-            if count > MOST:
-                self._every[kind] = 2 * self._every.get(kind, 1)
-        places: Counter[tuple[str, ...]] = Counter()
-        kept = list[bool]()
+            if count > MAX_ROWS_PER_KIND:
+                self._strides[kind] = 2 * self._strides.get(kind, 1)
+
+        indices: Counter[tuple[str, ...]] = Counter()
+        selected: list[bool] = []
         for row in self.rows:
             kind = tuple(row)
-            kept.append(counts[kind] <= MOST or places[kind] % 2 == 0)
-            places[kind] += 1
-        self.rows = list(compress(self.rows, kept))
-        self._sizes = list(compress(self._sizes, kept))
+            is_rare = counts[kind] <= MAX_ROWS_PER_KIND
+            selected.append(is_rare or indices[kind] % 2 == 0)
+            indices[kind] += 1
+        self.rows = list(compress(self.rows, selected))
+        self._sizes = list(compress(self._sizes, selected))
         self._size = sum(self._sizes)
-        if self._size > 0.75 * MAX_ROWS:
+        if self._size > MAX_SHARE_THINNED * MAX_BUFFER_BYTES:
             raise RecordTooLarge(
                 f"{self._path} is too large: its rows have too many different columns."
             )
 
 
-def number(value: Any) -> float | None:
-    """Return a value as a number, numerals in strings and percentages included; None where it is
+def parse_number(value: Any) -> float | None:
+    """Return a value as a number, numerals and percentages in strings included; None if it is
     none.
     """
     if isinstance(value, int | float):
@@ -249,55 +256,54 @@ def number(value: Any) -> float | None:
         return None
 
 
-def flatten(table: Mapping[str, Any], separator: str = "/", depth: int = 4) -> Row:
+def flatten(table: Mapping[str, Any], separator: str = "/", depth: int = MAX_DEPTH) -> Row:
     """Return a nested table as one level with joined names; lists stay as they are."""
-    found: Row = {}
+    flat: Row = {}
     for key, value in table.items():
         if isinstance(value, Mapping) and depth:
-            leaves = flatten(value, separator, depth - 1)
-            found |= {f"{key}{separator}{name}": leaf for name, leaf in leaves.items()}
+            for name, leaf in flatten(value, separator, depth - 1).items():
+                flat[f"{key}{separator}{name}"] = leaf
         else:
-            found[str(key)] = value
-    return found
+            flat[str(key)] = value
+    return flat
 
 
 def columns_in(rows: Iterable[Row]) -> list[str]:
-    """Return every column that any row has, in the order of first appearance."""
+    """Return the columns of all rows in the order of first appearance."""
     return list(dict.fromkeys(chain.from_iterable(rows)))
 
 
-def folded(column: str) -> str:
+def fold_name(column: str) -> str:
     """Return a column's plain name in lower case, as the lists of `dialects.toml` have it."""
     return plain_name(column).lower()
 
 
-def stride(count: int) -> int:
-    """Return which rows of so many are read: every n-th."""
-    return max(1, -(-count // MOST))
+def stride_for(count: int) -> int:
+    """Return the n with which every n-th of `count` rows is read."""
+    return max(1, -(-count // MAX_ROWS_PER_KIND))
 
 
-def thinned(log: Log) -> tuple[list[Row], str]:
+def thin_rows(log: Log) -> tuple[list[Row], str]:
     """Return every n-th of the most frequent kind of rows and all others, and a note; few rows stay
     as they are.
     """
-    if len(log.rows) <= MOST:
+    if len(log.rows) <= MAX_ROWS_PER_KIND:
         return log.rows, ""
     kinds = [tuple(row) for row in log.rows]
-    ((usual, count),) = Counter(kinds).most_common(1)
-    every = stride(count)
-    seen = 0
-    kept = list[Row]()
+    usual, count = Counter(kinds).most_common(1)[0]
+    stride = stride_for(count)
+
+    selected: list[Row] = []
+    n_usual = 0
     for row, kind in zip(log.rows, kinds, strict=True):
-        seen += kind == usual
-        if kind != usual or seen % every == 1 % every:
-            kept.append(row)
-    total = f"{count * log.every:,}"
-    part = every * log.every
-    return (
-        kept,
-        (
-            f"The log has {total} rows of one kind; every {part}th of them was read."
-            if part > 1
-            else ""
-        ),
-    )
+        n_usual += kind == usual
+        if kind != usual or n_usual % stride == 1 % stride:
+            selected.append(row)
+
+    # The log itself may already hold every n-th row of its file.
+    total_stride = stride * log.every
+    note = ""
+    if total_stride > 1:
+        total = count * log.every
+        note = f"The log has {total:,} rows of one kind; every {total_stride}th of them was read."
+    return selected, note

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from uptrend.bridge.importers.readers import Log, Row, number
+from uptrend.bridge.importers.readers import Log, Row, parse_number
 from uptrend.bridge.importers.runs import step_column
 from uptrend.records.dialects import names_for
 from uptrend.records.errors import RecordError
@@ -44,7 +44,7 @@ def is_rollouts(rows: list[Row]) -> bool:
     texts = sum(
         any(isinstance(row.get(key), str | list) for key in names_for("completions")) for row in few
     )
-    rewards = sum(number(row.get("reward")) is not None for row in few)
+    rewards = sum(parse_number(row.get("reward")) is not None for row in few)
     return texts * 2 > len(few) and rewards * 2 > len(few)
 
 
@@ -53,11 +53,11 @@ def view_of_rollouts(log: Log, source: str) -> RunView:
     column = step_column(log.rows)
     by_step: dict[int, list[Row]] = defaultdict(list)
     for row in log.rows:
-        step = number(row.get(column)) if column else 0
+        step = parse_number(row.get(column)) if column else 0
         if step is not None:
             scores = row.get("metrics")
             parts = (
-                {key: number(value) for key, value in scores.items()}
+                {key: parse_number(value) for key, value in scores.items()}
                 if isinstance(scores, dict)
                 else {}
             )
@@ -168,7 +168,7 @@ def _completion_reader(
             name for name in numbers if not name.startswith("__")
         ]
         rows = [
-            _rollout(row, {name: number(row[name]) for name in named}, step)
+            _rollout(row, {name: parse_number(row[name]) for name in named}, step)
             for row in table.to_pylist()
         ]
         return _to_table(rows, "")
@@ -185,9 +185,13 @@ def _rollout(row: Mapping[str, Any], parts: Mapping[str, float | None], step: in
     }
     # TRL logs no total with completions.
     reward = (
-        number(row.get("reward")) if "reward" in row else sum(known.values()) if known else None
+        parse_number(row.get("reward"))
+        if "reward" in row
+        else sum(known.values())
+        if known
+        else None
     )
-    advantage = number(row.get("advantage"))
+    advantage = parse_number(row.get("advantage"))
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
     return {
         "step": step,

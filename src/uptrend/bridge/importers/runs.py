@@ -10,7 +10,7 @@ from functools import cache
 from itertools import groupby, pairwise
 from typing import Any
 
-from uptrend.bridge.importers.readers import Log, Row, columns_in, folded, number
+from uptrend.bridge.importers.readers import Log, Row, columns_in, fold_name, parse_number
 from uptrend.present.formatting import plural
 from uptrend.records.dialects import (
     METRIC_DIALECTS,
@@ -75,7 +75,7 @@ def split_runs(log: Log) -> tuple[list[Segment], Log]:
         if column is None:  # training rows a stride apart, each run from its beginning
             step = numbered = (0 if at in begin else numbered) + stride * bool(training)
         else:
-            value = number(rows[at].get(column))
+            value = parse_number(rows[at].get(column))
             # NaN fails the comparison too; damaged event files hold steps beyond any real one.
             step = None if value is None or not abs(value) < 2**62 else int(value)
         if step is None:
@@ -130,7 +130,9 @@ def evaluation(row: Row, step: int) -> dict[str, Any]:
     where it has none.
     """
     numbers = {
-        plain_name(key): number(value) for key, value in row.items() if not matches(key, "cost")
+        plain_name(key): parse_number(value)
+        for key, value in row.items()
+        if not matches(key, "cost")
     }
     found = {
         key: value for key, value in numbers.items() if value is not None and math.isfinite(value)
@@ -162,7 +164,9 @@ def _part(row: Row, held_out: set[str]) -> tuple[Row, Row]:
     }
     values = (value for key, value in training.items() if not is_bookkeeping(key))
     return (
-        training if any(value == value and number(value) is not None for value in values) else {}
+        training
+        if any(value == value and parse_number(value) is not None for value in values)
+        else {}
     ), results
 
 
@@ -227,12 +231,12 @@ def _notes(found: list[Segment], summaries: int, without_step: int) -> Iterator[
 
 def step_column(rows: Sequence[Row]) -> str | None:
     """Return the column that counts steps in most rows, and moves; None where there is none."""
-    columns = {folded(column): column for column in columns_in(rows)}
+    columns = {fold_name(column): column for column in columns_in(rows)}
     for column in (columns[name] for name in names_for("counters") if name in columns):
         values = [
             found
             for row in rows
-            if (found := number(row.get(column))) is not None and found == found
+            if (found := parse_number(row.get(column))) is not None and found == found
         ]
         is_whole = all(value == int(value) for value in values if abs(value) < 1e15)
         # Rows of evaluations or system metrics may lack the counter.
@@ -273,7 +277,7 @@ def by_run(log: Log) -> list[Log]:
 def _naming_column(rows: list[Row]) -> str | None:
     """Find the column that names runs: one that is called so, else one of texts."""
     first = rows[0] if rows else {}
-    steps = next((column for column in first if folded(column) in names_for("counters")), None)
+    steps = next((column for column in first if fold_name(column) in names_for("counters")), None)
     if steps is None:
         return None
     # Fifty rows are enough to see a column of texts.
@@ -281,9 +285,9 @@ def _naming_column(rows: list[Row]) -> str | None:
         key
         for row in rows[:50]
         for key, value in row.items()
-        if isinstance(value, str) and number(value) is None
+        if isinstance(value, str) and parse_number(value) is None
     }
-    named = [column for column in first if folded(column) in names_for("runs")]
+    named = [column for column in first if fold_name(column) in names_for("runs")]
     for column in dict.fromkeys([*named, *sorted(texts)]):
         values = [row.get(column) for row in rows]
         if any(value is None or isinstance(value, list | dict) for value in values):
@@ -293,7 +297,9 @@ def _naming_column(rows: list[Row]) -> str | None:
             continue
         # Steps never fall within a name, but do over all rows.
         numbered = [
-            (row[column], step) for row in rows if (step := number(row.get(steps))) is not None
+            (row[column], step)
+            for row in rows
+            if (step := parse_number(row.get(steps))) is not None
         ]
         falls = any(after <= before for (_, before), (_, after) in pairwise(numbered))
         together = sorted(numbered, key=lambda entry: str(entry[0]))
@@ -310,7 +316,7 @@ def starts(rows: Sequence[Row], counter: str | None) -> set[int]:
     """
     rate = _first_column(rows, "rates")
     growing = _first_column(rows, "growing")
-    rates = [number(row.get(rate or "")) for row in rows]
+    rates = [parse_number(row.get(rate or "")) for row in rows]
     head = rates[:_SCHEDULE]
     repeats = set[int]()
     # A warmup gives distinct rates, which hardly repeat by chance; a constant one tells nothing.
@@ -322,7 +328,7 @@ def starts(rows: Sequence[Row], counter: str | None) -> set[int]:
     found: set[int] = set()
     first = None
     top = 0.0
-    for at, value in enumerate(number(row.get(growing)) for row in rows):
+    for at, value in enumerate(parse_number(row.get(growing)) for row in rows):
         if value is None or value != value:
             continue
         if first is None:
@@ -341,13 +347,13 @@ def starts(rows: Sequence[Row], counter: str | None) -> set[int]:
         return found
     # Where a counter climbs on, a new epoch 0 is a new stage of one run, unless the schedule
     # repeats as well.
-    steps = [math.nan if (step := number(row.get(counter))) is None else step for row in rows]
+    steps = [math.nan if (step := parse_number(row.get(counter))) is None else step for row in rows]
     return {at for at in found if at in repeats or not steps[at - 1] < steps[at]}
 
 
 def _first_column(rows: Sequence[Row], role: str) -> str | None:
     """Find the surest column of a role among the first rows."""
-    columns = {folded(column): column for column in reversed(columns_in(rows[:3]))}
+    columns = {fold_name(column): column for column in reversed(columns_in(rows[:3]))}
     return next((columns[name] for name in names_for(role) if name in columns), None)
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from uptrend.bridge.importers.readers import flatten, number
+from uptrend.bridge.importers.readers import flatten, parse_number
 from uptrend.config.tables import nest
 from uptrend.records.dialects import (
     TRAINER_NAMES,
@@ -81,7 +81,7 @@ def config_of(facts: Mapping[str, Any], trainer: str) -> dict[str, Any]:
             values |= {key: value} if value is not None else {}
         elif (
             not isinstance(value, bool)
-            and (found := number(value)) is not None
+            and (found := parse_number(value)) is not None
             and math.isfinite(found)
         ):
             values[key] = (

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from uptrend.bridge.importers.readers import Log, LogFile, Row, RowBuffer, number, stride
+from uptrend.bridge.importers.readers import Log, LogFile, Row, RowBuffer, parse_number, stride_for
 from uptrend.present.formatting import plural
 from uptrend.records.dialects import names_for
 from uptrend.records.files import VALUE_BYTES, check_values, size_in_memory
@@ -176,7 +176,7 @@ def read_csv(file: LogFile) -> list[Log] | None:
     if delimiter is None:
         return None
     total = sum(1 for _ in _filled_lines(file))
-    every = stride(total)
+    every = stride_for(total)
     chosen = (
         line for n, line in enumerate(_filled_lines(file)) if n == 0 or n % every == 1 % every
     )
@@ -230,8 +230,8 @@ def _delimiter(head: list[str]) -> str | None:
         names, *rows = list(_cells(head, delimiter)) or [[]]
         alike = sum(len(row) == len(names) for row in rows)
         filled = [value for row in rows for value in row if value.strip()]
-        numbers = sum(number(value) is not None for value in filled)
-        is_named = all(number(name) is None for name in names if name.strip())
+        numbers = sum(parse_number(value) is not None for value in filled)
+        is_named = all(parse_number(name) is None for name in names if name.strip())
         if len(names) > 1 and is_named and alike * 2 > len(rows) and numbers * 3 > len(filled):
             return delimiter
     return None

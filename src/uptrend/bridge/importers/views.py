@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from uptrend.bridge.importers.readers import Log, columns_in, flatten, number, thinned
+from uptrend.bridge.importers.readers import Log, columns_in, flatten, parse_number, thin_rows
 from uptrend.bridge.importers.runs import Segment, by_run, split_runs, without_repeats
 from uptrend.bridge.importers.settings import config_of, flat_facts, setting_words
 from uptrend.config.load import nearest
@@ -36,7 +36,7 @@ Columns = dict[str, Floats]
 def views_of_log(log: Log, source: str) -> list[RunView]:
     """Return the runs of a log in order."""
     facts = dict(log.facts)
-    few, note = thinned(log)
+    few, note = thin_rows(log)
     rows = [flatten(row) if dict in map(type, row.values()) else dict(row) for row in few]
     for row in rows:
         # ms-swift counts as 'global_step/max_steps': '12/500'.
@@ -114,7 +114,7 @@ def _view(log: Log, run: Segment, runs_in_log: int, source: str) -> RunView:
     check_cells(source, len(steps), len(names_in_points))
     for key in names_in_points:
         raw = [row.get(key) for row in points.values()]
-        numbers = [value if isinstance(value, float) else number(value) for value in raw]
+        numbers = [value if isinstance(value, float) else parse_number(value) for value in raw]
         values = np.array(numbers, dtype=np.float64)  # None becomes NaN
         gaps = np.flatnonzero(~np.isfinite(values))
         nonfinite[key] = tuple(steps[at] for at in gaps if numbers[at] is not None)
