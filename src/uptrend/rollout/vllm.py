@@ -43,7 +43,7 @@ from torch import Tensor
 from uptrend.config import Sampling
 from uptrend.policy.policy import Policy
 from uptrend.records import Ending, ModelError, ServerWarning
-from uptrend.rollout.decoding import Endings
+from uptrend.rollout.endings import Endings
 from uptrend.rollout.http import HttpClient, RequestRefused, sentence
 from uptrend.rollout.play import derive_seed
 from uptrend.rollout.sampler import Extension, Limits
