@@ -33,7 +33,7 @@ from uptrend.records.rollout import task_id
 from uptrend.tasks import answers, rewards
 from uptrend.tasks.proof import bounds_that_hold
 from uptrend.tasks.rewards import RewardOptions
-from uptrend.tasks.taskset import GivenTasks, Script, add_note, say
+from uptrend.tasks.taskset import LoadedTasks, Script, add_note, say
 
 EXAMPLE = '{"prompt": "2 + 2 = ", "answer": "4"}'
 # Words that files use for difficulty, as numbers from 0.
@@ -135,7 +135,8 @@ class Data:
         if not rows:
             raise TasksetError(f"{label} has no rows.")
         needs_answer = any(
-            name in rewards.NAMES and name not in rewards.WITHOUT_ANSWER for name in options.reward
+            name in rewards.READY_NAMES and name not in rewards.NAMES_WITHOUT_ANSWER
+            for name in options.reward
         )
         has_answers = needs_answer or any(
             _column(options.answer, row) is not None for _, row in rows
@@ -152,7 +153,7 @@ class Data:
         split: Literal["quarter", "train", "heldout"] = "quarter"
         if options.hold_out != "quarter":
             split = "train" if options.hold_out == "none" else "heldout"
-        self.given = GivenTasks(
+        self.loaded = LoadedTasks(
             label, tasks, split, f"{self.name}-{seed}", options.duplicates, self.notes
         )
         if split == "quarter":
@@ -172,10 +173,10 @@ class Data:
             )
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
-        return self.given.train(count, exclude)
+        return self.loaded.train(count, exclude)
 
     def heldout(self, count: int) -> list[Task]:
-        return self.given.heldout(count)
+        return self.loaded.heldout(count)
 
     def open(self, task: Task, seed: int) -> OneAnswer:  # noqa: ARG002 (nothing is random here)
         return OneAnswer(task, self._terms, self.options)
@@ -216,7 +217,7 @@ class Data:
         others = [] if "json-schema" in self.options.reward else self._others(task)
         chosen = random.Random(task.id).sample(others, min(2, len(others)))
         in_form = [self._gold(task, answer) for answer in chosen]
-        return map(say, (*in_form, answers.SILENCE, answers.GARBAGE))
+        return map(say, (*in_form, answers.EMPTY_TEXT, answers.GARBAGE_TEXT))
 
     def cheaters(self, task: Task) -> Iterable[Script]:
         """Say all answers with the right one among them, a pattern, a word to the judge, numbers,
@@ -268,9 +269,9 @@ class Data:
                 f"{where}: {options.answer} = {answer!r} can't be graded; it should be a text that"
                 " is not empty."
             )
-        if any(name in rewards.RULES for name in options.reward) and not answers.is_right(
-            text, text
-        ):
+        if any(
+            name in rewards.ARITHMETIC_RULES for name in options.reward
+        ) and not answers.is_right(text, text):
             raise TasksetError(
                 f"{where}: answer = {answer!r} can't be graded; it should be a whole number or one"
                 " word."
@@ -298,7 +299,11 @@ class Data:
             text,
             kind if isinstance(kind, str) else family,
             float(difficulty),
-            {**operands, "base": 10 if answers.INTEGER.fullmatch(text) else None, "row": row},
+            {
+                **operands,
+                "base": 10 if answers.INTEGER_PATTERN.fullmatch(text) else None,
+                "row": row,
+            },
             # By the columns alone: other words around them, or other instructions, do not make it
             # another task.
             task_id([Message("user", content)]) if isinstance(content, str) else task_id(messages),
@@ -407,7 +412,7 @@ def plain(value: Any, other: Callable[[Any], Any] = str) -> Any:
     return value if value is None or isinstance(value, OF_A_FILE) else other(value)
 
 
-def file_of(rows: Iterable[Mapping[str, Any]]) -> tuple[str, bytes]:
+def serialize_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[str, bytes]:
     """Return the suffix and content of a file that gives rows in memory back with their types."""
 
     def refuse(value: Any) -> Any:

@@ -331,10 +331,10 @@ READY: dict[str, Callable[[str, Task, RewardOptions], float]] = {
     "json-schema": json_schema,
 }
 # Arithmetic's rules, for short answers at the start of what is said; between -1 and 1.
-RULES = {"start": "exact", "partial": "partial", "rich": "rich"}
-WITHOUT_SERVER = (*READY, "math")
-NAMES = (*WITHOUT_SERVER, "judge", *RULES)
-WITHOUT_ANSWER = ("json-schema", "judge")
+ARITHMETIC_RULES = {"start": "exact", "partial": "partial", "rich": "rich"}
+NAMES_WITHOUT_SERVER = (*READY, "math")
+READY_NAMES = (*NAMES_WITHOUT_SERVER, "judge", *ARITHMETIC_RULES)
+NAMES_WITHOUT_ANSWER = ("json-schema", "judge")
 
 
 # ---- From names to the terms of a reward.
@@ -364,13 +364,13 @@ def make_terms(
     terms: list[RewardTerm] = []
     score: Score
     for i, name in enumerate(options.reward):
-        is_ready = name in NAMES
+        is_ready = name in READY_NAMES
         short = name.rpartition(":")[2]
         bounds = options.bounds[i] if options.bounds else UNKNOWN
         if is_ready:
-            bounds = (-1.0, 1.0) if name in RULES else (0.0, 1.0)
+            bounds = (-1.0, 1.0) if name in ARITHMETIC_RULES else (0.0, 1.0)
             score = _ready(name, options)
-            uses_answer = name not in WITHOUT_ANSWER
+            uses_answer = name not in NAMES_WITHOUT_ANSWER
         else:
             score, uses_answer = _of_function(load_function(name), name, columns, columns_of)
         unique = f"{short}-{i + 1}" if short in [term.name for term in terms] else short
@@ -386,15 +386,15 @@ def _ready(name: str, options: RewardOptions) -> Callable[[str, Task], Awaitable
         return math_verifier()
 
     async def score(completion: str, task: Task) -> float:
-        if name in RULES:
-            return grade(RULES[name], completion, task).total  # type: ignore[arg-type]
+        if name in ARITHMETIC_RULES:
+            return grade(ARITHMETIC_RULES[name], completion, task).total  # type: ignore[arg-type]
         return READY[name](completion, task, options)
 
     return score
 
 
 @contextmanager
-def functions_at_hand(functions: Mapping[str, Function]) -> Iterator[None]:
+def register_functions(functions: Mapping[str, Function]) -> Iterator[None]:
     """Let these functions be found under their names while tasks are made: they need not be
     importable.
     """
@@ -405,7 +405,7 @@ def functions_at_hand(functions: Mapping[str, Function]) -> Iterator[None]:
         _given.reset(token)
 
 
-def name_of(function: Function) -> str:
+def import_name(function: Function) -> str:
     """Return `module:name` of a function, as a recipe would write it."""
     named = function.func if isinstance(function, functools.partial) else function
     qualified = getattr(named, "__qualname__", type(named).__qualname__)
@@ -421,8 +421,8 @@ def load_function(name: str) -> Function:
     module, _, attribute = name.rpartition(":")
     if not module:
         near = (
-            nearest(name, NAMES)
-            or f" There are {', '.join(NAMES)}; yours is written module:function."
+            nearest(name, READY_NAMES)
+            or f" There are {', '.join(READY_NAMES)}; yours is written module:function."
         )
         raise TasksetError(f"There is no reward {name!r}.{near}")
     try:
