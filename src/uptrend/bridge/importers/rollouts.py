@@ -283,7 +283,7 @@ def _step_metrics(table: pa.Table) -> dict[str, float]:
     dead: list[bool] = []
     for group_rewards in rewards_by_group.values():
         if len(group_rewards) > 1:
-            stds.append(np.std(group_rewards, ddof=1))
+            stds.append(float(np.std(group_rewards, ddof=1)))
             dead.append(max(group_rewards) - min(group_rewards) < REWARD_TOLERANCE)
     if stds:
         metrics["reward/group_std/mean"] = float(np.mean(stds))
