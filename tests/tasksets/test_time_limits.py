@@ -14,7 +14,7 @@ import pytest
 import uptrend
 from mlgym_folder import write_folder
 from uptrend.records import Ending, Message, Rollout, Run
-from uptrend.rollout.play import RolloutRequest, Timeouts, echo, speak_all
+from uptrend.rollout.play import RolloutRequest, Timeouts, play_messages, repeat_messages
 from uptrend.rollout.sampler import Limits
 from uptrend.tasks import event_loop
 from uptrend.tasks.event_loop import holding
@@ -74,7 +74,9 @@ def play(taskset: Taskset, words: str, count: int, seconds: float) -> list[Rollo
     said = [Message("assistant", words)]
     timeouts = Timeouts(tool=seconds, rollout=seconds)
     return event_loop.run(
-        speak_all(requests, lambda _: echo(said), Limits(8, 64), 1, timeouts=timeouts)
+        play_messages(
+            requests, lambda _: repeat_messages(said), Limits(8, 64), 1, timeouts=timeouts
+        )
     )
 
 
