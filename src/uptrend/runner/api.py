@@ -19,9 +19,9 @@ from uptrend.config.load import config_hint
 from uptrend.records import ConfigError, Run, RunRefused, TasksetError
 from uptrend.records.files import write_atomically
 from uptrend.runner.runs import resume_run, train_recipe
-from uptrend.tasks.data import file_of
-from uptrend.tasks.rewards import Function, functions_at_hand, name_of
-from uptrend.tasks.taskset import ALL
+from uptrend.tasks.data import serialize_rows
+from uptrend.tasks.rewards import Function, import_name, register_functions
+from uptrend.tasks.taskset import ALL_TASKS
 from uptrend.training.observer import Observer
 
 P = ParamSpec("P")
@@ -192,12 +192,12 @@ def _functions(reward: Any) -> Iterator[tuple[list[str], list[float]]]:
     for one in listed:
         if not isinstance(one, str) and not callable(one):
             raise ConfigError(f"reward = {one!r} should be a function, or the name of one.")
-        name = one if isinstance(one, str) else name_of(one)
+        name = one if isinstance(one, str) else import_name(one)
         while name in functions:  # two lambdas, say
             name += "-2"
         names.append(name)
         functions |= {} if isinstance(one, str) else {name: one}
-    with functions_at_hand(functions):
+    with register_functions(functions):
         yield names, [float(weighted[one]) for one in listed] if weighted else []
 
 
@@ -205,7 +205,7 @@ def _table_of(data: Any, names: list[str], weights: list[float], runs: Path) -> 
     """Return a recipe for data and rewards; rows in memory are kept in a file under `runs`, for
     resuming.
     """
-    tasks: dict[str, Any] = {"name": "data", "reward": names, "train": ALL}
+    tasks: dict[str, Any] = {"name": "data", "reward": names, "train": ALL_TASKS}
     heldout = 100
     tasks |= {"weights": weights} if weights else {}
     if isinstance(data, str | Path):
@@ -222,7 +222,7 @@ def _table_of(data: Any, names: list[str], weights: list[float], runs: Path) -> 
                 " hub dataset."
             )
             raise TasksetError(f"data should be {right}")
-        suffix, content = file_of(rows)
+        suffix, content = serialize_rows(rows)
         file = runs / ".data" / f"{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,14 @@ from typing import Any
 from uptrend.config import load_config
 from uptrend.records import Ending, Message, RecordError, Reward, Rollout, Run, boundary_of
 from uptrend.records.rollout import OVERLONG_PART
-from uptrend.rollout.play import RolloutRequest, Timeouts, derive, derive_open_seed, echo, speak_all
+from uptrend.rollout.play import (
+    RolloutRequest,
+    Timeouts,
+    derive_open_seed,
+    derive_seed,
+    play_messages,
+    repeat_messages,
+)
 from uptrend.rollout.sampler import Limits
 from uptrend.runner.prepare import check_tasks
 from uptrend.tasks import event_loop
@@ -67,7 +74,7 @@ def repeat_rollouts(
                 f"{run.path} has a rollout of task {r.task}, which is not among its tasks."
             )
         seed = (
-            derive(heldout.seed, "open", task.id)
+            derive_seed(heldout.seed, "open", task.id)
             if of_heldout
             else derive_open_seed(config.seed, r.group)
         )
@@ -84,9 +91,9 @@ def repeat_rollouts(
     turns = max(map(len, said), default=0) + 1
     rows = s.rows or os.cpu_count()
     again = event_loop.run(
-        speak_all(
+        play_messages(
             requests,
-            lambda request: echo(words[id(request)]),
+            lambda request: repeat_messages(words[id(request)]),
             limits,
             turns,
             rows or 1,

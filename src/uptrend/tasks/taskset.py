@@ -178,10 +178,10 @@ def add_note(notes: list[str], note: str) -> None:
 
 
 # A number of tasks that stands for all there are.
-ALL = 1_000_000
+ALL_TASKS = 1_000_000
 
 
-class GivenTasks:
+class LoadedTasks:
     """Tasks read from a file or dataset: each once, shuffled, some of them held out."""
 
     def __init__(
@@ -227,7 +227,7 @@ class GivenTasks:
         return self._limit([task for task in self._tasks if task.id in self._held_out], count)
 
     def _limit(self, tasks: list[Task], count: int) -> list[Task]:
-        if count >= ALL:
+        if count >= ALL_TASKS:
             return tasks
         if len(tasks) < count and self._split == "quarter":
             held = len(self._held_out)

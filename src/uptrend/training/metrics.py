@@ -50,7 +50,7 @@ def step_metrics(result: StepResult) -> Line:
     rollouts = result.gathered.rollouts
     return {
         **reward_metrics(rollouts),
-        **sampling_metrics(rollouts, result.gathered.dropped, result.gathered.old),
+        **sampling_metrics(rollouts, result.gathered.dropped, result.gathered.old_groups),
         **lag_metrics(rollouts),
         **advantage_metrics(rollouts, result.advantages_n),
         **learner_metrics(result.exp, result.update),
