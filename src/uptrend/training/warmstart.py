@@ -191,7 +191,7 @@ def _metrics(result: measure.StepResult) -> dict[str, Any]:
     or rewarded.
     """
     logprobs_bs = result.update.learner_bs
-    loss = -logprobs_bs[result.exp.mask_bs & ~logprobs_bs.isnan()].mean()
+    loss = -logprobs_bs[result.experience.mask_bs & ~logprobs_bs.isnan()].mean()
     metrics = {
         key: value for key, value in measure.step_metrics(result).items() if key.startswith(KEPT)
     }
