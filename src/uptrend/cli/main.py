@@ -203,6 +203,6 @@ def _prints_error() -> bool:
         return True
     # The launcher sends SIGTERM to all processes when one has failed; this one still has to print.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    from uptrend.training.ranks import is_first_to_tell
+    from uptrend.training.ranks import is_first_to_report
 
-    return is_first_to_tell()
+    return is_first_to_report()

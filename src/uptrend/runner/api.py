@@ -19,9 +19,9 @@ from uptrend.config.load import config_hint
 from uptrend.records import ConfigError, Run, RunRefused, TasksetError
 from uptrend.records.files import write_atomically
 from uptrend.runner.runs import resume_run, train_recipe
-from uptrend.tasks.data import file_of
-from uptrend.tasks.rewards import Function, functions_at_hand, name_of
-from uptrend.tasks.taskset import ALL
+from uptrend.tasks.data import serialize_rows
+from uptrend.tasks.rewards import Function, import_name, register_functions
+from uptrend.tasks.taskset import ALL_TASKS
 from uptrend.training.observer import Observer
 
 P = ParamSpec("P")
@@ -210,13 +210,13 @@ def _available_rewards(reward: Any) -> Iterator[tuple[list[str], list[float]]]:
     for each in rewards:
         if not isinstance(each, str) and not callable(each):
             raise ConfigError(f"reward = {each!r} should be a function, or the name of one.")
-        name = each if isinstance(each, str) else name_of(each)
+        name = each if isinstance(each, str) else import_name(each)
         while name in functions:  # two lambdas, for example
             name += "-2"
         names.append(name)
         if not isinstance(each, str):
             functions[name] = each
-    with functions_at_hand(functions):
+    with register_functions(functions):
         yield names, weights
 
 
@@ -227,7 +227,7 @@ def _recipe_table(
     resuming.
     """
     table: dict[str, Any] = {}
-    tasks: dict[str, Any] = {"name": "data", "reward": rewards, "train": ALL}
+    tasks: dict[str, Any] = {"name": "data", "reward": rewards, "train": ALL_TASKS}
     n_heldout = MAX_HELDOUT_TASKS
     if weights:
         tasks["weights"] = weights
@@ -249,7 +249,7 @@ def _recipe_table(
 
 def _write_rows(rows: list[Mapping[str, Any]], folder: Path) -> Path:
     """Write rows to a file that is named by their content: the same rows are written once."""
-    suffix, content = file_of(rows)
+    suffix, content = serialize_rows(rows)
     file = folder / f"{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)

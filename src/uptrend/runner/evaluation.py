@@ -23,8 +23,8 @@ from uptrend.tasks.pool import (
     resolve_options,
 )
 from uptrend.tasks.registry import find
-from uptrend.tasks.rewards import RULES
-from uptrend.tasks.taskset import ALL
+from uptrend.tasks.rewards import ARITHMETIC_RULES
+from uptrend.tasks.taskset import ALL_TASKS
 
 if TYPE_CHECKING:
     from uptrend.policy.policy import Policy
@@ -171,7 +171,13 @@ def eval_section(tasks: str) -> dict[str, Any]:
         return dict(to_table(load_recipe(tasks))["eval"])
     if tasks.endswith(".jsonl"):
         short_answers = {"reward": "start", "chat": False}
-        return {"name": "data", "file": tasks, "hold_out": "all", "tasks": ALL, **short_answers}
+        return {
+            "name": "data",
+            "file": tasks,
+            "hold_out": "all",
+            "tasks": ALL_TASKS,
+            **short_answers,
+        }
     return {"name": tasks}
 
 
@@ -207,7 +213,7 @@ def _limit_overrides(target: str, table: dict[str, Any], note: Callable[[str], N
             return []
         run_limits = run_config["sampling"]
     # A rule that grades the start of an answer needs no more tokens than [sampling]'s default.
-    if table["eval"].get("reward") in RULES:
+    if table["eval"].get("reward") in ARITHMETIC_RULES:
         return []
     # A taskset has LIMITS where [sampling]'s defaults (one turn of 8 tokens) would be useless; most
     # have none.

@@ -12,7 +12,14 @@ from typing import Any
 from uptrend.config import load_config
 from uptrend.records import Ending, Message, RecordError, Reward, Rollout, Run, boundary_of
 from uptrend.records.rollout import OVERLONG_PART
-from uptrend.rollout.play import RolloutRequest, Timeouts, derive, derive_open_seed, echo, speak_all
+from uptrend.rollout.play import (
+    RolloutRequest,
+    Timeouts,
+    derive_open_seed,
+    derive_seed,
+    play_messages,
+    repeat_messages,
+)
 from uptrend.rollout.sampler import Limits
 from uptrend.runner.prepare import check_tasks
 from uptrend.tasks import event_loop
@@ -73,7 +80,7 @@ def repeat_rollouts(
         if run.info.get("kind") == "warmstart":  # demonstrations are opened with seed 0
             open_seed = 0
         elif of_heldout:
-            open_seed = derive(heldout.seed, "open", task.id)
+            open_seed = derive_seed(heldout.seed, "open", task.id)
         else:
             open_seed = derive_open_seed(config.seed, rollout.group)
         request = RolloutRequest(
@@ -88,9 +95,9 @@ def repeat_rollouts(
         messages_by_request[id(request)] = [rollout.messages[index] for index in indices]
     most_messages = max(map(len, messages_by_request.values()), default=0)
     repetitions = event_loop.run(
-        speak_all(
+        play_messages(
             requests,
-            lambda request: echo(messages_by_request[id(request)]),
+            lambda request: repeat_messages(messages_by_request[id(request)]),
             Limits(max_tokens=1, context=1),
             max_turns=most_messages + 1,
             rows=config.sampling.rows or os.cpu_count() or 1,
