@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from uptrend.records import Message, Task, TasksetError, ToolCall
-from uptrend.tasks.taskset import GivenTasks, Script, may_be_held_out, say
+from uptrend.tasks.taskset import LoadedTasks, Script, may_be_held_out, say
 from uptrend.tasksets.musique.atlas import rows
 from uptrend.tasksets.musique.play import (
     ARGUMENT_BY_TOOL,
@@ -55,7 +55,7 @@ class Musique:
         self.chat = options.chat
         self.notes: list[str] = []
         self._indices = IndexCache(retriever(options.retriever, options.embedder))
-        self.given: GivenTasks | None = None
+        self.loaded: LoadedTasks | None = None
         source = options.file or options.datasets
         if source:
             if options.datasets:
@@ -66,20 +66,20 @@ class Musique:
             if not tasks:
                 raise TasksetError(f"{source} has no question that can be answered.")
             order = f"{self.name}-{seed}"
-            self.given = GivenTasks(
+            self.loaded = LoadedTasks(
                 source, tasks, options.split, order, options.duplicates, self.notes
             )
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
-        if self.given:
-            return self.given.train(count, exclude)
+        if self.loaded:
+            return self.loaded.train(count, exclude)
         return self._invent(
             count, lambda task: not may_be_held_out(task.id) and task.id not in exclude
         )
 
     def heldout(self, count: int) -> list[Task]:
-        if self.given:
-            return self.given.heldout(count)
+        if self.loaded:
+            return self.loaded.heldout(count)
         return self._invent(count, lambda task: may_be_held_out(task.id))
 
     def _invent(self, count: int, is_eligible: Callable[[Task], bool]) -> list[Task]:
