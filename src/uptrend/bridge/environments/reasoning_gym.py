@@ -17,7 +17,7 @@ from reasoning_gym.utils import extract_answer
 from uptrend.bridge.environments import ForeignField, options_from
 from uptrend.config.load import nearest
 from uptrend.records import ConfigError, Message, Reward, Task, TasksetError
-from uptrend.tasks.answers import INTEGER, OneTurn
+from uptrend.tasks.answers import INTEGER_PATTERN, OneTurn
 from uptrend.tasks.taskset import Script, Taskset, add_note, may_be_held_out, say, shortfall
 
 # Entries are generated in parts of this size: some generators draw all their entries at the
@@ -113,7 +113,7 @@ class Gym:
     def corrupted(self, task: Task) -> Iterable[Script]:
         """Say nothing, garbage, and a number that is one too large."""
         wrong_answers = ["@@ ??"]
-        if INTEGER.fullmatch(task.answer):
+        if INTEGER_PATTERN.fullmatch(task.answer):
             wrong_answers.append(str(int(task.answer) + 1))
         return map(say, ["", *map(self._write, wrong_answers)])
 

@@ -43,7 +43,7 @@ from verifiers.v1.utils.loaders import taskset_config_type
 from uptrend.bridge.environments import ForeignField, options_from
 from uptrend.config.load import nearest
 from uptrend.records import ConfigError, Message, Part, Reward, Task, TasksetError, Tool, ToolCall
-from uptrend.tasks.taskset import GivenTasks, Script, Taskset, say
+from uptrend.tasks.taskset import LoadedTasks, Script, Taskset, say
 
 # Least reward that counts as correct, where the bounds are unknown; and rounding below it.
 DEFAULT_CORRECT_REWARD = 1.0
@@ -83,18 +83,18 @@ class Environment:
         self._foreign_tasks: dict[str, tuple[Any, Any]] = {}
         tasks = self._read({})
         order = f"{self.name}-{seed}"
-        self._heldout: GivenTasks | None = None
+        self._heldout: LoadedTasks | None = None
         self._heldout_ids = frozenset[str]()
         if options.heldout:
             heldout = self._read(options.heldout)
-            self._heldout = GivenTasks(self.name, heldout, "heldout", order, 1.0, self.notes)
+            self._heldout = LoadedTasks(self.name, heldout, "heldout", order, 1.0, self.notes)
             self._heldout_ids = frozenset(task.id for task in heldout)
         else:
             self.notes.append(
                 f"{self.name} holds out a quarter of its tasks; tasks.heldout can name a split"
                 " instead"
             )
-        self._tasks = GivenTasks(
+        self._tasks = LoadedTasks(
             self.name, tasks, "train" if self._heldout else "quarter", order, 1.0, self.notes
         )
         if not options.bounds:
