@@ -37,7 +37,7 @@ from uptrend.records import (
 )
 from uptrend.records.errors import install_command
 from uptrend.tasks.pool import make_taskset
-from uptrend.tasks.registry import PREFIXES, find
+from uptrend.tasks.registry import LIBRARY_BY_PREFIX, find
 from uptrend.tasks.taskset import Script, Taskset, known_gold, may_be_held_out, play_script, say
 from uptrend.tasks.validate import validate
 
@@ -65,7 +65,7 @@ assert not {"verifiers", "reasoning_gym"} & set(sys.modules), "loaded"
     assert "verifiers:NAME" in done.stdout
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("prefix", LIBRARY_BY_PREFIX)
 def test_a_missing_package_names_its_extra(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("reasoning_gym", "verifiers", "verifiers.v1"):
         monkeypatch.setitem(sys.modules, module, None)

@@ -11,9 +11,9 @@ from uptrend.config import load_config, to_table
 from uptrend.doctor.catalogue import CATALOGUE, Cause, complete_fix
 from uptrend.doctor.diagnose import diagnose
 from uptrend.records import Fix, Run, RunRefused, from_lines
-from uptrend.tasks.data import file_of
+from uptrend.tasks.data import serialize_rows
 from uptrend.tasks.pool import make_taskset
-from uptrend.tasks.rewards import functions_at_hand
+from uptrend.tasks.rewards import register_functions
 from uptrend.tasks.validate import validate
 
 ROWS = [
@@ -113,9 +113,9 @@ def test_of_several_functions_each_gets_its_own_bounds_and_both_ends(tmp_path: P
 
 
 def test_validation_names_the_bounds_too(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_bytes(file_of(ROWS)[1])
+    (tmp_path / "rows.jsonl").write_bytes(serialize_rows(ROWS)[1])
     options = {"file": str(tmp_path / "rows.jsonl"), "reward": "mine:f", "bounds": [0, 1]}
-    with functions_at_hand({"mine:f": answer_and_form}):
+    with register_functions({"mine:f": answer_and_form}):
         report = validate(lambda: make_taskset("data", options, 0), 30, 10)
     checks = {check.name: check for check in report.checks}
     assert checks["no play fails"].passed

@@ -24,6 +24,7 @@ from uptrend.policy.weights import FlatWeights
 from uptrend.rollout import kernels
 from uptrend.rollout.decoder import KernelDecoder
 from uptrend.rollout.decoding import StateSize, _State, choose
+from uptrend.rollout.endings import ENDED
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.sampler import Extension, Limits
 
@@ -153,16 +154,18 @@ def test_the_next_token_is_that_of_plain_torch(temperature: float) -> None:
     state.uniforms_sm.uniform_()
     state.done_s[1:], state.max_tokens_s[:] = False, 3
     state.n_sampled_s[:] = torch.arange(n + 1, device=DEVICE) % 3
-    rows, stops = (
-        torch.arange(1, n + 1, device=DEVICE),
-        torch.zeros(v, dtype=torch.bool, device=DEVICE),
-    )
+    rows = torch.arange(1, n + 1, device=DEVICE)
+    endings = torch.zeros(2, v, dtype=torch.int32, device=DEVICE)
     rows[-1] = 0  # fills up
     place = state.n_sampled_s[rows].masked_fill(state.done_s[rows], m)
     tokens, logprobs, _ = choose(logits, state.uniforms_sm[rows, place], Limits(m, 99, temperature))
-    stops[tokens[2]] = True
+    # One token ends a turn at once; another leads to a state in which the next one of them does.
+    endings[:, tokens[2]] = ENDED
+    endings[0, tokens[3]] = 1
+    endings[1, tokens[4]] = ENDED
+    state.endings_s[rows[4]] = 1
     before = state.n_sampled_s[rows].clone()
-    kernels.pick(logits, rows, state, stops, temperature)
+    kernels.pick(logits, rows, state, endings, temperature)
     same = state.ids_sm[rows, place] == tokens
     assert (
         float(same.float().mean()) > 0.96
@@ -172,7 +175,9 @@ def test_the_next_token_is_that_of_plain_torch(temperature: float) -> None:
     )
     assert torch.equal(state.n_sampled_s[rows], before + (rows > 0))
     assert bool(state.done_s[rows[2]])
-    assert torch.equal(state.done_s[rows][3:-1], (before + 1 >= 3)[3:-1])
+    assert int(state.endings_s[rows[3]]) == 1
+    assert bool(state.done_s[rows[4]])
+    assert torch.equal(state.done_s[rows][5:-1], (before + 1 >= 3)[5:-1])
 
 
 def test_norms_and_gates() -> None:

@@ -194,9 +194,12 @@ def test_a_stop_text_ends_a_turn_at_its_last_token(policy: Policy, length: int) 
     stop = "".join(text[2 : 2 + length])
     end = "".join(text).index(stop) + length
     limits = Limits(24, 400, temperature=0.0, stop=("never this", stop))
-    stopped = speak(InProcessSampler(policy), [(0, context, 0)], limits)[0]
+    sampler = InProcessSampler(policy)
+    stopped = speak(sampler, [(0, context, 0)], limits)[0]
     assert stopped.ended == Ending.STOP_TEXT
     assert stopped.ids.tolist() == said.ids.tolist()[:end]
+    # Nothing is decoded behind it. The first token takes no step.
+    assert sampler._decoding._n_steps == end - 1
 
 
 @pytest.mark.parametrize(

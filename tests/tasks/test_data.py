@@ -21,9 +21,9 @@ from uptrend.config import load_config
 from uptrend.records import ConfigError, TasksetError, task_id
 from uptrend.records.rollout import Message
 from uptrend.tasks import rewards
-from uptrend.tasks.data import file_of
+from uptrend.tasks.data import serialize_rows
 from uptrend.tasks.pool import make_heldout, make_pool, make_taskset
-from uptrend.tasks.rewards import functions_at_hand
+from uptrend.tasks.rewards import register_functions
 from uptrend.tasks.taskset import known_gold, play_script, say
 from uptrend.tasks.validate import validate
 
@@ -40,7 +40,7 @@ def make(tmp_path, monkeypatch):
 
     def made(rows=ROWS, seed=0, functions=None, **options):
         (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        with functions_at_hand({f"mine:{name}": f for name, f in (functions or {}).items()}):
+        with register_functions({f"mine:{name}": f for name, f in (functions or {}).items()}):
             return make_taskset("data", {"file": "rows.jsonl", **options}, seed)
 
     return made
@@ -413,7 +413,7 @@ def write_rows(kind, rows, folder):
     """Write rows as one kind of source; return the options that name it."""
     file = folder / f"own.{kind}"
     if kind == "memory":
-        suffix, content = file_of(rows)
+        suffix, content = serialize_rows(rows)
         file = folder / f"own{suffix}"
         file.write_bytes(content)
     elif kind == "parquet":
@@ -440,7 +440,7 @@ def test_functions_get_the_rows_own_values(kind, tmp_path):
     }
     dates = DATED if kind in ("memory", "parquet", "dataset") else {}
     rows = [{"prompt": f"{n}?", "answer": n + 1, **OWN, **dates} for n in range(8)]
-    with functions_at_hand(functions):
+    with register_functions(functions):
         taskset = make_taskset(
             "data", {**write_rows(kind, rows, tmp_path), "reward": list(functions)}, 0
         )
@@ -469,7 +469,7 @@ def test_an_answer_of_any_type_is_scored_as_it_is_and_recorded_as_text(answer, t
     functions = {"mine:f": lambda completion, answer: seen.append(answer) or 1.0}
     rows = [{"prompt": "first?", "answer": "first"}] if answer is None else []
     source = write_rows("memory", [{"prompt": "?", "answer": answer}, *rows], tmp_path)
-    with functions_at_hand(functions):
+    with register_functions(functions):
         taskset = make_taskset("data", {**source, "reward": "mine:f", "hold_out": "none"}, 0)
     task = next(task for task in taskset.train(9) if task.messages[0].content == "?")
     assert task.answer == text
@@ -482,13 +482,13 @@ def test_an_answer_of_any_type_is_scored_as_it_is_and_recorded_as_text(answer, t
 def test_a_function_may_change_what_it_gets(tmp_path):
     functions = {"mine:f": lambda completions, answer: [float(answer[0].pop() == completions[0])]}
     source = write_rows("memory", [{"prompt": "?", "answer": ["a", "b"]}], tmp_path)
-    with functions_at_hand(functions):
+    with register_functions(functions):
         taskset = make_taskset("data", {**source, "reward": "mine:f", "hold_out": "none"}, 0)
     assert [reward_of(taskset, "b").total for _ in range(3)] == [1.0, 1.0, 1.0]
     # An answer of another column, and a conversation, are the function's own too.
     functions = {"mine:f": lambda completion, answer: float(answer.pop() == completion)}
     source = write_rows("memory", [{"prompt": "?", "gold": ["a", "b"]}], tmp_path)
-    with functions_at_hand(functions):
+    with register_functions(functions):
         taskset = make_taskset(
             "data", {**source, "answer": "gold", "reward": "mine:f", "hold_out": "none"}, 0
         )
@@ -499,7 +499,7 @@ def test_a_function_may_change_what_it_gets(tmp_path):
         )
     }
     source = write_rows("memory", [{"prompt": [{"role": "user", "content": "?"}]}], tmp_path)
-    with functions_at_hand(functions):
+    with register_functions(functions):
         taskset = make_taskset("data", {**source, "reward": "mine:f", "hold_out": "none"}, 0)
     assert [reward_of(taskset, "b").total for _ in range(3)] == [2.0, 2.0, 2.0]
 
@@ -538,4 +538,4 @@ def test_what_no_file_keeps_is_refused(value):
     with pytest.raises(
         TasksetError, match=f"is a {type(value).__name__}, which no file of rows can keep"
     ):
-        file_of([{"prompt": "?", "answer": value}])
+        serialize_rows([{"prompt": "?", "answer": value}])

@@ -10,9 +10,9 @@ from uptrend.tasks.proof import (
     ScoredPlay,
     ScoredTask,
     earnings_of,
-    is_taken_in,
     judge_form,
     paid_wrong,
+    pays_cheater,
     split_golds,
 )
 
@@ -85,11 +85,11 @@ def test_wrong_answers_that_are_paid() -> None:
 
 
 def test_who_goes_for_the_reward_is_paid_in_full_or_as_gold_is() -> None:
-    assert is_taken_in(play(0, (0, 1), correct=True))
-    assert is_taken_in(play(1, (0, 1)))
-    assert not is_taken_in(play(3))
-    assert is_taken_in(play(3), most=3)
-    assert not is_taken_in(play(None), most=-1)
+    assert pays_cheater(play(0, (0, 1), correct=True))
+    assert pays_cheater(play(1, (0, 1)))
+    assert not pays_cheater(play(3))
+    assert pays_cheater(play(3), most=3)
+    assert not pays_cheater(play(None), most=-1)
 
 
 def test_a_form_in_which_gold_is_told_from_wrong_answers() -> None:

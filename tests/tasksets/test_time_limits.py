@@ -14,12 +14,12 @@ import pytest
 import uptrend
 from mlgym_folder import write_folder
 from uptrend.records import Ending, Message, Rollout, Run
-from uptrend.rollout.play import RolloutRequest, Timeouts, echo, speak_all
+from uptrend.rollout.play import RolloutRequest, Timeouts, play_messages, repeat_messages
 from uptrend.rollout.sampler import Limits
 from uptrend.tasks import event_loop
 from uptrend.tasks.event_loop import holding
 from uptrend.tasks.pool import make_taskset
-from uptrend.tasks.rewards import functions_at_hand
+from uptrend.tasks.rewards import register_functions
 from uptrend.tasks.taskset import Taskset
 from uptrend.tasksets.mlgym.taskset import MlGym, MlGymOptions
 
@@ -74,7 +74,9 @@ def play(taskset: Taskset, words: str, count: int, seconds: float) -> list[Rollo
     said = [Message("assistant", words)]
     timeouts = Timeouts(tool=seconds, rollout=seconds)
     return event_loop.run(
-        speak_all(requests, lambda _: echo(said), Limits(8, 64), 1, timeouts=timeouts)
+        play_messages(
+            requests, lambda _: repeat_messages(said), Limits(8, 64), 1, timeouts=timeouts
+        )
     )
 
 
@@ -91,7 +93,7 @@ def test_an_async_reward_does_not_pay_for_the_places_that_others_hold(tmp_path: 
             await asyncio.sleep(3.0 if completion == "slow" else 0.2)
         return 1.0
 
-    with functions_at_hand({"mine:asks": asks}):
+    with register_functions({"mine:asks": asks}):
         taskset = data(tmp_path, reward="mine:asks")
     assert [rollout.error for rollout in play(taskset, "quick", 8, 1.0)] == [None] * 8
     assert [rollout.error for rollout in play(taskset, "slow", 2, 1.0)] == [TOO_LATE] * 2
@@ -108,7 +110,7 @@ def test_what_has_to_be_done_after_a_limit_may_wait_too(tmp_path: Path) -> None:
                 cleaned.append(True)
         return 1.0
 
-    with functions_at_hand({"mine:asks": asks}):
+    with register_functions({"mine:asks": asks}):
         taskset = data(tmp_path, reward="mine:asks")
     assert [rollout.error for rollout in play(taskset, "slow", 2, 1.0)] == [TOO_LATE] * 2
     assert cleaned == [True, True]

@@ -14,7 +14,7 @@ from uptrend.config.tables import to_recipe
 from uptrend.records import ConfigError
 from uptrend.tasks.data import Data, read_dataset, read_file
 from uptrend.tasks.pool import make_taskset
-from uptrend.tasks.rewards import WITHOUT_SERVER
+from uptrend.tasks.rewards import NAMES_WITHOUT_SERVER
 
 OWN = "own"
 QUESTIONS = ("prompt", "question", "problem", "instruction", "input", "query")
@@ -55,7 +55,7 @@ def command(
         str | None, typer.Option(help="File (.jsonl, .json, .csv, .parquet) or hub dataset.")
     ] = None,
     reward: Annotated[
-        str | None, typer.Option(help=f"Ready reward ({', '.join(WITHOUT_SERVER)}), or own.")
+        str | None, typer.Option(help=f"Ready reward ({', '.join(NAMES_WITHOUT_SERVER)}), or own.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Known model, hub id or folder.")] = None,
     prompt: Annotated[
@@ -92,7 +92,7 @@ def command(
     columns = list(rows[0])
     question = _column(prompt, "prompt", QUESTIONS, columns)
     right = _column(answer, "answer", ANSWERS, columns, needed=reward not in (None, OWN))
-    kinds = [*WITHOUT_SERVER, OWN]
+    kinds = [*NAMES_WITHOUT_SERVER, OWN]
     scored = _ask(
         reward,
         f"How is an answer scored? ({', '.join(kinds)})",

@@ -26,7 +26,7 @@ from uptrend.tasks.pool import (
     resolved,
     stage_sections,
 )
-from uptrend.tasks.registry import PREFIXES, names
+from uptrend.tasks.registry import LIBRARY_BY_PREFIX, names
 from uptrend.tasks.validate import validate
 
 app = make_app("Look at tasksets, and check without a model that they are fit to train on.")
@@ -71,7 +71,9 @@ class PlayLines:
 @app.command("list")
 def list_tasksets() -> None:
     """List the installed tasksets, one line each."""
-    lines = names() | {f"{prefix}:NAME": library.line for prefix, library in PREFIXES.items()}
+    lines = names() | {
+        f"{prefix}:NAME": library.line for prefix, library in LIBRARY_BY_PREFIX.items()
+    }
     terminal().print(
         columns(rows=[(Text(name, "bold not dim"), line) for name, line in lines.items()])
     )

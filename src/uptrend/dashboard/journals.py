@@ -16,9 +16,9 @@ from markdown_it.tree import SyntaxTreeNode
 
 from uptrend.lab.journal import figures
 from uptrend.lab.journal.page import FIRST_TITLE, Chapter, chapter_of, title_of_lab
-from uptrend.lab.journal.verdicts import WAYS, arms_table, caveats, runs_table, sign_of, title_of
+from uptrend.lab.journal.verdicts import DIRECTION_WORDS, arms_table, caveats, runs_table, sign_of, title_of
 from uptrend.lab.measure import is_share, level, titled
-from uptrend.lab.notebook import PROBLEM, Notebook, phases
+from uptrend.lab.notebook import PROBLEM_PAGE, Notebook, phases
 from uptrend.records import Hypothesis, LabError, RecordError, Verdict
 from uptrend.records.lines import plain
 from uptrend.records.metrics import name_of
@@ -145,7 +145,7 @@ def read_overview(folder: str) -> Json:
         "path": str(notebook.folder),
         "hypotheses": rows,
         "broken": broken,
-        "problem": tree(FIRST_TITLE.sub("", notebook.text(PROBLEM)).strip()),
+        "problem": tree(FIRST_TITLE.sub("", notebook.text(PROBLEM_PAGE)).strip()),
         "phases": open_phases,
     }
 
@@ -157,7 +157,7 @@ def read_hypothesis(folder: str, id: str) -> Json:
         hypothesis = notebook.hypothesis(id)
     chapter = _chapter(notebook, hypothesis)
     arms = [
-        {"name": arm, "changes": changes, "color": figures.place_of(hypothesis, arm)}
+        {"name": arm, "changes": changes, "color": figures.color_of(hypothesis, arm)}
         for arm, changes in chapter.arms
     ]
     page: Json = {
@@ -165,7 +165,7 @@ def read_hypothesis(folder: str, id: str) -> Json:
         "outcome": chapter.outcome,
         "named": titled(hypothesis),
         **plain({key: getattr(hypothesis, key) for key in HYPOTHESIS_FIELDS}),
-        "direction": WAYS[hypothesis.direction],
+        "direction": DIRECTION_WORDS[hypothesis.direction],
         "metric_name": name_of(hypothesis.metric),
         "is_share": is_share(hypothesis.metric),
         "smallest_told": level(hypothesis.metric, hypothesis.smallest),
@@ -187,10 +187,10 @@ def _curves(chapter: Chapter) -> list[Json]:
     """Return the curves of a hypothesis by kind, arm and seed."""
     hypothesis = chapter.hypothesis
     plots: list[Json] = []
-    for kind, metric in figures.kinds(hypothesis, chapter.curves).items():
+    for kind, metric in figures.curve_metrics(hypothesis, chapter.curves).items():
         arms: list[Json] = []
         for arm, curves_by_seed in figures.arms_with(hypothesis, chapter.curves, kind).items():
-            color = figures.place_of(hypothesis, arm)
+            color = figures.color_of(hypothesis, arm)
             arms.append({"arm": arm, "color": color, "seeds": plain(curves_by_seed)})
         plots.append({"title": title_of(metric), "is_share": is_share(metric), "arms": arms})
     return plots
@@ -216,7 +216,7 @@ def _verdict(chapter: Chapter, verdict: Verdict) -> Json:
         interval = comparison.interval
         effect = {
             "arm": comparison.arm,
-            "color": figures.place_of(hypothesis, comparison.arm),
+            "color": figures.color_of(hypothesis, comparison.arm),
             "effect": sign * interval.effect,
             "ends": sorted((sign * interval.low, sign * interval.high)),
             "level": comparison.level,

@@ -16,7 +16,7 @@ from uptrend.doctor.case import Case
 from uptrend.doctor.groups import RolloutSubset
 from uptrend.records import Ending
 from uptrend.records.table import Flags, Floats, Ints, RolloutTable
-from uptrend.tasks.answers import is_surely_wrong, says, says_somehow
+from uptrend.tasks.answers import is_surely_wrong, says, says_leniently
 from uptrend.tasks.proof import Earnings
 
 # Rollouts below which their endings are chance, and rollouts that must show a wrong score.
@@ -61,7 +61,7 @@ class Answers(RolloutSubset):
         """Flag those of some rollouts in which the lenient reader finds these gold answers."""
         accepted_n = np.zeros(len(self.response_n), np.bool_)
         for n in np.flatnonzero(among_n).tolist():
-            accepted_n[n] = says_somehow(self.response_n[n], golds[n])
+            accepted_n[n] = says_leniently(self.response_n[n], golds[n])
         return accepted_n
 
     def golds_of_other_tasks(self) -> list[str]:

@@ -11,13 +11,13 @@ probability passes u. One number per token from the rollout's own generator make
 independent of the others in its batch.
 
 n = row, s = slot, v = vocabulary, b = block of the vocabulary, w = place in a block, m = sampled
-token of a turn, k = token that could be drawn, p = page of a slot.
+token of a turn, k = token that could be drawn, p = page of a slot, e = state of the automaton that
+ends turns.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,9 +26,9 @@ from torch import Tensor
 
 from uptrend.policy.graphed import TOGETHER, capturing
 from uptrend.policy.logprobs import penalize
-from uptrend.records import Ending
 from uptrend.rollout.cache import PagedCache
 from uptrend.rollout.decoder import Decoder
+from uptrend.rollout.endings import ENDED, FIRST_STATE
 from uptrend.rollout.sampler import Limits
 
 # Tokens that are decoded before the host looks which turns are done: on a GPU looking waits for the
@@ -84,6 +84,7 @@ class _State:
         self.positions_s = zeros()  # its position
         self.max_tokens_s = zeros()
         self.n_sampled_s = zeros()
+        self.endings_s = zeros()  # state of the automaton that ends the turn
         self.done_s = torch.ones(n_slots, dtype=torch.bool, device=device)
         self.table_sp = zeros(size.pages)
         # Slots that are done write to an additional last column, which is never read: each row of a
@@ -119,7 +120,7 @@ class Decoding:
         # Those of the running turns.
         self._size = StateSize(0, 0, 0, 0)
         self._limits = Limits(0, 0)
-        self._stops_v = torch.empty(0)
+        self._endings_ev = torch.empty(0)
 
     def forget_graphs(self) -> None:
         """Drop all graphs: tensors that they read have moved."""
@@ -137,16 +138,17 @@ class Decoding:
         logits_nv: Tensor,
         uniforms_nm: NDArray[np.float32],
         limits: Limits,
-        stops_v: Tensor,
+        endings_ev: Tensor,
         seen_nv: Tensor | None = None,
     ) -> None:
         """Put turns into slots beside those that run and choose their first tokens.
 
-        `seen_nv` has the tokens of each turn's context, for a repetition penalty.
+        `endings_ev` is the table of `Endings`; `seen_nv` has the tokens of each turn's context, for
+        a repetition penalty.
         """
         vocabulary = logits_nv.shape[1]
         self._limits = limits
-        self._stops_v = stops_v
+        self._endings_ev = endings_ev
         self._size = StateSize(
             tokens=limits.max_tokens,
             support=min(limits.width, vocabulary),
@@ -175,6 +177,7 @@ class Decoding:
         state.positions_s[slots_n] = device_rows[:, 2]
         state.table_sp[slots_n] = device_rows[:, 3:]
         state.n_sampled_s[slots_n] = 0
+        state.endings_s[slots_n] = FIRST_STATE
         state.done_s[slots_n] = False
         state.uniforms_sm[slots_n, :-1] = uniforms
         if seen_nv is not None:
@@ -313,7 +316,7 @@ class Decoding:
         has_penalty = state.seen_sv.shape[1] > 0
         kernels = self._decoder.kernels
         if kernels is not None and not has_support and not has_penalty:
-            kernels.pick(logits_nv, slots_n, state, self._stops_v, self._limits.temperature)
+            kernels.pick(logits_nv, slots_n, state, self._endings_ev, self._limits.temperature)
             return
 
         # No branch may depend on a value here: on a GPU this is captured in a graph.
@@ -337,7 +340,9 @@ class Decoding:
         state.n_sampled_s[slots_n] = n_sampled_n + ~done_n
         state.positions_s[slots_n] = positions_n + ~done_n
         is_full_n = n_sampled_n + 1 >= state.max_tokens_s[slots_n]
-        state.done_s[slots_n] = done_n | self._stops_v[tokens_n] | is_full_n
+        ending_n = self._endings_ev[state.endings_s[slots_n], tokens_n]
+        state.endings_s[slots_n] = ending_n.clamp(min=FIRST_STATE).long()
+        state.done_s[slots_n] = done_n | (ending_n == ENDED) | is_full_n
 
 
 def choose(
@@ -426,60 +431,3 @@ def _choose_among_likeliest(
     logprob_n1 = log_p_nk.gather(-1, rank_n1) - sum_nk[:, -1:].log()
     support_nk = ids_nk.masked_fill(left_out_nk, -1)
     return token_n1.squeeze(-1), logprob_n1.squeeze(-1), support_nk
-
-
-class Endings:
-    """Knows every token that ends a turn, by itself or because its text has a stop text."""
-
-    def __init__(
-        self, tokenizer: Any, stop_ids: tuple[int, ...], vocabulary: int, device: torch.device
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._stop_ids = set(stop_ids)
-        self._vocabulary = vocabulary
-        self._device = device
-        self._stops_by_texts: dict[tuple[str, ...], Tensor] = {}
-
-    def stops(self, limits: Limits) -> Tensor:
-        """Return one flag per token of the vocabulary: True if a turn surely ends with it.
-
-        Stop texts of several tokens do not show here: `find` cuts them off later.
-        """
-        if limits.stop in self._stops_by_texts:
-            return self._stops_by_texts[limits.stop]
-        # A model's head may be wider than its tokenizer, and a tokenizer may have more tokens.
-        stop_ids = {i for i in self._stop_ids if i < self._vocabulary}
-        if limits.stop:
-            n_known = min(self._vocabulary, len(self._tokenizer))
-            texts = self._tokenizer.batch_decode([[i] for i in range(n_known)])
-            for i, text in enumerate(texts):
-                if any(stop in text for stop in limits.stop):
-                    stop_ids.add(i)
-        stops_v = torch.zeros(self._vocabulary, dtype=torch.bool)
-        stops_v[list(stop_ids)] = True
-        self._stops_by_texts[limits.stop] = stops_v.to(self._device)
-        return self._stops_by_texts[limits.stop]
-
-    def find(self, ids_m: NDArray[np.int64], limits: Limits) -> tuple[int, Ending]:
-        """Return the number of sampled tokens that belong to the turn, and what ended it."""
-        count = len(ids_m)
-        # Nothing is sampled after a stop token, so it can only be the last one.
-        has_stop_token = count > 0 and int(ids_m[-1]) in self._stop_ids
-        if limits.stop and self._has_stop_text(ids_m, limits):
-            # The fewest tokens whose text has a stop text, by bisection: with more tokens it stays.
-            counts = range(1, count + 1)
-            index = bisect_left(counts, True, key=lambda n: self._has_stop_text(ids_m[:n], limits))
-            stop_count = counts[index]
-            # If both end at the same token, the stop token counts.
-            if stop_count < count or not has_stop_token:
-                return stop_count, Ending.STOP_TEXT
-        if has_stop_token:
-            return count, Ending.STOP_TOKEN
-        if count == limits.max_tokens:
-            return count, Ending.LENGTH
-        return count, Ending.CONTEXT_FULL
-
-    def _has_stop_text(self, ids_m: NDArray[np.int64], limits: Limits) -> bool:
-        # The last token also by itself, as in `stops`: within a text it may read differently.
-        texts = self._tokenizer.batch_decode([ids_m, ids_m[-1:]])
-        return any(stop in text for text in texts for stop in limits.stop)

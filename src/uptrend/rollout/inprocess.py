@@ -30,7 +30,8 @@ from uptrend.policy.graphed import TOGETHER, Graphed, wait_for
 from uptrend.policy.policy import Policy
 from uptrend.records import ModelError
 from uptrend.rollout.decoder import make_cache, make_decoder
-from uptrend.rollout.decoding import Decoding, Endings, SampledTurn, Turn
+from uptrend.rollout.decoding import Decoding, SampledTurn, Turn
+from uptrend.rollout.endings import Endings
 from uptrend.rollout.sampler import Extension, Limits
 from uptrend.tasks.event_loop import in_caller
 
@@ -394,8 +395,8 @@ class InProcessSampler:
             seen_nv = seen_nv.to(device)
         logits_nv = logits_uv[torch.tensor(joining.logits_rows).to(device)]
         uniforms_nm = draw_uniforms(joining.draws, limits.max_tokens)
-        stops_v = self._endings.stops(limits)
-        self._decoding.join(joining.turns, logits_nv, uniforms_nm, limits, stops_v, seen_nv)
+        endings_ev = self._endings.table(limits)
+        self._decoding.join(joining.turns, logits_nv, uniforms_nm, limits, endings_ev, seen_nv)
 
     # Prefill.
 

@@ -230,21 +230,22 @@ def _gate(gate_up, out, width, block: tl.constexpr):
 
 
 def pick(
-    logits_nv: Tensor, slots_n: Tensor, state: Any, stops_v: Tensor, temperature: float
+    logits_nv: Tensor, slots_n: Tensor, state: Any, endings_ev: Tensor, temperature: float
 ) -> None:
     """Choose each row's next token with its random number and store it in the state; 0 takes the
     likeliest.
 
     Does the same as `decoding.choose` and what follows it there, in one launch.
     """
-    assert all(x.is_contiguous() for x in (slots_n, logits_nv))
+    assert all(x.is_contiguous() for x in (slots_n, logits_nv, endings_ev))
     _pick[len(logits_nv),](
         logits_nv,
         slots_n,
         state.uniforms_sm,
-        stops_v.view(torch.int8),
+        endings_ev,
         state.max_tokens_s,
         state.n_sampled_s,
+        state.endings_s,
         state.positions_s,
         state.done_s.view(torch.int8),
         state.tokens_s,
@@ -264,9 +265,10 @@ def _pick(
     logits,
     slots,
     uniforms,
-    stops,
+    ending_table,
     max_tokens,
     n_sampled,
+    endings,
     positions,
     done,
     tokens,
@@ -328,7 +330,10 @@ def _pick(
     tl.store(ids + slot * n_columns + column, token)
     tl.store(logprobs + slot * n_columns + column, logprob)
     if not is_done:
-        is_stop = tl.load(stops + token) != 0
+        # State of the automaton that ends turns: -1 where it ends, as ENDED in `endings`.
+        ending = tl.load(ending_table + tl.load(endings + slot) * vocabulary + token)
+        tl.store(endings + slot, tl.maximum(ending, 0).to(tl.int64))
+        is_stop = ending < 0
         is_full = count + 1 >= tl.load(max_tokens + slot)
         is_last = is_stop | is_full
         tl.store(tokens + slot, token)

@@ -16,13 +16,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from uptrend.config import Sampling
 from uptrend.records import ConfigError, Ending, Message, ModelError, Rollout, Tool
 from uptrend.rollout.calls import FORMATS, read_served, read_turn, schemas
 from uptrend.rollout.http import HttpClient, RequestRefused, proxy_of, sentence
-from uptrend.rollout.play import NoTurn, RolloutRequest, Say, derive, patience, speak_all
+from uptrend.rollout.play import (
+    NextTurn,
+    RolloutRequest,
+    Timeouts,
+    TurnFailed,
+    derive_seed,
+    message_turn,
+    play_messages,
+)
 from uptrend.rollout.render import join_results, offer_tools
 from uptrend.rollout.sampler import Extension, Limits
 from uptrend.tasks import event_loop
@@ -98,7 +104,7 @@ class Server:
         except RequestRefused as refusal:
             status, text = refusal.args
             if TOO_LONG.search(text):
-                raise NoTurn(Ending.CONTEXT_FULL, text) from None
+                raise TurnFailed(Ending.CONTEXT_FULL, text) from None
             # Such as a vLLM that was started without a parser for the model's calls.
             is_about_tools = tools and not in_words and "tool" in text.lower()
             if not is_about_tools or (self._answered and not self._in_words):
@@ -173,7 +179,7 @@ class Server:
         problem = f"{self._url}: {f'{status} ' * (status not in (0, 200))}{text}"
         if self._answered:
             self.problems.append(problem)
-            return NoTurn(Ending.TASK_ERROR, problem)
+            return TurnFailed(Ending.TASK_ERROR, problem)
         way = ""
         if status in (401, 403):
             state = "holds another key than it wants" if os.environ.get(self._key) else "is not set"
@@ -204,32 +210,39 @@ class ChatPlayer:
         s = sampling or self._sampling
         limits = Limits.of(s, temperature)
         rows = s.rows or AT_ONCE
-        plays = speak_all(
-            requests, lambda r: self._speaker(r, limits), limits, s.max_turns, rows, *patience(s)
+        plays = play_messages(
+            requests,
+            lambda request: self._conversation(request, limits),
+            limits,
+            s.max_turns,
+            rows,
+            Timeouts.of(s),
+            s.retries,
         )
         return event_loop.run(plays)
 
-    def _speaker(self, request: RolloutRequest, limits: Limits) -> Say:
+    def _conversation(self, request: RolloutRequest, limits: Limits) -> NextTurn:
         history = list[Message]()
         options = {"max_tokens": limits.max_tokens, "temperature": limits.temperature}
         options |= {
             name: value for name, off in OFF.items() if (value := getattr(limits, name)) != off
         }
 
-        async def say(
-            _: Sequence[int], heard: Sequence[Message], tools: Sequence[Tool]
+        async def next_turn(
+            _: Sequence[int], new_messages: Sequence[Message], tools: Sequence[Tool]
         ) -> Extension:
-            history.extend(heard)
-            seed = derive(request.seed, len(history)) >> 32  # 31 bits, which every server takes
+            history.extend(new_messages)
+            seed = (
+                derive_seed(request.seed, len(history)) >> 32
+            )  # 31 bits, which every server takes
             message, ended, used = await self._server.complete(
                 history, tools, {**options, "seed": seed}
             )
             history.append(message)
             ended = Ending.CONTEXT_FULL if used >= limits.context else ended
-            nothing = np.zeros(0, np.int32)
-            return Extension(nothing, nothing.astype(np.float32), ended, nothing, message=message)
+            return message_turn(message, ended)
 
-        return say
+        return next_turn
 
 
 def _wire(history: Sequence[Message], tools: Sequence[Tool], *, in_words: bool) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Playing tasks: from a task to a finished rollout, many at once; the model speaks through a
-sampler, or a script does.
+"""Playing tasks: from a task to a finished rollout, many at once; the model's turns come from a
+sampler, a script or a server.
 
 What fails inside a task (opening it, its answer, its score, closing it) is written into the rollout
 with the boundary at which it failed; it neither scores 0 nor stops the run. A sandbox that fails is
@@ -8,17 +8,26 @@ ours: the rollout is played again. What fails in the sampler is ours too, and st
 
 import asyncio
 import hashlib
-import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
 from uptrend.config import Sampling
-from uptrend.records import Ending, Message, Role, Rollout, SandboxFailed, Task, Tool, UptrendError
+from uptrend.records import (
+    Ending,
+    Message,
+    Reward,
+    Role,
+    Rollout,
+    SandboxFailed,
+    Task,
+    Tool,
+    UptrendError,
+)
 from uptrend.records import Sequence as Tokens
 from uptrend.records.rollout import Ints
 from uptrend.rollout.render import Renderer
@@ -27,11 +36,12 @@ from uptrend.tasks.event_loop import TimeLimit, together
 from uptrend.tasks.taskset import Play, Script, Taskset, commands_of
 
 T = TypeVar("T")
-# Boundary at which a rollout failed, and the error.
-Failure = tuple[str, Exception | str]
+
+# Policy version of a token that no policy sampled: those of prompts, tools and scripts.
+NO_VERSION = -1
 
 
-def derive(*parts: int | str) -> int:
+def derive_seed(*parts: int | str) -> int:
     """Derive a 63-bit seed from any identifying parts."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
@@ -41,50 +51,10 @@ def derive_open_seed(run_seed: int, group: str) -> int:
     """Derive the seed that a group's rollouts open their task with; the group's name has its step
     and its number.
     """
-    return derive(run_seed, "open", group)
+    return derive_seed(run_seed, "open", group)
 
 
-# The model's side of a rollout: hears what is new, as tokens and as messages, and the task's tools,
-# and speaks; None where it is done.
-Say = Callable[[Sequence[int], Sequence[Message], Sequence[Tool]], Awaitable[Extension | None]]
-
-
-class NoTurn(Exception):  # noqa: N818 (what the model gives)
-    """A turn that the model could not take: what ends the rollout, and why."""
-
-    def __init__(self, ended: Ending, why: str) -> None:
-        super().__init__(why)
-        self.ended = ended
-
-
-class ScriptSpeaker:
-    """A scripted player, whose messages become the tokens that the model would have said."""
-
-    def __init__(self, script: Script, renderer: Renderer) -> None:
-        self._script = script
-        self._renderer = renderer
-        self._began = False
-        self.error: str | None = None  # error in the script; it then says nothing more
-
-    async def say(
-        self, new: Sequence[int], heard: Sequence[Message], _: Sequence[Tool]
-    ) -> Extension | None:
-        """Speak the script's next turn; a script hears messages alone."""
-        try:
-            message = self._script.send(heard) if self._began else next(self._script)
-            self._began = True
-        except StopIteration:
-            return None
-        except UptrendError:
-            raise  # already says what would be right, and to a person
-        except Exception as problem:
-            self.error = f"gold: {problem!r}"
-            return None
-        ids = np.array(self._renderer.write(message, new), np.int32)
-        # Nobody sampled them: they have no log-probability and no version, as prompts have none.
-        return Extension(
-            ids, np.full(len(ids), np.nan, np.float32), Ending.STOP_TOKEN, np.full_like(ids, -1)
-        )
+# Requests
 
 
 @dataclass(frozen=True)
@@ -104,76 +74,91 @@ class RolloutRequest:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds that playing may take; 0 for any time."""
+    """Seconds that playing may take; 0 for no limit."""
 
-    # What a call waits for its turn does not count.
+    # Time that a call waits for its turn does not count.
     tool: float = 0.0  # one call of the task, to answer, to score or to close; then it has failed
     rollout: float = 0.0  # all turns of a rollout; then it ends and is scored
 
-
-ANY_TIME = Timeouts()
-
-
-def patience(sampling: Sampling) -> tuple[Timeouts, int]:
-    """Return a recipe's timeouts, and how often a rollout whose sandbox fails is played again."""
-    return Timeouts(sampling.tool_timeout, sampling.rollout_timeout), sampling.retries
+    @classmethod
+    def of(cls, sampling: Sampling) -> "Timeouts":
+        """Return those of a recipe."""
+        return cls(sampling.tool_timeout, sampling.rollout_timeout)
 
 
-class _NoAnswer(Exception):  # noqa: N818 (what the task gives)
-    """A call of the task that took too long."""
+NO_TIMEOUTS = Timeouts()
 
 
-class _Transcript:
-    """The tokens of a rollout as they come."""
+# The model's side of a rollout
 
-    def __init__(self) -> None:
-        self.length = 0
-        self._parts: list[tuple[Ints, int, Role, Extension | None]] = []
 
-    def add(
-        self, ids: Sequence[int] | Ints, turn: int, role: Role, said: Extension | None = None
-    ) -> None:
-        """Add tokens of one role; `said` is the model's turn where it wrote them."""
-        self.length += len(ids)
-        self._parts.append((np.asarray(ids, np.int32), turn, role, said))
+# Returns the model's next turn after new tokens and the same as messages, with the task's tools;
+# None ends the rollout.
+NextTurn = Callable[[Sequence[int], Sequence[Message], Sequence[Tool]], Awaitable[Extension | None]]
 
-    def tokens(self) -> Tokens:
-        parts = self._parts
-        sizes = [len(ids) for ids, *_ in parts]
 
-        def column(kind: Any, values: list[Any]) -> Any:
-            return np.repeat(np.array(values, kind), sizes)
+class TurnFailed(Exception):  # noqa: N818 (named as SandboxFailed is)
+    """A turn that the model could not take: how the rollout ends, and why."""
 
-        logprobs = column(np.float32, [math.nan] * len(parts))
-        versions = column(np.int32, [-1] * len(parts))
-        end = 0
-        for ids, _, _, said in parts:
-            end += len(ids)
-            if said is not None:
-                logprobs[end - len(ids) : end] = said.logprobs
-                versions[end - len(ids) : end] = said.versions
-        said_all = [said for *_, said in parts]
-        supports = [None if said is None else said.support for said in said_all]
-        support = None
-        if any(found is not None for found in supports):
-            none = [np.zeros(size, np.int32) for size in sizes]
-            support = (
-                np.concatenate(
-                    [
-                        z if found is None else found[0]
-                        for z, found in zip(none, supports, strict=True)
-                    ]
-                ),
-                np.concatenate([found[1] for found in supports if found is not None]),
-            )
-        return Tokens(
-            ids=np.concatenate([np.zeros(0, np.int32), *(ids for ids, *_ in parts)]),
-            turns=column(np.int32, [turn for _, turn, _, _ in parts]),
-            roles=column(np.int8, [int(role) for _, _, role, _ in parts]),
-            versions=versions,
-            sampler=logprobs,
-            support=support,
+    def __init__(self, ended: Ending, why: str) -> None:
+        super().__init__(why)
+        self.ended = ended
+
+
+class ScriptedTurns:
+    """Turns of a script, in the tokens that the model would have sampled."""
+
+    def __init__(self, script: Script, renderer: Renderer) -> None:
+        self._script = script
+        self._renderer = renderer
+        self._is_started = False
+        self.error: str | None = None  # error in the script, which then takes no more turns
+
+    async def next_turn(
+        self, new_ids: Sequence[int], new_messages: Sequence[Message], _: Sequence[Tool]
+    ) -> Extension | None:
+        """Return the script's next turn; a script reads messages alone."""
+        try:
+            script = self._script
+            message = script.send(new_messages) if self._is_started else next(script)
+            self._is_started = True
+        except StopIteration:
+            return None
+        except UptrendError:
+            raise  # its text is already meant for the user
+        except Exception as problem:
+            self.error = f"gold: {problem!r}"
+            return None
+        ids = np.array(self._renderer.write(message, new_ids), np.int32)
+        return Extension(
+            ids=ids,
+            logprobs=np.full(len(ids), np.nan, np.float32),
+            ended=Ending.STOP_TOKEN,
+            versions=np.full_like(ids, NO_VERSION),
         )
+
+
+def message_turn(message: Message, ended: Ending) -> Extension:
+    """Return a turn that came as a message, without tokens."""
+    no_ids = np.zeros(0, np.int32)
+    no_logprobs = np.zeros(0, np.float32)
+    return Extension(no_ids, no_logprobs, ended, no_ids, message=message)
+
+
+def repeat_messages(messages: Sequence[Message]) -> NextTurn:
+    """Return a model that takes its turns from recorded messages."""
+    remaining = iter(messages)
+
+    async def next_turn(*_: Any) -> Extension | None:
+        message = next(remaining, None)
+        if message is None:
+            return None
+        return message_turn(message, Ending.STOP_TOKEN)
+
+    return next_turn
+
+
+# Many rollouts
 
 
 async def play_all(
@@ -183,28 +168,26 @@ async def play_all(
     limits: Limits,
     max_turns: int,
     rows: int = 0,
-    timeouts: Timeouts = ANY_TIME,
+    timeouts: Timeouts = NO_TIMEOUTS,
     retries: int = 0,
 ) -> list[Rollout]:
-    """Let the model play every request, at most `rows` side by side (0 for all), in the order
-    given.
+    """Let a sampler's model play every request; return the rollouts in the same order.
 
-    A rollout whose sandbox fails is played again from its start, with the same seeds, up to
-    `retries` times.
+    At most `rows` are played side by side (0 for all). A rollout whose sandbox fails is played
+    again from its start, with the same seeds, up to `retries` times.
     """
 
-    async def one(stream: int, request: RolloutRequest) -> Rollout:
-        async def say(new: Sequence[int], *_: object) -> Extension:  # a model hears tokens alone
-            return await sampler.extend(stream, new, limits, request.seed)
+    async def play_one(stream: int, request: RolloutRequest) -> Rollout:
+        async def next_turn(new_ids: Sequence[int], *_: object) -> Extension:
+            return await sampler.extend(stream, new_ids, limits, request.seed)
 
+        renderer = renderers[request.taskset.chat]
         try:
-            return await play(
-                request, say, renderers[request.taskset.chat], limits, max_turns, timeouts
-            )
+            return await play(request, next_turn, renderer, limits, max_turns, timeouts)
         finally:
             sampler.release(stream)
 
-    return await _side_by_side(one, requests, rows, retries)
+    return await _play_side_by_side(play_one, requests, rows, retries)
 
 
 async def demonstrate(
@@ -213,89 +196,82 @@ async def demonstrate(
     limits: Limits,
     max_turns: int,
     rows: int = 0,
-    timeouts: Timeouts = ANY_TIME,
+    timeouts: Timeouts = NO_TIMEOUTS,
     retries: int = 0,
 ) -> list[Rollout]:
     """Let each request's script, or its task's expert, play it in the tokens that the model would
-    have to say.
+    have to sample.
     """
 
-    def gold(request: RolloutRequest) -> Script:
-        # Begun at its first turn: also what fails before that is the script's failure.
-        yield from request.script() if request.script else request.taskset.gold(request.task)
+    def script_of(request: RolloutRequest) -> Script:
+        # A generator, so that the script is made at its first turn: an error in making it is then
+        # the script's failure too.
+        if request.script:
+            yield from request.script()
+        else:
+            yield from request.taskset.gold(request.task)
 
-    async def one(_: int, request: RolloutRequest) -> Rollout:
+    async def play_one(_: int, request: RolloutRequest) -> Rollout:
         renderer = renderers[request.taskset.chat]
-        script = gold(request)
-        speaker = ScriptSpeaker(script, renderer)
+        script = script_of(request)
+        turns = ScriptedTurns(script, renderer)
         try:
-            rollout = await play(request, speaker.say, renderer, limits, max_turns, timeouts)
+            rollout = await play(request, turns.next_turn, renderer, limits, max_turns, timeouts)
         finally:
             script.close()
-        if speaker.error is None:
+        if turns.error is None:
             return rollout
-        return replace(rollout, reward=None, ended=Ending.TASK_ERROR, error=speaker.error)
+        return replace(rollout, reward=None, ended=Ending.TASK_ERROR, error=turns.error)
 
-    return await _side_by_side(one, requests, rows, retries)
-
-
-def echo(said: Sequence[Message]) -> Say:
-    """Return a speaker that says recorded messages again."""
-    left = iter(said)
-    nothing = np.zeros(0, np.int32)
-
-    async def say(*_: Any) -> Extension | None:
-        message = next(left, None)
-        ended = Extension(
-            nothing, nothing.astype(np.float32), Ending.STOP_TOKEN, nothing, message=message
-        )
-        return None if message is None else ended
-
-    return say
+    return await _play_side_by_side(play_one, requests, rows, retries)
 
 
-async def speak_all(
+async def play_messages(
     requests: Sequence[RolloutRequest],
-    begin: Callable[[RolloutRequest], Say],
+    start_model: Callable[[RolloutRequest], NextTurn],
     limits: Limits,
     max_turns: int,
     rows: int = 0,
-    timeouts: Timeouts = ANY_TIME,
+    timeouts: Timeouts = NO_TIMEOUTS,
     retries: int = 0,
 ) -> list[Rollout]:
-    """Let a model that hears and speaks messages play every request: its rollouts have no
+    """Let a model that reads and writes messages play every request: its rollouts have no
     tokens.
     """
 
-    async def one(_: int, request: RolloutRequest) -> Rollout:
-        return await play(request, begin(request), None, limits, max_turns, timeouts)
+    async def play_one(_: int, request: RolloutRequest) -> Rollout:
+        return await play(request, start_model(request), None, limits, max_turns, timeouts)
 
-    return await _side_by_side(one, requests, rows, retries)
+    return await _play_side_by_side(play_one, requests, rows, retries)
 
 
-async def _side_by_side(
-    one: Callable[[int, RolloutRequest], Awaitable[Rollout]],
+async def _play_side_by_side(
+    play_one: Callable[[int, RolloutRequest], Awaitable[Rollout]],
     requests: Sequence[RolloutRequest],
     rows: int,
     retries: int,
 ) -> list[Rollout]:
-    gate = asyncio.Semaphore(rows or len(requests) or 1)
+    free_rows = asyncio.Semaphore(rows or len(requests) or 1)
 
-    async def gated(number: int, request: RolloutRequest) -> Rollout:
-        async with gate:
+    async def play_with_retries(number: int, request: RolloutRequest) -> Rollout:
+        async with free_rows:
             for attempt in range(retries + 1):
-                # a stream that nobody has used
-                rollout = await one(number + attempt * len(requests), request)
+                # A sampler's streams are used once, so each attempt has its own.
+                stream = number + attempt * len(requests)
+                rollout = await play_one(stream, request)
                 if not rollout.sandbox_failures:
                     break
             return replace(rollout, sandbox_failures=rollout.sandbox_failures + attempt)
 
-    return await together(gated(i, request) for i, request in enumerate(requests))
+    return await together(play_with_retries(n, request) for n, request in enumerate(requests))
+
+
+# One rollout
 
 
 async def play(
     request: RolloutRequest,
-    say: Say,
+    next_turn: NextTurn,
     renderer: Renderer | None,
     limits: Limits,
     max_turns: int,
@@ -304,181 +280,279 @@ async def play(
     """Play one rollout, from its first prompt to its score; without a renderer in messages
     alone.
     """
-    began = time.perf_counter()
-    tokens = _Transcript()
-    messages = list(request.task.messages)
-    tools = tuple[Tool, ...]()
-    reward = None
-    opened: Play | None = None
-    ended = Ending.TASK_ERROR
-    failed = cast(Failure | None, None)
-    try:
-        try:
-            opened = request.taskset.open(request.task, request.open_seed)
-            messages = list(opened.messages)
-            tools = tuple(opened.tools)
-        except Exception as problem:
-            failed = "open", problem
-        if opened is not None and failed is None:
-            limit = TimeLimit(timeouts.rollout)
-            try:
-                with limit.counting():
-                    conversation = _converse(
-                        opened,
-                        tools,
-                        messages,
-                        tokens,
-                        say,
-                        renderer,
-                        limits,
-                        max_turns,
-                        timeouts.tool,
-                    )
-                    ended, failed = await limit.enforce(conversation)
-            except TimeoutError:
-                if not limit.has_expired:  # the sampler's own
-                    raise
-                ended = Ending.TIME_LIMIT
-            try:
-                reward = await _within(timeouts.tool, opened.score()) if failed is None else None
-            except Exception as problem:
-                ended = Ending.TASK_ERROR
-                failed = ("score", problem)
-    finally:
-        try:
-            if opened is not None:
-                await _within(timeouts.tool, opened.close())
-        except Exception as problem:
-            failed = failed or ("close", problem)  # what failed before counts more
-    return Rollout(
-        step=request.step,
-        group=request.group,
-        index=request.index,
-        task=request.task.id,
-        family=request.task.family,
-        answer=request.task.answer,
-        seed=request.seed,
-        messages=tuple(messages),
-        sequences=(tokens.tokens(),) if renderer else (),
-        reward=reward,
-        ended=ended,
-        error=_told(failed),
-        seconds=time.perf_counter() - began,
-        commands=() if opened is None else commands_of(opened),
-        # What was scored stays, also where the sandbox can't be closed.
-        sandbox_failures=int(
-            reward is None and failed is not None and isinstance(failed[1], SandboxFailed)
-        ),
-    )
+    return await _Attempt(request, next_turn, renderer, limits, max_turns, timeouts).play()
 
 
-async def _within(seconds: float, call: Awaitable[T]) -> T:
-    """Wait so long for a call of the task (0 for any time), then cancel it and raise."""
+@dataclass(frozen=True)
+class _Failure:
+    """An error of a task or a turn, and the boundary at which it came."""
+
+    boundary: str  # prompt, turn N, open, respond, score or close
+    problem: Exception | str
+
+    def __str__(self) -> str:
+        is_sentence = isinstance(self.problem, str | _CallTimeout)
+        return f"{self.boundary}: {self.problem if is_sentence else repr(self.problem)}"
+
+
+class _CallTimeout(Exception):  # noqa: N818 (a failure of the task, not of the program)
+    """A call of the task that took too long."""
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Tokens of one role in one turn."""
+
+    ids: Ints
+    turn: int
+    role: Role
+    extension: Extension | None  # the model's turn; None for tokens that it read
+
+
+class _Transcript:
+    """The tokens of a rollout as they come."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._segments: list[_Segment] = []
+
+    def add(
+        self, ids: Sequence[int] | Ints, turn: int, role: Role, extension: Extension | None = None
+    ) -> None:
+        """Add tokens of one role; `extension` is the model's turn if it wrote them."""
+        self.length += len(ids)
+        self._segments.append(_Segment(np.asarray(ids, np.int32), turn, role, extension))
+
+    def tokens(self) -> Tokens:
+        """Return the tokens so far, with a column for each of their properties."""
+        ids = np.zeros(self.length, np.int32)
+        turns = np.zeros(self.length, np.int32)
+        roles = np.zeros(self.length, np.int8)
+        versions = np.full(self.length, NO_VERSION, np.int32)
+        logprobs = np.full(self.length, np.nan, np.float32)
+        support_sizes = np.zeros(self.length, np.int32)
+        support_ids: list[Ints] = []
+        end = 0
+        for segment in self._segments:
+            start = end
+            end += len(segment.ids)
+            ids[start:end] = segment.ids
+            turns[start:end] = segment.turn
+            roles[start:end] = segment.role
+            if segment.extension is None:
+                continue
+            versions[start:end] = segment.extension.versions
+            logprobs[start:end] = segment.extension.logprobs
+            if segment.extension.support is not None:
+                sizes, drawn_from = segment.extension.support
+                support_sizes[start:end] = sizes
+                support_ids.append(drawn_from)
+        return Tokens(
+            ids=ids,
+            turns=turns,
+            roles=roles,
+            versions=versions,
+            sampler=logprobs,
+            support=(support_sizes, np.concatenate(support_ids)) if support_ids else None,
+        )
+
+
+@dataclass
+class _Attempt:
+    """A rollout while it is played."""
+
+    request: RolloutRequest
+    next_turn: NextTurn
+    renderer: Renderer | None
+    limits: Limits
+    max_turns: int
+    timeouts: Timeouts
+    task_play: Play | None = None
+    tools: tuple[Tool, ...] = ()
+    messages: list[Message] = field(default_factory=list)
+    transcript: _Transcript = field(default_factory=_Transcript)
+    ended: Ending = Ending.TASK_ERROR
+    failure: _Failure | None = None
+
+    async def play(self) -> Rollout:
+        """Open the task, take turns, score and close."""
+        started = time.perf_counter()
+        reward = None
+        try:
+            self._open()
+            if self.task_play is not None and self.failure is None:
+                await self._converse(self.task_play)
+                if self.failure is None:
+                    reward = await self._score(self.task_play)
+        finally:
+            if self.task_play is not None:
+                await self._close(self.task_play)
+        return self._rollout(reward, time.perf_counter() - started)
+
+    def _open(self) -> None:
+        request = self.request
+        self.messages = list(request.task.messages)
+        try:
+            self.task_play = request.taskset.open(request.task, request.open_seed)
+            self.messages = list(self.task_play.messages)
+            self.tools = tuple(self.task_play.tools)
+        except Exception as problem:
+            self.failure = _Failure("open", problem)
+
+    async def _converse(self, task_play: Play) -> None:
+        """Take turns until one ends the rollout, or its time limit does."""
+        limit = TimeLimit(self.timeouts.rollout)
+        try:
+            with limit.counting():
+                turns = self._take_turns(task_play)
+                self.ended, self.failure = await limit.enforce(turns)
+        except TimeoutError:
+            if not limit.has_expired:
+                raise  # the sampler's own
+            self.ended = Ending.TIME_LIMIT
+
+    async def _score(self, task_play: Play) -> Reward | None:
+        try:
+            return await _with_timeout(self.timeouts.tool, task_play.score())
+        except Exception as problem:
+            self.ended = Ending.TASK_ERROR
+            self.failure = _Failure("score", problem)
+            return None
+
+    async def _close(self, task_play: Play) -> None:
+        try:
+            await _with_timeout(self.timeouts.tool, task_play.close())
+        except Exception as problem:
+            # An earlier failure explains more, and often this one too.
+            self.failure = self.failure or _Failure("close", problem)
+
+    def _rollout(self, reward: Reward | None, seconds: float) -> Rollout:
+        request = self.request
+        failure = self.failure
+        # A sandbox that fails only at closing leaves a scored rollout, which counts.
+        is_sandbox_failure = (
+            reward is None and failure is not None and isinstance(failure.problem, SandboxFailed)
+        )
+        return Rollout(
+            step=request.step,
+            group=request.group,
+            index=request.index,
+            task=request.task.id,
+            family=request.task.family,
+            answer=request.task.answer,
+            seed=request.seed,
+            messages=tuple(self.messages),
+            sequences=(self.transcript.tokens(),) if self.renderer else (),
+            reward=reward,
+            ended=self.ended,
+            error=None if failure is None else str(failure),
+            seconds=seconds,
+            commands=() if self.task_play is None else commands_of(self.task_play),
+            sandbox_failures=int(is_sandbox_failure),
+        )
+
+    async def _take_turns(self, task_play: Play) -> tuple[Ending, _Failure | None]:
+        """Let model and task take turns, and record them; return how the rollout ended, and what
+        failed.
+        """
+        renderer = self.renderer
+        limits = self.limits
+        new_messages: Sequence[Message] = self.messages[:]
+        new_ids = renderer.first(new_messages, self.tools) if renderer else []
+        new_role = Role.PROMPT
+        if 0 < limits.prompt < len(new_ids):
+            problem = f"{len(new_ids):,} tokens exceed sampling.max_prompt = {limits.prompt:,}"
+            return Ending.CONTEXT_FULL, _Failure("prompt", problem)
+
+        too_long = f"tokens do not fit into sampling.context = {limits.context:,}"
+        for turn in range(self.max_turns):
+            if self.transcript.length + len(new_ids) >= limits.context:
+                if turn > 0:
+                    return Ending.CONTEXT_FULL, None
+                return Ending.CONTEXT_FULL, _Failure("prompt", f"{len(new_ids):,} {too_long}")
+
+            # The model's turn.
+            try:
+                extension = await self.next_turn(new_ids, new_messages, self.tools)
+            except TurnFailed as error:
+                if turn > 0 and error.ended == Ending.CONTEXT_FULL:
+                    return error.ended, None  # the turns before are scored
+                boundary = f"turn {turn}" if turn > 0 else "prompt"
+                return error.ended, _Failure(boundary, str(error))
+            if extension is None:
+                return Ending.STOP_TOKEN, None
+            length = self.transcript.length + len(new_ids) + len(extension.ids)
+            if length > limits.context:  # by a script: samplers cut their turns
+                return Ending.CONTEXT_FULL, _Failure(f"turn {turn}", f"{length:,} {too_long}")
+            self.transcript.add(new_ids, turn, new_role)
+            self.transcript.add(extension.ids, turn, Role.MODEL, extension)
+            message = self._message_of(extension, new_ids)
+            self.messages.append(message)
+
+            # The task's answer.
+            try:
+                answers = await _with_timeout(self.timeouts.tool, task_play.respond(message))
+            except Exception as error:
+                return Ending.TOOL_ERROR, _Failure("respond", error)
+            new_messages = answers or ()
+            self.messages.extend(new_messages)
+            if answers is None or extension.ended == Ending.CONTEXT_FULL:
+                return extension.ended, None
+            if renderer:
+                new_ids = renderer.later(extension.ids.tolist(), new_messages, self.tools)
+            new_role = Role.TOOL
+        return Ending.TURN_LIMIT, None
+
+    def _message_of(self, extension: Extension, prompt: Sequence[int]) -> Message:
+        """Return a turn of the model as a message; `prompt` is what it had just read."""
+        if self.renderer is None:
+            assert extension.message is not None
+            return extension.message
+        ids = extension.ids.tolist()
+        if self.tools:
+            return self.renderer.read(ids, prompt)
+        # Without tools nothing is a call, even if it looks like one.
+        return Message("assistant", self.renderer.text(ids, prompt))
+
+
+async def _with_timeout(seconds: float, call: Awaitable[T]) -> T:
+    """Wait for a call of the task; after `seconds` (0 for no limit) cancel it and raise."""
     if not seconds:
         return await call
     limit = TimeLimit(seconds)
     try:
         with limit.counting():
             if isinstance(call, Coroutine):
+                # Begun without a timer: most calls never wait, and take less time than setting one.
                 try:
-                    call = _Begun(call, call.send(None))
-                except (
-                    StopIteration
-                ) as done:  # most calls never wait, and a timer takes longer than they do
+                    awaited = call.send(None)
+                except StopIteration as done:
                     return done.value  # type: ignore[no-any-return]
+                call = _BegunCall(call, awaited)
             return await limit.enforce(call)
     except TimeoutError:
         if limit.has_expired:
-            raise _NoAnswer(f"no answer within sampling.tool_timeout = {seconds:g} s") from None
+            problem = f"no answer within sampling.tool_timeout = {seconds:g} s"
+            raise _CallTimeout(problem) from None
         raise  # the task's own
 
 
-class _Begun(Awaitable[T]):
-    """A coroutine that has begun to wait for something, to be waited for further."""
+class _BegunCall(Awaitable[T]):
+    """A coroutine that has run up to its first wait, to be awaited further."""
 
-    def __init__(self, call: Coroutine[Any, Any, T], waits_for: Any) -> None:
+    def __init__(self, call: Coroutine[Any, Any, T], awaited: Any) -> None:
         self._call = call
-        self._waits_for = waits_for
+        self._awaited = awaited
 
     def __await__(self) -> Generator[Any, Any, T]:
         while True:
             try:
-                sent = yield self._waits_for
+                value = yield self._awaited
             except BaseException as problem:
-                step = partial(self._call.throw, problem)
+                resume = partial(self._call.throw, problem)
             else:
-                step = partial(self._call.send, sent)
+                resume = partial(self._call.send, value)
             try:
-                self._waits_for = step()
+                self._awaited = resume()
             except StopIteration as done:
                 return done.value  # type: ignore[no-any-return]
-
-
-def _told(failed: Failure | None) -> str | None:
-    if failed is None:
-        return None
-    where, problem = failed
-    return f"{where}: {problem if isinstance(problem, str | _NoAnswer) else repr(problem)}"
-
-
-async def _converse(
-    opened: Play,
-    tools: Sequence[Tool],
-    messages: list[Message],
-    tokens: _Transcript,
-    say: Say,
-    renderer: Renderer | None,
-    limits: Limits,
-    max_turns: int,
-    timeout: float,
-) -> tuple[Ending, Failure | None]:
-    """Play turn after turn, adding to messages and tokens; return what ended it, and what
-    failed.
-    """
-    heard: Sequence[Message] = messages[:]
-    new = renderer.first(heard, tools) if renderer else []
-    role = Role.PROMPT
-    if 0 < limits.prompt < len(new):
-        return Ending.CONTEXT_FULL, (
-            "prompt",
-            f"{len(new):,} tokens exceed sampling.max_prompt = {limits.prompt:,}",
-        )
-    too_long = f"tokens do not fit into sampling.context = {limits.context:,}"
-    for turn in range(max_turns):
-        if tokens.length + len(new) >= limits.context:
-            return Ending.CONTEXT_FULL, None if turn else ("prompt", f"{len(new):,} {too_long}")
-        try:
-            said = await say(new, heard, tools)
-        except NoTurn as problem:
-            # What was said before the context was full is scored.
-            is_scored = turn > 0 and problem.ended == Ending.CONTEXT_FULL
-            return problem.ended, (
-                None if is_scored else (f"turn {turn}" if turn else "prompt", str(problem))
-            )
-        if said is None:
-            return Ending.STOP_TOKEN, None
-        ids = said.ids.tolist()
-        whole = tokens.length + len(new) + len(ids)
-        if whole > limits.context:  # a script's turn: a sampler's is cut
-            return Ending.CONTEXT_FULL, (f"turn {turn}", f"{whole:,} {too_long}")
-        tokens.add(new, turn, role)
-        tokens.add(said.ids, turn, Role.MODEL, said)
-        if renderer is None:
-            assert said.message is not None
-            message = said.message
-        else:  # without tools nothing is a call, whatever it looks like
-            message = (
-                renderer.read(ids, new) if tools else Message("assistant", renderer.text(ids, new))
-            )
-        messages.append(message)
-        try:
-            answers = await _within(timeout, opened.respond(message))
-        except Exception as problem:
-            return Ending.TOOL_ERROR, ("respond", problem)
-        heard = answers or ()
-        messages.extend(heard)
-        if answers is None or said.ended == Ending.CONTEXT_FULL:
-            return said.ended, None
-        new = renderer.later(ids, heard, tools) if renderer else []
-        role = Role.TOOL
-    return Ending.TURN_LIMIT, None

@@ -43,9 +43,9 @@ from torch import Tensor
 from uptrend.config import Sampling
 from uptrend.policy.policy import Policy
 from uptrend.records import Ending, ModelError, ServerWarning
-from uptrend.rollout.decoding import Endings
+from uptrend.rollout.endings import Endings
 from uptrend.rollout.http import HttpClient, RequestRefused, sentence
-from uptrend.rollout.play import derive
+from uptrend.rollout.play import derive_seed
 from uptrend.rollout.sampler import Extension, Limits
 from uptrend.rollout.vllm_supervisor import KEY, SHARED
 from uptrend.tasks.event_loop import in_caller, together
@@ -252,7 +252,10 @@ class VllmSampler:
             "stop": list(limits.stop),
         }
         # 31 bits
-        body |= {"stop_token_ids": self._policy.stop_ids, "seed": derive(s.seed, s.turns) >> 32}
+        body |= {
+            "stop_token_ids": self._policy.stop_ids,
+            "seed": derive_seed(s.seed, s.turns) >> 32,
+        }
         seconds = self.deadline[0] + self.deadline[1] * budget
         problem = ""
         for _ in range(self.tries):

@@ -1,7 +1,7 @@
 """Answers as text: read from what was said, corrupted, written in other forms, and sorted into
 classes.
 
-The reader is independent of every taskset's own. It is strict (`says`), lenient (`says_somehow`),
+The reader is independent of every taskset's own. It is strict (`says`), lenient (`says_leniently`),
 or sure that a text is wrong (`is_surely_wrong`); what lies between is not judged.
 
 At the end, the reader (`extract`) and the grader (`grade`) of our own tasks with short answers, for
@@ -73,7 +73,7 @@ def says(text: str, gold: str) -> bool:
     return answer_of(text) == fold(gold) and bool(fold(gold))
 
 
-def says_somehow(text: str, gold: str) -> bool:
+def says_leniently(text: str, gold: str) -> bool:
     """Return True where a person would take it as gold: boxed, in a sentence, or a number in
     another format.
     """
@@ -127,7 +127,7 @@ def value_of(text: str) -> float:
     return float(number_of(text) or "nan")
 
 
-def bare(answer: str) -> str:
+def bare_answer(answer: str) -> str:
     """Return an answer without format: its number, or its folded words."""
     return number_of(answer) or fold(answer)
 
@@ -204,8 +204,8 @@ def gold_text(value: Any) -> str:
 # Wrong answers
 
 # Texts without any answer.
-SILENCE = ""
-GARBAGE = "@@ ??"
+EMPTY_TEXT = ""
+GARBAGE_TEXT = "@@ ??"
 # Mere length.
 LONG_TEXT = " ".join(["therefore"] * 200)
 # Text that says every small number.
@@ -232,7 +232,7 @@ def near_miss(gold: str) -> str:
 
 
 # Forms in which reward functions in the wild want an answer.
-RENDERINGS = (
+ANSWER_FORMATS = (
     "{}",
     " {}",
     "#### {}",
@@ -304,7 +304,7 @@ def forms_of(answers: Sequence[str]) -> list[Form]:
         for name, take in PARTS.items()
         if not name or any(take(answer) != answer for answer in answers)
     ]
-    return [Form(words, part) for part in parts for words in RENDERINGS]
+    return [Form(words, part) for part in parts for words in ANSWER_FORMATS]
 
 
 # Classes of answers
@@ -370,7 +370,7 @@ def name_class(rejected: Sequence[str], accepted: Sequence[str]) -> str:
 
 # Tasks with short answers
 
-INTEGER = re.compile(r"-?[0-9]+")
+INTEGER_PATTERN = re.compile(r"-?[0-9]+")
 Rule = Literal["exact", "partial", "rich"]
 Place = Literal["start", "end"]
 # Rewards of a wrong number: up to this distance from the answer, this much.
@@ -389,9 +389,9 @@ def extract(completion: str, place: Place = "start") -> str:
     """
     text = completion.strip()
     if place == "end":
-        numbers = INTEGER.findall(text.partition("\n")[0])
+        numbers = INTEGER_PATTERN.findall(text.partition("\n")[0])
         return numbers[-1] if numbers else ""
-    if number := INTEGER.match(text):
+    if number := INTEGER_PATTERN.match(text):
         return number.group()
     return fold_word(text.split(maxsplit=1)[0]) if text else ""
 
@@ -408,7 +408,7 @@ def is_right(completion: str, answer: str, place: Place = "start") -> bool:
 
 def read_number(text: str, base: int) -> int | None:
     """Return the value of an extracted answer, or None for what is no number in this base."""
-    if not INTEGER.fullmatch(text):
+    if not INTEGER_PATTERN.fullmatch(text):
         return None
     try:
         return int(text, base)

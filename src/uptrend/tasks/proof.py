@@ -21,12 +21,12 @@ from uptrend.tasks.answers import name_class
 from uptrend.tasks.taskset import Script, Taskset, known_gold, play_script
 
 # Sums of parts may miss a bound by this much.
-NEAR = 1e-9
+TOTAL_TOLERANCE = 1e-9
 # Share of tasks on which gold must earn more than wrong answers, for a reward to tell them apart in
 # some form. A row of a dataset may be odd.
-MIN_TOLD_APART = 0.75
+MIN_SEPARATED_SHARE = 0.75
 # Share of tasks from which a text without an answer is paid by rule, and not by luck.
-MIN_TAKEN_IN_SHARE = 0.5
+MIN_PAID_CHEATERS_SHARE = 0.5
 # Share of rejected gold answers from which training must not go on.
 CRITICAL_REJECTED_SHARE = 0.05
 
@@ -164,7 +164,10 @@ def split_golds(tasks: Sequence[ScoredTask]) -> tuple[list[ScoredTask], list[Sco
     least = min(
         (play.total for tried in tasks for play in tried.others if play.reward), default=-math.inf
     )
-    top = max((tried.earned for tried in tasks if tried.earned > tried.rival), default=least + NEAR)
+    top = max(
+        (tried.earned for tried in tasks if tried.earned > tried.rival),
+        default=least + TOTAL_TOLERANCE,
+    )
     accepted: list[ScoredTask] = []
     rejected: list[ScoredTask] = []
     for tried in tasks:
@@ -199,12 +202,16 @@ def paid_wrong(tasks: Iterable[ScoredTask], *, by_maximum: bool) -> list[tuple[T
             if play.reward is None:
                 continue
             # A gold answer without a reward is no bar: what earns anything then earns as much.
-            if play.reward.is_best if by_maximum else not play.total < tried.earned - NEAR:
+            if (
+                play.reward.is_best
+                if by_maximum
+                else not play.total < tried.earned - TOTAL_TOLERANCE
+            ):
                 paid.append((tried.task, play))
     return paid
 
 
-def is_taken_in(play: ScoredPlay, most: float = math.inf) -> bool:
+def pays_cheater(play: ScoredPlay, most: float = math.inf) -> bool:
     """Return True where a reward pays a cheater, whose answer is never right: in full, or as much
     as gold earns.
     """
@@ -235,7 +242,7 @@ def judge_form(tasks: Sequence[ScoredTask], sign: int = 1) -> tuple[float, float
     told_apart = sum(
         sign * each.earned > sign * each.rival for each in tasks if math.isfinite(each.rival)
     )
-    if not tasks or told_apart < MIN_TOLD_APART * len(tasks):
+    if not tasks or told_apart < MIN_SEPARATED_SHARE * len(tasks):
         return None
     right = np.nanmean([tried.earned for tried in tasks])
     wrong = np.nanmean([play.total for tried in tasks for play in tried.others])
@@ -260,7 +267,7 @@ class Earnings:
         return float(np.median(self.wrong)) if len(self.wrong) else math.nan
 
     @property
-    def are_told_apart(self) -> bool:
+    def are_separated(self) -> bool:
         """True where accepted right answers earn more than wrong ones as a rule."""
         return self.top > self.base
 

@@ -19,7 +19,8 @@ from uptrend.records import MissingExtra, TasksetError
 from uptrend.records.renamed import current
 from uptrend.tasks.taskset import Taskset
 
-GROUP = "uptrend.tasksets"
+ENTRY_POINT_GROUP = "uptrend.tasksets"
+# Classes of built-in tasksets by name.
 BUILT_IN = {
     "arithmetic": "uptrend.tasksets.arithmetic:Arithmetic",
     "counting": "uptrend.tasksets.arithmetic:Counting",
@@ -41,12 +42,12 @@ class EnvironmentLibrary:
     extra: str
     """Extra that installs it."""
     package: str
-    """Module that is there where it is installed."""
+    """Module that exists if it is installed."""
     taskset_of: str
-    """`module:function` from what follows the prefix to the taskset's class."""
+    """`module:function` that returns the taskset's class for what follows the prefix."""
 
 
-PREFIXES = {
+LIBRARY_BY_PREFIX = {
     "reasoning-gym": EnvironmentLibrary(
         line="Generators of reasoning-gym: `reasoning-gym:chain_sum`.",
         extra="reasoning-gym",
@@ -60,32 +61,33 @@ PREFIXES = {
         taskset_of="uptrend.bridge.environments.verifiers:taskset_of",
     ),
 }
-NEEDED = ("name", "version", "Options", "train", "heldout", "open", "gold", "corrupted")
+REQUIRED_MEMBERS = ("name", "version", "Options", "train", "heldout", "open", "gold", "corrupted")
 
 
 def find(name: str) -> type[Taskset]:
     """Return the taskset that a recipe names."""
     name = current(name)
     if name in BUILT_IN:
-        return _load(EntryPoint(name, BUILT_IN[name], GROUP))
+        return _load(EntryPoint(name, BUILT_IN[name], ENTRY_POINT_GROUP))
     plugins = _plugins()
     if name in plugins:
         return _load(plugins[name])
     prefix, colon, rest = name.partition(":")
-    if colon and prefix in PREFIXES:
-        return _find_environment(PREFIXES[prefix], rest)
+    if colon and prefix in LIBRARY_BY_PREFIX:
+        return _find_environment(LIBRARY_BY_PREFIX[prefix], rest)
     if colon and not prefix.replace(".", "").isidentifier():
-        near = nearest(prefix, PREFIXES) or f" There are {', '.join(PREFIXES)}."
-        raise TasksetError(f"{prefix!r} is neither a module nor a prefix.{near}")
+        hint = nearest(prefix, LIBRARY_BY_PREFIX) or f" There are {', '.join(LIBRARY_BY_PREFIX)}."
+        raise TasksetError(f"{prefix!r} is neither a module nor a prefix.{hint}")
     if colon:
-        if str(Path.cwd()) not in sys.path:  # a module of one's own lies where the command is given
+        # A user's own module is in the folder where the command is run.
+        if str(Path.cwd()) not in sys.path:
             sys.path.append(str(Path.cwd()))
-        return _load(EntryPoint(name, name, GROUP))
-    known = [*BUILT_IN, *plugins, *(f"{prefix}:NAME" for prefix in PREFIXES)]
-    near = (
-        nearest(name, known) or f" There are {', '.join(known)}; your own is written module:Class."
-    )
-    raise TasksetError(f"There is no taskset {name!r}.{near}")
+        return _load(EntryPoint(name, name, ENTRY_POINT_GROUP))
+    known = [*BUILT_IN, *plugins, *(f"{prefix}:NAME" for prefix in LIBRARY_BY_PREFIX)]
+    hint = nearest(name, known)
+    if not hint:
+        hint = f" There are {', '.join(known)}; your own is written module:Class."
+    raise TasksetError(f"There is no taskset {name!r}.{hint}")
 
 
 def names() -> dict[str, str]:
@@ -100,7 +102,7 @@ def names() -> dict[str, str]:
 
 
 def _plugins() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
 def _find_environment(library: EnvironmentLibrary, name: str) -> type[Taskset]:
@@ -108,7 +110,8 @@ def _find_environment(library: EnvironmentLibrary, name: str) -> type[Taskset]:
         import_module(library.package)
     except ModuleNotFoundError:
         raise MissingExtra(library.extra, library.extra) from None
-    taskset_of: Callable[[str], type[Taskset]] = EntryPoint(name, library.taskset_of, GROUP).load()
+    point = EntryPoint(name, library.taskset_of, ENTRY_POINT_GROUP)
+    taskset_of: Callable[[str], type[Taskset]] = point.load()
     return taskset_of(name)
 
 
@@ -117,7 +120,7 @@ def _load(point: EntryPoint) -> type[Taskset]:
         cls = point.load()
     except (ImportError, AttributeError, ValueError) as error:
         raise TasksetError(f"The taskset {point.value} can't be loaded: {error}.") from error
-    missing = [member for member in NEEDED if not hasattr(cls, member)]
+    missing = [member for member in REQUIRED_MEMBERS if not hasattr(cls, member)]
     if not inspect.isclass(cls) or missing:
         raise TasksetError(
             f"{point.value} is not a taskset: it lacks {', '.join(missing) or 'a class'}."

@@ -15,18 +15,18 @@ import numpy as np
 from uptrend.records import MissingExtra, Reward, RewardOutOfBounds, Task, tasks_hash
 from uptrend.tasks import event_loop
 from uptrend.tasks.proof import (
-    NEAR,
+    TOTAL_TOLERANCE,
     HasCheaters,
     HasVariants,
     ScoredPlay,
     ScoredTask,
-    is_taken_in,
     paid_wrong,
+    pays_cheater,
     proving,
     score_script,
 )
 from uptrend.tasks.rewards import Undecided
-from uptrend.tasks.taskset import GivenTasks, Script, Taskset, known_gold
+from uptrend.tasks.taskset import LoadedTasks, Script, Taskset, known_gold
 
 # Tasks that are played, where a taskset does not say how many it allows (VALIDATED).
 PLAYED_TASKS = 200
@@ -140,14 +140,14 @@ def _duplicates(taskset: Taskset, train: Sequence[Task], heldout: Sequence[Task]
     repeated = sum(len(tasks) - len({task.id for task in tasks}) for tasks in (train, heldout))
     figure = f"{repeated} repeated among the tasks"
     passed = not repeated
-    given = getattr(taskset, "given", None)
-    if isinstance(given, GivenTasks):
-        share = given.duplicate_rows / given.rows
+    loaded = getattr(taskset, "loaded", None)
+    if isinstance(loaded, LoadedTasks):
+        share = loaded.duplicate_rows / loaded.rows
         figure = (
-            f"{given.duplicate_rows} of {given.rows} rows ({share:.1%}),"
-            f" {given.duplicates_allowed:.1%} allowed"
+            f"{loaded.duplicate_rows} of {loaded.rows} rows ({share:.1%}),"
+            f" {loaded.duplicates_allowed:.1%} allowed"
         )
-        passed = passed and share <= given.duplicates_allowed
+        passed = passed and share <= loaded.duplicates_allowed
     return Requirement("duplicates are few", passed, figure)
 
 
@@ -273,7 +273,7 @@ def _is_within(reward: Reward) -> bool:
     ]
     # Bounds may be unknown: NaN, which nothing is below or above.
     return all(
-        np.isfinite(value) and not (value < low - NEAR or value > high + NEAR)
+        np.isfinite(value) and not (value < low - TOTAL_TOLERANCE or value > high + TOTAL_TOLERANCE)
         for low, value, high in spans
     )
 
@@ -296,7 +296,7 @@ def _cheated(
     if isinstance(taskset, HasCheaters):
         plays = _plays(_play(taskset, tasks, "cheaters", progress, scripts=taskset.cheaters))
         if plays:
-            taken_in = [(task, play) for task, play in plays if is_taken_in(play)]
+            taken_in = [(task, play) for task, play in plays if pays_cheater(play)]
             yield _none_of("cheaters stay below it", taken_in, plays)
 
 
@@ -330,7 +330,9 @@ def _ceilings(
         for part in (part for reward in experts for part in reward.parts if part.weight):
             values[part.name].append(part.value)
         means = {part: float(np.mean(each)) for part, each in values.items()}
-        figure += "".join(f"; {part} {mean:.2f}" for part, mean in means.items() if mean < 1 - NEAR)
+        figure += "".join(
+            f"; {part} {mean:.2f}" for part, mean in means.items() if mean < 1 - TOTAL_TOLERANCE
+        )
         figure += f"; {len(paid)} of {len(others)} corrupted earn as much{_example(paid or failed)}"
         yield Requirement(name, bool(experts) and not paid and not failed, figure)
 

@@ -1,15 +1,15 @@
 """Playing tasks: the groups of a training step, also ahead of the learner, and the fixed held-out
 set.
 
-Where the recipe asks for it, dead groups of a step are replaced by newly drawn ones. The held-out
-set is played greedily for accuracy, and on request several times at the sampling temperature for
+If the recipe asks for it, dead groups of a step are replaced by newly drawn ones. The held-out set
+is played greedily for accuracy, and on request several times at the sampling temperature for
 pass@k.
 
-Step s learns from weights of version s - 1 on. With `sampling.ahead` = N its sampling begins as
-soon as the sampler has version s - 1 - N, so that no token is more than N updates old. Rollouts
-that are older all the same (a sampler that did not take its weights) are recorded and left out, and
-others sampled in their place. Steps are sampled one after the other with the seeds that they would
-have anyway.
+The weights after update n have version n, so step s updates version s - 1. With `sampling.ahead` =
+N its rollouts are sampled as soon as the sampler has version s - 1 - N, so that no token is more
+than N updates old. Rollouts that are older all the same (from a sampler that did not take its
+weights) are recorded and left out, and others are sampled in their place. Steps are sampled in
+order and with the same seeds, ahead or not.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from uptrend.config import Config, Sampling
-from uptrend.records import Evaluation, ModelError, Part, Rollout, rollouts_of, rollouts_table
+from uptrend.records import Evaluation, ModelError, Part, Rollout, Task, rollouts_of, rollouts_table
 from uptrend.records.rollout import OVERLONG_PART
 from uptrend.rollout.play import (
     RolloutRequest,
+    Timeouts,
     demonstrate,
-    derive,
     derive_open_seed,
-    patience,
+    derive_seed,
     play_all,
 )
 from uptrend.rollout.render import Renderer, make_renderer
@@ -42,6 +42,7 @@ from uptrend.rollout.sampler import Limits, Sampler
 from uptrend.stats.intervals import pass_at_k
 from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, HeldoutTasks, Pool
+from uptrend.tasks.taskset import Taskset
 from uptrend.training.metrics import evaluation_of, is_correct, is_dead
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ if TYPE_CHECKING:
     from uptrend.training.components import RunContext
     from uptrend.training.ranks import Ranks
 
-QUEUE = "queue"  # folder of a checkpoint with what has been sampled and not yet learned from
+# Folder of a checkpoint with the rollouts that were sampled and not yet learned from.
+QUEUE_FOLDER = "queue"
+# Prefix of the keys in a queued step's metadata that hold its cursor.
+CURSOR_PREFIX = "cursor."
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,11 @@ class Gathered:
     """Rollouts of a step."""
 
     rollouts: list[Rollout]  # groups that are learned from
-    dropped: list[Rollout]  # groups that were dead and replaced; recorded, not learned from
-    cursor: Cursor  # place among the tasks where the next step draws on
-    # true where these are another run's, with its learner's log-probabilities
-    recorded: bool = False
-    seconds: float = 0.0  # time that sampling and scoring them took; 0 where nothing was sampled
-    # groups among the dropped ones that older weights sampled than may be learned from
-    old: int = 0
+    dropped: list[Rollout]  # groups that were dead or too old; recorded, not learned from
+    cursor: Cursor  # place among the tasks from which the next step draws
+    recorded: bool = False  # True for another run's, with its learner's log-probabilities
+    seconds: float = 0.0  # time that sampling and scoring them took; 0 if nothing was sampled
+    old_groups: int = 0  # number of groups among the dropped ones that were too old
 
 
 class RolloutPlayer:
@@ -81,18 +83,19 @@ class RolloutPlayer:
         config: Config,
         ranks: "Ranks | None" = None,
     ) -> None:
-        """Play alone, or with other ranks: all get all rollouts.
+        """Create a player that plays alone, or with other ranks.
 
-        Each plays its part of the groups, or, where servers sample, rank 0 plays for all.
+        Each rank plays its part of the groups, or, if servers sample, rank 0 plays for all. All
+        ranks get all rollouts.
         """
         self._policy = policy
         self._sampler = sampler
         self._config = config
         self._ranks = ranks
         self._renderers: dict[bool | None, Renderer] = {}
-        self._playing = set[asyncio.Task[Any]]()
-        # one play at a time: an evaluation waits for rollouts that are made meanwhile
-        self._turn = threading.Lock()
+        self._running = set[asyncio.Task[Any]]()
+        # One call of `play` at a time: an evaluation waits for rollouts that are sampled ahead.
+        self._play_lock = threading.Lock()
 
     def play(
         self,
@@ -103,69 +106,88 @@ class RolloutPlayer:
     ) -> list[Rollout]:
         """Play rollouts at a temperature, within `[sampling]` or another `sampling`.
 
-        0 is greedy, and then nothing is cut off the distribution.
+        Temperature 0 is greedy, and then top-p, top-k and min-p do nothing.
         """
         assert self._sampler is not None
         s = sampling or self._config.sampling
-        limits = Limits.of(s, temperature)
+        own_requests = self._requests_of_rank(requests)
         renderers = self._renderers_for(requests)
-        own = self._own(requests)
-        with self._turn:
+        limits = Limits.of(s, temperature)
+        timeouts = Timeouts.of(s)
+        with self._play_lock:
             plays = play_all(
-                own, self._sampler, renderers, limits, s.max_turns, s.rows, *patience(s)
+                own_requests,
+                self._sampler,
+                renderers,
+                limits,
+                s.max_turns,
+                s.rows,
+                timeouts,
+                s.retries,
             )
-            played = event_loop.run(self._cancelable(plays))
+            rollouts = event_loop.run(self._cancelable(plays))
         if self._ranks is None:
-            return played
-        found = {(r.group, r.index): r for part in self._ranks.exchange(played) for r in part}
-        return [found[request.group, request.index] for request in requests]
+            return rollouts
+        by_place: dict[tuple[str, int], Rollout] = {}
+        for rollouts_of_rank in self._ranks.exchange(rollouts):
+            for rollout in rollouts_of_rank:
+                by_place[rollout.group, rollout.index] = rollout
+        return [by_place[request.group, request.index] for request in requests]
 
     @property
     def device(self) -> "torch.device":
         """Device of the policy."""
         return self._policy.device
 
-    def alone(self) -> "RolloutPlayer":
+    def without_ranks(self) -> "RolloutPlayer":
         """Return the same player for another thread, without the other ranks."""
-        alone = copy.copy(self)
-        alone._ranks = None
-        return alone
+        player = copy.copy(self)
+        player._ranks = None
+        return player
 
     def cancel(self) -> None:
-        """Cancel what is played now, in whatever thread; its caller gets a CancelledError."""
-        for task in list(self._playing):
+        """Cancel the calls of `play` that are running, in any thread; they raise CancelledError."""
+        for task in list(self._running):
             task.get_loop().call_soon_threadsafe(task.cancel)
 
     async def _cancelable(self, plays: Awaitable[list[Rollout]]) -> list[Rollout]:
         task = asyncio.current_task()
         assert task is not None
-        self._playing.add(task)
+        self._running.add(task)
         try:
             return await plays
         finally:
-            self._playing.discard(task)
+            self._running.discard(task)
 
-    def _own(self, requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
+    def _requests_of_rank(self, requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
         """Return the requests that this rank plays."""
         if self._ranks is None or self._ranks.count == 1:
             return requests
         if self._config.sampling.engine != "in-process":
-            return [] if self._ranks.rank else requests
-        mine = set(self._ranks.shard(list(dict.fromkeys(request.group for request in requests))))
-        return [request for request in requests if request.group in mine]
+            return requests if self._ranks.rank == 0 else []
+        groups = list(dict.fromkeys(request.group for request in requests))
+        groups_of_rank = set(self._ranks.shard(groups))
+        return [request for request in requests if request.group in groups_of_rank]
 
     def demonstrate(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
         """Let each task's scripted expert play, in the model's tokens."""
         s = self._config.sampling
-        limits = Limits(s.max_tokens, s.context, prompt=s.max_prompt)
-        renderers = self._renderers_for(requests)
-        return event_loop.run(
-            demonstrate(requests, renderers, limits, s.max_turns, s.rows, *patience(s))
+        plays = demonstrate(
+            requests,
+            self._renderers_for(requests),
+            Limits(s.max_tokens, s.context, prompt=s.max_prompt),
+            s.max_turns,
+            s.rows,
+            Timeouts.of(s),
+            s.retries,
         )
+        return event_loop.run(plays)
 
     def _renderers_for(self, requests: Sequence[RolloutRequest]) -> dict[bool | None, Renderer]:
-        for chat in {request.taskset.chat for request in requests} - set(self._renderers):
-            self._renderers[chat] = make_renderer(self._policy, self._config, chat)
+        for request in requests:
+            chat = request.taskset.chat
+            if chat not in self._renderers:
+                self._renderers[chat] = make_renderer(self._policy, self._config, chat)
         return self._renderers
 
 
@@ -177,64 +199,81 @@ def gather(
 
     No task comes twice in a step: where too few others are left, dead groups are kept.
     """
-    began = time.perf_counter()
-    s = config.sampling
-    kept: list[list[Rollout]] = []
+    started = time.perf_counter()
+    sampling = config.sampling
+    n_tasks = len(pool.stages[pool.stage_at(step)].tasks)
+    groups: list[list[Rollout]] = []
     dropped: list[Rollout] = []
-    number = 0
-    seen = set[str]()
-    for attempt in range(s.resample + 1):
-        drawn, cursor = pool.draw(step, s.groups - len(kept), cursor, seen)
-        seen |= {task.id for task, _ in drawn}
-        others = (
-            len(pool.stages[pool.stage_at(step)].tasks) - len(seen) if attempt < s.resample else 0
-        )
-        requests = [
-            RolloutRequest(
-                task, taskset, step, group, i, derive(config.seed, step, n, i), open_seed
-            )
-            for n, (task, taskset) in enumerate(drawn, number)
-            for group in [f"{step:06d}-{n:04d}"]
-            for open_seed in [derive_open_seed(config.seed, group)]
-            for i in range(s.size)
-        ]
-        number += len(drawn)
-        rollouts = [penalize_length(r, s) for r in player.play(requests, temperature=s.temperature)]
-        for group in (rollouts[i : i + s.size] for i in range(0, len(rollouts), s.size)):
+    n_sampled = 0  # groups sampled so far, the dropped ones included
+    drawn_ids: set[str] = set()
+    for attempt in range(sampling.resample + 1):
+        drawn, cursor = pool.draw(step, sampling.groups - len(groups), cursor, drawn_ids)
+        drawn_ids |= {task.id for task, _ in drawn}
+        # A dropped group needs a task for the one that replaces it, and one more attempt.
+        n_spare = n_tasks - len(drawn_ids) if attempt < sampling.resample else 0
+
+        requests = _group_requests(drawn, step, n_sampled, config)
+        n_sampled += len(drawn)
+        rollouts = player.play(requests, temperature=sampling.temperature)
+        for start in range(0, len(rollouts), sampling.size):
+            group: list[Rollout] = []
+            for rollout in rollouts[start : start + sampling.size]:
+                group.append(penalize_length(rollout, sampling))
             rewards = [r.reward.total for r in group if r.reward is not None]
-            if others and is_dead(rewards):
-                others -= 1
+            if n_spare and is_dead(rewards):
+                n_spare -= 1
                 dropped += [replace(r, kept=False) for r in group]
             else:
-                kept.append(group)
-        if len(kept) == s.groups:
+                groups.append(group)
+        if len(groups) == sampling.groups:
             break
-    rollouts = [r for group in kept for r in group]
-    return Gathered(rollouts, dropped, cursor, seconds=time.perf_counter() - began)
+    learned = [rollout for group in groups for rollout in group]
+    return Gathered(learned, dropped, cursor, seconds=time.perf_counter() - started)
+
+
+def _group_requests(
+    drawn: Sequence[tuple[Task, Taskset]], step: int, first_number: int, config: Config
+) -> list[RolloutRequest]:
+    """Return requests for a full group of each drawn task; groups are numbered within the step."""
+    requests: list[RolloutRequest] = []
+    for number, (task, taskset) in enumerate(drawn, first_number):
+        group = f"{step:06d}-{number:04d}"
+        open_seed = derive_open_seed(config.seed, group)
+        for i in range(config.sampling.size):
+            seed = derive_seed(config.seed, step, number, i)
+            requests.append(RolloutRequest(task, taskset, step, group, i, seed, open_seed))
+    return requests
 
 
 def penalize_length(rollout: Rollout, sampling: Sampling) -> Rollout:
-    """Take DAPO's soft overlong penalty (Yu et al. 2025, arXiv 2503.14476, eq. 13) from the reward,
-    as a part of it.
+    """Subtract DAPO's soft overlong penalty (Yu et al. 2025, arXiv 2503.14476, eq. 13) from the
+    reward, as a part of it.
     """
     buffer = sampling.overlong
-    most = sampling.overlong_penalty
+    max_penalty = sampling.overlong_penalty
     reward = rollout.reward
     if not buffer or reward is None:
         return rollout
-    begins = sampling.max_tokens * sampling.max_turns - buffer
-    penalty = most * min(1.0, max(0.0, (rollout.sampled_tokens - begins) / buffer))
-    turns = (*reward.turns[:-1], reward.turns[-1] - penalty) if reward.turns else ()
-    parts = (*reward.parts, Part(OVERLONG_PART, -penalty, -most, 0.0))
-    shaped = replace(
-        reward, total=reward.total - penalty, low=reward.low - most, parts=parts, turns=turns
+    # The penalty grows over the last `buffer` tokens that a rollout may have.
+    free_tokens = sampling.max_tokens * sampling.max_turns - buffer
+    overlong_share = (rollout.sampled_tokens - free_tokens) / buffer
+    penalty = max_penalty * min(1.0, max(0.0, overlong_share))
+    turns = reward.turns
+    if turns:
+        turns = (*turns[:-1], turns[-1] - penalty)
+    penalized = replace(
+        reward,
+        total=reward.total - penalty,
+        low=reward.low - max_penalty,
+        parts=(*reward.parts, Part(OVERLONG_PART, -penalty, -max_penalty, 0.0)),
+        turns=turns,
     )
-    return replace(rollout, reward=shaped)
+    return replace(rollout, reward=penalized)
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a run stands: its last step, the tasks drawn, and rollouts that were sampled for the
+    """Position of a run: its last step, the tasks drawn, and rollouts that were sampled for the
     steps after it.
     """
 
@@ -244,7 +283,7 @@ class ResumePoint:
 
 
 class StepQueue:
-    """Gives the loop a step's rollouts; with `ahead`, a thread samples further steps meanwhile."""
+    """Rollouts of the steps in order; with `ahead`, a thread samples further steps meanwhile."""
 
     def __init__(
         self,
@@ -261,21 +300,23 @@ class StepQueue:
         self._last_step = last_step
         self._ahead = ahead
         self._version = start.step  # of the sampler's weights
-        self._ready = {
-            step: gathered for step, gathered in start.queue.items() if step > start.step
-        }
-        self._next = max(self._ready, default=start.step) + 1  # step that is sampled next
-        self._cursor = self._ready[self._next - 1].cursor if self._ready else start.cursor
-        self._changed = threading.Condition()
+        self._ready: dict[int, Gathered] = {}  # by step
+        for step, gathered in start.queue.items():
+            if step > start.step:
+                self._ready[step] = gathered
+        last_ready = max(self._ready, default=start.step)
+        self._first_to_sample = last_ready + 1
+        self._cursor = self._ready[last_ready].cursor if self._ready else start.cursor
+        self._changed = threading.Condition()  # guards all of these
         self._error: BaseException | None = None
         self._is_closing = False
-        self._thread = threading.Thread(target=self._work, name="ahead", daemon=True)
+        self._thread = threading.Thread(target=self._sample_ahead, name="ahead", daemon=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the thread, whatever it samples."""
+        """End the thread, and cancel what it samples."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -284,42 +325,41 @@ class StepQueue:
             self._thread.join(0.1)
 
     def take(self, step: int) -> Gathered:
-        """Return the rollouts of the next step; where servers sample for several ranks, rank 0 has
-        them.
-        """
+        """Return the rollouts of the next step; wait for them if they are sampled ahead."""
         if not self._ahead:
             gathered = self._gather(self._player, self._cursor, step)
             self._cursor = gathered.cursor
             return gathered
-        return self._ranks.broadcast(None if self._ranks.rank else self._wait(step))  # type: ignore[return-value]
+        # Only servers sample ahead for several ranks, and rank 0 plays for all.
+        sampled_ahead = self._wait_for(step) if self._ranks.rank == 0 else None
+        return self._ranks.broadcast(sampled_ahead)  # type: ignore[return-value]
 
     def weights_changed(self, version: int) -> None:
-        """Take note that the sampler has new weights: further steps may be sampled."""
+        """Note that the sampler has weights of a new version: further steps may be sampled."""
         with self._changed:
             self._version = version
             self._changed.notify_all()
 
     def save(self, folder: Path) -> None:
-        """Write what is sampled and not taken into a checkpoint's folder."""
+        """Write the steps that are sampled and not taken into a checkpoint's folder."""
         with self._changed:
             ready = sorted(self._ready.items())
+        queue_folder = folder / QUEUE_FOLDER
         for step, gathered in ready:
             table = rollouts_table(folder.name, [*gathered.rollouts, *gathered.dropped])
-            cursor = {
-                f"cursor.{name}": str(value) for name, value in asdict(gathered.cursor).items()
-            }
-            metadata = {**cursor, "seconds": str(gathered.seconds)}
-            (folder / QUEUE).mkdir(exist_ok=True)
-            pq.write_table(
-                table.replace_schema_metadata(metadata), folder / QUEUE / f"{step:06d}.parquet"
-            )
+            metadata = {"seconds": str(gathered.seconds)}
+            for name, value in asdict(gathered.cursor).items():
+                metadata[CURSOR_PREFIX + name] = str(value)
+            queue_folder.mkdir(exist_ok=True)
+            path = queue_folder / f"{step:06d}.parquet"
+            pq.write_table(table.replace_schema_metadata(metadata), path)
 
     def _gather(self, player: RolloutPlayer, cursor: Cursor, step: int) -> Gathered:
         return self._context.components.gather(
             player, self._context.pool, cursor, step, self._context.config
         )
 
-    def _wait(self, step: int) -> Gathered:
+    def _wait_for(self, step: int) -> Gathered:
         if not self._thread.ident:
             self._thread.start()
         with self._changed:
@@ -328,48 +368,40 @@ class StepQueue:
                 assert self._error is not None
                 raise self._error
             gathered = self._ready.pop(step)
-        return self._fresh(gathered, step)
-
-    def _fresh(self, gathered: Gathered, step: int) -> Gathered:
-        """Leave rollouts out that are too old, and sample the step again, now."""
-        if self._lag(gathered, step) <= self._ahead:
+        if _lag(gathered, step) <= self._ahead:
             return gathered
+        return self._replace_old(gathered, step)
+
+    def _replace_old(self, old: Gathered, step: int) -> Gathered:
+        """Sample a step again whose rollouts are too old, and record the old ones as dropped."""
         # From where its own tasks ended: later steps may have drawn the same ones.
-        again = self._gather(self._player.alone(), gathered.cursor, step)
-        if (lag := self._lag(again, step)) > self._ahead:
+        new = self._gather(self._player.without_ranks(), old.cursor, step)
+        lag = _lag(new, step)
+        if lag > self._ahead:
             raise ModelError(
                 f"The sampler has weights of version {step - 1 - lag}, although version {step - 1}"
                 " was loaded: it does not take new ones. Nothing was learned from what it sampled."
             )
-        too_old = [
-            replace(r, kept=False, group=f"{r.group}-old")
-            for r in (*gathered.rollouts, *gathered.dropped)
-        ]
-        return replace(
-            again, dropped=[*too_old, *again.dropped], old=len({r.group for r in too_old})
-        )
+        old_rollouts: list[Rollout] = []
+        for rollout in (*old.rollouts, *old.dropped):
+            old_rollouts.append(replace(rollout, kept=False, group=f"{rollout.group}-old"))
+        old_groups = {rollout.group for rollout in old_rollouts}
+        return replace(new, dropped=[*old_rollouts, *new.dropped], old_groups=len(old_groups))
 
-    def _lag(self, gathered: Gathered, step: int) -> int:
-        """Return how many updates the oldest sampled token is behind."""
-        tokens = (s.versions[s.sampled] for r in gathered.rollouts for s in r.sequences)
-        return (
-            step
-            - 1
-            - min((int(versions.min()) for versions in tokens if len(versions)), default=step - 1)
-        )
-
-    def _work(self) -> None:
+    def _sample_ahead(self) -> None:
         import torch  # not at the top: a model behind a server is evaluated without it
 
-        player = self._player.alone()
+        player = self._player.without_ranks()
         # On a GPU in a stream of its own, beside the learner's.
         device = self._player.device
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        stream: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if device.type == "cuda":
+            stream = torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         try:
-            with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
-                for step in range(self._next, self._last_step + 1):
+            with stream:
+                for step in range(self._first_to_sample, self._last_step + 1):
                     with self._changed:
-                        self._changed.wait_for(partial(self._may_begin, step))
+                        self._changed.wait_for(partial(self._may_sample, step))
                     if self._is_closing:
                         return
                     gathered = self._gather(player, self._cursor, step)
@@ -377,30 +409,42 @@ class StepQueue:
                         self._cursor = gathered.cursor
                         self._ready[step] = gathered
                         self._changed.notify_all()
-        except BaseException as error:  # raised where the loop waits for it
+        except BaseException as error:
+            # Raised again in the loop's thread, by `_wait_for`.
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
-    def _may_begin(self, step: int) -> bool:
+    def _may_sample(self, step: int) -> bool:
         return self._is_closing or step - 1 - self._version <= self._ahead
 
 
-def read_queue(place: Path) -> dict[int, Gathered]:
+def _lag(gathered: Gathered, step: int) -> int:
+    """Return how many updates behind the learner the oldest sampled token is."""
+    oldest_version = step - 1
+    for rollout in gathered.rollouts:
+        for sequence in rollout.sequences:
+            versions = sequence.versions[sequence.sampled]
+            if len(versions):
+                oldest_version = min(oldest_version, int(versions.min()))
+    return step - 1 - oldest_version
+
+
+def read_queue(checkpoint: Path) -> dict[int, Gathered]:
     """Return the rollouts that a checkpoint keeps for the steps after it."""
-    queue = {}
-    for path in sorted((place / QUEUE).glob("*.parquet")):
+    queue: dict[int, Gathered] = {}
+    for path in sorted((checkpoint / QUEUE_FOLDER).glob("*.parquet")):
         table = pq.read_table(path)
-        metadata: dict[str, str] = {
-            key.decode(): value.decode() for key, value in table.schema.metadata.items()
-        }
-        cursor = Cursor(
-            **{key[7:]: int(value) for key, value in metadata.items() if key.startswith("cursor.")}
-        )
+        seconds = 0.0
+        cursor: dict[str, int] = {}
+        for encoded_key, value in table.schema.metadata.items():
+            key = encoded_key.decode()
+            if key.startswith(CURSOR_PREFIX):
+                cursor[key.removeprefix(CURSOR_PREFIX)] = int(value)
+            elif key == "seconds":
+                seconds = float(value)
         learned, dropped = split_by_use(rollouts_of(table))
-        queue[int(path.stem)] = Gathered(
-            learned, dropped, cursor, seconds=float(metadata["seconds"])
-        )
+        queue[int(path.stem)] = Gathered(learned, dropped, Cursor(**cursor), seconds=seconds)
     return queue
 
 
@@ -415,45 +459,52 @@ def play_heldout(
     """Play a held-out set as `[eval]` says; return the result with the rollouts behind it, greedy
     ones first.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
+    attempts = config.eval.attempts
+    sampling = _eval_sampling(config)
+    greedy = player.play(_heldout_requests(heldout, step, 1), temperature=0.0, sampling=sampling)
+    sampled: list[Rollout] = []
+    if attempts:
+        requests = _heldout_requests(heldout, step, attempts)
+        sampled = player.play(requests, temperature=sampling.temperature, sampling=sampling)
+    pass_at = _pass_at_powers(sampled, attempts) if sampled else {}
+    evaluation = evaluation_of(step, greedy, time.perf_counter() - started, pass_at)
+    return evaluation, [*greedy, *sampled]
+
+
+def _eval_sampling(config: Config) -> Sampling:
+    """Return `[sampling]` with the limits that `[eval]` sets."""
     e = config.eval
     s = config.sampling
-    limits = {
-        key: getattr(e, key) or getattr(s, key)
-        for key in ("max_tokens", "max_turns", "context", "temperature")
-    }
-    sampling = replace(s, **limits)
-
-    def requests(attempts: int) -> list[RolloutRequest]:
-        return [
-            # Seeds of the set and the task alone: at every step, and in every run, the same random
-            # numbers.
-            RolloutRequest(
-                task,
-                heldout.taskset,
-                step,
-                f"eval-{step:06d}-{n:04d}",
-                i,
-                derive(heldout.seed, "eval", task.id, i),
-                derive(heldout.seed, "open", task.id),
-            )
-            for n, task in enumerate(heldout.tasks)
-            for i in range(attempts)
-        ]
-
-    rollouts = player.play(requests(1), temperature=0.0, sampling=sampling)
-    attempts = e.attempts
-    sampled = (
-        player.play(requests(attempts), temperature=sampling.temperature, sampling=sampling)
-        if attempts
-        else []
+    return replace(
+        s,
+        max_tokens=e.max_tokens or s.max_tokens,
+        max_turns=e.max_turns or s.max_turns,
+        context=e.context or s.context,
+        temperature=e.temperature or s.temperature,
     )
+
+
+def _heldout_requests(heldout: HeldoutTasks, step: int, attempts: int) -> list[RolloutRequest]:
+    requests: list[RolloutRequest] = []
+    for n, task in enumerate(heldout.tasks):
+        group = f"eval-{step:06d}-{n:04d}"
+        # Seeds depend on the set and the task alone, so that every step and every run evaluates
+        # with the same random numbers.
+        open_seed = derive_seed(heldout.seed, "open", task.id)
+        for i in range(attempts):
+            seed = derive_seed(heldout.seed, "eval", task.id, i)
+            requests.append(RolloutRequest(task, heldout.taskset, step, group, i, seed, open_seed))
+    return requests
+
+
+def _pass_at_powers(rollouts: Sequence[Rollout], attempts: int) -> dict[int, float]:
+    """Return pass@k for the powers of two up to the number of attempts, and for that number."""
+    is_correct_na = np.array([is_correct(r) for r in rollouts]).reshape(-1, attempts)
+    n_correct_n = is_correct_na.sum(1)
+    powers = {1 << i for i in range(attempts.bit_length())}
     pass_at: dict[int, float] = {}
-    if sampled:
-        correct = np.array([is_correct(r) for r in sampled]).reshape(-1, attempts).sum(1)
-        for k in sorted({*(1 << i for i in range(attempts.bit_length())), attempts}):
-            pass_at[k] = float(np.mean([pass_at_k(int(c), attempts, k) for c in correct]))
-    return evaluation_of(step, rollouts, time.perf_counter() - began, pass_at), [
-        *rollouts,
-        *sampled,
-    ]
+    for k in sorted({*powers, attempts}):
+        estimates = [pass_at_k(int(n_correct), attempts, k) for n_correct in n_correct_n]
+        pass_at[k] = float(np.mean(estimates))
+    return pass_at

@@ -32,7 +32,7 @@ from uptrend.policy.weights import digest
 from uptrend.records import Ending, Finding, Message, Reward, Task, Tool
 from uptrend.runner.prepare import prepare
 from uptrend.tasks.answers import is_right
-from uptrend.tasks.rewards import functions_at_hand
+from uptrend.tasks.rewards import register_functions
 from uptrend.tasksets.arithmetic import Arithmetic
 
 ROOT = Path(__file__).parents[3]
@@ -671,7 +671,7 @@ def user_bench(
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     tasks = {"name": "data", "file": str(file), "reward": "user:user", "chat": False}
-    with functions_at_hand({"user:user": user}):
+    with register_functions({"user:user": user}):
         return bench_of(
             {
                 "model": {"name": "tiny"},

@@ -132,7 +132,7 @@ def test_a_file_is_split_shuffled_and_rid_of_repetitions(tmp_path: Path) -> None
     )
     taskset = make(file=path)
     train, held = taskset.train(100), taskset.heldout(100)
-    assert (len(train), len(held), taskset.given.rows, taskset.given.duplicate_rows) == (
+    assert (len(train), len(held), taskset.loaded.rows, taskset.loaded.duplicate_rows) == (
         15,
         5,
         22,

@@ -16,7 +16,7 @@ from reasoning_gym.utils import extract_answer
 from uptrend.bridge.environments import ForeignField, options_from
 from uptrend.config.load import nearest
 from uptrend.records import ConfigError, Message, Reward, Task, TasksetError
-from uptrend.tasks.answers import INTEGER, OneTurn
+from uptrend.tasks.answers import INTEGER_PATTERN, OneTurn
 from uptrend.tasks.taskset import Script, Taskset, add_note, may_be_held_out, say, shortfall
 
 # Entries are generated in parts of this size: some generators draw all that they shall ever give at
@@ -111,7 +111,7 @@ class Gym:
 
     def corrupted(self, task: Task) -> Iterable[Script]:
         """Say nothing, garbage, and a number that is one too large."""
-        near = [str(int(task.answer) + 1)] if INTEGER.fullmatch(task.answer) else []
+        near = [str(int(task.answer) + 1)] if INTEGER_PATTERN.fullmatch(task.answer) else []
         return map(say, ("", *map(self._write, ("@@ ??", *near))))
 
     def _write(self, answer: str) -> str:

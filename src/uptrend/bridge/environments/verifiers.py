@@ -43,7 +43,7 @@ from verifiers.v1.utils.loaders import taskset_config_type
 from uptrend.bridge.environments import ForeignField, options_from
 from uptrend.config.load import nearest
 from uptrend.records import ConfigError, Message, Part, Reward, Task, TasksetError, Tool
-from uptrend.tasks.taskset import GivenTasks, Script, Taskset, say
+from uptrend.tasks.taskset import LoadedTasks, Script, Taskset, say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,18 +79,18 @@ class Environment:
         self._played: dict[str, tuple[Any, Any]] = {}
         rows = self._read({})
         order = f"{self.name}-{seed}"
-        self._heldout: GivenTasks | None = None
+        self._heldout: LoadedTasks | None = None
         self._held_ids = frozenset[str]()
         if options.heldout:
             held = self._read(options.heldout)
-            self._heldout = GivenTasks(self.name, held, "heldout", order, 1.0, self.notes)
+            self._heldout = LoadedTasks(self.name, held, "heldout", order, 1.0, self.notes)
             self._held_ids = frozenset(task.id for task in held)
         else:
             self.notes.append(
                 f"{self.name} holds out a quarter of its tasks; tasks.heldout can name a split"
                 " instead"
             )
-        self.given = GivenTasks(
+        self.loaded = LoadedTasks(
             self.name, rows, "train" if self._heldout else "quarter", order, 1.0, self.notes
         )
         if not options.bounds:
@@ -101,10 +101,10 @@ class Environment:
             self.notes.append(f"{self.name} {unknown}")
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
-        return self.given.train(count, self._held_ids.union(exclude))
+        return self.loaded.train(count, self._held_ids.union(exclude))
 
     def heldout(self, count: int) -> list[Task]:
-        return (self._heldout or self.given).heldout(count)
+        return (self._heldout or self.loaded).heldout(count)
 
     def open(self, task: Task, seed: int) -> "Seat":  # noqa: ARG002 (an environment takes no seed)
         return Seat(*self._played[task.id], self.options.bounds)

@@ -26,10 +26,10 @@ from uptrend.doctor.checks.golds import is_positive, texts_agree
 from uptrend.records import Basis, Evidence, Message, Reward, Severity, Task
 from uptrend.stats.intervals import Spread, spread_of
 from uptrend.tasks.answers import (
-    GARBAGE,
+    ANSWER_FORMATS,
+    EMPTY_TEXT,
+    GARBAGE_TEXT,
     LONG_TEXT,
-    RENDERINGS,
-    SILENCE,
     SMALL_NUMBERS,
     Form,
     draw_every_class,
@@ -41,12 +41,12 @@ from uptrend.tasks.answers import (
 )
 from uptrend.tasks.proof import (
     CRITICAL_REJECTED_SHARE,
-    MIN_TAKEN_IN_SHARE,
+    MIN_PAID_CHEATERS_SHARE,
     ScoredPlay,
     ScoredTask,
     describe_rejections,
-    is_taken_in,
     judge_form,
+    pays_cheater,
     split_golds,
 )
 
@@ -265,7 +265,7 @@ def find_judge(scorer: Scorer, names: Sequence[str], sign: int = 1) -> GoldJudge
     """Find the reward function and the form in which it tells right answers best; with sign -1,
     pays them less.
     """
-    forms = [Form(words) for words in RENDERINGS]
+    forms = [Form(words) for words in ANSWER_FORMATS]
     judges: list[GoldJudge] = []
     for function in scorer.functions:
         tried_by_form = scorer.try_tasks(function, scorer.tasks, list(map(in_form, forms)))
@@ -285,7 +285,7 @@ def find_prompt_cutter(scorer: Scorer) -> tuple[int, Form] | None:
     prompt, so it is no least length.
     """
     for function in scorer.functions:
-        for form in map(Form, RENDERINGS[:SHORT_FORMS]):
+        for form in map(Form, ANSWER_FORMATS[:SHORT_FORMS]):
             writers = [partial(_behind_filler, form, kind) for kind in range(3)]
             tried_by_filler = scorer.try_tasks(function, scorer.tasks, writers)
             told_apart = [
@@ -442,11 +442,11 @@ def _judge_texts(
 ) -> None:
     """Report texts without the answer that are paid as it is."""
     plays = {"another answer": [play for each in tried for play in each.others]}
-    for text in (SILENCE, GARBAGE, " ".join(map(str, SMALL_NUMBERS)), LONG_TEXT):
+    for text in (EMPTY_TEXT, GARBAGE_TEXT, " ".join(map(str, SMALL_NUMBERS)), LONG_TEXT):
         plays[text] = scorer.score(judge.function, [(each.task, text) for each in tried])
     for text, scored in plays.items():
-        paid = sum(is_taken_in(play, judge.right) for play in scored)
-        if paid >= MIN_TAKEN_IN_SHARE * len(scored):
+        paid = sum(pays_cheater(play, judge.right) for play in scored)
+        if paid >= MIN_PAID_CHEATERS_SHARE * len(scored):
             summary = (
                 f"The reward function {judge.name} pays {text[:40]!r} as much as the right answer: "
                 f"{judge.right:g}."

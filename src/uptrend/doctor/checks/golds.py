@@ -40,7 +40,14 @@ from uptrend.records import Evidence
 from uptrend.records.table import Flags, Floats
 from uptrend.stats.intervals import Spread, spread_of
 from uptrend.stats.trend import rank_correlation
-from uptrend.tasks.answers import answer_of, bare, computed_result, fold, plain_question, value_of
+from uptrend.tasks.answers import (
+    answer_of,
+    bare_answer,
+    computed_result,
+    fold,
+    plain_question,
+    value_of,
+)
 
 # Two golds for one question. Below this share of the questions it is a few typing errors, which a
 # run survives.
@@ -107,7 +114,7 @@ def contradicting_golds(case: Case) -> Answer:
         contradicts = np.zeros(len(step.index_n), np.bool_)
         for n, place in enumerate(step.index_n):
             question = plain_question(step.table.question_n[place])
-            gold = bare(step.gold_n[n])
+            gold = bare_answer(step.gold_n[n])
             if first_gold.setdefault(question, gold) != gold:
                 contradicts[n] = True
                 contradicted.add(question)
@@ -286,8 +293,8 @@ def _golds_of_other_prompts(table: GoldTable) -> Found | None:
     if len(answered) < MIN_CHECKABLE or len(set(golds)) < MIN_DIFFERENT_GOLDS:
         return None
 
-    gold_n = np.array([bare(gold) for gold in golds])
-    answer_n = np.array([bare(answer) for answer in answers])
+    gold_n = np.array([bare_answer(gold) for gold in golds])
+    answer_n = np.array([bare_answer(answer) for answer in answers])
     own_share = float((gold_n == answer_n).mean())
     neighbor_matches = [np.roll(gold_n, distance) == answer_n for distance in NEIGHBOR_DISTANCES]
     chance_share = float(np.mean(neighbor_matches))

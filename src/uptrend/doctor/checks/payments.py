@@ -132,13 +132,13 @@ def _rejected(case: Case) -> Found | None:
         return None
 
     paid = case.cached(read_answer_rewards)
-    are_told_apart = paid is not None and paid.earnings.are_told_apart
+    are_separated = paid is not None and paid.earnings.are_separated
     # Without bounds nothing says what counts as right: to earn more than wrong ones is enough.
-    if are_told_apart and not _is_bounded(steps):
+    if are_separated and not _is_bounded(steps):
         return None
     # Right answers that earn as wrong ones do earned the least, whatever the bounds are.
     n_wrong = 0 if paid is None else len(paid.earnings.wrong)
-    if n_wrong >= MIN_SURE_ROLLOUTS and not are_told_apart:
+    if n_wrong >= MIN_SURE_ROLLOUTS and not are_separated:
         n_at_lowest = n_rejected
 
     text = (
@@ -175,7 +175,7 @@ def _rejected_class(case: Case) -> Found | None:
     tasks.
     """
     paid = case.cached(read_answer_rewards)
-    if paid is None or not paid.earnings.are_told_apart:
+    if paid is None or not paid.earnings.are_separated:
         return None
     base = paid.earnings.base
     gap = paid.earnings.top - base

@@ -41,7 +41,7 @@ from uptrend.records import (
     Tool,
 )
 from uptrend.records import Sequence as TokenSequence
-from uptrend.rollout.play import RolloutRequest, derive, derive_open_seed
+from uptrend.rollout.play import RolloutRequest, derive_open_seed, derive_seed
 from uptrend.rollout.render import Renderer, make_renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.tasks import event_loop
@@ -275,7 +275,7 @@ class Bench:
             group = f"{word}-{n:04d}"
             open_seed = derive_open_seed(config.seed, group)
             for i in range(size):
-                seed = derive(config.seed, word, n, i)
+                seed = derive_seed(config.seed, word, n, i)
                 requests.append(RolloutRequest(task, taskset, 0, group, i, seed, open_seed))
         player = RolloutPlayer(self.policy, self.sampler, config)
         return player.play(requests, temperature=config.sampling.temperature)

@@ -31,7 +31,7 @@ from uptrend.tasks.proof import (
     split_golds,
     try_task,
 )
-from uptrend.tasks.rewards import NAMES, Undecided
+from uptrend.tasks.rewards import READY_NAMES, Undecided
 from uptrend.tasks.taskset import Taskset, say
 from uptrend.tasks.validate import order as check_order
 from uptrend.training.warmstart import why_left_out
@@ -174,7 +174,7 @@ def _typed_answer(taskset: Taskset, task: Task) -> list[str]:
     if (
         not isinstance(taskset, Data)
         or "row" not in task.data
-        or set(taskset.options.reward) <= set(NAMES)
+        or set(taskset.options.reward) <= set(READY_NAMES)
     ):
         return []
     _, answer = taskset.columns_of(task)

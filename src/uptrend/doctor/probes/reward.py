@@ -17,10 +17,10 @@ from uptrend.doctor.probes.probe import Answer, probe, require
 from uptrend.records import Basis, Evidence, Message, Reward, Rollout
 from uptrend.records.rollout import OVERLONG_PART
 from uptrend.tasks.proof import (
-    MIN_TAKEN_IN_SHARE,
+    MIN_PAID_CHEATERS_SHARE,
     HasCheaters,
     ScoredPlay,
-    is_taken_in,
+    pays_cheater,
     play_scripts,
     try_task,
 )
@@ -278,7 +278,7 @@ def cheater(bench: Bench) -> Answer:
             rounds.append(play_scripts(taskset, task, taskset.cheaters(task)))
         for kind, tries in enumerate(zip(*rounds, strict=True)):
             n_tried[kind] += 1
-            if all(is_taken_in(play, top) for play in tries):
+            if all(pays_cheater(play, top) for play in tries):
                 text = " ".join(text for turn in tries[0].texts for text in turn)
                 paid_texts[kind].append(text)
                 is_said = bool(task.answer) and task.answer.lower() in text.lower()
@@ -290,7 +290,7 @@ def cheater(bench: Bench) -> Answer:
     for kind, texts in sorted(paid_texts.items()):
         share = len(texts) / n_tried[kind]
         ratio = f"{len(texts)} of {n_tried[kind]}"
-        if len(texts) < MIN_TAKEN_IN_SHARE * n_tried[kind]:
+        if len(texts) < MIN_PAID_CHEATERS_SHARE * n_tried[kind]:
             continue
         # A cheater that is paid in a task with tools without ever saying the answer has reached
         # the evaluator; where there is nothing but text, the reward pays for too much.

@@ -25,7 +25,7 @@ from uptrend.doctor.probes.probe import NEEDS_SCORES, Answer, probe, require
 from uptrend.records import Ending, Fix, Role, Rollout, Task
 from uptrend.stats.intervals import all_right, wilson
 from uptrend.stats.trend import points_for, power_of_rise
-from uptrend.tasks.answers import bare, says_somehow
+from uptrend.tasks.answers import bare_answer, says_leniently
 from uptrend.tasks.proof import play_scripts
 from uptrend.tasks.taskset import known_gold
 
@@ -551,7 +551,7 @@ def parser(bench: Bench) -> Answer:
     require(wrong, "no rollout was counted wrong")
     lost = []
     for rollout in wrong:
-        is_right = says_somehow(rollout.response, rollout.answer)
+        is_right = says_leniently(rollout.response, rollout.answer)
         if is_right and not _earns_as_gold(bench, rollout):
             lost.append(rollout)
     share = len(lost) / len(wrong)
@@ -614,7 +614,7 @@ def _contradicting_golds(bench: Bench) -> Answer:
         # The same words about other documents may differ; a row holds the answer itself.
         about = {key: value for key, value in task.data.items() if key != "row"}
         key = (question(task), json.dumps(about, sort_keys=True))
-        golds.setdefault(key, {}).setdefault(bare(task.answer), task.answer)
+        golds.setdefault(key, {}).setdefault(bare_answer(task.answer), task.answer)
     contradicted = {key: answers for key, answers in golds.items() if len(answers) > 1}
     if not contradicted:
         return
