@@ -16,7 +16,14 @@ from markdown_it.tree import SyntaxTreeNode
 
 from uptrend.lab.journal import figures
 from uptrend.lab.journal.page import FIRST_TITLE, Chapter, chapter_of, title_of_lab
-from uptrend.lab.journal.verdicts import DIRECTION_WORDS, arms_table, caveats, runs_table, sign_of, title_of
+from uptrend.lab.journal.verdicts import (
+    DIRECTION_WORDS,
+    arms_table,
+    caveats,
+    runs_table,
+    sign_of,
+    title_of,
+)
 from uptrend.lab.measure import is_share, level, titled
 from uptrend.lab.notebook import PROBLEM_PAGE, Notebook, phases
 from uptrend.records import Hypothesis, LabError, RecordError, Verdict
