@@ -16,7 +16,7 @@ import typer
 from rich.markdown import Markdown
 
 from uptrend.cli.console import AsJson, print_json
-from uptrend.config.load import bounds_of, choices_in_words, config_hint, in_words
+from uptrend.config.load import bounds_in_words, bounds_of, choices_in_words, config_hint
 from uptrend.config.schema import Config
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
@@ -182,5 +182,5 @@ def _type(kind: Any, hint: Any) -> str:
     if typing.get_origin(kind) is tuple:
         item = typing.get_args(kind)[0]
         return f"list of {LISTS.get(item) or _type(item, item)}"
-    bounds = in_words(bounds_of(hint))
+    bounds = bounds_in_words(bounds_of(hint))
     return f"{TYPES[kind]}, {bounds}" if bounds else TYPES[kind]
