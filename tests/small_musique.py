@@ -21,8 +21,14 @@ from uptrend.rollout.calls import CALL_FORMATS
 from uptrend.rollout.render import Renderer
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.taskset import play_script
-from uptrend.tasksets.musique.atlas import compose, decompose, lay, surround, write_paragraphs
-from uptrend.tasksets.musique.atlas_world import RELATIONS, STARTS, World
+from uptrend.tasksets.musique.atlas import (
+    compose,
+    decompose,
+    fill_world,
+    make_chain,
+    write_paragraphs,
+)
+from uptrend.tasksets.musique.atlas_world import NAME_STARTS, RELATIONS, World
 from uptrend.tasksets.musique.play import TOOLS
 
 HOPS = ("range", "capital")
@@ -36,7 +42,7 @@ READ = 500
 WORDS = 1200
 """The most tokens."""
 NAMES = "[A-Z][a-z]*|[0-9]"
-SYLLABLES = f"^(?:{'|'.join(sorted(STARTS, key=len, reverse=True))})(?=[a-z])"
+SYLLABLES = f"^(?:{'|'.join(sorted(NAME_STARTS, key=len, reverse=True))})(?=[a-z])"
 TEMPLATE = (
     "{% for m in messages %}<turn>{{ m['role'] }}\n{{ m['content'] }}<end>{% endfor %}"
     "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
@@ -52,8 +58,8 @@ def write_questions(file: Path, count: int) -> Path:
     while len(rows) < count:
         seed += 1
         world = World(random.Random(f"small-{seed}"))
-        chain = lay(world, relations)
-        surround(world, chain, PARAGRAPHS)
+        chain = make_chain(world, relations)
+        fill_world(world, chain, PARAGRAPHS)
         paragraphs = write_paragraphs(world, chain)
         row = {"question": compose(chain), "answer": chain[-1].answer, "paragraphs": paragraphs}
         row["question_decomposition"] = decompose(chain, paragraphs, seed)
