@@ -23,8 +23,8 @@ from uptrend.cli.console import AsFormat, Format, LabFolder, print_json
 from uptrend.cli.lab_view import Board, LabView
 from uptrend.config import difference
 from uptrend.lab import compare, journal, plan, refuse, specification
-from uptrend.lab.experiment import ExperimentRuns, judge_all, together
-from uptrend.lab.hypothesis_file import in_order
+from uptrend.lab.experiment import ExperimentRuns, judge_all, run_experiments
+from uptrend.lab.hypothesis_file import prerequisites_first
 from uptrend.lab.journal.stored import build
 from uptrend.lab.measure import (
     amount,
@@ -142,7 +142,7 @@ def run(
     for line in [line for experiment in experiments for line in _announce(experiment)]:
         view.say(line)
     with _stoppable(f"uptrend lab run {' '.join(h.id for h in chosen)} --dir {folder}"), view:
-        verdicts = together(experiments, launcher, workers, view)
+        verdicts = run_experiments(experiments, launcher, workers, view)
     _finish(experiments, verdicts, round(time.time() - began, 1), format)
     if any(verdict.void for verdict in verdicts):
         raise typer.Exit(1)
@@ -272,7 +272,7 @@ def _choose(notebook: Notebook, ids: Sequence[str], all_: bool, anyway: bool) ->
             )
         if undecided:
             typer.echo(f"warning: {h.id} waits for {', '.join(undecided)}.", err=True)
-    return in_order(chosen)
+    return prerequisites_first(chosen)
 
 
 def _announce(experiment: ExperimentRuns) -> Iterator[str]:

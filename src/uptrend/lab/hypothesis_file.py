@@ -249,7 +249,7 @@ def _marks(text: str, name: str) -> tuple[re.Match[str], re.Match[str]] | None:
     return starts[0], ends[0]
 
 
-def in_order(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+def prerequisites_first(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
     """Return hypotheses with those first that others among them wait for; otherwise as given."""
     left = list(hypotheses)
     done = list[Hypothesis]()

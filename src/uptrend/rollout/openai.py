@@ -18,7 +18,7 @@ from typing import Any
 
 from uptrend.config import Sampling
 from uptrend.records import ConfigError, Ending, Message, ModelError, Rollout, Tool
-from uptrend.rollout.calls import FORMATS, read_served, read_turn, schemas
+from uptrend.rollout.calls import CALL_FORMATS, read_parsed_turn, read_turn, tool_schemas
 from uptrend.rollout.http import HttpClient, RequestRefused, proxy_of, sentence
 from uptrend.rollout.play import (
     NextTurn,
@@ -133,7 +133,9 @@ class Server:
             text = text + stop
             ended = Ending.STOP_TEXT
         return (
-            read_turn(FORMATS["plain"], text) if in_words and tools else read_served(text, calls),
+            read_turn(CALL_FORMATS["plain"], text)
+            if in_words and tools
+            else read_parsed_turn(text, calls),
             ended,
             used,
         )
@@ -250,7 +252,7 @@ def _wire(history: Sequence[Message], tools: Sequence[Tool], *, in_words: bool) 
     messages.
     """
     if tools and in_words:
-        written = [replace(m, content=FORMATS["plain"].write(m), calls=()) for m in history]
+        written = [replace(m, content=CALL_FORMATS["plain"].write(m), calls=()) for m in history]
         return {
             "messages": [
                 {"role": m.role, "content": m.content}
@@ -285,4 +287,4 @@ def _wire(history: Sequence[Message], tools: Sequence[Tool], *, in_words: bool) 
                 for id, f in zip(waiting, said, strict=True)
             ]
             messages[-1]["tool_calls"] = calls
-    return {"messages": messages[:-1]} | ({"tools": schemas(tools)} if tools else {})
+    return {"messages": messages[:-1]} | ({"tools": tool_schemas(tools)} if tools else {})
