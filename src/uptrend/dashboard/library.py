@@ -21,8 +21,8 @@ from typing import Any
 import pyarrow as pa
 
 from uptrend.dashboard import curves
-from uptrend.dashboard.findings import found_in, log_row
-from uptrend.dashboard.sources import FoundSource, Stamp, find_sources
+from uptrend.dashboard.findings import log_row, report_columns
+from uptrend.dashboard.sources import DashboardSource, Stamp, find_sources
 from uptrend.dashboard.worker import ReaderProcess
 from uptrend.records import RecordError
 from uptrend.records.directory import is_being_written
@@ -66,7 +66,7 @@ Row = dict[str, Any]
 class LibraryEntry:
     """A source with its row; of a log that holds several runs, one of them."""
 
-    source: FoundSource
+    source: DashboardSource
     stamp: Stamp
     row: Row
     part: int = 0
@@ -213,14 +213,16 @@ class RunTables:
         """Return the metrics of a run, one row per step."""
         now = None
         with contextlib.suppress(OSError):
-            stat = os.stat(path / curves.METRICS)
+            stat = os.stat(path / curves.METRICS_FILE)
             now = stat.st_mtime_ns, stat.st_size, stat.st_ino
         with self._lock:
             if path in self._held and self._held[path][0] == now:
                 self._held.move_to_end(path)
                 return self._held[path][1]
         file = self._index.file_of(path)
-        arrow = self._reader.call("run_table", str(path), str(file), curves.LARGE)["arrow"]
+        arrow = self._reader.call("run_table", str(path), str(file), curves.MIN_INDEXED_BYTES)[
+            "arrow"
+        ]
         if arrow is None:
             # mapped, not in memory
             table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
@@ -233,7 +235,7 @@ class RunTables:
             self._held.move_to_end(path)
             while (
                 len(self._held) > 1
-                and sum(size for _, _, size in self._held.values()) > curves.HELD
+                and sum(size for _, _, size in self._held.values()) > curves.MAX_BYTES_IN_MEMORY
             ):
                 self._held.popitem(last=False)
         return table
@@ -330,7 +332,7 @@ class Library:
                     self.progress.version += status != entry.row["status"]
         self.progress.version += len(gone)
 
-    def _read(self, source: FoundSource, stamp: Stamp) -> None:
+    def _read(self, source: DashboardSource, stamp: Stamp) -> None:
         """Put the entries of a source in the place of those that it had."""
         rows = self._rows_of(source, stamp) or [{}]  # no log after all: not read again
         for number, row in enumerate(rows):
@@ -343,7 +345,7 @@ class Library:
             del self._entries[f"{source.id}@{number}"]  # a log that holds fewer runs than before
             number += 1
 
-    def _rows_of(self, source: FoundSource, stamp: Stamp) -> list[Row]:
+    def _rows_of(self, source: DashboardSource, stamp: Stamp) -> list[Row]:
         """Return a row per run of a source; none for a file that is no log after all."""
         kept: list[Row] | None = self.index.get(source.key, "rows", stamp)
         if kept is None:
@@ -379,10 +381,10 @@ class Library:
             and source.kind == "run"
             and (report := self.index.get(source.key, "report", source.stamp()[:4]))
         ):
-            kept = [{**kept[0], **found_in(report)}]
+            kept = [{**kept[0], **report_columns(report)}]
         return kept or []
 
-    def _rows_of_other(self, source: FoundSource, stamp: Stamp) -> list[Row]:
+    def _rows_of_other(self, source: DashboardSource, stamp: Stamp) -> list[Row]:
         if source.kind == "lab":
             return [{"kind": "lab", "name": source.path.name, "path": str(source.path)}]
         files = self.index.file_of(source.path)
@@ -396,17 +398,19 @@ class Library:
         """
         return self._facts(entry.source, entry.source.stamp())
 
-    def _facts(self, source: FoundSource, stamp: Stamp) -> Row:
+    def _facts(self, source: DashboardSource, stamp: Stamp) -> Row:
         known: Row | None = self.index.get(source.key, "run", stamp)
         if known is None:
             known = self._read_facts(source)
             self.index.put(source.key, "run", stamp, known)
         return known
 
-    def _read_facts(self, source: FoundSource) -> Row:
+    def _read_facts(self, source: DashboardSource) -> Row:
         source.check_all()
         file = self.index.file_of(source.path)
-        facts: Row = self.pages.call("read_run", str(source.path), str(file), curves.LARGE)
+        facts: Row = self.pages.call(
+            "read_run", str(source.path), str(file), curves.MIN_INDEXED_BYTES
+        )
         return facts
 
     def entries(self, kind: str) -> list[LibraryEntry]:
@@ -436,7 +440,7 @@ class Library:
     def refresh_one(self, id: str) -> None:
         """Read one source before its turn: somebody is looking at it."""
         if id in self._entries:
-            source: FoundSource | None = self._entries[id].source
+            source: DashboardSource | None = self._entries[id].source
         else:
             sources = find_sources(self.roots)
             source = sources.get(id) or sources.get(id.rpartition("@")[0])
@@ -503,7 +507,7 @@ class Library:
                 found = self.facts(entry)["saved"]
         return found
 
-    def diagnose(self, source: FoundSource) -> None:
+    def diagnose(self, source: DashboardSource) -> None:
         """Have a run judged, and keep the report."""
         stamp = source.stamp()[:4]
         try:
@@ -520,11 +524,11 @@ class Library:
             self.index.put(source.key, "report", stamp, report)
             self.judged[source.id] += 1
             if (entry := self._entries.get(source.id)) and entry.row:
-                entry.row = {**entry.row, **found_in(report)}
+                entry.row = {**entry.row, **report_columns(report)}
                 self.progress.version += 1
 
 
-def _broken(source: FoundSource, why: str) -> Row:
+def _broken(source: DashboardSource, why: str) -> Row:
     return {
         "kind": source.kind,
         "name": source.path.name,

@@ -356,7 +356,7 @@ def _diagnose(library: Library, path: Path) -> dict[str, Any]:
                 "name": one["name"] or path.name,
                 "trainer": one["trainer"],
                 "notes": one["notes"],
-                "report": findings.told(one["report"], path.name, one["trainer"]),
+                "report": findings.page_report(one["report"], path.name, one["trainer"]),
                 "curves": thin(table, names),
             }
         )
