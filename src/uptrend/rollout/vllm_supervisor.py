@@ -34,8 +34,8 @@ from uptrend.rollout.http import is_loopback
 
 # Environment variable with the folder that a run and its servers share, where they are not on one
 # machine.
-SHARED = "UPTREND_WEIGHTS"
-KEY = "VLLM_API_KEY"  # environment variable with a server's key, as vLLM itself reads it
+WEIGHTS_FOLDER_VARIABLE = "UPTREND_WEIGHTS"
+KEY_VARIABLE = "VLLM_API_KEY"  # environment variable with a server's key, as vLLM itself reads it
 IMAGE = "vllm/vllm-openai:v0.32.0"
 INSIDE = "/uptrend"  # folder of the worker extension in a container
 MODULE = "uptrend_worker"  # name under which vLLM imports it
@@ -127,10 +127,12 @@ def plan_server(
         "--volume",
         f"{folder}:{folder}:ro" if folder else f"{cache}:/root/.cache/huggingface",
     ]
-    if weights := os.environ.get(SHARED):
+    if weights := os.environ.get(WEIGHTS_FOLDER_VARIABLE):
         outside += ["--volume", f"{weights}:{weights}:ro"]
     outside += [word for key, value in environment.items() for word in ("--env", f"{key}={value}")]
-    outside += [word for key in (KEY, "HF_TOKEN") if key in os.environ for word in ("--env", key)]
+    outside += [
+        word for key in (KEY_VARIABLE, "HF_TOKEN") if key in os.environ for word in ("--env", key)
+    ]
     return Served(
         [*outside, "--entrypoint", "vllm", IMAGE, *command[1:]], {}, url, own / f"{port}.log"
     )
@@ -148,19 +150,21 @@ def _choose_check(host: str, options: tuple[str, ...]) -> str:
         name = option.partition("=")[0].replace("_", "-")
         # vLLM takes any beginning of a name that is long enough.
         if ours := next((word for word in OURS if len(name) > 3 and word.startswith(name)), None):
-            instead = f"set {KEY}" if ours == "--api-key" else f"name {ours} before the --"
+            instead = f"set {KEY_VARIABLE}" if ours == "--api-key" else f"name {ours} before the --"
             raise ConfigError(f"{option} after -- would leave this server unprotected: {instead}.")
-    key = os.environ.get(KEY, "")
+    key = os.environ.get(KEY_VARIABLE, "")
     if not key and is_loopback(host):
         return vllm_worker.RefusePages.__name__
     if not key:
         raise ConfigError(
             f"--host {host} needs a key, since who reaches the server can replace its weights. Set"
-            f" {KEY} to the same secret here and where training runs, for example: export"
-            f" {KEY}=$(openssl rand -hex 32)"
+            f" {KEY_VARIABLE} to the same secret here and where training runs, for example: export"
+            f" {KEY_VARIABLE}=$(openssl rand -hex 32)"
         )
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigError(f"{KEY} should hold ASCII letters, digits and signs without spaces.")
+        raise ConfigError(
+            f"{KEY_VARIABLE} should hold ASCII letters, digits and signs without spaces."
+        )
     return vllm_worker.RequireKey.__name__
 
 
@@ -304,7 +308,7 @@ def _has_check(url: str) -> bool:
     """Return True where a server refuses requests without the key, or has none; raise ModelError
     where it answers.
     """
-    status = _status(url) if os.environ.get(KEY) else 401
+    status = _status(url) if os.environ.get(KEY_VARIABLE) else 401
     if status not in (0, 401):
         raise ModelError(
             f"{url} answers requests without the key ({status} instead of 401), so this server was"
