@@ -44,16 +44,23 @@ from uptrend.records.worker_process import WorkerDied, WorkerProcess
 from uptrend.tasks.answers import fold_word, grade
 from uptrend.tasks.event_loop import Threads, in_callers_turn
 
-UNKNOWN = (math.nan, math.nan)
+UNKNOWN_BOUNDS = (math.nan, math.nan)
+# Tolerances of rounding: of a comparison of numbers, of a sum of parts at its bounds, and of a
+# reward that reaches its upper bound.
+NUMBER_TOLERANCE = 1e-9
+BOUND_TOLERANCE = 1e-6
+MAXIMUM_TOLERANCE = 1e-9
+# Characters of a judge's reply that an error quotes.
+QUOTED_CHARACTERS = 80
 # Columns that TRL adds to those of the dataset, for functions that name them.
-_FROM_TRL: dict[str, Any] = {
+TRL_COLUMNS: dict[str, Any] = {
     "trainer_state": None,
     "log_extra": lambda *_: None,
     "log_metric": lambda *_: None,
 }
 Function = Callable[..., Any]
 _NO_FUNCTIONS: Mapping[str, Function] = MappingProxyType({})
-_given: ContextVar[Mapping[str, Function]] = ContextVar(
+_registered: ContextVar[Mapping[str, Function]] = ContextVar(
     "functions that were passed as objects", default=_NO_FUNCTIONS
 )
 
@@ -67,9 +74,9 @@ class Judge:
     """`judge`: a model behind an OpenAI-compatible server that grades answers."""
 
     url: str = "http://localhost:8000/v1"
-    """The server's address, up to and with /v1."""
+    """Address of the server, up to and including /v1."""
     model: str = ""
-    """Name of the model there."""
+    """Name of the model on the server."""
     prompt: str = (
         "Question: {prompt}\n\nReference answer: {answer}\n\nAnswer to grade: {completion}\n\nIs"
         " the answer to grade right? Reply with yes or no, or with a number from 0 (wrong) to 1"
@@ -77,9 +84,9 @@ class Judge:
     )
     """Message to the judge; its reply is read as yes, no, or a number from 0 to 1."""
     key: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key, where the server wants one."""
+    """Environment variable that holds the key, if the server requires one."""
     at_once: int = 16
-    """The most requests at the same time."""
+    """Maximum number of simultaneous requests."""
     timeout: float = 60.0
     """Seconds to wait for a reply."""
 
@@ -113,11 +120,8 @@ class RewardOptions:
 
     def __post_init__(self) -> None:
         names = [self.reward] if isinstance(self.reward, str) else self.reward
-        if (
-            not names
-            or not isinstance(names, list | tuple)
-            or not all(isinstance(n, str) and n for n in names)
-        ):
+        is_list = isinstance(names, list | tuple) and bool(names)
+        if not is_list or not all(isinstance(name, str) and name for name in names):
             raise ConfigError(
                 f"reward = {self.reward!r} should be a name or a list of names.", is_of_field=True
             )
@@ -145,20 +149,23 @@ class RewardOptions:
 
 def _pairs(bounds: Any, count: int) -> tuple[tuple[float, float], ...]:
     """Return [low, high], or a list of pairs, as one pair per reward."""
-    flat = list(bounds) if isinstance(bounds, list | tuple) else [bounds]
-    if len(flat) == 2 and not isinstance(flat[0], list | tuple):
-        flat = [flat] * count
+    listed = list(bounds) if isinstance(bounds, list | tuple) else [bounds]
+    is_one_pair = len(listed) == 2 and not isinstance(listed[0], list | tuple)
+    if is_one_pair:
+        listed = [listed] * count
     try:
-        pairs = tuple((float(low), float(high)) for low, high in flat)
+        pairs = tuple((float(low), float(high)) for low, high in listed)
+        is_valid = not pairs or len(pairs) == count
     except (TypeError, ValueError):
-        pairs = ((1.0, 0.0),)
-    if (pairs and len(pairs) != count) or any(low > high for low, high in pairs):
+        pairs = ()
+        is_valid = False
+    if not is_valid or any(low > high for low, high in pairs):
         text = f"bounds = {bounds!r} should be [low, high], or such a pair for each reward."
         raise ConfigError(text, is_of_field=True)
     return pairs
 
 
-# ---- Ready rewards: of (completion, task, options), each between 0 and 1.
+# Ready rewards: of (completion, task, options), each between 0 and 1
 
 
 def _folded(text: str) -> str:
@@ -175,45 +182,47 @@ def contains(completion: str, task: Task, options: RewardOptions) -> float:  # n
     return float(f" {_folded(task.answer)} " in f" {_folded(completion)} ")
 
 
-_DECIMAL = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
+_DECIMAL_PATTERN = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 
 
 def final_number(text: str) -> float | None:
-    """Return the number after the last ####, as GSM8K writes it, else the last number; None where
-    there is none.
+    """Return the number after the last ####, as GSM8K writes it, else the last number; None in a
+    text without numbers.
     """
     _, mark, rest = text.rpartition("####")
-    found = _DECIMAL.findall(rest)
-    return float(found[0 if mark else -1].replace(",", "")) if found else None
+    numbers = _DECIMAL_PATTERN.findall(rest)
+    if not numbers:
+        return None
+    final = numbers[0] if mark else numbers[-1]
+    return float(final.replace(",", ""))
 
 
 def number(completion: str, task: Task, options: RewardOptions) -> float:  # noqa: ARG001
     """Compare final numbers."""
-    said = final_number(completion)
-    right = final_number(task.answer)
-    return float(
-        said is not None
-        and right is not None
-        and math.isclose(said, right, rel_tol=1e-9, abs_tol=1e-9)
-    )
+    value = final_number(completion)
+    gold = final_number(task.answer)
+    if value is None or gold is None:
+        return 0.0
+    return float(math.isclose(value, gold, rel_tol=NUMBER_TOLERANCE, abs_tol=NUMBER_TOLERANCE))
 
 
 def regex(completion: str, task: Task, options: RewardOptions) -> float:
     """Compare what the pattern captures with the answer."""
-    found = re.search(options.pattern, completion)
-    return float(
-        found is not None and _folded(found[(found.lastindex and 1) or 0]) == _folded(task.answer)
-    )
+    match = re.search(options.pattern, completion)
+    if match is None:
+        return 0.0
+    captured = match[1] if match.lastindex else match[0]
+    return float(_folded(captured) == _folded(task.answer))
 
 
 def json_schema(completion: str, task: Task, options: RewardOptions) -> float:  # noqa: ARG001
     """Check JSON, bare or in a ``` block, against the schema."""
     fenced = re.search(r"```(?:json)?\s*(.*?)```", completion, re.DOTALL)
     try:
-        found = parse_json(fenced[1] if fenced else completion)
+        value = parse_json(fenced[1] if fenced else completion)
     except ValueError:
         return 0.0
-    return float(_validator(options.schema).is_valid(found))
+    return float(_validator(options.schema).is_valid(value))
 
 
 @functools.cache
@@ -224,24 +233,23 @@ def _validator(path: str) -> Any:
         raise MissingExtra("jsonschema", "rewards") from None
     try:
         schema = json.loads(Path(path).read_text(encoding="utf-8"))
-        kind = validators.validator_for(schema)
-        kind.check_schema(schema)
+        validator_class = validators.validator_for(schema)
+        validator_class.check_schema(schema)
     except Exception as error:
         raise TasksetError(
             f"tasks.schema: {path} is no JSON schema: {error}.".replace("\n", " ")
         ) from None
-    return kind(schema)
+    return validator_class(schema)
 
 
-# Seconds in which math-verify compares an answer with the gold one, as long as it gives itself for
-# one comparison.
-MATH_SECONDS = 5.0
+# Time limit of comparing an answer with the gold one: math-verify's own for one comparison.
+MATH_TIMEOUT_S = 5.0
 
 
 class MathVerifier:
     """`math`: compares mathematics by math-verify, in a process of its own.
 
-    An expression such as 9^9^9^9 takes for ever, and no thread can be interrupted.
+    An expression such as 9^9^9^9 takes forever, and a thread can't be interrupted.
     """
 
     def __init__(self) -> None:
@@ -255,34 +263,36 @@ class MathVerifier:
 
     def _compare(self, gold: str, completion: str) -> float:
         try:
-            found = self._worker.call([gold, completion], MATH_SECONDS)
+            comparison = self._worker.call([gold, completion], MATH_TIMEOUT_S)
         except TimeoutError:
-            raise TasksetError(f"math-verify took longer than {MATH_SECONDS:g} s") from None
+            raise TasksetError(f"math-verify took longer than {MATH_TIMEOUT_S:g} s") from None
         except WorkerDied as problem:
             raise TasksetError(f"math-verify failed: {problem}") from None
-        if "error" in found:
-            raise TasksetError(f"math-verify failed: {found['error']}")
-        return float(found["equal"])
+        if "error" in comparison:
+            raise TasksetError(f"math-verify failed: {comparison['error']}")
+        return float(comparison["equal"])
 
 
-# One for all tasksets that use it, which ends with the last of them.
-_VERIFIERS: "WeakValueDictionary[str, MathVerifier]" = WeakValueDictionary()
+# At most one verifier per process: all tasksets share it, and its worker ends with the last of
+# them.
+_SHARED_VERIFIER: "WeakValueDictionary[str, MathVerifier]" = WeakValueDictionary()
 
 
 def math_verifier() -> MathVerifier:
-    """Return the one of this process."""
-    verifier = _VERIFIERS.get("math")
+    """Return the verifier of this process."""
+    verifier = _SHARED_VERIFIER.get("math")
     if verifier is None:
-        verifier = _VERIFIERS["math"] = MathVerifier()
+        verifier = MathVerifier()
+        _SHARED_VERIFIER["math"] = verifier
     return verifier
 
 
 class Grader:
-    """Asks the judge, each question once, a few at a time."""
+    """Sends answers to the judge: each message once, a few at a time."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
-        self._known = dict[str, float]()
+        self._grade_by_message = dict[str, float]()
         self._threads = Threads(judge.at_once, "judge")
 
     async def __call__(self, completion: str, task: Task) -> float:
@@ -291,19 +301,20 @@ class Grader:
             "answer": task.answer,
             "completion": completion,
         }
-        return await self._threads.do(partial(self._grade, fill(self._judge.prompt, values)))
+        message = fill(self._judge.prompt, values)
+        return await self._threads.do(partial(self._grade, message))
 
-    def _grade(self, text: str) -> float:
-        if text not in self._known:
-            self._known[text] = self._ask(text)
-        return self._known[text]
+    def _grade(self, message: str) -> float:
+        if message not in self._grade_by_message:
+            self._grade_by_message[message] = self._request_grade(message)
+        return self._grade_by_message[message]
 
-    def _ask(self, text: str) -> float:
+    def _request_grade(self, message: str) -> float:
         judge = self._judge
         body = {
             "model": judge.model,
             "temperature": 0,
-            "messages": [{"role": "user", "content": text}],
+            "messages": [{"role": "user", "content": message}],
         }
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(judge.key):
@@ -311,33 +322,38 @@ class Grader:
         url = judge.url.rstrip("/") + "/chat/completions"
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=judge.timeout) as reply:
-                said = str(json.load(reply)["choices"][0]["message"]["content"])
+            with urllib.request.urlopen(request, timeout=judge.timeout) as response:
+                reply = str(json.load(response)["choices"][0]["message"]["content"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise TasksetError(f"the judge at {url} gave no grade: {error}") from None
-        found = re.findall(r"\b(yes|no|[01](?:\.\d+)?)\b", said.lower())
-        if not found:
+        grades = re.findall(r"\b(yes|no|[01](?:\.\d+)?)\b", reply.lower())
+        if not grades:
             raise TasksetError(
-                f"the judge replied {said[:80]!r}: neither yes, no, nor a number from 0 to 1"
+                f"the judge replied {reply[:QUOTED_CHARACTERS]!r}: neither yes, no, nor a number"
+                " from 0 to 1"
             )
-        return min(1.0, float({"yes": 1, "no": 0}.get(found[-1], found[-1])))
+        # The last one: a judge may reason before it decides.
+        grade_text = grades[-1]
+        if grade_text in ("yes", "no"):
+            return float(grade_text == "yes")
+        return min(1.0, float(grade_text))
 
 
-READY: dict[str, Callable[[str, Task, RewardOptions], float]] = {
+TEXT_REWARDS: dict[str, Callable[[str, Task, RewardOptions], float]] = {
     "exact": exact,
     "contains": contains,
     "number": number,
     "regex": regex,
     "json-schema": json_schema,
 }
-# Arithmetic's rules, for short answers at the start of what is said; between -1 and 1.
+# Arithmetic's rules, for short answers at the start of a completion; between -1 and 1.
 ARITHMETIC_RULES = {"start": "exact", "partial": "partial", "rich": "rich"}
-NAMES_WITHOUT_SERVER = (*READY, "math")
+NAMES_WITHOUT_SERVER = (*TEXT_REWARDS, "math")
 READY_NAMES = (*NAMES_WITHOUT_SERVER, "judge", *ARITHMETIC_RULES)
 NAMES_WITHOUT_ANSWER = ("json-schema", "judge")
 
 
-# ---- From names to the terms of a reward.
+# From names to the terms of a reward
 
 
 # Returns a task's row and the answer in it, in the types that the row has.
@@ -365,21 +381,22 @@ def make_terms(
     score: Score
     for i, name in enumerate(options.reward):
         is_ready = name in READY_NAMES
-        short = name.rpartition(":")[2]
-        bounds = options.bounds[i] if options.bounds else UNKNOWN
         if is_ready:
             bounds = (-1.0, 1.0) if name in ARITHMETIC_RULES else (0.0, 1.0)
-            score = _ready(name, options)
+            score = _ready_score(name, options)
             uses_answer = name not in NAMES_WITHOUT_ANSWER
         else:
-            score, uses_answer = _of_function(load_function(name), name, columns, columns_of)
-        unique = f"{short}-{i + 1}" if short in [term.name for term in terms] else short
+            bounds = options.bounds[i] if options.bounds else UNKNOWN_BOUNDS
+            score, uses_answer = _wrap(load_function(name), name, columns, columns_of)
+        term_name = name.rpartition(":")[2]
+        if term_name in [term.name for term in terms]:
+            term_name = f"{term_name}-{i + 1}"
         weight = options.weights[i] if options.weights else 1.0
-        terms.append(RewardTerm(unique, weight, bounds, score, is_ready, uses_answer))
+        terms.append(RewardTerm(term_name, weight, bounds, score, is_ready, uses_answer))
     return terms
 
 
-def _ready(name: str, options: RewardOptions) -> Callable[[str, Task], Awaitable[float]]:
+def _ready_score(name: str, options: RewardOptions) -> Callable[[str, Task], Awaitable[float]]:
     if name == "judge":
         return Grader(options.judge)
     if name == "math":
@@ -388,68 +405,69 @@ def _ready(name: str, options: RewardOptions) -> Callable[[str, Task], Awaitable
     async def score(completion: str, task: Task) -> float:
         if name in ARITHMETIC_RULES:
             return grade(ARITHMETIC_RULES[name], completion, task).total  # type: ignore[arg-type]
-        return READY[name](completion, task, options)
+        return TEXT_REWARDS[name](completion, task, options)
 
     return score
 
 
 @contextmanager
 def register_functions(functions: Mapping[str, Function]) -> Iterator[None]:
-    """Let these functions be found under their names while tasks are made: they need not be
+    """Let `load_function` return these functions by name inside the context: they need not be
     importable.
     """
-    token = _given.set({**_given.get(), **functions})
+    token = _registered.set({**_registered.get(), **functions})
     try:
         yield
     finally:
-        _given.reset(token)
+        _registered.reset(token)
 
 
 def import_name(function: Function) -> str:
     """Return `module:name` of a function, as a recipe would write it."""
-    named = function.func if isinstance(function, functools.partial) else function
-    qualified = getattr(named, "__qualname__", type(named).__qualname__)
-    return f"{getattr(named, '__module__', '__main__')}:{qualified.rpartition('.<locals>.')[2]}"
+    inner = function.func if isinstance(function, functools.partial) else function
+    module = getattr(inner, "__module__", "__main__")
+    qualified_name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    return f"{module}:{qualified_name.rpartition('.<locals>.')[2]}"
 
 
 def load_function(name: str) -> Function:
-    """Return the function that `module:function` or `file.py:function` names; modules are looked up
-    here first.
+    """Return the function that `module:function` or `file.py:function` names; a registered one of
+    that name comes first.
     """
-    if name in _given.get():
-        return _given.get()[name]
-    module, _, attribute = name.rpartition(":")
-    if not module:
-        near = (
-            nearest(name, READY_NAMES)
-            or f" There are {', '.join(READY_NAMES)}; yours is written module:function."
-        )
-        raise TasksetError(f"There is no reward {name!r}.{near}")
+    if name in _registered.get():
+        return _registered.get()[name]
+    source, _, attribute = name.rpartition(":")
+    if not source:
+        hint = nearest(name, READY_NAMES)
+        if not hint:
+            hint = f" There are {', '.join(READY_NAMES)}; yours is written module:function."
+        raise TasksetError(f"There is no reward {name!r}.{hint}")
     try:
-        found: Any = _load_file(Path(module)) if module.endswith(".py") else _import(module)
+        module: Any = _load_file(Path(source)) if source.endswith(".py") else _import(source)
     except Exception as error:  # user code fails in any way
         raise TasksetError(
             f"The reward {name} can't be loaded: {type(error).__name__}: {error}."
         ) from error
-    function = getattr(found, attribute, None)
+    function = getattr(module, attribute, None)
     if callable(function):
         return function  # type: ignore[no-any-return]
-    if module == "__main__":
+    if source == "__main__":
         raise TasksetError(
             f"The reward {attribute} was a function of a script or notebook, which is not here. Put"
             " it into a file and name it file.py:function, or pass the function to uptrend.train"
             " or uptrend.resume."
         )
-    there = [
+    function_names = [
         key
-        for key, value in vars(found).items()
+        for key, value in vars(module).items()
         if inspect.isfunction(value) and not key.startswith("_")
     ]
-    raise TasksetError(f"{module} has no function {attribute}.{nearest(attribute, there)}")
+    raise TasksetError(f"{source} has no function {attribute}.{nearest(attribute, function_names)}")
 
 
 def _import(module: str) -> Any:
-    if str(Path.cwd()) not in sys.path:  # a module of one's own lies where the command is given
+    # A user's own module is in the folder where the command is run.
+    if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     return importlib.import_module(module)
 
@@ -458,113 +476,144 @@ def _load_file(path: Path) -> Any:
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
     name = f"uptrend_rewards_{abs(hash(path.resolve()))}"
-    if (loaded := sys.modules.get(name)) is None:
-        if (folder := str(path.resolve().parent)) not in sys.path:  # it may import its neighbors
-            sys.path.append(folder)
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = loaded = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(loaded)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return loaded
+    if name in sys.modules:
+        return sys.modules[name]
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # it may import its neighbors
+        sys.path.append(folder)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
-def _of_function(
+@dataclass(frozen=True)
+class _Signature:
+    """Parameters of a reward function."""
+
+    names: frozenset[str]  # those that can be passed by name
+    required: list[str]  # those that need a value; no positional-only one can get any
+    takes_all: bool  # True with `**row`
+    is_batched: bool  # True for TRL's signature
+
+
+def _read_signature(function: Function) -> _Signature:
+    names: set[str] = set()
+    required: list[str] = []
+    takes_all = False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            takes_all = True
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            required.append(parameter.name)
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            names.add(parameter.name)
+            if parameter.default is parameter.empty:
+                required.append(parameter.name)
+    return _Signature(frozenset(names), required, takes_all, "completions" in names)
+
+
+def _check_required(signature: _Signature, name: str, columns: Sequence[str]) -> None:
+    """Raise TasksetError for a parameter that neither the rows nor we have a value for."""
+    if signature.is_batched:
+        known = {*columns, "prompts", "completions", *TRL_COLUMNS}
+    else:
+        known = {*columns, "prompt", "completion"}
+    missing = next((parameter for parameter in signature.required if parameter not in known), None)
+    if missing is None:
+        return
+    hint = ""
+    if missing == "answer":
+        hint = " Which column is it? Set tasks.answer (answer= in Python)."
+    others = ", ".join(column for column in columns if column != "prompt")
+    raise TasksetError(
+        f"The reward {name} takes {missing}, which no row has.{hint} It can take prompt,"
+        f" completion, {others}; or TRL's prompts, completions and columns."
+    )
+
+
+def _wrap(
     function: Function, name: str, columns: Sequence[str], columns_of: ColumnsOf
 ) -> tuple[Score, bool]:
     """Wrap a function of either signature; also return True where it can see the answer."""
-    parameters = inspect.signature(function).parameters.values()
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    named = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    is_batched = "completions" in named
-    known = {
-        *columns,
-        *(("prompts", "completions", *_FROM_TRL) if is_batched else ("prompt", "completion")),
-    }
-    needed = [
-        p.name
-        for p in parameters
-        if p.name not in known
-        and (p.kind is p.POSITIONAL_ONLY or (p.name in named and p.default is p.empty))
-    ]
-    if needed:
-        which = (
-            " Which column is it? Set tasks.answer (answer= in Python)."
-            if needed[0] == "answer"
-            else ""
-        )
-        others = ", ".join(column for column in columns if column != "prompt")
-        raise TasksetError(
-            f"The reward {name} takes {needed[0]}, which no row has.{which} It can take prompt,"
-            f" completion, {others}; or TRL's prompts, completions and columns."
-        )
+    signature = _read_signature(function)
+    _check_required(signature, name, columns)
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         type(function).__call__
     )
 
     async def score(completion: str, task: Task) -> float | Mapping[str, float] | None:
         row, answer = columns_of(task)
-        asked = row["prompt"] if isinstance(row.get("prompt"), list) else task.messages[-1].content
-        values: dict[str, Any]
-        if is_batched:
-            # TRL passes columns as they are, and gives conversations back as they came.
-            said = (
-                [{"role": "assistant", "content": completion}]
-                if isinstance(asked, list)
-                else completion
-            )
-            others = {
-                key: value for key, value in row.items() if key not in ("prompt", "completion")
-            }
-            if "answer" in named:
-                others.setdefault("answer", answer)
-            values = {key: [value] for key, value in others.items()} | {
-                "prompts": [asked],
-                "completions": [said],
-            }
-            values |= _FROM_TRL
+        prompt = row.get("prompt")
+        if not isinstance(prompt, list):
+            prompt = task.messages[-1].content
+        if signature.is_batched:
+            values = _batch_of_one(row, answer, prompt, completion, signature)
         else:
-            values = {**row, "prompt": asked, "completion": completion}
+            values = {**row, "prompt": prompt, "completion": completion}
             if "answer" in row or answer is not None:
                 values["answer"] = answer
-        taken = {key: value for key, value in values.items() if takes_all or key in named}
-        # A copy each time, as datasets give one: a function may pop from a list.
-        arguments = {
-            key: value if key in _FROM_TRL else copy.deepcopy(value) for key, value in taken.items()
-        }
-        found = (
-            await function(**arguments)
-            if is_async
-            else await in_callers_turn(partial(function, **arguments))
-        )
-        if is_batched:
-            if len(found) != 1:
-                raise TasksetError(f"{name} returned {len(found)} rewards for 1 completion")
-            found = found[0]
-        return _read(found, name)
 
-    return score, takes_all or bool(
-        named - {"prompt", "prompts", "completion", "completions", *_FROM_TRL}
-    )
+        arguments: dict[str, Any] = {}
+        for key, value in values.items():
+            if signature.takes_all or key in signature.names:
+                # A copy each time, as datasets give one: a function may pop from a list.
+                arguments[key] = value if key in TRL_COLUMNS else copy.deepcopy(value)
+        if is_async:
+            returned = await function(**arguments)
+        else:
+            returned = await in_callers_turn(partial(function, **arguments))
+        if signature.is_batched:
+            if len(returned) != 1:
+                raise TasksetError(f"{name} returned {len(returned)} rewards for 1 completion")
+            returned = returned[0]
+        return _to_numbers(returned, name)
+
+    own_texts = {"prompt", "prompts", "completion", "completions", *TRL_COLUMNS}
+    sees_answer = signature.takes_all or bool(signature.names - own_texts)
+    return score, sees_answer
 
 
-def _read(found: Any, name: str) -> float | dict[str, float] | None:
-    """Return what a function gave as plain numbers; None and NaN can't tell."""
-    if isinstance(found, Mapping):
-        parts = {str(key): _read(value, name) for key, value in found.items()}
-        kept = {key: value for key, value in parts.items() if isinstance(value, float)}
-        return kept or None
-    if found is None:
+def _batch_of_one(
+    row: Mapping[str, Any], answer: Any, prompt: Any, completion: str, signature: _Signature
+) -> dict[str, Any]:
+    """Return what TRL would pass for one completion: columns as they are, and conversations as
+    conversations.
+    """
+    columns = {key: value for key, value in row.items() if key not in ("prompt", "completion")}
+    if "answer" in signature.names:
+        columns.setdefault("answer", answer)
+    values: dict[str, Any] = {key: [value] for key, value in columns.items()}
+    is_conversation = isinstance(prompt, list)
+    reply = [{"role": "assistant", "content": completion}] if is_conversation else completion
+    values["prompts"] = [prompt]
+    values["completions"] = [reply]
+    return values | TRL_COLUMNS
+
+
+def _to_numbers(returned: Any, name: str) -> float | dict[str, float] | None:
+    """Return a function's reward as plain numbers; None and NaN mean that it can't tell."""
+    if isinstance(returned, Mapping):
+        parts: dict[str, float] = {}
+        for key, part in returned.items():
+            number = _to_numbers(part, name)
+            if isinstance(number, float):
+                parts[str(key)] = number
+        return parts or None
+    if returned is None:
         return None
     try:
-        value = float(found)
+        value = float(returned)
     except (TypeError, ValueError):
         raise TasksetError(
-            f"{name} returned {found!r}: it should be a number, a dict of numbers, or None"
+            f"{name} returned {returned!r}: it should be a number, a dict of numbers, or None"
         ) from None
     return None if math.isnan(value) else value
 
@@ -572,50 +621,64 @@ def _read(found: Any, name: str) -> float | dict[str, float] | None:
 async def score(
     terms: Sequence[RewardTerm], options: RewardOptions, completion: str, task: Task
 ) -> Reward:
-    """Return the weighted sum of all rewards that can tell, with their parts; Undecided where none
-    can.
+    """Return the weighted sum of all rewards that can tell, with their parts; raise Undecided if
+    none can.
     """
-    parts = list[Part]()
-    totals = list[tuple[float, float, float]]()
-    decided = list[bool]()
-    told = list[bool]()  # by a part that is named so
+    parts: list[Part] = []
+    # By reward that can tell: weighted value, weighted bounds, and True at its upper bound.
+    totals: list[float] = []
+    lows: list[float] = []
+    highs: list[float] = []
+    at_maximum: list[bool] = []
+    correct_parts: list[bool] = []  # verdicts of parts that are named `correct`
     for term in terms:
         value = await term.score(completion, task)
         if value is None:
             continue
         low, high = term.bounds
         earned = sum(value.values()) if isinstance(value, Mapping) else value
-        if earned < low - 1e-6 or earned > high + 1e-6:
+        if earned < low - BOUND_TOLERANCE or earned > high + BOUND_TOLERANCE:
             raise RewardOutOfBounds(term.name, earned, low, high)
         if isinstance(value, Mapping):
             prefix = f"{term.name}-" if len(terms) > 1 else ""
-            parts += [
-                Part(prefix + key, each, *UNKNOWN, term.weight) for key, each in value.items()
-            ]
-            told += [value["correct"] > 0] if "correct" in value else []
-            value = earned
+            for key, part_value in value.items():
+                parts.append(Part(prefix + key, part_value, *UNKNOWN_BOUNDS, term.weight))
+            if "correct" in value:
+                correct_parts.append(value["correct"] > 0)
         else:
-            parts.append(Part(term.name, value, low, high, term.weight))
-        decided += [value >= (1.0 if math.isnan(high) else high) - 1e-9]
-        low, high = sorted((term.weight * low, term.weight * high))
-        totals.append((term.weight * value, low, high))
+            parts.append(Part(term.name, earned, low, high, term.weight))
+        # As a rule a reward of unknown bounds pays 1 for a right answer.
+        maximum = 1.0 if math.isnan(high) else high
+        at_maximum.append(earned >= maximum - MAXIMUM_TOLERANCE)
+        totals.append(term.weight * earned)
+        # A negative weight swaps the bounds.
+        lowest, highest = sorted((term.weight * low, term.weight * high))
+        lows.append(lowest)
+        highs.append(highest)
     if not totals:
         raise Undecided("no reward function could tell")
-    total, low, high = (sum(each) for each in zip(*totals, strict=True))
-    is_right_answer = (
-        (told or decided)[0] if options.correct_from is None else total >= options.correct_from
-    )
-    return Reward(total, low, high, is_right_answer, tuple(parts))
+    total = sum(totals)
+    if options.correct_from is not None:
+        is_correct = total >= options.correct_from
+    else:
+        is_correct = correct_parts[0] if correct_parts else at_maximum[0]
+    return Reward(total, sum(lows), sum(highs), is_correct, tuple(parts))
 
 
-# ---- Texts with columns in them.
+# Texts with columns in them
 
-_COLUMN = re.compile(r"\{\{|\}\}|\{(\w+)\}")
+_COLUMN_PATTERN = re.compile(r"\{\{|\}\}|\{(\w+)\}")
+BRACES = {"{{": "{", "}}": "}"}
 
 
 def fill(template: str, row: Mapping[str, Any]) -> str:
-    """Return a template with `{column}` replaced by its value; `{{` and `}}` are braces. KeyError
-    names a column.
+    """Return a template with `{column}` replaced by its value; `{{` and `}}` are braces.
+
+    A column that the row lacks raises KeyError.
     """
-    braces = {"{{": "{", "}}": "}"}
-    return _COLUMN.sub(lambda found: braces.get(found[0]) or str(row[found[1]]), template)
+
+    def replace_match(match: re.Match[str]) -> str:
+        column = match[1]
+        return BRACES[match[0]] if column is None else str(row[column])
+
+    return _COLUMN_PATTERN.sub(replace_match, template)
