@@ -23,7 +23,7 @@ from uptrend.records.rollout import Message
 from uptrend.tasks import rewards
 from uptrend.tasks.data import serialize_rows
 from uptrend.tasks.pool import make_heldout, make_pool, make_taskset
-from uptrend.tasks.rewards import register_functions
+from uptrend.tasks.functions import register_functions
 from uptrend.tasks.taskset import known_gold, play_script, say
 from uptrend.tasks.validate import validate
 
