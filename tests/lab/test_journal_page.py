@@ -219,7 +219,7 @@ def test_prose_keeps_below_the_page_s_headings_and_finds_its_neighbors() -> None
     made = to_html(
         "# One\n\n[two](../01-log.md) [three](https://x.org)\n\n<b>raw</b>",
         below=2,
-        place="hypotheses",
+        folder="hypotheses",
     )
     for said in ("<h3>One</h3>", 'href="01-log.md"', 'href="https://x.org"', "&lt;b&gt;raw"):
         assert said in made

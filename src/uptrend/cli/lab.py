@@ -21,7 +21,7 @@ from uptrend.lab.importing import Imported, hypothesis_key, import_journals
 from uptrend.lab.importing.reading import Journal, reported
 from uptrend.lab.journal.page import page, to_markdown, to_table
 from uptrend.lab.measure import titled
-from uptrend.lab.notebook import MARKS, Notebook, is_lab
+from uptrend.lab.notebook import STATUS_MARKS, Notebook, is_lab
 from uptrend.lab.refuse import check
 from uptrend.present.formatting import NO_VALUE
 from uptrend.present.terminal import columns, terminal
@@ -231,7 +231,7 @@ def _table(hypotheses: list[Hypothesis], outcome_of: Callable[[Hypothesis], str]
     rows = []
     for h in hypotheses:
         arms = ", ".join(arm.name for arm in h.arms) or "a probe decides"
-        status = f"{MARKS[h.status]} {outcome_of(h)}"
+        status = f"{STATUS_MARKS[h.status]} {outcome_of(h)}"
         rows.append((h.id, h.priority, status, h.confidence or NO_VALUE, titled(h), arms))
     return columns("id", "priority", "status", "confidence", "hypothesis", "arms", rows=rows)
 

@@ -189,6 +189,6 @@ def _tells() -> bool:
         return True
     # a launcher's, on hearing of the error: we are about to end
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    from uptrend.training.ranks import is_first_to_tell
+    from uptrend.training.ranks import is_first_to_report
 
-    return is_first_to_tell()
+    return is_first_to_report()

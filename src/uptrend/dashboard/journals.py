@@ -14,9 +14,16 @@ from markdown_it.tree import SyntaxTreeNode
 
 from uptrend.lab.journal import figures
 from uptrend.lab.journal.page import FIRST_TITLE, Chapter, chapter_of, title_of_lab
-from uptrend.lab.journal.verdicts import WAYS, arms_table, caveats, runs_table, sign_of, title_of
+from uptrend.lab.journal.verdicts import (
+    DIRECTION_WORDS,
+    arms_table,
+    caveats,
+    runs_table,
+    sign_of,
+    title_of,
+)
 from uptrend.lab.measure import is_share, level, titled
-from uptrend.lab.notebook import PROBLEM, Notebook, phases
+from uptrend.lab.notebook import PROBLEM_PAGE, Notebook, phases
 from uptrend.records import Hypothesis, LabError, RecordError
 from uptrend.records.lines import plain
 from uptrend.records.metrics import name_of
@@ -104,7 +111,7 @@ def read_overview(folder: str) -> dict[str, Any]:
         "path": str(notebook.folder),
         "hypotheses": rows,
         "broken": broken,
-        "problem": tree(FIRST_TITLE.sub("", notebook.text(PROBLEM)).strip()),
+        "problem": tree(FIRST_TITLE.sub("", notebook.text(PROBLEM_PAGE)).strip()),
         "phases": [
             {"title": title, "ids": [h.id for h in found]}
             for title, found in phases(hypotheses).items()
@@ -157,12 +164,12 @@ def read_hypothesis(folder: str, id: str) -> dict[str, Any]:
                 )
             }
         ),
-        "direction": WAYS[h.direction],
+        "direction": DIRECTION_WORDS[h.direction],
         "metric_name": name_of(h.metric),
         "is_share": is_share(h.metric),
         "smallest_told": level(h.metric, h.smallest),
         "arms": [
-            {"name": arm, "changes": changes, "color": figures.place_of(h, arm)}
+            {"name": arm, "changes": changes, "color": figures.color_of(h, arm)}
             for arm, changes in chapter.arms
         ],
         "trouble": chapter.trouble,
@@ -174,11 +181,11 @@ def read_hypothesis(folder: str, id: str) -> dict[str, Any]:
                 "title": title_of(metric),
                 "is_share": is_share(metric),
                 "arms": [
-                    {"arm": arm, "color": figures.place_of(h, arm), "seeds": plain(lines)}
+                    {"arm": arm, "color": figures.color_of(h, arm), "seeds": plain(lines)}
                     for arm, lines in figures.arms_with(h, chapter.curves, kind).items()
                 ],
             }
-            for kind, metric in figures.kinds(h, chapter.curves).items()
+            for kind, metric in figures.curve_metrics(h, chapter.curves).items()
         ],
     }
     if chapter.runs:
@@ -206,7 +213,7 @@ def read_hypothesis(folder: str, id: str) -> dict[str, Any]:
                 "effects": [
                     {
                         "arm": c.arm,
-                        "color": figures.place_of(h, c.arm),
+                        "color": figures.color_of(h, c.arm),
                         "effect": sign * c.interval.effect,
                         "ends": sorted(sign * end for end in (c.interval.low, c.interval.high)),
                         "level": c.level,

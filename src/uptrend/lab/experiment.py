@@ -16,7 +16,7 @@ from uptrend.doctor.catalogue import CATALOGUE, all_symptoms
 from uptrend.doctor.checks import ALL_CHECKS
 from uptrend.doctor.diagnose import diagnose
 from uptrend.lab import judge, measure, plan, refuse, specification
-from uptrend.lab.journal.stored import RUNS, VERDICT, read_verdict, write
+from uptrend.lab.journal.stored import RUNS_FILE, VERDICT_FILE, read_verdict, write
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import Launcher, PlannedRun
 from uptrend.lab.refuse import allowed, faults
@@ -365,13 +365,13 @@ class ExperimentRuns:
 
     def rows_before(self) -> list[dict[str, Any]]:
         """Return the rows that were written last."""
-        path = self.notebook.results(self.hypothesis.id) / RUNS
+        path = self.notebook.results(self.hypothesis.id) / RUNS_FILE
         return list(parse_json(read_file(path))["runs"]) if path.exists() else []
 
     def write_runs(self) -> None:
         """Write runs.json, whole."""
         table = {"specification": self.specification.hash, "runs": self.rows()}
-        write(self.notebook.results(self.hypothesis.id) / RUNS, table, indent=1)
+        write(self.notebook.results(self.hypothesis.id) / RUNS_FILE, table, indent=1)
 
 
 def together(
@@ -416,7 +416,7 @@ def judge_all(experiments: Sequence[ExperimentRuns]) -> list[Verdict]:
     paths = {
         path
         for e in experiments
-        for path in e.notebook.folder.glob(f"experimental-results/h*/{VERDICT}")
+        for path in e.notebook.folder.glob(f"experimental-results/h*/{VERDICT_FILE}")
     }
     found = {path.parent.name: pair[0] for path in sorted(paths) if (pair := read_verdict(path))}
     adjusted = {

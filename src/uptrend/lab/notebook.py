@@ -1,5 +1,5 @@
-"""A lab's folder: its hypotheses, results, runs and pages, and the parts of them that the machine
-may change.
+"""A lab's folder: its hypotheses, results, runs and pages, and the parts of them that commands
+rewrite.
 """
 
 import re
@@ -23,14 +23,24 @@ from uptrend.records.files import (
 )
 from uptrend.records.hypothesis import NOTHING_TO_CURE
 
-README = "README.md"
-PROBLEM = "00-problem-statement.md"
-LOG = "01-experiments-log.md"
-FOLDERS = ("hypotheses", "experimental-results", "fixes")
+README_PAGE = "README.md"
+PROBLEM_PAGE = "00-problem-statement.md"
+LOG_PAGE = "01-experiments-log.md"
+# Folder of imported text that is neither an experiment nor a hypothesis; also the first word of the
+# names of blocks that imports write.
+IMPORTED_FOLDER = "imported"
+LAB_FOLDERS = ("hypotheses", "experimental-results", "fixes")
 NO_PROBLEM = "*What does not happen that should? Say it with its figures.*"
-# Symbols of statuses in a table.
-MARKS = dict(zip(Status, ("⏳", "🧪", "✅", "❌", "🤔"), strict=True))
-PHASES = {
+# Words of a title's slug, which names the hypothesis's file.
+MAX_SLUG_WORDS = 7
+STATUS_MARKS = {
+    Status.PENDING: "⏳",
+    Status.TESTING: "🧪",
+    Status.VALIDATED: "✅",
+    Status.INVALIDATED: "❌",
+    Status.INCONCLUSIVE: "🤔",
+}
+PHASE_TITLES = {
     Priority.HIGH: "Phase 1: high priority, test these first",
     Priority.MEDIUM: "Phase 2: medium priority",
     Priority.LOW: "Phase 3: low priority",
@@ -62,15 +72,11 @@ class Notebook:
                     f"{folder / name} is there already. A lab needs a folder of its own: name"
                     " another."
                 )
-        for name in FOLDERS:
-            _made(folder / name)
+        for name in LAB_FOLDERS:
+            _make_folder(folder / name)
         for name, text in pages.items():
             write_atomically(folder / name, text.encode())
-        ignored = folder / ".gitignore"
-        text = ignored.read_text(encoding="utf-8") if ignored.exists() else ""
-        if "runs/" not in text.splitlines():
-            before = text if not text or text.endswith("\n") else text + "\n"
-            write_atomically(ignored, f"{before}runs/\n".encode())
+        _ignore_runs(folder / ".gitignore")
         notebook = cls(folder)
         notebook.refresh()
         return notebook
@@ -85,14 +91,14 @@ class Notebook:
         """Hypotheses that can be read, and errors of the others: one under edit must not stop
         another's verdict.
         """
-        found = list[Hypothesis]()
-        broken = list[str]()
+        hypotheses: list[Hypothesis] = []
+        errors: list[str] = []
         for path in self._files().values():
             try:
-                found.append(hypothesis_file.read(path))
+                hypotheses.append(hypothesis_file.read(path))
             except LabError as error:
-                broken.append(str(error).replace(f"{self.folder}/", ""))
-        return found, broken
+                errors.append(str(error).replace(f"{self.folder}/", ""))
+        return hypotheses, errors
 
     def hypothesis(self, id: str) -> Hypothesis:
         """Read the hypothesis of an id."""
@@ -101,30 +107,30 @@ class Notebook:
     def path_of(self, id: str) -> Path:
         """Return the file of a hypothesis: h03, H3 or 3, or the file's own name."""
         files = self._files()
-        wanted = normal_id(id)
-        if wanted not in files:
-            there = ", ".join(files) or "none yet; write one with: uptrend lab new"
+        canonical = normal_id(id)
+        if canonical not in files:
+            hint = nearest(canonical, files)
+            existing = ", ".join(files) or "none yet; write one with: uptrend lab new"
             raise LabError(
-                f"There is no hypothesis {id} in {self.folder}.{nearest(wanted, files)} It has"
-                f" {there}."
+                f"There is no hypothesis {id} in {self.folder}.{hint} It has {existing}."
             )
-        return files[wanted]
+        return files[canonical]
 
     def results(self, id: str) -> Path:
         """Return the folder of a hypothesis's specification, runs and verdict; it is made if
         missing.
         """
-        return _made(self.folder / "experimental-results" / normal_id(id))
+        return _make_folder(self.folder / "experimental-results" / normal_id(id))
 
     @property
     def runs(self) -> Path:
         """Folder of the run directories, shared by all hypotheses; it is made if missing."""
-        return _made(self.folder / "runs")
+        return _make_folder(self.folder / "runs")
 
     @property
     def log(self) -> Path:
         """The experiments log."""
-        return self.folder / LOG
+        return self.folder / LOG_PAGE
 
     def text(self, name: str) -> str:
         """Return one of its pages; empty where there is none."""
@@ -141,7 +147,8 @@ class Notebook:
 
     def next_id(self) -> str:
         """Return the next free id."""
-        return f"h{max((int(id[1:]) for id in self._files()), default=0) + 1:02d}"
+        numbers = [int(id[1:]) for id in self._files()]
+        return f"h{max(numbers, default=0) + 1:02d}"
 
     def add(self, hypothesis: Hypothesis, prose: Mapping[str, str]) -> Path:
         """Write a new hypothesis's file."""
@@ -150,48 +157,48 @@ class Notebook:
                 f"{self.path_of(hypothesis.id)} is {hypothesis.id} already; the next free id"
                 f" is {self.next_id()}."
             )
-        path = _made(self.folder / "hypotheses") / f"{hypothesis.id}-{slug(hypothesis.title)}.md"
+        folder = _make_folder(self.folder / "hypotheses")
+        path = folder / f"{hypothesis.id}-{slug(hypothesis.title)}.md"
         write_atomically(path, hypothesis_file.render(hypothesis, prose).encode())
         self.refresh()
         return path
 
     def refresh(self) -> None:
         """Write the README's status table and roadmap anew; the rest of it is people's."""
-        path = self.folder / README
-        text = (
-            path.read_bytes().decode()
-            if path.exists()
-            else new_pages(self.folder.absolute().name, "")[README]
-        )
-        hypotheses, broken = self.readable
+        path = self.folder / README_PAGE
+        if path.exists():
+            text = path.read_bytes().decode()
+        else:
+            text = new_pages(self.folder.absolute().name, "")[README_PAGE]
+        hypotheses, errors = self.readable
         links = {id: file.relative_to(self.folder).as_posix() for id, file in self._files().items()}
         notes = {hypothesis.id: self._note(hypothesis) for hypothesis in hypotheses}
-        unread = "".join(f"\n\n{reason}" for reason in broken)
         outcomes = {hypothesis.id: self.outcome_of(hypothesis) for hypothesis in hypotheses}
-        new = put_block(
-            text, "status", status_table(hypotheses, links, notes, outcomes) + unread, "## Status"
-        )
+        table = status_table(hypotheses, links, notes, outcomes)
+        status = "\n\n".join([table, *errors])
+        new = put_block(text, "status", status, "## Status")
         new = put_block(new, "roadmap", roadmap(hypotheses), "## Roadmap")
         if new != text or not path.exists():
             write_atomically(path, new.encode())
 
     def _note(self, hypothesis: Hypothesis) -> str:
-        # The first sentence of the verdict; without one, the sentence on what it would explain.
-        said = self._verdict(hypothesis).get("sentence", "")
+        """Return the first sentence of the verdict; without one, what the hypothesis explains."""
+        sentences = str(self._verdict(hypothesis).get("sentence", ""))
         # The 3 of "p .03" must not end a sentence.
-        first = re.split(r"(?<=[a-z)])\.\s", str(said))[0]
+        first = re.split(r"(?<=[a-z)])\.\s", sentences)[0]
         return f"{first.rstrip('.')}." if first else hypothesis.explains
 
     def outcome_of(self, hypothesis: Hypothesis) -> str:
         """Return a hypothesis's status as every surface shows it: a verdict may be that there was
         nothing to cure.
         """
-        is_healthy = hypothesis.status is Status.INCONCLUSIVE and self._verdict(hypothesis).get(
-            "nothing_to_cure"
-        )
-        return NOTHING_TO_CURE if is_healthy else str(hypothesis.status)
+        is_inconclusive = hypothesis.status is Status.INCONCLUSIVE
+        if is_inconclusive and self._verdict(hypothesis).get("nothing_to_cure"):
+            return NOTHING_TO_CURE
+        return str(hypothesis.status)
 
     def _verdict(self, hypothesis: Hypothesis) -> dict[str, Any]:
+        """Read a hypothesis's verdict; empty where there is none that can be read."""
         path = self.folder / "experimental-results" / hypothesis.id / "verdict.json"
         try:
             return dict(parse_json(read_file(path)))
@@ -199,22 +206,31 @@ class Notebook:
             return {}
 
     def _files(self) -> dict[str, Path]:
-        # Every hypothesis's file by id; two of one id are an error.
-        found = dict[str, Path]()
-        paths = (self.folder / "hypotheses").glob("h[0-9]*.md")
-        for path in sorted(
-            paths, key=lambda path: (int(re.findall(r"\d+", path.name)[0]), path.name)
-        ):
+        """Return every hypothesis's file by id; two of one id are an error."""
+        paths = list((self.folder / "hypotheses").glob("h[0-9]*.md"))
+        # By number: h100 comes after h99.
+        paths.sort(key=lambda path: (int(re.findall(r"\d+", path.name)[0]), path.name))
+        files: dict[str, Path] = {}
+        for path in paths:
             id = path.name.partition("-")[0].removesuffix(".md")
-            if id in found:
+            if id in files:
                 raise LabError(
-                    f"{found[id].name} and {path.name} have one id: rename one to {id[0]}NN-….md."
+                    f"{files[id].name} and {path.name} have one id: rename one to {id[0]}NN-….md."
                 )
-            found[id] = path
-        return found
+            files[id] = path
+        return files
 
 
-def _made(folder: Path) -> Path:
+def _ignore_runs(gitignore: Path) -> None:
+    """Add the folder of runs to a .gitignore, unless it is there."""
+    text = gitignore.read_text(encoding="utf-8") if gitignore.exists() else ""
+    if "runs/" not in text.splitlines():
+        before = text if not text or text.endswith("\n") else text + "\n"
+        write_atomically(gitignore, f"{before}runs/\n".encode())
+
+
+def _make_folder(folder: Path) -> Path:
+    """Make a folder if it is missing, and return it."""
     with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -224,13 +240,14 @@ def is_lab(folder: Path) -> bool:
     """Return True if a folder has a log or hypotheses; git keeps no empty folders, so the log alone
     will do.
     """
-    return (folder / LOG).is_file() or (folder / "hypotheses").is_dir()
+    return (folder / LOG_PAGE).is_file() or (folder / "hypotheses").is_dir()
 
 
 def slug(title: str) -> str:
     """Return a title as a few lower-case words joined by hyphens."""
     plain = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode().lower()
-    return "-".join(re.findall(r"[a-z0-9]+", plain)[:7]) or "hypothesis"
+    words = re.findall(r"[a-z0-9]+", plain)
+    return "-".join(words[:MAX_SLUG_WORDS]) or "hypothesis"
 
 
 def normal_id(id: str) -> str:
@@ -241,12 +258,13 @@ def normal_id(id: str) -> str:
 
 def new_pages(name: str, problem: str) -> dict[str, str]:
     """Return the pages of a new lab by file name."""
-    told = {"name": name, "problem": problem.strip() or NO_PROBLEM}
-    templates = {README: "readme", PROBLEM: "problem", LOG: "log"}
-    return {
-        page: render(f"lab/templates/{template}.md", **told) + "\n"
-        for page, template in templates.items()
-    }
+    problem = problem.strip() or NO_PROBLEM
+    templates = {README_PAGE: "readme", PROBLEM_PAGE: "problem", LOG_PAGE: "log"}
+    pages: dict[str, str] = {}
+    for page, template in templates.items():
+        text = render(f"lab/templates/{template}.md", name=name, problem=problem)
+        pages[page] = text + "\n"
+    return pages
 
 
 def status_table(
@@ -262,22 +280,14 @@ def status_table(
         return "No hypotheses yet. Write one with `uptrend lab new`."
     rows = []
     for hypothesis in hypotheses:
-        title = (
-            hypothesis.title
-            if hypothesis.status in (Status.PENDING, Status.TESTING)
-            else titled(hypothesis)
-        )
+        is_judged = hypothesis.status not in (Status.PENDING, Status.TESTING)
+        title = titled(hypothesis) if is_judged else hypothesis.title
         name = f"[{hypothesis.id.upper()}: {title}]({links[hypothesis.id]})"
-        status = f"{MARKS[hypothesis.status]} {outcomes.get(hypothesis.id, hypothesis.status)}"
-        rows.append(
-            (
-                name,
-                hypothesis.priority,
-                status,
-                hypothesis.confidence or NO_VALUE,
-                notes.get(hypothesis.id, ""),
-            )
-        )
+        outcome = outcomes.get(hypothesis.id, hypothesis.status)
+        status = f"{STATUS_MARKS[hypothesis.status]} {outcome}"
+        confidence = hypothesis.confidence or NO_VALUE
+        note = notes.get(hypothesis.id, "")
+        rows.append((name, hypothesis.priority, status, confidence, note))
     return markdown_table(("Hypothesis", "Priority", "Status", "Confidence", "Notes"), rows)
 
 
@@ -285,27 +295,30 @@ def phases(hypotheses: Sequence[Hypothesis]) -> dict[str, list[Hypothesis]]:
     """Return the hypotheses still to decide by phase, each after its prerequisites; empty phases
     are left out.
     """
-    is_open = [
-        hypothesis
-        for hypothesis in hypotheses
-        if hypothesis.status not in (Status.VALIDATED, Status.INVALIDATED)
-    ]
-    by_phase = {
-        phase: in_order([hypothesis for hypothesis in is_open if hypothesis.priority is priority])
-        for priority, phase in PHASES.items()
-    }
-    return {phase: found for phase, found in by_phase.items() if found}
+    by_phase: dict[str, list[Hypothesis]] = {}
+    for priority, phase in PHASE_TITLES.items():
+        to_decide: list[Hypothesis] = []
+        for hypothesis in hypotheses:
+            is_decided = hypothesis.status in (Status.VALIDATED, Status.INVALIDATED)
+            if hypothesis.priority is priority and not is_decided:
+                to_decide.append(hypothesis)
+        if to_decide:
+            by_phase[phase] = in_order(to_decide)
+    return by_phase
 
 
 def roadmap(hypotheses: Sequence[Hypothesis]) -> str:
     """Return Markdown of the hypotheses still to decide, by phase, and then of those decided."""
-    to_do = phases(hypotheses)
-    is_open = [hypothesis.id for found in to_do.values() for hypothesis in found]
-    told = {
-        "phases": to_do,
-        "is_open": is_open,
-        "hypotheses": hypotheses,
-        "marks": MARKS,
-        "titled": titled,
-    }
-    return render("lab/templates/roadmap.md", **told).strip() or "Nothing to test yet."
+    by_phase = phases(hypotheses)
+    open_ids: list[str] = []
+    for to_decide in by_phase.values():
+        open_ids += [hypothesis.id for hypothesis in to_decide]
+    text = render(
+        "lab/templates/roadmap.md",
+        phases=by_phase,
+        open_ids=open_ids,
+        hypotheses=hypotheses,
+        marks=STATUS_MARKS,
+        titled=titled,
+    )
+    return text.strip() or "Nothing to test yet."

@@ -16,8 +16,8 @@ from uptrend.records import ConfigError, Task, TasksetError, tasks_hash
 from uptrend.tasks.registry import find
 from uptrend.tasks.taskset import Taskset
 
-# Keys that a stage of `[tasks]`, or another set of `[eval]`, can't change.
-FIXED = {
+# Keys that a stage of `[tasks]`, or another set of `[eval]`, can't change, with the reason.
+FIXED_KEYS = {
     "stages": "a stage has no stages of its own",
     "sets": "a set has no sets of its own",
     "every": "all sets are evaluated at the same steps",
@@ -25,9 +25,13 @@ FIXED = {
 Section = TypeVar("Section", Tasks, Eval)
 
 
-def _keys(section: type) -> list[str]:
-    """Return the keys of a section that its tables can change, beside its taskset's options."""
-    return [f.name for f in fields(section) if f.name not in ("options", *FIXED)]
+def _changeable_keys(section: type) -> list[str]:
+    """Return the keys that a stage or set can change, except its taskset's options."""
+    return [name for name in _field_names(section) if name not in ("options", *FIXED_KEYS)]
+
+
+def _field_names(cls: Any) -> list[str]:
+    return [member.name for member in fields(cls)]
 
 
 def make_taskset(name: str, options: Mapping[str, Any], seed: int, where: str = "tasks") -> Taskset:
@@ -36,24 +40,24 @@ def make_taskset(name: str, options: Mapping[str, Any], seed: int, where: str = 
 
 
 def resolved(name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return every option of a taskset, plain."""
+    """Return every option of a taskset as plain values, defaults included."""
     # Through JSON, so that a config is the same before it is written and after it is read.
     plain: dict[str, Any] = json.loads(json.dumps(asdict(_options(name, options, where))))
     return plain
 
 
 def _options(name: str, table: Mapping[str, Any], where: str) -> Any:
-    cls = find(name).Options
-    known = [f.name for f in fields(cls)]
+    """Return a table of options as the taskset's own dataclass, checked."""
+    options_class = find(name).Options
+    option_names = _field_names(options_class)
     for key in table:
-        if key not in known:
-            others = [
-                f.name
-                for f in fields(Eval if where.startswith("eval") else Tasks)
-                if f.name != "options"
-            ]
-            raise ConfigError(unknown(join(where, key), key, [*others, *known], where))
-    options = build(cls, table, where)
+        if key not in option_names:
+            section = Eval if where.startswith("eval") else Tasks
+            section_keys = _field_names(section)
+            section_keys.remove("options")
+            known = [*section_keys, *option_names]
+            raise ConfigError(unknown(join(where, key), key, known, where))
+    options = build(options_class, table, where)
     check_bounds(options, where)
     return options
 
@@ -62,82 +66,88 @@ def stage_sections(config: Config) -> list[tuple[int, str, Tasks]]:
     """Return each stage's start, its name in messages, and `[tasks]` as it stands in that stage."""
     if not config.tasks.stages:
         return [(1, "tasks", config.tasks)]
-    tables = {f"tasks.stages[{i}]": table for i, table in enumerate(config.tasks.stages)}
-    return [
-        (table["start"], where, _section(config.tasks, where, table, "start"))
-        for where, table in tables.items()
-    ]
+    sections = []
+    for i, table in enumerate(config.tasks.stages):
+        where = f"tasks.stages[{i}]"
+        section = _merge_section(config.tasks, where, table, "start")
+        sections.append((table["start"], where, section))
+    return sections
 
 
 def eval_sections(config: Config) -> dict[str, Eval]:
     """Return `[eval]` as it stands for each held-out set, by label; the first has none."""
     sections = {"": config.eval}
-    s = config.sampling
     for i, table in enumerate(config.eval.sets):
         where = f"eval.sets[{i}]"
-        sections[table["label"]] = e = _section(config.eval, where, table, "label")
-        check_bounds(e, where)
-        if (most := e.max_tokens or s.max_tokens) >= (context := e.context or s.context):
+        section = _merge_section(config.eval, where, table, "label")
+        check_bounds(section, where)
+        max_tokens = section.max_tokens or config.sampling.max_tokens
+        context = section.context or config.sampling.context
+        if max_tokens >= context:
             raise ConfigError(
-                f"{where}.context = {context} should exceed max_tokens = {most}: it holds the"
+                f"{where}.context = {context} should exceed max_tokens = {max_tokens}: it holds the"
                 " prompt too."
             )
+        sections[table["label"]] = section
     return sections
 
 
-def _section(base: Section, where: str, table: Mapping[str, Any], own: str) -> Section:
-    for key in table.keys() & FIXED.keys() & {f.name for f in fields(base)}:
-        raise ConfigError(f"{where}.{key}: {FIXED[key]}.")
-    changes = {key: value for key, value in table.items() if key != own}
-    given = build(
-        type(base), {key: getattr(base, key) for key in _keys(type(base))} | changes, where
-    )
-    hints = get_type_hints(find(given.name).Options)
+def _merge_section(base: Section, where: str, table: Mapping[str, Any], own_key: str) -> Section:
+    """Return a section with the changes of a stage or set; `own_key` is the key that only these
+    have.
+    """
+    for key in table.keys() & FIXED_KEYS.keys() & set(_field_names(base)):
+        raise ConfigError(f"{where}.{key}: {FIXED_KEYS[key]}.")
+    inherited = {key: getattr(base, key) for key in _changeable_keys(type(base))}
+    changes = {key: value for key, value in table.items() if key != own_key}
+    section = build(type(base), inherited | changes, where)
+
     # Another taskset takes over the options that it knows.
-    options = {
-        k: value for k, value in base.options.items() if k in hints or given.name == base.name
-    }
-    for key, change in given.options.items():
-        before: Any = options.get(key)
+    hints = get_type_hints(find(section.name).Options)
+    options: dict[str, Any] = {}
+    for key, value in base.options.items():
+        if key in hints or section.name == base.name:
+            options[key] = value
+    for key, change in section.options.items():
+        before = options.get(key)
         # A table of options, such as a mix's `arithmetic`, changes key by key.
-        is_table = (
+        if (
             is_dataclass(hints.get(key))
             and isinstance(before, Mapping)
             and isinstance(change, Mapping)
-        )
-        options[key] = {**before, **change} if is_table else change
-    return replace(given, options=options)
+        ):
+            options[key] = {**before, **change}
+        else:
+            options[key] = change
+    return replace(section, options=options)
 
 
 def resolve_options(config: Config) -> Config:
     """Return the config with every option of its tasksets filled in, so that a changed default
     can't change it.
     """
+    # Stages and sets in full, before `[tasks]` and `[eval]` are filled in: those of another taskset
+    # inherit what the user wrote, and not the defaults.
     stages: list[dict[str, Any]] = []
-    # In full, as a stage of another taskset is to inherit what somebody wrote and not what is
-    # filled in here.
-    for start, where, section in stage_sections(config) if config.tasks.stages else ():
-        own = {key: getattr(section, key) for key in _keys(Tasks)}
-        stages.append({"start": start, **own, **resolved(section.name, section.options, where)})
-    options = resolved(config.tasks.name, config.tasks.options, "tasks")
+    if config.tasks.stages:
+        for start, where, stage in stage_sections(config):
+            keys = {key: getattr(stage, key) for key in _changeable_keys(Tasks)}
+            options = resolved(stage.name, stage.options, where)
+            stages.append({"start": start, **keys, **options})
+    task_options = resolved(config.tasks.name, config.tasks.options, "tasks")
+    tasks = replace(config.tasks, options=task_options, stages=tuple(stages))
+
     sets = []
-    for label, held in eval_sections(config).items():
-        own = {key: getattr(held, key) for key in _keys(Eval)}
-        sets.append(
-            {
-                "label": label,
-                **own,
-                **resolved(held.name, eval_options(config, held), _where(label)),
-            }
-        )
-    whole = resolved(config.eval.name, eval_options(config), "eval")
-    evaluation = replace(config.eval, options=whole, sets=tuple(sets[1:]))
-    return replace(
-        config, tasks=replace(config.tasks, options=options, stages=tuple(stages)), eval=evaluation
-    )
+    for label, section in eval_sections(config).items():
+        keys = {key: getattr(section, key) for key in _changeable_keys(Eval)}
+        options = resolved(section.name, eval_options(config, section), _where_set(label))
+        sets.append({"label": label, **keys, **options})
+    eval_section_options = resolved(config.eval.name, eval_options(config), "eval")
+    evaluation = replace(config.eval, options=eval_section_options, sets=tuple(sets[1:]))
+    return replace(config, tasks=tasks, eval=evaluation)
 
 
-def _where(label: str) -> str:
+def _where_set(label: str) -> str:
     return f"eval.sets.{label}" if label else "eval"
 
 
@@ -147,22 +157,28 @@ def eval_options(config: Config, section: Eval | None = None) -> dict[str, Any]:
     """
     section = section or config.eval
     options = dict(section.options)
-    # What a taskset that reads files or datasets is told to hold out all of them; others have no
-    # such options.
+    # Options by which a taskset that reads files or datasets holds out all of them; others have
+    # none.
     whole: dict[str, Any] = getattr(find(section.name), "WHOLE", {})
-    if not any(_source(options)) or whole.keys() & options.keys():
+    source = _source(options)
+    if not any(source) or whole.keys() & options.keys():
         return options
-    trained = [_source(s.options) for _, _, s in stage_sections(config) if s.name == section.name]
-    return options if _source(options) in trained else options | whole
+    for _, _, stage in stage_sections(config):
+        if stage.name == section.name and _source(stage.options) == source:
+            return options
+    return options | whole
 
 
 def _source(options: Mapping[str, Any]) -> tuple[Path | None, str]:
+    """Return the file and the dataset that options name."""
     file = options.get("file")
+    path = Path(str(file)).resolve() if file else None
     dataset = options.get("dataset")
-    split = [str(options.get(key) or "") for key in ("config", "split")] if dataset else []
-    return Path(str(file)).resolve() if file else None, ",".join(
-        [dataset or options.get("datasets") or "", *split]
-    )
+    if not dataset:
+        return path, options.get("datasets") or ""
+    config = str(options.get("config") or "")
+    split = str(options.get("split") or "")
+    return path, f"{dataset},{config},{split}"
 
 
 @dataclass(frozen=True)
@@ -178,13 +194,15 @@ class HeldoutTasks:
 
     @property
     def by_label(self) -> dict[str, "HeldoutTasks"]:
-        """This set, which has no label, and the further ones."""
+        """This set, whose label is empty, and the further ones."""
         return {"": self, **self.sets}
 
     def describe(self) -> dict[str, Any]:
         """Return the entry in run.json."""
-        sets = {label: held.describe() for label, held in self.sets.items()}
-        return _describe(self.taskset, self.seed, self.tasks) | ({"sets": sets} if sets else {})
+        entry = _describe(self.taskset, self.seed, self.tasks)
+        if self.sets:
+            entry["sets"] = {label: further.describe() for label, further in self.sets.items()}
+        return entry
 
 
 @dataclass(frozen=True)
@@ -200,7 +218,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Cursor:
-    """Place of a run in its tasks: plain numbers, kept in checkpoints."""
+    """Position of a run in its tasks, as checkpoints keep it."""
 
     stage: int = 0
     epoch: int = 0  # times that the stage's tasks were all drawn
@@ -222,47 +240,51 @@ class Pool:
         return tuple(dict.fromkeys(note for stage in self.stages for note in stage.taskset.notes))
 
     def stage_at(self, step: int) -> int:
-        """Return the index of a step's stage."""
+        """Return the index of the stage that a step belongs to."""
         return max(i for i, stage in enumerate(self.stages) if stage.start <= step)
 
     def draw(
         self, step: int, count: int, cursor: Cursor, drawn: Collection[str] = ()
     ) -> tuple[list[tuple[Task, Taskset]], Cursor]:
-        """Return the next `count` tasks and where to go on from; none with an id in `drawn`, those
-        of this step.
+        """Return the next `count` tasks and the cursor after them; `drawn` are ids of the step's
+        tasks so far, which are not drawn again.
         """
         index = self.stage_at(step)
         stage = self.stages[index]
-        if count > len(stage.tasks) - len(drawn):
+        n_available = len(stage.tasks) - len(drawn)
+        if count > n_available:
             raise TasksetError(
-                f"{count} tasks were to be drawn of the {len(stage.tasks) - len(drawn)} that there"
-                " are."
+                f"{count} tasks were to be drawn of the {n_available} that there are."
             )
-        at = cursor if cursor.stage == index else Cursor(stage=index)
-        left = self._left(at, drawn)
-        if count > len(left):
+        start = cursor if cursor.stage == index else Cursor(stage=index)
+        remaining = self._remaining_tasks(start, drawn)
+        if count > len(remaining):
             # The rest of the epoch is left undrawn, so that no step repeats a task.
-            at = Cursor(index, at.epoch + 1)
-            left = self._left(at, drawn)
-        end = left[count - 1][0] + 1 if count else at.position
-        return [(task, stage.taskset) for _, task in left[:count]], replace(at, position=end)
+            start = Cursor(index, start.epoch + 1)
+            remaining = self._remaining_tasks(start, drawn)
+        tasks = [(task, stage.taskset) for _, task in remaining[:count]]
+        position = remaining[count - 1][0] + 1 if count else start.position
+        return tasks, replace(start, position=position)
 
-    def _left(self, at: Cursor, drawn: Collection[str]) -> list[tuple[int, Task]]:
-        """Return what is left of an epoch, with each task's place in it."""
-        order = list(self.stages[at.stage].tasks)
-        random.Random(f"{self.seed}-{self.run_seed}-{at.stage}-{at.epoch}").shuffle(order)
-        return [
-            (i, task) for i, task in enumerate(order) if i >= at.position and task.id not in drawn
-        ]
+    def _remaining_tasks(self, start: Cursor, drawn: Collection[str]) -> list[tuple[int, Task]]:
+        """Return the tasks of an epoch from a cursor on, each with its position in the epoch."""
+        order = list(self.stages[start.stage].tasks)
+        random.Random(f"{self.seed}-{self.run_seed}-{start.stage}-{start.epoch}").shuffle(order)
+        remaining = []
+        for position in range(start.position, len(order)):
+            if order[position].id not in drawn:
+                remaining.append((position, order[position]))
+        return remaining
 
     def describe(self) -> dict[str, Any]:
-        """Return the entry in run.json: the whole, and each stage."""
-        everything = [task for stage in self.stages for task in stage.tasks]
-        stages = [
-            {"start": s.start, **_describe(s.taskset, s.seed, s.tasks), "options": dict(s.options)}
-            for s in self.stages
-        ]
-        whole = _describe(self.stages[0].taskset, self.seed, everything) | {"name": self.name}
+        """Return the entry in run.json: all tasks together, and each stage."""
+        all_tasks: list[Task] = []
+        stages = []
+        for stage in self.stages:
+            all_tasks += stage.tasks
+            description = _describe(stage.taskset, stage.seed, stage.tasks)
+            stages.append({"start": stage.start, **description, "options": dict(stage.options)})
+        whole = _describe(self.stages[0].taskset, self.seed, all_tasks) | {"name": self.name}
         return {**whole, "stages": stages, "notes": list(self.notes)}
 
 
@@ -270,39 +292,42 @@ def make_heldout(config: Config) -> HeldoutTasks:
     """Return the set that `[eval]` names, with the further ones."""
     sets: dict[str, HeldoutTasks] = {}
     for label, section in eval_sections(config).items():
-        taskset = make_taskset(
-            section.name, eval_options(config, section), section.seed, _where(label)
-        )
+        where = _where_set(label)
+        options = eval_options(config, section)
+        taskset = make_taskset(section.name, options, section.seed, where)
         tasks = tuple(taskset.heldout(section.tasks))
         if not tasks:
             raise TasksetError(
-                f"{_where(label)}: {section.name} has no held-out tasks with these options; widen"
-                " them."
+                f"{where}: {section.name} has no held-out tasks with these options; widen them."
             )
         sets[label] = HeldoutTasks(
             taskset, tasks, section.seed, tasks_hash(tasks), tuple(taskset.notes)
         )
-    notes = tuple(dict.fromkeys(note for held in sets.values() for note in held.notes))
+    notes = tuple(dict.fromkeys(note for heldout in sets.values() for note in heldout.notes))
     return replace(sets.pop(""), notes=notes, sets=sets)
 
 
 def make_pool(config: Config, heldout: HeldoutTasks) -> Pool:
     """Return the tasks of `[tasks]`, without any that is held out."""
-    ids = frozenset(task.id for held in heldout.by_label.values() for task in held.tasks)
+    heldout_ids: set[str] = set()
+    for heldout_set in heldout.by_label.values():
+        heldout_ids.update(task.id for task in heldout_set.tasks)
+    excluded = frozenset(heldout_ids)
     groups = config.sampling.groups
-    stages = list[Stage]()
+    stages: list[Stage] = []
     for start, where, section in stage_sections(config):
         taskset = make_taskset(section.name, section.options, section.seed, where)
-        tasks = tuple(taskset.train(section.train, ids))
-        if leaked := ids.intersection(task.id for task in tasks):
+        tasks = tuple(taskset.train(section.train, excluded))
+        leaked = excluded.intersection(task.id for task in tasks)
+        if leaked:
             raise TasksetError(
                 f"{where}: {section.name} trains on {len(leaked)} held-out tasks; its train() must"
                 " leave out `exclude`."
             )
         if len(tasks) < groups:
             raise TasksetError(
-                f"{where} has {len(tasks)} tasks, fewer than sampling.groups = {groups}: "
-                f"lower sampling.groups to {max(len(tasks), 1)}, or widen the tasks."
+                f"{where} has {len(tasks)} tasks, fewer than sampling.groups = {groups}: lower"
+                f" sampling.groups to {max(len(tasks), 1)}, or widen the tasks."
             )
         options = resolved(section.name, section.options, where)
         stages.append(Stage(start, taskset, tasks, section.seed, options))
@@ -314,19 +339,26 @@ class ChecksMachine(Protocol):
     """A taskset whose plays need more than Python."""
 
     def check_machine(self) -> None:
-        """Raise where this machine lacks what a play needs, such as a sandbox."""
+        """Raise an error if this machine lacks what a play needs, such as a sandbox."""
 
 
 def check_machine(heldout: HeldoutTasks, tasks: Pool | None = None) -> None:
-    """Raise before a run where this machine can't play its tasks: each of its rollouts would
+    """Raise an error before a run if this machine can't play its tasks: each of its rollouts would
     fail.
     """
-    tasksets = [held.taskset for held in heldout.by_label.values()]
-    for taskset in [*(stage.taskset for stage in (tasks.stages if tasks else ())), *tasksets]:
+    stages = tasks.stages if tasks else ()
+    tasksets = [stage.taskset for stage in stages]
+    tasksets += [heldout_set.taskset for heldout_set in heldout.by_label.values()]
+    for taskset in tasksets:
         if isinstance(taskset, ChecksMachine):
             taskset.check_machine()
 
 
 def _describe(taskset: Taskset, seed: int, tasks: Sequence[Task]) -> dict[str, Any]:
-    facts = {"name": taskset.name, "version": taskset.version, "seed": seed}
-    return {**facts, "count": len(tasks), "hash": tasks_hash(tasks)}
+    return {
+        "name": taskset.name,
+        "version": taskset.version,
+        "seed": seed,
+        "count": len(tasks),
+        "hash": tasks_hash(tasks),
+    }

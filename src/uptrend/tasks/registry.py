@@ -20,6 +20,7 @@ from uptrend.records.renamed import current
 from uptrend.tasks.taskset import Taskset
 
 ENTRY_POINT_GROUP = "uptrend.tasksets"
+# Classes of built-in tasksets by name.
 BUILT_IN = {
     "arithmetic": "uptrend.tasksets.arithmetic:Arithmetic",
     "counting": "uptrend.tasksets.arithmetic:Counting",
@@ -41,9 +42,9 @@ class EnvironmentLibrary:
     extra: str
     """Extra that installs it."""
     package: str
-    """Module that is there where it is installed."""
+    """Module that exists if it is installed."""
     taskset_of: str
-    """`module:function` from what follows the prefix to the taskset's class."""
+    """`module:function` that returns the taskset's class for what follows the prefix."""
 
 
 LIBRARY_BY_PREFIX = {
@@ -75,17 +76,18 @@ def find(name: str) -> type[Taskset]:
     if colon and prefix in LIBRARY_BY_PREFIX:
         return _find_environment(LIBRARY_BY_PREFIX[prefix], rest)
     if colon and not prefix.replace(".", "").isidentifier():
-        near = nearest(prefix, LIBRARY_BY_PREFIX) or f" There are {', '.join(LIBRARY_BY_PREFIX)}."
-        raise TasksetError(f"{prefix!r} is neither a module nor a prefix.{near}")
+        hint = nearest(prefix, LIBRARY_BY_PREFIX) or f" There are {', '.join(LIBRARY_BY_PREFIX)}."
+        raise TasksetError(f"{prefix!r} is neither a module nor a prefix.{hint}")
     if colon:
-        if str(Path.cwd()) not in sys.path:  # a module of one's own lies where the command is given
+        # A user's own module is in the folder where the command is run.
+        if str(Path.cwd()) not in sys.path:
             sys.path.append(str(Path.cwd()))
         return _load(EntryPoint(name, name, ENTRY_POINT_GROUP))
     known = [*BUILT_IN, *plugins, *(f"{prefix}:NAME" for prefix in LIBRARY_BY_PREFIX)]
-    near = (
-        nearest(name, known) or f" There are {', '.join(known)}; your own is written module:Class."
-    )
-    raise TasksetError(f"There is no taskset {name!r}.{near}")
+    hint = nearest(name, known)
+    if not hint:
+        hint = f" There are {', '.join(known)}; your own is written module:Class."
+    raise TasksetError(f"There is no taskset {name!r}.{hint}")
 
 
 def names() -> dict[str, str]:
@@ -108,9 +110,8 @@ def _find_environment(library: EnvironmentLibrary, name: str) -> type[Taskset]:
         import_module(library.package)
     except ModuleNotFoundError:
         raise MissingExtra(library.extra, library.extra) from None
-    taskset_of: Callable[[str], type[Taskset]] = EntryPoint(
-        name, library.taskset_of, ENTRY_POINT_GROUP
-    ).load()
+    point = EntryPoint(name, library.taskset_of, ENTRY_POINT_GROUP)
+    taskset_of: Callable[[str], type[Taskset]] = point.load()
     return taskset_of(name)
 
 

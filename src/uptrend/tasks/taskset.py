@@ -42,14 +42,14 @@ def commands_of(play: Play) -> tuple[Executed, ...]:
     """Return the commands that a play ran in a sandbox and keeps in `commands`, complete after
     `score`.
 
-    An attribute of that name with other content is somebody's own.
+    A user's play may have an attribute of that name with other content, which is ignored.
     """
-    kept = getattr(play, "commands", ())
-    return (
-        tuple(kept)
-        if isinstance(kept, Sequence) and all(isinstance(each, Executed) for each in kept)
-        else ()
-    )
+    commands = getattr(play, "commands", ())
+    if not isinstance(commands, Sequence):
+        return ()
+    if not all(isinstance(command, Executed) for command in commands):
+        return ()
+    return tuple(commands)
 
 
 @runtime_checkable
@@ -61,11 +61,9 @@ class Taskset(Protocol):
     version: ClassVar[str]
     """Changes when the same options would give other tasks or other rewards."""
     Options: ClassVar[type[Any]]
-    """A frozen dataclass of what a recipe can set; `cli` checks `[tasks]` and `[eval]` against
-    it.
-    """
+    """Frozen dataclass of what a recipe can set; `cli` checks `[tasks]` and `[eval]` against it."""
     notes: list[str]
-    """Notes for a person on the tasks, such as a family smaller than asked for."""
+    """Notes for a person on the tasks, such as a family smaller than requested."""
 
     def __init__(self, options: Any, seed: int) -> None: ...
 
@@ -76,23 +74,23 @@ class Taskset(Protocol):
         """
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
-        """At most `count` unique tasks to train on, shuffled: none held out, none with an id in
-        `exclude`.
+        """Return at most `count` unique tasks to train on, shuffled: none held out, none with an id
+        in `exclude`.
         """
 
     def heldout(self, count: int) -> list[Task]:
-        """At most `count` unique tasks that `train` never gives, whatever its seed."""
+        """Return at most `count` unique tasks that `train` never returns, whatever its seed."""
 
     def open(self, task: Task, seed: int) -> Play:
         """Begin a rollout of a task."""
 
     def gold(self, task: Task) -> Script:
-        """A scripted expert that reaches the maximum reward, on messages alone; TasksetError where
-        none is known.
+        """Return a scripted expert that reaches the maximum reward, on messages alone; raise
+        TasksetError if none is known.
         """
 
     def corrupted(self, task: Task) -> Iterable[Script]:
-        """Scripted players that must stay below the maximum."""
+        """Return scripted players that must stay below the maximum."""
 
 
 @runtime_checkable
@@ -100,7 +98,7 @@ class HasDemonstrations(Protocol):
     """A taskset whose warm start imitates scripts of mixed quality, and not its expert alone."""
 
     def demonstrations(self, task: Task, count: int) -> Sequence[Callable[[], Script]]:
-        """Return scripts that a model shall be able to imitate, right or not."""
+        """Return scripts for a model to imitate, right or not."""
 
 
 def say(text: str) -> Script:
@@ -119,19 +117,19 @@ def known_gold(taskset: Taskset, task: Task) -> list[Script]:
 async def play_script(
     taskset: Taskset, task: Task, script: Script, seed: int = 0
 ) -> tuple[list[Message], Reward]:
-    """Play a script; return everything that was said, and the reward."""
+    """Play a script; return all messages, and the reward."""
     play = taskset.open(task, seed)
     try:
         messages = list(play.messages)
-        said = next(script, None)
-        while said is not None:
-            messages.append(said)
-            answers = await play.respond(said)
-            if answers is None:
+        message = next(script, None)
+        while message is not None:
+            messages.append(message)
+            replies = await play.respond(message)
+            if replies is None:
                 break
-            messages.extend(answers)
+            messages.extend(replies)
             try:
-                said = script.send(answers)
+                message = script.send(replies)
             except StopIteration:
                 break
         return messages, await play.score()
@@ -143,26 +141,27 @@ async def play_script(
 # The first of uptrend-0, uptrend-1, … that splits binary's 16 tasks 12 to 4, comparison's 441 (0 to
 # 20) 331 to 110, and arithmetic's 1323 (0 to 20) within 5 of 3 to 1. Another salt makes other
 # held-out sets.
-SALT = "uptrend-53"
+SPLIT_SALT = "uptrend-53"
 
 
 def _hash(task_id: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{SALT}{task_id}".encode()).digest()[:8], "big")
+    return int.from_bytes(hashlib.sha256(f"{SPLIT_SALT}{task_id}".encode()).digest()[:8], "big")
 
 
 def may_be_held_out(task_id: str) -> bool:
-    """Return True for the quarter of generated tasks that is only ever evaluated on."""
+    """Return True for the quarter of generated tasks that is never trained on."""
     return _hash(task_id) % 4 == 0
 
 
 def held_out_quarter(task_ids: Collection[str]) -> frozenset[str]:
     """Return the quarter of a file's tasks that is held out: at least one of two or more."""
-    by_rank = sorted(set(task_ids), key=_hash)
-    return frozenset(by_rank[: (len(by_rank) + 2) // 4])
+    by_hash = sorted(set(task_ids), key=_hash)
+    count = (len(by_hash) + 2) // 4
+    return frozenset(by_hash[:count])
 
 
 def shortfall(name: str, train: int, heldout: int) -> str:
-    """Return the note on tasks that are fewer than asked for."""
+    """Return the note on tasks that are fewer than requested."""
     count = train + heldout
     ratio = "3 to 1" if abs(heldout - count / 4) < 1 else "about 3 to 1"
     return (
@@ -211,32 +210,33 @@ class LoadedTasks:
         }
         self._held_out = by_split[split]
         if self.duplicate_rows:
-            differing = sum(task.answer != unique[task.id].answer for task in rows)
-            also = f"; {differing} of them have another answer than the first" if differing else ""
-            repeated = (
-                f"{self.duplicate_rows} of {self.rows} rows repeat an earlier prompt and were"
-                " removed"
+            note = (
+                f"{source}: {self.duplicate_rows} of {self.rows} rows repeat an earlier prompt and"
+                " were removed"
             )
-            add_note(notes, f"{source}: {repeated}{also}")
+            differing = sum(task.answer != unique[task.id].answer for task in rows)
+            if differing:
+                note += f"; {differing} of them have another answer than the first"
+            add_note(notes, note)
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
+        """Return at most `count` tasks to train on, none with an id in `exclude`."""
         left_out = self._held_out.union(exclude)
         return self._limit([task for task in self._tasks if task.id not in left_out], count)
 
     def heldout(self, count: int) -> list[Task]:
+        """Return at most `count` held-out tasks."""
         return self._limit([task for task in self._tasks if task.id in self._held_out], count)
 
     def _limit(self, tasks: list[Task], count: int) -> list[Task]:
-        if count >= ALL_TASKS:
-            return tasks
-        if len(tasks) < count and self._split == "quarter":
-            held = len(self._held_out)
-            add_note(self._notes, shortfall(self._source, len(self._tasks) - held, held))
-        elif len(tasks) < count:
-            side = {"train": "to train on", "heldout": "held out"}[self._split]
-            add_note(
-                self._notes,
-                f"{self._source} has {len(self._tasks)} tasks, fewer than asked for: all are"
-                f" {side}",
-            )
-        return tasks[:count]
+        """Return the first `count` tasks; add a note if there are fewer."""
+        if len(tasks) < count < ALL_TASKS:
+            add_note(self._notes, self._shortage())
+        return tasks if count >= ALL_TASKS else tasks[:count]
+
+    def _shortage(self) -> str:
+        if self._split == "quarter":
+            n_heldout = len(self._held_out)
+            return shortfall(self._source, len(self._tasks) - n_heldout, n_heldout)
+        side = {"train": "to train on", "heldout": "held out"}[self._split]
+        return f"{self._source} has {len(self._tasks)} tasks, fewer than asked for: all are {side}"

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 Floats = NDArray[np.floating[Any]]
 Flags = NDArray[np.bool_]
 Line = dict[str, Any]
-FAMILIES = 20  # kinds of tasks up to which each has its reward in the line
+# Families of tasks up to which each has its mean reward in the line: more would not be read.
+MAX_FAMILIES = 20
+# Log-ratios are cut here, since e^x of single tokens that are impossible for one side overflows.
+MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True)
@@ -39,24 +42,25 @@ class StepResult:
     """Everything that a step of our own loop produced, for its metrics line."""
 
     gathered: "Gathered"  # rollouts that were sampled
-    exp: "Experience"  # the same as the learner got them
+    experience: "Experience"  # the same as the learner got them
     update: "Update"  # results of the update
     advantages_n: Floats  # advantage of each rollout
-    moved: "Movement"  # movement of the weights
+    movement: "Movement"  # movement of the weights
 
 
 def step_metrics(result: StepResult) -> Line:
     """Compute the metrics of a training step."""
-    rollouts = result.gathered.rollouts
+    gathered = result.gathered
+    rollouts = gathered.rollouts
     return {
         **reward_metrics(rollouts),
-        **sampling_metrics(rollouts, result.gathered.dropped, result.gathered.old_groups),
+        **sampling_metrics(rollouts, gathered.dropped, gathered.old_groups),
         **lag_metrics(rollouts),
         **advantage_metrics(rollouts, result.advantages_n),
-        **learner_metrics(result.exp, result.update),
-        **token_metrics(rollouts, result.exp, result.update),
-        **speed_metrics(result.gathered),
-        **weight_metrics(result.moved),
+        **learner_metrics(result.experience, result.update),
+        **token_metrics(rollouts, result.experience, result.update),
+        **speed_metrics(gathered),
+        **weight_metrics(result.movement),
     }
 
 
@@ -66,187 +70,209 @@ def step_metrics(result: StepResult) -> Line:
 def reward_metrics(
     rollouts: Sequence[Rollout], correct: Sequence[bool | None] | None = None
 ) -> Line:
-    """Rewards of the scored rollouts; `correct` replaces the rewards' own flags, None where it is
-    unknown.
+    """Compute statistics of the scored rollouts' rewards.
+
+    `correct` replaces the rewards' own flags, with None where it is unknown.
     """
     rewards = [r.reward for r in rollouts if r.reward is not None]
-    known = (
-        [r.correct for r in rewards]
-        if correct is None
-        else [flag for flag in correct if flag is not None]
-    )
+    if correct is None:
+        known_correct = [reward.correct for reward in rewards]
+    else:
+        known_correct = [flag for flag in correct if flag is not None]
+
     line: Line = {}
     if rewards:
-        totals = np.array([r.total for r in rewards])
+        totals = np.array([reward.total for reward in rewards])
+        line["reward/mean"] = float(totals.mean())
         with np.errstate(invalid="ignore"):  # an infinite reward has no deviation
-            spread = float(totals.std())
-        low = float(totals.min())
-        high = float(totals.max())
-        line = {
-            "reward/mean": float(totals.mean()),
-            "reward/std": spread,
-            "reward/min": low,
-            "reward/max": high,
-        }
-    if known:
-        line["reward/correct/share"] = float(np.mean(known))
-    line |= {
-        f"reward/part/{name}/mean": float(np.mean(values))
-        for name, values in part_values(rewards).items()
-    }
-    return line | {
-        f"reward/family/{name}/mean": value for name, value in _by_family(rollouts).items()
-    }
+            line["reward/std"] = float(totals.std())
+        line["reward/min"] = float(totals.min())
+        line["reward/max"] = float(totals.max())
+    if known_correct:
+        line["reward/correct/share"] = float(np.mean(known_correct))
+    for name, mean in _part_means(rewards).items():
+        line[f"reward/part/{name}/mean"] = mean
+    totals_by_family = _totals_by_family(rollouts)
+    # With one family, its mean is the mean of all.
+    if 1 < len(totals_by_family) <= MAX_FAMILIES:
+        for family, family_totals in totals_by_family.items():
+            line[f"reward/family/{family}/mean"] = float(np.mean(family_totals))
+    return line
 
 
-def _by_family(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean reward of each kind of task; empty where there is one, or more than can be read."""
+def _totals_by_family(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
+    """Return the rewards of each family of tasks; tasks of a watched TRL have none."""
     totals: dict[str, list[float]] = {}
-    for r in rollouts:
-        if r.family and r.reward is not None:  # tasks of a watched TRL have none
-            totals.setdefault(r.family, []).append(r.reward.total)
-    return (
-        {name: float(np.mean(found)) for name, found in totals.items()}
-        if 1 < len(totals) <= FAMILIES
-        else {}
-    )
+    for rollout in rollouts:
+        if rollout.family and rollout.reward is not None:
+            totals.setdefault(rollout.family, []).append(rollout.reward.total)
+    return totals
 
 
 def part_values(rewards: Sequence[Reward]) -> dict[str, list[float]]:
-    """Values of each component of some rewards, by name."""
+    """Return the values of each part of some rewards, by name."""
     values: dict[str, list[float]] = {}
-    for part in (part for reward in rewards for part in reward.parts):
-        values.setdefault(part.name, []).append(part.value)
+    for reward in rewards:
+        for part in reward.parts:
+            values.setdefault(part.name, []).append(part.value)
     return values
+
+
+def _part_means(rewards: Sequence[Reward]) -> dict[str, float]:
+    return {name: float(np.mean(values)) for name, values in part_values(rewards).items()}
 
 
 def advantage_metrics(
     rollouts: Sequence[Rollout], advantages_n: Floats, groups: Sequence[str] | None = None
 ) -> Line:
-    """Advantages and dead groups; `groups` replaces the rollouts' own group ids."""
-    sizes = np.abs(advantages_n.astype(np.float64))
+    """Compute sizes of advantages and shares of dead groups; `groups` replaces the rollouts' own
+    group ids.
+    """
+    sizes_n = np.abs(advantages_n.astype(np.float64))
     line: Line = {}
-    if len(sizes):
-        line = {"advantage/abs/mean": float(sizes.mean()), "advantage/abs/max": float(sizes.max())}
-    scored = rewards_by_group(rollouts, groups)
-    if not scored:
+    if len(sizes_n):
+        line["advantage/abs/mean"] = float(sizes_n.mean())
+        line["advantage/abs/max"] = float(sizes_n.max())
+    rewards_of_groups = rewards_by_group(rollouts, groups)
+    if not rewards_of_groups:
         return line
-    dead = [rewards[0] for rewards in scored if is_dead([r.total for r in rewards])]
-    line["advantage/dead/share"] = len(dead) / len(scored)
-    if any(np.isnan([r.low, r.high]).any() for rewards in scored for r in rewards):
-        return line  # a watched trainer states no bounds, and has not shown two values yet
-    low = [bool(np.isclose(r.total, r.low)) for r in dead]
-    high = [
-        bool(np.isclose(r.total, r.high)) and not at_low
-        for r, at_low in zip(dead, low, strict=True)
-    ]
-    return line | {
-        "advantage/dead_low/share": sum(low) / len(scored),
-        "advantage/dead_high/share": sum(high) / len(scored),
-    }
+
+    n_dead = 0
+    n_dead_low = 0
+    n_dead_high = 0
+    has_bounds = True
+    for rewards in rewards_of_groups:
+        # A watched trainer states no bounds until it has seen two values.
+        if any(math.isnan(r.low) or math.isnan(r.high) for r in rewards):
+            has_bounds = False
+        if not is_dead([r.total for r in rewards]):
+            continue
+        n_dead += 1
+        reward = rewards[0]
+        if np.isclose(reward.total, reward.low):
+            n_dead_low += 1
+        elif np.isclose(reward.total, reward.high):
+            n_dead_high += 1
+    n_groups = len(rewards_of_groups)
+    line["advantage/dead/share"] = n_dead / n_groups
+    if has_bounds:
+        line["advantage/dead_low/share"] = n_dead_low / n_groups
+        line["advantage/dead_high/share"] = n_dead_high / n_groups
+    return line
 
 
 def rewards_by_group(
     rollouts: Sequence[Rollout], groups: Sequence[str] | None = None
 ) -> list[list[Reward]]:
-    """Rewards of each group that has a scored rollout."""
-    found: dict[str, list[Reward]] = {}
-    for rollout, group in zip(rollouts, groups or [r.group for r in rollouts], strict=True):
+    """Return the rewards of each group that has a scored rollout."""
+    rewards: dict[str, list[Reward]] = {}
+    groups = groups or [r.group for r in rollouts]
+    for rollout, group in zip(rollouts, groups, strict=True):
         if rollout.reward is not None:
-            found.setdefault(group, []).append(rollout.reward)
-    return list(found.values())
+            rewards.setdefault(group, []).append(rollout.reward)
+    return list(rewards.values())
 
 
 def is_dead(rewards: Sequence[float] | Floats) -> bool:
     """Return True for a group that teaches nothing: its rewards are equal, up to rounding of their
     sum, or none.
     """
-    return not len(rewards) or math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-8)
+    if not len(rewards):
+        return True
+    return math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-8)
 
 
 def lag_metrics(rollouts: Sequence[Rollout]) -> Line:
-    """Updates between the weights that sampled a token and those that learn from it; nothing for
-    scripted tokens.
+    """Compute how many updates behind the learner the weights were that sampled its tokens; nothing
+    for scripted tokens.
     """
-    versions = [s.versions[s.sampled] for r in rollouts for s in r.sequences]
-    known = [v[v >= 0] for v in versions]
-    if not sum(map(len, known)):
+    versions: list[NDArray[np.int32]] = []
+    for rollout in rollouts:
+        for sequence in rollout.sequences:
+            sampled_versions = sequence.versions[sequence.sampled]
+            versions.append(sampled_versions[sampled_versions >= 0])
+    if not any(map(len, versions)):
         return {}
-    lags = rollouts[0].step - 1 - np.concatenate(known)
+    lags = rollouts[0].step - 1 - np.concatenate(versions)
     return {"sampling/lag/mean": float(lags.mean()), "sampling/lag/max": int(lags.max())}
 
 
 def sampling_metrics(
-    rollouts: Sequence[Rollout], dropped: Sequence[Rollout] | None = None, old: int = 0
+    rollouts: Sequence[Rollout], dropped: Sequence[Rollout] | None = None, old_groups: int = 0
 ) -> Line:
-    """Lengths, turns and endings; `dropped` are rollouts of groups that were replaced: dead ones,
-    but for `old`.
+    """Compute lengths, turns and endings.
+
+    `dropped` are rollouts of groups that were replaced: `old_groups` of them because they were too
+    old, the others because they were dead. None leaves their counts out.
     """
     if not rollouts:
         return {}
-    # The places of sampled tokens are found once: with a thousand rollouts per step, each pass over
-    # a mask counts.
-    places = [[s.sampled.nonzero()[0] for s in r.sequences] for r in rollouts]
-    lengths = [sum(map(len, of)) for of in places]
-    # a rollout may fail before its first token
-    begun = [(r, of) for r, of in zip(rollouts, places, strict=True) if of]
-    prompts = [int(of[0][0]) if len(of[0]) else len(r.sequences[0].ids) for r, of in begun]
-    endings = Counter(r.ended.value for r in rollouts)
-    turns = [sum(m.role == "assistant" for m in r.messages) for r in rollouts]
-    sizes = Counter(r.group for r in rollouts)
-    texts: dict[str, set[bytes]] = {group: set() for group in sizes}
-    for r, of in begun:
-        texts[r.group].add(
-            b"|".join(s.ids[at].tobytes() for s, at in zip(r.sequences, of, strict=True))
-        )
-    return {
-        "sampling/rollouts/count": len(rollouts),
+    lengths: list[int] = []
+    prompt_lengths: list[int] = []
+    context_lengths: list[int] = []
+    n_turns: list[int] = []
+    texts_by_group: dict[str, set[bytes]] = {}
+    for rollout in rollouts:
+        n_turns.append(sum(message.role == "assistant" for message in rollout.messages))
+        texts = texts_by_group.setdefault(rollout.group, set())
+        # Computed once per sequence: with a thousand rollouts per step, each pass over a mask
+        # counts.
+        sampled = [sequence.sampled.nonzero()[0] for sequence in rollout.sequences]
+        lengths.append(sum(map(len, sampled)))
+        if not rollout.sequences:
+            continue  # failed before its first token
+        whole_length = len(rollout.sequences[0].ids)
+        prompt_lengths.append(int(sampled[0][0]) if len(sampled[0]) else whole_length)
+        context_lengths.append(max(len(sequence.ids) for sequence in rollout.sequences))
+        pairs = zip(rollout.sequences, sampled, strict=True)
+        texts.add(b"|".join(sequence.ids[sampled_s].tobytes() for sequence, sampled_s in pairs))
+    group_sizes = Counter(r.group for r in rollouts)
+    distinct_shares = [len(texts) / group_sizes[g] for g, texts in texts_by_group.items()]
+    n_rollouts = len(rollouts)
+
+    line: Line = {
+        "sampling/rollouts/count": n_rollouts,
         "sampling/failed/count": sum(r.reward is None for r in rollouts),
-        **_left_out(dropped, old),
+        **_dropped_metrics(dropped, old_groups),
         **_mean_and_max("sampling/length", lengths),
-        **_mean_and_max("sampling/prompt", prompts),
-        **_mean_and_max(
-            "sampling/context", [max(len(s.ids) for s in r.sequences) for r, _ in begun]
-        ),
-        "sampling/truncated/share": sum(r.is_truncated for r in rollouts) / len(rollouts),
-        "sampling/turns/mean": float(np.mean(turns)),
-        "sampling/distinct/share": float(
-            np.mean([len(found) / sizes[group] for group, found in texts.items()])
-        ),
-        **{
-            f"sampling/ended/{how}/share": count / len(rollouts)
-            for how, count in sorted(endings.items())
-        },
-        **command_metrics(rollouts, sum(r.sandbox_failures for r in (*rollouts, *(dropped or ())))),
+        **_mean_and_max("sampling/prompt", prompt_lengths),
+        **_mean_and_max("sampling/context", context_lengths),
+        "sampling/truncated/share": sum(r.is_truncated for r in rollouts) / n_rollouts,
+        "sampling/turns/mean": float(np.mean(n_turns)),
+        "sampling/distinct/share": float(np.mean(distinct_shares)),
     }
+    endings = Counter(r.ended.value for r in rollouts)
+    for ending, count in sorted(endings.items()):
+        line[f"sampling/ended/{ending}/share"] = count / n_rollouts
+    sandbox_failures = sum(r.sandbox_failures for r in (*rollouts, *(dropped or ())))
+    return line | command_metrics(rollouts, sandbox_failures)
 
 
-def _left_out(dropped: Sequence[Rollout] | None, old: int) -> Line:
+def _dropped_metrics(dropped: Sequence[Rollout] | None, old_groups: int) -> Line:
     if dropped is None:
         return {}
     return {
-        "sampling/resampled/groups": len({r.group for r in dropped}) - old,
-        "sampling/old/groups": old,
+        "sampling/resampled/groups": len({r.group for r in dropped}) - old_groups,
+        "sampling/old/groups": old_groups,
     }
 
 
 def command_metrics(rollouts: Sequence[Rollout], sandbox_failures: int) -> Line:
-    """Commands that ran in sandboxes; nothing where none did."""
-    ran = [command for r in rollouts for command in r.commands]
-    line: Line = (
-        {"commands/sandbox_failures/count": sandbox_failures} if ran or sandbox_failures else {}
-    )
-    if not ran:
-        return line
-    return line | {
-        "commands/rollout/mean": len(ran) / len(rollouts),
-        "commands/error/share": sum(command.error for command in ran) / len(ran),
-        "commands/seconds/mean": sum(command.seconds for command in ran) / len(ran),
-    }
+    """Compute statistics of the commands that ran in sandboxes; nothing if none did."""
+    commands = [command for rollout in rollouts for command in rollout.commands]
+    line: Line = {}
+    if commands or sandbox_failures:
+        line["commands/sandbox_failures/count"] = sandbox_failures
+    if commands:
+        seconds = sum(command.seconds for command in commands)
+        line["commands/rollout/mean"] = len(commands) / len(rollouts)
+        line["commands/error/share"] = sum(c.error for c in commands) / len(commands)
+        line["commands/seconds/mean"] = seconds / len(commands)
+    return line
 
 
 def speed_metrics(gathered: "Gathered") -> Line:
-    """Tokens per second of sampling; nothing where the rollouts are another run's, or
+    """Compute tokens per second of sampling; nothing if the rollouts are another run's, or
     demonstrations.
     """
     if not gathered.seconds:
@@ -256,16 +282,19 @@ def speed_metrics(gathered: "Gathered") -> Line:
 
 
 def _mean_and_max(key: str, values: Sequence[int]) -> Line:
-    return {f"{key}/mean": float(np.mean(values)), f"{key}/max": max(values)} if values else {}
+    if not values:
+        return {}
+    return {f"{key}/mean": float(np.mean(values)), f"{key}/max": max(values)}
 
 
 def role_metrics(rollouts: Sequence[Rollout], trained: Flags) -> Line:
     """Count tokens, and trained tokens, by role; `trained` has one flag per token of all
     sequences.
     """
-    roles = np.concatenate(
-        [np.zeros(0, np.int8), *(s.roles for r in rollouts for s in r.sequences)]
-    )
+    columns = [np.zeros(0, np.int8)]  # so that there is one to concatenate
+    for rollout in rollouts:
+        columns += [sequence.roles for sequence in rollout.sequences]
+    roles = np.concatenate(columns)
     counts: Line = {}
     for role in Role:
         is_role = roles == int(role)
@@ -278,8 +307,9 @@ def role_metrics(rollouts: Sequence[Rollout], trained: Flags) -> Line:
 
 
 def k3(log_ratio: Floats) -> Floats:
-    """Schulman's estimator of KL(p ‖ q) by token, from log q − log p of tokens sampled from p
-    (algo/losses.py).
+    """Estimate KL(p ‖ q) by token, from log q − log p of tokens sampled from p.
+
+    Schulman's k3, which algo/losses.py has for tensors.
     """
     return np.asarray(np.expm1(log_ratio) - log_ratio)
 
@@ -288,12 +318,11 @@ def gap_metrics(learner: Floats, sampler: Floats) -> Line:
     """Compare learner and sampler by their log-probabilities of the same tokens; NaN where a side
     has none.
     """
-    learner, sampler = (x.astype(np.float64) for x in (learner, sampler))
-    log_ratio = (learner - sampler)[~(np.isnan(learner) | np.isnan(sampler))]
+    is_known = ~(np.isnan(learner) | np.isnan(sampler))
+    log_ratio = learner[is_known].astype(np.float64) - sampler[is_known].astype(np.float64)
     if not len(log_ratio):
         return {}
-    # single tokens that are impossible for one side overflow otherwise
-    bounded = np.clip(log_ratio, -20, 20)
+    bounded = np.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = np.exp(bounded)
     return {
         "sampler/kl/mean": float(k3(bounded).mean()),
@@ -304,89 +333,108 @@ def gap_metrics(learner: Floats, sampler: Floats) -> Line:
     }
 
 
+# Metrics that are means over tokens, each with the field of `Sums` that it is computed from.
+SUM_BY_METRIC = {
+    "kl/reference/mean": "kl",
+    "learner/entropy/mean": "entropy",
+    "learner/ratio/mean": "ratio",
+    "clip/low/share": "clipped_low",
+    "clip/high/share": "clipped_high",
+    "correction/weight/mean": "correction",
+    "correction/masked/share": "masked",
+}
+
+
 def pass_metrics(sums: Mapping[str, float | None]) -> Line:
-    """Means over the tokens of an update's last pass, from sums over them; what was not summed up
-    is left out.
+    """Compute means over the tokens of an update's last pass, from sums over them; what was not
+    summed up is left out.
     """
     tokens = sums["tokens"]
-    keys = {
-        "kl/reference/mean": "kl",
-        "learner/entropy/mean": "entropy",
-        "learner/ratio/mean": "ratio",
-        "clip/low/share": "clipped_low",
-        "clip/high/share": "clipped_high",
-        "correction/weight/mean": "correction",
-        "correction/masked/share": "masked",
-    }
-    found = {key: sums.get(name) for key, name in keys.items()}
-    return (
-        {key: total / tokens for key, total in found.items() if total is not None} if tokens else {}
-    )
+    line: Line = {}
+    if tokens:
+        for key, name in SUM_BY_METRIC.items():
+            total = sums.get(name)
+            if total is not None:
+                line[key] = total / tokens
+    return line
 
 
 def optimizer_metrics(
     before: Sequence[float], after: Sequence[float], skipped: Sequence[bool], lr: float | None
 ) -> Line:
-    """Updates of a step: gradient norms before and after clipping, where known, and skipped
-    updates.
+    """Compute statistics of a step's updates: mean gradient norms before and after clipping, where
+    known, and skipped updates.
     """
-    return {
-        **({"gradient/norm/before": float(np.mean(before))} if before else {}),
-        **({"gradient/norm/after": float(np.mean(after))} if after else {}),
-        **({"optimizer/lr": lr} if lr is not None else {}),
-        "optimizer/updates/count": sum(not skip for skip in skipped),
-        "optimizer/skipped/count": sum(skipped),
+    line: Line = {}
+    if before:
+        line["gradient/norm/before"] = float(np.mean(before))
+    if after:
+        line["gradient/norm/after"] = float(np.mean(after))
+    if lr is not None:
+        line["optimizer/lr"] = lr
+    n_skipped = sum(skipped)
+    line["optimizer/updates/count"] = len(skipped) - n_skipped
+    line["optimizer/skipped/count"] = n_skipped
+    return line
+
+
+def weight_metrics(movement: "Movement") -> Line:
+    """Return the norms of the weights and of their change."""
+    line: Line = {
+        "weights/norm": movement.norm,
+        "weights/update/norm": movement.update,
+        "weights/changed/share": movement.changed,
     }
+    for group, norm in movement.by_group.items():
+        line[f"weights/update/{group}/norm"] = norm
+    return line
 
 
-def weight_metrics(moved: "Movement") -> Line:
-    """Norms of the weights and of their change."""
-    return {
-        "weights/norm": moved.norm,
-        "weights/update/norm": moved.update,
-        "weights/changed/share": moved.changed,
-        **{f"weights/update/{group}/norm": value for group, value in moved.by_group.items()},
-    }
+def learner_metrics(experience: "Experience", update: "Update") -> Line:
+    """Compute the metrics of our own learner's update, and its gap to the sampler."""
+    is_computed_bs = experience.mask_bs & ~update.learner_bs.isnan()
+    learner_m = update.learner_bs[is_computed_bs].numpy()
+    sampler_m = experience.sampler_bs[is_computed_bs].numpy()
 
+    sums = {name: float(value) for name, value in vars(update.sums).items()}
+    token_sums: dict[str, float | None] = {**sums}
+    # Sums of 0 that say nothing: without a reference or a correction, nothing was added to them.
+    if update.reference_bs is None:
+        token_sums["kl"] = None
+    if not update.corrects:
+        token_sums["correction"] = None
+        token_sums["masked"] = None
 
-def learner_metrics(exp: "Experience", update: "Update") -> Line:
-    """The update of our own learner, and its gap to the sampler."""
-    computed = exp.mask_bs & ~update.learner_bs.isnan()
-    made = update.applied
-    s = {name: float(value) for name, value in vars(update.sums).items()}
-    return {
-        **gap_metrics(update.learner_bs[computed].numpy(), exp.sampler_bs[computed].numpy()),
-        **pass_metrics(s | dict.fromkeys(_unasked(update))),
-        "loss/total": s["policy_loss"] + s["kl_loss"] - s["entropy_bonus"],
-        "loss/policy": s["policy_loss"],
-        "loss/kl": s["kl_loss"],
-        "loss/entropy": s["entropy_bonus"],
+    line: Line = {
+        **gap_metrics(learner_m, sampler_m),
+        **pass_metrics(token_sums),
+        "loss/total": sums["policy_loss"] + sums["kl_loss"] - sums["entropy_bonus"],
+        "loss/policy": sums["policy_loss"],
+        "loss/kl": sums["kl_loss"],
+        "loss/entropy": sums["entropy_bonus"],
         **optimizer_metrics(
-            [a.norm_before for a in made],
-            [a.norm_after for a in made],
-            [a.skipped for a in made],
+            [applied.norm_before for applied in update.applied],
+            [applied.norm_after for applied in update.applied],
+            [applied.skipped for applied in update.applied],
             update.lr,
         ),
-        **({"tokens/padding/share": update.padding} if s["tokens"] else {}),
     }
+    if sums["tokens"]:
+        line["tokens/padding/share"] = update.padding
+    return line
 
 
-def _unasked(update: "Update") -> list[str]:
-    """Name the sums that say nothing: of a reference or a correction that there is none of."""
-    without_reference = ["kl"] if update.reference_bs is None else []
-    return without_reference if update.corrects else [*without_reference, "correction", "masked"]
-
-
-def token_metrics(rollouts: Sequence[Rollout], exp: "Experience", update: "Update") -> Line:
-    """Tokens by role of our own rollouts, whose weights are not yet written to their sequences."""
-    starts = np.cumsum([0, *(len(sequence.ids) for sequence in exp.sequences)])
-    trained = np.zeros(starts[-1], bool)
-    if exp.sequences:
-        sampled = [
-            sequence.sampled + start for sequence, start in zip(exp.sequences, starts, strict=False)
-        ]
-        trained[np.concatenate(sampled)] = update.weights_bs[exp.real_bs].numpy() != 0
-    return role_metrics(rollouts, trained)
+def token_metrics(rollouts: Sequence[Rollout], experience: "Experience", update: "Update") -> Line:
+    """Count tokens by role of our own rollouts, whose weights are not yet written to their
+    sequences.
+    """
+    is_trained_columns = [np.zeros(0, np.bool_)]  # so that there is one to concatenate
+    weights_bs = update.weights_bs.numpy()
+    for sequence, weights_s in zip(experience.sequences, weights_bs, strict=True):
+        is_trained_t = np.zeros(len(sequence.ids), np.bool_)
+        is_trained_t[sequence.sampled] = weights_s[: len(sequence.sampled)] != 0
+        is_trained_columns.append(is_trained_t)
+    return role_metrics(rollouts, np.concatenate(is_trained_columns))
 
 
 # Evaluations
@@ -401,26 +449,26 @@ def evaluation_of(
     """Sum up the rollouts of an evaluation, one per task; a task that could not be scored counts as
     wrong.
     """
-    # loads scipy, which the recorder of a watched TRL rarely needs
+    # Loads scipy, which the recorder of a watched TRL rarely needs.
     from uptrend.stats.intervals import wilson
 
-    scored = [r.reward for r in rollouts if r.reward is not None]
-    correct = sum(map(is_correct, rollouts))
-    low, high = wilson(correct, len(rollouts))
-    # tasks of a watched TRL have none
-    families = dict.fromkeys(r.family for r in rollouts if r.family)
+    rewards = [r.reward for r in rollouts if r.reward is not None]
+    n_correct = sum(map(is_correct, rollouts))
+    low, high = wilson(n_correct, len(rollouts))
+    flags_by_family: dict[str, list[bool]] = {}
+    for rollout in rollouts:
+        if rollout.family:  # tasks of a watched TRL have none
+            flags_by_family.setdefault(rollout.family, []).append(is_correct(rollout))
     return Evaluation(
         step=step,
         tasks=len(rollouts),
-        correct=correct,
+        correct=n_correct,
         low=low,
         high=high,
-        failed=len(rollouts) - len(scored),
-        reward=float(np.mean([reward.total for reward in scored])) if scored else None,
-        by_family={
-            f: float(np.mean([is_correct(r) for r in rollouts if r.family == f])) for f in families
-        },
-        parts={name: float(np.mean(values)) for name, values in part_values(scored).items()},
+        failed=len(rollouts) - len(rewards),
+        reward=float(np.mean([reward.total for reward in rewards])) if rewards else None,
+        by_family={family: float(np.mean(flags)) for family, flags in flags_by_family.items()},
+        parts=_part_means(rewards),
         pass_at=dict(pass_at or {}),
         seconds=seconds,
     )
@@ -431,36 +479,39 @@ def is_correct(rollout: Rollout) -> bool:
     return rollout.reward is not None and rollout.reward.correct
 
 
-def evaluation_line(held: Evaluation) -> Line:
-    """Make an evaluation's line of evals.jsonl."""
-    return {
-        "step": held.step,
-        "accuracy": held.accuracy,
-        "low": held.low,
-        "high": held.high,
-        "tasks": held.tasks,
-        "correct": held.correct,
-        "failed": held.failed,
-        "by_family": held.by_family,
-        **({} if held.reward is None else {"reward": held.reward}),
-        "parts": held.parts,
-        "pass_at": {str(k): v for k, v in held.pass_at.items()},
-        "seconds": held.seconds,
-        "time": time.time(),
+def evaluation_line(evaluation: Evaluation) -> Line:
+    """Return an evaluation's line of evals.jsonl."""
+    line: Line = {
+        "step": evaluation.step,
+        "accuracy": evaluation.accuracy,
+        "low": evaluation.low,
+        "high": evaluation.high,
+        "tasks": evaluation.tasks,
+        "correct": evaluation.correct,
+        "failed": evaluation.failed,
+        "by_family": evaluation.by_family,
     }
+    if evaluation.reward is not None:
+        line["reward"] = evaluation.reward
+    line["parts"] = evaluation.parts
+    line["pass_at"] = {str(k): value for k, value in evaluation.pass_at.items()}
+    line["seconds"] = evaluation.seconds
+    line["time"] = time.time()
+    return line
 
 
 # Memory and time
 
 
 def peak_memory_gib(device: "torch.device") -> float:
-    """Peak memory so far: the device's on a GPU, the process's on a CPU."""
+    """Return the peak memory so far: the device's on a GPU, the process's on a CPU."""
     if device.type == "cuda":
         import torch
 
         return torch.cuda.max_memory_allocated(device) / 2**30
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used / 2**30 if sys.platform == "darwin" else used / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # In bytes on macOS, in KiB elsewhere.
+    return peak / 2**30 if sys.platform == "darwin" else peak / 2**20
 
 
 class Clock:
@@ -468,8 +519,9 @@ class Clock:
 
     def __init__(self, device: "torch.device") -> None:
         self._device = device
-        self._phases = dict[str, float]()
-        self._began = self._last = time.perf_counter()
+        self._phases: dict[str, float] = {}
+        self._started = time.perf_counter()
+        self._last_lap = self._started
 
     def lap(self, phase: str) -> float:
         """Count the time since the last lap as this phase, and return it."""
@@ -479,11 +531,12 @@ class Clock:
             # A GPU works behind the host: without waiting, its seconds would count in a later
             # phase.
             torch.cuda.current_stream(self._device).synchronize()
-        before = self._last
-        self._last = time.perf_counter()
-        self._phases[f"seconds/{phase}"] = self._last - before
-        return self._last - before
+        now = time.perf_counter()
+        seconds = now - self._last_lap
+        self._last_lap = now
+        self._phases[f"seconds/{phase}"] = seconds
+        return seconds
 
     def metrics(self) -> Line:
         """Return one key per phase, and one for the whole step."""
-        return {**self._phases, "seconds/step": time.perf_counter() - self._began}
+        return {**self._phases, "seconds/step": time.perf_counter() - self._started}

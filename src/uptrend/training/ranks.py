@@ -2,7 +2,7 @@
 
 All of them hold the same rollouts, advantages and counts: only playing and passes through the model
 are shared out. So the update is the same whatever their number is, to rounding. Rank 0 writes the
-run directory and hears observers.
+run directory and calls observers.
 """
 
 import atexit
@@ -32,15 +32,18 @@ T = TypeVar("T")
 LOST_RANK = re.compile(
     r"gloo|nccl(?!.*invalid usage)|connection (closed|reset|refused)|broken pipe", re.I | re.S
 )
-# A rank waits so long for the others, which may be evaluating or playing: gloo hears at once of one
-# that died.
+# Time that a rank waits for the others, which may be evaluating or playing. One that dies is
+# noticed at once, since its connection breaks.
 RANK_TIMEOUT = timedelta(hours=12)
+STORE_TIMEOUT = timedelta(seconds=5)  # time to connect to the launcher's store
+# Option of Linux's prctl: the signal that this process gets when its parent ends.
+PR_SET_PDEATHSIG = 1
 
 
 class Ranks(Protocol):
-    """Other processes of a run, as one of them needs them."""
+    """Processes of a run, as one of them sees them."""
 
-    rank: int  # number of this one, from 0
+    rank: int  # index of this one, from 0
     count: int  # number of all
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -56,7 +59,7 @@ class Ranks(Protocol):
         """Return this rank's part."""
 
     def barrier(self) -> None:
-        """Wait until all are here."""
+        """Wait until all ranks have called this."""
 
 
 class OneRank:
@@ -78,7 +81,7 @@ class OneRank:
         return list(groups)
 
     def barrier(self) -> None:
-        """Nobody to wait for."""
+        """Return at once."""
 
 
 class ManyRanks:
@@ -95,16 +98,16 @@ class ManyRanks:
         return tensor
 
     def broadcast(self, value: T) -> T:
-        held = [value]
+        values = [value]
         with rank_loss_as_error():
-            distributed.broadcast_object_list(held, 0, self._objects, device=torch.device("cpu"))
-        return held[0]
+            distributed.broadcast_object_list(values, 0, self._objects, device=torch.device("cpu"))
+        return values[0]
 
     def exchange(self, value: T) -> list[T]:
-        held: list[Any] = [None] * self.count
+        values: list[Any] = [None] * self.count
         with rank_loss_as_error():
-            distributed.all_gather_object(held, value, self._objects)
-        return held
+            distributed.all_gather_object(values, value, self._objects)
+        return values
 
     def shard(self, groups: Sequence[T]) -> list[T]:
         return list(groups[self.rank :: self.count])
@@ -115,88 +118,92 @@ class ManyRanks:
 
 @contextmanager
 def rank_loss_as_error() -> Iterator[None]:
-    """Raise RankLost where a connection to another rank breaks."""
+    """Raise RankLost if a connection to another rank breaks."""
     try:
         yield
     except RuntimeError as error:
         is_loss = isinstance(error, distributed.DistError) or LOST_RANK.search(str(error))
         if not (is_loss and distributed.is_initialized()):
             raise
-        _hear_launcher(signal.SIG_IGN)  # it is about to say the same
+        _on_sigterm(signal.SIG_IGN)  # the launcher is about to report the same
         atexit.unregister(_leave)  # it would wait for the others
-        reason = re.sub(r"\[[^\]]*\]:?\d*:?\s*", "", str(error).splitlines()[0]).split(". ")[0][
-            :100
-        ]
+        first_line = str(error).splitlines()[0]
+        # Without prefixes such as "[../gloo/pair.cc:589]:" or "[rank0]: ", and one sentence.
+        without_places = re.sub(r"\[[^\]]*\]:?\d*:?\s*", "", first_line)
+        reason = without_places.split(". ")[0][:100]
         raise RankLost(
             f"Another process of this run has ended, so this one ends too ({reason})."
         ) from error
 
 
 def _leave() -> None:
-    """Part from the other ranks; threads that go on at the end of a process may abort it."""
+    """Part from the other ranks; at the end of a process, threads of the group may abort it."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
 def _end(*_: Any) -> None:
-    _hear_launcher(signal.SIG_IGN)
+    """Raise RankLost on the launcher's SIGTERM."""
+    _on_sigterm(signal.SIG_IGN)
     atexit.unregister(_leave)
     raise RankLost(
         "The launcher ended this process, as it does when another one of the run has ended."
     )
 
 
-def _hear_launcher(handler: Any) -> None:
+def _on_sigterm(handler: Any) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 
 
 def join_ranks(device: str = "cpu") -> Ranks:
-    """Meet the other processes where torchrun or accelerate started several; else be the only
-    one.
-    """
+    """Join the other processes if torchrun or accelerate started several; else be the only one."""
     if int(os.environ.get("WORLD_SIZE") or 1) < 2:
         return OneRank()
     with contextlib.suppress(io.UnsupportedOperation):  # stderr that is no file, as in a notebook
-        # a crash below Python says where, and the launcher only that there was one
+        # A crash below Python prints where; the launcher tells only the signal.
         faulthandler.enable()
     if not distributed.is_initialized():
+        backend = "gloo"
         if device.startswith("cuda"):
             torch.cuda.set_device(device)
-        distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=RANK_TIMEOUT
-        )
+            backend = "cpu:gloo,cuda:nccl"
+        distributed.init_process_group(backend, timeout=RANK_TIMEOUT)
         atexit.register(_leave)
-    _hear_launcher(_end)  # so that the run directory says why
+    _on_sigterm(_end)  # so that the run directory gets the reason
     if sys.platform == "linux":  # a launcher that is killed takes its processes along
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     return ManyRanks()
 
 
-def is_first_to_tell() -> bool:
-    """Return True in the first rank that asks: one sentence is enough for what all of them hear."""
-    env = os.environ
-    is_first = env.get("RANK", "0") == "0"
-    if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+def is_first_to_report() -> bool:
+    """Return True in the first rank that calls this, so that one prints an error that all have."""
+    environment = os.environ
+    is_first = environment.get("RANK", "0") == "0"
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return is_first
-    try:  # the launcher's store, which is there even where rank 0 is not
-        wait = timedelta(seconds=5)
-        port = int(env["MASTER_PORT"])
-        store = distributed.TCPStore(env["MASTER_ADDR"], port, is_master=False, timeout=wait)  # type: ignore[attr-defined]
-        return bool(store.add(f"uptrend/told/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", 1) == 1)
+    # The launcher's store, which is there even if rank 0 is not.
+    try:
+        store = distributed.TCPStore(  # type: ignore[attr-defined]
+            environment["MASTER_ADDR"],
+            int(environment["MASTER_PORT"]),
+            is_master=False,
+            timeout=STORE_TIMEOUT,
+        )
+        restart = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return bool(store.add(f"uptrend/reported/{restart}", 1) == 1)
     except (RuntimeError, KeyError, ValueError):
         return is_first
 
 
 def layout_of(config: Config, ranks: Ranks) -> Parallel:
-    """Return how ranks hold the weights: as the recipe asks for, or as accelerate was asked for."""
-    asked = config.compute.parallel
+    """Return how ranks hold the weights: as the recipe says, or as accelerate was told (`auto`)."""
+    parallel = config.compute.parallel
     env = os.environ
     if ranks.count == 1:
         return "ddp"
-    if asked != "auto":
-        return asked
+    if parallel != "auto":
+        return parallel
     if env.get("ACCELERATE_USE_FSDP", "").lower() == "true":
         return "fsdp2"
     if env.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":

@@ -3,6 +3,8 @@
 The loop hands a step over and goes on; one thread turns it into Parquet and lines, in order, so
 that a step's metrics line appears only when its rollouts are on disk. An error on that thread is
 raised in the loop.
+
+b = sequence, s = sampled token of it (padded), t = token of it, c = column.
 """
 
 import queue
@@ -16,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from uptrend.records import Rollout, RunDirectory, rollouts_table
+from uptrend.records import Sequence as Tokens
 
 if TYPE_CHECKING:
     from uptrend.training.learner import Experience, Update
     from uptrend.training.ranks import Ranks
 
 # Steps and evaluations that may wait before the loop waits for the disk.
-WAITING = 4
+MAX_WAITING_JOBS = 4
 
 
 class Recorder:
@@ -32,27 +35,28 @@ class Recorder:
         self._directory = directory
         self._ranks = ranks
         self._name = directory.path.resolve().name
-        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(WAITING)
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_WAITING_JOBS)
         self._error: Exception | None = None
         self._has_failed = False
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
 
     def step(self, line: dict[str, Any], rollouts: Sequence[Rollout]) -> None:
-        """Record a step: its rollouts and its metrics, or neither. Each rank writes a part, and
-        rank 0 the line.
+        """Record a step: its rollouts and its metrics, or neither.
+
+        Each rank writes a part of the rollouts, and rank 0 the line.
         """
         if self._ranks.count == 1:
             self._put(lambda: self._directory.step(line, rollouts_table(self._name, rollouts)))
             return
-        mine = set(self._ranks.shard(list(dict.fromkeys(r.group for r in rollouts))))
-        own = [r for r in rollouts if r.group in mine]
-        if self._ranks.rank and own:
-            self._directory.rollouts(
-                line["step"], rollouts_table(self._name, own), self._ranks.rank
-            )
+        rank = self._ranks.rank
+        groups = list(dict.fromkeys(r.group for r in rollouts))
+        groups_of_rank = set(self._ranks.shard(groups))
+        own = [r for r in rollouts if r.group in groups_of_rank]
+        if rank != 0 and own:
+            self._directory.rollouts(line["step"], rollouts_table(self._name, own), rank)
         self._ranks.barrier()  # the line comes after all parts
-        if not self._ranks.rank:
+        if rank == 0:
             self._put(lambda: self._directory.step(line, rollouts_table(self._name, own)))
 
     def evaluation(
@@ -62,16 +66,16 @@ class Recorder:
         sets: Mapping[str, Sequence[Rollout]] | None = None,
     ) -> None:
         """Record an evaluation: its rollouts, those on further sets by label, and its line, or
-        nothing; by rank 0.
+        nothing. Rank 0 does.
         """
-        if self._ranks.rank:
+        if self._ranks.rank != 0:
             return
 
         def write() -> None:
-            others = {
-                label: rollouts_table(self._name, found) for label, found in (sets or {}).items()
-            }
-            self._directory.evaluation(line, rollouts_table(self._name, rollouts), others)
+            tables = {}
+            for label, rollouts_of_set in (sets or {}).items():
+                tables[label] = rollouts_table(self._name, rollouts_of_set)
+            self._directory.evaluation(line, rollouts_table(self._name, rollouts), tables)
 
         self._put(write)
 
@@ -99,7 +103,7 @@ class Recorder:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                if not self._has_failed:  # nothing later may be written past a hole
+                if not self._has_failed:  # the files have no gaps
                     job()
             except Exception as error:
                 self._error = error
@@ -132,31 +136,33 @@ class RecordedRollouts(UserList[Rollout]):
     @cached_property
     def data(self) -> list[Rollout]:  # type: ignore[override]
         update = self._update
-        learner = update.learner_bs.numpy()
-        reference = (
-            np.full_like(learner, np.nan)
-            if update.reference_bs is None
-            else update.reference_bs.numpy()
-        )
-        advantages = update.advantages_bs.numpy()
-        computed = np.stack([update.weights_bs.numpy(), advantages, learner, reference])
-        numbered = iter(enumerate(self._exp.sequences))
-        recorded = []
+        learner_bs = update.learner_bs.numpy()
+        if update.reference_bs is None:
+            reference_bs = np.full_like(learner_bs, np.nan)
+        else:
+            reference_bs = update.reference_bs.numpy()
+        weights_bs = update.weights_bs.numpy()
+        advantages_bs = update.advantages_bs.numpy()
+        columns_cbs = np.stack([weights_bs, advantages_bs, learner_bs, reference_bs])
+
+        numbered = iter(enumerate(self._exp.sequences))  # in the order of the rollouts
+        recorded: list[Rollout] = []
         for rollout in self._rollouts:
-            sequences = []
+            sequences: list[Tokens] = []
             for sequence, (b, trained) in zip(rollout.sequences, numbered, strict=False):
-                columns = np.zeros((4, len(trained.ids)), np.float32)
-                # not sampled, so there is no log-probability; weight and advantage are 0
-                columns[2:] = np.nan
-                columns[:, trained.sampled] = computed[:, b, : len(trained.sampled)]
+                # Tokens that were not sampled have weight and advantage 0, and no log-probability.
+                columns_ct = np.zeros((4, len(trained.ids)), np.float32)
+                columns_ct[2:] = np.nan
+                columns_ct[:, trained.sampled] = columns_cbs[:, b, : len(trained.sampled)]
+                weights_t, advantages_t, learner_t, reference_t = columns_ct
                 sequences.append(
                     replace(
                         sequence,
-                        weights=columns[0],
+                        weights=weights_t,
                         attended=trained.attended,
-                        advantages=columns[1],
-                        learner=columns[2],
-                        reference=None if update.reference_bs is None else columns[3],
+                        advantages=advantages_t,
+                        learner=learner_t,
+                        reference=None if update.reference_bs is None else reference_t,
                     )
                 )
             recorded.append(replace(rollout, sequences=tuple(sequences)))

@@ -20,10 +20,10 @@ from uptrend.tasks.pool import Cursor, Pool
 from uptrend.training.components import RunContext
 from uptrend.training.gather import Gathered, RolloutPlayer, split_by_use
 
-# Settings that make the update.
-FACTORS = ("learning.", "model.weights", "model.lora")
+# Settings that make the update, by the beginning of their key.
+UPDATE_SETTINGS = ("learning.", "model.weights", "model.lora")
 # Settings that may differ and change no result but by rounding.
-BESIDES = (
+NEUTRAL_SETTINGS = (
     "eval.every",
     "eval.attempts",
     "checkpoints.",
@@ -49,36 +49,36 @@ class Replay:
 
 
 def plan_replay(run: Run, step: int, steps: int | None, overrides: Iterable[str]) -> Replay:
-    """Check that a run can be replayed so, before anything is loaded."""
+    """Check that a run can be replayed with these changes, before anything is loaded."""
     if "trainer" in run.info or "kind" in run.info:
         kind = run.info.get("kind") or f"run of {run.info['trainer']}"
         raise RecordError(f"{run.path} is a {kind}; only a run of uptrend train can be replayed.")
-    found = step_folders(run.path / "checkpoints")
-    if step and step not in found:
-        steps_there = (
-            "0 (the model that it began"
-            f" with){' and ' if found else ''}{', '.join(map(str, found))}"
-        )
+    checkpoints = step_folders(run.path / "checkpoints")
+    if step and step not in checkpoints:
+        possible = "0 (the model that it began with)"
+        if checkpoints:
+            possible += f" and {', '.join(map(str, checkpoints))}"
         raise CheckpointError(
-            f"{run.path} has no checkpoint of step {step}; it has {steps_there}. A run keeps as"
+            f"{run.path} has no checkpoint of step {step}; it has {possible}. A run keeps as"
             " many as checkpoints.every and checkpoints.keep say: --set checkpoints.every=10 --set"
             " checkpoints.keep=100"
         )
     if step:
         check_resumable(run)
-        read_resumable(found[step])
-    recorded = run.last_step - step
-    if recorded < 1 or not 1 <= (steps or 1) <= recorded:
-        asked = f"--steps {steps}: " if steps is not None else ""
+        read_resumable(checkpoints[step])
+    n_recorded = run.last_step - step
+    n_steps = steps or n_recorded
+    if n_recorded < 1 or not 1 <= n_steps <= n_recorded:
+        option = f"--steps {steps}: " if steps is not None else ""
         raise RecordError(
-            f"{asked}{run.path} has recorded {max(0, recorded)} steps after step {step}."
+            f"{option}{run.path} has recorded {max(0, n_recorded)} steps after step {step}."
         )
-    sets = list(overrides)
-    config = load_config(run.config, sets)
+    overrides = list(overrides)
+    config = load_config(run.config, overrides)
     changed = _changed(load_config(run.config), config, step)
-    if not any(override.strip().startswith("checkpoints.") for override in sets):
+    if not any(override.strip().startswith("checkpoints.") for override in overrides):
         config = replace(config, checkpoints=Checkpoints())  # only after the last step
-    return Replay(run, step, found.get(step), step + (steps or recorded), config, changed)
+    return Replay(run, step, checkpoints.get(step), step + n_steps, config, changed)
 
 
 def check_start(policy: Policy, replay: Replay) -> None:
@@ -124,9 +124,11 @@ def _changed(before: Config, config: Config, step: int) -> dict[str, tuple[Any, 
     """Return the changed settings that make the update; refuse those that would need other
     rollouts.
     """
-    both = difference(to_table(before), to_table(config))
-    differs = {key: pair for key, pair in both.items() if not key.startswith(BESIDES)}
-    for key in differs:
+    changed: dict[str, tuple[Any, Any]] = {}
+    for key, values in difference(to_table(before), to_table(config)).items():
+        if not key.startswith(NEUTRAL_SETTINGS):
+            changed[key] = values
+    for key in changed:
         if key == "learning.steps":
             raise ConfigError(
                 "--set learning.steps is the run's schedule; say --steps for a shorter replay."
@@ -137,11 +139,12 @@ def _changed(before: Config, config: Config, step: int) -> dict[str, tuple[Any, 
                 f"--set {key}: the checkpoint of step {step} fits the run's own {own}. Use"
                 " --step 0."
             )
-        if not key.startswith(FACTORS):
+        if not key.startswith(UPDATE_SETTINGS):
+            neutral = [f"{name}…" if name.endswith(".") else name for name in NEUTRAL_SETTINGS[:4]]
             raise ConfigError(
                 f"--set {key} would take new rollouts, and a replay samples none. It may change"
                 " what makes the update: learning.… (loss, scale, baseline, kl, clips, lr,"
                 " updates, masks), model.weights and, from step 0, model.lora; besides,"
-                f" {', '.join(f'{key}…' if key.endswith('.') else key for key in BESIDES[:4])}."
+                f" {', '.join(neutral)}."
             )
-    return differs
+    return changed

@@ -10,7 +10,7 @@ the same code.
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,16 +21,31 @@ from torch import Tensor
 from uptrend.config import Config
 from uptrend.config.schema import Kl, Learning, Sampling
 from uptrend.policy.policy import Policy
-from uptrend.records import Role, Rollout, TasksetError
+from uptrend.records import Role, Rollout, Task, TasksetError
 from uptrend.rollout.play import RolloutRequest
 from uptrend.tasks.pool import Cursor, Pool
-from uptrend.tasks.taskset import HasDemonstrations
-from uptrend.training import metrics as measure
+from uptrend.tasks.taskset import HasDemonstrations, Script, Taskset
 from uptrend.training.components import RunContext
 from uptrend.training.gather import Gathered, RolloutPlayer
+from uptrend.training.metrics import StepResult, is_correct, step_metrics
 
-# Metrics of a step that a warm start has as well.
-KEPT = ("learner/entropy/", "gradient/", "optimizer/", "tokens/", "weights/")
+# Metrics of a step that mean something without sampling and rewards.
+METRIC_PREFIXES = ("learner/entropy/", "gradient/", "optimizer/", "tokens/", "weights/")
+# Limits by which `[sampling]` may leave a demonstration out, and what each one limits.
+LIMIT_MAXIMA = {
+    "max_turns": "most turns",
+    "context": "longest rollout",
+    "max_tokens": "longest turn",
+    "max_prompt": "longest prompt",
+    "rollout_timeout": "most seconds",
+}
+# Limits that no demonstration reaches; timeouts and prompt lengths have none at 0.
+NO_LIMITS: dict[str, Any] = {
+    "max_turns": 1_000,
+    "context": 1_000_000,
+    "max_prompt": 0,
+    "rollout_timeout": 0.0,
+}
 
 
 def supervised(config: Config, demonstrations: int) -> Config:
@@ -39,7 +54,7 @@ def supervised(config: Config, demonstrations: int) -> Config:
     """
     warm = config.warmstart
     learning = config.learning
-    steps = warm.epochs * -(-demonstrations // warm.batch)
+    steps = warm.epochs * math.ceil(demonstrations / warm.batch)
     return replace(
         config,
         sampling=replace(config.sampling, temperature=1.0, repetition_penalty=1.0),
@@ -64,49 +79,53 @@ def supervised(config: Config, demonstrations: int) -> Config:
 def demonstrate(policy: Policy, pool: Pool, config: Config) -> tuple[list[Rollout], list[str]]:
     """Return the expert's rollouts on training tasks, and a note on those that were left out."""
     stage = pool.stages[0]
-    taskset = stage.taskset
-    count = config.warmstart.per_task
-    is_mixed = isinstance(taskset, HasDemonstrations)
-    requests = [
-        RolloutRequest(task, taskset, 0, f"gold-{number:06d}", i, 0, script=script)
-        for number, task in enumerate(stage.tasks[: config.warmstart.tasks])
-        for i, script in enumerate(
-            taskset.demonstrations(task, count)
-            if isinstance(taskset, HasDemonstrations)
-            else [None]
-        )
-    ]
-    kept = list[Rollout]()
-    left_out = list[RolloutRequest]()
-    notes = list[str]()
-    for request, rollout in zip(
-        requests, RolloutPlayer(policy, None, config).demonstrate(requests), strict=True
-    ):
-        turns = [sequence.turns[sequence.sampled] for sequence in rollout.sequences]
-        # The model itself could have written this within its limits, and it is right, or chosen to
-        # be imitated.
-        fits = all(len(t) and np.bincount(t).max() <= config.sampling.max_tokens for t in turns)
-        if fits and (rollout.reward is not None if is_mixed else measure.is_correct(rollout)):
-            kept.append(rollout)
+    requests: list[RolloutRequest] = []
+    for number, task in enumerate(stage.tasks[: config.warmstart.tasks]):
+        group = f"gold-{number:06d}"
+        for i, script in enumerate(_scripts(stage.taskset, task, config.warmstart.per_task)):
+            requests.append(RolloutRequest(task, stage.taskset, 0, group, i, 0, script=script))
+    rollouts = RolloutPlayer(policy, None, config).demonstrate(requests)
+
+    is_mixed = isinstance(stage.taskset, HasDemonstrations)
+    demonstrations: list[Rollout] = []
+    left_out: list[RolloutRequest] = []
+    for request, rollout in zip(requests, rollouts, strict=True):
+        # Demonstrations of a taskset's own may be of mixed quality, chosen to be imitated.
+        is_good = rollout.reward is not None if is_mixed else is_correct(rollout)
+        if is_good and _has_possible_turns(rollout, config.sampling.max_tokens):
+            demonstrations.append(rollout)
         else:
             left_out.append(request)
+
+    notes: list[str] = []
     if left_out:
         # Played again without limits, to say which limits would be enough.
-        unlimited = replace(
-            config.sampling, max_turns=1_000, context=1_000_000, max_prompt=0, rollout_timeout=0.0
-        )
-        played = RolloutPlayer(policy, None, replace(config, sampling=unlimited)).demonstrate(
-            left_out
-        )
-        causes = why_left_out(played, config.sampling, is_mixed)
+        unlimited = replace(config.sampling, **NO_LIMITS)
+        player = RolloutPlayer(policy, None, replace(config, sampling=unlimited))
+        causes = why_left_out(player.demonstrate(left_out), config.sampling, is_mixed)
         notes.append(
             f"{len(left_out)} of {len(requests)} demonstrations were left out: {'; '.join(causes)}."
         )
-    if not kept:
-        raise TasksetError(
-            notes[0] if notes else f"{pool.name} has no training task to demonstrate."
-        )
-    return kept, notes
+    if not demonstrations:
+        no_tasks = f"{pool.name} has no training task to demonstrate."
+        raise TasksetError(notes[0] if notes else no_tasks)
+    return demonstrations, notes
+
+
+def _scripts(taskset: Taskset, task: Task, count: int) -> Sequence[Callable[[], Script] | None]:
+    """Return the scripts that play a task; None is the task's expert."""
+    if isinstance(taskset, HasDemonstrations):
+        return list(taskset.demonstrations(task, count))
+    return [None]
+
+
+def _has_possible_turns(rollout: Rollout, max_tokens: int) -> bool:
+    """Return True if the model could sample these turns: no sequence without one, none too long."""
+    for sequence in rollout.sequences:
+        turns = sequence.turns[sequence.sampled]
+        if not len(turns) or np.bincount(turns).max() > max_tokens:
+            return False
+    return True
 
 
 def why_left_out(
@@ -115,47 +134,43 @@ def why_left_out(
     """Count the causes, and say which limits would be enough; `rollouts` were played without
     limits.
 
-    Of mixed quality, a demonstration need not be right.
+    Demonstrations of mixed quality need not be right.
     """
-    failed = [r for r in rollouts if r.reward is None]
-    wrong = [r for r in rollouts if r.reward is not None and not r.reward.correct and not is_mixed]
-    causes = []
+    failed: list[Rollout] = []
+    wrong: list[Rollout] = []
+    usable: list[Rollout] = []
+    for rollout in rollouts:
+        if rollout.reward is None:
+            failed.append(rollout)
+        elif is_mixed or rollout.reward.correct:
+            usable.append(rollout)
+        else:
+            wrong.append(rollout)
+    causes: list[str] = []
     if failed:
         causes.append(f"{len(failed)} failed, the first with {failed[0].error}")
     if wrong:
         causes.append(f"{len(wrong)} {'was' if len(wrong) == 1 else 'were'} not right")
-    # A script's history is only appended to: it has one sequence.
-    correct = [r for r in rollouts if r.reward is not None and r not in wrong]
-    right = [r.sequences[0] for r in correct]
-    turns = [np.unique(tokens.turns[tokens.sampled], return_counts=True)[1] for tokens in right]
-    if silent := sum(len(sizes) == 0 for sizes in turns):
-        causes.append(f"{silent} said nothing")
-    for key, what, limit, needed in (
-        ("max_turns", "most turns", limits.max_turns, [len(sizes) for sizes in turns]),
-        ("context", "longest rollout", limits.context, [len(tokens.ids) for tokens in right]),
-        (
-            "max_tokens",
-            "longest turn",
-            limits.max_tokens,
-            [int(sizes.max(initial=0)) for sizes in turns],
-        ),
-        (
-            "max_prompt",
-            "longest prompt",
-            limits.max_prompt,
-            [int((t.roles == Role.PROMPT).sum()) for t in right],
-        ),
-        (
-            "rollout_timeout",
-            "most seconds",
-            limits.rollout_timeout,
-            [math.ceil(r.seconds) for r in correct],
-        ),
-    ):
-        exceeding = sum(0 < limit < size for size in needed)  # max_prompt = 0 is none
+
+    sizes: dict[str, list[int]] = {key: [] for key in LIMIT_MAXIMA}
+    n_silent = 0
+    for rollout in usable:
+        tokens = rollout.sequences[0]  # a script's history is only appended to
+        _, turn_lengths = np.unique(tokens.turns[tokens.sampled], return_counts=True)
+        n_silent += len(turn_lengths) == 0
+        sizes["max_turns"].append(len(turn_lengths))
+        sizes["context"].append(len(tokens.ids))
+        sizes["max_tokens"].append(int(turn_lengths.max(initial=0)))
+        sizes["max_prompt"].append(int((tokens.roles == Role.PROMPT).sum()))
+        sizes["rollout_timeout"].append(math.ceil(rollout.seconds))
+    if n_silent:
+        causes.append(f"{n_silent} said nothing")
+    for key, maximum in LIMIT_MAXIMA.items():
+        limit = getattr(limits, key)
+        exceeding = sum(0 < limit < size for size in sizes[key])  # 0 is no limit
         if exceeding:
             causes.append(
-                f"{exceeding} exceeded sampling.{key} = {limit} (the {what}: {max(needed)})"
+                f"{exceeding} exceeded sampling.{key} = {limit} (the {maximum}: {max(sizes[key])})"
             )
     return causes
 
@@ -165,13 +180,13 @@ def with_demonstrations(context: RunContext, demonstrations: Sequence[Rollout]) 
     `supervised`.
     """
     config = context.config
-    warm = context.config.warmstart
+    size = config.warmstart.batch
     batches: list[list[Rollout]] = []
-    # every demonstration once per epoch, each epoch in another order
-    for epoch in range(warm.epochs):
+    for epoch in range(config.warmstart.epochs):
         order = list(demonstrations)
         random.Random(f"warmstart-{config.seed}-{epoch}").shuffle(order)
-        batches += [order[start : start + warm.batch] for start in range(0, len(order), warm.batch)]
+        for start in range(0, len(order), size):
+            batches.append(order[start : start + size])
 
     def gather(
         player: RolloutPlayer, pool: Pool, cursor: Cursor, step: int, config: Config
@@ -179,20 +194,24 @@ def with_demonstrations(context: RunContext, demonstrations: Sequence[Rollout]) 
         del player, pool, config  # nothing is played
         return Gathered(batches[step - 1], [], cursor)
 
-    def ones(rewards_n: Tensor, groups_n: Tensor, **_: str) -> Tensor:  # noqa: ARG001 (every demonstration counts)
+    def advantages_of_1(rewards_n: Tensor, groups_n: Tensor, **_: str) -> Tensor:  # noqa: ARG001 (every demonstration counts)
         return torch.ones_like(rewards_n)
 
-    components = replace(context.components, gather=gather, advantages=ones, metrics=_metrics)
+    components = replace(
+        context.components, gather=gather, advantages=advantages_of_1, metrics=_metrics
+    )
     return replace(context, components=components)
 
 
-def _metrics(result: measure.StepResult) -> dict[str, Any]:
-    """Compute the loss, and those metrics of a step that mean something where nothing was sampled
-    or rewarded.
+def _metrics(result: StepResult) -> dict[str, Any]:
+    """Compute the loss, and those metrics of a step that mean something without sampling and
+    rewards.
     """
     logprobs_bs = result.update.learner_bs
-    loss = -logprobs_bs[result.exp.mask_bs & ~logprobs_bs.isnan()].mean()
-    metrics = {
-        key: value for key, value in measure.step_metrics(result).items() if key.startswith(KEPT)
-    }
+    is_computed_bs = result.experience.mask_bs & ~logprobs_bs.isnan()
+    loss = -logprobs_bs[is_computed_bs].mean()
+    metrics: dict[str, Any] = {}
+    for key, value in step_metrics(result).items():
+        if key.startswith(METRIC_PREFIXES):
+            metrics[key] = value
     return {"warmstart/loss/mean": float(loss), **metrics}

@@ -10,7 +10,7 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from uptrend.bridge.importers.readers import Log, LogFile, Row, RowBuffer, parse_number, stride_for
@@ -19,14 +19,22 @@ from uptrend.records.dialects import names_for
 from uptrend.records.files import VALUE_BYTES, check_values, size_in_memory
 from uptrend.records.lines import parse_object, to_number
 
-_STATE = "log_history"
+_HISTORY_KEY = "log_history"  # of a Trainer's state
 # Characters of a line of a table: ten thousand columns take a fifth.
-_LONGEST_LINE = 1_000_000
+MAX_TABLE_LINE_CHARACTERS = 1_000_000
+# First lines of a table by which its delimiter is chosen.
+N_SAMPLE_LINES = 20
+# Lines that are no JSON beyond which a file with fewer rows than that is given up.
+MAX_BROKEN_LINES = 20
+# Columns that count, in rows of held-out results.
+_COUNTER_COLUMNS = ("step", "global_step", "epoch")
+# W&B exports the bands drawn around a curve too.
+_BAND_COLUMN = re.compile("__(MIN|MAX)$")
 
 
 def read_json(file: LogFile) -> list[Log] | None:
-    """Return the logs of JSON, whole or cut off; an empty list where it has no rows, None where it
-    is not JSON.
+    """Return the logs of JSON, whole or cut off; an empty list if it has no rows, None if it is not
+    JSON.
     """
     if file.first not in ("[", "{"):
         return None
@@ -36,190 +44,225 @@ def read_json(file: LogFile) -> list[Log] | None:
     text = file.text()
     check_values(file.path, text)
     try:
-        return _logs_of(json.loads(text, parse_int=to_number))
+        return _logs_in(json.loads(text, parse_int=to_number))
     except (ValueError, RecursionError):
         torn = _read_torn(text)
         return [torn] if torn else None
 
 
 def _read_lines(file: LogFile) -> Log | None:
-    """Read one row per line; None where most lines are no objects."""
-    rows = RowBuffer(file.path)
-    torn = 0
+    """Read one row per line; None if most lines are no objects."""
+    buffer = RowBuffer(file.path)
+    n_broken = 0
     for line in file.lines():
         if line.isspace():
             continue
         value = parse_object(line)
         if value is not None:
-            rows.add(value, size_in_memory(line))
+            buffer.add(value, size_in_memory(line))
         else:
-            torn += 1
+            n_broken += 1
             # Lines of an indented object are no rows: do not parse thousands of them.
-            if torn > 20 and torn > rows.count:
+            if n_broken > MAX_BROKEN_LINES and n_broken > buffer.count:
                 return None
-    # A single row may be an object that holds the history.
-    if torn >= rows.count or (rows.count == 1 and _logs_of(rows.rows[0])):
+    if n_broken >= buffer.count:
         return None
-    was = "was" if torn == 1 else "were"
-    note = f"{plural(torn, 'line')} could not be read (torn or no JSON) and {was} left out."
-    return Log(rows.rows, notes=(note,) if torn else (), every=rows.every)
+    # A single row may be an object that holds the history.
+    if buffer.count == 1 and _logs_in(buffer.rows[0]):
+        return None
+    notes: list[str] = []
+    if n_broken:
+        were = "was" if n_broken == 1 else "were"
+        lines = plural(n_broken, "line")
+        notes.append(f"{lines} could not be read (torn or no JSON) and {were} left out.")
+    return Log(buffer.rows, notes=tuple(notes), every=buffer.every)
 
 
 def _read_torn(text: str) -> Log | None:
     """Read the complete objects of a list that is cut off."""
-    state = re.search(rf'"{_STATE}"\s*:\s*\[', text)
-    start = state.end() if state else text.find("[") + 1
+    state = re.search(rf'"{_HISTORY_KEY}"\s*:\s*\[', text)
+    position = state.end() if state else text.find("[") + 1
     decoder = json.JSONDecoder(parse_int=to_number)
     gap = re.compile(r"[\s,]*")
     rows: list[Row] = []
-    while space := gap.match(text, start):
+    while space := gap.match(text, position):
         try:
-            value, start = decoder.raw_decode(text, space.end())
+            value, position = decoder.raw_decode(text, space.end())
         except (ValueError, RecursionError):
             break
         if not isinstance(value, dict):
             break
         rows.append(value)
+    if not rows:
+        return None
     note = f"The file is cut off: {plural(len(rows), 'row')} could be read."
-    return Log(rows, trainer="trl" if state else "", notes=(note,)) if rows else None
+    return Log(rows, trainer="trl" if state else "", notes=(note,))
 
 
-def _logs_of(value: Any) -> list[Log]:
+def _logs_in(value: Any) -> list[Log]:
     """Return the logs in a parsed value: a list of rows, an object that holds one, or one run per
     name.
     """
     if isinstance(value, list):
-        rows = _rows(value)
+        rows = _rows_in(value)
         return [Log(rows)] if rows else []
     if not isinstance(value, dict):
         return []
-    runs = {name: _rows(item) for name, item in value.items() if isinstance(item, list)}
-    known = (*names_for("histories"), *names_for("evaluations"))
-    if len(runs) == len(value) > 1 and not any(
-        name.lower() in known or len(runs[name]) < 2 for name in runs
-    ):
-        return [Log(rows, name=name) for name, rows in runs.items()]
-    key, rows = _history(value)
+    named_runs = _named_runs(value)
+    if named_runs:
+        return [Log(rows, name=name) for name, rows in named_runs.items()]
+
+    history_key, rows = _history(value)
     if not rows:
         return []
-    facts = {
-        name: item
-        for name, item in value.items()
-        if name != key and name not in names_for("progress")
-    }
+    facts: dict[str, Any] = {}
+    for name, item in value.items():
+        if name != history_key and name not in names_for("progress"):
+            facts[name] = item
     # Rows of held-out results beside the history: their names are marked as such.
-    held_out = [value[name] for name in value if name.lower() in names_for("evaluations")]
-    for row in (row for results in held_out if isinstance(results, list) for row in _rows(results)):
-        counters = ("step", "global_step", "epoch")
-        rows.append(
-            {name if name in counters else f"eval/{name}": item for name, item in row.items()}
-        )
-    return [Log(rows, trainer="trl" if key == _STATE else "", facts=facts)]
+    for name, results in value.items():
+        if name.lower() in names_for("evaluations") and isinstance(results, list):
+            rows += [_mark_held_out(row) for row in _rows_in(results)]
+    return [Log(rows, trainer="trl" if history_key == _HISTORY_KEY else "", facts=facts)]
+
+
+def _named_runs(table: Mapping[str, Any]) -> dict[str, list[Row]]:
+    """Return the rows of each run of an object that holds runs by name and nothing else; empty for
+    any other object.
+    """
+    reserved = (*names_for("histories"), *names_for("evaluations"))
+    runs: dict[str, list[Row]] = {}
+    for name, value in table.items():
+        if not isinstance(value, list) or name.lower() in reserved:
+            return {}
+        runs[name] = _rows_in(value)
+        if len(runs[name]) < 2:
+            return {}
+    return runs if len(runs) > 1 else {}
+
+
+def _mark_held_out(row: Row) -> Row:
+    marked: Row = {}
+    for name, value in row.items():
+        marked[name if name in _COUNTER_COLUMNS else f"eval/{name}"] = value
+    return marked
 
 
 def _history(table: Mapping[str, Any]) -> tuple[str, list[Row]]:
     """Return the key and the rows of an object: under a known name, else the longest list, else the
     object itself.
     """
-    lists = {
-        key: _rows(value)
-        for key, value in table.items()
-        if isinstance(value, list | dict) and key.lower() not in names_for("evaluations")
-    }
-    histories = names_for("histories")
-    found = {
-        key: rows for key, rows in lists.items() if len(rows) > 1 or (rows and key in histories)
-    }
-    if not found:
-        return "", _rows(table)
+    known_names = names_for("histories")
+    candidates: dict[str, list[Row]] = {}
+    for key, value in table.items():
+        if not isinstance(value, list | dict) or key.lower() in names_for("evaluations"):
+            continue
+        rows = _rows_in(value)
+        if len(rows) > 1 or (rows and key in known_names):
+            candidates[key] = rows
+    if not candidates:
+        return "", _rows_in(table)
     # A known name wins over a longer list, which may be examples or callbacks.
-    key = next(
-        (name for name in histories if name in found), max(found, key=lambda name: len(found[name]))
-    )
-    return key, found[key]
+    for name in known_names:
+        if name in candidates:
+            return name, candidates[name]
+    longest = max(candidates, key=lambda name: len(candidates[name]))
+    return longest, candidates[longest]
 
 
-def _rows(value: Any) -> list[Row]:
+def _rows_in(value: Any) -> list[Row]:
     """Return a list's objects, `{"1": {"reward": 0.1}, …}`, or `{"step": [1, 2], "reward": [0.1,
     0.2]}` as rows.
     """
     if not isinstance(value, dict):
         return [row for row in value if isinstance(row, dict)]
-    if len(value) >= 2 and all(
-        key.isdigit() and isinstance(row, dict) for key, row in value.items()
-    ):
+    is_by_step = all(key.isdigit() and isinstance(row, dict) for key, row in value.items())
+    if is_by_step and len(value) >= 2:
         return [{"step": int(key), **row} for key, row in value.items()]
-    columns = {
-        key: column
-        for key, column in value.items()
-        if isinstance(column, list)
-        and column
-        and all(isinstance(item, int | float | None) for item in column)
-    }
+    return _rows_of_columns(value)
+
+
+def _rows_of_columns(table: Mapping[str, Any]) -> list[Row]:
+    columns = {key: value for key, value in table.items() if _is_column(value)}
     # Columns of another length count something else, such as evaluations.
     lengths = [len(column) for column in columns.values()]
-    length = max(set(lengths), key=lengths.count, default=0)
-    columns = {key: column for key, column in columns.items() if len(column) == length}
-    if length < 2:
+    usual_length = max(set(lengths), key=lengths.count, default=0)
+    if usual_length < 2:
         return []
-    return [
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    ]
+    names = [key for key, column in columns.items() if len(column) == usual_length]
+    values_by_row = zip(*(columns[name] for name in names), strict=True)
+    return [dict(zip(names, values, strict=True)) for values in values_by_row]
+
+
+def _is_column(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(item, int | float | None) for item in value)
 
 
 def read_csv(file: LogFile) -> list[Log] | None:
-    """Return the logs of a table of values, one per run that its columns name; None where it is no
+    """Return the logs of a table of values, one per run that its columns name; None if it is no
     such table.
     """
-    sample = list(islice(_filled_lines(file), 20))
-    delimiter = None if any(len(line) > _LONGEST_LINE for line in sample) else _delimiter(sample)
+    sample = list(islice(_filled_lines(file), N_SAMPLE_LINES))
+    if any(len(line) > MAX_TABLE_LINE_CHARACTERS for line in sample):
+        return None
+    delimiter = _choose_delimiter(sample)
     if delimiter is None:
         return None
-    total = sum(1 for _ in _filled_lines(file))
-    every = stride_for(total)
-    chosen = (
-        line for n, line in enumerate(_filled_lines(file)) if n == 0 or n % every == 1 % every
-    )
-    cells = _cells(chosen, delimiter)
+
+    n_lines = sum(1 for _ in _filled_lines(file))
+    stride = stride_for(n_lines)
+    cells = _parse_cells(_every_nth_line(file, stride), delimiter)
     names = [name.strip() for name in next(cells)]
     buffer = RowBuffer(file.path)
-    torn = 0
+    n_broken = 0
     for values in cells:
         if len(values) != len(names):
-            torn += 1
+            n_broken += 1
             continue
-        # The column without a name is a data frame's index.
-        row = {
-            name: value for name, value in zip(names, values, strict=True) if name and value.strip()
-        }
+        row: Row = {}
+        for name, value in zip(names, values, strict=True):
+            # The column without a name is a data frame's index.
+            if name and value.strip():
+                row[name] = value
         buffer.add(row, sum(map(len, values)) + VALUE_BYTES * len(row))
-    rows = buffer.rows
-    told = [f"{plural(torn, 'line')} with the wrong number of values left out."] if torn else []
-    every *= buffer.every
-    told += [f"The table has {total:,} lines; every {every}th was read."] if every > 1 else []
-    notes = tuple(told)
-    runs = [run for run in (name.rpartition(" - ")[0] for name in names) if run]
+
+    notes: list[str] = []
+    if n_broken:
+        notes.append(f"{plural(n_broken, 'line')} with the wrong number of values left out.")
+    stride *= buffer.every
+    if stride > 1:
+        notes.append(f"The table has {n_lines:,} lines; every {stride}th was read.")
+    return _logs_of_table(buffer.rows, names, tuple(notes))
+
+
+def _logs_of_table(rows: list[Row], names: list[str], notes: tuple[str, ...]) -> list[Log]:
+    """Return one log, or one per run where W&B's export names columns `run - metric`."""
+    heads = (name.rpartition(" - ")[0] for name in names)
+    runs = [head for head in heads if head]
+    # All columns but the step, and perhaps the time.
     if not runs or len(runs) < len(names) - 2:
         return [Log(rows, notes=notes)]
-    logs = []
+
     axes = {name: name for name in names if " - " not in name}
+    logs: list[Log] = []
     for run in dict.fromkeys(runs):
         head = f"{run} - "
-        # W&B exports the bands drawn around a curve too.
-        is_band = re.compile("__(MIN|MAX)$").search
-        mine = {
-            name: name[len(head) :] for name in names if name.startswith(head) and not is_band(name)
-        }
-        shown = [row for row in rows if any(name in row for name in mine)]
-        charted = [
-            {title: row[name] for name, title in (axes | mine).items() if name in row}
-            for row in shown
-        ]
-        logs.append(Log(charted, name=run, notes=notes))
+        metrics: dict[str, str] = {}
+        for name in names:
+            if name.startswith(head) and not _BAND_COLUMN.search(name):
+                metrics[name] = name.removeprefix(head)
+        renamed = axes | metrics
+        points: list[Row] = []
+        for row in rows:
+            if not metrics.keys().isdisjoint(row):
+                points.append({renamed[name]: row[name] for name in renamed if name in row})
+        logs.append(Log(points, name=run, notes=notes))
     return logs
 
 
-def _delimiter(head: list[str]) -> str | None:
+def _choose_delimiter(head: list[str]) -> str | None:
     """Find the delimiter that stands between names in the first line and, as often, between values
     below.
     """
@@ -227,12 +270,13 @@ def _delimiter(head: list[str]) -> str | None:
         return None
     # The most frequent first: a decimal comma beside semicolons is less so.
     for delimiter in sorted(",;\t", key=head[0].count, reverse=True):
-        names, *rows = list(_cells(head, delimiter)) or [[]]
-        alike = sum(len(row) == len(names) for row in rows)
-        filled = [value for row in rows for value in row if value.strip()]
-        numbers = sum(parse_number(value) is not None for value in filled)
+        names, *rows = list(_parse_cells(head, delimiter)) or [[]]
+        n_alike = sum(len(row) == len(names) for row in rows)
+        values = [value for value in chain.from_iterable(rows) if value.strip()]
+        n_numbers = sum(parse_number(value) is not None for value in values)
         is_named = all(parse_number(name) is None for name in names if name.strip())
-        if len(names) > 1 and is_named and alike * 2 > len(rows) and numbers * 3 > len(filled):
+        is_table = len(names) > 1 and is_named
+        if is_table and n_alike * 2 > len(rows) and n_numbers * 3 > len(values):
             return delimiter
     return None
 
@@ -241,7 +285,14 @@ def _filled_lines(file: LogFile) -> Iterator[str]:
     return (line for line in file.lines() if not line.isspace())
 
 
-def _cells(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
+def _every_nth_line(file: LogFile, stride: int) -> Iterator[str]:
+    """Yield the names and every n-th line of values."""
+    for index, line in enumerate(_filled_lines(file)):
+        if index == 0 or index % stride == 1 % stride:
+            yield line
+
+
+def _parse_cells(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
     """Yield the values of each line; a line that is no CSV (a stray quote takes in the rest) ends
     the table.
     """

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from uptrend.bridge.importers.readers import Log, columns_in, flatten, parse_number, thin_rows
-from uptrend.bridge.importers.runs import Segment, by_run, split_runs, without_repeats
+from uptrend.bridge.importers.runs import Segment, split_by_name, split_runs, without_repeats
 from uptrend.bridge.importers.settings import config_of, flat_facts, setting_words
 from uptrend.config.load import nearest
 from uptrend.records.dialects import (
@@ -45,7 +45,7 @@ def views_of_log(log: Log, source: str) -> list[RunView]:
             row["global_step"] = int(done)
             facts.setdefault("max_steps", int(planned))
     views: list[RunView] = []
-    for part in by_run(
+    for part in split_by_name(
         Log(
             rows,
             log.name,

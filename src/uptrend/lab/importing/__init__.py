@@ -1,30 +1,30 @@
 """Importing journals that were kept by hand: hypotheses, log entries, the problem statement, and
 pages for the rest.
 
-Imported text goes into blocks of the machine's, which a later import of a longer journal writes
-anew. Hypotheses are files that people go on with: one that is there is left alone.
+Imported text goes into marked blocks, which a later import of a longer journal writes anew.
+Hypotheses are files that people go on editing: one that exists is left alone.
 """
 
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from uptrend.lab.hypothesis_file import get_block, put_block, sections
-from uptrend.lab.importing.reading import FIELDS, Journal, JournalItem, read_journal, reported
-from uptrend.lab.notebook import LOG, PROBLEM, Notebook, new_pages
+from uptrend.lab.importing.reading import FIELD_NAMES, Journal, JournalItem, read_journal, reported
+from uptrend.lab.notebook import IMPORTED_FOLDER, LOG_PAGE, PROBLEM_PAGE, Notebook, new_pages
 from uptrend.present.formatting import cell, render
 from uptrend.records import Hypothesis, Priority
 from uptrend.records.files import explain_disk_errors, write_atomically
 
 __all__ = ["Imported", "hypothesis_key", "import_journals"]
 
-# Folder of what is neither an experiment nor a hypothesis.
-KEPT = "imported"
+# Characters of the hash by which a later import recognizes a text.
+KEY_LENGTH = 10
 
 
 @dataclass
@@ -44,112 +44,161 @@ def import_journals(paths: Sequence[Path], notebook: Notebook) -> Imported:
     imported = Imported([read_journal(path) for path in paths])
     _add_hypotheses(notebook, imported)
     for journal in imported.journals:
-        seen = Counter[str]()
-        entries = dict[str, str]()
-        for one in journal.experiments:
-            name = one.key or one.title
-            # of several experiments that are called the same, the place is part of the key
-            seen[name] += 1
-            key = _key(journal.title, "experiment", name, str(seen[name]))
-            entries[key] = _render("imported-entry.md", one, journal.name)
-        new = _put(notebook, imported, LOG, entries)
-        imported.entries += new
-        imported.already += len(entries) - new
-        text = (
-            "\n".join(line.text for line in journal.lines) if journal.is_problem else _rest(journal)
+        entries = _log_entries(journal)
+        n_new = _put_blocks(notebook, imported, LOG_PAGE, entries)
+        imported.entries += n_new
+        imported.already += len(entries) - n_new
+
+        page = (
+            PROBLEM_PAGE
+            if journal.is_problem
+            else f"{IMPORTED_FOLDER}/{Path(journal.name).stem}.md"
         )
-        page = PROBLEM if journal.is_problem else f"{KEPT}/{Path(journal.name).stem}.md"
-        _put(notebook, imported, page, {_key(journal.title): text})
+        text = _page_text(journal)
+        _put_blocks(notebook, imported, page, {_key(journal.title): text})
     notebook.refresh()
     return imported
 
 
-def hypothesis_key(one: JournalItem, journal: Journal) -> str:
-    """Return the key by which a later import knows a hypothesis."""
-    return _key(journal.title, "hypothesis", one.key or one.title)
+def hypothesis_key(hypothesis: JournalItem, journal: Journal) -> str:
+    """Return the key by which a later import recognizes a hypothesis."""
+    return _key(journal.title, "hypothesis", hypothesis.key or hypothesis.title)
 
 
 def _key(*names: str) -> str:
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:10]
+    """Hash names into a key."""
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:KEY_LENGTH]
 
 
 def _add_hypotheses(notebook: Notebook, imported: Imported) -> None:
-    # Write new hypotheses; numbered ones go first, since they keep their numbers where those are
-    # free.
+    """Write the hypotheses that the lab does not have yet."""
     files = list((notebook.folder / "hypotheses").glob("h[0-9]*.md"))
-    there = "\n".join(path.read_text(encoding="utf-8") for path in files)
-    found = [(one, journal) for journal in imported.journals for one in journal.hypotheses]
-    new = [(one, journal) for one, journal in found if hypothesis_key(one, journal) not in there]
+    texts = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    new: list[tuple[JournalItem, Journal]] = []
+    for journal in imported.journals:
+        for item in journal.hypotheses:
+            if hypothesis_key(item, journal) in texts:
+                imported.already += 1
+            else:
+                new.append((item, journal))
+    # Numbered ones go first, since they keep their numbers where those are free.
     new.sort(key=lambda pair: not pair[0].key)
-    imported.already += len(found) - len(new)
-    taken = [path.name.partition("-")[0] for path in files]
-    for one, _ in new:
-        last = max((int(id[1:]) for id in taken), default=0)
-        taken.append(one.key if one.key and one.key not in taken else f"h{last + 1:02d}")
-    ids = taken[len(files) :]
-    named = {one.key: id for (one, _), id in zip(new, ids, strict=True) if one.key}
-    for (one, journal), id in zip(new, ids, strict=True):
-        key = hypothesis_key(one, journal)
-        first = [
-            f"h{int(number):02d}"
-            for number in re.findall(r"\bH(\d+)", one.fields.get("Prerequisites", ""))
-        ]
-        title = one.title.rstrip(".") or f"{one.key.upper()}, as it was called"
-        waits = tuple(named[other] for other in first if other in named)
-        priority = Priority(one.priority or "medium")
-        explains = one.fields.get("Impact", "")
-        hypothesis = Hypothesis(id, title, "", (), priority, explains=explains, prerequisites=waits)
-        text = _render("imported-hypothesis.md", one, journal.name, fields=FIELDS, key=key)
+
+    existing_ids = [path.name.partition("-")[0] for path in files]
+    new_ids = _assign_ids([item for item, _ in new], existing_ids)
+    ids_by_number: dict[str, str] = {}
+    for (item, _), id in zip(new, new_ids, strict=True):
+        if item.key:
+            ids_by_number[item.key] = id
+
+    for (item, journal), id in zip(new, new_ids, strict=True):
+        numbers = re.findall(r"\bH(\d+)", item.fields.get("Prerequisites", ""))
+        named = [f"h{int(number):02d}" for number in numbers]
+        hypothesis = Hypothesis(
+            id,
+            title=item.title.rstrip(".") or f"{item.key.upper()}, as it was called",
+            recipe="",
+            arms=(),
+            priority=Priority(item.priority or "medium"),
+            explains=item.fields.get("Impact", ""),
+            prerequisites=tuple(ids_by_number[name] for name in named if name in ids_by_number),
+        )
+        key = hypothesis_key(item, journal)
+        text = _render("imported-hypothesis.md", item, journal.name, fields=FIELD_NAMES, key=key)
         imported.ids[key] = id
         imported.written.append(notebook.add(hypothesis, sections(text)))
 
 
-def _render(template: str, one: JournalItem, source: str, **more: Any) -> str:
-    # Render facts and quoted lines; a quotation keeps their headings from being the page's.
-    spans = list[str]()
-    for _, pairs in groupby(
-        enumerate(line.number for line in one.lines), lambda pair: pair[1] - pair[0]
-    ):
-        numbers = [number for _, number in pairs]
-        spans.append(f"{numbers[0]}–{numbers[-1]}" if len(numbers) > 1 else str(numbers[0]))
-    where = f"{source}, line{'s' if len(one.lines) > 1 else ''} {' and '.join(spans)}"
-    lines = "\n".join(line.text for line in one.lines).rstrip().split("\n")
-    quoted = "\n".join(f"> {line}" if line.strip() else ">" for line in lines)
-    figures = dict.fromkeys(f"{figure.name} {figure.value:g}" for figure in one.figures)
-    told = {
-        "one": one,
-        "status": reported(one.statuses),
-        "figures": figures,
-        "where": where,
-        "quoted": quoted,
-    }
-    return render(f"lab/templates/{template}", cell=cell, **told, **more)
+def _assign_ids(hypotheses: Sequence[JournalItem], existing_ids: Sequence[str]) -> list[str]:
+    """Return an id for each new hypothesis: its own number where that is free, else the next."""
+    taken = list(existing_ids)
+    for hypothesis in hypotheses:
+        last = max((int(id[1:]) for id in taken), default=0)
+        id = hypothesis.key
+        if not id or id in taken:
+            id = f"h{last + 1:02d}"
+        taken.append(id)
+    return taken[len(existing_ids) :]
 
 
-def _put(notebook: Notebook, imported: Imported, page: str, texts: dict[str, str]) -> int:
-    # Write texts into blocks of a page, by key, and count the new ones; an empty problem statement
-    # is replaced.
+def _log_entries(journal: Journal) -> dict[str, str]:
+    """Return the log's entry of each experiment, by key."""
+    n_seen = Counter[str]()
+    entries: dict[str, str] = {}
+    for experiment in journal.experiments:
+        name = experiment.key or experiment.title
+        # Of several experiments of one name, the number is part of the key.
+        n_seen[name] += 1
+        key = _key(journal.title, "experiment", name, str(n_seen[name]))
+        entries[key] = _render("imported-entry.md", experiment, journal.name)
+    return entries
+
+
+def _render(template: str, item: JournalItem, source: str, **values: Any) -> str:
+    """Render an item's facts and its lines as a quotation, so that headings among them are not the
+    page's.
+    """
+    numbers = _spans([line.number for line in item.lines])
+    word = "lines" if len(item.lines) > 1 else "line"
+    lines = "\n".join(line.text for line in item.lines).rstrip().split("\n")
+    figures = [f"{figure.name} {figure.value:g}" for figure in item.figures]
+    return render(
+        f"lab/templates/{template}",
+        cell=cell,
+        item=item,
+        status=reported(item.statuses),
+        figures=dict.fromkeys(figures),
+        where=f"{source}, {word} {numbers}",
+        quoted="\n".join(f"> {line}" if line.strip() else ">" for line in lines),
+        **values,
+    )
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Format line numbers, consecutive ones as a span: 3–7 and 12."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    texts = [f"{span[0]}–{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans]
+    return " and ".join(texts)
+
+
+def _put_blocks(notebook: Notebook, imported: Imported, page: str, texts: Mapping[str, str]) -> int:
+    """Write texts into blocks of a page, by key, and count the new ones."""
     path = notebook.folder / page
-    there = path.read_bytes().decode() if path.exists() else ""
-    empty = new_pages("", "").get(page, "")
-    text = "" if page == PROBLEM and there == empty else there or empty
-    new = sum(get_block(text, f"{KEPT} {key}") is None for key in texts)
+    before = path.read_bytes().decode() if path.exists() else ""
+    template = new_pages("", "").get(page, "")
+    text = before or template
+    if page == PROBLEM_PAGE and before == template:  # not filled in yet: the journal's replaces it
+        text = ""
+    n_new = sum(get_block(text, f"{IMPORTED_FOLDER} {key}") is None for key in texts)
     for key, content in texts.items():
-        text = put_block(text, f"{KEPT} {key}", content)
-    if texts and text != there:
+        text = put_block(text, f"{IMPORTED_FOLDER} {key}", content)
+    if texts and text != before:
         with explain_disk_errors(path.parent):
             path.parent.mkdir(exist_ok=True)
         write_atomically(path, text.encode())
-        imported.written += [path] if path not in imported.written else []
-    return new
+        if path not in imported.written:
+            imported.written.append(path)
+    return n_new
 
 
-def _rest(journal: Journal) -> str:
-    # A journal's lines in order, those that went elsewhere as one line with a link.
-    lines = list[str]()
-    for went, own in groupby(journal.lines, lambda line: journal.elsewhere.get(line.number, "")):
-        is_hypothesis = re.fullmatch(r"h\d+", went)
-        place = "[hypotheses](../hypotheses/)" if is_hypothesis else f"[log](../{LOG})"
-        note = [f"*→ {went.upper() if is_hypothesis else went}: in the {place}*", ""]
-        lines += note if went else [line.text for line in own]
+def _page_text(journal: Journal) -> str:
+    """Return a problem statement whole; of another journal the lines in order, those that went
+    elsewhere as one line with a link.
+    """
+    if journal.is_problem:
+        return "\n".join(line.text for line in journal.lines)
+    lines: list[str] = []
+    by_target = groupby(journal.lines, lambda line: journal.elsewhere.get(line.number, ""))
+    for target, stretch in by_target:
+        if not target:
+            lines += [line.text for line in stretch]
+        elif re.fullmatch(r"h\d+", target):
+            lines += [f"*→ {target.upper()}: in the [hypotheses](../hypotheses/)*", ""]
+        else:
+            lines += [f"*→ {target}: in the [log](../{LOG_PAGE})*", ""]
     return "\n".join(lines)

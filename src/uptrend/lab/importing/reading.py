@@ -8,7 +8,7 @@ stays prose.
 import dataclasses
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, takewhile
 from pathlib import Path
@@ -17,13 +17,25 @@ from typing import Any, Literal, NamedTuple
 from uptrend.records import LabError
 from uptrend.records.files import read_named
 
-WORDS = tomllib.loads((Path(__file__).parent / "words.toml").read_text(encoding="utf-8"))
-FIELDS: dict[str, list[str]] = WORDS["fields"]
-PRIORITIES: dict[str, str] = WORDS["priorities"]
-FORMS = {
-    name: re.compile(form.replace("MEASURED", WORDS["forms"]["measured"]))
-    for name, form in WORDS["forms"].items()
-}
+JOURNAL_WORDS: dict[str, dict[str, Any]] = tomllib.loads(
+    (Path(__file__).parent / "words.toml").read_text(encoding="utf-8")
+)
+FIELD_NAMES: dict[str, list[str]] = JOURNAL_WORDS["fields"]
+PRIORITY_WORDS: dict[str, str] = JOURNAL_WORDS["priorities"]
+STATUS_FORMS: dict[str, str] = JOURNAL_WORDS["statuses"]
+# Statuses of work that has no outcome yet.
+UNDECIDED_STATUSES = ("testing", "pending", "finished")
+
+
+def _compile_forms(forms: Mapping[str, str]) -> dict[str, re.Pattern[str]]:
+    """Compile the regular expressions of words.toml, with the names of measured figures put in."""
+    compiled: dict[str, re.Pattern[str]] = {}
+    for name, form in forms.items():
+        compiled[name] = re.compile(form.replace("MEASURED", forms["measured"]))
+    return compiled
+
+
+LINE_FORMS = _compile_forms(JOURNAL_WORDS["forms"])
 
 
 class OutlineLine(NamedTuple):
@@ -53,17 +65,16 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class JournalItem:
-    """One experiment or hypothesis, whatever sections tell of it."""
+    """One experiment or hypothesis, from all sections and lines about it."""
 
     kind: Literal["experiment", "hypothesis"]
     key: str  # A1, 1.0 or a run id of an experiment, h03 of a hypothesis; empty where it has none
     title: str  # heading without date and run id, or the claim
-    lines: tuple[OutlineLine, ...]  # all that tell of it, in order
+    lines: tuple[OutlineLine, ...]  # all lines about it, in order
     date: str = ""
     runs: tuple[str, ...] = ()
-    statuses: tuple[str, ...] = ()  # as reported, the last said last
-    # texts that are given by name: Issue, Test, Outcome …
-    fields: dict[str, str] = field(default_factory=dict)
+    statuses: tuple[str, ...] = ()  # as reported, the latest last
+    fields: dict[str, str] = field(default_factory=dict)  # by name: Issue, Test, Outcome …
     settings: dict[str, str] = field(default_factory=dict)  # parameters, in the journal's names
     figures: tuple[Figure, ...] = ()
     commands: tuple[str, ...] = ()  # fenced code
@@ -74,7 +85,10 @@ class JournalItem:
     @property
     def outcome(self) -> str:
         """Outcome in the journal's words."""
-        return next((self.fields[name] for name in FIELDS["outcome"] if self.fields.get(name)), "")
+        for name in FIELD_NAMES["outcome"]:
+            if self.fields.get(name):
+                return self.fields[name]
+        return ""
 
 
 @dataclass(frozen=True)
@@ -87,32 +101,68 @@ class Journal:
     lines: tuple[OutlineLine, ...]  # all of it
     experiments: tuple[JournalItem, ...]
     hypotheses: tuple[JournalItem, ...]
-    elsewhere: dict[
-        int, str
-    ]  # title or id of the entry or hypothesis that a line goes to; the rest stays
+    # Title of the log entry or id of the hypothesis that a line goes to, by line number; the other
+    # lines stay.
+    elsewhere: dict[int, str]
 
     @property
     def recognized(self) -> frozenset[int]:
-        """Lines that tell of an experiment or a hypothesis, blank ones apart."""
-        lines = [line for one in (*self.experiments, *self.hypotheses) for line in one.lines]
-        return frozenset(line.number for line in lines if line.text.strip())
+        """Numbers of the lines about an experiment or a hypothesis, blank ones apart."""
+        numbers: set[int] = set()
+        for item in (*self.experiments, *self.hypotheses):
+            numbers.update(line.number for line in item.lines if line.text.strip())
+        return frozenset(numbers)
 
     @property
     def prose(self) -> list[tuple[int, int]]:
         """First and last line of each stretch of the others; blank lines do not end one."""
-        written = [line.number for line in self.lines if line.text.strip()]
         recognized = self.recognized
-        stretches = [
-            (is_known, list(run))
-            for is_known, run in groupby(written, lambda number: number in recognized)
-        ]
-        return [(run[0], run[-1]) for is_known, run in stretches if not is_known]
+        written = [line.number for line in self.lines if line.text.strip()]
+        stretches: list[tuple[int, int]] = []
+        for is_recognized, stretch in groupby(written, lambda number: number in recognized):
+            numbers = list(stretch)
+            if not is_recognized:
+                stretches.append((numbers[0], numbers[-1]))
+        return stretches
 
 
 def read_journal(path: Path) -> Journal:
     """Read a file and recognize what has a known form."""
+    sections = sections_of(_read_text(path))
+    titles = [section.title for section in sections if section.level == 1]
+    title = titles[0] if titles else path.stem
+    lines = tuple(line for section in sections for line in section.lines)
+
+    items = _items_of_sections(sections)
+    experiments = _merge_mentions([item for item in items if item.kind == "experiment"])
+    numbered = [item for item in items if item.kind == "hypothesis"]
+    elsewhere: dict[int, str] = {}
+    for experiment in experiments:
+        elsewhere |= {line.number: experiment.title for line in experiment.lines}
+    for hypothesis in numbered:
+        elsewhere |= {line.number: hypothesis.key for line in hypothesis.lines}
+
+    # What one line mentions stays in the prose too, so that it is not in `elsewhere`.
+    known_runs = {run for experiment in experiments for run in experiment.runs}
+    experiments += _items_of_sentences(sections, known_runs)
+    hypotheses = _merge_mentions([*numbered, *_listed_hypotheses(lines)])
+    hypotheses.sort(key=lambda hypothesis: int(hypothesis.key[1:]))
+    hypotheses += _claimed_hypotheses(experiments)
+    return Journal(
+        name=path.name,
+        title=title,
+        is_problem="problem statement" in title.lower(),
+        lines=lines,
+        experiments=tuple(experiments),
+        hypotheses=tuple(hypotheses),
+        elsewhere=elsewhere,
+    )
+
+
+def _read_text(path: Path) -> str:
+    """Read a file of UTF-8."""
     try:
-        text = read_named(path).decode("utf-8").removeprefix("\ufeff")
+        return read_named(path).decode("utf-8").removeprefix("\ufeff")
     except FileNotFoundError:
         raise LabError(f"There is no file {path}.") from None
     except UnicodeDecodeError as error:
@@ -121,283 +171,358 @@ def read_journal(path: Path) -> Journal:
         ) from None
     except OSError as error:
         raise LabError(f"{path} could not be read: {error.strerror}.") from None
-    sections = sections_of(text)
-    title = next((section.title for section in sections if section.level == 1), path.stem)
-    lines = tuple(line for section in sections for line in section.lines)
-    told = _told_in_sections(sections)
-    experiments = _joined(one for one in told if one.kind == "experiment")
-    numbered = [one for one in told if one.kind == "hypothesis"]
-    where = {line.number: one.title for one in experiments for line in one.lines}
-    where |= {line.number: one.key for one in numbered for line in one.lines}
-    experiments += _told_in_a_line(sections, {run for one in experiments for run in one.runs})
-    hypotheses = sorted(_joined([*numbered, *_listed(lines)]), key=lambda one: int(one.key[1:]))
-    hypotheses += _claimed(experiments)
-    is_problem = "problem statement" in title.lower()
-    return Journal(
-        path.name, title, is_problem, lines, tuple(experiments), tuple(hypotheses), where
-    )
 
 
 def sections_of(text: str) -> list[Section]:
     """Return the sections of a Markdown text; a # in a shell block is no heading."""
-    found = [Section(0, "", [], ())]
-    fence = ""
+    sections = [Section(0, "", [], ())]
+    fence = ""  # mark that opened the current block of code
     for number, raw in enumerate(text.split("\n"), start=1):
-        mark = FORMS["fence"].match(raw)
+        mark = LINE_FORMS["fence"].match(raw)
+        # Inside a block of ``` a line of ~~~ is code, and the other way round.
         is_fence = mark is not None and fence in ("", mark[1])
         line = OutlineLine(number, raw.rstrip("\r"), bool(fence) or is_fence)
         if mark and is_fence:
             fence = "" if fence else mark[1]
-        if not line.in_code and (heading := FORMS["heading"].match(line.text)):
-            level = len(heading[1])
-            above = list[Section]()
-            for section in reversed(found):
-                if section.level < (above[-1].level if above else level):
-                    above.append(section)
-            found.append(
-                Section(level, heading[2], [line], tuple(section.title for section in above))
-            )
+
+        heading = None if line.in_code else LINE_FORMS["heading"].match(line.text)
+        if heading is None:
+            sections[-1].lines.append(line)
         else:
-            found[-1].lines.append(line)
-    return found
+            level = len(heading[1])
+            sections.append(Section(level, heading[2], [line], _titles_above(sections, level)))
+    return sections
+
+
+def _titles_above(sections: Sequence[Section], level: int) -> tuple[str, ...]:
+    """Return the titles that a heading after these sections stands under, the innermost first."""
+    titles: list[str] = []
+    for section in reversed(sections):
+        if section.level < level:
+            titles.append(section.title)
+            level = section.level
+    return tuple(titles)
 
 
 def runs_in(text: str, known: Collection[str] = ()) -> list[str]:
     """Return the run ids in a text, in order."""
-    named = [(match.start(), match[match.lastindex or 0]) for match in FORMS["run"].finditer(text)]
-    for match in FORMS["bracketed"].finditer(text):
-        if match[1] in known or not (match[1].isalpha() or match[1].isdigit()):
-            named.append((match.start(), match[1]))
-    return list(dict.fromkeys(run for _, run in sorted(named)))
+    places: list[tuple[int, str]] = []
+    for match in LINE_FORMS["run"].finditer(text):
+        places.append((match.start(), match[match.lastindex or 0]))
+    for match in LINE_FORMS["bracketed"].finditer(text):
+        is_word_or_number = match[1].isalpha() or match[1].isdigit()
+        if match[1] in known or not is_word_or_number:
+            places.append((match.start(), match[1]))
+    places.sort()
+    return list(dict.fromkeys(run for _, run in places))
 
 
 def fields_in(text: str) -> dict[str, str]:
     """Return the `**Key**: value` pairs of a line, several where bars part them, or `- Key:
     value`.
     """
-    bold = {match[1].strip(): match[2] for match in FORMS["field"].finditer(text)}
-    bare = None if bold else FORMS["bare_field"].match(text)
-    return {bare[1].strip(): bare[2]} if bare else bold
+    fields = {match[1].strip(): match[2] for match in LINE_FORMS["field"].finditer(text)}
+    if fields:
+        return fields
+    bare = LINE_FORMS["bare_field"].match(text)
+    return {bare[1].strip(): bare[2]} if bare else {}
 
 
 def statuses_in(*texts: str) -> tuple[str, ...]:
     """Return the plain words for where something stands, one at most per text."""
-    words = (
-        next((word for word, form in WORDS["statuses"].items() if re.search(form, text)), "")
-        for text in texts
-    )
-    return tuple(word for word in words if word)
+    statuses: list[str] = []
+    for text in texts:
+        for status, form in STATUS_FORMS.items():
+            if re.search(form, text):
+                statuses.append(status)
+                break
+    return tuple(statuses)
 
 
 def reported(statuses: Sequence[str]) -> str:
-    """Return the status that counts: the last that tells an outcome, or the last."""
-    decided = [word for word in statuses if word not in ("testing", "pending", "finished")]
-    return (decided or [*statuses] or [""])[-1]
+    """Return the status that counts: the last that is an outcome, else the last; empty where none
+    was reported.
+    """
+    outcomes = [status for status in statuses if status not in UNDECIDED_STATUSES]
+    if outcomes:
+        return outcomes[-1]
+    return statuses[-1] if statuses else ""
 
 
 def figures_in(text: str, line: int) -> list[Figure]:
-    """Return the measured numbers that a line names, without those that were hoped for."""
-    found = list[Figure]()
-    for match in [*FORMS["stated"].finditer(text)] or FORMS["counted"].finditer(text):
-        if not FORMS["expected"].search(text[: match.start()]):
-            value = float(match["number"].lstrip("~").rstrip(".,").replace(",", "")) / (
-                100 if match["percent"] else 1
-            )
-            found.append(Figure(" ".join(match["name"].lower().split()), round(value, 10), line))
-    return found
+    """Return the measured numbers of a line, without those that were expected."""
+    matches = list(LINE_FORMS["stated"].finditer(text)) or list(
+        LINE_FORMS["counted"].finditer(text)
+    )
+    figures: list[Figure] = []
+    for match in matches:
+        if _is_expectation(text, match):
+            continue
+        value = float(match["number"].lstrip("~").rstrip(".,").replace(",", ""))
+        if match["percent"]:
+            value /= 100
+        name = " ".join(match["name"].lower().split())
+        # 30 / 100 need not be 0.3 to the last bit.
+        figures.append(Figure(name, round(value, 10), line))
+    return figures
+
+
+def _is_expectation(text: str, match: re.Match[str]) -> bool:
+    """Return True if the words before a match say that it was hoped for, or is another run's."""
+    return LINE_FORMS["expected"].search(text[: match.start()]) is not None
 
 
 def _date_in(texts: Iterable[str]) -> str:
-    return next((match[1] for text in texts if (match := FORMS["date"].search(text))), "")
+    """Return the first date in any of the texts; empty where there is none."""
+    for text in texts:
+        match = LINE_FORMS["date"].search(text)
+        if match:
+            return match[1]
+    return ""
 
 
-def _read(one: JournalItem, known: Collection[str] = ()) -> JournalItem:
-    prose = [line for line in one.lines if not line.in_code]
-    fields = {name: value for line in prose for name, value in fields_in(line.text).items()}
-    code = groupby(one.lines, lambda line: line.in_code and not FORMS["fence"].match(line.text))
-    commands = ["\n".join(line.text for line in block) for is_code, block in code if is_code]
-    named = runs_in(one.lines[0].text, known) if one.lines[0].text.startswith("#") else []
-    named += [run for line in one.lines if "Run ID" in line.text for run in runs_in(line.text)]
+def _fill_in(item: JournalItem, known_runs: Collection[str] = ()) -> JournalItem:
+    """Return an item with the runs, statuses, fields, settings, figures and code of its lines."""
+    prose = [line for line in item.lines if not line.in_code]
+    fields: dict[str, str] = {}
+    figures: list[Figure] = []
+    for line in prose:
+        fields |= fields_in(line.text)
+        figures += figures_in(line.text, line.number)
+
+    commands: list[str] = []
+    for is_command, block in groupby(item.lines, _is_command_line):
+        if is_command:
+            commands.append("\n".join(line.text for line in block))
+
+    first = item.lines[0].text
+    runs = runs_in(first, known_runs) if first.startswith("#") else []
+    runs += _runs_of_fields(item.lines)
     return replace(
-        one,
-        date=_date_in(line.text for line in prose) or one.date,
-        runs=one.runs or tuple(dict.fromkeys(named)),
+        item,
+        date=_date_in(line.text for line in prose) or item.date,
+        runs=item.runs or tuple(dict.fromkeys(runs)),
         statuses=statuses_in(*(line.text for line in prose)),
         fields=fields,
-        settings=_settings(one.lines, commands, fields),
-        figures=tuple(figure for line in prose for figure in figures_in(line.text, line.number)),
+        settings=_settings(item.lines, commands, fields),
+        figures=tuple(figures),
         commands=tuple(commands),
     )
 
 
-def _settings(
-    lines: Iterable[OutlineLine], commands: Iterable[str], fields: dict[str, str]
-) -> dict[str, str]:
-    # Collect parameters from tables of two columns, key=value pairs, a command's flags and what was
-    # tried.
-    pairs = list[tuple[str, str]]()
-    is_table = False
+def _is_command_line(line: OutlineLine) -> bool:
+    """Return True for a line of fenced code that is not the fence."""
+    return line.in_code and not LINE_FORMS["fence"].match(line.text)
+
+
+def _runs_of_fields(lines: Iterable[OutlineLine]) -> list[str]:
+    """Return the run ids of the lines with a field `Run ID`."""
+    runs: list[str] = []
     for line in lines:
-        row = FORMS["pair"].match(line.text)
-        begins = row is not None and row[1] == "Parameter"
-        is_table = begins or (is_table and line.text.lstrip().startswith("|"))
-        if is_table and row and not begins:
+        if "Run ID" in line.text:
+            runs += runs_in(line.text)
+    return runs
+
+
+def _settings(
+    lines: Iterable[OutlineLine], commands: Iterable[str], fields: Mapping[str, str]
+) -> dict[str, str]:
+    """Collect parameters from tables of two columns, key=value pairs, flags of commands and the
+    fields of what was tried; several values of one are joined by commas.
+    """
+    pairs: list[tuple[str, str]] = []
+    in_table = False
+    for line in lines:
+        row = LINE_FORMS["pair"].match(line.text)
+        is_head = row is not None and row[1] == "Parameter"
+        in_table = is_head or (in_table and line.text.lstrip().startswith("|"))
+        if row and in_table and not is_head:
             pairs.append((row[1], row[2].strip("`")))
         elif not line.in_code and not line.text.startswith("#"):
-            # A value such as lr=5e-6, unless it is hoped for or measured.
-            own = [
-                m
-                for m in FORMS["setting"].finditer(line.text)
-                if not FORMS["measured"].fullmatch(m[1].lower())
-            ]
-            own = [
-                match for match in own if not FORMS["expected"].search(line.text[: match.start()])
-            ]
-            pairs += {match[1]: match[2].strip("\"'").rstrip(".") for match in own}.items()
+            pairs += _settings_in(line.text).items()
     for command in commands:  # --lora-r 16
-        flags = FORMS["flag"].finditer(command)
-        pairs += {match[1]: (match[2] or "true").strip("\"'") for match in flags}.items()
-    pairs += [(name, fields[name]) for name in FIELDS["tried"] if fields.get(name)]
-    values = {
-        name: dict.fromkeys(value for other, value in pairs if other == name) for name, _ in pairs
-    }
-    return {name: ", ".join(several) for name, several in values.items()}
+        flags: dict[str, str] = {}
+        for match in LINE_FORMS["flag"].finditer(command):
+            flags[match[1]] = (match[2] or "true").strip("\"'")
+        pairs += flags.items()
+    for name in FIELD_NAMES["tried"]:
+        if fields.get(name):
+            pairs.append((name, fields[name]))
+
+    values_by_name: dict[str, list[str]] = {}
+    for name, value in pairs:
+        values = values_by_name.setdefault(name, [])
+        if value not in values:
+            values.append(value)
+    return {name: ", ".join(values) for name, values in values_by_name.items()}
 
 
-def _joined(found: Iterable[JournalItem]) -> list[JournalItem]:
-    # Join mentions of one run or of one numbered hypothesis, in the place of the first, whose words
-    # stay.
-    by_key = dict[str, JournalItem]()
-    for place, one in enumerate(found):
-        key = one.key if one.kind == "hypothesis" else one.runs[0] if one.runs else f"#{place}"
-        first = by_key.setdefault(key, one)
-        if first is not one:
-            values = dict[str, Any]()
-            for name in (part.name for part in dataclasses.fields(one)):
-                a = getattr(first, name)
-                b = getattr(one, name)
-                values[name] = (
-                    {**b, **a} if isinstance(a, dict) else a + b if isinstance(a, tuple) else a or b
-                )
-            by_key[key] = replace(first, **values | {"runs": tuple(dict.fromkeys(values["runs"]))})
+def _settings_in(text: str) -> dict[str, str]:
+    """Return the values of a line such as lr=5e-6, without those that were expected or measured."""
+    settings: dict[str, str] = {}
+    for match in LINE_FORMS["setting"].finditer(text):
+        is_measured = LINE_FORMS["measured"].fullmatch(match[1].lower())
+        if not is_measured and not _is_expectation(text, match):
+            settings[match[1]] = match[2].strip("\"'").rstrip(".")
+    return settings
+
+
+def _merge_mentions(items: Iterable[JournalItem]) -> list[JournalItem]:
+    """Merge mentions of one run or of one numbered hypothesis, in the place of the first."""
+    by_key: dict[str, JournalItem] = {}
+    for number, item in enumerate(items):
+        key = item.key
+        if item.kind == "experiment":
+            # One without a run is an experiment of its own, whatever its title.
+            key = item.runs[0] if item.runs else f"#{number}"
+        by_key[key] = _merge(by_key[key], item) if key in by_key else item
     return list(by_key.values())
 
 
-def _told_in_sections(sections: Sequence[Section]) -> list[JournalItem]:
-    # What has a section of its own, with the sections under it.
-    known = {run for section in sections for line in section.lines for run in runs_in(line.text)}
-    coded = [section for section in sections if FORMS["experiment"].match(section.title)]
-    chapters = {
-        above for section in coded for above in section.above if FORMS["chapter"].match(above)
-    }
-    # level of the section that began the last
-    found = list[JournalItem]()
-    level = 0
+def _merge(first: JournalItem, second: JournalItem) -> JournalItem:
+    """Join two mentions: where both have a text or a key, the first's stays."""
+    values: dict[str, Any] = {}
+    for part in dataclasses.fields(JournalItem):
+        mine = getattr(first, part.name)
+        other = getattr(second, part.name)
+        if isinstance(mine, dict):
+            values[part.name] = {**other, **mine}
+        elif isinstance(mine, tuple):
+            values[part.name] = mine + other
+        else:
+            values[part.name] = mine or other
+    values["runs"] = tuple(dict.fromkeys(values["runs"]))
+    return JournalItem(**values)
+
+
+def _items_of_sections(sections: Sequence[Section]) -> list[JournalItem]:
+    """Return what has a section of its own, with the sections under it."""
+    known_runs: set[str] = set()
+    chapters: set[str] = set()  # headings that group experiments, and are none
     for section in sections:
-        begun = None if section.title in chapters else _begun(section, known)
-        if begun:
-            found.append(begun)
+        for line in section.lines:
+            known_runs.update(runs_in(line.text))
+        if LINE_FORMS["experiment"].match(section.title):
+            chapters.update(title for title in section.above if LINE_FORMS["chapter"].match(title))
+
+    items: list[JournalItem] = []
+    level = 0  # of the section that began the last item; 0 after a section that belongs to none
+    for section in sections:
+        item = None if section.title in chapters else _item_begun_by(section, known_runs)
+        if item:
+            items.append(item)
             level = section.level
         elif level and section.level > level:
-            found[-1] = replace(found[-1], lines=(*found[-1].lines, *section.lines))
+            items[-1] = replace(items[-1], lines=(*items[-1].lines, *section.lines))
         else:
             level = 0
-    return [_read(one, known) for one in found]
+    return [_fill_in(item, known_runs) for item in items]
 
 
-def _begun(section: Section, known: Collection[str]) -> JournalItem | None:
+def _item_begun_by(section: Section, known_runs: Collection[str]) -> JournalItem | None:
+    """Return the experiment or hypothesis whose heading this is, if it is one's."""
     title = section.title
     lines = tuple(section.lines)
     date = _date_in(section.above)
     body = section.lines[1:] if section.level else section.lines
-    if match := FORMS["hypothesis"].match(title):
+
+    match = LINE_FORMS["hypothesis"].match(title)
+    if match:
         flag = re.search(r"\[(\w+)", title)
-        claim = FORMS["around_claim"].sub("", match[2]).strip()
-        priority = PRIORITIES.get(flag[1].lower(), "") if flag else ""
-        return JournalItem(
-            "hypothesis", f"h{int(match[1]):02d}", claim, lines, date, priority=priority
-        )
-    match = FORMS["experiment"].match(title)
-    # A heading such as « B. No PEFT » may be a chapter: it is an experiment where it has fields or
-    # code.
-    if match and (len(match[1]) > 1 or any(line.in_code or fields_in(line.text) for line in body)):
-        return JournalItem("experiment", match[1], match[2].strip(), lines, date)
-    named = runs_in(title, known) + [
-        run for line in body if "Run ID" in line.text for run in runs_in(line.text)
-    ]
-    if named or any(
-        name in fields_in(line.text)
-        for line in body
-        if not line.in_code
-        for name in FIELDS["claim"]
-    ):
-        return JournalItem(
-            "experiment",
-            (named or [""])[0],
-            FORMS["around_title"].sub("", title).strip(),
-            lines,
-            date,
-        )
-    return None
+        claim = LINE_FORMS["around_claim"].sub("", match[2]).strip()
+        priority = PRIORITY_WORDS.get(flag[1].lower(), "") if flag else ""
+        key = f"h{int(match[1]):02d}"
+        return JournalItem("hypothesis", key, claim, lines, date, priority=priority)
+
+    match = LINE_FORMS["experiment"].match(title)
+    if match:
+        # A heading such as « B. No PEFT » may be a chapter: it is an experiment where it has fields
+        # or code.
+        has_number = len(match[1]) > 1
+        if has_number or any(line.in_code or fields_in(line.text) for line in body):
+            return JournalItem("experiment", match[1], match[2].strip(), lines, date)
+
+    runs = runs_in(title, known_runs) + _runs_of_fields(body)
+    names: set[str] = set()
+    for line in body:
+        if not line.in_code:
+            names |= fields_in(line.text).keys()
+    if not runs and names.isdisjoint(FIELD_NAMES["claim"]):
+        return None
+    key = runs[0] if runs else ""
+    return JournalItem(
+        "experiment", key, LINE_FORMS["around_title"].sub("", title).strip(), lines, date
+    )
 
 
-def _told_in_a_line(sections: Iterable[Section], told: Collection[str]) -> list[JournalItem]:
-    # The runs that only a sentence tells of: « Run ljokc85g achieved 0.75 reward with beta=0.1 ».
-    found = list[JournalItem]()
+def _items_of_sentences(
+    sections: Iterable[Section], known_runs: Collection[str]
+) -> list[JournalItem]:
+    """Return runs that only a sentence mentions: « Run ljokc85g achieved 0.75 reward with
+    beta=0.1 ».
+    """
+    items: list[JournalItem] = []
     for section in sections:
         date = _date_in([section.title, *section.above])
         for line in section.lines:
-            new = [run for run in runs_in(line.text) if run not in told]
-            found += [
-                _read(JournalItem("experiment", run, f"Run {run}", (line,), date, (run,)))
-                for run in new
-            ]
-    return _joined(found)
+            for run in runs_in(line.text):
+                if run not in known_runs:
+                    item = JournalItem("experiment", run, f"Run {run}", (line,), date, (run,))
+                    items.append(_fill_in(item))
+    return _merge_mentions(items)
 
 
-def _listed(lines: Sequence[OutlineLine]) -> list[JournalItem]:
-    # The hypotheses of drawn folders, then those of status tables, which say what became of them.
-    found = list[JournalItem]()
-    for form in (FORMS["listed"], FORMS["tabled"]):
-        for line, match in ((line, match) for line in lines if (match := form.search(line.text))):
-            told = match.groupdict("")
-            title = (
-                told["title"].replace("-", " ").capitalize()
-                if form is FORMS["listed"]
-                else told["title"]
-            )
-            one = JournalItem(
+def _listed_hypotheses(lines: Sequence[OutlineLine]) -> list[JournalItem]:
+    """Return the hypotheses of drawn folders, then those of status tables, which have later
+    statuses.
+    """
+    items: list[JournalItem] = []
+    for form in ("listed", "tabled"):
+        for line in lines:
+            match = LINE_FORMS[form].search(line.text)
+            if match is None:
+                continue
+            texts = match.groupdict("")
+            title = texts["title"]
+            if form == "listed":  # a file's name
+                title = title.replace("-", " ").capitalize()
+            item = JournalItem(
                 "hypothesis",
-                f"h{int(told['number']):02d}",
+                f"h{int(texts['number']):02d}",
                 title,
                 (line,),
-                notes=told.get("notes", ""),
+                statuses=statuses_in(texts["status"]),
+                priority=PRIORITY_WORDS.get(texts["priority"].lower(), ""),
+                confidence=PRIORITY_WORDS.get(texts.get("confidence", "").lower(), ""),
+                notes=texts.get("notes", ""),
             )
-            priority, sure = (
-                PRIORITIES.get(told.get(name, "").lower(), "")
-                for name in ("priority", "confidence")
-            )
-            found.append(
-                replace(
-                    one, priority=priority, confidence=sure, statuses=statuses_in(told["status"])
-                )
-            )
-    return found
+            items.append(item)
+    return items
 
 
-def _claimed(experiments: Iterable[JournalItem]) -> list[JournalItem]:
-    # The hypotheses that an experiment states without a number; its statuses and runs are theirs.
-    found = list[JournalItem]()
-    for one in experiments:
-        for at, line in enumerate(one.lines):
-            claim = "" if line.in_code else fields_in(line.text).get(FIELDS["claim"][0], "")
-            if claim:
-                rest = takewhile(
-                    lambda other: other.in_code or not other.text.startswith("#"), one.lines[at:]
-                )
-                hypothesis = _read(JournalItem("hypothesis", "", claim, tuple(rest)))
-                fields = {"Experiment": one.title} | hypothesis.fields
-                found.append(
-                    replace(hypothesis, statuses=one.statuses, runs=one.runs, fields=fields)
-                )
-    return found
+def _claimed_hypotheses(experiments: Iterable[JournalItem]) -> list[JournalItem]:
+    """Return the hypotheses that experiments state without a number, with the experiments' statuses
+    and runs.
+    """
+    claim_field = FIELD_NAMES["claim"][0]
+    hypotheses: list[JournalItem] = []
+    for experiment in experiments:
+        for number, line in enumerate(experiment.lines):
+            claim = "" if line.in_code else fields_in(line.text).get(claim_field, "")
+            if not claim:
+                continue
+            lines = _lines_to_heading(experiment.lines[number:])
+            hypothesis = _fill_in(JournalItem("hypothesis", "", claim, lines))
+            hypothesis = replace(
+                hypothesis,
+                statuses=experiment.statuses,
+                runs=experiment.runs,
+                fields={"Experiment": experiment.title} | hypothesis.fields,
+            )
+            hypotheses.append(hypothesis)
+    return hypotheses
+
+
+def _lines_to_heading(lines: Iterable[OutlineLine]) -> tuple[OutlineLine, ...]:
+    """Return the lines before the first heading."""
+    return tuple(takewhile(lambda line: line.in_code or not line.text.startswith("#"), lines))

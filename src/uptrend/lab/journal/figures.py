@@ -8,28 +8,40 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from uptrend.lab.journal.stored import ACCURACY, Curves, Point
-from uptrend.lab.journal.verdicts import WAYS, sign_of, title_of
+from uptrend.doctor.trend import REWARD_METRIC
+from uptrend.lab.journal.stored import ACCURACY_METRIC, Curves, Point
+from uptrend.lab.journal.verdicts import DIRECTION_WORDS, sign_of, title_of
 from uptrend.lab.measure import curve_of, is_share
 from uptrend.present.drawing import COLORS, INK, plotting, save, show_shares, smooth, to_svg
 from uptrend.present.formatting import percent, plural
 from uptrend.records import Direction, Hypothesis, Verdict
 from uptrend.records.metrics import name_of
 
-# Inches of one picture on the page.
-PANEL = (4.2, 2.9)
+# Width and height in inches of one picture on the page.
+PANEL_SIZE_IN = (4.2, 2.9)
+# Pattern of a line at the smallest effect that matters: dashes of 4 line widths, gaps of 3.
+DASHES = (0, (4, 3))
 
 
-def place_of(hypothesis: Hypothesis, arm: str) -> int:
-    """Return the place of an arm's color: the last, gray, is the control's."""
+def color_of(hypothesis: Hypothesis, arm: str) -> int:
+    """Return the index of an arm's color: the last, gray, is the control's."""
     names = [other.name for other in hypothesis.treated]
-    return names.index(arm) % (len(COLORS) - 1) if arm in names else len(COLORS) - 1
+    gray = len(COLORS) - 1
+    return names.index(arm) % gray if arm in names else gray
 
 
-def kinds(hypothesis: Hypothesis, curves: Sequence[Curves]) -> dict[str, str]:
-    """Return the kinds of curves there are to draw, and the metric of each."""
-    named = {"accuracy": ACCURACY, "reward": "reward/mean", "metric": curve_of(hypothesis.metric)}
-    return {kind: metric for kind, metric in named.items() if any(getattr(c, kind) for c in curves)}
+def curve_metrics(hypothesis: Hypothesis, curves: Sequence[Curves]) -> dict[str, str]:
+    """Return the metric of each kind of curve there is to draw; kinds are fields of `Curves`."""
+    metrics = {
+        "accuracy": ACCURACY_METRIC,
+        "reward": REWARD_METRIC,
+        "metric": curve_of(hypothesis.metric),
+    }
+    drawn: dict[str, str] = {}
+    for kind, metric in metrics.items():
+        if any(getattr(run, kind) for run in curves):
+            drawn[kind] = metric
+    return drawn
 
 
 def arms_with(
@@ -38,38 +50,37 @@ def arms_with(
     """Return the curves of one kind, one per seed, by arm, the control first; arms without any are
     left out.
     """
-    arms = sorted(hypothesis.arms, key=lambda arm: not arm.is_control)
-    found = {
-        arm.name: [getattr(c, kind) for c in curves if c.arm == arm.name and getattr(c, kind)]
-        for arm in arms
-    }
-    return {arm: lines for arm, lines in found.items() if lines}
+    by_arm: dict[str, list[tuple[Point, ...]]] = {}
+    for arm in sorted(hypothesis.arms, key=lambda arm: not arm.is_control):
+        of_arm = [getattr(run, kind) for run in curves if run.arm == arm.name]
+        lines = [line for line in of_arm if line]
+        if lines:
+            by_arm[arm.name] = lines
+    return by_arm
 
 
 def draw_curves(axes: Any, hypothesis: Hypothesis, curves: Sequence[Curves], kind: str) -> None:
     """Draw curves of one kind: a thin line per seed, a thick one for their mean."""
-    metric = kinds(hypothesis, curves)[kind]
+    metric = curve_metrics(hypothesis, curves)[kind]
     scale = 100 if is_share(metric) else 1
     for arm, lines in arms_with(hypothesis, curves, kind).items():
-        color = COLORS[place_of(hypothesis, arm)]
+        color = COLORS[color_of(hypothesis, arm)]
         for line in lines:
-            axes.plot(
-                [s for s, _ in line],
-                [scale * v for _, v in line],
-                color=color,
-                alpha=0.28,
-                linewidth=0.8,
-            )
-        tables = [dict(line) for line in lines]
-        # those that all seeds have
-        steps = sorted(set.intersection(*(set(table) for table in tables)))
-        values = [scale * (sum(table[step] for table in tables) / len(tables)) for step in steps]
-        # of held-out accuracy there are few points, and each is a mean over tasks already
+            steps = [step for step, _ in line]
+            values = [scale * value for _, value in line]
+            axes.plot(steps, values, color=color, alpha=0.28, linewidth=0.8)
+
+        value_by_step = [dict(line) for line in lines]
+        common_steps = sorted(set(value_by_step[0]).intersection(*value_by_step))
+        means: list[float] = []
+        for step in common_steps:
+            total = sum(values_of_seed[step] for values_of_seed in value_by_step)
+            means.append(scale * (total / len(lines)))
+        # Of held-out accuracy there are few points, and each is a mean over tasks already.
         if kind != "accuracy":
-            values = smooth(values)
-        axes.plot(
-            steps, values, color=color, linewidth=2.4, label=f"{arm} ({plural(len(lines), 'seed')})"
-        )
+            means = smooth(means)
+        label = f"{arm} ({plural(len(lines), 'seed')})"
+        axes.plot(common_steps, means, color=color, linewidth=2.4, label=label)
     axes.set_xlabel("step")
     if is_share(metric):
         show_shares(axes, whole=100)
@@ -79,61 +90,75 @@ def draw_intervals(axes: Any, hypothesis: Hypothesis, verdict: Verdict) -> None:
     """Draw each arm's effect with its interval, a dot per seed, zero and the smallest effect that
     matters.
     """
-    scale = sign_of(hypothesis) * (100 if is_share(hypothesis.metric) else 1)
-    compared = verdict.comparisons
-    shown = [
-        scale * v
-        for c in compared
-        for v in (c.interval.low, c.interval.high, *c.differences)
-        if math.isfinite(v)
-    ]
-    low = min(0.0, *shown)
-    high = max(0.0, *shown)
-    room = 0.3 * (high - low) or 1.0
+    comparisons = verdict.comparisons
+    scale = sign_of(hypothesis)
+    if is_share(hypothesis.metric):
+        scale *= 100
+
+    # An interval without an end is drawn past all finite values.
+    values = [0.0]
+    for comparison in comparisons:
+        interval = comparison.interval
+        for value in (interval.low, interval.high, *comparison.differences):
+            if math.isfinite(value):
+                values.append(scale * value)
+    margin = 0.3 * (max(values) - min(values)) or 1.0
+    left = min(values) - margin
+    right = max(values) + margin
+
     axes.axvline(0, color=INK, linewidth=1)
-    for side in (1, -1) if hypothesis.direction is Direction.EITHER else (1,):
-        axes.axvline(
-            side * scale * hypothesis.smallest, color=INK, linewidth=1, linestyle=(0, (4, 3))
-        )
-    above = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom", "fontsize": 8}
-    axes.text(scale * hypothesis.smallest, 1, "smallest that matters", **above)
-    for row, c in enumerate(compared):
-        color = COLORS[place_of(hypothesis, c.arm)]
-        # An interval without an end is drawn to the edge.
-        ends = [
-            max(low - room, min(high + room, scale * end))
-            for end in (c.interval.low, c.interval.high)
-        ]
-        dots = [scale * difference for difference in c.differences]
+    smallest = scale * hypothesis.smallest
+    sides = (1, -1) if hypothesis.direction is Direction.EITHER else (1,)
+    for side in sides:
+        axes.axvline(side * smallest, color=INK, linewidth=1, linestyle=DASHES)
+    axes.text(
+        smallest,
+        1,
+        "smallest that matters",
+        transform=axes.get_xaxis_transform(),
+        ha="center",
+        va="bottom",
+        fontsize=8,
+    )
+
+    names: list[str] = []
+    for row, comparison in enumerate(comparisons):
+        color = COLORS[color_of(hypothesis, comparison.arm)]
+        interval = comparison.interval
+        low = max(left, min(right, scale * interval.low))
+        high = max(left, min(right, scale * interval.high))
+        seed_effects = [scale * difference for difference in comparison.differences]
         axes.plot(
-            dots,
-            [row + 0.22] * len(dots),
+            seed_effects,
+            [row + 0.22] * len(seed_effects),
             "o",
             color=color,
             alpha=0.5,
             markersize=4,
             markeredgewidth=0,
         )
-        axes.plot(ends, [row, row], color=color, linewidth=3, solid_capstyle="butt")
-        axes.plot(scale * c.interval.effect, row, "D", color=color, markersize=7)
-    axes.set_ylim(len(compared) - 0.55, -0.6)
-    names = [f"{textwrap.fill(c.arm, 16)}\n{percent(c.level, trim=True)}" for c in compared]
-    axes.set_yticks(range(len(compared)), names)
+        axes.plot([low, high], [row, row], color=color, linewidth=3, solid_capstyle="butt")
+        axes.plot(scale * interval.effect, row, "D", color=color, markersize=7)
+        level = percent(comparison.level, trim=True)
+        names.append(f"{textwrap.fill(comparison.arm, 16)}\n{level}")
+
+    axes.set_ylim(len(comparisons) - 0.55, -0.6)
+    axes.set_yticks(range(len(comparisons)), names)
     axes.grid(visible=False)
     unit = "points" if is_share(hypothesis.metric) else hypothesis.metric
-    claimed = f"claimed: {WAYS[hypothesis.direction]}; one dot per seed"
-    axes.set_xlabel(f"effect on {name_of(hypothesis.metric)} ({unit})\n{claimed}", fontsize=9)
+    effect = f"effect on {name_of(hypothesis.metric)} ({unit})"
+    claim = f"claimed: {DIRECTION_WORDS[hypothesis.direction]}; one dot per seed"
+    axes.set_xlabel(f"{effect}\n{claim}", fontsize=9)
 
 
 def save_curves(path: Path, hypothesis: Hypothesis, curves: Sequence[Curves]) -> Path:
     """Write a picture with one panel per kind of curve."""
-    panels = kinds(hypothesis, curves)
+    metrics = curve_metrics(hypothesis, curves)
     with plotting() as plt:
-        size = (5.2 * len(panels), 3.6)
-        figure, grid = plt.subplots(
-            1, len(panels), figsize=size, layout="constrained", squeeze=False
-        )
-        for axes, (kind, metric) in zip(grid.flat, panels.items(), strict=True):
+        n_panels = len(metrics)
+        size = (5.2 * n_panels, 3.6)
+        figure, grid = plt.subplots(1, n_panels, figsize=size, layout="constrained", squeeze=False)
+        for axes, (kind, metric) in zip(grid.flat, metrics.items(), strict=True):
             draw_curves(axes, hypothesis, curves, kind)
             axes.set_title(title_of(metric))
         handles, labels = grid.flat[0].get_legend_handles_labels()
@@ -144,9 +169,8 @@ def save_curves(path: Path, hypothesis: Hypothesis, curves: Sequence[Curves]) ->
 def save_intervals(path: Path, hypothesis: Hypothesis, verdict: Verdict) -> Path:
     """Write a picture of the effects."""
     with plotting() as plt:
-        figure, axes = plt.subplots(
-            figsize=(7.2, 1.3 + 0.75 * len(verdict.comparisons)), layout="constrained"
-        )
+        height = 1.3 + 0.75 * len(verdict.comparisons)
+        figure, axes = plt.subplots(figsize=(7.2, height), layout="constrained")
         draw_intervals(axes, hypothesis, verdict)
         return save(figure, path)
 
@@ -157,37 +181,39 @@ def panels(
     """Return titles and SVG of a hypothesis's pictures on the page: effects, and every kind of
     curve there is.
     """
-    made = list[tuple[str, str]]()
+    pictures: list[tuple[str, str]] = []
+    width, min_height = PANEL_SIZE_IN
     with plotting() as plt:
         if verdict and verdict.comparisons:
-            height = max(PANEL[1], 0.8 + 0.7 * len(verdict.comparisons))
-            figure, axes = plt.subplots(figsize=(PANEL[0], height), layout="constrained")
+            height = max(min_height, 0.8 + 0.7 * len(verdict.comparisons))
+            figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
             draw_intervals(axes, hypothesis, verdict)
-            made.append(("Effect", to_svg(figure, "effects with their intervals")))
-        for kind, metric in kinds(hypothesis, curves).items():
-            figure, axes = plt.subplots(figsize=PANEL, layout="constrained")
+            pictures.append(("Effect", to_svg(figure, "effects with their intervals")))
+        for kind, metric in curve_metrics(hypothesis, curves).items():
+            figure, axes = plt.subplots(figsize=PANEL_SIZE_IN, layout="constrained")
             draw_curves(axes, hypothesis, curves, kind)
-            made.append((title_of(metric), to_svg(figure, f"{title_of(metric)} by step")))
-    return made
+            title = title_of(metric)
+            pictures.append((title, to_svg(figure, f"{title} by step")))
+    return pictures
 
 
-def strip(ends: Sequence[float], reach: float, both: bool) -> str:
+def strip(ends: Sequence[float], reach: float, either: bool) -> str:
     """Draw one interval (low, effect, high) on a line, in units of the smallest effect that
-    matters: a table's cell.
+    matters: a table's cell. `either` marks this effect on both sides of zero.
     """
-    low, effect, high = (max(-reach, min(reach, end)) for end in ends)
+    low, effect, high = [max(-reach, min(reach, end)) for end in ends]
     with plotting() as plt:
         figure = plt.figure(figsize=(2.6, 0.26))
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         axes.axvline(0, color=INK, linewidth=1)
-        for mark in (1, -1) if both else (1,):
-            axes.axvline(mark, color=INK, linewidth=1, linestyle=(0, (4, 3)), alpha=0.6)
+        for smallest in (1, -1) if either else (1,):
+            axes.axvline(smallest, color=INK, linewidth=1, linestyle=DASHES, alpha=0.6)
         axes.plot([low, high], [0, 0], color=INK, linewidth=2.5, solid_capstyle="butt")
         axes.plot(effect, 0, "o", color=INK, markersize=7)
         axes.set_xlim(-1.08 * reach, 1.08 * reach)
-        said = (
+        label = (
             f"effect {ends[1]:+.2f} times the smallest that matters, from {ends[0]:+.2f} to"
             f" {ends[2]:+.2f}"
         )
-        return to_svg(figure, said)
+        return to_svg(figure, label)

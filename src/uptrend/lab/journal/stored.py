@@ -25,13 +25,15 @@ from uptrend.records.view import view_of
 T = typing.TypeVar("T")
 Point = tuple[float, float]
 
-SCHEMA = 1
-VERDICT = "verdict.json"
-RUNS = "runs.json"
-CURVES = "curves.json"
-ACCURACY = "eval/accuracy"
-# Points kept of a curve.
-POINTS = 100
+SCHEMA_VERSION = 1
+VERDICT_FILE = "verdict.json"
+RUNS_FILE = "runs.json"
+CURVES_FILE = "curves.json"
+ACCURACY_METRIC = "eval/accuracy"
+# Points kept of a curve: more than a picture of a few hundred pixels can show apart.
+MAX_CURVE_POINTS = 100
+# Values that have no finite number in JSON, by end of an interval.
+OPEN_ENDS = {"effect": math.nan, "low": -math.inf, "high": math.inf}
 
 
 @dataclass(frozen=True)
@@ -82,15 +84,21 @@ class Curves:
 def read_verdict(path: Path) -> tuple[Verdict, Entry | None] | None:
     """Read a verdict and its entry; None before the first verdict."""
 
-    def make(table: Any) -> tuple[Verdict, Entry | None]:
-        return build(Verdict, table), build(Entry, table["entry"]) if table.get("entry") else None
+    def parse(table: Any) -> tuple[Verdict, Entry | None]:
+        verdict = build(Verdict, table)
+        entry = build(Entry, table["entry"]) if table.get("entry") else None
+        return verdict, entry
 
-    return _read(path, make)
+    return _read(path, parse)
 
 
 def read_rows(kind: type[T], path: Path) -> tuple[T, ...]:
     """Read the runs or the curves that an experiment has so far; nothing where there are none."""
-    return _read(path, lambda table: tuple(build(kind, row) for row in table.get("runs", []))) or ()
+
+    def parse(table: Any) -> tuple[T, ...]:
+        return tuple(build(kind, row) for row in table.get("runs", []))
+
+    return _read(path, parse) or ()
 
 
 def keep_curves(path: Path, lab: Path, metric: str, runs: Sequence[ArmRun]) -> tuple[Curves, ...]:
@@ -98,17 +106,19 @@ def keep_curves(path: Path, lab: Path, metric: str, runs: Sequence[ArmRun]) -> t
     before.
     """
     before = {curves.folder: curves for curves in read_rows(Curves, path)}
-    kept = list[Curves]()
+    all_curves: list[Curves] = []
     for run in runs:
-        found = _curves_of(lab / run.folder, metric) if run.folder else None
-        found = found or before.get(run.folder)
-        if found is not None:
-            kept.append(replace(found, arm=run.arm, seed=run.seed, folder=run.folder))
-    write(path, {"metric": metric, "runs": [asdict(curves) for curves in kept]})
-    return tuple(kept)
+        curves = _read_curves(lab / run.folder, metric, run) if run.folder else None
+        if curves is None and run.folder in before:
+            curves = replace(before[run.folder], arm=run.arm, seed=run.seed)
+        if curves is not None:
+            all_curves.append(curves)
+    write(path, {"metric": metric, "runs": [asdict(curves) for curves in all_curves]})
+    return tuple(all_curves)
 
 
-def _curves_of(folder: Path, metric: str) -> Curves | None:
+def _read_curves(folder: Path, metric: str, arm_run: ArmRun) -> Curves | None:
+    """Read a run's curves from its directory; None if that can't be read."""
     try:
         run = Run(folder)
         view = view_of(run)
@@ -116,73 +126,85 @@ def _curves_of(folder: Path, metric: str) -> Curves | None:
         return None
 
     def points(name: str) -> tuple[Point, ...]:
+        points: list[Point] = []
         if name.startswith("eval/"):
-            lines = [(line["step"], in_line(line, name)) for line in run.eval_lines]
-            found = tuple(
-                (step, value) for step, value in lines if value is not None and math.isfinite(value)
-            )
+            for line in run.eval_lines:
+                value = in_line(line, name)
+                if value is not None and math.isfinite(value):
+                    points.append((line["step"], value))
         else:
-            found = thin_curve(*view.curve(name), POINTS)
-        return tuple((step, float(f"{value:.4g}")) for step, value in found)
+            points += thin_curve(*view.curve(name), MAX_CURVE_POINTS)
+        # Four digits are enough for a picture, and keep the file small.
+        return tuple((step, float(f"{value:.4g}")) for step, value in points)
 
-    shown = curve_of(metric)
-    own = () if shown in (ACCURACY, REWARD_METRIC) else points(shown)
-    return Curves("", 0, "", points(ACCURACY), points(REWARD_METRIC), own)
+    own_metric = curve_of(metric)
+    is_drawn_anyway = own_metric in (ACCURACY_METRIC, REWARD_METRIC)
+    return Curves(
+        arm_run.arm,
+        arm_run.seed,
+        arm_run.folder,
+        accuracy=points(ACCURACY_METRIC),
+        reward=points(REWARD_METRIC),
+        metric=() if is_drawn_anyway else points(own_metric),
+    )
 
 
 def write(path: Path, value: Mapping[str, Any], indent: int | None = None) -> Path:
     """Write a table as JSON, whole, with its schema."""
-    value = {"schema": SCHEMA, **value}
-    write_atomically(
-        path,
-        json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False).encode()
-        + b"\n",
-    )
+    table = plain({"schema": SCHEMA_VERSION, **value})
+    text = json.dumps(table, indent=indent, ensure_ascii=False, allow_nan=False)
+    write_atomically(path, f"{text}\n".encode())
     return path
 
 
-def _read(path: Path, make: Callable[[Any], T]) -> T | None:
+def _read(path: Path, parse: Callable[[Any], T]) -> T | None:
+    """Read a JSON file and parse its table; None where there is no such file."""
     try:
-        return make(parse_json(read_file(path)))
+        return parse(parse_json(read_file(path)))
     except FileNotFoundError:
         return None
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        said = f"{type(error).__name__} {error}"
-        raise LabError(f"{path} could not be read: {said}. Judge again to write it anew.") from None
+        reason = f"{type(error).__name__} {error}"
+        raise LabError(
+            f"{path} could not be read: {reason}. Judge again to write it anew."
+        ) from None
 
 
 def build(kind: type[T], table: Mapping[str, Any]) -> T:
     """Make a dataclass from a table: missing fields take their defaults, unknown keys are
     ignored.
     """
-    hints = typing.get_type_hints(kind)
-    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    return kind(**{f.name: _value(hints[f.name], table[f.name]) for f in fields if f.name in table})
+    types_by_field = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for part in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if part.name in table:
+            values[part.name] = _convert(types_by_field[part.name], table[part.name])
+    return kind(**values)
 
 
-def _value(kind: Any, value: Any) -> Any:
-    # Convert a value to its field's type; JSON has null for a number that was not finite.
+def _convert(kind: Any, value: Any) -> Any:
+    """Convert a value of JSON to its field's type."""
     origin = typing.get_origin(kind)
     inner = typing.get_args(kind)
     if origin is types.UnionType:
-        return (
-            None if value is None else _value(next(k for k in inner if k is not type(None)), value)
-        )
+        if value is None:
+            return None
+        kinds = [option for option in inner if option is not type(None)]
+        return _convert(kinds[0], value)
     if origin is tuple:
-        return (
-            tuple(_value(inner[0], item) for item in value)
-            if len(inner) == 2 and inner[1] is ...
-            else tuple(value)
-        )
+        is_any_length = len(inner) == 2 and inner[1] is ...
+        return tuple(_convert(inner[0], item) for item in value) if is_any_length else tuple(value)
     if origin is not None and issubclass(origin, Mapping):
-        return {str(key): _value(inner[1], item) for key, item in value.items()}
-    if kind is float:
+        return {str(key): _convert(inner[1], item) for key, item in value.items()}
+    if kind is float:  # null stands for a number that was not finite
         return math.nan if value is None else float(value)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return kind(value)
-    if kind is Interval:  # an end that was not finite is an open end
-        ends = {"effect": math.nan, "low": -math.inf, "high": math.inf}
-        return Interval(**{name: ends[name] if end is None else end for name, end in value.items()})
-    return (
-        build(kind, value) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else value
-    )
+    if kind is Interval:
+        ends: dict[str, float] = {}
+        for name, end in value.items():
+            ends[name] = OPEN_ENDS[name] if end is None else end
+        return Interval(**ends)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return build(kind, value)
+    return value

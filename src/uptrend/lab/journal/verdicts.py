@@ -23,16 +23,18 @@ from uptrend.records.metrics import label_of, name_of
 # Head and rows of texts.
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
-WAYS = {Direction.UP: "up", Direction.DOWN: "down", Direction.EITHER: "either way"}
+DIRECTION_WORDS = {Direction.UP: "up", Direction.DOWN: "down", Direction.EITHER: "either way"}
 # Config keys that differ between runs and say nothing about the arms.
-QUIET = ("name", "seed")
+KEYS_OF_RUN = ("name", "seed")
 
 
 def title_of(metric: str) -> str:
     """Return a metric as a heading."""
     label = label_of(metric)
-    name = name_of(metric)
-    return name[:1].upper() + name[1:] if label == metric and metric.startswith("eval/") else label
+    if label == metric and metric.startswith("eval/"):  # it has no label of its own
+        name = name_of(metric)
+        return name[:1].upper() + name[1:]
+    return label
 
 
 def sign_of(hypothesis: Hypothesis) -> int:
@@ -42,57 +44,58 @@ def sign_of(hypothesis: Hypothesis) -> int:
 
 def span(hypothesis: Hypothesis, interval: Interval | None) -> str:
     """Format an interval's two ends as measured: −7.3 to −1.0."""
-    return (
-        NO_VALUE
-        if interval is None
-        else interval_text(hypothesis.metric, interval, sign_of(hypothesis))
-    )
+    if interval is None:
+        return NO_VALUE
+    return interval_text(hypothesis.metric, interval, sign_of(hypothesis))
 
 
 def decisive(hypothesis: Hypothesis, verdict: Verdict) -> Comparison | None:
     """Return the comparison that a verdict rests on: of those that agree with it, the one with the
     greatest effect.
     """
-    agreeing = [c for c in verdict.comparisons if c.status is verdict.status] or verdict.comparisons
+    agreeing = [
+        comparison for comparison in verdict.comparisons if comparison.status is verdict.status
+    ]
     size = abs if hypothesis.direction is Direction.EITHER else float
-    return max(agreeing, key=lambda c: size(c.interval.effect), default=None)
+    return max(
+        agreeing or verdict.comparisons,
+        key=lambda comparison: size(comparison.interval.effect),
+        default=None,
+    )
 
 
 def caveats(verdict: Verdict) -> list[str]:
     """Return the caveats that a verdict's own sentence leaves out: a void, refused arms, an early
     stop.
     """
-    told = verdict.sentence
-    is_silent = verdict.void and verdict.void.rstrip(".") not in told
-    said = [f"This verdict does not count: {verdict.void}"] if is_silent else []
-    said += [
-        f"The arm {arm} was refused: {why}"
-        for arm, why in verdict.refused.items()
-        if why.rstrip(".") not in told
-    ]
-    if verdict.stopped_early and "confidence sequence" not in told:
-        said.append(
+    texts: list[str] = []
+    if verdict.void and verdict.void.rstrip(".") not in verdict.sentence:
+        texts.append(f"This verdict does not count: {verdict.void}")
+    for arm, reason in verdict.refused.items():
+        if reason.rstrip(".") not in verdict.sentence:
+            texts.append(f"The arm {arm} was refused: {reason}")
+    if verdict.stopped_early and "confidence sequence" not in verdict.sentence:
+        texts.append(
             "It was stopped early; intervals are those of the confidence sequence, which allows for"
             " looking."
         )
-    return said
+    return texts
 
 
 def arms_table(hypothesis: Hypothesis, verdict: Verdict) -> Table:
     """Return one row per arm, the control first: its mean, and its effect by every method."""
-    chance = (
-        "chance of a fall" if hypothesis.direction is Direction.DOWN else "chance of improvement"
-    )
-    levels = " or ".join(dict.fromkeys(percent(c.level, trim=True) for c in verdict.comparisons))
+    levels = [percent(comparison.level, trim=True) for comparison in verdict.comparisons]
+    different_levels = " or ".join(dict.fromkeys(levels))
+    is_fall = hypothesis.direction is Direction.DOWN
     head = (
         "arm",
         "seeds",
         "mean",
         "effect",
-        f"{levels} interval",
+        f"{different_levels} interval",
         "p",
         "sign-flip p (least)",
-        chance,
+        "chance of a fall" if is_fall else "chance of improvement",
         "interval over tasks too",
         "power",
     )
@@ -103,81 +106,92 @@ def arms_table(hypothesis: Hypothesis, verdict: Verdict) -> Table:
         level(hypothesis.metric, first.control_mean),
     )
     rows = [(*control, *[""] * (len(head) - len(control)))]
-    for c in verdict.comparisons:
-        adjusted = f", adjusted {p_value(c.p_adjusted)}" if c.p_adjusted is not None else ""
-        better = c.improvement
-        effect = change(hypothesis.metric, sign_of(hypothesis) * c.interval.effect)
-        unit = (
-            " points" if is_share(hypothesis.metric) and not math.isnan(c.interval.effect) else ""
-        )
-        rows.append(
-            (
-                c.arm,
-                str(len(c.seeds)),
-                level(hypothesis.metric, c.arm_mean),
-                f"{effect}{unit}",
-                span(hypothesis, c.interval),
-                f"{p_value(c.p)}{adjusted}",
-                f"{p_value(c.sign_flip)} ({p_value(c.sign_flip_least)})",
-                (
-                    f"{percent(better.effect, 0)} ({percent(better.low, 0)} to"
-                    f" {percent(better.high, 0)})"
-                ),
-                span(hypothesis, c.tasks_too),
-                percent(c.power, 0),
-            )
-        )
+    for comparison in verdict.comparisons:
+        rows.append(_arm_row(hypothesis, comparison))
     return head, rows
+
+
+def _arm_row(hypothesis: Hypothesis, comparison: Comparison) -> tuple[str, ...]:
+    """Return an arm's row of `arms_table`."""
+    metric = hypothesis.metric
+    effect = comparison.interval.effect
+    effect_text = change(metric, sign_of(hypothesis) * effect)
+    if is_share(metric) and not math.isnan(effect):
+        effect_text += " points"
+    p = p_value(comparison.p)
+    if comparison.p_adjusted is not None:
+        p += f", adjusted {p_value(comparison.p_adjusted)}"
+    chance = comparison.improvement
+    chance_span = f"({percent(chance.low, 0)} to {percent(chance.high, 0)})"
+    return (
+        comparison.arm,
+        str(len(comparison.seeds)),
+        level(metric, comparison.arm_mean),
+        effect_text,
+        span(hypothesis, comparison.interval),
+        p,
+        f"{p_value(comparison.sign_flip)} ({p_value(comparison.sign_flip_least)})",
+        f"{percent(chance.effect, 0)} {chance_span}",
+        span(hypothesis, comparison.tasks_too),
+        percent(comparison.power, 0),
+    )
 
 
 def runs_table(metric: str, runs: Sequence[ArmRun]) -> Table:
     """Return one row per run, by arm: levels, status, duration and folder."""
-    arms = list(dict.fromkeys(run.arm for run in runs))
-    rows = list[Sequence[str]]()
+    head = ("arm", "seed", "before", "at the end", "status", "time", "run directory")
+    arms = [run.arm for run in runs]
+    rows: list[Sequence[str]] = []
     for run in sorted(runs, key=lambda run: arms.index(run.arm)):
-        status = f"{run.status}: {run.reason}" if run.reason else run.status
-        ends = level(metric, run.before), level(metric, run.value)
-        rows.append(
-            (run.arm, str(run.seed), *ends, status, duration(run.seconds), run.folder or NO_VALUE)
+        row = (
+            run.arm,
+            str(run.seed),
+            level(metric, run.before),
+            level(metric, run.value),
+            f"{run.status}: {run.reason}" if run.reason else run.status,
+            duration(run.seconds),
+            run.folder or NO_VALUE,
         )
-    return ("arm", "seed", "before", "at the end", "status", "time", "run directory"), rows
+        rows.append(row)
+    return head, rows
 
 
 def changed(entry: Entry, arm: str, to_control: bool = False) -> dict[str, Any]:
     """Return the config values by which an arm differs from the control: the arm's, or the
     control's.
     """
-    pairs = entry.differences.get(arm, {})
-    return {key: pair[0 if to_control else 1] for key, pair in pairs.items() if key not in QUIET}
+    values: dict[str, Any] = {}
+    for key, (of_control, of_arm) in entry.differences.get(arm, {}).items():
+        if key not in KEYS_OF_RUN:
+            values[key] = of_control if to_control else of_arm
+    return values
 
 
 def differences(entry: Entry) -> list[tuple[str, str]]:
     """Return each arm with its changes to the control's config, in one line."""
-    told = list[tuple[str, str]]()
+    changes_by_arm: list[tuple[str, str]] = []
     for arm in entry.differences:
         changes = changed(entry, arm)
         # Options that another taskset has no use for say nothing, unless leaving something out is
         # all that an arm does.
-        said = {key: value for key, value in changes.items() if value is not None} or changes
-        told.append((arm, assignments(said) or "nothing"))
-    return told
+        set_values = {key: value for key, value in changes.items() if value is not None}
+        changes_by_arm.append((arm, assignments(set_values or changes) or "nothing"))
+    return changes_by_arm
 
 
-# Functions that the templates call.
-HELPERS: Mapping[str, Any] = {
-    function.__name__: function
-    for function in (
-        amount,
-        arms_table,
-        assignments,
-        caveats,
-        differences,
-        level,
-        markdown_table,
-        name_of,
-        plural,
-        runs_table,
-        span,
-        titled,
-    )
-} | {"ways": WAYS}
+# What the templates call, by the names that they use.
+TEMPLATE_FUNCTIONS: Mapping[str, Any] = {
+    "amount": amount,
+    "arms_table": arms_table,
+    "assignments": assignments,
+    "caveats": caveats,
+    "differences": differences,
+    "level": level,
+    "markdown_table": markdown_table,
+    "name_of": name_of,
+    "plural": plural,
+    "runs_table": runs_table,
+    "span": span,
+    "titled": titled,
+    "ways": DIRECTION_WORDS,
+}
