@@ -14,6 +14,7 @@ where it is needed: handing it to a worker would take longer than it does.
 
 import asyncio
 import base64
+import contextlib
 import copy
 import functools
 import importlib
@@ -231,7 +232,7 @@ class RewardFunction:
         )
         self.is_importable = is_importable(function, name)
         self._seconds: deque[float] = deque(maxlen=MEASURED_CALLS)
-        self._workers = shared_pool("uptrend.tasks.function_worker")
+        self._workers = shared_pool("uptrend.tasks.function_worker", *_source_of(function))
         self._threads = Threads(count_cores(), "reward")
         self._needs_main_thread = False
 
@@ -361,6 +362,18 @@ class RewardFunction:
         return values
 
 
+def _source_of(function: Function) -> tuple[str, str, int]:
+    """Return what a worker that has imported a function depends on: the current folder, its file,
+    and when that was changed.
+    """
+    file = ""
+    changed_ns = 0
+    with contextlib.suppress(OSError, TypeError):  # built in, or of a notebook
+        file = inspect.getfile(inspect.unwrap(function))
+        changed_ns = Path(file).stat().st_mtime_ns
+    return str(Path.cwd()), file, changed_ns
+
+
 def _prompt_of(row: Mapping[str, Any], task: Task) -> Any:
     prompt = row.get("prompt")
     return prompt if isinstance(prompt, list) else task.messages[-1].content
@@ -419,7 +432,7 @@ def encode_arguments(arguments: Mapping[str, Any]) -> str:
 
 def decode_arguments(text: str) -> dict[str, Any]:
     """Return arguments that `encode_arguments` wrote, in the process that it started."""
-    arguments: dict[str, Any] = pickle.loads(base64.b64decode(text))  # noqa: S301 (from our caller)
+    arguments: dict[str, Any] = pickle.loads(base64.b64decode(text))
     return arguments
 
 
@@ -453,8 +466,11 @@ def read_value(value: Any, name: str) -> Value:
     if isinstance(value, Mapping):
         parts: dict[str, float] = {}
         for key, part in value.items():
-            if part is not None:
-                parts[str(key)] = _read_number(part, f"{name}: {key}")
+            if part is None:
+                continue
+            if key == "correct" and isinstance(part, bool):
+                part = float(part)  # it says whether the answer is right
+            parts[str(key)] = _read_number(part, f"{name}, part {key},")
         return parts or None
     return _read_number(value, name)
 

@@ -350,7 +350,6 @@ def make_terms(
 ) -> list[RewardTerm]:
     """Return the rewards that options name; `columns` are those that a function may take."""
     terms: list[RewardTerm] = []
-    score: Score
     for i, name in enumerate(options.reward):
         weight = options.weights[i] if options.weights else 1.0
         term_name = name.rpartition(":")[2]

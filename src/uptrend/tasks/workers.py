@@ -8,7 +8,7 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -100,16 +100,16 @@ class _Lease:
                 self._worker.kill()
 
 
-# At most one pool per module: tasksets share it, and its workers end with the last of them.
-_SHARED_POOLS: "WeakValueDictionary[str, WorkerPool]" = WeakValueDictionary()
+# Tasksets share a pool, and its workers end with the last of them.
+_SHARED_POOLS: "WeakValueDictionary[tuple[Hashable, ...], WorkerPool]" = WeakValueDictionary()
 
 
-def shared_pool(module: str) -> WorkerPool:
-    """Return this process's pool of a module's workers."""
-    pool = _SHARED_POOLS.get(module)
+def shared_pool(module: str, *key: Hashable) -> WorkerPool:
+    """Return this process's pool of a module's workers; another key gets other workers."""
+    pool = _SHARED_POOLS.get((module, *key))
     if pool is None:
         pool = WorkerPool(module)
-        _SHARED_POOLS[module] = pool
+        _SHARED_POOLS[module, *key] = pool
     return pool
 
 
