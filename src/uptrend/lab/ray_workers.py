@@ -78,8 +78,8 @@ class RayWorkers(Workers):
                 options = options if self.address == "local" else {"address": self.address}
                 ray.init(**options, log_to_driver=False, configure_logging=False)
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-            said = str(error).strip().splitlines()[0]
-            raise lab_error("no-cluster", address=self.address, said=said) from None
+            problem = str(error).strip().splitlines()[0]
+            raise lab_error("no-cluster", address=self.address, problem=problem) from None
         folder = (
             planned_runs[0].folder.parent.absolute()
             if planned_runs

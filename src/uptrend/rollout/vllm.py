@@ -44,7 +44,7 @@ from uptrend.config import Sampling
 from uptrend.policy.policy import Policy
 from uptrend.records import Ending, ModelError, ServerWarning
 from uptrend.rollout.endings import Endings
-from uptrend.rollout.http import HttpClient, RequestRefused, sentence
+from uptrend.rollout.http import HttpClient, RequestRefused, error_sentence
 from uptrend.rollout.play import derive_seed
 from uptrend.rollout.sampler import Extension, Limits
 from uptrend.rollout.vllm_supervisor import KEY, SHARED
@@ -552,7 +552,7 @@ class VllmSampler:
         except OSError as error:
             raise _Out(error.strerror or str(error) or type(error).__name__) from None
         if reply.status >= 400:
-            raise self._failure(server, path, reply.status, sentence(reply.content))
+            raise self._failure(server, path, reply.status, error_sentence(reply.content))
         try:
             found = json.loads(reply.content)
         except ValueError:
