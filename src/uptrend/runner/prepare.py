@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from uptrend.bridge.trackers import chosen
+from uptrend.bridge.trackers import select_trackers
 from uptrend.config import Config, to_table
 from uptrend.config.schema import Parallel
 from uptrend.config.tables import to_toml
@@ -224,7 +224,7 @@ def need_extras(config: Config) -> None:
     need_train_extra()
     if config.learning.optimizer == "adamw-8bit":
         need_extra("bitsandbytes", "eightbit")
-    chosen(config.track)
+    select_trackers(config.track)
 
 
 def make_policy(

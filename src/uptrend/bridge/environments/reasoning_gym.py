@@ -59,10 +59,10 @@ class GymPlay(OneTurn):
     def __init__(self, messages: tuple[Message, ...], grade: Callable[[str], Reward]) -> None:
         self.messages = messages
         self._grade = grade
-        self._said = ""
+        self._reply = ""
 
     async def score(self) -> Reward:
-        return self._grade(self._said)
+        return self._grade(self._reply)
 
 
 class Gym:
