@@ -17,12 +17,18 @@ from typing import Any
 import torch
 
 from uptrend.records import Message
-from uptrend.rollout.calls import FORMATS
+from uptrend.rollout.calls import CALL_FORMATS
 from uptrend.rollout.render import Renderer
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.taskset import play_script
-from uptrend.tasksets.musique.atlas import compose, decompose, lay, surround, write_paragraphs
-from uptrend.tasksets.musique.atlas_world import RELATIONS, STARTS, World
+from uptrend.tasksets.musique.atlas import (
+    compose,
+    decompose,
+    fill_world,
+    make_chain,
+    write_paragraphs,
+)
+from uptrend.tasksets.musique.atlas_world import NAME_STARTS, RELATIONS, World
 from uptrend.tasksets.musique.play import TOOLS
 
 HOPS = ("range", "capital")
@@ -36,7 +42,7 @@ READ = 500
 WORDS = 1200
 """The most tokens."""
 NAMES = "[A-Z][a-z]*|[0-9]"
-SYLLABLES = f"^(?:{'|'.join(sorted(STARTS, key=len, reverse=True))})(?=[a-z])"
+SYLLABLES = f"^(?:{'|'.join(sorted(NAME_STARTS, key=len, reverse=True))})(?=[a-z])"
 TEMPLATE = (
     "{% for m in messages %}<turn>{{ m['role'] }}\n{{ m['content'] }}<end>{% endfor %}"
     "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
@@ -52,8 +58,8 @@ def write_questions(file: Path, count: int) -> Path:
     while len(rows) < count:
         seed += 1
         world = World(random.Random(f"small-{seed}"))
-        chain = lay(world, relations)
-        surround(world, chain, PARAGRAPHS)
+        chain = make_chain(world, relations)
+        fill_world(world, chain, PARAGRAPHS)
         paragraphs = write_paragraphs(world, chain)
         row = {"question": compose(chain), "answer": chain[-1].answer, "paragraphs": paragraphs}
         row["question_decomposition"] = decompose(chain, paragraphs, seed)
@@ -131,7 +137,7 @@ def _tokenizer(options: dict[str, Any]) -> Any:
     )
     tokenizer.chat_template = TEMPLATE
     prompt = tokenizer.decode(
-        Renderer(tokenizer, [tokenizer.eos_token_id], chat=True).first(chats[0][:1], TOOLS)
+        Renderer(tokenizer, [tokenizer.eos_token_id], chat=True).first_prompt(chats[0][:1], TOOLS)
     )
     tokenizer.add_tokens(
         [prompt.removeprefix("<turn>").partition("<end>")[0]]
@@ -142,7 +148,7 @@ def _tokenizer(options: dict[str, Any]) -> Any:
 def _texts(chats: Iterable[Sequence[Message]]) -> Iterator[str]:
     """What stands between two special tokens."""
     for message in (m for chat in chats for m in chat):
-        said = FORMATS["plain"].write(message) if message.calls else message.content
+        said = CALL_FORMATS["plain"].write(message) if message.calls else message.content
         if message.role == "assistant":
             yield "assistant\n"
             yield said

@@ -19,7 +19,7 @@ from uptrend.config import Config
 from uptrend.doctor.probes import PROBES, differential
 from uptrend.records import Run
 from uptrend.records.directory import set_aside
-from uptrend.runner.preflight import Preflight, ask_probes
+from uptrend.runner.preflight import Preflight, run_named_probes
 from uptrend.runner.prepare import prepare
 from uptrend.runner.runs import resume_run, start
 from uptrend.training.components import RunContext
@@ -75,7 +75,7 @@ def make_run(case: Case, to: Path) -> Path:
 def _preflight(context: RunContext) -> dict[str, Any]:
     names = [name for name, probe in PROBES.items() if not probe.full and name not in LEFT_OUT]
     began = time.perf_counter()
-    results = list(ask_probes(context, names, GROUPS))
+    results = list(run_named_probes(context, names, GROUPS))
     return Preflight(
         context.config.name, results, differential(results), time.perf_counter() - began
     ).to_table()

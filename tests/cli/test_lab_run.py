@@ -25,7 +25,7 @@ from synthetic import write_run
 from uptrend.cli import experiments
 from uptrend.cli.experiments import take_runs
 from uptrend.cli.lab_view import Board, LabView
-from uptrend.lab.experiment import ExperimentRuns, together
+from uptrend.lab.experiment import ExperimentRuns, run_experiments
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import PlannedRun
 from uptrend.lab.workers import Outcome
@@ -229,7 +229,9 @@ def test_judging_takes_in_refused_and_failed_runs_and_misses_none(tmp_path: Path
     )
     h = replace(H, arms=arms, seeds=(0, 1, 2))
     notebook, launcher = make_lab(tmp_path / "lab", QUICK, h), QuickLauncher()
-    verdict = together([ExperimentRuns(notebook, h, launcher)], launcher, QuickWorkers(), Mock())[0]
+    verdict = run_experiments(
+        [ExperimentRuns(notebook, h, launcher)], launcher, QuickWorkers(), Mock()
+    )[0]
     assert list(verdict.refused) == ["broken"]
     assert take_runs(ExperimentRuns(notebook, h, launcher)).judge() == verdict
     made = [

@@ -164,7 +164,7 @@ def test_a_probe_that_raises_is_a_line_and_the_others_go_on(
     def fail(_: object) -> Any:
         raise RuntimeError("CUDA error:\n  out of memory")
 
-    monkeypatch.setitem(PROBES, "order", replace(PROBES["order"], ask=fail))
+    monkeypatch.setitem(PROBES, "order", replace(PROBES["order"], function=fail))
     asked = ("preflight", RECIPE, *only("leak", "order", "schedule"))
     lines = call(*asked, code=2).out.splitlines()
     assert [line.split()[:2] for line in lines[:3]] == [

@@ -11,7 +11,7 @@ from test_workers import Watching
 
 from quick_runs import UNLUCKY, QuickLauncher, QuickWorkers, right_of
 from uptrend.lab import specification
-from uptrend.lab.experiment import ExperimentRuns, seconds_of, together
+from uptrend.lab.experiment import ExperimentRuns, run_experiments, seconds_of
 from uptrend.lab.journal.stored import Entry, write
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.refuse import allowed, faults
@@ -50,8 +50,8 @@ def run(
     launcher: Any = None,
 ) -> list[Verdict]:
     launcher = launcher or QuickLauncher()
-    experiments = [ExperimentRuns(notebook, h, launcher, examine=examine) for h in hs]
-    return together(experiments, launcher, QuickWorkers(), watch or Watching())
+    experiments = [ExperimentRuns(notebook, h, launcher, find_faults=examine) for h in hs]
+    return run_experiments(experiments, launcher, QuickWorkers(), watch or Watching())
 
 
 def rows(notebook: Notebook, id: str = "h01") -> list[dict[str, Any]]:
@@ -126,14 +126,14 @@ def test_what_is_changed_after_results_were_seen(notebook: Notebook) -> None:
     )
     specification.extend(notebook, specification.freeze(notebook, H, QuickLauncher()), 2)
     one = ExperimentRuns(notebook, H, QuickLauncher())
-    (verdict,) = together([one], QuickLauncher(), QuickWorkers(), Watching())
+    (verdict,) = run_experiments([one], QuickLauncher(), QuickWorkers(), Watching())
     assert (verdict.comparisons[0].seeds, verdict.stopped_early) == (tuple(range(7)), True)
     assert one.notes == (
         "seeds 5, 6 were added after results could be seen; judged by the confidence sequence",
     )
     specification.restart(notebook, "h01")
     one = ExperimentRuns(notebook, changed, QuickLauncher())
-    (verdict,) = together([one], QuickLauncher(), QuickWorkers(), Watching())
+    (verdict,) = run_experiments([one], QuickLauncher(), QuickWorkers(), Watching())
     assert (verdict.status, verdict.confidence) == (Status.VALIDATED, Confidence.LOW)
     assert verdict.because == "10 of 10 runs had been seen before these criteria were written"
     assert one.notes == ("begun anew once; what had been found before is kept under before-N",)
@@ -144,7 +144,7 @@ def test_an_experiment_of_two_seeds_that_was_run_before_they_were_refused_is_sti
 ) -> None:
     h, launcher = replace(H, seeds=(0, 1)), QuickLauncher()
     before = ExperimentRuns(notebook, h, launcher, makes_runs=False)
-    (verdict,) = together([before], launcher, QuickWorkers(), Watching())
+    (verdict,) = run_experiments([before], launcher, QuickWorkers(), Watching())
     assert (verdict.status, verdict.comparisons[0].seeds) == (Status.INCONCLUSIVE, (0, 1))
     assert verdict.because == "fewer than 5 paired seeds decide nothing"
     with pytest.raises(LabError, match="Write 5 seeds or more"):

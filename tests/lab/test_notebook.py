@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from uptrend.lab.hypothesis_file import in_order
+from uptrend.lab.hypothesis_file import prerequisites_first
 from uptrend.lab.notebook import Notebook, roadmap, slug
 from uptrend.records import Arm, Confidence, Hypothesis, LabError, Priority, Status
 
@@ -167,6 +167,6 @@ def test_the_roadmap_goes_by_priority_prerequisites_and_what_is_open() -> None:
         replace(KL, id="h01", prerequisites=("h02",)),
         replace(KL, id="h02", prerequisites=("h01",)),
     ]
-    assert [h.id for h in in_order(circle)] == ["h01", "h02"]
+    assert [h.id for h in prerequisites_first(circle)] == ["h01", "h02"]
     assert slug("KL: beta = 0.1 ist für Größe nötig, oder?") == "kl-beta-0-1-ist-fur-groe"
     assert slug("!?") == "hypothesis"

@@ -15,9 +15,7 @@ from uptrend.records.renamed import current
 
 
 def complete_runs() -> list[str]:
-    """Return the names under ./runs, for shell completion; shells add paths where none of these
-    fits.
-    """
+    """Return the names under ./runs, for shell completion; shells add paths if no name fits."""
     return sorted(path.parent.name for path in Path("runs").glob("*/run.json"))
 
 
@@ -52,28 +50,31 @@ LabFolder = Annotated[Path, typer.Option("--dir", help="Folder of the lab.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the outcome.")]
 
 
-def open_run(named: str | Path, folder: Path = Path("runs")) -> Run:
+def open_run(name: str | Path, folder: Path = Path("runs")) -> Run:
     """Open a run by its path, or by its name under ./runs."""
-    for path in (Path(named), folder / named):
+    for path in (Path(name), folder / name):
         if (path / "run.json").exists():
             return Run(path)
-    if Path(named).exists():
+    if Path(name).exists():
         raise RecordError(
-            f"{named} is no run of Uptrend: it has no run.json. Other trainers' logs: uptrend"
-            f" doctor {named}"
+            f"{name} is no run of Uptrend: it has no run.json. Other trainers' logs: uptrend"
+            f" doctor {name}"
         )
     names = sorted(path.parent.name for path in folder.glob("*/run.json"))
-    here = f" {folder}/ holds {', '.join(names)}." if names else ""
-    raise RecordError(
-        f"There is no run at {named} or {folder / named}.{nearest(str(named), names) or here}"
-    )
+    hint = nearest(str(name), names)
+    if not hint and names:
+        hint = f" {folder}/ holds {', '.join(names)}."
+    raise RecordError(f"There is no run at {name} or {folder / name}.{hint}")
 
 
 class Commands(TyperGroup):
-    """Commands under a verb; one that is called by its older name is noted, and runs."""
+    """Commands under a verb; one that is called by an older name runs, with a note."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return super().get_command(ctx, current(f"{ctx.info_name} {cmd_name}").rpartition(" ")[2])
+        # Old names are listed with their verb: "lab old-name".
+        current_command = current(f"{ctx.info_name} {cmd_name}")
+        current_name = current_command.rpartition(" ")[2]
+        return super().get_command(ctx, current_name)
 
 
 def make_app(help: str) -> typer.Typer:

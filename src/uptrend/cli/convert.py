@@ -47,61 +47,81 @@ def command(
     equivalent is listed here and at the end of the file, and so are values that come from the other
     trainer's defaults.
     """
-    found = read_any(file, _read_flags(shlex.split(flags)), processes)
-    told: dict[str, Any]
-    if isinstance(found, Converted):
+    source = read_any(file, _read_flags(shlex.split(flags)), processes)
+    summary: dict[str, Any]
+    if isinstance(source, Converted):
         if to:
             raise ConfigError(
-                f"{file} is {found.trainer}'s: convert it to a recipe first, without --to."
+                f"{file} is {source.trainer}'s: convert it to a recipe first, without --to."
             )
-        files = {"recipe.toml": found.recipe(), **found.files}
-        told = {
-            "from": found.trainer,
-            "defaults": found.defaults,
-            "lost": found.lost,
-            "left_out": found.machinery,
+        files = {"recipe.toml": source.recipe(), **source.files}
+        summary = {
+            "from": source.trainer,
+            "defaults": source.defaults,
+            "lost": source.lost,
+            "left_out": source.machinery,
         }
     elif to is None:
         raise ConfigError(f"{file} is a recipe: say --to trl or --to prime-rl.")
     else:
-        name = {"trl": "train.py", "prime-rl": "rl.toml"}[to]
-        text, lost = write_trl(found, file, out / name) if to == "trl" else write_prime_rl(found)
+        if to == "trl":
+            name = "train.py"
+            text, lost = write_trl(source, file, out / name)
+        else:
+            name = "rl.toml"
+            text, lost = write_prime_rl(source)
         files = {name: text}
-        told = {"to": to, "lost": lost}
-    if there := [name for name in files if (out / name).exists() and not force]:
-        raise ConfigError(
-            f"{out / there[0]} exists: say --force to overwrite it, or --out for another folder."
-        )
+        summary = {"to": to, "lost": lost}
+
+    for name in files:
+        if (out / name).exists() and not force:
+            raise ConfigError(
+                f"{out / name} exists: say --force to overwrite it, or --out for another folder."
+            )
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_atomically(out / name, text.encode())
-    told["written"] = [str(out / name) for name in files]
+    summary["written"] = [str(out / name) for name in files]
+
     if as_json:
-        print_json(told)
+        print_json(summary)
         return
-    for key, value in told.get("defaults", {}).items():
+    for key, value in summary.get("defaults", {}).items():
         typer.echo(f"default         {key} = {to_toml(value)}")
-    for key, why in told["lost"].items():
-        typer.echo(f"not translated  {key}: {why}")
-    if told.get("left_out"):
-        typer.echo(f"left out        {', '.join(told['left_out'])}")
-    typer.echo(f"Wrote {', '.join(told['written'])}")
+    for key, reason in summary["lost"].items():
+        typer.echo(f"not translated  {key}: {reason}")
+    if summary.get("left_out"):
+        typer.echo(f"left out        {', '.join(summary['left_out'])}")
+    typer.echo(f"Wrote {', '.join(summary['written'])}")
 
 
 def _read_flags(words: list[str]) -> dict[str, Any]:
-    """Read --key value, --key=value, --key a b and --key as a parser of arguments does."""
-    found = dict[str, list[Any]]()
-    key = ""
-    for word in [
-        part for each in words for part in (each.split("=", 1) if each.startswith("--") else [each])
-    ]:
+    """Read --key value, --key=value, --key a b and --key, as argparse does."""
+    parts: list[str] = []
+    for word in words:
         if word.startswith("--"):
-            found[key := word.removeprefix("--").replace("-", "_")] = []
+            parts += word.split("=", 1)
+        else:
+            parts.append(word)
+
+    values_by_key: dict[str, list[Any]] = {}
+    key = ""
+    for part in parts:
+        if part.startswith("--"):
+            key = part.removeprefix("--").replace("-", "_")
+            values_by_key[key] = []
             continue
         if not key:
-            raise ConfigError(f"{word!r} stands after no flag: write --key value.")
+            raise ConfigError(f"{part!r} stands after no flag: write --key value.")
         try:
-            found[key].append(ast.literal_eval(word))
+            values_by_key[key].append(ast.literal_eval(part))
         except (ValueError, SyntaxError):
-            found[key].append(word)
-    return {key: values[0] if len(values) == 1 else values or True for key, values in found.items()}
+            values_by_key[key].append(part)
+
+    flags: dict[str, Any] = {}
+    for key, values in values_by_key.items():
+        if len(values) == 1:
+            flags[key] = values[0]
+        else:
+            flags[key] = values or True  # a flag without values is a switch
+    return flags

@@ -4,8 +4,9 @@ No torch.
 
 import contextlib
 import json
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,7 +21,12 @@ from uptrend.present.terminal import terminal
 from uptrend.records import ConfigError, RecordError, Report, Severity
 from uptrend.runner import reports_of
 
-LARGE = 20.0  # MB from which a log takes seconds to read
+# A log above this size takes seconds to read.
+LARGE_LOG_MB = 20.0
+# Columns of a log that the error on a missing reward names.
+MAX_COLUMNS_NAMED = 8
+# Width of a report that is written into a file.
+PAGE_WIDTH = 100
 ReportFormat = Literal["text", "json", "markdown", "html"]
 
 
@@ -36,7 +42,7 @@ def command(
     fail_on: Annotated[
         FailOn | None, typer.Option(help="Exit with 1 if a finding is at least this severe.")
     ] = None,
-    named: Annotated[
+    column_maps: Annotated[
         list[str] | None,
         typer.Option(
             "--map", help="COLUMN=METRIC: read a log's column as this metric. Repeat for more."
@@ -44,7 +50,7 @@ def command(
     ] = None,
     reward_key: Annotated[str, typer.Option(help="The log's column that is the reward.")] = "",
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="List every cause that could not be told.")
+        bool, typer.Option("--verbose", "-v", help="List every cause that could not be judged.")
     ] = False,
     no_save: Annotated[
         bool, typer.Option("--no-save", help="Write no findings.json into an Uptrend run.")
@@ -62,68 +68,80 @@ def command(
     uptrend doctor log.csv --map my_kl=kl \\
         --reward-key points                 names of your own
 
-    Formats are told by content: TRL, verl, prime-rl, verifiers, tinker, TensorBoard, W&B, JSON
-    lines, CSV, consoles. `uptrend explain ID` prints a cause's page. Exit code 2: something could
-    not be read, or no reward was found in it.
+    Formats are recognized by content: TRL, verl, prime-rl, verifiers, tinker, TensorBoard, W&B,
+    JSON lines, CSV, consoles. `uptrend explain ID` prints a cause's page. Exit code 2: something
+    could not be read, or no reward was found in it.
     """
-    if (
-        out is not None
-        and out.exists()
-        and any(path.exists() and out.samefile(path) for path in paths)
-    ):
-        raise RecordError(
-            f"--out {out} is a file to read. Choose another one: it would be overwritten."
-        )
-    reports = list[Report]()
-    broken = list[str]()
-    meanings = dict(_pair(given) for given in named or ()) | (
-        {reward_key: REWARD_METRIC} if reward_key else {}
-    )
+    for path in paths:
+        if out is not None and out.exists() and path.exists() and out.samefile(path):
+            raise RecordError(
+                f"--out {out} is a file to read. Choose another one: it would be overwritten."
+            )
+    metrics_by_column = dict(_read_map(text) for text in column_maps or ())
+    if reward_key:
+        metrics_by_column[reward_key] = REWARD_METRIC
+
+    reports: list[Report] = []
+    errors: list[str] = []
     for path in paths:
         try:
-            if path.suffix == ".toml" and path.is_file():
-                raise RecordError(f"{path} is a recipe and no log: uptrend preflight {path}")
-            size = path.stat().st_size / 1e6 if path.is_file() else 0.0
-            # On stderr, and only in a terminal.
-            with (
-                Console(stderr=True).status(f"Reading {path} ({size:.0f} MB)…")
-                if size > LARGE
-                else nullcontext()
-            ):
-                found = reports_of(path, meanings)
-            reports += found
-            # Judged by its other curves all the same.
-            broken += [
-                f"{r.source} has no reward: name it by --reward-key. Columns not known:"
-                f" {', '.join(r.unknown[:8])}."
-                for r in found
-                if r.steps and not r.curve and r.trainer != "uptrend"
-            ]
+            path_reports = _diagnose(path, metrics_by_column)
         except RecordError as error:
-            broken.append(str(error))
+            errors.append(str(error))
+            continue
         except OSError as error:
-            broken.append(f"{error.filename or path} could not be read: {error.strerror or error}.")
+            errors.append(f"{error.filename or path} could not be read: {error.strerror or error}.")
+            continue
+        reports += path_reports
+        # A log without a reward is still judged by its other curves.
+        for report in path_reports:
+            if report.steps and not report.curve and report.trainer != "uptrend":
+                unknown = ", ".join(report.unknown[:MAX_COLUMNS_NAMED])
+                errors.append(
+                    f"{report.source} has no reward: name it by --reward-key. Columns not known:"
+                    f" {unknown}."
+                )
+
     if reports:
         _write(reports, format, out, verbose)
-        for path in () if no_save else {Path(report.source) for report in reports}:
-            own = [report for report in reports if Path(report.source) == path]
-            if (path / "run.json").exists():
-                with contextlib.suppress(RecordError):  # a read-only run was still reported
-                    save_report(path, own)
-    for message in broken:
+        if not no_save:
+            _save(reports)
+    for message in errors:
         typer.echo(f"error: {message}", err=True)
-    if broken:
+    if errors:
         raise typer.Exit(2)
-    if fail_on is not None and any(
-        is_at_least(f, Severity(fail_on)) for report in reports for f in report.findings
-    ):
-        raise typer.Exit(1)
+    if fail_on is not None:
+        findings = chain.from_iterable(report.findings for report in reports)
+        if any(is_at_least(finding, Severity(fail_on)) for finding in findings):
+            raise typer.Exit(1)
 
 
-def _pair(given: str) -> tuple[str, str]:
-    column, sign, metric = given.rpartition("=")
+def _diagnose(path: Path, metrics_by_column: Mapping[str, str]) -> list[Report]:
+    """Diagnose the runs of a path, with a status line on stderr while a large log is read."""
+    if path.suffix == ".toml" and path.is_file():
+        raise RecordError(f"{path} is a recipe and no log: uptrend preflight {path}")
+    size_mb = path.stat().st_size / 1e6 if path.is_file() else 0.0
+    if size_mb <= LARGE_LOG_MB:
+        return reports_of(path, metrics_by_column)
+    with Console(stderr=True).status(f"Reading {path} ({size_mb:.0f} MB)…"):
+        return reports_of(path, metrics_by_column)
+
+
+def _save(reports: Sequence[Report]) -> None:
+    """Save reports in the directories of their runs; logs of other trainers are left alone."""
+    reports_by_source: dict[Path, list[Report]] = {}
+    for report in reports:
+        reports_by_source.setdefault(Path(report.source), []).append(report)
+    for source, source_reports in reports_by_source.items():
+        if (source / "run.json").exists():
+            with contextlib.suppress(RecordError):  # a read-only run was still reported
+                save_report(source, source_reports)
+
+
+def _read_map(text: str) -> tuple[str, str]:
+    column, sign, metric = text.rpartition("=")
     if not (sign and column and metric):
-        raise ConfigError(f"--map {given} should be COLUMN=METRIC, such as --map my_kl=kl.")
+        raise ConfigError(f"--map {text} should be COLUMN=METRIC, such as --map my_kl=kl.")
     return column, metric
 
 
@@ -135,13 +153,12 @@ def _write(reports: list[Report], format: ReportFormat, out: Path | None, verbos
     elif format == "html":
         text = to_html(reports)
     else:
-        # Straight to a terminal, for its colors and width; through a page of 100 columns into a
-        # file.
+        # Directly to a terminal, which has colors and a width; a file gets a page.
         page = StringIO()
-        console = terminal() if out is None else terminal(file=page, width=100)
-        for place, report in enumerate(reports):
-            if place:
+        console = terminal() if out is None else terminal(file=page, width=PAGE_WIDTH)
+        for index, report in enumerate(reports):
+            if index:
                 console.rule()
             print_report(report, console, verbose)
-        text = page.getvalue()
+        text = page.getvalue()  # empty where the report went to the terminal
     write_text(text, out)

@@ -23,8 +23,8 @@ from uptrend.cli.console import AsFormat, Format, LabFolder, print_json
 from uptrend.cli.lab_view import Board, LabView
 from uptrend.config import difference
 from uptrend.lab import compare, journal, plan, refuse, specification
-from uptrend.lab.experiment import ExperimentRuns, judge_all, together
-from uptrend.lab.hypothesis_file import in_order
+from uptrend.lab.experiment import ExperimentRuns, judge_all, run_experiments
+from uptrend.lab.hypothesis_file import prerequisites_first
 from uptrend.lab.journal.stored import build
 from uptrend.lab.measure import (
     amount,
@@ -43,7 +43,7 @@ from uptrend.lab.sweep import Sweep, SweepRow
 from uptrend.lab.sweep import best as best_point
 from uptrend.lab.sweep import make as make_sweep
 from uptrend.lab.sweep import rows as sweep_rows
-from uptrend.lab.workers import Outcome, Workers, outcome
+from uptrend.lab.workers import Outcome, Workers, read_outcome
 from uptrend.policy.known import need_train_extra
 from uptrend.present.formatting import NO_VALUE, p_value, percent, plural
 from uptrend.present.terminal import columns, terminal
@@ -142,7 +142,7 @@ def run(
     for line in [line for experiment in experiments for line in _announce(experiment)]:
         view.say(line)
     with _stoppable(f"uptrend lab run {' '.join(h.id for h in chosen)} --dir {folder}"), view:
-        verdicts = together(experiments, launcher, workers, view)
+        verdicts = run_experiments(experiments, launcher, workers, view)
     _finish(experiments, verdicts, round(time.time() - began, 1), format)
     if any(verdict.void for verdict in verdicts):
         raise typer.Exit(1)
@@ -213,7 +213,7 @@ def _ended(planned: PlannedRun, before: Mapping[str, Any]) -> Outcome | None:
         return Outcome(planned, "failed", reason=before["reason"])
     # A run that the probes refused has records but no steps; one that was interrupted is still to
     # come.
-    found = outcome(planned, 0.0, None) if (planned.folder / "run.json").exists() else None
+    found = read_outcome(planned, 0.0, None) if (planned.folder / "run.json").exists() else None
     return found if found and found.status == "refused" else None
 
 
@@ -272,7 +272,7 @@ def _choose(notebook: Notebook, ids: Sequence[str], all_: bool, anyway: bool) ->
             )
         if undecided:
             typer.echo(f"warning: {h.id} waits for {', '.join(undecided)}.", err=True)
-    return in_order(chosen)
+    return prerequisites_first(chosen)
 
 
 def _announce(experiment: ExperimentRuns) -> Iterator[str]:

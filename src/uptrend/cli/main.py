@@ -44,6 +44,10 @@ VERBS = {
     ),
 }
 """Verbs by name: module, function or app in it, and one line of help."""
+# Processes in the run queue beyond the number of cores from which the machine is busy.
+BUSY_MARGIN = 0.5
+# 128 + SIGINT, as shells have it.
+INTERRUPTED_EXIT_CODE = 130
 
 
 class Verbs(TyperGroup):
@@ -57,21 +61,22 @@ class Verbs(TyperGroup):
         if cmd_name not in VERBS:
             return None
         module, attribute, _ = VERBS[cmd_name]
-        found = getattr(importlib.import_module(module), attribute)
-        if not isinstance(found, typer.Typer):
-            # [section] is no markup
-            single = typer.Typer(add_completion=False, rich_markup_mode=None)
-            single.command(cmd_name)(found)
-            found = single
-        return typer.main.get_command(found)
+        verb = getattr(importlib.import_module(module), attribute)
+        if isinstance(verb, typer.Typer):
+            return typer.main.get_command(verb)
+        # Help texts hold [sections]: no markup.
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(cmd_name)(verb)
+        return typer.main.get_command(single)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except Exception as error:
-            # Click's NoSuchOption, whose module is Typer's own in some versions and Click's in
-            # others.
-            if (option := getattr(error, "option_name", "")) and hasattr(error, "possibilities"):
+            # Click's NoSuchOption by its attributes: its module is Typer's own in some versions and
+            # Click's in others.
+            option = getattr(error, "option_name", "")
+            if option and hasattr(error, "possibilities"):
                 error.message += _setting_hint(option, error.ctx.command)  # type: ignore[attr-defined]
             raise
 
@@ -85,30 +90,35 @@ class Verbs(TyperGroup):
             return super().shell_complete(ctx, incomplete)
         from typer.core import CompletionItem  # type: ignore[attr-defined]
 
-        shown = {
-            name: summary for name, (_, _, summary) in VERBS.items() if name.startswith(incomplete)
-        }
-        return [CompletionItem(name, help=summary) for name, summary in shown.items()]
+        items = []
+        for name, (_, _, summary) in VERBS.items():
+            if name.startswith(incomplete):
+                items.append(CompletionItem(name, help=summary))
+        return items
 
 
 def _setting_hint(option: str, verb: Any) -> str:
-    """Return the `--set` that an unknown option may mean, of a verb that takes one."""
+    """Return the `--set` that an unknown option may mean; empty for a verb that takes none."""
     if all("--set" not in parameter.opts for parameter in verb.params):
         return ""
     from uptrend.config.load import dotted_keys
     from uptrend.records.dialects import meanings
 
     name = option.lstrip("-").replace("-", "_")
-    ours = [key for key in dotted_keys() if key == name or key.endswith(f".{name}")]
-    places = [f"--set {key}=VALUE" for key in ours or meanings(name)]
-    return f". Did you mean {' or '.join(places)}?" if places else ""
+    keys = [key for key in dotted_keys() if key == name or key.endswith(f".{name}")]
+    if not keys:
+        keys = list(meanings(name))  # another trainer's word
+    if not keys:
+        return ""
+    settings = [f"--set {key}=VALUE" for key in keys]
+    return f". Did you mean {' or '.join(settings)}?"
 
 
 app = typer.Typer(cls=Verbs, no_args_is_help=True, rich_markup_mode=None)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         typer.echo(f"uptrend {sys.modules['uptrend'].__version__}")
         raise typer.Exit
 
@@ -135,29 +145,33 @@ def uptrend(
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the console script."""
-    if hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) + 0.5:
-        # Threads that spin while they wait take the cores of those that they wait for, and steps
-        # take many times as long; on quiet cores small models are faster with them. OpenMP reads
-        # this when torch loads.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if hasattr(os, "getloadavg"):
+        load = os.getloadavg()[0]
+        cores = os.cpu_count() or 1
+        if load > cores + BUSY_MARGIN:
+            # Threads that spin while they wait take the cores of those that they wait for, and
+            # steps take many times as long; on quiet cores small models are faster with them.
+            # OpenMP reads this when torch loads.
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return call(app, arguments)
 
 
 def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
     """Run a command line; an error that the user can fix is printed in a sentence and exits with 2.
 
-    Of several processes that train together the first prints, and an error is printed by the first
-    that has one.
+    Of several processes that train together only the first prints; an error is printed by the first
+    process that has one.
     """
-    show_by_default = warnings.showwarning
+    default_showwarning = warnings.showwarning
 
-    def show_warning(*warning: Any, **options: Any) -> None:
-        # News for the person who typed an old name, or runs a server: one line, without our file
-        # and line number.
-        if issubclass(warning[1], RenamedWarning | ServerWarning):
-            print(f"note: {warning[0]}", file=sys.stderr)
+    def show_warning(*arguments: Any, **options: Any) -> None:
+        message, category = arguments[:2]
+        # For the user who typed an old name or runs a server: one line, without the file and line
+        # number of this package.
+        if issubclass(category, RenamedWarning | ServerWarning):
+            print(f"note: {message}", file=sys.stderr)
         else:
-            show_by_default(*warning, **options)
+            default_showwarning(*arguments, **options)
 
     try:
         with warnings.catch_warnings(), contextlib.ExitStack() as stack:
@@ -165,29 +179,29 @@ def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
             warnings.simplefilter("always", ServerWarning)
             if os.environ.get("RANK", "0") != "0":
                 warnings.simplefilter("ignore")
-                nowhere = stack.enter_context(open(os.devnull, "w"))
-                stack.enter_context(contextlib.redirect_stdout(nowhere))
-                stack.enter_context(contextlib.redirect_stderr(nowhere))
+                null = stack.enter_context(open(os.devnull, "w"))
+                stack.enter_context(contextlib.redirect_stdout(null))
+                stack.enter_context(contextlib.redirect_stderr(null))
             return commands(arguments, standalone_mode=True)
     except UptrendError as error:
-        if _tells():
+        if _prints_error():
             print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except Exception:
-        if not _tells():
+        if not _prints_error():
             sys.exit(1)
         raise
     except KeyboardInterrupt:
-        if _tells():
+        if _prints_error():
             print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED_EXIT_CODE)
 
 
-def _tells() -> bool:
+def _prints_error() -> bool:
     """Return True where this process is the one that prints an error."""
     if int(os.environ.get("WORLD_SIZE") or 1) < 2:
         return True
-    # a launcher's, on hearing of the error: we are about to end
+    # The launcher sends SIGTERM to all processes when one has failed; this one still has to print.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     from uptrend.training.ranks import is_first_to_report
 

@@ -1,9 +1,10 @@
-"""`uptrend preflight`: ask the real model, tasks and learner what could keep a run from learning,
-before it runs.
+"""`uptrend preflight`: probe the real model, tasks and learner for what could keep a run from
+learning, before it runs.
 """
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,16 +20,21 @@ from uptrend.present.formatting import duration, plural
 from uptrend.present.terminal import terminal
 from uptrend.records import ConfigError, Role, Severity
 from uptrend.records.renamed import current
-from uptrend.runner.preflight import Preflight, ask_probes
+from uptrend.runner.preflight import Preflight, run_named_probes
 from uptrend.runner.prepare import prepare, refuse_ranks, settle_chat
 from uptrend.runner.view import failures, finding_lines, result_line
 
 if TYPE_CHECKING:
     from uptrend.doctor.probes.probe import Result
 
-GROUPS = 16  # groups that the probes play
-STYLES = {Role.PROMPT: "dim", Role.MODEL: "green", Role.TOOL: "blue"}
-WRONG = "bold white on red"  # trained or untrained by mistake, or hidden from attention
+# Groups that the probes play.
+PROBE_GROUPS = 16
+ROLE_STYLES = {Role.PROMPT: "dim", Role.MODEL: "green", Role.TOOL: "blue"}
+# Style of tokens that are trained or untrained by mistake, or hidden from attention.
+MISTAKE_STYLE = "bold white on red"
+# Longer pieces of a rollout are shortened to this many characters of their start and of their end.
+MAX_PIECE_CHARACTERS = 400
+PIECE_END_CHARACTERS = 200
 
 
 def command(
@@ -45,7 +51,8 @@ def command(
         FailOn, typer.Option(help="Exit with 1 from this severity on.")
     ] = "critical",
 ) -> None:
-    """Ask the real model, tasks and learner what could keep a run from learning, before it runs.
+    """Probe the real model, tasks and learner for what could keep a run from learning, before it
+    runs.
 
     \b
     uptrend preflight recipes/quickstart.toml
@@ -65,11 +72,12 @@ def command(
             raise ConfigError(
                 f"--only {name}: there is no such probe. There are {', '.join(PROBES)}."
             )
-    names = names or [name for name, probe in PROBES.items() if full or not probe.full]
+    if not names:
+        names = [name for name, probe in PROBES.items() if full or not probe.full]
     began = time.perf_counter()
     is_text = format == "text"
     console = terminal()
-    results = list["Result"]()
+    results: list[Result] = []
     # On stderr, and only in a terminal: stdout may be JSON for a program.
     with Console(stderr=True).status("Loading the model and its tasks…") as status:
         config = load_recipe(recipe, sets or ())
@@ -79,9 +87,11 @@ def command(
         prepared = settle_chat(prepare(config))
         for note in prepared.notes:
             typer.echo(note, err=True)
-        for result in ask_probes(
-            prepared, names, GROUPS, lambda name: status.update(f"{name}: {PROBES[name].about}")
-        ):
+
+        def show_probe(name: str) -> None:
+            status.update(f"{name}: {PROBES[name].about}")
+
+        for result in run_named_probes(prepared, names, PROBE_GROUPS, show_probe):
             results.append(result)
             if is_text:
                 console.print(result_line(result), soft_wrap=True)
@@ -89,12 +99,10 @@ def command(
     if is_text:
         for line in (*_rollout_lines(results), *finding_lines(report.findings)):
             console.print(line, soft_wrap=True)
-        others = (
-            f"{len(results) - report.asked - len(report.failed)} do not apply{failures(report)}"
-        )
+        n_skipped = len(results) - report.n_completed - len(report.failed)
         console.print(
-            f"{report.count} by {plural(report.asked, 'probe')} ({others}),"
-            f" {duration(report.seconds)}."
+            f"{report.findings_in_words} by {plural(report.n_completed, 'probe')}"
+            f" ({n_skipped} do not apply{failures(report)}), {duration(report.seconds)}."
         )
     else:
         print_json(report.to_table())
@@ -105,25 +113,25 @@ def command(
 
 
 def _rollout_lines(results: Sequence["Result"]) -> Iterator[Text]:
-    """Show rollouts of the probes, colored by who wrote what and whether it is trained."""
-    shown = [pieces for result in results for pieces in result.printout]
-    if shown:
+    """Format rollouts of the probes, colored by role and by mistakes in masks."""
+    printouts = list(chain.from_iterable(result.printout for result in results))
+    if printouts:
         yield Text.assemble(
             "\nRollouts: ",
-            ("prompt", STYLES[Role.PROMPT]),
+            ("prompt", ROLE_STYLES[Role.PROMPT]),
             ", ",
-            ("model, trained", STYLES[Role.MODEL]),
+            ("model, trained", ROLE_STYLES[Role.MODEL]),
             ", ",
-            ("tool", STYLES[Role.TOOL]),
+            ("tool", ROLE_STYLES[Role.TOOL]),
             ", ",
-            ("trained or hidden by mistake", WRONG),
+            ("trained or hidden by mistake", MISTAKE_STYLE),
         )
-    for pieces in shown:
+    for pieces in printouts:
         line = Text("  ")
         for piece in pieces:
             text = piece.text.replace("\n", "⏎")
-            if len(text) > 400:
-                text = f"{text[:200]} … {text[-200:]}"
+            if len(text) > MAX_PIECE_CHARACTERS:
+                text = f"{text[:PIECE_END_CHARACTERS]} … {text[-PIECE_END_CHARACTERS:]}"
             is_right = piece.trained == (piece.role is Role.MODEL) and piece.attended
-            line.append(text, STYLES[piece.role] if is_right else WRONG)
+            line.append(text, ROLE_STYLES[piece.role] if is_right else MISTAKE_STYLE)
         yield line

@@ -1,15 +1,16 @@
 """From a hypothesis to its verdict: the specification frozen, arms × seeds run, faulty arms
 refused, the verdict.
 
-A cure is tested on what is ill: the doctor reads the finished runs, as it does for whoever asks,
-for signs of the cause that the hypothesis is about. What a cause's page says it explains counts as
-a sign of it, where it asks for something to be done.
+A cure can be tested only on a control that has the cause. The doctor therefore reads the finished
+runs for signs of the cause that the hypothesis is about. What a cause's page says it explains
+counts as a sign of it too, if it is a warning or worse.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from uptrend.doctor.catalogue import CATALOGUE, all_symptoms
@@ -34,20 +35,20 @@ from uptrend.records import (
 )
 from uptrend.records.files import parse_json, read_file
 
-Faults = Callable[[Run, set[str]], list[str]]
+FindFaults = Callable[[Run, set[str]], list[str]]
 
 
 @dataclass(frozen=True)
 class Signs:
     """The doctor's answer on one run about one cause."""
 
-    found: tuple[str, ...]  # the cause itself, and alarms that it explains
-    unseen: str = ""  # reason why the doctor could not tell, where it found nothing
+    ids: tuple[str, ...]  # the cause itself, and alarms that it explains
+    unseen: str = ""  # reason why the doctor could not tell, where there is no sign
 
 
 @dataclass(frozen=True)
 class Health:
-    """State of a control before any cure; both are empty where it has the cause, or where no cause
+    """State of a control before any cure; both texts are empty if it has the cause, or if no cause
     is named.
     """
 
@@ -56,56 +57,63 @@ class Health:
 
 
 def signs_of(run: Run, cause: str) -> Signs:
-    """Return the signs of a cause in a finished run: by its records, and by the probes that were
-    asked before it.
+    """Return the signs of a cause in a finished run: by its records, and by the probes that ran
+    before it.
     """
     report = diagnose(view_of(run))
-    severity = {each.id: each.severity for top in report.findings for each in (top, *top.explains)}
-    probed = set[str]()
+    severities: dict[str, Severity] = {}
+    for finding in report.findings:
+        for part in (finding, *finding.explains):
+            severities[part.id] = part.severity
+    finished_probes: set[str] = set()
     for event in run.events:
-        if event.get("event") == "preflight":
-            severity |= {
-                finding["id"]: Severity(finding["severity"]) for finding in event["findings"]
-            }
-            probed |= {
-                probe["name"] for probe in event.get("probes", ()) if not probe.get("skipped")
-            }
-    alarms = {id for id, how_bad in severity.items() if how_bad is not Severity.NOTE}
-    found = ({cause} & severity.keys()) | (all_symptoms(cause, severity.keys()) & alarms)
-    if found:
-        return Signs(tuple(sorted(found)))
-    if CATALOGUE[cause].experiment.probe in probed:
-        return Signs(())
-    lacking = {lack.id: lack.needs for lack in report.cannot_tell}
+        if event.get("event") != "preflight":
+            continue
+        for row in event["findings"]:
+            severities[row["id"]] = Severity(row["severity"])
+        for probe in event.get("probes", ()):
+            if not probe.get("skipped"):
+                finished_probes.add(probe["name"])
+
+    symptoms = all_symptoms(cause, severities.keys())
+    signs: list[str] = []
+    for id, severity in severities.items():
+        if id == cause or (id in symptoms and severity is not Severity.NOTE):
+            signs.append(id)
+    if signs:
+        return Signs(tuple(sorted(signs)))
+
+    if CATALOGUE[cause].experiment.probe in finished_probes:
+        return Signs(())  # it would have found the cause
+    needs = {lack.id: lack.needs for lack in report.cannot_tell}
+    if cause in needs:
+        return Signs((), needs[cause])
     if not any(cause in check.ids for check in ALL_CHECKS):
-        lacking.setdefault(cause, "a run's records do not show it")
-    return Signs((), lacking.get(cause, ""))
+        return Signs((), "a run's records do not show it")
+    return Signs(())
 
 
 def health_of_control(hypothesis: Hypothesis, signs: Mapping[str, Sequence[Signs]]) -> Health:
     """Judge by the signs in each arm's finished runs whether the control has the cause that a
     hypothesis is about.
     """
-    control = signs.get(hypothesis.control.name, ())
-    # Where an arm has the cause and the control has not, the claim is that the arm brings it about.
-    is_caused = any(
-        hypothesis.cause in run.found
-        for arm in hypothesis.treated
-        for run in signs.get(arm.name, ())
-    )
-    if not control or is_caused or any(run.found for run in control):
+    name = hypothesis.control.name
+    cause = hypothesis.cause
+    control = signs.get(name, ())
+    if not control or any(run.ids for run in control):
         return Health()
-    unseen = next((run.unseen for run in control if run.unseen), "")
-    if unseen:
-        return Health(
-            unseen=f"the doctor could not tell whether {hypothesis.control.name} has"
-            f" {hypothesis.cause}: {unseen}"
-        )
+    for arm in hypothesis.treated:
+        # Where an arm has the cause and the control has not, the claim is that the arm brings it
+        # about.
+        if any(cause in run.ids for run in signs.get(arm.name, ())):
+            return Health()
+    for run in control:
+        if run.unseen:
+            return Health(
+                unseen=f"the doctor could not tell whether {name} has {cause}: {run.unseen}"
+            )
     runs = plural(len(control), "finished run")
-    return Health(
-        healthy=f"the doctor finds no sign of {hypothesis.cause} in {runs} of"
-        f" {hypothesis.control.name}"
-    )
+    return Health(healthy=f"the doctor finds no sign of {cause} in {runs} of {name}")
 
 
 class ExperimentRuns:
@@ -117,76 +125,75 @@ class ExperimentRuns:
         hypothesis: Hypothesis,
         launcher: Launcher,
         makes_runs: bool = True,
-        examine: Faults = faults,
+        find_faults: FindFaults = faults,
     ) -> None:
         recorded = specification.read(notebook, hypothesis.id)
-        added = len(recorded.more) if recorded else 0
-        refuse.check(hypothesis, notebook.folder, makes_runs=makes_runs, more_seeds=added)
-        self._find_faults = examine
+        n_added = len(recorded.more) if recorded else 0
+        refuse.check(hypothesis, notebook.folder, makes_runs=makes_runs, more_seeds=n_added)
+        self._find_faults = find_faults
         self.notebook = notebook
-        self.specification = frozen = specification.freeze(notebook, hypothesis, launcher)
+
+        frozen = specification.freeze(notebook, hypothesis, launcher)
         now = specification.describe(notebook, hypothesis, launcher, like=frozen)
+        self.specification = frozen
         self.changes = specification.changed(frozen, now)
         self.hypothesis = replace(hypothesis, seeds=(*hypothesis.seeds, *frozen.more))
-        self.planned_runs = list[PlannedRun]()
+        self.planned_runs: list[PlannedRun] = []
         if not self.changes:
-            arms = frozen.resolved()
-            folder = notebook.folder
-            by = frozen.uptrend
             self.planned_runs = plan.planned_runs(
-                self.hypothesis, arms, folder, allowed(self.hypothesis), made_by=by
+                self.hypothesis,
+                frozen.resolved(),
+                notebook.folder,
+                allowed(self.hypothesis),
+                made_by=frozen.uptrend,
             )
-        if (
-            makes_runs
-            and frozen.uptrend != now.uptrend
-            and not all(map(plan.is_finished, self.planned_runs))
-        ):
+        is_other_version = frozen.uptrend != now.uptrend
+        if makes_runs and is_other_version and not all(map(plan.is_finished, self.planned_runs)):
             # Runs of two versions can't be compared; those of the first one alone can still be
             # judged.
             self.changes = [*self.changes, f"uptrend {frozen.uptrend} → {now.uptrend}"]
             self.planned_runs = []
+
         self.outcomes: dict[str, Outcome] = {}
         self.refused: dict[str, str] = {}
         self.decided: Status | None = None
         self.seeds_used = self.hypothesis.seeds
         self._measured: dict[str, Measured] = {}
         self._signs: dict[str, Signs] = {}
-        self._examined = set[str]()
+        self._examined: set[str] = set()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks that a reader of the verdict needs."""
-        told = [f"since the first step: {change}" for change in self.changes]
-        if count := self.specification.before:
-            times = "once" if count == 1 else f"{count} times"
-            told.append(f"begun anew {times}; what had been found before is kept under before-N")
-        if more := ", ".join(map(str, self.specification.more)):
-            told.append(
-                f"seeds {more} were added after results could be seen; judged by the confidence"
+        notes = [f"since the first step: {change}" for change in self.changes]
+        n_restarts = self.specification.before
+        if n_restarts:
+            times = "once" if n_restarts == 1 else f"{n_restarts} times"
+            notes.append(f"begun anew {times}; what had been found before is kept under before-N")
+        if self.specification.more:
+            seeds = ", ".join(map(str, self.specification.more))
+            notes.append(
+                f"seeds {seeds} were added after results could be seen; judged by the confidence"
                 " sequence"
             )
-        return tuple(told)
+        return tuple(notes)
 
     @property
     def is_over(self) -> bool:
         """True if no further run could change the verdict."""
-        return bool(
-            self.changes
-            or self.decided
-            or self.hypothesis.control.name in self.refused
-            or all(arm.name in self.refused for arm in self.hypothesis.treated)
-            or all(
-                planned.hash in self.outcomes or planned.arm in self.refused
-                for planned in self.planned_runs
-            )
+        if self.changes or self.decided or self.hypothesis.control.name in self.refused:
+            return True
+        if all(arm.name in self.refused for arm in self.hypothesis.treated):
+            return True
+        return all(
+            planned.hash in self.outcomes or planned.arm in self.refused
+            for planned in self.planned_runs
         )
 
     def wants(self, planned: PlannedRun) -> bool:
         """Return True if a run could still change the verdict."""
-        mine = any(
-            planned.hash == own.hash and own.arm not in self.refused for own in self.planned_runs
-        )
-        return mine and not self.is_over
+        open_hashes = {own.hash for own in self.planned_runs if own.arm not in self.refused}
+        return planned.hash in open_hashes and not self.is_over
 
     def take(self, outcome: Outcome) -> None:
         """Take in the end of a run: refuse its arm for a fault, and stop early if the answer is
@@ -200,84 +207,78 @@ class ExperimentRuns:
                 self.refused[planned.arm] = f"the cheap probes found {outcome.reason}"
             else:
                 self._examine(planned.arm)
-            if (
-                self.hypothesis.stops_early
-                and not self.specification.more
-                and not self.refused
-                and not self.decided
-            ):
-                self._look()
+            may_stop = self.hypothesis.stops_early and not self.decided
+            if may_stop and not self.specification.more and not self.refused:
+                self._decide_early()
             self.write_runs()
 
     def _examine(self, arm: str) -> None:
-        # Have the doctor look at an arm's first run by the order of seeds: the same one however
-        # work is shared out.
-        own = [planned for planned in self.planned_runs if planned.arm == arm]
-        first = next((planned for planned in own if self._ended(planned) != "failed"), None)
+        """Have the doctor examine an arm's first run, and refuse the arm for a fault."""
+        # First by the order of seeds: the same run however work is shared out.
+        first: PlannedRun | None = None
+        for planned in self.planned_runs:
+            if planned.arm == arm and self._ended(planned) != "failed":
+                first = planned
+                break
         if first is None or self._ended(first) != "finished" or first.hash in self._examined:
             return
         self._examined.add(first.hash)
-        if found := self._find_faults(Run(first.folder), set(first.allows)):
-            self.refused[arm] = f"the doctor found {found[0]} (in {first.folder.name})"
+        run_faults = self._find_faults(Run(first.folder), set(first.allows))
+        if run_faults:
+            self.refused[arm] = f"the doctor found {run_faults[0]} (in {first.folder.name})"
 
     def _ended(self, planned: PlannedRun) -> str | None:
+        """Return the status with which a run ended; None before its end."""
         return self.outcomes[planned.hash].status if planned.hash in self.outcomes else None
 
-    def _look(self) -> None:
-        # Ask the confidence sequence about whole seeds in their order, as far as all their runs
-        # have ended.
+    def _decide_early(self) -> None:
+        """Apply the confidence sequence to whole seeds in their order, as far as all their runs
+        have ended.
+        """
         for count in range(2, len(self.hypothesis.seeds)):
             seeds = self.hypothesis.seeds[:count]
-            chosen = [planned for planned in self.planned_runs if planned.seed in seeds]
-            if self.decided or not all(planned.hash in self.outcomes for planned in chosen):
+            own = [planned for planned in self.planned_runs if planned.seed in seeds]
+            if not all(planned.hash in self.outcomes for planned in own):
                 return
-            finished = [
-                self._measure(planned) for planned in chosen if self._ended(planned) == "finished"
-            ]
-            self.decided = judge.is_decided(self.hypothesis, finished)
-            self.seeds_used = seeds if self.decided else self.hypothesis.seeds
+            finished = [planned for planned in own if self._ended(planned) == "finished"]
+            measured = [self._measure(planned) for planned in finished]
+            self.decided = judge.is_decided(self.hypothesis, measured)
+            if self.decided:
+                self.seeds_used = seeds
+                return
 
     def _measure(self, planned: PlannedRun) -> Measured:
+        """Return a finished run's figure; measured once."""
         if planned.hash not in self._measured:
-            run = Run(planned.folder)
-            lab = self.notebook.folder
             self._measured[planned.hash] = measure.measure(
-                run, self.hypothesis.metric, planned.arm, planned.seed, lab
+                Run(planned.folder),
+                self.hypothesis.metric,
+                planned.arm,
+                planned.seed,
+                self.notebook.folder,
             )
         return self._measured[planned.hash]
 
     def judge(self) -> Verdict:
         """Return the verdict from the runs there are."""
-        statuses = {planned.hash: self._status(planned) for planned in self.planned_runs}
-        finished = [
-            e
-            for e in self.planned_runs
-            if statuses[e.hash] == "finished" and e.arm not in self.refused
-        ]
-        measured = [
-            self._measure(planned) for planned in finished if planned.seed in self.seeds_used
-        ]
-        if self.changes:  # figures of the runs made before; they decide nothing any more
-            names = {arm.name for arm in self.hypothesis.arms}
-            lab = self.notebook.folder
-            metric = self.hypothesis.metric
-            rows = [
-                row
-                for row in self.rows_before()
-                if row["status"] == "finished" and row["arm"] in names
-            ]
-            measured = [
-                measure.measure(Run(lab / x["folder"]), metric, x["arm"], x["seed"], lab)
-                for x in rows
-            ]
+        finished: list[PlannedRun] = []
+        measured: list[Measured] = []
+        is_waiting = False
+        for planned in self.planned_runs:
+            status = self._status(planned)
+            is_waiting |= status == "waiting"
+            if status == "finished" and planned.arm not in self.refused:
+                finished.append(planned)
+                if planned.seed in self.seeds_used:
+                    measured.append(self._measure(planned))
+
+        void = ""
+        if self.changes:
+            changes = "; ".join(self.changes)
+            void = f"the specification changed after the first step: {changes}"
+            measured = self._measured_before()
         # A run still to come makes this an early look, if only by half a pair.
-        changes = "; ".join(self.changes)
-        is_early = (
-            self.decided is not None
-            or bool(self.specification.more)
-            or "waiting" in statuses.values()
-        )
-        void = f"the specification changed after the first step: {changes}" if changes else ""
+        is_early = self.decided is not None or bool(self.specification.more) or is_waiting
         health = self._health(finished)
         verdict = judge.judge(
             self.hypothesis,
@@ -289,19 +290,32 @@ class ExperimentRuns:
             unseen=health.unseen,
         )
         verdict = replace(verdict, specification=self.specification.hash)
-        seen = specification.seen_before(self.notebook, self.hypothesis.id) | self._older_pairs()
-        again = sum(planned.hash in seen for planned in self.planned_runs)
-        if not again or verdict.status is Status.INCONCLUSIVE:
-            return verdict
+
         # Criteria that were written after their runs had been seen are no test of them.
+        seen = specification.seen_before(self.notebook, self.hypothesis.id) | self._older_pairs()
+        n_seen = sum(planned.hash in seen for planned in self.planned_runs)
+        if not n_seen or verdict.status is Status.INCONCLUSIVE:
+            return verdict
         because = (
-            f"{again} of {len(self.planned_runs)} runs had been seen before these criteria were"
+            f"{n_seen} of {len(self.planned_runs)} runs had been seen before these criteria were"
             " written"
         )
         return replace(verdict, confidence=Confidence.LOW, because=because)
 
+    def _measured_before(self) -> list[Measured]:
+        """Return figures of the runs in runs.json, for a verdict that they no longer decide."""
+        lab = self.notebook.folder
+        arms = {arm.name for arm in self.hypothesis.arms}
+        measured: list[Measured] = []
+        for row in self.rows_before():
+            if row["status"] == "finished" and row["arm"] in arms:
+                run = Run(lab / row["folder"])
+                metric = self.hypothesis.metric
+                measured.append(measure.measure(run, metric, row["arm"], row["seed"], lab))
+        return measured
+
     def _health(self, finished: Sequence[PlannedRun]) -> Health:
-        # The doctor's word on whether the control has what the arms are to cure.
+        """Return whether the control has what the arms are to cure, by the doctor."""
         if not self.hypothesis.cause:
             return Health()
         signs: dict[str, list[Signs]] = {}
@@ -310,6 +324,7 @@ class ExperimentRuns:
         return health_of_control(self.hypothesis, signs)
 
     def _signs_of(self, planned: PlannedRun) -> Signs:
+        """Return the signs of the hypothesis's cause in a finished run; looked for once."""
         if planned.hash not in self._signs:
             # A replay has the rewards of its source, and the source has what they show.
             run = Run(planned.source.run) if planned.source else Run(planned.folder)
@@ -317,51 +332,61 @@ class ExperimentRuns:
         return self._signs[planned.hash]
 
     def _older_pairs(self) -> set[str]:
-        # Runs of both sides that ended before the criteria were written, made by a sweep or a
-        # hypothesis.
+        """Return hashes of the runs of seeds of which both sides ended before the criteria were
+        written: those of a sweep, or of another hypothesis.
+        """
         written = datetime.fromisoformat(self.specification.written).timestamp()
-        ended = [e for e in self.planned_runs if self._ended(e) == "finished"]
-        events = {
-            e.hash: [x for x in Run(e.folder).events if x["event"] == "finished"] for e in ended
-        }
-        older = [e for e in ended if events[e.hash] and events[e.hash][-1]["time"] < written]
-        sides = [
-            {e.seed for e in older if (e.arm == self.hypothesis.control.name) is side}
-            for side in (True, False)
-        ]
-        return {planned.hash for planned in older if planned.seed in sides[0] & sides[1]}
+        older: list[PlannedRun] = []
+        control_seeds: set[int] = set()
+        arm_seeds: set[int] = set()
+        for planned in self.planned_runs:
+            if self._ended(planned) != "finished":
+                continue
+            events = Run(planned.folder).events
+            ends = [event["time"] for event in events if event["event"] == "finished"]
+            if ends and ends[-1] < written:
+                older.append(planned)
+                is_control = planned.arm == self.hypothesis.control.name
+                side = control_seeds if is_control else arm_seeds
+                side.add(planned.seed)
+        return {planned.hash for planned in older if planned.seed in control_seeds & arm_seeds}
 
     def _status(self, planned: PlannedRun) -> str:
-        missing = (
-            "refused" if planned.arm in self.refused else "skipped" if self.is_over else "waiting"
-        )
-        return self._ended(planned) or missing
+        """Return the status of a run, made or not."""
+        ended = self._ended(planned)
+        if ended:
+            return ended
+        if planned.arm in self.refused:
+            return "refused"
+        return "skipped" if self.is_over else "waiting"
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every run with its status, in the order in which they are made."""
         if self.changes:
             return self.rows_before()
-        rows = []
-        for planned in self.planned_runs:
-            outcome = self.outcomes.get(planned.hash)
-            status = self._status(planned)
-            has_run = (planned.folder / "run.json").exists()
-            measured = self._measure(planned) if status == "finished" else None
-            folder = planned.folder.relative_to(self.notebook.folder).as_posix() if has_run else ""
-            rows.append(
-                {
-                    "arm": planned.arm,
-                    "seed": planned.seed,
-                    "hash": planned.hash,
-                    "folder": folder,
-                    "status": status,
-                    "value": measured.value if measured else None,
-                    "before": measured.before if measured else None,
-                    "seconds": seconds_of(Run(planned.folder)) if has_run else None,
-                    "reason": outcome.reason if outcome else self.refused.get(planned.arm, ""),
-                }
-            )
-        return rows
+        return [self._row(planned) for planned in self.planned_runs]
+
+    def _row(self, planned: PlannedRun) -> dict[str, Any]:
+        """Return a run's row of runs.json."""
+        status = self._status(planned)
+        folder = ""
+        seconds = None
+        if (planned.folder / "run.json").exists():
+            folder = planned.folder.relative_to(self.notebook.folder).as_posix()
+            seconds = seconds_of(Run(planned.folder))
+        measured = self._measure(planned) if status == "finished" else None
+        outcome = self.outcomes.get(planned.hash)
+        return {
+            "arm": planned.arm,
+            "seed": planned.seed,
+            "hash": planned.hash,
+            "folder": folder,
+            "status": status,
+            "value": measured.value if measured else None,
+            "before": measured.before if measured else None,
+            "seconds": seconds,
+            "reason": outcome.reason if outcome else self.refused.get(planned.arm, ""),
+        }
 
     def rows_before(self) -> list[dict[str, Any]]:
         """Return the rows that were written last."""
@@ -374,29 +399,31 @@ class ExperimentRuns:
         write(self.notebook.results(self.hypothesis.id) / RUNS_FILE, table, indent=1)
 
 
-def together(
+def run_experiments(
     experiments: Sequence[ExperimentRuns], launcher: Launcher, workers: Workers, watch: Progress
 ) -> list[Verdict]:
     """Make the runs of several hypotheses side by side, each run once, and judge them as one
     family.
     """
-    unique = plan.shared(
-        planned for experiment in experiments for planned in experiment.planned_runs
-    )
+    all_runs: list[PlannedRun] = []
     for experiment in experiments:
+        all_runs += experiment.planned_runs
+    unique = plan.shared(all_runs)
+    for experiment in experiments:
+        own = experiment.planned_runs
         experiment.planned_runs = [
-            replace(e, folder=unique[e.hash].folder) for e in experiment.planned_runs
+            replace(planned, folder=unique[planned.hash].folder) for planned in own
         ]
         if not experiment.changes:
             experiment.notebook.set_status(experiment.hypothesis.id, Status.TESTING, None)
             experiment.write_runs()
 
-    # whole seeds of every hypothesis first
-    in_turn = sorted(unique.values(), key=lambda planned: planned.seed)
-    making = workers.run(
-        in_turn, launcher, lambda planned: any(e.wants(planned) for e in experiments), watch
-    )
-    with closing(making) as outcomes:
+    def is_wanted(planned: PlannedRun) -> bool:
+        return any(experiment.wants(planned) for experiment in experiments)
+
+    # Whole seeds of every hypothesis first.
+    by_seed = sorted(unique.values(), key=lambda planned: planned.seed)
+    with closing(workers.run(by_seed, launcher, is_wanted, watch)) as outcomes:
         for outcome in outcomes:
             for experiment in experiments:
                 experiment.take(outcome)
@@ -411,23 +438,30 @@ def judge_all(experiments: Sequence[ExperimentRuns]) -> list[Verdict]:
     for their number.
     """
     verdicts = [experiment.judge() for experiment in experiments]
-    ids = {experiment.hypothesis.id for experiment in experiments}
     # Judged again alone, a hypothesis that was adjusted with others is still one of several.
-    paths = {
-        path
-        for e in experiments
-        for path in e.notebook.folder.glob(f"experimental-results/h*/{VERDICT_FILE}")
-    }
-    found = {path.parent.name: pair[0] for path in sorted(paths) if (pair := read_verdict(path))}
-    adjusted = {
-        id: v for id, v in found.items() if any(one.p_adjusted is not None for one in v.comparisons)
-    }
-    family = (
-        [verdict for id, verdict in adjusted.items() if id not in ids]
-        if adjusted.keys() & ids
-        else []
-    )
+    adjusted = _adjusted_verdicts(experiments)
+    ids = {experiment.hypothesis.id for experiment in experiments}
+    family: list[Verdict] = []
+    if adjusted.keys() & ids:
+        family = [verdict for id, verdict in adjusted.items() if id not in ids]
     return judge.adjust([*verdicts, *family])[: len(verdicts)]
+
+
+def _adjusted_verdicts(experiments: Sequence[ExperimentRuns]) -> dict[str, Verdict]:
+    """Read the verdicts on record that were adjusted as one family, by hypothesis."""
+    paths: set[Path] = set()
+    for experiment in experiments:
+        folder = experiment.notebook.folder
+        paths.update(folder.glob(f"experimental-results/h*/{VERDICT_FILE}"))
+    adjusted: dict[str, Verdict] = {}
+    for path in sorted(paths):
+        recorded = read_verdict(path)
+        if recorded is None:
+            continue
+        verdict, _ = recorded
+        if any(comparison.p_adjusted is not None for comparison in verdict.comparisons):
+            adjusted[path.parent.name] = verdict
+    return adjusted
 
 
 def seconds_of(run: Run) -> float | None:
@@ -435,11 +469,17 @@ def seconds_of(run: Run) -> float | None:
     next one.
     """
     total = 0.0
-    began = None
-    last = None
-    for event in (event for event in run.events if isinstance(event.get("time"), int | float)):
+    began: float | None = None
+    last: float | None = None
+    for event in run.events:
+        time = event.get("time")
+        if not isinstance(time, int | float):
+            continue
         if event["event"] in ("started", "resumed"):
-            total += last - began if began is not None and last is not None else 0.0
-            began = event["time"]
-        last = event["time"]
-    return None if began is None or last is None else round(total + last - began, 2)
+            if began is not None and last is not None:
+                total += last - began
+            began = time
+        last = time
+    if began is None or last is None:
+        return None
+    return round(total + last - began, 2)

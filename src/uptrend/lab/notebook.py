@@ -10,7 +10,7 @@ from typing import Any
 
 from uptrend.config.load import nearest
 from uptrend.lab import hypothesis_file
-from uptrend.lab.hypothesis_file import in_order, put_block, read_page, set_values
+from uptrend.lab.hypothesis_file import prerequisites_first, put_block, read_page, set_values
 from uptrend.lab.measure import titled
 from uptrend.present.formatting import NO_VALUE, markdown_table, render
 from uptrend.records import Confidence, Hypothesis, LabError, Priority, Status
@@ -303,7 +303,7 @@ def phases(hypotheses: Sequence[Hypothesis]) -> dict[str, list[Hypothesis]]:
             if hypothesis.priority is priority and not is_decided:
                 to_decide.append(hypothesis)
         if to_decide:
-            by_phase[phase] = in_order(to_decide)
+            by_phase[phase] = prerequisites_first(to_decide)
     return by_phase
 
 

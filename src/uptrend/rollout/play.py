@@ -578,7 +578,7 @@ class _Attempt:
         renderer = self.renderer
         limits = self.limits
         new_messages: Sequence[Message] = self.messages[:]
-        new_ids = renderer.first(new_messages, self.tools) if renderer else []
+        new_ids = renderer.first_prompt(new_messages, self.tools) if renderer else []
         new_role = Role.PROMPT
         if 0 < limits.prompt < len(new_ids):
             problem = f"{len(new_ids):,} tokens exceed sampling.max_prompt = {limits.prompt:,}"
@@ -619,7 +619,7 @@ class _Attempt:
             if answers is None or extension.ended == Ending.CONTEXT_FULL:
                 return extension.ended, None
             if renderer:
-                new_ids = renderer.later(extension.ids.tolist(), new_messages, self.tools)
+                new_ids = renderer.next_prompt(extension.ids.tolist(), new_messages, self.tools)
             new_role = Role.TOOL
         return Ending.TURN_LIMIT, None
 

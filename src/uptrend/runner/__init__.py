@@ -2,8 +2,9 @@
 Loads no torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from uptrend.records import RecordError, Report, Run, RunView, view_of
@@ -13,7 +14,10 @@ from uptrend.runner.runs import replay
 
 __all__ = ["diagnose", "evaluate", "replay", "reports_of", "views_of"]
 
-FRAGMENT = 0.1  # share of the longest run's points up to which another run of its log is a fragment
+# A run of a log with several is a fragment where it has fewer points than this, or than this share
+# of the longest one's.
+MIN_RUN_POINTS = 5
+MIN_SHARE_OF_LONGEST = 0.1
 
 
 def diagnose(path: str | Path) -> Report:
@@ -22,7 +26,9 @@ def diagnose(path: str | Path) -> Report:
     """
     reports = reports_of(Path(path))
     longest = max(reports, key=lambda report: report.steps)
-    return replace(longest, runs=tuple(reports)) if len(reports) > 1 else longest
+    if len(reports) == 1:
+        return longest
+    return replace(longest, runs=tuple(reports))
 
 
 def reports_of(path: Path, named: Mapping[str, str] | None = None) -> list[Report]:
@@ -34,20 +40,19 @@ def reports_of(path: Path, named: Mapping[str, str] | None = None) -> list[Repor
     views = views_of(path, named)
     if len(views) == 1:
         return [diagnose_view(views[0])]
-    reports = list[Report]()
-    broken = list[str]()
+    reports: list[Report] = []
+    failures: list[str] = []
     for view in views:
+        # A damaged record may hold anything anywhere, and the next one is not to blame.
         try:
             reports.append(diagnose_view(view))
-        except (
-            Exception
-        ) as error:  # a damaged record may hold anything anywhere, and the next one is not to blame
-            broken.append(
+        except Exception as error:
+            failures.append(
                 f"Left out: {view.source} could not be judged: {type(error).__name__} {error}."
             )
     if not reports:
-        raise RecordError(" ".join(broken))
-    return [replace(report, notes=(*report.notes, *broken)) for report in reports]
+        raise RecordError(" ".join(failures))
+    return [replace(report, notes=(*report.notes, *failures)) for report in reports]
 
 
 def views_of(path: Path, named: Mapping[str, str] | None = None) -> list[RunView]:
@@ -76,24 +81,27 @@ def views_of(path: Path, named: Mapping[str, str] | None = None) -> list[RunView
 
 
 def _without_fragments(views: list[RunView]) -> list[RunView]:
-    longest_first = sorted(views, key=lambda view: -len(view.steps))
-    by_source: dict[str, list[RunView]] = {}
-    fragments: dict[str, list[int]] = {}
-    for view in longest_first:
-        runs = by_source.setdefault(view.source, [])
-        if (
-            runs
-            and view.runs_in_log > 1
-            and len(view.steps) < max(5.0, FRAGMENT * len(runs[0].steps))
-        ):
-            fragments.setdefault(view.source, []).append(len(view.steps))
+    """Leave fragments out, note them in their log's longest run, and sort the longest first."""
+    runs_by_source: dict[str, list[RunView]] = {}
+    fragment_sizes: dict[str, list[int]] = {}
+    for view in _longest_first(views):
+        runs = runs_by_source.setdefault(view.source, [])
+        is_fragment = False
+        if runs and view.runs_in_log > 1:
+            min_points = max(MIN_RUN_POINTS, MIN_SHARE_OF_LONGEST * len(runs[0].steps))
+            is_fragment = len(view.steps) < min_points
+        if is_fragment:
+            fragment_sizes.setdefault(view.source, []).append(len(view.steps))
         else:
             runs.append(view)
-    for source, sizes in fragments.items():
-        longest = by_source[source][0]
+
+    for source, sizes in fragment_sizes.items():
+        longest = runs_by_source[source][0]
         count = f"{len(sizes)} more fragments with {sum(sizes)} points in all"
         note = f"{count} were left out: each is far shorter than this run."
-        by_source[source][0] = replace(longest, notes=(*longest.notes, note))
-    return sorted(
-        (view for runs in by_source.values() for view in runs), key=lambda view: -len(view.steps)
-    )
+        runs_by_source[source][0] = replace(longest, notes=(*longest.notes, note))
+    return _longest_first(chain.from_iterable(runs_by_source.values()))
+
+
+def _longest_first(views: Iterable[RunView]) -> list[RunView]:
+    return sorted(views, key=lambda view: -len(view.steps))

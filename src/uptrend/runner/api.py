@@ -27,33 +27,37 @@ from uptrend.training.observer import Observer
 P = ParamSpec("P")
 R = TypeVar("R")
 RewardLike = str | Function
-# What `data` and `reward` alone leave open; `overrides` change any of it.
-DEFAULTS: dict[str, Any] = {
+# Settings of a recipe that is made of `data` and `reward`; `overrides` change any of them.
+RECIPE_DEFAULTS: dict[str, Any] = {
     "sampling": {"groups": 8, "size": 8, "max_tokens": 128},
     "learning": {"lr": 1e-5, "skip_dead": True},
     "checkpoints": {"every": 50},
 }
+# Tasks that such a recipe holds out; of rows in memory, at most this share.
+MAX_HELDOUT_TASKS = 100
+MAX_HELDOUT_SHARE = 1 / 4
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
-def answers_settings(function: Callable[P, R]) -> Callable[P, R]:
-    """Answer an argument that a function does not have with the setting that it may mean."""
-    arguments = inspect.signature(function).parameters
+def suggest_settings(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function suggest the setting that an argument which it does not have may mean."""
+    parameters = inspect.signature(function).parameters
 
     @functools.wraps(function)
-    def answering(*args: P.args, **kwargs: P.kwargs) -> R:
+    def with_suggestions(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
-            if name not in arguments:
-                hint = config_hint(name, name, arguments) or f" It takes {', '.join(arguments)}."
+            if name not in parameters:
+                hint = config_hint(name, name, parameters) or f" It takes {', '.join(parameters)}."
                 raise ConfigError(
                     f"uptrend.{function.__name__} has no argument {name}.{hint} Settings of a"
                     ' recipe go into overrides: overrides={"learning.lr": 1e-5}.'
                 )
         return function(*args, **kwargs)
 
-    return answering
+    return with_suggestions
 
 
-@answers_settings
+@suggest_settings
 def train(
     config: Config | str | Path | Mapping[str, Any] | None = None,
     *,
@@ -93,7 +97,7 @@ def train(
     RunRefused, which has it as `finding`, unless its id is in `allows`. A refused run leaves no run
     directory unless `keep_refused`.
     """
-    with _functions(reward) as (names, weights):
+    with _available_rewards(reward) as (names, weights):
         if config is None and (data is None or reward is None):
             raise ConfigError("Nothing to train on: give a recipe, or data and reward.")
         if isinstance(config, Mapping) and not config:
@@ -107,7 +111,9 @@ def train(
                     "A loaded config is trained as it is: give load_config the changes."
                 )
         else:
-            table = _table_of(data, names, weights, Path(runs)) if config is None else config
+            table = config
+            if table is None:
+                table = _recipe_table(data, names, weights, Path(runs))
             arguments = {
                 "tasks.prompt": prompt,
                 "tasks.answer": answer,
@@ -116,12 +122,11 @@ def train(
                 "tasks.bounds": list(bounds) or None if isinstance(bounds, Sequence) else bounds,
                 "learning.steps": steps,
             }
-            changes = [
-                f"{key}={json.dumps(value)}"
-                for key, value in arguments.items()
-                if value is not None
-            ]
-            recipe = load_recipe(table, [*changes, *_overrides(overrides)])
+            changes = []
+            for key, value in arguments.items():
+                if value is not None:
+                    changes.append(f"{key}={json.dumps(value)}")
+            recipe = load_recipe(table, [*changes, *_as_texts(overrides)])
             if config is None and recipe.name == Config.name:  # rows in memory have no name
                 recipe = replace(recipe, name=_folder_name(Path(recipe.model.name).name))
 
@@ -129,12 +134,12 @@ def train(
         from uptrend.runner.view import print_preflight
 
         try:
-            with _terminal(progress) as watching:
+            with _progress_observers(progress) as progress_observers:
                 run = train_recipe(
                     recipe,
                     runs=runs,
                     name=name,
-                    observers=[*watching, *observers],
+                    observers=[*progress_observers, *observers],
                     preflight=preflight,
                     allows=allows,
                     on_preflight=print_preflight if progress else lambda _: None,
@@ -145,14 +150,16 @@ def train(
                 f"To train anyway: allows=[{refusal.finding.id!r}], or preflight=False"
             )
             raise
-    arguments_to_resume = f"{str(run.path)!r}, reward=…" if config is None else repr(str(run.path))
+    arguments_to_resume = repr(str(run.path))
+    if config is None:
+        arguments_to_resume += ", reward=…"
     sentence = stop_sentence(run, f"uptrend.resume({arguments_to_resume})")
     if sentence:
         print(sentence, file=sys.stderr)
     return run
 
 
-@answers_settings
+@suggest_settings
 def resume(
     path: str | Path,
     overrides: Iterable[str] = (),
@@ -165,73 +172,93 @@ def resume(
 
     A run whose reward was a function of a script needs that function again: `reward`.
     """
-    with _functions(reward), _terminal(progress) as watching:
-        return resume_run(path, overrides, [*watching, *observers])
+    with _available_rewards(reward), _progress_observers(progress) as progress_observers:
+        return resume_run(path, overrides, [*progress_observers, *observers])
 
 
-def _terminal(progress: bool) -> AbstractContextManager[Sequence[Observer]]:
+def _progress_observers(progress: bool) -> AbstractContextManager[Sequence[Observer]]:
     from uptrend.runner.observers import terminal_observers
 
     return terminal_observers() if progress else nullcontext(())
 
 
-def _overrides(given: Iterable[str] | Mapping[str, Any]) -> list[str]:
-    if isinstance(given, Mapping):
-        return [f"{key}={json.dumps(value)}" for key, value in given.items()]
-    return [given] if isinstance(given, str) else list(given)
+def _as_texts(overrides: Iterable[str] | Mapping[str, Any]) -> list[str]:
+    """Return overrides as `key=value` texts."""
+    if isinstance(overrides, Mapping):
+        return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    if isinstance(overrides, str):
+        return [overrides]
+    return list(overrides)
 
 
 @contextmanager
-def _functions(reward: Any) -> Iterator[tuple[list[str], list[float]]]:
-    """Yield the names and weights of rewards, under which functions can be found meanwhile."""
-    weighted = dict(reward) if isinstance(reward, Mapping) else {}
-    is_several = isinstance(reward, list | tuple)
-    listed = list(weighted) or (list(reward) if is_several else [] if reward is None else [reward])
-    names = list[str]()
-    functions = dict[str, Function]()
-    for one in listed:
-        if not isinstance(one, str) and not callable(one):
-            raise ConfigError(f"reward = {one!r} should be a function, or the name of one.")
-        name = one if isinstance(one, str) else import_name(one)
-        while name in functions:  # two lambdas, say
+def _available_rewards(reward: Any) -> Iterator[tuple[list[str], list[float]]]:
+    """Yield the names and weights of rewards; within the context, tasks find functions by these
+    names.
+    """
+    weights: list[float] = []
+    if isinstance(reward, Mapping) and reward:
+        rewards = list(reward)
+        weights = [float(weight) for weight in reward.values()]
+    elif isinstance(reward, list | tuple):
+        rewards = list(reward)
+    else:
+        rewards = [] if reward is None else [reward]
+
+    names: list[str] = []
+    functions: dict[str, Function] = {}
+    for each in rewards:
+        if not isinstance(each, str) and not callable(each):
+            raise ConfigError(f"reward = {each!r} should be a function, or the name of one.")
+        name = each if isinstance(each, str) else import_name(each)
+        while name in functions:  # two lambdas, for example
             name += "-2"
         names.append(name)
-        functions |= {} if isinstance(one, str) else {name: one}
+        if not isinstance(each, str):
+            functions[name] = each
     with register_functions(functions):
-        yield names, [float(weighted[one]) for one in listed] if weighted else []
+        yield names, weights
 
 
-def _table_of(data: Any, names: list[str], weights: list[float], runs: Path) -> dict[str, Any]:
-    """Return a recipe for data and rewards; rows in memory are kept in a file under `runs`, for
+def _recipe_table(
+    data: Any, rewards: list[str], weights: list[float], runs: Path
+) -> dict[str, Any]:
+    """Return a recipe for data and rewards; rows in memory are written to a file under `runs`, for
     resuming.
     """
-    tasks: dict[str, Any] = {"name": "data", "reward": names, "train": ALL_TASKS}
-    heldout = 100
-    tasks |= {"weights": weights} if weights else {}
+    table: dict[str, Any] = {}
+    tasks: dict[str, Any] = {"name": "data", "reward": rewards, "train": ALL_TASKS}
+    n_heldout = MAX_HELDOUT_TASKS
+    if weights:
+        tasks["weights"] = weights
     if isinstance(data, str | Path):
-        is_file = (
-            Path(data).suffix in (".jsonl", ".json", ".csv", ".parquet") or Path(data).is_file()
-        )
-        tasks |= {"file" if is_file else "dataset": str(data)}
-        named = {"name": _folder_name(Path(data).stem)}
+        table["name"] = _folder_name(Path(data).stem)
+        is_file = Path(data).suffix in DATA_SUFFIXES or Path(data).is_file()
+        tasks["file" if is_file else "dataset"] = str(data)
     else:
         rows = list(data)
         if not all(isinstance(row, Mapping) for row in rows):
-            right = (
-                'a list of dicts (of a DataFrame: df.to_dict("records")), a path, or the id of a'
-                " hub dataset."
+            raise TasksetError(
+                'data should be a list of dicts (of a DataFrame: df.to_dict("records")), a path,'
+                " or the id of a hub dataset."
             )
-            raise TasksetError(f"data should be {right}")
-        suffix, content = serialize_rows(rows)
-        file = runs / ".data" / f"{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, content)
-        tasks |= {"file": str(file)}
-        heldout = max(1, min(heldout, len(rows) // 4))
-        named = {}
-    return {**named, "tasks": tasks, "eval": {"tasks": heldout}, **DEFAULTS}
+        tasks["file"] = str(_write_rows(rows, runs / ".data"))
+        n_heldout = max(1, min(n_heldout, int(MAX_HELDOUT_SHARE * len(rows))))
+    return {**table, "tasks": tasks, "eval": {"tasks": n_heldout}, **RECIPE_DEFAULTS}
+
+
+def _write_rows(rows: list[Mapping[str, Any]], folder: Path) -> Path:
+    """Write rows to a file that is named by their content: the same rows are written once."""
+    suffix, content = serialize_rows(rows)
+    file = folder / f"{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, content)
+    return file
 
 
 def _folder_name(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name) or Config.name
+    characters = [
+        character if character.isalnum() or character in "-_" else "-" for character in name
+    ]
+    return "".join(characters) or Config.name

@@ -13,7 +13,13 @@ from uptrend.config import Config, load_config, to_table
 from uptrend.config.load import apply_override
 from uptrend.policy.known import need_train_extra, with_known_chat
 from uptrend.records import CheckpointError, Evaluation, Rollout, Run
-from uptrend.rollout.openai import KEY, PREFIX, TIMEOUT, ChatPlayer, Server
+from uptrend.rollout.openai import (
+    KEY_VARIABLE,
+    REPLY_TIMEOUT_S,
+    SERVER_PREFIX,
+    ChatPlayer,
+    ChatServer,
+)
 from uptrend.runner.prepare import make_policy, refuse_ranks, refuse_warmstart, resolve
 from uptrend.tasks.pool import (
     HeldoutTasks,
@@ -38,7 +44,7 @@ class Scored:
     """Result of an evaluation."""
 
     target: str  # model or run that was evaluated
-    held: Evaluation
+    held: Evaluation  # figures over the held-out tasks
     rollouts: list[Rollout]  # greedy rollouts, one per task
     attempts: list[Rollout]  # sampled attempts; empty unless asked for
     hash: str  # hash of the tasks: equal where figures can be compared
@@ -54,8 +60,8 @@ def evaluate(
     *,
     attempts: int = 0,
     checkpoint: str | int | None = None,
-    key: str = KEY,
-    timeout: float = TIMEOUT,
+    key: str = KEY_VARIABLE,
+    timeout: float = REPLY_TIMEOUT_S,
     note: Callable[[str], None] = lambda _: None,
     watch: Watch = lambda heldout, _: nullcontext(heldout),
 ) -> Scored:
@@ -70,63 +76,77 @@ def evaluate(
     from uptrend.training.gather import RolloutPlayer, play_heldout
 
     refuse_ranks("eval")
-    server: Server | None = None
+    # A server's model, or one that is loaded here.
+    server: ChatServer | None = None
     player: RolloutPlayer | ChatPlayer
-    if str(target).startswith(PREFIX):
+    if str(target).startswith(SERVER_PREFIX):
         if checkpoint is not None:
             raise CheckpointError(f"--checkpoint {checkpoint}: {target} is a model, not a run.")
         config = _config_for_server(str(target), tasks, overrides, note)
-        check_machine(heldout := make_heldout(config))
-        server = Server(str(target), key, timeout, note)
+        heldout = make_heldout(config)
+        check_machine(heldout)
+        server = ChatServer(str(target), key, timeout, note)
         player = ChatPlayer(server, config.sampling)
         if heldout.taskset.chat is False:
             note("The tasks are asked as raw text (chat = false); a server gets them as a chat.")
     else:
-        chosen, given = find_tasks(str(target), tasks, overrides, note)
-        config, policy, heldout = load_for_eval(str(target), chosen, given, checkpoint, note)
+        tasks, overrides = find_tasks(str(target), tasks, overrides, note)
+        config, policy, heldout = load_for_eval(str(target), tasks, overrides, checkpoint, note)
         from uptrend.rollout.inprocess import InProcessSampler
 
         player = RolloutPlayer(policy, InProcessSampler(policy), config)
     for text in heldout.notes:
         note(text)
+
+    # The first held-out set and, by their labels, further ones.
     sections = eval_sections(config)
-    scored = {}
-    for label, one in heldout.by_label.items():
+    scored_by_label: dict[str, Scored] = {}
+    for label, heldout_set in heldout.by_label.items():
         section = replace(sections[label], attempts=attempts or sections[label].attempts)
+        n_rollouts = len(heldout_set.tasks) * (1 + section.attempts)
         began = time.perf_counter()
-        with watch(one, len(one.tasks) * (1 + section.attempts)) as playing:
-            held, rollouts = play_heldout(player, playing, 0, replace(config, eval=section))
-        greedy = rollouts[: held.tasks]
-        sampled = rollouts[held.tasks :]
+        with watch(heldout_set, n_rollouts) as watched_set:
+            evaluation, rollouts = play_heldout(
+                player, watched_set, 0, replace(config, eval=section)
+            )
         seconds = time.perf_counter() - began
-        scored[label] = Scored(
-            f"{target} on {label}" if label else str(target),
-            held,
-            greedy,
-            sampled,
-            one.hash,
-            seconds,
+        scored_by_label[label] = Scored(
+            target=f"{target} on {label}" if label else str(target),
+            held=evaluation,
+            rollouts=rollouts[: evaluation.tasks],
+            attempts=rollouts[evaluation.tasks :],
+            hash=heldout_set.hash,
+            seconds=seconds,
         )
+
     if server is not None and server.problems:
         note(
             f"The server failed in {len(server.problems)} rollouts, which have no reward; first:"
             f" {server.problems[0]}"
         )
-    return replace(scored.pop(""), sets=scored)
+    first = scored_by_label.pop("")
+    return replace(first, sets=scored_by_label)
 
 
 def _config_for_server(
     target: str, tasks: str | None, overrides: Iterable[str], note: Callable[[str], None]
 ) -> Config:
-    table = _run_config(tasks) if tasks is not None else None
-    if table is None and tasks is not None and tasks.endswith(".toml"):
-        table = to_table(load_recipe(tasks))
-    # A recipe or a run has limits of its own.
-    chosen, given = find_tasks(target, tasks if table is None else None, overrides, note)
-    table = {**(table or {}), "model": {"name": target}}
-    if chosen is not None:
-        table["eval"] = eval_section(chosen)
-    return resolve_options(load_config(table, given))
+    """Return the config to evaluate a server's model with; a run or a recipe named as `tasks` keeps
+    its limits.
+    """
+    table: dict[str, Any] = {}
+    if tasks is not None:
+        source = _run_config(tasks)
+        if source is None and tasks.endswith(".toml"):
+            source = to_table(load_recipe(tasks))
+        if source is not None:
+            table = source
+            tasks = None
+    tasks, overrides = find_tasks(target, tasks, overrides, note)
+    table = {**table, "model": {"name": target}}
+    if tasks is not None:
+        table["eval"] = eval_section(tasks)
+    return resolve_options(load_config(table, overrides))
 
 
 def find_tasks(
@@ -135,18 +155,20 @@ def find_tasks(
     overrides: Iterable[str],
     note: Callable[[str], None] = lambda _: None,
 ) -> tuple[str | None, list[str]]:
-    """Choose the tasks and overrides to evaluate with: MuSiQue's files named as such, limits that
-    suit the taskset.
+    """Return the taskset and the overrides to evaluate with: a file of MuSiQue is read by that
+    taskset, and limits suit the taskset.
     """
-    given = list(overrides)
-    if tasks is not None and tasks.endswith(".jsonl") and (rows := count_musique(Path(tasks))):
-        given = [*source_overrides(file=tasks, tasks=rows), *given]
-        tasks = musique_of(target)
-    # A recipe of what was asked for, to look into.
+    overrides = list(overrides)
+    if tasks is not None and tasks.endswith(".jsonl"):
+        n_rows = count_musique(Path(tasks))
+        if n_rows:
+            overrides = [*source_overrides(file=tasks, tasks=n_rows), *overrides]
+            tasks = musique_of(target)
+    # Sections as the user wrote them, without defaults: what is missing is filled in.
     table: dict[str, Any] = {"eval": {} if tasks is None else eval_section(tasks)}
-    for override in given:
+    for override in overrides:
         apply_override(table, override)
-    return tasks, [*_limits(target, table, note), *given]
+    return tasks, [*_limit_overrides(target, table, note), *overrides]
 
 
 def eval_section(tasks: str) -> dict[str, Any]:
@@ -169,8 +191,10 @@ def musique_of(target: str) -> str | None:
     """Name the taskset for questions of MuSiQue; None leaves a run of that kind its own retriever
     and reward.
     """
-    own = _run_config(target)
-    return None if own is not None and own["eval"]["name"] == "musique" else "musique"
+    run_config = _run_config(target)
+    if run_config is not None and run_config["eval"]["name"] == "musique":
+        return None
+    return "musique"
 
 
 def source_overrides(*, file: str = "", datasets: str = "", tasks: int) -> list[str]:
@@ -181,28 +205,34 @@ def source_overrides(*, file: str = "", datasets: str = "", tasks: int) -> list[
     return [f"eval.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in source.items()]
 
 
-def _limits(target: str, table: dict[str, Any], note: Callable[[str], None]) -> list[str]:
-    """Return the limits that the taskset needs and nobody gave, as overrides, and note them."""
+def _limit_overrides(target: str, table: dict[str, Any], note: Callable[[str], None]) -> list[str]:
+    """Return overrides for the limits that the taskset needs and the user did not set, and note
+    them.
+    """
     name = table["eval"].get("name")
-    own = _run_config(target)
-    if name is None or (own is not None and own["eval"]["name"] == name):
+    if name is None:
         return []
-    # What grades the start of an answer needs no more tokens than [sampling]'s default.
+    run_limits: dict[str, Any] = {}
+    run_config = _run_config(target)
+    if run_config is not None:
+        if run_config["eval"]["name"] == name:
+            return []
+        run_limits = run_config["sampling"]
+    # A rule that grades the start of an answer needs no more tokens than [sampling]'s default.
     if table["eval"].get("reward") in ARITHMETIC_RULES:
         return []
-    # A taskset says what it needs where [sampling]'s defaults (one turn of 8 tokens) would be
-    # useless; most don't.
-    there = {} if own is None else own["sampling"]
-    given = table.get("sampling", {})
-    needed = getattr(find(name), "LIMITS", {}).items()
-    missing = [
-        f"sampling.{key}={value}"
-        for key, value in needed
-        if key not in given and there.get(key, 0) < value
-    ]
-    if missing:
-        note(f"{name} is played with {', '.join(missing).replace('=', ' = ')}; --set changes them.")
-    return missing
+    # A taskset has LIMITS where [sampling]'s defaults (one turn of 8 tokens) would be useless; most
+    # have none.
+    user_limits = table.get("sampling", {})
+    taskset_limits = getattr(find(name), "LIMITS", {})
+    overrides = []
+    for key, value in taskset_limits.items():
+        if key not in user_limits and run_limits.get(key, 0) < value:
+            overrides.append(f"sampling.{key}={value}")
+    if overrides:
+        limits = ", ".join(overrides).replace("=", " = ")
+        note(f"{name} is played with {limits}; --set changes them.")
+    return overrides
 
 
 def _run_config(target: str) -> dict[str, Any] | None:
@@ -214,9 +244,11 @@ def count_musique(path: Path) -> int:
     try:
         rows = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
         first = json.loads(rows[0])
-    except (OSError, ValueError, IndexError):  # the taskset that reads it says what is wrong
+    except (OSError, ValueError, IndexError):  # the taskset that reads it reports the reason
         return 0
-    return len(rows) if isinstance(first, dict) and "paragraphs" in first else 0
+    if isinstance(first, dict) and "paragraphs" in first:
+        return len(rows)
+    return 0
 
 
 def load_for_eval(
@@ -230,31 +262,33 @@ def load_for_eval(
     need_train_extra()
     from uptrend.policy.checkpoint import find_checkpoint, load_weights
 
-    run = Run(target) if (Path(target) / "run.json").exists() else None
-    if run is not None:
+    run: Run | None = None
+    table: dict[str, Any] = {"model": {"name": target}}
+    if (Path(target) / "run.json").exists():
+        run = Run(target)
         refuse_warmstart(run, "keeps no checkpoint", "eval ")
+        table = dict(run.config)
     elif checkpoint is not None:
         raise CheckpointError(f"--checkpoint {checkpoint}: {target} is a model, not a run.")
-    table = {"model": {"name": target}} if run is None else dict(run.config)
     if tasks is not None:
         table["eval"] = eval_section(tasks)
     config = load_config(table, overrides)
-    if run is None:  # a run is asked as it was trained
+    if run is None:  # a run's prompts are rendered as in its training
         config = with_known_chat(config)
     config = resolve(config)
-    check_machine(heldout := make_heldout(config))
-    place = None if run is None else find_checkpoint(run, checkpoint)
+    heldout = make_heldout(config)
+    check_machine(heldout)
+
+    # A missing checkpoint is reported before the model is loaded, which takes longer.
+    checkpoint_folder = None if run is None else find_checkpoint(run, checkpoint)
     policy = make_policy(config, samples_here=True)
-    if (
-        config.model.chat == "auto"
-        and heldout.taskset.chat is None
-        and policy.tokenizer.chat_template
-    ):
+    leaves_chat_open = config.model.chat == "auto" and heldout.taskset.chat is None
+    if leaves_chat_open and policy.tokenizer.chat_template:
         note(
             "Tasks are asked through the model's chat template; as raw text: --set model.chat=false"
         )
-    if place is not None:
-        state = load_weights(place, policy)
+    if checkpoint_folder is not None:
+        state = load_weights(checkpoint_folder, policy)
         if checkpoint is not None:
             note(f"Checkpoint of step {state['step']}.")
     return config, policy, heldout

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from uptrend.bridge.trackers import chosen
+from uptrend.bridge.trackers import select_trackers
 from uptrend.doctor.live import DoctorProcess
 from uptrend.present.formatting import duration, estimate, number, percent, plural, visible
-from uptrend.records import Run, RunDirectory
+from uptrend.records import Evaluation, Run, RunDirectory
 from uptrend.records.directory import START_EVENTS
 from uptrend.records.finding import causes, dated
 from uptrend.records.lines import parse_line
@@ -29,9 +29,13 @@ if TYPE_CHECKING:
 # Parts of a finding that its event has.
 EVENT_FIELDS = ("id", "severity", "confidence", "summary", "fix", "step")
 STOP_SEVERITIES = {"never": (), "critical": ("critical",), "warning": ("critical", "warning")}
-MAX_NAMED = 5  # rollouts with the same error that are named
-# Seconds that all trackers together may take to send the rest after the run has ended.
+# Findings that the doctor's last line names, and rollouts with the same error that the log names.
+MAX_FINDINGS_NAMED = 3
+MAX_ROLLOUTS_NAMED = 5
+# Time that all trackers together may take to send the rest after the run has ended, and the time
+# that each gets even if the others used it up: one that is done is still read.
 TRACKERS_TIMEOUT_S = 30.0
+MIN_TRACKER_TIMEOUT_S = 1.0
 
 
 @contextmanager
@@ -55,19 +59,22 @@ def terminal_observers(
 
 
 def run_observers(context: "RunContext", observers: Sequence[Observer]) -> list[Observer]:
-    """Return all observers of a run: those of whoever started it, its log, and the trackers of its
-    config.
+    """Return all observers of a run: its caller's, its log, and the trackers of its config. Ranks
+    other than the first have none.
     """
     if context.ranks.rank:
         return []
-    # Trackers come last: the doctor's report, which its observer writes after a run, is theirs too.
-    names = chosen(context.config.track)
-    return [*observers, RunLog(), *([Tracking(names)] if names else [])]
+    all_observers: list[Observer] = [*observers, RunLog()]
+    # Trackers come last: they also send the doctor's report, which its observer writes after a run.
+    names = select_trackers(context.config.track)
+    if names:
+        all_observers.append(Tracking(names))
+    return all_observers
 
 
 def stop_sentence(run: Run, resume: str) -> str:
-    """Return the sentence on a run that was stopped, with the command that resumes it; empty where
-    it was not.
+    """Return the sentence on a run that was stopped, with the command that resumes it; empty for
+    any other run.
     """
     stop = run.stopped
     if stop is None:
@@ -85,13 +92,13 @@ def stop_sentence(run: Run, resume: str) -> str:
 class InterruptObserver(Observer):
     """Observer that stops the run after the step during which the user pressed Ctrl-C."""
 
-    is_asked = False
+    is_interrupted = False
 
     def interrupt(self, *_: object) -> None:
         """Handle SIGINT: the first waits for the step, the second does not."""
-        if self.is_asked:
+        if self.is_interrupted:
             raise KeyboardInterrupt
-        self.is_asked = True
+        self.is_interrupted = True
         with suppress(RuntimeError):  # the signal came while this very stream was being written
             print(
                 "Stopping after this step; Ctrl-C again ends at once.", file=sys.stderr, flush=True
@@ -102,24 +109,26 @@ class InterruptObserver(Observer):
     def after(self, run: Run) -> None: ...
 
     def step(self, record: StepRecord | None) -> Stop | None:  # noqa: ARG002 (an observer's signature)
-        """Stop if asked to."""
-        return Stop("interrupted by the user", by="user") if self.is_asked else None
+        """Stop after a first Ctrl-C."""
+        if self.is_interrupted:
+            return Stop("interrupted by the user", by="user")
+        return None
 
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[InterruptObserver]:
     """Treat Ctrl-C as a request to stop after the step."""
     observer = InterruptObserver()
-    before = signal.signal(signal.SIGINT, observer.interrupt)
+    previous_handler = signal.signal(signal.SIGINT, observer.interrupt)
     try:
         yield observer
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
 class LiveDoctor:
-    """Observer that passes findings to the terminal, to events.jsonl, and to the loop as a wish to
-    stop.
+    """Observer that passes findings to the terminal and to events.jsonl, and stops the loop where
+    the config says so.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -128,21 +137,28 @@ class LiveDoctor:
 
     def before(self, run: Run) -> None:
         """Start the doctor."""
-        # a run of an older version that goes on
+        # A run that an older version began has no [doctor].
         doctor_config = run.config.get("doctor", {"live": False})
         self._directory = RunDirectory(run.path)
-        self._stops = STOP_SEVERITIES[doctor_config.get("stop_on", "never")]
+        self._stop_severities = STOP_SEVERITIES[doctor_config.get("stop_on", "never")]
         self._doctor = DoctorProcess(run.path) if doctor_config["live"] else None
 
     def step(self, record: StepRecord) -> Stop | None:
-        """Pass on new findings, without waiting for any."""
+        """Pass on new findings without waiting for any; return the stop for the first that is
+        severe enough.
+        """
         del record
-        lines = self._doctor.read_lines() if self._doctor else []
-        stops = [self._pass_on(line) for line in lines]
-        return next((stop for stop in stops if stop is not None), None)
+        if self._doctor is None:
+            return None
+        first_stop: Stop | None = None
+        for line in self._doctor.read_lines():
+            stop = self._pass_on(line)
+            if first_stop is None:
+                first_stop = stop
+        return first_stop
 
     def after(self, run: Run) -> None:
-        """Ask for the last report, and say it in short."""
+        """Ask for the last report, and print its summary."""
         doctor = self._doctor
         self._doctor = None
         if doctor is None:
@@ -154,18 +170,19 @@ class LiveDoctor:
         if report is None:
             self._say(f"The doctor did not answer. Ask again: uptrend doctor {run.path}")
             return
-        alarms = [f["id"] for f in causes(report) if f["severity"] != "note"]
-        named = f"; {', '.join(alarms[:3])}" if alarms else ""
-        is_fine = not alarms and report["headline"] == report["trend"]
-        end = (
-            ", nothing that asks for a change."
-            if is_fine
-            else f". Read why: uptrend doctor {run.path}"
-        )
-        self._say(f"Doctor, {dated(report['step'])}: {report['headline']}{named}{end}")
+        alarms = [cause["id"] for cause in causes(report) if cause["severity"] != "note"]
+        sentence = f"Doctor, {dated(report['step'])}: {report['headline']}"
+        if alarms:
+            sentence += f"; {', '.join(alarms[:MAX_FINDINGS_NAMED])}"
+        # The headline is more than the trend where held-out accuracy or findings qualify it.
+        if not alarms and report["headline"] == report["trend"]:
+            sentence += ", nothing that asks for a change."
+        else:
+            sentence += f". Read why: uptrend doctor {run.path}"
+        self._say(sentence)
 
     def _pass_on(self, line: dict[str, Any]) -> Stop | None:
-        """Tell and record a line of the doctor's: a finding, or the withdrawal of one."""
+        """Print and record a line of the doctor's process: a finding, or the withdrawal of one."""
         if "withdrawn" in line:
             self._directory.event("withdrawn", id=line["withdrawn"], step=line["step"])
             self._say(
@@ -179,7 +196,7 @@ class LiveDoctor:
             f"doctor, {dated(finding['step'])}: {finding['severity']}: {finding['id']}:"
             f" {finding['summary']}"
         )
-        if finding["severity"] in self._stops:
+        if finding["severity"] in self._stop_severities:
             return Stop(finding["summary"], by="doctor", finding=finding["id"])
         return None
 
@@ -190,108 +207,119 @@ class RunLog:
     """
 
     def before(self, run: Run) -> None:
-        """Log what the run is, and its events since it started or resumed."""
+        """Log the run's name, model and notes, and its events since it started or resumed."""
         self._directory = RunDirectory(run.path)
         self._steps = run.steps or 0
         self._began = time.monotonic()
-        self._first = run.last_step
-        self._read = 0
+        self._first_step = run.last_step
+        self._bytes_read = 0  # of events.jsonl
         events = run.events
-        began = max(
-            (at for at, event in enumerate(events) if event["event"] in START_EVENTS), default=0
-        )
-        for event in events[began:]:
-            self._tell(event)
-        self._read = (run.path / "events.jsonl").stat().st_size if events else 0
+        last_start = 0
+        for index, event in enumerate(events):
+            if event["event"] in START_EVENTS:
+                last_start = index
+        for event in events[last_start:]:
+            self._log_event(event)
+        if events:
+            self._bytes_read = (run.path / "events.jsonl").stat().st_size
         self._directory.log(
             f"{run.name}: {run.config['model']['name']} on {run.config['tasks']['name']}"
         )
-        for text in (count_epochs(run), *(f"note: {note}" for note in run.info.get("notes", ()))):
-            if text:
-                self._directory.log(text)
+        epochs = count_epochs(run)
+        if epochs:
+            self._directory.log(epochs)
+        for note in run.info.get("notes", ()):
+            self._directory.log(f"note: {note}")
 
     def step(self, record: StepRecord) -> None:
         """Log a step with its failures, and the evaluation after it."""
-        self._pass_on()
+        self._log_new_events()
         line = record.metrics
         if line:
-            words = [
-                f"{name} {number(line[key])}"
-                for key, name in shown_metrics("log").items()
-                if line.get(key) is not None
-            ]
-            done = record.step - self._first
-            left = (time.monotonic() - self._began) / max(1, done) * (self._steps - record.step)
-            words += [
-                f"{duration(line.get('seconds/step'))} per step",
-                *([f"{duration(left)} left"] if left > 0 else []),
-            ]
-            self._directory.log(f"step {record.step}/{self._steps}  {'  '.join(words)}")
+            self._log_metrics(record)
         else:
-            # the evaluation before the first step says nothing about the pace
+            # The evaluation before the first step says nothing about the pace.
             self._began = time.monotonic()
-        # The columns of rollouts are made when they are first read: not here, unless there is
-        # something to say.
+        # Reading a column of rollouts makes it: the counts say if there is a failure to log.
         if line.get("sampling/failed/count") or line.get("commands/sandbox_failures/count"):
-            self._tell_failures(record)
-        for label, held in {"held-out": record.evaluation, **record.sets}.items():
-            if held is not None:
-                accuracy = estimate(held.accuracy, held.low, held.high)
-                parts = [f"{label} after step {held.step}: {accuracy} of {held.tasks} tasks"]
-                parts += [
-                    f"{name} {percent(share)}"
-                    for name, share in held.by_family.items()
-                    if len(held.by_family) > 1
-                ]
-                parts += [f"{held.failed} failed"] if held.failed else []
-                self._directory.log(", ".join(parts))
+            self._log_failures(record)
+        for label, evaluation in {"held-out": record.evaluation, **record.sets}.items():
+            if evaluation is not None:
+                self._log_evaluation(label, evaluation)
 
     def after(self, run: Run) -> None:
         """Log the last events, the run's end among them."""
         del run
-        self._pass_on()
+        self._log_new_events()
 
-    def _tell_failures(self, record: StepRecord) -> None:
-        failed = defaultdict[str, list[str]](list)
-        for r in record.rollouts:
-            if r.error is not None:
-                failed[r.error].append(r.name)
-            if r.sandbox_failures and r.reward is not None:
+    def _log_metrics(self, record: StepRecord) -> None:
+        line = record.metrics
+        parts = [f"step {record.step}/{self._steps}"]
+        for key, name in shown_metrics("log").items():
+            if line.get(key) is not None:
+                parts.append(f"{name} {number(line[key])}")
+        parts.append(f"{duration(line.get('seconds/step'))} per step")
+        steps_done = record.step - self._first_step
+        pace = (time.monotonic() - self._began) / max(1, steps_done)
+        left = pace * (self._steps - record.step)
+        if left > 0:
+            parts.append(f"{duration(left)} left")
+        self._directory.log("  ".join(parts))
+
+    def _log_evaluation(self, label: str, evaluation: Evaluation) -> None:
+        accuracy = estimate(evaluation.accuracy, evaluation.low, evaluation.high)
+        parts = [f"{label} after step {evaluation.step}: {accuracy} of {evaluation.tasks} tasks"]
+        if len(evaluation.by_family) > 1:
+            parts += [f"{name} {percent(share)}" for name, share in evaluation.by_family.items()]
+        if evaluation.failed:
+            parts.append(f"{evaluation.failed} failed")
+        self._directory.log(", ".join(parts))
+
+    def _log_failures(self, record: StepRecord) -> None:
+        names_by_error = defaultdict[str, list[str]](list)
+        for rollout in record.rollouts:
+            if rollout.error is not None:
+                names_by_error[rollout.error].append(rollout.name)
+            if rollout.sandbox_failures and rollout.reward is not None:
                 self._directory.log(
-                    f"rollout {r.name}: played again,"
-                    f" {plural(r.sandbox_failures, 'sandbox failure')}"
+                    f"rollout {rollout.name}: played again,"
+                    f" {plural(rollout.sandbox_failures, 'sandbox failure')}"
                 )
-        for error, names in failed.items():
-            more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-            self._directory.log(f"failed: {', '.join(names[:MAX_NAMED])}{more}: {visible(error)}")
+        for error, names in names_by_error.items():
+            listed = ", ".join(names[:MAX_ROLLOUTS_NAMED])
+            if len(names) > MAX_ROLLOUTS_NAMED:
+                listed += f" and {len(names) - MAX_ROLLOUTS_NAMED} more"
+            self._directory.log(f"failed: {listed}: {visible(error)}")
 
-    def _pass_on(self) -> None:
-        """Log the events that were written since the last time."""
+    def _log_new_events(self) -> None:
+        """Log the events that were written since the last call."""
         path = self._directory.path / "events.jsonl"
         if not path.exists():
             return
         with path.open("rb") as file:
-            file.seek(self._read)
+            file.seek(self._bytes_read)
             new = file.read()
-        self._read += len(new)
+        self._bytes_read += len(new)
         for line in new.splitlines():
-            if (event := parse_line(line, path.name)) is not None:
-                self._tell(event)
+            event = parse_line(line, path.name)
+            if event is not None:
+                self._log_event(event)
 
-    def _tell(self, event: dict[str, Any]) -> None:
-        fields = {key: value for key, value in event.items() if key not in ("event", "time")}
-        at = event.get("time") if isinstance(event.get("time"), int | float) else None
-        told = [
-            f"{key} {value}"
-            for key, value in fields.items()
-            if isinstance(value, str | int | float)
-        ]
-        told += [f"{found['severity']} {found['id']}" for found in fields.get("findings", ())]
-        self._directory.log(visible(f"{event['event']}: {', '.join(told)}"), at)
+    def _log_event(self, event: dict[str, Any]) -> None:
+        parts = []
+        for key, value in event.items():
+            if key not in ("event", "time") and isinstance(value, str | int | float):
+                parts.append(f"{key} {value}")
+        for finding in event.get("findings", ()):
+            parts.append(f"{finding['severity']} {finding['id']}")
+        time_s = event.get("time")
+        if not isinstance(time_s, int | float):
+            time_s = None
+        self._directory.log(visible(f"{event['event']}: {', '.join(parts)}"), time_s)
 
 
 class Tracking:
-    """Observer that starts the trackers, and passes what they say to the terminal and to
+    """Observer that starts the trackers, and passes their messages to the terminal and to
     events.jsonl.
 
     The processes read the records from disk: the loop hands nothing over and waits for nothing.
@@ -299,36 +327,38 @@ class Tracking:
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
-        self._processes = dict[str, SideProcess]()
+        self._processes: dict[str, SideProcess] = {}
 
     def before(self, run: Run) -> None:
-        """Start the trackers; they send what comes after the steps that are there."""
+        """Start the trackers; they send the steps after those that are recorded."""
         self._directory = RunDirectory(run.path)
         since = str(run.last_step)
-        module = "uptrend.bridge.tracking"
-        self._processes = {
-            name: SideProcess(module, str(run.path), name, since) for name in self._names
-        }
+        for name in self._names:
+            self._processes[name] = SideProcess(
+                "uptrend.bridge.tracking", str(run.path), name, since
+            )
 
     def step(self, record: StepRecord) -> None:
-        """Pass on what they have said."""
+        """Pass on new messages of the trackers."""
         del record
         for name, process in self._processes.items():
             self._pass_on(name, process.read_lines())
 
     def after(self, run: Run) -> None:
-        """Give them a while to send the rest, side by side."""
-        until = time.monotonic() + TRACKERS_TIMEOUT_S
+        """Wait for the trackers to send the rest, side by side."""
+        deadline = time.monotonic() + TRACKERS_TIMEOUT_S
         for process in self._processes.values():
             process.request_end()
         for name, process in self._processes.items():
-            # one that is done is read, whoever hangs
-            lines = process.end(max(1.0, until - time.monotonic()))
-            again = f"To send the whole run: uptrend track {run.path} --to {name}"
-            late = f"it did not end within {TRACKERS_TIMEOUT_S:g} s. {again}"
-            self._pass_on(
-                name, [{"event": "track-failed", "error": late}] if lines is None else lines
-            )
+            left = deadline - time.monotonic()
+            lines = process.end(max(MIN_TRACKER_TIMEOUT_S, left))
+            if lines is None:
+                error = (
+                    f"it did not end within {TRACKERS_TIMEOUT_S:g} s. To send the whole run:"
+                    f" uptrend track {run.path} --to {name}"
+                )
+                lines = [{"event": "track-failed", "error": error}]
+            self._pass_on(name, lines)
         self._processes = {}
 
     def _pass_on(self, name: str, lines: list[dict[str, Any]]) -> None:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from uptrend.doctor.report import finding_table
 from uptrend.records import Finding, Severity
 from uptrend.records.renamed import current
-from uptrend.runner.prepare import FEW_GROUPS
+from uptrend.runner.prepare import CHEAP_PROBE_GROUPS
 
 if TYPE_CHECKING:
     from uptrend.doctor.probes.probe import Result
     from uptrend.training.components import RunContext
 
-VERSION = 1  # of the JSON form
+# Version of the JSON form.
+FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -29,61 +30,65 @@ class Preflight:
     def refusal(self, allows: Collection[str] = ()) -> Finding | None:
         """Return the first critical finding whose id is not in `allows`."""
         allowed = {current(id) for id in allows}
-        critical = (f for f in self.findings if f.severity == Severity.CRITICAL)
-        return next((f for f in critical if f.id not in allowed), None)
+        for finding in self.findings:
+            if finding.severity == Severity.CRITICAL and finding.id not in allowed:
+                return finding
+        return None
 
     @property
-    def asked(self) -> int:
-        """Number of probes that applied and went through."""
-        return sum(not r.skipped and not r.error for r in self.results)
+    def n_completed(self) -> int:
+        """Number of probes that applied and did not fail."""
+        return sum(not result.skipped and not result.error for result in self.results)
 
     @property
     def failed(self) -> "Sequence[Result]":
         """Probes that ended in an exception."""
-        return [r for r in self.results if r.error]
+        return [result for result in self.results if result.error]
 
     @property
-    def count(self) -> str:
-        """Number of findings by severity, in words."""
-        counts = {s: sum(f.severity == s for f in self.findings) for s in Severity}
-        told = [
-            f"{n} {s.value}{'s' if n > 1 and s != Severity.CRITICAL else ''}"
-            for s, n in counts.items()
-            if n
-        ]
-        return ", ".join(told) + " found" if told else "nothing found"
+    def findings_in_words(self) -> str:
+        """Number of findings by severity, such as "1 critical, 2 warnings found"."""
+        parts = []
+        for severity in Severity:
+            count = sum(finding.severity == severity for finding in self.findings)
+            if count:
+                # The noun of "critical" is left out: "2 critical", but "2 warnings".
+                ending = "s" if count > 1 and severity != Severity.CRITICAL else ""
+                parts.append(f"{count} {severity.value}{ending}")
+        if not parts:
+            return "nothing found"
+        return ", ".join(parts) + " found"
 
     def to_table(self) -> dict[str, Any]:
-        """Plain values, as `--format json` prints them and events.jsonl keeps them."""
+        """Return plain values, for `--format json` and for events.jsonl."""
+        probes = []
+        for result in self.results:
+            row = {
+                "name": result.name,
+                "ok": result.ok,
+                "figure": result.figure,
+                "skipped": result.skipped,
+                "error": result.error,
+                "seconds": round(result.seconds, 2),
+                "findings": [finding.id for finding in result.findings],
+            }
+            probes.append(row)
+        causes = []
+        symptoms = []
+        for cause in self.findings:
+            causes.append(finding_table(cause))
+            symptoms += [finding_table(symptom, cause.id) for symptom in cause.explains]
         return {
-            "version": VERSION,
+            "version": FORMAT_VERSION,
             "recipe": self.recipe,
             "passed": self.refusal() is None and not self.failed,
             "seconds": round(self.seconds, 2),
-            "probes": [
-                {
-                    "name": r.name,
-                    "ok": r.ok,
-                    "figure": r.figure,
-                    "skipped": r.skipped,
-                    "error": r.error,
-                    "seconds": round(r.seconds, 2),
-                    "findings": [f.id for f in r.findings],
-                }
-                for r in self.results
-            ],
-            "findings": [
-                *(finding_table(cause) for cause in self.findings),
-                *(
-                    finding_table(symptom, cause.id)
-                    for cause in self.findings
-                    for symptom in cause.explains
-                ),
-            ],
+            "probes": probes,
+            "findings": [*causes, *symptoms],
         }
 
 
-def ask_probes(
+def run_named_probes(
     context: "RunContext",
     names: Iterable[str],
     groups: int,
@@ -96,13 +101,13 @@ def ask_probes(
     yield from run_probes(Bench(context, groups), names, started)
 
 
-def ask_cheap_probes(context: "RunContext") -> Preflight:
+def run_cheap_probes(context: "RunContext") -> Preflight:
     """Run the probes that come before every run."""
     from uptrend.doctor.probes import PROBES, differential
 
     began = time.perf_counter()
     cheap = [name for name, probe in PROBES.items() if probe.cheap]
-    results = list(ask_probes(context, cheap, FEW_GROUPS))
-    return Preflight(
-        context.config.name, results, differential(results), time.perf_counter() - began
-    )
+    results = list(run_named_probes(context, cheap, CHEAP_PROBE_GROUPS))
+    findings = differential(results)
+    seconds = time.perf_counter() - began
+    return Preflight(context.config.name, results, findings, seconds)

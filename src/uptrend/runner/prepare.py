@@ -4,16 +4,22 @@ events.
 
 import os
 import platform
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from uptrend.bridge.trackers import chosen
+from uptrend.bridge.trackers import select_trackers
 from uptrend.config import Config, to_table
 from uptrend.config.schema import Parallel
 from uptrend.config.tables import to_toml
-from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra, with_known_chat
+from uptrend.policy.known import (
+    KNOWN_MODELS,
+    find_model,
+    need_extra,
+    need_train_extra,
+    with_known_chat,
+)
 from uptrend.present.formatting import visible
 from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.directory import free_path, why_occupied
@@ -34,35 +40,35 @@ if TYPE_CHECKING:
     from uptrend.training.components import RunContext
 
 
-FEW_GROUPS = 4  # groups that the cheap probes play before a run, where seconds count
+# Groups that the cheap probes play before a run, which waits for them.
+CHEAP_PROBE_GROUPS = 4
 
 
 def prepare(config: Config, run: Run | None = None, *, samples_here: bool = False) -> "RunContext":
-    """Resolve a recipe, make its tasks and load its model; where `run` is given, its tasks must be
-    the same.
+    """Resolve a recipe, make its tasks and load its model; the tasks of `run`, if any, must be the
+    same.
 
     `samples_here` says that this process samples, whatever the recipe's engine is.
     """
-    # All that can be refused without torch comes first: loading it takes seconds.
+    # Everything that can be refused without torch comes first: loading it takes seconds.
     need_extras(config)
     config = resolve_options(config)
     heldout = make_heldout(config)
     tasks = make_pool(config, heldout)
     check_machine(heldout, tasks)
-    notes: tuple[str, ...] = ()
-    if run is not None:  # compared before the model is loaded, which takes longer
+    notes: list[str] = []
+    if run is not None:
         check_tasks(run, tasks, heldout)
-    elif config.model.chat == "auto":  # a run goes on as it began
+    elif config.model.chat == "auto":  # only of a new run: an existing one keeps its setting
         config = with_known_chat(config)
         if config.model.chat is False and leaves_chat_open(tasks, heldout):
-            notes = (
-                (
-                    f"model.chat = false: {config.model.name} was not taught to chat, so it reads"
-                    " raw text."
-                ),
+            notes.append(
+                f"model.chat = false: {config.model.name} was not taught to chat, so it reads raw"
+                " text."
             )
-    if config.model.name not in KNOWN:
+    if config.model.name not in KNOWN_MODELS:
         find_model(config.model.name)
+
     from uptrend.training.components import RunContext, choose_components
     from uptrend.training.ranks import join_ranks, layout_of
 
@@ -70,7 +76,7 @@ def prepare(config: Config, run: Run | None = None, *, samples_here: bool = Fals
     ranks = join_ranks(own_device(config))
     components = choose_components(config, ranks)
     policy = make_policy(config, layout_of(config, ranks), samples_here=samples_here)
-    return RunContext(config, policy, tasks, heldout, components, ranks, notes)
+    return RunContext(config, policy, tasks, heldout, components, ranks, tuple(notes))
 
 
 def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
@@ -83,10 +89,9 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
 
     config = context.config
     policy = context.policy
-    # One family may be short of both kinds of tasks, and says so twice.
-    notes = list(
-        dict.fromkeys([*context.notes, *config.notes, *context.pool.notes, *context.heldout.notes])
-    )
+    # Pool and held-out set may have the same note: one family is short of tasks for both.
+    all_notes = [*context.notes, *config.notes, *context.pool.notes, *context.heldout.notes]
+    notes = list(dict.fromkeys(all_notes))
     if config.model.weights == "bf16":
         share = movable_share(policy.flat, config.learning.lr)
         notes.append(
@@ -95,6 +100,13 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
             " moves them all."
         )
     versions = installed_versions(("uptrend", "torch", "transformers", "peft", "pyarrow"))
+    gpu: str | None = None
+    if policy.device.type == "cuda":
+        gpu = torch.cuda.get_device_name(policy.device)
+    special_ids = []
+    for id, token in policy.tokenizer.added_tokens_decoder.items():
+        if token.special:
+            special_ids.append(id)
     return {
         "schema": SCHEMA_VERSION,
         "name": path.name,
@@ -108,9 +120,7 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
             "processes": context.ranks.count,
             "parallel": layout_of(config, context.ranks),
             "cpu": platform.processor() or platform.machine(),
-            "gpu": (
-                torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else None
-            ),
+            "gpu": gpu,
         },
         "config": to_table(config),
         "tasks": context.pool.describe(),
@@ -119,9 +129,7 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
             "name": config.model.name,
             "parameters": policy.parameters,
             "trainable": policy.flat.total,
-            "special": sorted(
-                id for id, token in policy.tokenizer.added_tokens_decoder.items() if token.special
-            ),
+            "special": sorted(special_ids),
             **digests(policy),
         },
         "notes": notes,
@@ -129,47 +137,54 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
 
 
 def settle_chat(context: "RunContext") -> "RunContext":
-    """Decide `model.chat = "auto"` of a new run: where neither model nor tasks say how to ask, both
-    ways are compared.
+    """Decide `model.chat = "auto"` of a new run: compare chat template and raw text where neither
+    model nor tasks decide it.
 
     All ranks call this.
     """
     if context.config.model.chat != "auto":
         return context
     has_template = bool(context.policy.tokenizer.chat_template)
-    chat = has_template
-    note = ""
-    has_compared = False
+    decision = ChatDecision(has_template)
     if has_template and leaves_chat_open(context.pool, context.heldout):
         if context.policy.is_sharded:
             note = "model.chat = true: the two ways of asking can't be compared on sharded weights."
+            decision = ChatDecision(True, note)
         else:
-            decision = _compare_chat(context) if context.ranks.rank == 0 else (True, "", False)
-            chat, note, has_compared = context.ranks.broadcast(decision)
-    model = replace(context.config.model, chat=chat)
-    notes = (*context.notes, note) if note else context.notes
+            if context.ranks.rank == 0:
+                decision = _compare_chat(context)
+            decision = context.ranks.broadcast(decision)
+    notes = context.notes
+    if decision.note:
+        notes = (*notes, decision.note)
+    model = replace(context.config.model, chat=decision.chat)
     return replace(
         context,
         config=replace(context.config, model=model),
         notes=notes,
-        has_compared_chat=has_compared,
+        has_compared_chat=decision.has_compared,
     )
 
 
-def _compare_chat(context: "RunContext") -> tuple[bool, str, bool]:
-    """Return the better way to ask, the sentence that says why, and True where both were tried."""
+@dataclass(frozen=True)
+class ChatDecision:
+    """Value of `model.chat` that replaces "auto"."""
+
+    chat: bool
+    note: str = ""  # reason, for the user
+    has_compared: bool = False  # True if answers to both renderings were compared
+
+
+def _compare_chat(context: "RunContext") -> ChatDecision:
     from uptrend.doctor.probes.bench import Bench, random_state_kept
     from uptrend.doctor.probes.rollouts import compare_renderings
 
-    bench = Bench(context, FEW_GROUPS)
+    bench = Bench(context, CHEAP_PROBE_GROUPS)
     if bench.stage.taskset.chat is not None:
-        return True, "model.chat = true: the model has a chat template.", False
+        return ChatDecision(True, "model.chat = true: the model has a chat template.")
     if bench.tools:
-        return (
-            True,
-            "model.chat = true: the tasks have tools, which the model's chat template shows.",
-            False,
-        )
+        note = "model.chat = true: the tasks have tools, which the model's chat template shows."
+        return ChatDecision(True, note)
     with random_state_kept(context.policy):
         renderings = compare_renderings(bench)
     note = (
@@ -177,53 +192,49 @@ def _compare_chat(context: "RunContext") -> tuple[bool, str, bool]:
         f" {renderings.rollouts} answers are right through the chat template,"
         f" {renderings.as_text:.0%} to raw text."
     )
-    return renderings.chat_is_better, note, True
+    return ChatDecision(renderings.chat_is_better, note, has_compared=True)
 
 
 def leaves_chat_open(tasks: Pool, heldout: HeldoutTasks) -> bool:
-    """Return True where a taskset leaves it to `model.chat` how it is asked."""
-    asked = [stage.taskset for stage in tasks.stages] + [
-        held.taskset for held in heldout.by_label.values()
-    ]
-    return any(taskset.chat is None for taskset in asked)
+    """Return True where a taskset leaves the rendering of its prompts to `model.chat`."""
+    tasksets = [stage.taskset for stage in tasks.stages]
+    tasksets += [heldout_set.taskset for heldout_set in heldout.by_label.values()]
+    return any(taskset.chat is None for taskset in tasksets)
 
 
 def check_tasks(run: Run, tasks: Pool, heldout: HeldoutTasks) -> None:
-    """Raise RecordError where a run's recipe gives other tasks now than those that it was played
-    with.
-    """
-    described = [
+    """Raise RecordError where a run's recipe gives other tasks now than those of its records."""
+    pairs = [
         ("tasks", run.info["tasks"], tasks.describe()),
         ("eval", run.info["eval"], heldout.describe()),
     ]
-    for label, held in heldout.sets.items():
-        described.append((f"eval.sets.{label}", run.info["eval"]["sets"][label], held.describe()))
-    for section, then, now in described:
-        if then["hash"] != now["hash"]:
+    for label, heldout_set in heldout.sets.items():
+        recorded = run.info["eval"]["sets"][label]
+        pairs.append((f"eval.sets.{label}", recorded, heldout_set.describe()))
+    for section, recorded, current in pairs:
+        if recorded["hash"] != current["hash"]:
             raise RecordError(
                 f"{run.path} can't go on: [{section}] gives other tasks now "
-                f"(hash {now['hash']}, it was {then['hash']}). Was a task file changed?"
+                f"(hash {current['hash']}, it was {recorded['hash']}). Was a task file changed?"
             )
 
 
 def need_extras(config: Config) -> None:
-    """Raise MissingExtra before anything is made, where a package that training needs is
-    missing.
-    """
+    """Raise MissingExtra where a package is missing that training with this config needs."""
     need_train_extra()
     if config.learning.optimizer == "adamw-8bit":
         need_extra("bitsandbytes", "eightbit")
-    chosen(config.track)
+    select_trackers(config.track)
 
 
 def make_policy(
     config: Config, layout: Parallel = "ddp", *, samples_here: bool = False
 ) -> "Policy":
-    """Load the model that the config names, on its device, ready to learn; all of it, or this
-    process's part.
+    """Load the model that the config names, on its device, ready to learn; whole, or this process's
+    part of it.
 
-    Raises ModelError for one that would be scored, or sampled by this process, otherwise than
-    transformers does.
+    Raises ModelError for a model that would be scored, or sampled by this process, otherwise than
+    by transformers.
     """
     import torch
 
@@ -240,11 +251,12 @@ def make_policy(
             " ddp."
         )
     source = find_model(config.model.name)
-    # Before weights are shared out they are whole in the host's memory.
+    # Weights that are sharded below are first loaded whole into the host's memory.
+    load_device = device if layout == "ddp" else torch.device("cpu")
     policy = load_policy(
         source,
         config.model,
-        device if layout == "ddp" else torch.device("cpu"),
+        load_device,
         seed=config.seed,
         keep_reference=kl.beta > 0,
         resets=kl.reset_every > 0,
@@ -277,28 +289,28 @@ def make_policy(
 
 
 def own_device(config: Config) -> str:
-    """Return the device of this process: of several on one machine, each has a GPU of its own."""
+    """Return the device of this process; each of several on one machine has its own GPU."""
     device = config.compute.device
-    local = os.environ.get("LOCAL_RANK", "")
-    if not device.startswith("cuda") or not local.isdecimal():
+    local_rank = os.environ.get("LOCAL_RANK", "")
+    if not device.startswith("cuda") or not local_rank.isdecimal():
         return device
     import torch
 
-    there = torch.cuda.device_count()
-    here = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    if device != "cuda" and here > 1:
+    n_gpus = torch.cuda.device_count()
+    n_processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    if device != "cuda" and n_processes > 1:
         raise ConfigError(
-            f"compute.device = {device} would be {here} processes' own: use cuda, and each takes"
-            " its GPU."
+            f"compute.device = {device} would be {n_processes} processes' own: use cuda, and each"
+            " takes its GPU."
         )
-    if there == 1:  # a cluster's launcher may show each process its own alone
+    if n_gpus == 1:  # a cluster's launcher may show each process only its own
         return "cuda:0"
-    if int(local) >= there:
+    if int(local_rank) >= n_gpus:
         raise ModelError(
-            f"{here} processes on this machine need as many GPUs, and torch sees {there}. Start"
-            " fewer."
+            f"{n_processes} processes on this machine need as many GPUs, and torch sees {n_gpus}."
+            " Start fewer."
         )
-    return f"cuda:{local}"
+    return f"cuda:{local_rank}"
 
 
 def resolve(config: Config) -> Config:
@@ -310,95 +322,102 @@ def resolve_compute(config: Config) -> Config:
     """Fill in the device and the threads."""
     from uptrend.policy.policy import choose_device
 
-    asked = os.environ.get("OMP_NUM_THREADS", "")
+    omp_threads = os.environ.get("OMP_NUM_THREADS", "")
     device = choose_device(config.compute.device)
-    if asked.isdecimal() and int(asked) > 0:
-        cores = int(asked)
+    if config.compute.threads:
+        threads = config.compute.threads
+    elif omp_threads.isdecimal() and int(omp_threads) > 0:
+        threads = int(omp_threads)
     elif device.type == "cuda":
-        # the host has little to compute, and threads that wait for work slow the others down
-        cores = 1
+        # The host has little to compute, and threads that wait for work slow the others down.
+        threads = 1
     else:
-        cores = count_cores()
-    compute = replace(config.compute, device=str(device), threads=config.compute.threads or cores)
+        threads = count_cores()
+    compute = replace(config.compute, device=str(device), threads=threads)
     return replace(config, compute=compute)
 
 
-def new_run_path(runs: Path, name: str | None, recipe: str, otherwise: str) -> Path:
-    """Return runs/NAME; a recipe's own name gets a number where it is taken, a name that was asked
-    for must be free.
+def new_run_path(runs: Path, name: str | None, recipe_name: str, advice: str) -> Path:
+    """Return the path of a new run: runs/NAME, which must be free, or one after the recipe's name,
+    numbered if necessary.
+
+    `advice` follows the error on a name that is taken.
     """
     if name is None:
-        return free_path(runs / recipe)
-    if taken := why_occupied(runs / name):
-        raise RecordError(f"{taken} {otherwise}")
+        return free_path(runs / recipe_name)
+    reason = why_occupied(runs / name)
+    if reason:
+        raise RecordError(f"{reason} {advice}")
     return runs / name
 
 
 class RunEnding:
-    """Writes into a run's events how it began and how it ended.
+    """Writes the start and the ending of a run to its events.
 
-    The loop records its ending before observers are told, so that a Ctrl-C while they close changes
-    nothing of it. No generator: one that is dropped at the boundary of `with` would take the
-    interruption for a failure of the run.
+    The loop records its ending before observers learn of it, so that a Ctrl-C while they close does
+    not change it. A class, because a generator that is dropped at the boundary of `with` would take
+    the interruption for a failure of the run.
     """
 
     def __init__(self, directory: RunDirectory, *, resume: bool) -> None:
         self._directory = directory
-        self._begins = "resumed" if resume else "started"
-        self._known: tuple[str, dict[str, Any]] | None = None
+        self._start_event = "resumed" if resume else "started"
+        self._ending: tuple[str, dict[str, Any]] | None = None
         self._is_written = False
 
     def __enter__(self) -> Self:
-        self._directory.event(self._begins, pid=os.getpid())
+        self._directory.event(self._start_event, pid=os.getpid())
         return self
 
     def record(self, stop: Stop | None) -> None:
         """Record that the run was stopped, or reached its end."""
         step = Run(self._directory.path).last_step
-        self._known = (
-            ("finished", {"step": step})
-            if stop is None
-            else ("stopped", {"step": step, **stop.to_event()})
-        )
+        if stop is None:
+            self._ending = ("finished", {"step": step})
+        else:
+            self._ending = ("stopped", {"step": step, **stop.to_event()})
         self._write()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, KeyboardInterrupt) and self._known is not None:
-            self._write()  # it may have come before the line was written
-        elif error is not None:
-            reason = (
-                "ended at once by the user" if isinstance(error, KeyboardInterrupt) else str(error)
-            )
-            self._directory.event("failed", error=f"{type(error).__name__}: {reason}")
-            # observers no longer hear of it
-            self._directory.log(visible(f"failed: {type(error).__name__}: {reason}"))
+        if error is None:
+            return
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        if is_interrupt and self._ending is not None:
+            self._write()  # Ctrl-C may have come before the line was written
+            return
+        reason = "ended at once by the user" if is_interrupt else str(error)
+        text = f"{type(error).__name__}: {reason}"
+        self._directory.event("failed", error=text)
+        # The observer that logs events is closed by now.
+        self._directory.log(visible(f"failed: {text}"))
 
     def _write(self) -> None:
-        if self._known is not None and not self._is_written:
-            self._directory.event(self._known[0], **self._known[1])
+        if self._ending is not None and not self._is_written:
+            event, fields = self._ending
+            self._directory.event(event, **fields)
             self._is_written = True
 
 
 def refuse_ranks(verb: str) -> None:
     """Raise ConfigError where a launcher started several processes of a verb that runs in one."""
-    if (count := int(os.environ.get("WORLD_SIZE") or 1)) > 1:
+    n_processes = int(os.environ.get("WORLD_SIZE") or 1)
+    if n_processes > 1:
         raise ConfigError(
-            f"uptrend {verb} runs in one process, not in {count}: start it without torchrun or"
-            " accelerate."
+            f"uptrend {verb} runs in one process, not in {n_processes}: start it without torchrun"
+            " or accelerate."
         )
 
 
 def refuse_warmstart(run: Run, refusal: str, verb: str) -> None:
-    """Raise RecordError where a run is a warm start, with what can be done with the model that it
-    made.
-    """
+    """Raise RecordError if a run is a warm start; the message names a command for its model."""
     if run.info.get("kind") != "warmstart":
         return
-    folder = next(
-        (event.get("folder") for event in reversed(run.events) if event["event"] == "exported"),
-        None,
-    )
-    way_on = f"Its model is in {folder}: uptrend {verb}{folder}"
+    folder: str | None = None
+    for event in run.events:
+        if event["event"] == "exported":
+            folder = event.get("folder")
     if folder is None:
-        way_on = "It made no model folder; start it again: uptrend warmstart RECIPE --out FOLDER"
-    raise RecordError(f"{run.path} is a warm start, which {refusal}. {way_on}")
+        advice = "It made no model folder; start it again: uptrend warmstart RECIPE --out FOLDER"
+    else:
+        advice = f"Its model is in {folder}: uptrend {verb}{folder}"
+    raise RecordError(f"{run.path} is a warm start, which {refusal}. {advice}")

@@ -1,10 +1,10 @@
-"""Recorded rollouts, played again without a model: a task must answer and score the same words as
-it did.
+"""Recorded rollouts, played again without a model: a task must give the same replies and the same
+reward to the same messages.
 """
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -25,10 +25,13 @@ from uptrend.runner.prepare import check_tasks
 from uptrend.tasks import event_loop
 from uptrend.tasks.pool import make_heldout, make_pool
 
+# Relative difference up to which rewards are the same: subtracting the penalty rounds.
+REWARD_RELATIVE_TOLERANCE = 1e-9
+
 
 @dataclass(frozen=True)
 class Difference:
-    """A place at which a repetition is not what was recorded."""
+    """Part of a rollout whose repetition is not what was recorded."""
 
     where: str  # prompt, turn N (as `runs show` counts them), reward or error
     recorded: Any
@@ -37,7 +40,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Repeated:
-    """A recorded rollout beside its repetition."""
+    """Recorded rollout beside its repetition."""
 
     recorded: Rollout
     again: Rollout
@@ -47,8 +50,8 @@ class Repeated:
 def repeat_rollouts(
     run: Run, recorded: Sequence[Rollout], of_heldout: bool = False
 ) -> list[Repeated]:
-    """Open the tasks of rollouts as their run did, say what its model said, and compare answers and
-    rewards.
+    """Open the tasks of rollouts as their run did, give them its model's messages again, and
+    compare replies and rewards.
 
     `of_heldout` is for rollouts of an evaluation on the first held-out set.
     """
@@ -58,96 +61,113 @@ def repeat_rollouts(
         )
     config = load_config(run.config)
     heldout = make_heldout(config)
-    requests = list[RolloutRequest]()
-    s = config.sampling
-    tasks = make_pool(config, heldout)
-    check_tasks(run, tasks, heldout)
-    is_taught = run.info.get("kind") == "warmstart"  # whose demonstrations are opened with seed 0
-    for r in recorded:
-        stage = tasks.stages[tasks.stage_at(max(1, r.step))]
-        taskset, among = (
-            (heldout.taskset, heldout.tasks) if of_heldout else (stage.taskset, stage.tasks)
-        )
-        task = next((task for task in among if task.id == r.task), None)
+    pool = make_pool(config, heldout)
+    check_tasks(run, pool, heldout)
+
+    requests: list[RolloutRequest] = []
+    for rollout in recorded:
+        taskset = heldout.taskset
+        tasks = heldout.tasks
+        if not of_heldout:
+            stage = pool.stages[pool.stage_at(max(1, rollout.step))]
+            taskset = stage.taskset
+            tasks = stage.tasks
+        task = next((task for task in tasks if task.id == rollout.task), None)
         if task is None:
             raise RecordError(
-                f"{run.path} has a rollout of task {r.task}, which is not among its tasks."
+                f"{run.path} has a rollout of task {rollout.task}, which is not among its tasks."
             )
-        seed = (
-            derive_seed(heldout.seed, "open", task.id)
-            if of_heldout
-            else derive_open_seed(config.seed, r.group)
+        if run.info.get("kind") == "warmstart":  # demonstrations are opened with seed 0
+            open_seed = 0
+        elif of_heldout:
+            open_seed = derive_seed(heldout.seed, "open", task.id)
+        else:
+            open_seed = derive_open_seed(config.seed, rollout.group)
+        request = RolloutRequest(
+            task, taskset, rollout.step, rollout.group, rollout.index, rollout.seed, open_seed
         )
-        requests.append(
-            RolloutRequest(
-                task, taskset, r.step, r.group, r.index, r.seed, 0 if is_taught else seed
-            )
-        )
-    places = [_places(r) for r in recorded]
-    said = [[r.messages[place] for place in at] for r, at in zip(recorded, places, strict=True)]
-    # an evaluation repeats places
-    words = {id(request): each for request, each in zip(requests, said, strict=True)}
-    limits = Limits(max_tokens=1, context=1)
-    turns = max(map(len, said), default=0) + 1
-    rows = s.rows or os.cpu_count()
-    again = event_loop.run(
+        requests.append(request)
+
+    # By identity: requests of an evaluation may have the same step, group and index.
+    messages_by_request: dict[int, list[Message]] = {}
+    for request, rollout in zip(requests, recorded, strict=True):
+        indices = _repeated_indices(rollout)
+        messages_by_request[id(request)] = [rollout.messages[index] for index in indices]
+    most_messages = max(map(len, messages_by_request.values()), default=0)
+    repetitions = event_loop.run(
         play_messages(
             requests,
-            lambda request: repeat_messages(words[id(request)]),
-            limits,
-            turns,
-            rows or 1,
-            Timeouts(s.tool_timeout),
-            s.retries,
+            lambda request: repeat_messages(messages_by_request[id(request)]),
+            Limits(max_tokens=1, context=1),
+            max_turns=most_messages + 1,
+            rows=config.sampling.rows or os.cpu_count() or 1,
+            timeouts=Timeouts(config.sampling.tool_timeout),
+            retries=config.sampling.retries,
         )
     )
-    pairs = zip(recorded, again, places, strict=True)
-    return [Repeated(then, now, _differences(then, now, at)) for then, now, at in pairs]
+    repeated = []
+    for rollout, repetition in zip(recorded, repetitions, strict=True):
+        repeated.append(Repeated(rollout, repetition, _differences(rollout, repetition)))
+    return repeated
 
 
-def _places(r: Rollout) -> list[int]:
-    """Return the places of what is said again: all of the model's messages, but one that the time
-    limit cut short.
-    """
-    return r.model_message_indices[:-1] if _is_cut(r) else r.model_message_indices
+def _repeated_indices(rollout: Rollout) -> list[int]:
+    """Return the indices of the model's messages, but of one that the time limit cut short."""
+    if _is_cut(rollout):
+        return rollout.model_message_indices[:-1]
+    return rollout.model_message_indices
 
 
-def _is_cut(r: Rollout) -> bool:
-    return r.ended is Ending.TIME_LIMIT and r.messages[-1].role == "assistant"
+def _is_cut(rollout: Rollout) -> bool:
+    return rollout.ended is Ending.TIME_LIMIT and rollout.messages[-1].role == "assistant"
 
 
-def _differences(recorded: Rollout, again: Rollout, places: Sequence[int]) -> list[Difference]:
-    found = []
-    messages = recorded.messages[: len(recorded.messages) - _is_cut(recorded)]
-    for at, (then, now) in enumerate(zip_longest(messages, again.messages)):
-        if _said(then) != _said(now):
-            turn = sum(place < at for place in places)
-            found.append(
-                Difference(f"turn {turn - 1}" if turn else "prompt", _said(then), _said(now))
-            )
+def _differences(recorded: Rollout, again: Rollout) -> list[Difference]:
+    differences = []
+    messages = recorded.messages
     if _is_cut(recorded):
-        return found  # what the command had done by then can't be repeated
+        messages = messages[:-1]
+    model_indices = _repeated_indices(recorded)
+    for index, (before, after) in enumerate(zip_longest(messages, again.messages)):
+        text_before = _message_text(before)
+        text_after = _message_text(after)
+        if text_before != text_after:
+            turns_before = sum(model_index < index for model_index in model_indices)
+            where = f"turn {turns_before - 1}" if turns_before else "prompt"
+            differences.append(Difference(where, text_before, text_after))
+    if _is_cut(recorded):
+        return differences  # the effect of a command that was cut off can't be repeated
+
     if boundary_of(recorded.error) in ("open", "respond", "score") or again.error is not None:
-        errors = recorded.error, again.error
-        return found if errors[0] == errors[1] else [*found, Difference("error", *errors)]
-    then = _earned(recorded.reward)
-    now = _earned(again.reward)
-    is_same = then.keys() == now.keys() and all(
-        math.isclose(then[key], now[key], rel_tol=1e-9) for key in then
-    )
-    return (
-        found if is_same or recorded.reward is None else [*found, Difference("reward", then, now)]
-    )
+        if recorded.error != again.error:
+            differences.append(Difference("error", recorded.error, again.error))
+        return differences
+    if recorded.reward is not None:
+        rewards_before = _task_rewards(recorded.reward)
+        rewards_after = _task_rewards(again.reward)
+        if not _are_close(rewards_before, rewards_after):
+            differences.append(Difference("reward", rewards_before, rewards_after))
+    return differences
 
 
-def _said(message: Message | None) -> str | None:
-    return None if message is None else f"{message.role}: {message.content}"
+def _message_text(message: Message | None) -> str | None:
+    if message is None:
+        return None
+    return f"{message.role}: {message.content}"
 
 
-def _earned(reward: Reward | None) -> dict[str, float]:
-    """Return a task's own reward and its parts, without what the recipe took for length."""
+def _task_rewards(reward: Reward | None) -> dict[str, float]:
+    """Return a task's own reward and its parts, without the recipe's penalty for length."""
     if reward is None:
         return {}
     parts = {part.name: part.value for part in reward.parts}
     total = reward.total - parts.pop(OVERLONG_PART, 0.0)
     return {"reward": total, "correct": float(reward.correct), **parts}
+
+
+def _are_close(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
+    if before.keys() != after.keys():
+        return False
+    return all(
+        math.isclose(before[key], after[key], rel_tol=REWARD_RELATIVE_TOLERANCE) for key in before
+    )

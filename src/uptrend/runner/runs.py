@@ -29,7 +29,7 @@ from uptrend.records import (
 )
 from uptrend.records.directory import PartDirectory
 from uptrend.records.files import write_atomically
-from uptrend.runner.preflight import Preflight, ask_cheap_probes
+from uptrend.runner.preflight import Preflight, run_cheap_probes
 from uptrend.runner.prepare import (
     RunEnding,
     leaves_chat_open,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from uptrend.training.components import RunContext
 
 # Settings that a resumed run may change: nothing that would make it another run.
-MAY_CHANGE = (
+CHANGEABLE_KEYS = (
     "learning.steps",
     "eval.every",
     "checkpoints.every",
@@ -63,16 +63,16 @@ MAY_CHANGE = (
     "sampling.servers",
     "track",
 )
-# Causes that a gap between sampler and learner points to elsewhere; in a replay another policy
-# sampled, by design.
-BY_CONSTRUCTION = (
+# Causes of a gap between sampler and learner. A changed replay has the gap by design: another
+# policy sampled its rollouts.
+SAMPLER_GAP_CAUSES = (
     "precision.mismatch",
     "sync.stale-weights",
     "sync.off-policy",
     "policy.dropout-on",
 )
 # Keys that a replay takes from its source, whatever the recipe says.
-NOT_REPLAYED = ("name", "seed", "checkpoints", "doctor", "track", "compute")
+SOURCE_KEYS = ("name", "seed", "checkpoints", "doctor", "track", "compute")
 
 
 def train_recipe(
@@ -90,15 +90,16 @@ def train_recipe(
 
     `preflight` runs the cheap probes first. `on_preflight` gets None before them and their report
     after; a critical finding raises RunRefused unless its id is in `allows`. A refused run leaves a
-    run directory, with what was found, only where `keeps_refused` asks for it.
+    run directory with the findings only if `keeps_refused`.
     """
     need_train_extra()
-    config = config if isinstance(config, Config) else load_recipe(config)
+    if not isinstance(config, Config):
+        config = load_recipe(config)
+    recipe_name = config.name
 
     def choose_path() -> Path:
-        return new_run_path(
-            Path(runs), name, config.name, "Choose another --name, or continue it with --resume."
-        )
+        advice = "Choose another --name, or continue it with --resume."
+        return new_run_path(Path(runs), name, recipe_name, advice)
 
     choose_path()  # a name that is taken is refused before anything is loaded
     return start(
@@ -124,8 +125,7 @@ def start(
 ) -> Run:
     """Train a prepared recipe into a new run directory; see `train_recipe`.
 
-    A function as `path` is called when the probes are through: by then another run may have taken a
-    name.
+    A function as `path` is called after the probes: meanwhile another run may have taken the name.
     """
     from uptrend.doctor.diagnose import diagnose
     from uptrend.runner.observers import run_observers
@@ -139,13 +139,14 @@ def start(
         context = replace(context, notes=(*context.notes, note))
         preflight = False
 
+    # Rank 0 probes the recipe; all ranks learn if it is refused.
     if preflight and is_first:
-        on_preflight(None)  # about to begin: on a slow machine it takes a while
+        on_preflight(None)  # before `settle_chat`, which takes a while on a slow machine
     context = settle_chat(context)
     report: Preflight | None = None
     refusal: Finding | None = None
     if preflight and is_first:
-        report = ask_cheap_probes(context)
+        report = run_cheap_probes(context)
         on_preflight(report)
         refusal = report.refusal(allows)
     refusal = ranks.broadcast(refusal)
@@ -153,9 +154,9 @@ def start(
         raise RunRefused(refusal)
 
     if callable(path):
-        # rank 0 may have made it before another one looks
+        # Rank 0 chooses: it may have made the folder before another rank looks for a free name.
         path = ranks.broadcast(path() if is_first else Path())
-    info = run_info(context, path)  # all ranks: of sharded weights each hashes its own
+    info = run_info(context, path)  # all ranks: each hashes its part of sharded weights
     directory = RunDirectory.create(path, info) if is_first else PartDirectory(path)
     with directory, RunEnding(directory, resume=False) as ending:
         ranks.barrier()
@@ -185,8 +186,8 @@ def resume_run(
     observers: Sequence[Observer] = (),
     alter: Callable[["RunContext"], "RunContext"] = lambda context: context,
 ) -> Run:
-    """Continue a run from its last checkpoint; what was recorded after it is set aside. `alter` may
-    replace parts.
+    """Continue a run from its last checkpoint; records after it are set aside. `alter` may replace
+    parts of the context.
     """
     need_train_extra()
     run = Run(path)
@@ -205,22 +206,23 @@ def resume_run(
 
     check_resumable(run)
     config = load_config(run.config, overrides)
-    # with the keys that the version which wrote it did not know
-    before = to_table(load_config(run.config))
-    wrong = [key for key in difference(before, to_table(config)) if not key.startswith(MAY_CHANGE)]
-    if wrong:
-        raise ConfigError(
-            f"--set {wrong[0]} would make {run.path} another run. "
-            f"A resumed run may change {', '.join(MAY_CHANGE)}; start a new one for the rest."
-        )
+    # Loaded again, because run.json lacks keys that the version which wrote it did not know.
+    recorded_table = to_table(load_config(run.config))
+    for key in difference(recorded_table, to_table(config)):
+        if not key.startswith(CHANGEABLE_KEYS):
+            raise ConfigError(
+                f"--set {key} would make {run.path} another run. A resumed run may change"
+                f" {', '.join(CHANGEABLE_KEYS)}; start a new one for the rest."
+            )
     if not run.checkpoints:
         raise CheckpointError(
             f"{path} has no checkpoint to resume from. Start it again, with checkpoints.every set"
             " to save on the way."
         )
-    # Before anything is moved, all have to have read what they need: rank 0 goes first and last.
+    # The ranks are not joined yet: the launcher's variable says which one this is.
     is_first = os.environ.get("RANK", "0") == "0"
     with RunDirectory.reopen(run.path) if is_first else PartDirectory(run.path) as directory:
+        # Check and load everything; nothing is moved yet.
         step = int(read_resumable(run.checkpoints[-1])["step"])
         if step >= config.learning.steps:
             raise ConfigError(
@@ -233,6 +235,9 @@ def resume_run(
         # them.
         check_model(context.policy, run, from_start=not context.policy.has_adapters)
         context = alter(context)
+
+        # The barriers: every rank has read its part before rank 0 moves files, and none reads on
+        # before they are moved.
         context.ranks.barrier()
         directory.rewind(step, also=later_checkpoints(run.path, step))
         context.ranks.barrier()
@@ -259,8 +264,8 @@ def warmstart(
     name: str | None = None,
     observers: Sequence[Observer] = (),
 ) -> Run:
-    """Teach the recipe's model the expert's rollouts, and put it into the folder `out`; its run is
-    recorded too.
+    """Train the recipe's model on the expert's rollouts, save it in the folder `out`, and return
+    the recorded run.
     """
     need_extras(config)
     refuse_ranks("warmstart")
@@ -270,13 +275,18 @@ def warmstart(
     if out.exists():
         raise ModelError(f"{out} exists already. Choose another --out, or remove it.")
     out.parent.mkdir(parents=True, exist_ok=True)
-    config = resolve(with_known_chat(replace(config, model=replace(config.model, lora=None))))
+    config = replace(config, model=replace(config.model, lora=None))
+    config = resolve(with_known_chat(config))
     heldout = make_heldout(config)
     # Of the first stage, as many tasks as the expert demonstrates.
-    count = config.warmstart.tasks
-    stages = tuple({**stage, "train": count} for stage in config.tasks.stages[:1])
-    shown = replace(config, tasks=replace(config.tasks, train=count, stages=stages))
-    tasks = make_pool(replace(shown, sampling=replace(config.sampling, groups=1)), heldout)
+    n_tasks = config.warmstart.tasks
+    stages = tuple({**stage, "train": n_tasks} for stage in config.tasks.stages[:1])
+    expert_config = replace(
+        config,
+        tasks=replace(config.tasks, train=n_tasks, stages=stages),
+        sampling=replace(config.sampling, groups=1),
+    )
+    tasks = make_pool(expert_config, heldout)
     check_machine(heldout, tasks)
     policy = make_policy(config, samples_here=True)
 
@@ -295,8 +305,8 @@ def warmstart(
 
         def export_and_end(stop: Stop | None) -> None:
             if stop is None:
-                beside = out.with_name(f".{out.name}")  # renamed when it is whole
-                model = export(policy, beside)
+                part_folder = out.with_name(f".{out.name}")  # renamed when it is complete
+                model = export(policy, part_folder)
                 try:
                     model.rename(out)
                 except OSError as error:
@@ -304,7 +314,7 @@ def warmstart(
                     raise ModelError(
                         f"{reason}. The model that was learned is in {model}."
                     ) from error
-                beside.rmdir()
+                part_folder.rmdir()
                 directory.event("exported", folder=str(out))
             ending.record(stop)
 
@@ -344,59 +354,64 @@ def replay(
     runs = Path(runs)
     replayed = plan_replay(run, step, steps, overrides)
     changed = {key: list(pair) for key, pair in replayed.changed.items()}
-    about = {
+    description = {
         "source": str(run.path.resolve()),
         "step": step,
         "last": replayed.last_step,
         "changed": changed,
     }
-    # The same replay, begun and not finished, is made again in its place: it gives the same
-    # numbers.
-    is_begun = name is not None and (runs / name / "run.json").exists()
-    if is_begun:
-        begun = Run(runs / str(name))
-        is_begun = begun.info.get("replay") == about and begun.status != "finished"
-    path = (
-        runs / str(name)
-        if is_begun
-        else new_run_path(runs, name, f"{run.name}-replay", "Choose another --name.")
-    )
-    # The model is checked as the run had it, then made as it shall be.
-    context = prepare(
-        replace(replayed.config, model=load_config(run.config).model), run, samples_here=True
-    )
+    # A replay of this name that was not finished is made again in the same folder: it gives the
+    # same numbers.
+    is_repeated = False
+    if name is not None and (runs / name / "run.json").exists():
+        existing = Run(runs / name)
+        is_same_replay = existing.info.get("replay") == description
+        is_repeated = is_same_replay and existing.status != "finished"
+    if is_repeated:
+        path = runs / str(name)
+    else:
+        path = new_run_path(runs, name, f"{run.name}-replay", "Choose another --name.")
+
+    # The model is checked with the run's own settings, then loaded with the changed ones.
+    source_config = replace(replayed.config, model=load_config(run.config).model)
+    context = prepare(source_config, run, samples_here=True)
     check_start(context.policy, replayed)
     config = replace(context.config, model=replayed.config.model)
     if config != context.config:
         context = replace(context, config=config, policy=make_policy(config, samples_here=True))
-    # only evaluations sample, and those do it here
+    # Only evaluations sample, and they do so in this process.
     context = replace(context, components=Components())
     context = with_recorded_rollouts(context, replayed)
+
     info = run_info(context, path)
     notes = list(info["notes"])
     if len(changed) > 1:
         notes.append(
             f"{len(changed)} keys were changed at once; what each of them does can't be told apart."
         )
-    if elsewhere := [
+    differing = [
         key for key in ("machine", "packages", "uptrend") if info[key] != run.info.get(key)
-    ]:
+    ]
+    if differing:
         notes.append(
-            f"{run.path} was made with other {' and '.join(elsewhere)}: the last bits may differ."
+            f"{run.path} was made with other {' and '.join(differing)}: the last bits may differ."
         )
-    info |= {"kind": "replay", "replay": about, "notes": notes}
-    directory = RunDirectory.reopen(path) if is_begun else RunDirectory.create(path, info)
-    if is_begun:
-        # its evaluation before the first step too
+    info |= {"kind": "replay", "replay": description, "notes": notes}
+    if is_repeated:
+        directory = RunDirectory.reopen(path)
+        # The step before: the evaluation before the first step is repeated too.
         directory.rewind(step - 1, also=later_checkpoints(path, step - 1))
         directory.write_info(info)
-    with directory, RunEnding(directory, resume=is_begun) as ending:
+    else:
+        directory = RunDirectory.create(path, info)
+
+    with directory, RunEnding(directory, resume=is_repeated) as ending:
         reason = "a replay's rewards are those of the run that it replays"
         directory.event("acquitted", id="run.too-short", reason=reason)
-        for id in BY_CONSTRUCTION if changed else ():
-            directory.event(
-                "acquitted", id=id, reason="a replay learns from another policy's rollouts"
-            )
+        if changed:
+            reason = "a replay learns from another policy's rollouts"
+            for id in SAMPLER_GAP_CAUSES:
+                directory.event("acquitted", id=id, reason=reason)
         plan = LoopPlan(
             directory,
             replayed.last_step,
@@ -418,15 +433,12 @@ class TrainLauncher:
         from uptrend.lab.plan import Resolved
 
         config = with_known_chat(load_config(recipe, overrides))
-        # One thread where the recipe does not say: several runs of one thread get more done than
-        # one of several.
+        # One thread unless the recipe sets it: several runs of one thread get more done than one
+        # run of several.
         compute = replace(config.compute, threads=config.compute.threads or 1)
-        # Nobody looks on: the lab has the doctor judge the records of finished runs.
-        config = resolve(
-            replace(
-                config, compute=compute, doctor=replace(config.doctor, live=False, stop_on="never")
-            )
-        )
+        # No live doctor: the lab has the doctor judge the records of finished runs.
+        doctor = replace(config.doctor, live=False, stop_on="never")
+        config = resolve(replace(config, compute=compute, doctor=doctor))
         heldout = make_heldout(config)
         tasks = make_pool(config, heldout)
         if config.model.chat == "auto" and leaves_chat_open(tasks, heldout):
@@ -437,45 +449,36 @@ class TrainLauncher:
         return Resolved(to_table(config), tasks.describe()["hash"], heldout.hash)
 
     def command(self, planned: "PlannedRun") -> list[str]:
-        """Return the command line that makes a planned run in a process of its own, or goes on with
-        it.
-        """
+        """Return the command line that makes, or resumes, a planned run in a process of its own."""
         # -P: a file of the current folder must not take the place of a module.
         uptrend = [sys.executable, "-P", "-m", "uptrend"]
         folder = planned.folder
         if planned.method is Method.REPLAY:
-            return [*uptrend, *self._replay(planned)]
-        if (count := int(planned.config["compute"].get("processes", 1))) > 1:
+            return [*uptrend, *self._replay_arguments(planned)]
+        n_processes = int(planned.config["compute"].get("processes", 1))
+        if n_processes > 1:
             launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
-            # It would start Python without -P by itself.
-            uptrend = [*launcher, "--nproc-per-node", str(count), "--no-python", *uptrend]
+            # --no-python, because torch's launcher would start Python without -P.
+            uptrend = [*launcher, "--nproc-per-node", str(n_processes), "--no-python", *uptrend]
         if (folder / "run.json").exists() and Run(folder).checkpoints:
             return [*uptrend, "train", "--resume", str(folder)]
         recipe = folder.with_name(f"{folder.name}.toml")
         write_atomically(recipe, to_recipe(planned.config).encode())
-        # The records of a refused run say why.
-        asking = ["--keep-refused", *(word for id in planned.allows for word in ("--allow", id))]
-        allows = asking if planned.asks else ["--no-preflight"]
-        return [
-            *uptrend,
-            "train",
-            str(recipe),
-            "--runs",
-            str(folder.parent),
-            "--name",
-            folder.name,
-            *allows,
-        ]
+        preflight = ["--no-preflight"]
+        if planned.is_probed:
+            preflight = ["--keep-refused"]  # the records of a refused run say why
+            for id in planned.allows:
+                preflight += ["--allow", id]
+        where = ["--runs", str(folder.parent), "--name", folder.name]
+        return [*uptrend, "train", str(recipe), *where, *preflight]
 
-    def _replay(self, planned: "PlannedRun") -> list[str]:
+    def _replay_arguments(self, planned: "PlannedRun") -> list[str]:
         assert planned.source is not None
         source = Run(planned.source.run)
-        differs = difference(source.config, planned.config)
-        steps = list[str]()
-        sets = list[str]()
-        # Of the arm only what differs from the run that is replayed.
-        for key, (_, value) in differs.items():
-            if key.startswith(NOT_REPLAYED):
+        steps: list[str] = []
+        sets: list[str] = []
+        for key, (_, value) in difference(source.config, planned.config).items():
+            if key.startswith(SOURCE_KEYS):
                 continue
             if value is None:
                 raise LabError(

@@ -1,5 +1,5 @@
-"""Views of a run in a terminal: a live panel, lines, or only the outcome; and what the cheap probes
-found.
+"""Views of a run in a terminal: a live panel, lines, or only the outcome; and the report of the
+cheap probes.
 """
 
 import os
@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from uptrend.config.tables import to_toml
 from uptrend.doctor.report import FINDING_STYLES
 from uptrend.present.formatting import duration, estimate, number, percent, plural
 from uptrend.present.terminal import columns, phase_shares, sparkline
-from uptrend.records import Evaluation, Finding, Run, Severity
+from uptrend.records import Evaluation, Finding, Fix, Run, Severity
 from uptrend.records.directory import describe_location
 from uptrend.records.machine import count_cores
 from uptrend.records.metrics import shown_metrics
@@ -32,46 +33,61 @@ if TYPE_CHECKING:
     from uptrend.doctor.probes.probe import Result
     from uptrend.runner.preflight import Preflight
 
-Curve = tuple[str, str, list[float | None], str]
-# Widths of the panel's first two columns; the curves have the rest.
+# Widths of the panel's first two columns, and of the gaps between three; the curves have the rest.
 NAME_WIDTH = 11
 VALUE_WIDTH = 25
+GAPS_WIDTH = 4
+# Width of the panel's border with its padding.
+BORDER_WIDTH = 4
+MAX_PANEL_WIDTH = 120
+# Curves above those of held-out accuracy: the reward's.
+CURVES_BEFORE_HELDOUT = 2
+# Seconds between two lines of a run. Tiny models do dozens of steps per second: a log of every one
+# would be slower than the training.
+LINE_INTERVAL_S = 1.0
 # Steps over which the time by phase is averaged, and which a slow step is compared with.
 RECENT_STEPS = 20
-# Slow steps: times the usual, how many in a row, their least seconds, and earlier steps that show
-# what is usual.
+# Steps are slow where this many in a row take this many times the usual, and more than this long;
+# and fewer earlier steps than this don't say what is usual.
 SLOW_RATIO = 3.0
 SLOW_STEPS = 2
-SLOW_SECONDS = 1.0
-MIN_STEPS = 5
+MIN_SLOW_STEP_S = 1.0
+MIN_USUAL_STEPS = 5
 
 
 def count_epochs(run: Run) -> str:
-    """Say how often a run comes to each of its tasks: 40 examples, 4 per step, 10 steps per epoch,
-    20 epochs.
+    """Describe how often a run plays each of its tasks, such as "40 examples, 4 per step, 10 steps
+    per epoch, 20 epochs"; empty for a warm start and a replay.
     """
-    stages = [] if run.info.get("kind") else (run.info.get("tasks") or {}).get("stages", [])
+    if run.info.get("kind"):
+        return ""
+    stages = (run.info.get("tasks") or {}).get("stages", [])
+    if not stages:
+        return ""
     groups = run.config.get("sampling", {}).get("groups", 1)
+    starts = [stage["start"] for stage in stages]
+    ends = [*starts[1:], (run.steps or 0) + 1]
     sentences: list[str] = []
-    ends = [*(stage["start"] for stage in stages[1:]), (run.steps or 0) + 1]
-    for stage, end in zip(stages, ends, strict=True) if stages else ():
-        # what is left of an epoch is not drawn: no step repeats a task
-        steps = max(1, stage["count"] // groups)
-        epochs = number(max(0, end - stage["start"]) / steps)
-        counted = (
-            f"{plural(stage['count'], 'example')}, {groups} per step, {plural(steps, 'step')} per"
-            " epoch"
+    for stage, end in zip(stages, ends, strict=True):
+        # Tasks that are left at the end of an epoch are not drawn: no step repeats a task.
+        epoch_steps = max(1, stage["count"] // groups)
+        epochs = number(max(0, end - stage["start"]) / epoch_steps)
+        start = f"from step {stage['start']} on " if sentences else ""
+        sentences.append(
+            f"{start}{plural(stage['count'], 'example')}, {groups} per step,"
+            f" {plural(epoch_steps, 'step')} per epoch,"
+            f" {epochs} epoch{'' if epochs == '1' else 's'}"
         )
-        begins = f"from step {stage['start']} on " if sentences else ""
-        sentences.append(f"{begins}{counted}, {epochs} epoch{'' if epochs == '1' else 's'}")
     return "; ".join(sentences)
 
 
 def choose_view(quiet: bool, is_terminal: bool) -> "QuietView":
-    """Return the view for a terminal, for a file or pipe, or for nobody."""
+    """Return the view of the outcome alone, for a terminal, or for a file or pipe."""
     if quiet:
         return QuietView()
-    return LiveView() if is_terminal else LineView()
+    if is_terminal:
+        return LiveView()
+    return LineView()
 
 
 class View:
@@ -92,8 +108,8 @@ class QuietView(View):
     start = 0
     steps = 0
     size = 0
-    known = 0
-    """Steps of the run that this process did not make."""
+    n_earlier = 0
+    """Number of steps of the run that an earlier process recorded."""
     is_slow = False
     is_quiet = True
 
@@ -107,7 +123,7 @@ class QuietView(View):
         self.sets: dict[str, list[HeldoutSummary]] = {}
         """Evaluations on further held-out sets, by label."""
         self.times: list[tuple[float, int]] = []
-        """Clock and step after every step that this process made."""
+        """Clock and step after every step of this process."""
 
     def before(self, run: Run) -> None:
         """Start from what the run directory holds, and print its notes."""
@@ -115,17 +131,20 @@ class QuietView(View):
         self.start = run.start
         self.steps = run.steps or 0
         self.size = run.config.get("sampling", {}).get("size", 0)
-        self.known = len(run.metric_lines)
+        self.n_earlier = len(run.metric_lines)
         self.metrics = list(run.metric_lines)
         self.evaluations = heldout(run)
         self.sets = heldout_sets(run)
-        if not self.is_quiet and not self.known:  # who resumes a run has named it
-            # A warm start and a replay are named after what they are of.
-            name = re.sub(r"-\d+$", "", run.name) if run.info.get("kind") else run.config["name"]
+        # A user who resumes a run has named its directory.
+        if not self.is_quiet and not self.n_earlier:
+            name = run.config["name"]
+            if run.info.get("kind"):  # a warm start or a replay is named after its source
+                name = re.sub(r"-\d+$", "", run.name)
             self.say(f"Recording to {describe_location(run.path, name)}")
         for note in run.info.get("notes", ()):
             self.say(f"note: {note}")
-        if not self.is_quiet and (epochs := count_epochs(run)):
+        epochs = count_epochs(run)
+        if epochs and not self.is_quiet:
             self.say(epochs)
 
     def step(self, record: StepRecord) -> None:
@@ -134,67 +153,58 @@ class QuietView(View):
             self.metrics.append(record.metrics)
         if record.evaluation is not None:
             self.evaluations.append(_summary(record.evaluation))
-        for label, held in record.sets.items():
-            self.sets.setdefault(label, []).append(_summary(held))
+        for label, evaluation in record.sets.items():
+            self.sets.setdefault(label, []).append(_summary(evaluation))
         self.times.append((self.clock(), self.last_step))
 
     def note_slow_steps(self) -> None:
         """Print one line per slow period: steps that take much longer, and not because they sampled
         more tokens.
         """
-        timed = [
-            line for line in self.metrics[self.known :] if line.get("seconds/step") is not None
-        ]
+        own_lines = self.metrics[self.n_earlier :]
+        timed = [line for line in own_lines if line.get("seconds/step") is not None]
         last = timed[-SLOW_STEPS:]
         before = timed[-SLOW_STEPS - RECENT_STEPS : -SLOW_STEPS]
-        if len(before) < MIN_STEPS:
+        if len(before) < MIN_USUAL_STEPS:
             return
-        seconds = median(line["seconds/step"] for line in before)
-        tokens = median(map(self._sampled, before)) or 1.0
-        times = [
-            line["seconds/step"] / seconds / max(1.0, self._sampled(line) / tokens) for line in last
-        ]
-        is_slow = min(times) > SLOW_RATIO and last[-1]["seconds/step"] > SLOW_SECONDS
+        usual_seconds = median(line["seconds/step"] for line in before)
+        usual_tokens = median(map(self._count_tokens, before)) or 1.0
+        slowdowns = []
+        for line in last:
+            token_ratio = self._count_tokens(line) / usual_tokens
+            slowdowns.append(line["seconds/step"] / usual_seconds / max(1.0, token_ratio))
+        last_seconds = last[-1]["seconds/step"]
+        is_slow = min(slowdowns) > SLOW_RATIO and last_seconds > MIN_SLOW_STEP_S
         if is_slow and not self.is_slow:
-            cores = count_cores()
-            load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-            why = (
-                f" {load:.0f} processes compete for {plural(cores, 'core')}."
-                if load > cores + 1
-                else ""
+            self.say(
+                f"note: step {self.last_step} took {duration(last_seconds)};"
+                f" {duration(usual_seconds)} is usual.{_blame_load()}"
             )
-            if why and "OMP_WAIT_POLICY" not in os.environ:
-                # Not set for everybody: on quiet cores it slows small models.
-                why += " OMP_WAIT_POLICY=PASSIVE keeps threads that wait from taking them."
-            took = duration(last[-1]["seconds/step"])
-            usual = duration(seconds)
-            self.say(f"note: step {self.last_step} took {took}; {usual} is usual.{why}")
         self.is_slow = is_slow
 
-    def _sampled(self, line: Mapping[str, Any]) -> float:
-        """Return how many tokens a step sampled, with groups that were replaced; 0 where it is
-        unknown.
+    def _count_tokens(self, line: Mapping[str, Any]) -> float:
+        """Return the number of tokens that a step sampled, with groups that were replaced; 0 where
+        it is unknown.
         """
-        rollouts = (
-            line.get("sampling/rollouts/count", 0)
-            + line.get("sampling/resampled/groups", 0) * self.size
-        )
+        replaced_groups = line.get("sampling/resampled/groups", 0)
+        rollouts = line.get("sampling/rollouts/count", 0) + replaced_groups * self.size
         return float(rollouts * (line.get("sampling/length/mean") or 0.0))
 
     def after(self, run: Run) -> None:
         """Print held-out accuracy before and after, and the run's path."""
         for name, evaluations in {"Held-out accuracy": self.evaluations, **self.sets}.items():
-            held = "not evaluated"
-            if evaluations:
-                before, after = self.accuracies(evaluations)
-                start = f"{_accuracy(before)} before" if before else "not evaluated before"
-                end = (
-                    f"{_accuracy(after)} after step {after.step}"
-                    if after
-                    else "not evaluated after"
-                )
-                held = f"{start}, {end}; {evaluations[-1].tasks} tasks, 95% intervals"
-            self.say(f"{name}: {held}.")
+            if not evaluations:
+                self.say(f"{name}: not evaluated.")
+                continue
+            before, after = self.accuracies(evaluations)
+            start = "not evaluated before"
+            if before:
+                start = f"{_accuracy(before)} before"
+            end = "not evaluated after"
+            if after:
+                end = f"{_accuracy(after)} after step {after.step}"
+            tasks = evaluations[-1].tasks
+            self.say(f"{name}: {start}, {end}; {tasks} tasks, 95% intervals.")
         self.say(f"Run: {run.path}")
 
     @property
@@ -211,65 +221,84 @@ class QuietView(View):
     @property
     def time_left(self) -> str:
         """Estimated time for the rest; empty until two steps have been timed, and at the end."""
+        if not self.times:
+            return ""
         # Counted from the first evaluation or step of this process: loading the model says nothing
         # about the pace.
-        (start, first), (now, step) = (
-            (self.times[0], self.times[-1]) if self.times else ((0.0, 0), (0.0, 0))
-        )
-        if step <= first or step >= self.steps:
+        start_time, start_step = self.times[0]
+        step_time, step = self.times[-1]
+        if step <= start_step or step >= self.steps:
             return ""
-        pace = (now - start) / (step - first)
-        return f"{duration(max(0.0, pace * (self.steps - step) - (self.clock() - now)))} left"
+        pace = (step_time - start_time) / (step - start_step)
+        since_step = self.clock() - step_time
+        left = pace * (self.steps - step) - since_step
+        return f"{duration(max(0.0, left))} left"
 
     def figure(self, key: str) -> str:
         """Format a metric's last value; dead groups with the end at which their rewards lie."""
         last = self.metrics[-1] if self.metrics else {}
         if key != "advantage/dead/share":
             return number(last.get(key))
-        share, low, high = (
-            percent(last.get(f"advantage/{end}/share"), 0)
-            for end in ("dead", "dead_low", "dead_high")
-        )
+        share = percent(last.get("advantage/dead/share"), 0)
+        low = percent(last.get("advantage/dead_low/share"), 0)
+        high = percent(last.get("advantage/dead_high/share"), 0)
         return f"{share} ({low} low, {high} high)"
 
 
-def _accuracy(held: HeldoutSummary) -> str:
-    return estimate(held.accuracy, held.low, held.high)
+def _blame_load() -> str:
+    """Return the sentence on a machine with more running processes than cores; empty otherwise."""
+    cores = count_cores()
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load <= cores + 1:
+        return ""
+    sentence = f" {load:.0f} processes compete for {plural(cores, 'core')}."
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # Advice, not a default: on quiet cores it slows small models.
+        sentence += " OMP_WAIT_POLICY=PASSIVE keeps threads that wait from taking them."
+    return sentence
 
 
-def _summary(e: Evaluation) -> HeldoutSummary:
-    return HeldoutSummary(e.step, e.accuracy, e.low, e.high, e.correct, e.tasks)
+def _accuracy(summary: HeldoutSummary) -> str:
+    return estimate(summary.accuracy, summary.low, summary.high)
+
+
+def _summary(evaluation: Evaluation) -> HeldoutSummary:
+    return HeldoutSummary(
+        evaluation.step,
+        evaluation.accuracy,
+        evaluation.low,
+        evaluation.high,
+        evaluation.correct,
+        evaluation.tasks,
+    )
 
 
 class LineView(QuietView):
     """View that prints one line per step, at most one per second, and one per evaluation."""
 
     is_quiet = False
-    printed: float | None = None
+    line_time: float | None = None
     """Clock of the last line."""
 
     def step(self, record: StepRecord) -> None:
         super().step(record)
         self.note_slow_steps()
-        # Tiny models do dozens of steps per second: a log of every one would be slower than the
-        # training.
-        is_due = self.printed is None or self.clock() - self.printed >= 1
-        if record.metrics and (
-            is_due or record.step >= self.steps or record.evaluation is not None
-        ):
-            self.printed = self.clock()
+        is_due = self.line_time is None or self.clock() - self.line_time >= LINE_INTERVAL_S
+        is_last = record.step >= self.steps
+        if record.metrics and (is_due or is_last or record.evaluation is not None):
+            self.line_time = self.clock()
             line = f"step {self.last_step}/{self.steps}"
             for key, name in shown_metrics("terminal").items():
-                line += (
-                    f"  {name} {self.figure(key)}" if record.metrics.get(key) is not None else ""
-                )
+                if record.metrics.get(key) is not None:
+                    line += f"  {name} {self.figure(key)}"
             seconds = duration(record.metrics.get("seconds/step"))
             self.say(f"{line}  {seconds} per step  {self.time_left}".rstrip())
         if record.evaluation is not None:
-            for name, (*_, held) in {"held-out": self.evaluations, **self.sets}.items():
+            for name, evaluations in {"held-out": self.evaluations, **self.sets}.items():
+                last = evaluations[-1]
                 self.say(
-                    f"{name} after step {held.step}: {_accuracy(held)} of {held.tasks} tasks, 95%"
-                    " interval"
+                    f"{name} after step {last.step}: {_accuracy(last)} of {last.tasks} tasks,"
+                    " 95% interval"
                 )
 
 
@@ -294,7 +323,7 @@ class LiveView(QuietView):
 
     def draw(self) -> Panel:
         """Draw the run as it is now: progress, then figures with their curves."""
-        width = min(self.console.width, 120)
+        width = min(self.console.width, MAX_PANEL_WIDTH)
         state = self.time_left
         if self.last_step == self.start:
             state = "first step" if self.evaluations else "evaluating"
@@ -305,61 +334,81 @@ class LiveView(QuietView):
             f"{self.last_step}/{self.steps}  {state}",
         )
         return Panel(
-            Group(progress, self._figures(width - 4)),
+            Group(progress, self._figures(width - BORDER_WIDTH)),
             title=Text(self.title),
             title_align="left",
             width=width,
         )
 
     def _figures(self, width: int) -> Table:
-        curves: list[Curve] = [
-            (name, self.figure(key), [line.get(key) for line in self.metrics], key)
-            for key, name in shown_metrics("terminal").items()
-        ]
-        held = list[Curve]()
+        curves = self._metric_curves()
+        curves[CURVES_BEFORE_HELDOUT:CURVES_BEFORE_HELDOUT] = self._heldout_curves()
+        curve_width = max(1, width - NAME_WIDTH - VALUE_WIDTH - GAPS_WIDTH)
+        rows = []
+        for curve in curves:
+            if all(value is None for value in curve.values):
+                continue
+            figure = Text(f"{curve.figure:<{VALUE_WIDTH}} ")
+            line = sparkline(curve.values, curve_width, metric=curve.metric)
+            rows.append((f"{curve.name:{NAME_WIDTH}}", figure.append(line, "cyan")))
+        seconds = phases(self.metrics[-RECENT_STEPS:])
+        if seconds:
+            shares = Text(phase_shares(seconds), overflow="ellipsis", no_wrap=True)
+            rows.append(("step time", shares))
+        return columns(rows=rows)
+
+    def _metric_curves(self) -> list["Curve"]:
+        curves = []
+        for key, name in shown_metrics("terminal").items():
+            values = [line.get(key) for line in self.metrics]
+            curves.append(Curve(name, self.figure(key), values, key))
+        return curves
+
+    def _heldout_curves(self) -> list["Curve"]:
+        curves = []
         for name, evaluations in {"held-out": self.evaluations, **self.sets}.items():
             before, after = self.accuracies(evaluations)
-            start = f"{percent(before.accuracy)} → " if before and after else ""
             last = after or before
-            value = f"{start}{_accuracy(last)}" if last else ""
-            held.append((name, value, [e.accuracy for e in evaluations], "eval/accuracy"))
-        curves[2:2] = held  # after the reward
-        rows = []
-        for name, value, values, metric in curves:
-            if any(each is not None for each in values):
-                line = sparkline(
-                    values, max(1, width - NAME_WIDTH - VALUE_WIDTH - 4), metric=metric
-                )
-                rows.append(
-                    (f"{name:{NAME_WIDTH}}", Text(f"{value:<{VALUE_WIDTH}} ").append(line, "cyan"))
-                )
-        if seconds := phases(self.metrics[-RECENT_STEPS:]):
-            rows.append(
-                ("step time", Text(phase_shares(seconds), overflow="ellipsis", no_wrap=True))
-            )
-        return columns(rows=rows)
+            figure = _accuracy(last) if last else ""
+            if before and after:
+                figure = f"{percent(before.accuracy)} → {figure}"
+            accuracies: list[float | None] = [each.accuracy for each in evaluations]
+            curves.append(Curve(name, figure, accuracies, "eval/accuracy"))
+        return curves
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One row of the panel: a metric's name, its last figure and its course."""
+
+    name: str
+    figure: str
+    values: list[float | None]
+    metric: str
 
 
 def print_preflight(report: "Preflight | None") -> None:
-    """Print on stderr that the cheap probes begin (None), or what they found."""
+    """Print on stderr that the cheap probes begin (None), or their report."""
     if report is None:
         print("preflight: probing model, tasks and reward before the first step…", file=sys.stderr)
         return
-    asked = f"{plural(report.asked, 'probe')}{failures(report)}"
-    print(f"preflight: {report.count} by {asked}, {duration(report.seconds)}", file=sys.stderr)
+    probes = f"{plural(report.n_completed, 'probe')}{failures(report)}"
+    summary = f"preflight: {report.findings_in_words} by {probes}, {duration(report.seconds)}"
+    print(summary, file=sys.stderr)
     for result in report.failed:
         print(result_line(result).plain, file=sys.stderr)
-    for line in finding_lines([f for f in report.findings if f.severity != Severity.NOTE]):
+    alarms = [finding for finding in report.findings if finding.severity != Severity.NOTE]
+    for line in finding_lines(alarms):
         print(line.plain, file=sys.stderr)
 
 
 def failures(report: "Preflight") -> str:
-    """Format the number of probes that failed, to follow the number that were asked."""
+    """Format the number of probes that failed, to follow the number of those that completed."""
     return f", {len(report.failed)} failed" if report.failed else ""
 
 
 def result_line(result: "Result") -> Text:
-    """Format what a probe found, in one line."""
+    """Format the result of a probe in one line."""
     if result.error:
         return Text(f"! {result.name:14}failed: {result.error}", "bold red")
     if result.skipped:
@@ -378,14 +427,19 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
         )
         yield Text(f"  {finding.summary}")
         for evidence in finding.evidence:
-            yield Text(
-                f"  · {evidence.text}"
-                + (f" (rollout {evidence.rollout})" if evidence.rollout else "")
-            )
+            rollout = f" (rollout {evidence.rollout})" if evidence.rollout else ""
+            yield Text(f"  · {evidence.text}{rollout}")
         if finding.explains:
-            yield Text(f"  also explains: {', '.join(f.id for f in finding.explains)}")
-        if finding.fix is not None and finding.fix.sentence:
-            yield Text(f"  fix: {finding.fix.sentence}")
-        for key, value in (finding.fix.changes.get("uptrend", {}) if finding.fix else {}).items():
-            yield Text(f"       --set {key}={to_toml(value) if isinstance(value, bool) else value}")
+            symptoms = ", ".join(symptom.id for symptom in finding.explains)
+            yield Text(f"  also explains: {symptoms}")
+        if finding.fix is not None:
+            yield from _fix_lines(finding.fix)
         yield Text(f"  {finding.page}")
+
+
+def _fix_lines(fix: Fix) -> Iterator[Text]:
+    if fix.sentence:
+        yield Text(f"  fix: {fix.sentence}")
+    for key, value in fix.changes.get("uptrend", {}).items():
+        text = to_toml(value) if isinstance(value, bool) else value
+        yield Text(f"       --set {key}={text}")

@@ -40,7 +40,7 @@ def test_a_whole_rollout() -> None:
     assert "Elhaven" in (say(play, call("get_document", doc_id="3")) or "")
     assert say(play, Message("assistant", ANSWER.format("1, 3"))) is None
     got = score(play)
-    assert (got.total, got.high, got.correct, list(play.shown)) == (1.0, 1.0, True, ["1", "3"])
+    assert (got.total, got.high, got.correct, list(play.retrieved)) == (1.0, 1.0, True, ["1", "3"])
 
 
 def test_a_search_shows_as_many_documents_as_it_is_told() -> None:
@@ -83,12 +83,12 @@ def test_a_search_shows_as_many_documents_as_it_is_told() -> None:
 def test_every_mistake_is_told_to_the_model_and_counted(message: Message, told: str) -> None:
     play = opened()
     assert re.search(told, say(play, message) or "")
-    assert not play.shown  # nothing was looked up
+    assert not play.retrieved  # nothing was looked up
     assert not score(
         play
     ).correct  # an answer beside a call is not taken, even where the rollout ends with it
     say(play, call("get_document", doc_id=1))  # a number is as good as its digits
-    assert list(play.shown) == ["1"]
+    assert list(play.retrieved) == ["1"]
     assert {part.name: part.value for part in score(play).parts}["clean_turns"] == 0.5
 
 
@@ -119,5 +119,5 @@ def test_rollouts_of_a_question_share_its_index_and_nothing_else() -> None:
     first, second = taskset.open(task, 0), taskset.open(task, 1)
     assert first.index is second.index
     say(first, call("get_document", doc_id="1"))
-    assert not second.shown
+    assert not second.retrieved
     assert [tool.name for tool in first.tools] == ["retrieve_documents", "get_document"]

@@ -22,16 +22,23 @@ from uptrend.records.dialects import (
 from uptrend.records.files import parse_json, read_file
 
 # Bytes of a file and characters of a console that are searched for settings: configs are shorter.
-_LARGEST_FILE = 200_000
-_LONGEST_HEAD = 400_000
-_STEPS = re.compile(r"Total optimization steps = ([\d,]+)")
-_IN_WORDS = {
+MAX_SETTINGS_BYTES = 200_000
+MAX_CONSOLE_CHARACTERS = 400_000
+# Values of a list in a settings file: a longer one is a curve.
+MAX_LIST_VALUES = 5
+# Levels of settings that are joined to dotted names.
+MAX_SETTINGS_DEPTH = 8
+# Characters of a printed config: a shorter dictionary is a row of metrics or an example.
+MIN_CONFIG_CHARACTERS = 200
+MAX_CONFIG_CHARACTERS = 100_000
+_TRAINER_BANNER = re.compile(r"Total optimization steps = ([\d,]+)")
+_SETTINGS_IN_WORDS = {
     re.compile(
         r"(?:Rollouts|Generations|Completions) per prompt\s*[:=]\s*(\d+)"
     ): "num_generations",
     re.compile(r"\bKL (?:coef\w*|beta)\s*[:=]\s*([\d.eE+-]+)"): "beta",
 }
-_NAMED = re.compile(
+_NAMED_VALUE = re.compile(
     r"['\"]?\b([A-Za-z_][\w.]*)['\"]?\s*[:=]\s*['\"]?(-?\d[\d.]*(?:[eE][-+]?\d+)?|True|False|None)\b"
 )
 _MODEL_CONFIG = re.compile(r"(?i)config(?:uration)?\s*\w*\s*\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
@@ -41,93 +48,93 @@ _KL_SWITCHES = ("use_kl_loss", "use_kl_in_reward")
 @cache
 def setting_words() -> frozenset[str]:
     """Return the last words of all names that mean a setting."""
-    names = {
-        name
-        for key in logged_settings()
-        for trainer in TRAINER_NAMES
-        for name in names_of(key, trainer)
-    }
-    return frozenset(name.rpartition(".")[2] for name in (*names, *_KL_SWITCHES))
+    names: list[str] = [*_KL_SWITCHES]
+    for key in logged_settings():
+        for trainer in TRAINER_NAMES:
+            names += names_of(key, trainer)
+    return frozenset(name.rpartition(".")[2] for name in names)
 
 
 def flat_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by dotted name in lower case, as their trainer has them."""
-    # W&B's config files keep each value as {"value": …, "desc": …}.
-    return {
-        key.replace("/", ".").replace(".value.", ".").removesuffix(".value").lower(): value
-        for key, value in flatten(facts, ".", 8).items()
-    }
+    flat: dict[str, Any] = {}
+    for key, value in flatten(facts, ".", MAX_SETTINGS_DEPTH).items():
+        # W&B's config files keep each value as {"value": …, "desc": …}.
+        name = key.replace("/", ".").replace(".value.", ".").removesuffix(".value")
+        flat[name.lower()] = value
+    return flat
 
 
 def config_of(facts: Mapping[str, Any], trainer: str) -> dict[str, Any]:
-    """Return what the facts say, nested as a recipe is; names that mean nothing here are left
-    out.
-    """
+    """Return the facts as a recipe's nested table; names that mean nothing here are left out."""
     flat = flat_facts(facts)
 
     def find(name: str) -> Any:
-        ends = "." + name
-        found = (
-            value
-            for key, value in flat.items()
-            if value is not None and (key == name or key.endswith(ends))
-        )
-        return next(found, None)
+        for key, value in flat.items():
+            if value is not None and (key == name or key.endswith(f".{name}")):
+                return value
+        return None
 
     values: dict[str, Any] = {}
     for key in logged_settings():
         value = read_setting(key, trainer, find)
-        if key in names_for("texts"):
-            values |= {key: value} if value is not None else {}
-        elif (
-            not isinstance(value, bool)
-            and (found := parse_number(value)) is not None
-            and math.isfinite(found)
-        ):
-            values[key] = (
-                int(found) if found == int(found) and not isinstance(value, float) else found
-            )
-    if trainer == "verl" and find("use_kl_loss") is False and find("use_kl_in_reward") is not True:
+        if key not in names_for("texts"):
+            value = _as_number(value)
+        if value is not None:
+            values[key] = value
+    uses_kl = find("use_kl_loss") is not False or find("use_kl_in_reward") is True
+    if trainer == "verl" and not uses_kl:
         values["learning.kl.beta"] = 0.0  # its weight is always there, used or not
     if values.get("model.lora.r") == 0:  # no adapter
-        values = {key: value for key, value in values.items() if not key.startswith("model.lora.")}
+        values = {key: values[key] for key in values if not key.startswith("model.lora.")}
     if values.get("learning.steps", 1) <= 0:  # until the data ends
         del values["learning.steps"]
     return nest(values)
 
 
+def _as_number(value: Any) -> float | None:
+    """Return a setting as a finite number, whole if it was written so; None if it is none."""
+    if isinstance(value, bool):
+        return None
+    number = parse_number(value)
+    if number is None or not math.isfinite(number):
+        return None
+    is_whole = number == int(number) and not isinstance(value, float)
+    return int(number) if is_whole else number
+
+
 def settings_in(path: Path) -> dict[str, Any]:
-    """Return the settings in a small JSON file, a summary or config that a script saved; empty
-    where it is a log.
+    """Return the settings in a small JSON file, a summary or config that a script saved; empty if
+    it is a log.
     """
-    if path.suffix != ".json" or path.stat().st_size > _LARGEST_FILE:
+    if path.suffix != ".json" or path.stat().st_size > MAX_SETTINGS_BYTES:
         return {}
     try:
-        found = parse_json(read_file(path))
+        table = parse_json(read_file(path))
     except (OSError, ValueError, RecursionError):
         return {}
-    # A list of more than a few values is a curve.
-    if not isinstance(found, dict) or any(
-        isinstance(value, list) and len(value) > 5 for value in found.values()
-    ):
+    if not isinstance(table, dict):
         return {}
-    names = {key.rpartition(".")[2] for key in flatten(found, ".")}
+    for value in table.values():
+        if isinstance(value, list) and len(value) > MAX_LIST_VALUES:
+            return {}
+    names = {key.rpartition(".")[2] for key in flatten(table, ".")}
     # One such name may be in any JSON file; two are no accident.
-    return found if len(names.intersection(names_for("settings"))) >= 2 else {}
+    return table if len(names.intersection(names_for("settings"))) >= 2 else {}
 
 
 def settings_beside(path: Path) -> tuple[dict[str, Any], str]:
-    """Return the settings in the one such file beside a log, and its name; none where several could
-    be meant.
+    """Return the settings in the one such file beside a log, and its name; none if several could be
+    meant.
     """
-    found = {
-        other.name: settings
-        for other in path.parent.glob("*.json")
-        if (settings := settings_in(other))
-    }
-    if len(found) != 1 or path.name in found:
+    settings_by_name: dict[str, dict[str, Any]] = {}
+    for neighbor in path.parent.glob("*.json"):
+        settings = settings_in(neighbor)
+        if settings:
+            settings_by_name[neighbor.name] = settings
+    if len(settings_by_name) != 1 or path.name in settings_by_name:
         return {}, ""
-    name, settings = next(iter(found.items()))
+    name, settings = next(iter(settings_by_name.items()))
     return settings, name
 
 
@@ -137,18 +144,20 @@ def printed_settings(text: str, rows_begin: int) -> dict[str, Any]:
 
     The first mention of each counts.
     """
-    head = text[: min(rows_begin, _LONGEST_HEAD)]
+    head = text[: min(rows_begin, MAX_CONSOLE_CHARACTERS)]
     facts = _printed_config(head)
-    for pattern, key, where in (
-        (_STEPS, "max_steps", text),
-        *((*entry, head) for entry in _IN_WORDS.items()),
-    ):
-        if match := pattern.search(where):
-            facts.setdefault(key, _value(match[1].replace(",", "")))
+    # The banner may follow the first metrics.
+    banner = _TRAINER_BANNER.search(text)
+    if banner:
+        facts.setdefault("max_steps", _parse_literal(banner[1].replace(",", "")))
+    for pattern, name in _SETTINGS_IN_WORDS.items():
+        match = pattern.search(head)
+        if match:
+            facts.setdefault(name, _parse_literal(match[1].replace(",", "")))
     # A model's own config has a temperature that is not the training's.
-    for name, value in _NAMED.findall(_MODEL_CONFIG.sub("", head)):
+    for name, value in _NAMED_VALUE.findall(_MODEL_CONFIG.sub("", head)):
         if name.rpartition(".")[2] in setting_words():
-            facts.setdefault(name, _value(value))
+            facts.setdefault(name, _parse_literal(value))
     return facts
 
 
@@ -156,21 +165,27 @@ def _printed_config(text: str) -> dict[str, Any]:
     """Read a config printed as one nested dictionary over many lines, as verl does."""
     for start in re.finditer(r"(?m)^\s*\{'\w+': ?(?:\{|'|\d)", text):
         begin = text.index("{", start.start())
-        depth = 0
-        end = begin
-        for brace in re.finditer(r"[{}]", text[begin : begin + 100_000]):
-            depth += 1 if brace[0] == "{" else -1
-            if depth == 0:
-                end = begin + brace.end()
-                break
-        # A short dictionary is a row of metrics or an example, not a whole config.
-        value = _value(text[begin:end]) if end - begin >= 200 else None
+        printed = _balanced_braces(text[begin : begin + MAX_CONFIG_CHARACTERS])
+        if len(printed) < MIN_CONFIG_CHARACTERS:
+            continue
+        value = _parse_literal(printed)
         if isinstance(value, dict) and any(isinstance(item, dict) for item in value.values()):
             return value
     return {}
 
 
-def _value(text: str) -> Any:
+def _balanced_braces(text: str) -> str:
+    """Return a text up to the brace that closes its first; empty if none does."""
+    depth = 0
+    for brace in re.finditer(r"[{}]", text):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return text[: brace.end()]
+    return ""
+
+
+def _parse_literal(text: str) -> Any:
+    """Return the value of a Python literal; the text itself if it is none."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):

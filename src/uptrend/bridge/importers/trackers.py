@@ -17,34 +17,50 @@ from uptrend.records.files import VALUE_BYTES
 # A decoded field: a varint, or the raw bytes of anything else.
 Field = int | bytes
 
+# How a field is stored, in the lowest 3 bits of its key (protobuf.dev/programming-guides/encoding).
+_WIRE_TYPE_BITS = 3
+_VARINT_TYPE = 0
+_LENGTH_TYPE = 2
+_FIXED_BYTES = {1: 8, 5: 4}  # by wire type
+_MAX_VARINT_BITS = 64
+
 
 def _fields(data: bytes) -> Iterator[tuple[int, Field]]:
-    """Yield the numbered fields of a message in order; ValueError where it is torn."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        if key & 7 == 0:
-            value, at = _varint(data, at)
-            yield key >> 3, value
+    """Yield the numbered fields of a message in order; ValueError if it is torn."""
+    position = 0
+    while position < len(data):
+        key, position = _varint(data, position)
+        number = key >> _WIRE_TYPE_BITS
+        wire_type = key & ((1 << _WIRE_TYPE_BITS) - 1)
+        if wire_type == _VARINT_TYPE:
+            value, position = _varint(data, position)
+            yield number, value
             continue
-        # Fixed-width numbers have 8 or 4 bytes; a text or a message has its length before it.
-        size = {1: 8, 5: 4}.get(key & 7)
-        if key & 7 == 2:
-            size, at = _varint(data, at)
-        if size is None or at + size > len(data):
+        # A text or a message has its length before it.
+        if wire_type == _LENGTH_TYPE:
+            size, position = _varint(data, position)
+        elif wire_type in _FIXED_BYTES:
+            size = _FIXED_BYTES[wire_type]
+        else:
             raise ValueError("a torn message")
-        yield key >> 3, data[at : at + size]
-        at += size
+        end = position + size
+        if end > len(data):
+            raise ValueError("a torn message")
+        yield number, data[position:end]
+        position = end
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins at a place, and where it ends."""
-    value = shift = 0
-    while at < len(data) and shift <= 63:
-        value |= (data[at] & 0x7F) << shift
-        at += 1
-        if data[at - 1] < 0x80:
-            return value, at
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the number that begins at a position, and where it ends."""
+    value = 0
+    shift = 0
+    while position < len(data) and shift < _MAX_VARINT_BITS:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        is_last = byte < 0x80
+        if is_last:
+            return value, position
         shift += 7
     raise ValueError("a torn number")
 
@@ -64,163 +80,196 @@ def _messages(data: bytes, number: int) -> Iterator[bytes]:
 
 
 # ---- TensorBoard. A file is a chain of records: length (8 bytes), its checksum (4), an Event, its
-# checksum (4). Event: wall_time 1, step 2, summary 5. Summary: value 1. Value: tag 1, simple_value
-# 2, tensor 8. TensorProto: dtype 1, content 4, or the number in float_val 5 or double_val 6.
-_EVENT_HEAD = 12
-_DTYPES = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
+# checksum (4).
+_RECORD_HEAD_BYTES = 12
+_CHECKSUM_BYTES = 4
+# Fields of an Event.
+_EVENT_TIME = 1
+_EVENT_STEP = 2
+_EVENT_SUMMARY = 5
+# Fields of a Summary and of its Values.
+_SUMMARY_VALUE = 1
+_VALUE_TAG = 1
+_VALUE_NUMBER = 2
+_VALUE_TENSOR = 8
+# Fields of a TensorProto: its number is in the content, or in the field of its type.
+_TENSOR_DTYPE = 1
+_TENSOR_CONTENT = 4
+_TENSOR_FLOAT = 5
+_TENSOR_DOUBLE = 6
+_FORMAT_BY_DTYPE = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
 
 
 def read_events(file: LogFile) -> list[Log] | None:
-    """Return the scalars of an event file, one row per step in the order of writing; None where it
-    is none.
+    """Return the scalars of an event file, one row per step in the order of writing; None if it is
+    none.
     """
     length = int.from_bytes(file.head[:8], "little")
     # Any text's first 8 bytes are a huge number; a first Event is a few bytes.
     if not 0 < length <= min(len(file.head), file.size):
         return None
+    first_event = file.head[_RECORD_HEAD_BYTES : _RECORD_HEAD_BYTES + length]
     try:
-        begun = dict(_fields(file.head[_EVENT_HEAD : _EVENT_HEAD + length])).get(1)
+        time = dict(_fields(first_event)).get(_EVENT_TIME)
     except ValueError:
         return None
-    if not isinstance(begun, bytes) or len(begun) != 8:
+    if not isinstance(time, bytes) or len(time) != struct.calcsize("<d"):
         return None
+
     data = file.data()
-    rows = RowBuffer(file.path)
+    buffer = RowBuffer(file.path)
     row: Row = {}
-    at = 0
+    position = 0
     is_torn = False
     # Checksums are not tested: a bad one spoils no scalar.
-    while at + _EVENT_HEAD <= len(data):
-        (length,) = struct.unpack_from("<Q", data, at)
-        record = data[at + _EVENT_HEAD : at + _EVENT_HEAD + length]
+    while position + _RECORD_HEAD_BYTES <= len(data):
+        (length,) = struct.unpack_from("<Q", data, position)
+        begin = position + _RECORD_HEAD_BYTES
+        record = data[begin : begin + length]
         is_torn = len(record) < length
-        for step, time, tag, value in _scalars(record):
+        for step, seconds, tag, value in _scalars(record):
             # A step that comes again after another one is a new row: a resumed run wrote it.
-            if not row or row["step"] != step or tag in row:
-                if row:
-                    rows.add(row, VALUE_BYTES * len(row))
-                row = {"step": step, "time": time}
+            if row and (row["step"] != step or tag in row):
+                buffer.add(row, VALUE_BYTES * len(row))
+                row = {}
+            if not row:
+                row = {"step": step, "time": seconds}
             row[tag] = value
-        at += _EVENT_HEAD + length + 4
+        position = begin + length + _CHECKSUM_BYTES
     if row:
-        rows.add(row, VALUE_BYTES * len(row))
+        buffer.add(row, VALUE_BYTES * len(row))
     notes = ("The event file is cut off; what came before was read.",) if is_torn else ()
-    return [Log(rows.rows, notes=notes, every=rows.every)]
+    return [Log(buffer.rows, notes=notes, every=buffer.every)]
 
 
 def _scalars(record: bytes) -> Iterator[tuple[int, float, str, float]]:
     """Yield step, time, tag and value of each scalar of an Event, up to where it is damaged."""
     try:
         event = dict(_fields(record))
-        time = event.get(1)
-        step = _signed(event.get(2, 0))
+        step = _signed(event.get(_EVENT_STEP, 0))
+        time = event.get(_EVENT_TIME)
         seconds = struct.unpack("<d", time)[0] if isinstance(time, bytes) else 0.0
-        for summary in _messages(record, 5):
-            for value in _messages(summary, 1):
-                parts = dict(_fields(value))
-                if (found := _scalar(parts)) is not None:
-                    yield step, seconds, _text(parts.get(1, b"")), found
+        for summary in _messages(record, _EVENT_SUMMARY):
+            for message in _messages(summary, _SUMMARY_VALUE):
+                value = dict(_fields(message))
+                number = _scalar(value)
+                if number is not None:
+                    yield step, seconds, _text(value.get(_VALUE_TAG, b"")), number
     except (ValueError, struct.error):
         return
 
 
-def _scalar(parts: dict[int, Field]) -> float | None:
+def _scalar(value: dict[int, Field]) -> float | None:
     """Return the number of a Value: the simple one, or that of a tensor that holds one."""
-    simple = parts.get(2)
-    tensor = parts.get(8)
+    simple = value.get(_VALUE_NUMBER)
     if isinstance(simple, bytes):
         return float(struct.unpack("<f", simple)[0])
-    if not isinstance(tensor, bytes):
+    message = value.get(_VALUE_TENSOR)
+    if not isinstance(message, bytes):
         return None
-    held = dict(_fields(tensor))
-    dtype = held.get(1)
-    layout = _DTYPES.get(dtype, "") if isinstance(dtype, int) else ""
-    for value, form in ((held.get(5), "<f"), (held.get(6), "<d"), (held.get(4), layout)):
-        if form and isinstance(value, bytes) and len(value) == struct.calcsize(form):
-            return float(struct.unpack(form, value)[0])
+
+    tensor = dict(_fields(message))
+    dtype = tensor.get(_TENSOR_DTYPE)
+    content_format = _FORMAT_BY_DTYPE.get(dtype, "") if isinstance(dtype, int) else ""
+    formats = {_TENSOR_FLOAT: "<f", _TENSOR_DOUBLE: "<d", _TENSOR_CONTENT: content_format}
+    for key, format in formats.items():
+        packed = tensor.get(key)
+        if format and isinstance(packed, bytes) and len(packed) == struct.calcsize(format):
+            return float(struct.unpack(format, packed)[0])
     return None
 
 
-# ---- W&B. After 7 bytes of header, run-ID.wandb is a LevelDB log: blocks of 32 KiB with pieces of
-# checksum (4 bytes), length (2) and kind (1: whole, 2: first, 3: middle, 4: last piece); joined,
-# each is a Record of wandb_internal.proto. Record: history 2, config 5, run 17. Run: config 4,
-# display name 8. History: item 1, step 2. Config: item 1. Item: key 1, nested key 2, value as JSON
-# 16.
-_BLOCK = 32768
-_PIECE_HEAD = 7
-_START = 7
-_WHOLE = 1
-_FIRST = 2
-_LAST = 4
+# ---- W&B. After a header, run-ID.wandb is a LevelDB log: blocks with pieces of checksum (4 bytes),
+# length (2) and kind (1); joined, each is a Record of wandb_internal.proto.
+_FILE_HEADER_BYTES = 7
+_BLOCK_BYTES = 32 * 1024
+_PIECE_HEAD_BYTES = 7
+_WHOLE_PIECE = 1
+_FIRST_PIECE = 2
+_LAST_PIECE = 4  # 3 is one in the middle
+# Fields of a Record.
+_RECORD_HISTORY = 2
+_RECORD_CONFIG = 5
+_RECORD_RUN = 17
+# Fields of a run and of a history.
+_RUN_CONFIG = 4
+_RUN_DISPLAY_NAME = 8
+_HISTORY_STEP = 2
+# Fields of a history or a config, and of its items, whose values are JSON.
+_ITEM_FIELD = 1
+_ITEM_KEYS = (1, 2)  # plain, and nested
+_ITEM_VALUE = 16
 
 
 def read_wandb(file: LogFile) -> list[Log] | None:
-    """Return history, config and name of an offline run; None where the file is none."""
+    """Return history, config and name of an offline run; None if the file is none."""
     if not file.head.startswith(b":W&B"):
         return None
-    rows = RowBuffer(file.path)
+    buffer = RowBuffer(file.path)
     facts: dict[str, Any] = {}
     notes: list[str] = []
     name = ""
     for record in _records(file.data()):
         try:
-            for history in _messages(record, 2):
+            for history in _messages(record, _RECORD_HISTORY):
                 row = _items(history)
-                for step in _messages(history, 2):
+                for step in _messages(history, _HISTORY_STEP):
                     row.setdefault("_step", _signed(dict(_fields(step)).get(1, 0)))
                 if row:
-                    rows.add(row, len(history) + VALUE_BYTES * len(row))
-            runs = list(_messages(record, 17))
-            for config in (
-                *_messages(record, 5),
-                *(config for run in runs for config in _messages(run, 4)),
-            ):
+                    buffer.add(row, len(history) + VALUE_BYTES * len(row))
+            configs = list(_messages(record, _RECORD_CONFIG))
+            runs = list(_messages(record, _RECORD_RUN))
+            for run in runs:
+                configs += _messages(run, _RUN_CONFIG)
+            for config in configs:
                 facts |= _items(config)
-            for title in (title for run in runs for title in _messages(run, 8)):
-                name = _text(title)
+            for run in runs:
+                for title in _messages(run, _RUN_DISPLAY_NAME):
+                    name = _text(title)
         except ValueError:
             notes.append("A damaged record of the .wandb file was left out.")
+
     # W&B keeps its own bookkeeping in the config, under one key.
     settings = {key: value for key, value in facts.items() if not key.startswith("_wandb")}
-    return [
-        Log(rows.rows, name, facts=settings, notes=tuple(dict.fromkeys(notes)), every=rows.every)
-    ]
+    distinct_notes = tuple(dict.fromkeys(notes))
+    return [Log(buffer.rows, name, facts=settings, notes=distinct_notes, every=buffer.every)]
 
 
 def _records(data: bytes) -> Iterator[bytes]:
     """Yield the records, joined from their pieces; one that is torn at the end is left out."""
-    at = _START
+    position = _FILE_HEADER_BYTES
     pieces = b""
-    while at + _PIECE_HEAD <= len(data):
-        left = _BLOCK - at % _BLOCK
-        if left < _PIECE_HEAD:
-            at += left
+    while position + _PIECE_HEAD_BYTES <= len(data):
+        left_in_block = _BLOCK_BYTES - position % _BLOCK_BYTES
+        if left_in_block < _PIECE_HEAD_BYTES:
+            position += left_in_block
             continue
-        length = int.from_bytes(data[at + 4 : at + 6], "little")
-        kind = data[at + 6]
-        piece = data[at + _PIECE_HEAD : at + _PIECE_HEAD + length]
-        at += _PIECE_HEAD + length
-        if not _WHOLE <= kind <= _LAST:
+        begin = position + _PIECE_HEAD_BYTES
+        length = int.from_bytes(data[position + 4 : position + 6], "little")
+        kind = data[position + 6]
+        piece = data[begin : begin + length]
+        position = begin + length
+        if not _WHOLE_PIECE <= kind <= _LAST_PIECE:
             # Zeros to the end of the block, or damage: the next block begins anew.
-            at += _BLOCK - at % _BLOCK
+            position += _BLOCK_BYTES - position % _BLOCK_BYTES
             continue
-        pieces = piece if kind in (_WHOLE, _FIRST) else pieces + piece
-        if kind in (_WHOLE, _LAST):
+        pieces = piece if kind in (_WHOLE_PIECE, _FIRST_PIECE) else pieces + piece
+        if kind in (_WHOLE_PIECE, _LAST_PIECE):
             yield pieces
 
 
 def _items(message: bytes) -> dict[str, Any]:
     """Return the named values of a message; nested names are joined as W&B shows them."""
-    found: dict[str, Any] = {}
-    for item in _messages(message, 1):
-        names = list[str]()
+    values: dict[str, Any] = {}
+    for item in _messages(message, _ITEM_FIELD):
+        names: list[str] = []
         value = None
-        for key, field in _fields(item):
+        for number, field in _fields(item):
             text = _text(field)
-            if key in (1, 2) and text:
+            if number in _ITEM_KEYS and text:
                 names.append(text)
-            elif key == 16:
+            elif number == _ITEM_VALUE:
                 with contextlib.suppress(ValueError, RecursionError):
                     value = json.loads(text)
-        found["/".join(names)] = value
-    return found
+        values["/".join(names)] = value
+    return values

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from uptrend.bridge.importers.readers import Log, columns_in, flatten, parse_number, thin_rows
+from uptrend.bridge.importers.readers import Log, Row, columns_in, flatten, parse_number, thin_rows
 from uptrend.bridge.importers.runs import Segment, split_by_name, split_runs, without_repeats
 from uptrend.bridge.importers.settings import config_of, flat_facts, setting_words
 from uptrend.config.load import nearest
@@ -32,164 +32,209 @@ from uptrend.records.view import Floats, RunView
 
 Columns = dict[str, Floats]
 
+# The limits below were chosen by hand.
+
+# Share of dead groups from which all groups of a step are dead but for rounding.
+ALL_DEAD_SHARE = 0.999
+# Within dead groups the deviation is 0 but for rounding.
+MAX_DEAD_SPREAD = 1e-4
+MIN_ALL_DEAD_POINTS = 2
+# Relative difference of the total's spread and its only component's that is rounding, and the share
+# of points where they agree.
+SPREAD_TOLERANCE = 1e-3
+MIN_EQUAL_SPREAD_SHARE = 0.9
+MIN_PART_SPREAD = 1e-9
+# Points from which a dead share of 0 or 1, and nothing between, means that a batch is one group.
+MIN_POINTS_OF_ONE_GROUP = 10
+# Lowest importance ratio / exp(-largest difference of log-probabilities), 1 or more by token, but
+# for rounding.
+MIN_RATIO_TO_BOUND = 0.9
+# Points with completions of one length that must be cut before it is taken for the limit.
+MIN_CUT_POINTS = 3
+# Columns that a note names.
+MAX_COLUMNS_IN_NOTE = 3
+
 
 def views_of_log(log: Log, source: str) -> list[RunView]:
     """Return the runs of a log in order."""
     facts = dict(log.facts)
-    few, note = thin_rows(log)
-    rows = [flatten(row) if dict in map(type, row.values()) else dict(row) for row in few]
-    for row in rows:
+    logged_rows, note = thin_rows(log)
+    rows: list[Row] = []
+    for logged_row in logged_rows:
+        is_nested = dict in map(type, logged_row.values())
+        row = flatten(logged_row) if is_nested else dict(logged_row)
         # ms-swift counts as 'global_step/max_steps': '12/500'.
         done, _, planned = str(row.pop("global_step/max_steps", "")).partition("/")
         if done.isdigit() and planned.isdigit():
             row["global_step"] = int(done)
             facts.setdefault("max_steps", int(planned))
+        rows.append(row)
+
+    notes = log.notes
+    last_step = log.last_step
+    if note:
+        notes = (*notes, note)
+        last_step = last_step or len(log.rows) * log.every
     views: list[RunView] = []
-    for part in split_by_name(
-        Log(
-            rows,
-            log.name,
-            log.trainer,
-            facts,
-            log.last_step or len(log.rows) * log.every * bool(note),
-            (*log.notes, *[note] * bool(note)),
-        )
-    ):
-        runs, noted = split_runs(part)
-        count = max(1, sum(bool(run.points) for run in runs))
-        views.extend(_view(noted, run, count, source) for run in runs)
+    for part in split_by_name(Log(rows, log.name, log.trainer, facts, last_step, notes)):
+        runs, noted_part = split_runs(part)
+        n_runs = max(1, sum(bool(run.points) for run in runs))
+        for run in runs:
+            views.append(_view(noted_part, run, n_runs, source))
     return views
 
 
-def with_names(view: RunView, named: Mapping[str, str]) -> RunView:
-    """Return a view with columns read as the metrics that the user names; RecordError where there
-    is no such column.
+def with_names(view: RunView, meanings: Mapping[str, str]) -> RunView:
+    """Return a view with columns read as the metrics that the user names; RecordError if there is
+    no such column.
     """
     metrics = dict(view.metrics)
-    for column, meaning in named.items():
+    for column, meaning in meanings.items():
         if column not in view.columns:
             raise RecordError(
                 f"{view.source} has no column {column}.{nearest(column, view.columns)}"
             )
-        ours = (
-            meaning
-            if find_metric(meaning)
-            else next(filter(None, (translate(meaning, who) for who in METRIC_DIALECTS)), "")
-        )
-        if not ours:
+        metric = _metric_named(meaning)
+        if metric is None:
             raise RecordError(
                 f"{meaning} is no metric that is known here. All of them: uptrend explain"
             )
-        metrics[ours] = view.columns[column]
-    unknown = {key: values for key, values in view.unknown.items() if key not in named}
+        metrics[metric] = view.columns[column]
+    unknown = {key: values for key, values in view.unknown.items() if key not in meanings}
     return replace(view, metrics=metrics, unknown=unknown)
+
+
+def _metric_named(name: str) -> str | None:
+    """Return our metric of this name, or of a name that another trainer has for it."""
+    if find_metric(name):
+        return name
+    for trainer in METRIC_DIALECTS:
+        metric = translate(name, trainer)
+        if metric:
+            return metric
+    return None
 
 
 def view_of_settings(facts: Mapping[str, Any], source: str) -> RunView:
     """Return a view without a point, of a file that holds settings or a summary and no curve."""
-    note = "It holds settings or a summary, and no curve."
-    config = config_of(facts, "")
     return RunView(
-        source, "unknown", "", np.zeros(0, dtype=np.int64), {}, config=config, notes=(note,)
+        source=source,
+        trainer="unknown",
+        name="",
+        steps=np.zeros(0, dtype=np.int64),
+        metrics={},
+        config=config_of(facts, ""),
+        notes=("It holds settings or a summary, and no curve.",),
     )
 
 
 def _view(log: Log, run: Segment, runs_in_log: int, source: str) -> RunView:
-    notes = list(log.notes)
-    old_names = names("metrics")
     points, times = without_repeats(run.points)
+    notes = list(log.notes)
     if times > 1:
         notes.append(f"Each value was written {times} times over; the distinct ones were kept.")
-    # Our own runs of earlier versions have other names.
-    points = {
-        step: {old_names.get(key, key): value for key, value in row.items()}
-        for step, row in sorted(points.items())
-    }
-    # Each numeric column, NaN where a point lacks it; and the steps where it was written as not
-    # finite.
-    steps = list(points)
-    columns: Columns = {}
-    nonfinite: dict[str, tuple[int, ...]] = {}
-    names_in_points = columns_in(points.values())
-    check_cells(source, len(steps), len(names_in_points))
-    for key in names_in_points:
-        raw = [row.get(key) for row in points.values()]
-        numbers = [value if isinstance(value, float) else parse_number(value) for value in raw]
-        values = np.array(numbers, dtype=np.float64)  # None becomes NaN
-        gaps = np.flatnonzero(~np.isfinite(values))
-        nonfinite[key] = tuple(steps[at] for at in gaps if numbers[at] is not None)
-        if len(gaps) < len(values) or nonfinite[key]:
-            values[gaps] = np.nan
-            columns[key] = values
+    steps = sorted(points)
+    columns, nonfinite = _read_columns([points[step] for step in steps], steps, source)
+
     # A log of evaluations alone is recognized by their names.
-    trainer = log.trainer or recognize([*columns, *(key for entry in run.evals for key in entry)])
-    sources, unknown = _translated(columns, trainer)
-    metrics = {ours: columns[theirs] for ours, theirs in sources.items()}
-    _derive(metrics, columns, trainer)
-    notes += [
-        *_drop_uncomputed(metrics, sources),
-        *_settle_spread(metrics, columns, trainer),
-        *_settle_ratio(metrics, columns, sources),
-        *_name_reward(metrics, unknown, sources, trainer),
+    trainer = log.trainer or recognize([*columns, *columns_in(run.evals)])
+    sources, unknown = _translate_columns(columns, trainer)
+    metrics = {metric: columns[column] for metric, column in sources.items()}
+    _derive_metrics(metrics, columns, trainer)
+    notes += _drop_uncomputed(metrics, sources)
+    notes += _settle_spread(metrics, columns, trainer)
+    notes += _settle_ratio(metrics, columns, sources)
+    notes += _name_reward(metrics, unknown, sources, trainer)
+    config = _config(log, columns, metrics, trainer, notes)
+
+    nonfinite_metrics: dict[str, tuple[int, ...]] = {}
+    for metric, column in sources.items():
+        if nonfinite.get(column) and metric in metrics:
+            nonfinite_metrics[metric] = nonfinite[column]
+    unused = [
+        name for name in unknown if translate(name, trainer) is not None or matches(name, "unused")
     ]
+    for name in unused:
+        del unknown[name]
     return RunView(
         source=source,
         trainer=trainer if trainer != "plain" else "unknown",
         name=log.name,
         steps=np.array(steps, dtype=np.int64),
         metrics=metrics,
-        nonfinite={
-            ours: nonfinite[key]
-            for ours, key in sources.items()
-            if nonfinite.get(key) and ours in metrics
-        },
+        nonfinite=nonfinite_metrics,
         evals=tuple(run.evals),
-        config=_config(log, columns, metrics, trainer, notes),
+        config=config,
         info={"raw": flat_facts(log.facts)},
-        unknown={
-            key: values
-            for key, values in unknown.items()
-            if translate(key, trainer) is None and not matches(key, "unused")
-        },
+        unknown=unknown,
         columns=columns,
         notes=tuple(notes),
         runs_in_log=runs_in_log,
     )
 
 
-def _translated(columns: Columns, trainer: str) -> tuple[dict[str, str], Columns]:
+def _read_columns(
+    points: list[Row], steps: list[int], source: str
+) -> tuple[Columns, dict[str, tuple[int, ...]]]:
+    """Return each numeric column, NaN where a point lacks it, and the steps where it was written as
+    not finite.
+    """
+    # Our own runs of earlier versions have other names.
+    new_names = names("metrics")
+    renamed: list[Row] = []
+    for point in points:
+        renamed.append({new_names.get(key, key): value for key, value in point.items()})
+    all_keys = columns_in(renamed)
+    check_cells(source, len(steps), len(all_keys))
+
+    columns: Columns = {}
+    nonfinite: dict[str, tuple[int, ...]] = {}
+    for key in all_keys:
+        numbers: list[float | None] = []
+        for point in renamed:
+            value = point.get(key)
+            numbers.append(value if isinstance(value, float) else parse_number(value))
+        values = np.array(numbers, dtype=np.float64)  # None becomes NaN
+        gaps = np.flatnonzero(~np.isfinite(values))
+        nonfinite[key] = tuple(steps[index] for index in gaps if numbers[index] is not None)
+        if len(gaps) < len(values) or nonfinite[key]:
+            values[gaps] = np.nan
+            columns[key] = values
+    return columns, nonfinite
+
+
+def _translate_columns(columns: Columns, trainer: str) -> tuple[dict[str, str], Columns]:
     """Return the column that each of our metrics is taken from, and the columns that are not
     taken.
     """
+    metric_columns = [key for key in columns if not is_bookkeeping(key)]
     candidates: dict[str, list[tuple[bool, int, str]]] = {}
-    for key, values in columns.items():
-        found = None if is_bookkeeping(key) else rank_metric(key, trainer)
-        if found is not None:
-            place, ours = found
-            candidates.setdefault(ours, []).append((not np.isfinite(values).any(), place, key))
-    # Where several mean the same, the surest counts that has any value.
-    sources = {
-        ours: min(found, key=lambda entry: entry[:2])[2] for ours, found in candidates.items()
-    }
-    taken = set(sources.values())
-    unknown = {
-        key: values
-        for key, values in columns.items()
-        if key not in taken and not is_bookkeeping(key)
-    }
+    for key in metric_columns:
+        ranked = rank_metric(key, trainer)
+        if ranked is not None:
+            rank, metric = ranked
+            is_empty = not np.isfinite(columns[key]).any()
+            candidates.setdefault(metric, []).append((is_empty, rank, key))
+
+    sources: dict[str, str] = {}
+    for metric, ranked_columns in candidates.items():
+        # Where several mean the same, the surest counts that has any value.
+        _, _, sources[metric] = min(ranked_columns, key=lambda entry: entry[:2])
+    source_columns = set(sources.values())
+    unknown = {key: columns[key] for key in metric_columns if key not in source_columns}
     return sources, unknown
 
 
-def _derive(metrics: Columns, columns: Columns, trainer: str) -> None:
+def _derive_metrics(metrics: Columns, columns: Columns, trainer: str) -> None:
     """Add what a trainer logs in pieces: TRL's turns by calls, tinker's dead groups and tokens per
     rollout.
     """
     calls = columns.get("tools/call_frequency")
     if trainer == "trl" and calls is not None:
         metrics["sampling/turns/mean"] = 1 + calls
-    mixed = columns.get("env/all/by_group/frac_mixed")
-    if trainer == "tinker" and mixed is not None:
-        metrics["advantage/dead/share"] = 1 - mixed
+    mixed_share = columns.get("env/all/by_group/frac_mixed")
+    if trainer == "tinker" and mixed_share is not None:
+        metrics["advantage/dead/share"] = 1 - mixed_share
     tokens = columns.get("env/all/ac_tokens_per_turn")
     turns = columns.get("env/all/turns_per_episode")
     if trainer == "tinker" and tokens is not None and turns is not None:
@@ -198,7 +243,7 @@ def _derive(metrics: Columns, columns: Columns, trainer: str) -> None:
 
 def _drop_uncomputed(metrics: Columns, sources: Mapping[str, str]) -> list[str]:
     """Remove metrics that are 0 at every point because they were never computed."""
-    notes = []
+    notes: list[str] = []
     for name in names_for("never_zero"):
         values = metrics.get(name)
         if values is not None and np.isfinite(values).any() and not np.nan_to_num(values).any():
@@ -210,7 +255,7 @@ def _drop_uncomputed(metrics: Columns, sources: Mapping[str, str]) -> list[str]:
 
 
 def _settle_spread(metrics: Columns, columns: Columns, trainer: str) -> list[str]:
-    """Rename TRL's `reward_std` where it is of the whole batch: up to version 0.26 it is the mean
+    """Rename TRL's `reward_std` if it is of the whole batch: up to version 0.26 it is the mean
     within groups.
     """
     spread = metrics.get("reward/group_std/mean")
@@ -218,9 +263,10 @@ def _settle_spread(metrics: Columns, columns: Columns, trainer: str) -> list[str
     if spread is None or trainer != "trl" or not _is_batch_wide(metrics, spread, is_recent):
         return []
     metrics["reward/std"] = spread
-    dead = metrics.get("advantage/dead/share", np.zeros(0))
-    # A dead share of 0 or 1 and nothing between: the batch is one group, and the spread is both.
-    if len(dead) >= 10 and set(dead[np.isfinite(dead)].tolist()) == {0.0, 1.0}:
+    dead_share = metrics.get("advantage/dead/share", np.zeros(0))
+    distinct_shares = set(dead_share[np.isfinite(dead_share)].tolist())
+    # The batch is one group, and the spread is both.
+    if len(dead_share) >= MIN_POINTS_OF_ONE_GROUP and distinct_shares == {0.0, 1.0}:
         return []
     del metrics["reward/group_std/mean"]
     return [
@@ -230,71 +276,79 @@ def _settle_spread(metrics: Columns, columns: Columns, trainer: str) -> list[str
 
 
 def _is_batch_wide(metrics: Columns, spread: Floats, is_recent: bool) -> bool:
-    """Return True where the spread is above 0 although every group is dead, or equals that of the
-    only component.
+    """Return True if the spread is above 0 although every group is dead, or equals that of the only
+    component.
     """
-    parts = [name for name in metrics if name.startswith("reward/part/") and name.endswith("/std")]
-    dead = metrics.get("advantage/dead/share")
-    if dead is not None:
-        all_dead = np.isfinite(spread) & (dead >= 0.999)
-        # Within dead groups the deviation is 0 but for rounding.
-        if all_dead.sum() >= 2:
-            return bool((spread[all_dead] > 1e-4).mean() > 0.5)
-    if len(parts) == 1:
-        other = metrics[parts[0]]
+    dead_share = metrics.get("advantage/dead/share")
+    if dead_share is not None:
+        all_dead = np.isfinite(spread) & (dead_share >= ALL_DEAD_SHARE)
+        if all_dead.sum() >= MIN_ALL_DEAD_POINTS:
+            return bool((spread[all_dead] > MAX_DEAD_SPREAD).mean() > 0.5)
+    part_spreads = _part_metrics(metrics, "std")
+    if len(part_spreads) == 1:
+        part_spread = metrics[part_spreads[0]]
         # Of one component the deviation over the batch is that of the total.
-        both = np.isfinite(spread) & np.isfinite(other) & (other > 1e-9)
+        both = np.isfinite(spread) & np.isfinite(part_spread) & (part_spread > MIN_PART_SPREAD)
         if both.any():
-            return bool(np.isclose(spread[both], other[both], rtol=1e-3).mean() > 0.9)
+            is_equal = np.isclose(spread[both], part_spread[both], rtol=SPREAD_TOLERANCE)
+            return bool(is_equal.mean() > MIN_EQUAL_SPREAD_SHARE)
     return is_recent
 
 
+def _part_metrics(metrics: Columns, statistic: str) -> list[str]:
+    """Return the metrics of the reward's parts that are this statistic."""
+    tail = f"/{statistic}"
+    return [name for name in metrics if name.startswith("reward/part/") and name.endswith(tail)]
+
+
 def _settle_ratio(metrics: Columns, columns: Columns, sources: Mapping[str, str]) -> list[str]:
-    """Remove TRL's importance ratio where it is by sequence; only that by token is our metric."""
-    name = sources.get("sampler/ratio/mean", "")
-    lowest = columns.get(name.removesuffix("mean") + "min")
-    gap = metrics.get("sampler/gap/max")
-    if (
-        "importance_sampling_ratio" not in name
-        or lowest is None
-        or gap is None
-        or "sampler/ratio/mean" not in metrics
-    ):
+    """Remove TRL's importance ratio if it is by sequence; only that by token is our metric."""
+    column = sources.get("sampler/ratio/mean", "")
+    if "importance_sampling_ratio" not in column or "sampler/ratio/mean" not in metrics:
+        return []
+    lowest_ratio = columns.get(column.removesuffix("mean") + "min")
+    largest_gap = metrics.get("sampler/gap/max")
+    if lowest_ratio is None or largest_gap is None:
         return []
     # By token it can't leave exp(± the largest difference of log-probabilities).
-    both = np.isfinite(lowest) & np.isfinite(gap)
-    if not both.any() or (lowest[both] >= 0.9 * np.exp(-gap[both])).mean() > 0.5:
+    both = np.isfinite(lowest_ratio) & np.isfinite(largest_gap)
+    bound = np.exp(-largest_gap[both])
+    is_within = lowest_ratio[both] >= MIN_RATIO_TO_BOUND * bound
+    if not both.any() or is_within.mean() > 0.5:
         return []
     del metrics["sampler/ratio/mean"]
-    return [f"{name} is of whole sequences or masked here, not of tokens; it is left out."]
+    return [f"{column} is of whole sequences or masked here, not of tokens; it is left out."]
 
 
 def _name_reward(
     metrics: Columns, unknown: Columns, sources: dict[str, str], trainer: str
 ) -> list[str]:
-    """Say which column is the reward where that could be asked; guess it where no name is known."""
-    found = sources.get("reward/mean")
-    rivals = [
-        name
-        for name in unknown
-        if matches(name, "total")
-        and not matches(name, "no_total")
-        and plain_name(name).count("/") <= (found is None)
-    ]
-    if found is not None:
-        same = [name for name in unknown if translate(name, trainer) == "reward/mean"]
-        others = sorted({*rivals, *same} - {found})
-        shown = ", ".join(map(repr, others[:3])) + (
-            f" and {len(others) - 3} more" if len(others) > 3 else ""
-        )
-        return [f"The reward is taken from {found!r}, not from {shown}."] if others else []
+    """Note which column is the reward if several could be; guess it if none has a known name."""
+    source = sources.get("reward/mean")
+    # Beside a known reward, only a name outside of any group of columns is a rival.
+    max_depth = 1 if source is None else 0
+    rivals: list[str] = []
+    for name in unknown:
+        is_total = matches(name, "total") and not matches(name, "no_total")
+        if is_total and plain_name(name).count("/") <= max_depth:
+            rivals.append(name)
+
+    if source is not None:
+        synonyms = [name for name in unknown if translate(name, trainer) == "reward/mean"]
+        others = sorted({*rivals, *synonyms} - {source})
+        if not others:
+            return []
+        named = ", ".join(map(repr, others[:MAX_COLUMNS_IN_NOTE]))
+        if len(others) > MAX_COLUMNS_IN_NOTE:
+            named += f" and {len(others) - MAX_COLUMNS_IN_NOTE} more"
+        return [f"The reward is taken from {source!r}, not from {named}."]
     if rivals:
         # The column with most values, then the shortest name: a total rather than a part.
         best = max(rivals, key=lambda name: (int(np.isfinite(unknown[name]).sum()), -len(name)))
         metrics["reward/mean"] = unknown.pop(best)
         sources["reward/mean"] = best
         return [f"No column has a usual name for the reward; {best!r} is taken."]
-    parts = [name for name in metrics if name.startswith("reward/part/") and name.endswith("/mean")]
+    parts = _part_metrics(metrics, "mean")
     if not parts:
         return []
     metrics["reward/mean"] = np.sum([metrics[name] for name in parts], axis=0)
@@ -307,29 +361,39 @@ def _config(
     """Gather settings from facts, from columns that never change, and from the curves
     themselves.
     """
-    fixed = {
-        key: float(values[0])
-        for key, values in columns.items()
-        if plain_name(key) in setting_words()
-        and key not in names_for("moving")
-        and bool((values == values[0]).all())
-    }
-    config = config_of({**fixed, **log.facts}, trainer)
+    constants: dict[str, float] = {}
+    for key, values in columns.items():
+        is_setting = plain_name(key) in setting_words() and key not in names_for("moving")
+        if is_setting and bool((values == values[0]).all()):
+            constants[key] = float(values[0])
+    config = config_of({**constants, **log.facts}, trainer)
+
     rates = metrics.get("optimizer/lr")
     if rates is not None and np.isfinite(rates).any():
         highest = float(np.nanmax(rates))
         learning = config.setdefault("learning", {})
         # A schedule's highest rate is the setting; a log may start within its warmup or after it.
         learning["lr"] = max(learning.get("lr", highest), highest)
-    longest = metrics.get("sampling/length/max")
-    cut = metrics.get("sampling/ended/length/share")
-    if longest is not None and cut is not None and "max_tokens" not in config.get("sampling", {}):
-        # Completions that were cut have the length of the limit.
-        lengths = longest[np.isfinite(longest) & (cut > 0)]
-        if len(lengths) >= 3 and (lengths == lengths[0]).all() and int(lengths[0]):
-            limit = config.setdefault("sampling", {})["max_tokens"] = int(lengths[0])
-            notes.append(
-                f"The completion limit is taken as {limit} tokens, the length of completions that"
-                " were cut."
-            )
+
+    max_tokens = _length_of_cut(metrics)
+    if max_tokens and "max_tokens" not in config.get("sampling", {}):
+        config.setdefault("sampling", {})["max_tokens"] = max_tokens
+        notes.append(
+            f"The completion limit is taken as {max_tokens} tokens, the length of completions that"
+            " were cut."
+        )
     return config
+
+
+def _length_of_cut(metrics: Columns) -> int:
+    """Return the length of completions that were cut, which is that of the limit; 0 if they
+    differ.
+    """
+    longest = metrics.get("sampling/length/max")
+    cut_share = metrics.get("sampling/ended/length/share")
+    if longest is None or cut_share is None:
+        return 0
+    lengths = longest[np.isfinite(longest) & (cut_share > 0)]
+    if len(lengths) < MIN_CUT_POINTS or not (lengths == lengths[0]).all():
+        return 0
+    return int(lengths[0])

@@ -1,7 +1,8 @@
-"""An invented atlas: multi-hop questions over people, places and works that exist nowhere, made
+"""Invents an atlas: multi-hop questions over people, places and works that exist nowhere, made
 offline by seed.
 
-Rows have the fields of MuSiQue's files. Each comes from a world of its own (`atlas_world`).
+Rows have the fields of MuSiQue's files. Each comes from a world of its own (`atlas_world`). The
+order of random draws is part of the taskset's version: another order gives other questions.
 """
 
 import hashlib
@@ -14,10 +15,10 @@ from typing import Any
 
 from uptrend.records import ConfigError
 from uptrend.tasksets.musique.atlas_world import (
-    ATLAS,
     KINDS,
-    OF,
-    TWO_PART,
+    RELATIONS_BY_SUBJECT,
+    TEMPLATES,
+    TWO_PART_KINDS,
     Entity,
     Fact,
     Kind,
@@ -25,21 +26,24 @@ from uptrend.tasksets.musique.atlas_world import (
     World,
 )
 
-# Share of chains that end with a year, where they can.
+# Shares, chosen by hand so that near misses and sentences beside the point are common:
+# of chains that end with a year, where they can;
 YEAR_SHARE = 0.3
-# Share of paragraphs that state a second fact; the others have only sentences that no question asks
-# about.
-SECOND_FACT = 0.75
-# Share of second facts that lead to the answer's kind, where they can, so that it has many rivals.
-LIKE_ANSWER = 0.5
-# The most words of a paragraph.
-MOST_WORDS = 45
-# Share of paragraphs with three sentences; all others have two.
-THIRD_SENTENCE = 0.35
+# of paragraphs that state a second fact; the others have only sentences no question asks about;
+SECOND_FACT_SHARE = 0.75
+# of second facts that lead to the answer's kind, where they can, so that it has many rivals;
+ANSWER_KIND_SHARE = 0.5
+# of paragraphs with three sentences; all others have two;
+THIRD_SENTENCE_SHARE = 0.35
+# of subjects, beyond one, whose name shares a word with a near miss's;
+NAMESAKE_SHARE = 0.5
+# of additional paragraphs that are about an entity which another paragraph mentions.
+MENTIONED_SHARE = 0.5
+MAX_PARAGRAPH_WORDS = 45
 # Beginnings of the ids in MuSiQue's files, by the number of hops.
-SHAPES = {2: "2hop", 3: "3hop1", 4: "4hop1"}
+ID_PREFIXES = {2: "2hop", 3: "3hop1", 4: "4hop1"}
 # More would exhaust the common words that names are made with.
-MOST_PARAGRAPHS = 50
+MAX_PARAGRAPHS = 50
 
 Chain = tuple[Fact, ...]
 
@@ -49,51 +53,51 @@ class AtlasOptions:
     """Options of the atlas."""
 
     hops: tuple[int, ...] = (2, 3, 4)
-    """The numbers of hops that questions need, equally frequent."""
+    """Numbers of hops that questions need, equally frequent."""
     paragraphs: int = 20
     """Documents per question, supporting ones included; at least two more than the most hops. From
     twice the hops on, there is a near miss for every hop.
     """
 
     def __post_init__(self) -> None:
-        if (
-            not self.hops
-            or not set(self.hops) <= set(SHAPES)
-            or len(set(self.hops)) < len(self.hops)
-        ):
+        are_known = set(self.hops) <= set(ID_PREFIXES)
+        are_unique = len(set(self.hops)) == len(self.hops)
+        if not self.hops or not are_known or not are_unique:
             raise ConfigError(
                 f"hops = {list(self.hops)} should have some of 2, 3 and 4, each once.",
                 is_of_field=True,
             )
-        most = max(self.hops)
-        if not most + 2 <= self.paragraphs <= MOST_PARAGRAPHS:
-            bounds = f"from {most + 2} (with questions of {most} hops) to {MOST_PARAGRAPHS}"
+        most_hops = max(self.hops)
+        min_paragraphs = most_hops + 2
+        if not min_paragraphs <= self.paragraphs <= MAX_PARAGRAPHS:
+            bounds = (
+                f"from {min_paragraphs} (with questions of {most_hops} hops) to {MAX_PARAGRAPHS}"
+            )
             raise ConfigError(
                 f"paragraphs = {self.paragraphs} should be {bounds}.", is_of_field=True
             )
 
 
 def rows(count: int, seed: int, options: AtlasOptions) -> Iterator[dict[str, Any]]:
-    """Yield so many examples with different questions; a larger count begins with the same ones."""
-    asked: set[str] = set()
+    """Yield `count` examples with different questions; a larger count begins with the same ones."""
+    questions: set[str] = set()
     for i in count_up():
-        if len(asked) == count:
+        if len(questions) == count:
             return
         # Hashed, as seeds that only count up would give neighboring seeds most rows in common.
-        made = row(
-            int.from_bytes(hashlib.sha256(f"atlas-{seed}-{i}".encode()).digest()[:5]), options
-        )
-        if made["question"] not in asked:
-            asked.add(made["question"])
-            yield made
+        digest = hashlib.sha256(f"atlas-{seed}-{i}".encode()).digest()
+        example = row(int.from_bytes(digest[:5]), options)
+        if example["question"] not in questions:
+            questions.add(example["question"])
+            yield example
 
 
 def row(seed: int, options: AtlasOptions) -> dict[str, Any]:
     """Return one example, a pure function of the arguments."""
     world, chain = make_world(seed, options)
     paragraphs = write_paragraphs(world, chain)
-    made: dict[str, Any] = {
-        "id": f"{SHAPES[len(chain)]}__atlas-{seed}",
+    example: dict[str, Any] = {
+        "id": f"{ID_PREFIXES[len(chain)]}__atlas-{seed}",
         "paragraphs": paragraphs,
         "question": compose(chain),
         "question_decomposition": decompose(chain, paragraphs, seed),
@@ -101,23 +105,23 @@ def row(seed: int, options: AtlasOptions) -> dict[str, Any]:
         "answer_aliases": chain[-1].aliases,
         "answerable": True,
     }
-    # Each hop is stated by one paragraph, its subject's, and the question names nothing that it
-    # asks for.
-    for fact, part in zip(chain, made["question_decomposition"], strict=True):
-        texts = [paragraph["paragraph_text"] for paragraph in paragraphs]
-        stating = [
-            i
-            for i, text in enumerate(texts)
-            if _names(text, fact.subject.name) and _names(text, fact.answer)
-        ]
-        assert stating == [part["paragraph_support_idx"]], (
-            made["id"],
-            fact.subject.name,
-            fact.answer,
-            stating,
-        )
-        assert not _names(made["question"], fact.answer), (made["id"], fact.answer)
-    return made
+    _assert_answerable(example, chain)
+    return example
+
+
+def _assert_answerable(example: dict[str, Any], chain: Chain) -> None:
+    """Assert that one paragraph states each hop, its subject's, and that the question gives no
+    answer away.
+    """
+    for fact, hop in zip(chain, example["question_decomposition"], strict=True):
+        stating = []
+        for paragraph in example["paragraphs"]:
+            text = paragraph["paragraph_text"]
+            if _names(text, fact.subject.name) and _names(text, fact.answer):
+                stating.append(paragraph["idx"])
+        details = (example["id"], fact.subject.name, fact.answer, stating)
+        assert stating == [hop["paragraph_support_idx"]], details
+        assert not _names(example["question"], fact.answer), details
 
 
 def _names(text: str, name: str) -> bool:
@@ -129,8 +133,8 @@ def make_world(seed: int, options: AtlasOptions) -> tuple[World, Chain]:
     rng = random.Random(f"atlas-{seed}")
     hops = rng.choice(options.hops)
     world = World(rng)
-    chain = lay(world, draw_relations(rng, hops))
-    surround(world, chain, options.paragraphs)
+    chain = make_chain(world, draw_relations(rng, hops))
+    fill_world(world, chain, options.paragraphs)
     return world, chain
 
 
@@ -139,92 +143,119 @@ def draw_relations(rng: random.Random, hops: int) -> tuple[Relation, ...]:
     word with.
     """
     while True:
-        kind = rng.choice(KINDS)
-        walked = list[Relation]()
-        barred = list[str]()
-        ends_with_year = rng.random() < YEAR_SHARE
-        while len(walked) < hops:
-            to_year = ends_with_year and len(walked) == hops - 1
-            unused = [
-                relation
-                for relation in OF[kind]
-                if relation not in walked and relation.name not in barred
-            ]
-            ways = [relation for relation in unused if (relation.object == "year") == to_year]
-            if not ways:
-                break
-            relation = rng.choice(ways)
-            walked.append(relation)
-            barred = list(relation.bars)
-            if relation.object != "year":
-                kind = relation.object
-        if len(walked) == hops and any(relation.subject in TWO_PART for relation in walked):
-            return tuple(walked)
+        relations = _try_relations(rng, hops)
+        has_two_part_name = any(relation.subject in TWO_PART_KINDS for relation in relations)
+        if len(relations) == hops and has_two_part_name:
+            return tuple(relations)
 
 
-def lay(
-    world: World, relations: Sequence[Relation], like: Chain = (), namesakes: Sequence[str] = ()
+def _try_relations(rng: random.Random, hops: int) -> list[Relation]:
+    """Draw a chain of relations; it ends early at a kind that no unused relation continues."""
+    kind = rng.choice(KINDS)
+    relations: list[Relation] = []
+    barred: Sequence[str] = ()
+    ends_with_year = rng.random() < YEAR_SHARE
+    for hop in range(hops):
+        leads_to_year = ends_with_year and hop == hops - 1
+        candidates = []
+        for relation in RELATIONS_BY_SUBJECT[kind]:
+            is_unused = relation not in relations and relation.name not in barred
+            if is_unused and (relation.object == "year") == leads_to_year:
+                candidates.append(relation)
+        if not candidates:
+            break
+        relation = rng.choice(candidates)
+        relations.append(relation)
+        barred = relation.bars
+        if relation.object != "year":
+            kind = relation.object
+    return relations
+
+
+def make_chain(
+    world: World, relations: Sequence[Relation], model: Chain = (), namesakes: Sequence[str] = ()
 ) -> Chain:
-    """Make new entities that these relations join; with a chain to be like, in the same words as
-    there.
+    """Make new entities that these relations join; with a model, in the same words as there.
 
-    The i-th subject's name shares a word with the i-th of the namesakes, where that is not empty.
+    The i-th subject's name shares a word with the i-th of the namesakes, if that is not empty.
     """
-    names = [*namesakes, *[""] * (len(relations) + 1 - len(namesakes))]
+    unnamed = len(relations) + 1 - len(namesakes)
+    names = [*namesakes, *[""] * unnamed]
     subject = world.new(relations[0].subject, namesake=names[0])
     facts = []
     for i, relation in enumerate(relations):
-        fact = world.state(subject, relation, like[i].wording if like else None, names[i + 1])
+        wording = model[i].wording if model else None
+        fact = world.state(subject, relation, wording, names[i + 1])
         facts.append(fact)
         subject = fact.object or subject
     return tuple(facts)
 
 
-def surround(world: World, chain: Chain, paragraphs: int) -> None:
+def fill_world(world: World, chain: Chain, paragraphs: int) -> None:
     """Fill a world that has only the chain, until this many of its entities have paragraphs."""
-    own = [entity for fact in chain for entity in (fact.subject, fact.object) if entity]
-    _lay_likenesses(world, chain, paragraphs)
+    chain_entities: list[Entity] = []
+    for fact in chain:
+        chain_entities.append(fact.subject)
+        if fact.object:
+            chain_entities.append(fact.object)
+    _add_near_misses(world, chain, paragraphs)
     while len(world.facts) < paragraphs:
-        _add(world, chain)
+        _add_paragraph(world, chain)
     for subject in list(world.facts):
-        _say_more(world, subject, chain[-1].relation, own)
+        _add_second_fact(world, subject, chain[-1].relation, chain_entities)
 
 
-# Chains of the same relations in the same words, two or three where there is room. The first one's
-# names share words with the chain's own, and where it does not fit whole it has the last hops: a
-# near miss matters most beside the answer.
-def _lay_likenesses(world: World, chain: Chain, paragraphs: int) -> None:
-    tail = chain[-min(len(chain), paragraphs - len(chain)) :]
-    able = [i for i, fact in enumerate(tail) if fact.subject.kind in TWO_PART]
-    sure = world.rng.choice(able) if able else -1
-    sharing = [i for i in able if i == sure or world.rng.random() < 0.5]
-    namesakes = [fact.subject.name if i in sharing else "" for i, fact in enumerate(tail)]
-    lay(world, [fact.relation for fact in tail], tail, namesakes)
-    for _ in range(world.rng.choice((1, 2))):
+def _add_near_misses(world: World, chain: Chain, paragraphs: int) -> None:
+    """Add chains of the same relations in the same words: two or three, if they fit.
+
+    The first one's names share words with the chain's own. If it does not fit whole, it has the
+    last hops: a near miss matters most beside the answer.
+    """
+    rng = world.rng
+    n_hops = min(len(chain), paragraphs - len(chain))
+    tail = chain[-n_hops:]
+    shareable = [i for i, fact in enumerate(tail) if fact.subject.kind in TWO_PART_KINDS]
+    certain = rng.choice(shareable) if shareable else -1  # so that at least one name shares a word
+    namesakes = [""] * len(tail)
+    for i in shareable:
+        if i == certain or rng.random() < NAMESAKE_SHARE:
+            namesakes[i] = tail[i].subject.name
+    make_chain(world, [fact.relation for fact in tail], tail, namesakes)
+    relations = [fact.relation for fact in chain]
+    for _ in range(rng.choice((1, 2))):
         if len(world.facts) + len(chain) <= paragraphs:
-            lay(world, [fact.relation for fact in chain], chain)
+            make_chain(world, relations, chain)
 
 
-# One more paragraph: about an entity that was only mentioned, the answer perhaps, or about a new
-# one.
-def _add(world: World, chain: Chain) -> None:
-    mentioned = [fact.object for facts in world.facts.values() for fact in facts if fact.object]
-    untold = [entity for entity in mentioned if entity not in world.facts]
-    if untold and world.rng.random() < 0.5:
-        subject = world.rng.choice(untold)
+def _add_paragraph(world: World, chain: Chain) -> None:
+    """Add a paragraph about a new entity, or one that was only mentioned (perhaps the answer)."""
+    only_mentioned = []
+    for facts in world.facts.values():
+        for fact in facts:
+            if fact.object and fact.object not in world.facts:
+                only_mentioned.append(fact.object)
+    if only_mentioned and world.rng.random() < MENTIONED_SHARE:
+        subject = world.rng.choice(only_mentioned)
     else:
         subject = world.new(world.rng.choice(chain).subject.kind)
-    world.state(subject, world.rng.choice(world.sayable(subject)))
+    world.state(subject, world.rng.choice(world.unstated(subject)))
 
 
-# A second fact; it may lead to any entity but the chain's own, which nothing else may mention.
-def _say_more(world: World, subject: Entity, last: Relation, own: list[Entity]) -> None:
-    ways = world.sayable(subject)
-    if not ways or world.rng.random() >= SECOND_FACT:
+def _add_second_fact(
+    world: World, subject: Entity, last: Relation, chain_entities: list[Entity]
+) -> None:
+    """Perhaps add a fact about a subject; it may lead to any entity but the chain's own, which
+    nothing else may mention.
+    """
+    relations = world.unstated(subject)
+    if not relations or world.rng.random() >= SECOND_FACT_SHARE:
         return
-    rivals = [relation for relation in ways if relation.object == last.object]
-    relation = world.rng.choice(rivals if rivals and world.rng.random() < LIKE_ANSWER else ways)
-    others = [entity for entity in world.facts if entity not in own and entity != subject]
+    rivals = [relation for relation in relations if relation.object == last.object]
+    if rivals and world.rng.random() < ANSWER_KIND_SHARE:
+        relations = rivals
+    relation = world.rng.choice(relations)
+    excluded = [*chain_entities, subject]
+    others = [entity for entity in world.facts if entity not in excluded]
     if not world.link(subject, relation, others):
         world.state(subject, relation)
 
@@ -234,42 +265,51 @@ def write_paragraphs(world: World, chain: Chain) -> list[dict[str, Any]]:
     support the answer.
     """
     supporting = [fact.subject.name for fact in chain]
-    colors: dict[Kind, list[str]] = {}
-    written = [(entity.name, _write(world, entity, colors)) for entity in world.facts]
-    world.rng.shuffle(written)
-    return [
-        {"idx": i, "title": title, "paragraph_text": text, "is_supporting": title in supporting}
-        for i, (title, text) in enumerate(written)
-    ]
+    fillers: dict[Kind, list[str]] = {}
+    titled_texts = [(entity.name, _write(world, entity, fillers)) for entity in world.facts]
+    world.rng.shuffle(titled_texts)
+    paragraphs = []
+    for i, (title, text) in enumerate(titled_texts):
+        paragraphs.append(
+            {"idx": i, "title": title, "paragraph_text": text, "is_supporting": title in supporting}
+        )
+    return paragraphs
 
 
-def _write(world: World, entity: Entity, colors: dict[Kind, list[str]]) -> str:
+def _write(world: World, entity: Entity, fillers: dict[Kind, list[str]]) -> str:
+    """Write an entity's paragraph: its facts, and sentences that fill it up.
+
+    `fillers` has the unused templates of each kind, so that none is used twice before all were.
+    """
     facts = list(world.facts[entity])
     world.rng.shuffle(facts)
     sentences: list[str] = []
-
-    def say(sentence: str, stated: str) -> str:
-        # By the whole name in the first sentence, and then by a short form.
-        text = sentence.format(s=entity.short if sentences else entity.called, o=stated)
-        return text[0].upper() + text[1:]
-
     for fact in facts:
-        stated = fact.object.called if fact.object else str(entity.year)
-        sentences.append(say(fact.relation.sentences[fact.wording], stated))
-    wanted = 3 if world.rng.random() < THIRD_SENTENCE else 2
-    while len(sentences) < wanted:
-        if not colors.get(entity.kind):  # no color is used twice before all were
-            colors[entity.kind] = list(ATLAS["colors"][entity.kind])
-            world.rng.shuffle(colors[entity.kind])
-        color = say(colors[entity.kind].pop(), "")
-        if len(" ".join([*sentences, color]).split()) > MOST_WORDS:
+        fact_object = fact.object.called if fact.object else str(entity.year)
+        template = fact.relation.sentences[fact.wording]
+        sentences.append(_sentence(template, entity, fact_object, is_first=not sentences))
+    n_sentences = 3 if world.rng.random() < THIRD_SENTENCE_SHARE else 2
+    while len(sentences) < n_sentences:
+        if not fillers.get(entity.kind):
+            fillers[entity.kind] = list(TEMPLATES["colors"][entity.kind])
+            world.rng.shuffle(fillers[entity.kind])
+        filler = _sentence(fillers[entity.kind].pop(), entity, "", is_first=not sentences)
+        paragraph = " ".join([*sentences, filler])
+        if len(paragraph.split()) > MAX_PARAGRAPH_WORDS:
             break
-        sentences.append(color)
+        sentences.append(filler)
     return " ".join(sentences)
 
 
+def _sentence(template: str, entity: Entity, fact_object: str, *, is_first: bool) -> str:
+    """Fill in a template: the whole name in a paragraph's first sentence, then a short form."""
+    subject = entity.called if is_first else entity.short
+    text = template.format(s=subject, o=fact_object)
+    return text[0].upper() + text[1:]
+
+
 def compose(chain: Chain) -> str:
-    """Return the question: noun phrases nest from the first entity outwards, and the last relation
+    """Return the question: noun phrases nest from the first entity outward, and the last relation
     asks.
     """
     phrase = chain[0].subject.called
@@ -280,13 +320,16 @@ def compose(chain: Chain) -> str:
 
 def decompose(chain: Chain, paragraphs: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
     """Return the question of each hop; #1 is the answer of the first one, and so on."""
-    places = {paragraph["title"]: paragraph["idx"] for paragraph in paragraphs}
-    return [
-        {
-            "id": seed * 10 + i,
-            "question": fact.relation.ask.format(s=f"#{i}" if i else fact.subject.called),
-            "answer": fact.answer,
-            "paragraph_support_idx": places[fact.subject.name],
-        }
-        for i, fact in enumerate(chain)
-    ]
+    idx_by_title = {paragraph["title"]: paragraph["idx"] for paragraph in paragraphs}
+    hops = []
+    for i, fact in enumerate(chain):
+        subject = f"#{i}" if i else fact.subject.called
+        hops.append(
+            {
+                "id": seed * 10 + i,
+                "question": fact.relation.ask.format(s=subject),
+                "answer": fact.answer,
+                "paragraph_support_idx": idx_by_title[fact.subject.name],
+            }
+        )
+    return hops

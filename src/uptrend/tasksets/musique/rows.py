@@ -1,5 +1,7 @@
-"""MuSiQue's rows as tasks: from JSON lines, or from datasets of a hub (`path,config,split[:N]`,
-joined by `;`).
+"""Turns rows of MuSiQue into tasks: from JSON lines, or from datasets of the hub
+(`path,config,split[:N]`, joined by `;`).
+
+`where` is the file and line of a row, or its dataset and number, for errors.
 """
 
 import random
@@ -19,7 +21,13 @@ When you have found the answer, say it like this:
 <think>what you found, step by step</think>
 <cite>the IDs of the documents that you used, such as 3, 7</cite>
 <answer>the answer alone</answer>"""
-FIELDS = "a row of MuSiQue has question, answer, paragraphs and more."
+EXPECTED_FIELDS = "a row of MuSiQue has question, answer, paragraphs and more."
+# Our keys of a step of the decomposition, with MuSiQue's.
+STEP_KEYS = {"question": "question", "answer": "answer", "support": "paragraph_support_idx"}
+# Characters of a wrong value that an error quotes.
+MAX_VALUE_QUOTED = 40
+# A split of a dataset, such as train or train[:256].
+SPLIT_PATTERN = re.compile(r"[\w.+-]+(\[[^\[\]]*\])?")
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,7 @@ class Document:
     text: str
     supporting: bool  # True where the answer needs it
 
-    def shown(self) -> str:
+    def render(self) -> str:
         """Return the document as a tool's result shows it."""
         return f"Document ID: {self.id}\n# {self.title}\n{self.text}"
 
@@ -42,135 +50,142 @@ def documents_of(task: Task) -> list[Document]:
 
 
 def to_tasks(rows: Iterable[tuple[str, Mapping[str, Any]]], noise_rate: float) -> Iterator[Task]:
-    """Rows as tasks; questions that say of themselves that they have no answer are left out."""
+    """Yield rows as tasks; questions marked as not answerable are left out."""
     for where, row in rows:
-        if _flag(row, "answerable", where, otherwise=True):
+        if _flag(row, "answerable", where, default=True):
             yield to_task(row, where, noise_rate)
 
 
 def to_task(row: Mapping[str, Any], where: str, noise_rate: float = 1.0) -> Task:
-    """One row as a task, or an error that says where and what would be right."""
+    """Return one row as a task, or raise a TasksetError that says where and what would be right."""
     question = _text(row, "question", where)
     answer = _text(row, "answer", where)
-    paragraphs = [
-        _paragraph(p, f"{where}: paragraphs[{n}]", n)
-        for n, p in enumerate(_list(row, "paragraphs", where))
-    ]
-    if not paragraphs:
-        raise TasksetError(f"{where} has no paragraphs; {FIELDS}")
-    if len({p["id"] for p in paragraphs}) < len(paragraphs):
-        raise TasksetError(
-            f"{where}: two paragraphs have the same idx, so that neither can be cited."
-        )
-    hops = sum(p["supporting"] for p in paragraphs)
+    paragraphs = _paragraphs(row, where)
+    hops = sum(paragraph["supporting"] for paragraph in paragraphs)
     if not hops:
         raise TasksetError(
             f"{where}: no paragraph is supporting (is_supporting), so neither retrieval nor"
             " citation can be scored. Mark at least one, or remove the row."
         )
-    # Known by the question alone: other instructions or fewer documents do not make it another
-    # task.
-    asked = Message("user", question)
-    identity = task_id([asked])
-    chance = random.Random(f"noise-{identity}")  # so that a question always has the same documents
-    kept = [chance.random() < noise_rate for _ in paragraphs]
-    aliases = [
-        _as_text(alias, f"{where}: answer_aliases") for alias in _list(row, "answer_aliases", where)
-    ]
+    user_message = Message("user", question)
+    # By the question alone: other instructions or fewer documents do not make it another task.
+    identity = task_id([user_message])
+    accepted = [answer]
+    for alias in _list(row, "answer_aliases", where):
+        accepted.append(_as_text(alias, f"{where}: answer_aliases"))
+    steps = _list(row, "question_decomposition", where)
     return Task(
-        messages=(Message("system", INSTRUCTIONS), asked),
+        messages=(Message("system", INSTRUCTIONS), user_message),
         answer=answer,
         family=f"{hops}hop",
         difficulty=float(hops),
         data={
-            "accepted": list(dict.fromkeys([answer, *aliases])),
-            "documents": [
-                p for p, keep in zip(paragraphs, kept, strict=True) if keep or p["supporting"]
-            ],
-            "decomposition": [_step(s, where) for s in _list(row, "question_decomposition", where)],
+            "accepted": list(dict.fromkeys(accepted)),
+            "documents": _drop_noise(paragraphs, noise_rate, identity),
+            "decomposition": [_step(step, where) for step in steps],
             "source": str(row.get("id", where)),
         },
         id=identity,
     )
 
 
-def _paragraph(given: Any, where: str, number: int) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        raise TasksetError(f"{where} should be an object, not {given!r}.")
+def _paragraphs(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    paragraphs = []
+    for number, paragraph in enumerate(_list(row, "paragraphs", where)):
+        paragraphs.append(_paragraph(paragraph, f"{where}: paragraphs[{number}]", number))
+    if not paragraphs:
+        raise TasksetError(f"{where} has no paragraphs; {EXPECTED_FIELDS}")
+    if len({paragraph["id"] for paragraph in paragraphs}) < len(paragraphs):
+        raise TasksetError(
+            f"{where}: two paragraphs have the same idx, so that neither can be cited."
+        )
+    return paragraphs
+
+
+def _paragraph(paragraph: Any, where: str, number: int) -> dict[str, Any]:
+    if not isinstance(paragraph, Mapping):
+        raise TasksetError(f"{where} should be an object, not {paragraph!r}.")
     return {
-        "id": str(given.get("idx", number)),
-        "title": str(given.get("title") or ""),
-        "text": _text(given, "paragraph_text", where),
-        "supporting": _flag(given, "is_supporting", where),
+        "id": str(paragraph.get("idx", number)),
+        "title": str(paragraph.get("title") or ""),
+        "text": _text(paragraph, "paragraph_text", where),
+        "supporting": _flag(paragraph, "is_supporting", where),
     }
 
 
-def _step(given: Any, where: str) -> dict[str, str]:
-    if not isinstance(given, Mapping):
-        raise TasksetError(f"{where}: question_decomposition should hold objects, not {given!r}.")
-    keys = {"question": "question", "answer": "answer", "support": "paragraph_support_idx"}
-    return {ours: str(given.get(theirs, "")) for ours, theirs in keys.items()}
+def _drop_noise(
+    paragraphs: list[dict[str, Any]], noise_rate: float, identity: str
+) -> list[dict[str, Any]]:
+    """Return all supporting paragraphs, and each other one with a chance of `noise_rate`."""
+    # Seeded by the task, so that a question always has the same documents.
+    rng = random.Random(f"noise-{identity}")
+    documents = []
+    for paragraph in paragraphs:
+        is_drawn = rng.random() < noise_rate
+        if is_drawn or paragraph["supporting"]:
+            documents.append(paragraph)
+    return documents
 
 
-def _text(given: Mapping[str, Any], key: str, where: str) -> str:
-    if given.get(key) in (None, ""):
-        raise TasksetError(f"{where} has no {key}; {FIELDS}")
-    return _as_text(given[key], f"{where}: {key}")
+def _step(step: Any, where: str) -> dict[str, str]:
+    if not isinstance(step, Mapping):
+        raise TasksetError(f"{where}: question_decomposition should hold objects, not {step!r}.")
+    return {ours: str(step.get(theirs, "")) for ours, theirs in STEP_KEYS.items()}
+
+
+def _text(table: Mapping[str, Any], key: str, where: str) -> str:
+    if table.get(key) in (None, ""):
+        raise TasksetError(f"{where} has no {key}; {EXPECTED_FIELDS}")
+    return _as_text(table[key], f"{where}: {key}")
 
 
 def _as_text(value: Any, where: str) -> str:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, str | int | float)
-        or not str(value).strip()
-    ):
+    is_text = isinstance(value, str | int | float) and not isinstance(value, bool)
+    if not is_text or not str(value).strip():
         raise TasksetError(f"{where} = {value!r} should be a text.")
     return str(value).strip()
 
 
-def _list(given: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    value = given.get(key)
+def _list(table: Mapping[str, Any], key: str, where: str) -> list[Any]:
+    value = table.get(key)
     if value is not None and not isinstance(value, list | tuple):
-        raise TasksetError(f"{where}: {key} = {str(value)[:40]!r} should be a list.")
+        raise TasksetError(f"{where}: {key} = {str(value)[:MAX_VALUE_QUOTED]!r} should be a list.")
     return list(value or ())
 
 
-def _flag(given: Mapping[str, Any], key: str, where: str, *, otherwise: bool | None = None) -> bool:
-    value = given.get(key, otherwise)
+def _flag(table: Mapping[str, Any], key: str, where: str, *, default: bool | None = None) -> bool:
+    value = table.get(key, default)
     if not isinstance(value, bool):
-        said = "is missing" if value is None else f"is {value!r}"
-        raise TasksetError(f"{where}: {key} {said}; it should be true or false.")
+        problem = "is missing" if value is None else f"is {value!r}"
+        raise TasksetError(f"{where}: {key} {problem}; it should be true or false.")
     return value
 
 
 def read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every row of a file of JSON lines, with where it stands."""
+    """Yield every row of a file of JSON lines, with its file and line."""
     return read_json_lines(path, '{"question": "…", "answer": "…", "paragraphs": […]}')
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """One dataset: its id on the hub or a folder, its configuration (empty for the only one), and
-    its split.
-    """
+    """One dataset."""
 
-    path: str
-    config: str
+    path: str  # id on the hub, or a folder
+    config: str  # empty for the only one
     split: str
 
 
 def read_sources(text: str) -> list[HubSource]:
-    """The datasets that a string names."""
+    """Return the datasets that a string names."""
     sources = []
-    for named in filter(None, map(str.strip, text.split(";"))):
-        parts = [part.strip() for part in named.split(",")]
-        if (
-            len(parts) != 3
-            or not parts[0]
-            or not re.fullmatch(r"[\w.+-]+(\[[^\[\]]*\])?", parts[2])
-        ):
+    for entry in text.split(";"):
+        entry = entry.strip()
+        if not entry:
+            continue
+        parts = [part.strip() for part in entry.split(",")]
+        if len(parts) != 3 or not parts[0] or not SPLIT_PATTERN.fullmatch(parts[2]):
             raise ConfigError(
-                f"datasets = {named!r} should be path,config,split, for example "
+                f"datasets = {entry!r} should be path,config,split, for example "
                 "bdsaglam/musique,answerable,train[:256]; several are joined by a semicolon."
             )
         sources.append(HubSource(*parts))
@@ -178,6 +193,6 @@ def read_sources(text: str) -> list[HubSource]:
 
 
 def read_hub(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every row of the datasets that a string names, with where it stands."""
+    """Yield every row of the datasets that a string names, with its dataset and number."""
     for source in read_sources(text):
         yield from read_dataset(source.path, source.config, source.split)
