@@ -262,7 +262,7 @@ def evaluate(
     """Score a model or a run's last checkpoint, greedily, and show every part of the reward by
     hops.
     """
-    from uptrend.cli.evaluate import score, tell
+    from uptrend.cli.evaluate import print_scored, score
     from uptrend.runner.evaluation import count_musique, musique_of, source_overrides
 
     tasks, overrides = musique_of(model), []
@@ -285,7 +285,7 @@ def evaluate(
         key: value for key, value in given.items() if value is not None
     }
     overrides += [f"{key}={value}" for key, value in wanted.items()]
-    tell(score(model, tasks, overrides, out=output))
+    print_scored(score(model, tasks, overrides, out=output))
     typer.echo(f"Answers: {output}")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from tokenizers import Regex, pre_tokenizers
 
 from uptrend.records import Message, Tool, ToolCall
-from uptrend.rollout.calls import schemas
+from uptrend.rollout.calls import tool_schemas
 
 FOLDER = Path(__file__).parent / "data" / "templates"
 SPECIAL = {  # tokens that the models' own tokenizers call special
@@ -82,7 +82,7 @@ def whole(tokenizer: Any, messages: list[Message], tools: list[Tool], *, speak: 
     """The ids of the template's own rendering of a conversation, calls in OpenAI's form."""
     text = tokenizer.apply_chat_template(
         [_openai(m) for m in messages],
-        tools=schemas(tools) or None,
+        tools=tool_schemas(tools) or None,
         add_generation_prompt=speak,
         tokenize=False,
     )

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from uptrend.records import Message
-from uptrend.rollout.calls import FORMATS
+from uptrend.rollout.calls import CALL_FORMATS
 from uptrend.rollout.render import Renderer
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.taskset import play_script
@@ -137,7 +137,7 @@ def _tokenizer(options: dict[str, Any]) -> Any:
     )
     tokenizer.chat_template = TEMPLATE
     prompt = tokenizer.decode(
-        Renderer(tokenizer, [tokenizer.eos_token_id], chat=True).first(chats[0][:1], TOOLS)
+        Renderer(tokenizer, [tokenizer.eos_token_id], chat=True).first_prompt(chats[0][:1], TOOLS)
     )
     tokenizer.add_tokens(
         [prompt.removeprefix("<turn>").partition("<end>")[0]]
@@ -148,7 +148,7 @@ def _tokenizer(options: dict[str, Any]) -> Any:
 def _texts(chats: Iterable[Sequence[Message]]) -> Iterator[str]:
     """What stands between two special tokens."""
     for message in (m for chat in chats for m in chat):
-        said = FORMATS["plain"].write(message) if message.calls else message.content
+        said = CALL_FORMATS["plain"].write(message) if message.calls else message.content
         if message.role == "assistant":
             yield "assistant\n"
             yield said

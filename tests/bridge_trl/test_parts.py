@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from synthetic import rollout_of
-from uptrend.bridge.trl.batch import Call, Pass, TrlBatch, roles_of
+from uptrend.bridge.trl.batch import Call, LossPass, TrlBatch, roles_of
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.rollouts import RewardRange, loss_weights
-from uptrend.bridge.trl.weights import WatchedWeights, strange_sampler
+from uptrend.bridge.trl.weights import WatchedWeights, name_wrong_sampler
 from uptrend.bridge.trl.writer import spread_metrics, surprise_metrics
 from uptrend.doctor.checks.golds import texts_agree
 from uptrend.records import Evidence, Reward, Role, RunView, Severity
@@ -121,9 +121,9 @@ def test_each_finding_is_printed_once_and_a_symptom_of_a_printed_one_is_not(
     view = RunView("", "trl", "", np.zeros(0, np.int64), {}, rollout_steps=(1,))
     log = FindingsLog(view, tmp_path, lambda *_, **values: events.append(values["id"]))
     cause, symptom = "reward.gold-rejected", "optimizer.dead-steps"
-    log.say(cause, Severity.CRITICAL, "Gold is rejected.", [Evidence("0 of 8", step=1)])
-    log.say(cause, Severity.WARNING, "Gold is rejected again.", [Evidence("0 of 8", step=1)])
-    log.say(symptom, Severity.WARNING, "No gradient.", [Evidence("0 of 8", step=1)])
+    log.report(cause, Severity.CRITICAL, "Gold is rejected.", [Evidence("0 of 8", step=1)])
+    log.report(cause, Severity.WARNING, "Gold is rejected again.", [Evidence("0 of 8", step=1)])
+    log.report(symptom, Severity.WARNING, "No gradient.", [Evidence("0 of 8", step=1)])
     log.end()
     assert events == [cause, symptom]
     printed = capsys.readouterr().err
@@ -158,7 +158,9 @@ def test_sampled_tokens_are_as_unlikely_as_the_entropy_says(
     own = torch.distributions.Categorical(logits=logits)
     mask = {"completion_mask": torch.ones(64, 200, dtype=torch.int)}
     batch = TrlBatch(0, 1, 0, [], [], [], [], [], None, mask, [], 0.0)
-    seen = Pass(0, torch.arange(64), None, None, own.log_prob(drawn), own.entropy(), is_first=True)
+    seen = LossPass(
+        0, torch.arange(64), None, None, own.log_prob(drawn), own.entropy(), is_first=True
+    )
     found = surprise_metrics([(batch, seen)])["sampler/surprise/mean"]
     assert found == pytest.approx(surprise, abs=0.02 if surprise == 0 else 0.25)
     assert surprise == 0 or found * surprise > 0.05 * abs(surprise)
@@ -170,11 +172,11 @@ def test_what_sampled_is_told_from_what_trains() -> None:
     model = torch.nn.Linear(8, 8)
     weights = WatchedWeights(model)
     then = weights.snapshot()
-    assert strange_sampler(then, weights.snapshot()) == ""
+    assert name_wrong_sampler(then, weights.snapshot()) == ""
     with torch.no_grad():
         model.weight.data = model.weight + 1e-3
-    assert "other weights" in strange_sampler(then, weights.snapshot())
-    assert "base model" in strange_sampler("base", then)
-    assert "another model" in strange_sampler(None, then)
+    assert "other weights" in name_wrong_sampler(then, weights.snapshot())
+    assert "base model" in name_wrong_sampler("base", then)
+    assert "another model" in name_wrong_sampler(None, then)
     model.to(torch.bfloat16)  # a cast is reported as one
-    assert strange_sampler(then, weights.snapshot()) == ""
+    assert name_wrong_sampler(then, weights.snapshot()) == ""

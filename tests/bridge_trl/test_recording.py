@@ -15,7 +15,7 @@ from small_sums import GROUPS, SIZE, make_trainer
 from transformers import TrainerCallback
 
 from uptrend.bridge.trl import watch
-from uptrend.bridge.trl.record import WAITING, SubprocessRecorder
+from uptrend.bridge.trl.record import MAX_QUEUED_STEPS, SubprocessRecorder
 from uptrend.records import Run
 
 pytestmark = pytest.mark.slow
@@ -124,10 +124,12 @@ def test_an_interrupted_run_is_recorded_to_its_last_step(tiny_folder: str, tmp_p
 
 def test_a_process_that_takes_nothing_is_waited_for_but_not_forever() -> None:
     troubles: list[str] = []
-    recorder = SubprocessRecorder(lambda *_: None, troubles.append, patience=0.1, deadline=0.3)
+    recorder = SubprocessRecorder(
+        lambda *_: None, troubles.append, send_timeout_s=0.1, close_timeout_s=0.3
+    )
     assert recorder.pid is not None
     os.kill(recorder.pid, signal.SIGSTOP)
-    began, steps = time.monotonic(), WAITING + 4
+    began, steps = time.monotonic(), MAX_QUEUED_STEPS + 4
     for step in range(1, steps + 1):
         recorder.send("take_step", lambda: (b"x" * (2 << 20),), step)
     assert recorder.close() == list(range(1, steps + 1))

@@ -13,7 +13,7 @@ import pytest
 
 from models import make_policy, write_model
 from synthetic import evaluation_of, rollout_of
-from uptrend.cli.evaluate import break_down, example, tell
+from uptrend.cli.evaluate import break_down, example_row, print_scored
 from uptrend.config import Learning
 from uptrend.policy.checkpoint import save_checkpoint
 from uptrend.policy.optimizer import Optimizer
@@ -76,7 +76,7 @@ def test_figures_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     failed, _ = break_down([rollout("2hop", None)])
     assert (failed["failed"], failed["reward"], failed["parts"]) == (1, None, {})
     assert break_down([])[0]["tasks"] == 0
-    tell(Scored("tiny", replace(evaluation_of(0, 2, 5), failed=1), HAND, [], "", 1.0))
+    print_scored(Scored("tiny", replace(evaluation_of(0, 2, 5), failed=1), HAND, [], "", 1.0))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1:4] == [
         ["2hop", "3hop", "all"],
@@ -97,7 +97,7 @@ def test_an_example_has_the_whole_conversation() -> None:
         Message("user", "Try again."),
         Message("assistant", "Nobody"),
     )
-    shown = example(replace(HAND[1], messages=said, answer="Somebody", ended=Ending.TURN_LIMIT))
+    shown = example_row(replace(HAND[1], messages=said, answer="Somebody", ended=Ending.TURN_LIMIT))
     messages, calls = shown.pop("messages"), [{"name": "search", "arguments": {"query": "who"}}]
     assert shown == {
         "task": "t0", "family": "2hop", "attempt": None, "question": "Who?", "answer": "Somebody", "said": "Nobody",
@@ -106,7 +106,7 @@ def test_an_example_has_the_whole_conversation() -> None:
     }  # fmt: skip
     assert messages[2] == {"role": "assistant", "content": "", "calls": tuple(calls)}
     assert messages[4] == {"role": "assistant", "content": "<oops", "problem": "not closed"}
-    failed = example(HAND[4], attempt=3)
+    failed = example_row(HAND[4], attempt=3)
     assert (failed["reward"], failed["parts"], failed["attempt"]) == (None, {}, 3)
 
 

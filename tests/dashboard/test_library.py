@@ -22,8 +22,9 @@ from synthetic import info_of, write_refused_run, write_run
 from uptrend.dashboard import curves
 from uptrend.dashboard.api import show_run
 from uptrend.dashboard.filters import choose
-from uptrend.dashboard.library import INDEX_SCHEMA, Library
-from uptrend.dashboard.rollouts import RolloutPlace, find
+from uptrend.dashboard.index import INDEX_SCHEMA
+from uptrend.dashboard.library import Library
+from uptrend.dashboard.rollouts import RolloutSet, find_rollouts
 from uptrend.dashboard.sources import MAX_FOLDER_DEPTH, find_sources
 from uptrend.dashboard.worker import ReaderProcess
 from uptrend.records import RecordError, Run, RunDirectory
@@ -187,7 +188,7 @@ def test_runs_that_can_not_be_read_say_why_and_old_ones_have_todays_names(
     assert set(table.column_names) <= set(old.metrics.column_names)
     assert rows["old"]["config"]["model.weights"] == old.config["model"]["weights"]
     assert (
-        find(RolloutPlace(library.entry("runs/old"), library), step=2)["total"]
+        find_rollouts(RolloutSet(library.entry("runs/old"), library), step=2)["total"]
         == old.rollouts(2).num_rows
     )
 
@@ -245,9 +246,9 @@ def test_an_index_that_breaks_costs_a_reading_and_no_more(
         "log": "log",
     }
     log = library.entry("runs/log")
-    assert len(library.table(log)) == library.log(log)["report"]["steps"] == 20
+    assert len(library.table(log)) == library.log_facts(log)["report"]["steps"] == 20
     for name, steps in (("a", 3), ("b", 2)):
-        found = find(RolloutPlace(library.entry(f"runs/{name}"), library))
+        found = find_rollouts(RolloutSet(library.entry(f"runs/{name}"), library))
         assert (found["total"], found["indexed"], len(found["rollouts"])) == (steps, steps, steps)
 
 
@@ -258,23 +259,23 @@ def test_a_second_start_reads_nothing_twice(
     open_library: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(curves, "LARGE", 1000 if is_large else 10**9)
+    monkeypatch.setattr(curves, "MIN_INDEXED_BYTES", 1000 if is_large else 10**9)
     file = make_run("a", steps=30) / "metrics.jsonl"
     first = open_library(file.parents[1])
     row, table = dict(first.rows()[0]), first.table(first.entry("runs/a"))
     first.close()
     data, times = file.read_bytes(), (file.stat().st_atime_ns, file.stat().st_mtime_ns)
     file.write_bytes(
-        b"#" * (len(data) - curves.TAIL) + data[-curves.TAIL :]
+        b"#" * (len(data) - curves.TAIL_BYTES) + data[-curves.TAIL_BYTES :]
     )  # what is read again is damaged
     os.utime(file, ns=times)
     second = open_library(file.parents[1])
     assert second.rows() == [row]
     assert second.table(second.entry("runs/a")).equals(table) == is_large
     file.write_bytes(data + b'{"step": 31, "reward/mean": 0.5}\n')
-    assert second.fresh("runs/a").row["step"] == 31
+    assert second.current_entry("runs/a").row["step"] == 31
     file.write_bytes(data)
-    assert second.fresh("runs/a").row["step"] == 30
+    assert second.current_entry("runs/a").row["step"] == 30
 
 
 @pytest.mark.slow
@@ -287,7 +288,7 @@ def test_a_log_that_holds_fewer_runs_or_none_loses_its_rows(
     library = open_library(tmp_path / "logs")
     ids = sorted(row["id"] for row in library.rows())
     assert len(ids) == 2
-    assert library.log(library.entry(ids[1]))["report"]["steps"] == len(
+    assert library.log_facts(library.entry(ids[1]))["report"]["steps"] == len(
         library.table(library.entry(ids[1]))
     )
     rows = [{"step": n, "reward": 0.1 * n, "loss": 0.5} for n in range(1, 12)]
@@ -339,7 +340,7 @@ def test_the_worker_outlives_logs_that_break_it(tmp_path: Path) -> None:
         os.kill(process, signal.SIGKILL)  # before the next request, which another answers
         assert worker.call("read_log", str(LOG), *target)[0]["trainer"] == "trl"
         with pytest.raises(RecordError, match=r"took more than 0 seconds"):
-            worker.call("read_log", str(LOG), *target, patience=0.0)
+            worker.call("read_log", str(LOG), *target, timeout_s=0.0)
         assert worker.call("read_log", str(LOG), *target)[0]["last_step"] == 100
     finally:
         worker.close()

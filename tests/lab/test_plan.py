@@ -36,7 +36,7 @@ def test_whole_seeds_come_first_and_each_run_has_its_seed(
     arms: dict[str, Resolved], tmp_path: Path
 ) -> None:
     planned = plan.planned_runs(H, arms, tmp_path)
-    assert [(e.seed, e.arm, e.config["seed"], e.asks) for e in planned] == [
+    assert [(e.seed, e.arm, e.config["seed"], e.is_probed) for e in planned] == [
         (3, "a", 3, True), (3, "b", 3, True), (7, "a", 7, False), (7, "b", 7, False),
     ]  # fmt: skip
     assert len({e.hash for e in planned}) == 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chats import SPECIAL, put_on
 from models import character_tokenizer
 from uptrend.records import Message, TasksetError, ToolCall
-from uptrend.rollout.calls import FORMATS, format_of, read_turn
+from uptrend.rollout.calls import CALL_FORMATS, format_of, read_turn
 
 VALUES = st.recursive(
     st.none()
@@ -41,15 +41,15 @@ SEARCH = ToolCall("search", {"query": "x"})
 
 
 @settings(max_examples=150, deadline=None)
-@given(name=st.sampled_from(list(FORMATS)), content=WORDS, calls=st.lists(CALLS, max_size=3))
+@given(name=st.sampled_from(list(CALL_FORMATS)), content=WORDS, calls=st.lists(CALLS, max_size=3))
 def test_what_was_written_is_read(name: str, content: str, calls: list[ToolCall]) -> None:
     message = Message("assistant", content, tuple(calls[:1] if name == "llama" else calls))
-    assert FORMATS[name].read(FORMATS[name].write(message)) == message
+    assert CALL_FORMATS[name].read(CALL_FORMATS[name].write(message)) == message
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    name=st.sampled_from(list(FORMATS)),
+    name=st.sampled_from(list(CALL_FORMATS)),
     parts=st.lists(
         MARKUP
         | st.text(max_size=5)
@@ -58,31 +58,34 @@ def test_what_was_written_is_read(name: str, content: str, calls: list[ToolCall]
 )
 def test_any_text_is_read_and_what_has_a_problem_is_kept(name: str, parts: list[str]) -> None:
     text = "".join(parts)
-    message = FORMATS[name].read(text)
+    message = CALL_FORMATS[name].read(text)
     if message.problem:
         assert (message.content, message.calls) == (text, ())
-        assert FORMATS[name].read(FORMATS[name].write(message)) == message
+        assert CALL_FORMATS[name].read(CALL_FORMATS[name].write(message)) == message
     elif not message.calls:
         assert message.content == text
     for call in message.calls:
         json.dumps(dict(call.arguments), allow_nan=False).encode()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", CALL_FORMATS)
 def test_the_text_of_a_call(name: str) -> None:
-    assert FORMATS[name].write(Message("assistant", "", (SEARCH,))) == RIGHT[name]
-    assert FORMATS[name].read(f" {RIGHT[name]}\n").calls == (SEARCH,)
+    assert CALL_FORMATS[name].write(Message("assistant", "", (SEARCH,))) == RIGHT[name]
+    assert CALL_FORMATS[name].read(f" {RIGHT[name]}\n").calls == (SEARCH,)
 
 
 @pytest.mark.parametrize("name", ["plain", "qwen"])
 def test_words_before_between_and_after_calls(name: str) -> None:
-    message = FORMATS[name].read(f"First.\n{RIGHT[name]} then {RIGHT[name]} done")
+    message = CALL_FORMATS[name].read(f"First.\n{RIGHT[name]} then {RIGHT[name]} done")
     assert message == Message("assistant", "First. then  done", (SEARCH, SEARCH))
     spoiled = RIGHT[name] + _tagged(name, "{}")  # one bad call spoils the turn
-    assert (FORMATS[name].read(spoiled).calls, FORMATS[name].read(spoiled).content) == ((), spoiled)
+    assert (CALL_FORMATS[name].read(spoiled).calls, CALL_FORMATS[name].read(spoiled).content) == (
+        (),
+        spoiled,
+    )
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", CALL_FORMATS)
 @pytest.mark.parametrize(
     ("value", "call"),
     [
@@ -93,10 +96,10 @@ def test_words_before_between_and_after_calls(name: str) -> None:
     ],
 )
 def test_liberties_that_models_take(name: str, value: dict[str, Any], call: ToolCall) -> None:
-    assert FORMATS[name].read(_tagged(name, json.dumps(value, indent=1))).calls == (call,)
+    assert CALL_FORMATS[name].read(_tagged(name, json.dumps(value, indent=1))).calls == (call,)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", CALL_FORMATS)
 @pytest.mark.parametrize(
     ("inside", "wrong"),
     [
@@ -125,7 +128,7 @@ def test_liberties_that_models_take(name: str, value: dict[str, Any], call: Tool
 )
 def test_what_is_wrong_is_said(name: str, inside: str, wrong: str) -> None:
     text = "So. " * (name != "llama") + _tagged(name, inside)
-    message = FORMATS[name].read(text)
+    message = CALL_FORMATS[name].read(text)
     assert (message.content, message.calls) == (text, ())
     assert re.search(wrong, message.problem), message.problem
     assert message.problem.endswith(_tagged(name, f'{{"name": "...", "{_word(name)}": {{...}}}}'))
@@ -134,43 +137,43 @@ def test_what_is_wrong_is_said(name: str, inside: str, wrong: str) -> None:
 @pytest.mark.parametrize("name", ["plain", "qwen"])
 @pytest.mark.parametrize("query", ["x", "CLOSE"])
 def test_a_call_that_is_not_closed(name: str, query: str) -> None:
-    opening, closing = FORMATS[name].marks
+    opening, closing = CALL_FORMATS[name].marks
     text = RIGHT[name].replace(closing, "").replace("x", query.replace("CLOSE", closing))
     assert (
-        FORMATS[name]
+        CALL_FORMATS[name]
         .read(text)
         .problem.startswith(f"A call begins with {opening}, but {closing} is missing; ")
     )
-    assert FORMATS[name].read("a" + opening).problem
+    assert CALL_FORMATS[name].read("a" + opening).problem
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", CALL_FORMATS)
 def test_a_call_in_thoughts_is_not_made(name: str) -> None:
-    thought = f"<think>Should I say {''.join(FORMATS[name].marks[:1])}{RIGHT[name]}?</think>"
-    assert read_turn(FORMATS[name], thought) == Message("assistant", thought)
-    assert read_turn(FORMATS[name], f"{thought}\n{RIGHT[name]}") == Message(
+    thought = f"<think>Should I say {''.join(CALL_FORMATS[name].marks[:1])}{RIGHT[name]}?</think>"
+    assert read_turn(CALL_FORMATS[name], thought) == Message("assistant", thought)
+    assert read_turn(CALL_FORMATS[name], f"{thought}\n{RIGHT[name]}") == Message(
         "assistant", thought, (SEARCH,)
     )
     never_closed = f"<think>\n{RIGHT[name]}"
-    assert read_turn(FORMATS[name], never_closed) == Message("assistant", never_closed)
+    assert read_turn(CALL_FORMATS[name], never_closed) == Message("assistant", never_closed)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", CALL_FORMATS)
 @pytest.mark.parametrize("text", ["", " ", "12", "tool", "< tool>", "I would use {x}."])
 def test_text_without_a_call(name: str, text: str) -> None:
-    assert FORMATS[name].read(text) == Message("assistant", text)
+    assert CALL_FORMATS[name].read(text) == Message("assistant", text)
 
 
 @pytest.mark.parametrize("between", ["; ", ";", "\n", "", "\n\n;"])
 def test_several_calls_of_llama_are_read_and_not_written(between: str) -> None:
-    message = FORMATS["llama"].read(between.join([RIGHT["llama"]] * 3))
+    message = CALL_FORMATS["llama"].read(between.join([RIGHT["llama"]] * 3))
     assert message == Message("assistant", "", (SEARCH,) * 3)
     with pytest.raises(TasksetError, match=r"makes 3 tool calls.*holds one call a turn"):
-        FORMATS["llama"].write(message)
+        CALL_FORMATS["llama"].write(message)
 
 
 def test_llamas_tag() -> None:
-    read = FORMATS["llama"].read
+    read = CALL_FORMATS["llama"].read
     assert read(f"<|python_tag|>{RIGHT['llama']}") == Message("assistant", "", (SEARCH,))
     assert read(f"Well.<|python_tag|>{RIGHT['llama']}") == Message("assistant", "Well.", (SEARCH,))
     assert "not JSON" in read('<|python_tag|>brave_search.call(query="x")').problem
@@ -220,4 +223,4 @@ def _word(name: str) -> str:
 
 
 def _tagged(name: str, inside: str) -> str:
-    return inside if name == "llama" else inside.join(FORMATS[name].marks)
+    return inside if name == "llama" else inside.join(CALL_FORMATS[name].marks)

@@ -28,7 +28,7 @@ from uptrend.records import (
     Tool,
     ToolCall,
 )
-from uptrend.rollout.calls import FORMATS
+from uptrend.rollout.calls import CALL_FORMATS
 from uptrend.rollout.inprocess import InProcessSampler
 from uptrend.rollout.play import RolloutRequest, demonstrate, play_all
 from uptrend.rollout.render import Renderer
@@ -171,7 +171,9 @@ def test_too_many_turns(policy: Policy) -> None:
 def first_prompt(policy: Policy) -> int:
     """Count its tokens."""
     return len(
-        Renderer(policy.tokenizer, policy.stop_ids, chat=True).first(QUESTION.messages, [SEARCH])
+        Renderer(policy.tokenizer, policy.stop_ids, chat=True).first_prompt(
+            QUESTION.messages, [SEARCH]
+        )
     )
 
 
@@ -220,7 +222,7 @@ CALL = '<tool>{"name": "search", "arguments": {}}</tool>'
     [
         (f"So.\n{CALL}", True, Message("assistant", "So.", (ToolCall("search", {}),))),
         (f"{CALL}{CALL}", True, Message("assistant", "", (ToolCall("search", {}),) * 2)),
-        ("<tool>{}</tool>", True, FORMATS["plain"].read("<tool>{}</tool>")),
+        ("<tool>{}</tool>", True, CALL_FORMATS["plain"].read("<tool>{}</tool>")),
         (f"So.\n{CALL}", False, Message("assistant", f"So.\n{CALL}")),
     ],
     ids=["call", "calls", "problem", "no tools"],
@@ -330,7 +332,7 @@ def test_a_script_closes_the_thoughts_that_the_prompt_begins(name: str) -> None:
     tokenizer, stops = templated(name, thinks=True)
     assert tokenizer.decode(rollout.sequences[0].ids).count("<think>\n\n</think>\n\n") == 3
     renderer = Renderer(tokenizer, stops, chat=True)
-    prompt = renderer.first(QUESTION.messages, ())
+    prompt = renderer.first_prompt(QUESTION.messages, ())
     assert (
         renderer.text(renderer.write(Message("assistant", " 12"), prompt), prompt) == " 12"
     )  # without tools
@@ -341,7 +343,7 @@ def test_a_script_closes_the_thoughts_that_the_prompt_begins(name: str) -> None:
 def test_thoughts_that_the_prompt_begins_hold_no_call(name: str, closed: bool) -> None:
     tokenizer, stops = templated(name, thinks=True)
     renderer = Renderer(tokenizer, stops, chat=True)
-    call = FORMATS[renderer.format].write(calling("", "red"))
+    call = CALL_FORMATS[renderer.format].write(calling("", "red"))
     text = f"{call} or not?{'</think>' if closed else ''}"
     for said, calls in (
         (text, ()),
@@ -410,7 +412,7 @@ def test_limits_hold_for_scripts_too() -> None:
     (rollout,) = show(Colors(), turns=2)
     assert rollout.ended == Ending.TURN_LIMIT
     tokenizer, stops = put_on(character_tokenizer(), "qwen2_5")
-    first = len(Renderer(tokenizer, stops, chat=True).first(QUESTION.messages, [SEARCH]))
+    first = len(Renderer(tokenizer, stops, chat=True).first_prompt(QUESTION.messages, [SEARCH]))
     (rollout,) = show(Colors(), context=first + 9)
     assert (rollout.ended, rollout.reward, rollout.sampled_tokens) == (Ending.CONTEXT_FULL, None, 0)
     assert str(rollout.error).startswith("turn 0: ")

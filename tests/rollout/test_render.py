@@ -13,7 +13,7 @@ from chats import FINISH, SEARCH, calling, put_on
 from chats import whole as template
 from models import character_tokenizer
 from uptrend.records import Message, TasksetError, ToolCall
-from uptrend.rollout.calls import FORMATS
+from uptrend.rollout.calls import CALL_FORMATS
 from uptrend.rollout.render import Renderer
 
 QUESTION = [Message("system", "Be brief."), Message("user", "What is 2 + 2?")]
@@ -48,7 +48,7 @@ def make(tokenizer, name="", **options):
 
 def test_what_is_appended_is_what_the_template_would_say(tokenizer):
     renderer, messages = make(tokenizer), list(QUESTION)
-    ids = list(renderer.first(messages, ()))
+    ids = list(renderer.first_prompt(messages, ()))
     assert ids == template(tokenizer, messages, [], speak=True)
     # A turn that did not close, cut by length or stopped by a text, is closed as the template does.
     for words, answer, end in (
@@ -59,7 +59,7 @@ def test_what_is_appended_is_what_the_template_would_say(tokenizer):
         said = tokenizer(words, add_special_tokens=False).input_ids + [tokenizer.eos_token_id] * end
         assert renderer.text(said) == words
         answers = [Message("user", answer)]
-        ids += [*said, *renderer.later(said, answers, ())]
+        ids += [*said, *renderer.next_prompt(said, answers, ())]
         messages += [Message("assistant", words), *answers]
         assert ids == template(tokenizer, messages, [], speak=True)
 
@@ -67,10 +67,10 @@ def test_what_is_appended_is_what_the_template_would_say(tokenizer):
 def test_raw_text_is_only_joined(characters):
     renderer = make(characters, chat=False)
     assert (
-        renderer.first([Message("user", "2 + 2"), Message("user", " = ")], ())
+        renderer.first_prompt([Message("user", "2 + 2"), Message("user", " = ")], ())
         == characters("2 + 2 = ").input_ids
     )
-    later = renderer.later(
+    later = renderer.next_prompt(
         characters("4").input_ids, [Message("user", "no"), Message("user", "!")], ()
     )
     assert later == characters("no!").input_ids
@@ -80,9 +80,11 @@ def test_the_last_space_of_a_raw_prompt_can_be_left_to_the_model(characters):
     """Where a word's token begins with its space, a prompt that ends with one asks for something
     rare.
     """
-    first = make(characters, chat=False, trim=True).first([Message("user", " 2 + 2 =  ")], ())
+    first = make(characters, chat=False, trim=True).first_prompt(
+        [Message("user", " 2 + 2 =  ")], ()
+    )
     assert first == characters(" 2 + 2 =").input_ids
-    assert make(characters, trim=True).first(QUESTION, ()) == template(
+    assert make(characters, trim=True).first_prompt(QUESTION, ()) == template(
         characters, QUESTION, [], speak=True
     )
 
@@ -110,7 +112,7 @@ def in_words(messages):
     )
     told = []
     for m in messages:
-        content = FORMATS["plain"].write(m) if m.calls else m.content
+        content = CALL_FORMATS["plain"].write(m) if m.calls else m.content
         content += f"\n\n{offer}" if m.role == "system" else ""
         content = f"<result>\n{content}\n</result>" if m.role == "tool" else content
         role = "user" if m.role == "tool" else m.role
@@ -133,11 +135,11 @@ def test_a_conversation_with_tools_is_the_templates_own(tokenizer, name):
             return template(tokenizer, in_words(messages), [], speak=speak)
         return template(tokenizer, messages, tools, speak=speak)
 
-    ids = list(renderer.first(messages, tools))
+    ids = list(renderer.first_prompt(messages, tools))
     assert ids == expected(speak=True)
     for said, answers in zip(ONE_CALL if name == "llama3_1" else TURNS, ANSWERS, strict=True):
         written = renderer.write(said)
-        ids += [*written, *renderer.later(written, answers, tools)]
+        ids += [*written, *renderer.next_prompt(written, answers, tools)]
         messages += [said, *answers]
         assert ids == expected(speak=True)
     ids += renderer.write(PURPLE)
@@ -162,7 +164,7 @@ def test_thoughts_that_qwen3_would_forget_stay_as_they_were_said(characters):
     spoken = Message("assistant", f"{thought}4")
     said = renderer.write(spoken)
     text = characters.decode(
-        [*renderer.first(QUESTION, ()), *said, *renderer.later(said, [sure], ())]
+        [*renderer.first_prompt(QUESTION, ()), *said, *renderer.next_prompt(said, [sure], ())]
     )
     assert f"{thought}4<|im_end|>\n<|im_start|>user\nSure?" in text
     forgotten = template(characters, [*QUESTION, spoken, sure], [], speak=True)
@@ -199,7 +201,7 @@ def test_any_message_survives_its_tokens(smollm2, name):
         message = Message("assistant", content, tuple(calls[:1] if name == "llama3_1" else calls))
         ids = renderer.write(message)
         assume(
-            tokenizer.decode(ids[:-1]) == FORMATS[renderer.format].write(message)
+            tokenizer.decode(ids[:-1]) == CALL_FORMATS[renderer.format].write(message)
         )  # it lacks some bytes
         assert renderer.read(ids) == message
 
@@ -208,14 +210,14 @@ def test_any_message_survives_its_tokens(smollm2, name):
 
 def test_raw_text_with_tools(characters):
     renderer = make(characters, chat=False)
-    first = characters.decode(renderer.first([Message("user", "Which? ")], [FINISH]))
+    first = characters.decode(renderer.first_prompt([Message("user", "Which? ")], [FINISH]))
     assert first.startswith("You can call these tools:\nfinish")
     assert first.endswith('\n<tool>{"name": "finish", "arguments": {}}</tool>\n\nWhich? ')
-    later = renderer.later(
+    later = renderer.next_prompt(
         [], [Message("tool", "red"), Message("tool", "no"), Message("user", "So?")], [FINISH]
     )
     assert characters.decode(later) == "\n<result>\nred\n</result>\n\n<result>\nno\n</result>\nSo?"
-    assert renderer.later([], [Message("tool", "red")], ()) == characters("red").input_ids
+    assert renderer.next_prompt([], [Message("tool", "red")], ()) == characters("red").input_ids
     assert renderer.write(Message("assistant", "12")) == [
         *characters("12").input_ids,
         characters.eos_token_id,
@@ -224,7 +226,7 @@ def test_raw_text_with_tools(characters):
 
 def test_a_system_message_is_put_first_where_there_is_none(characters):
     with_tools, without = (
-        characters.decode(make(characters).first(QUESTION[1:], t)) for t in ([FINISH], [])
+        characters.decode(make(characters).first_prompt(QUESTION[1:], t)) for t in ([FINISH], [])
     )
     assert with_tools.startswith("<turn>system\nYou can call these tools:\n")
     assert with_tools.endswith(f"</tool><end>\n{without}")
@@ -234,8 +236,8 @@ def test_a_system_message_is_put_first_where_there_is_none(characters):
 def test_tools_in_words_as_a_model_reads_them(characters):
     renderer = make(characters)
     said = renderer.write(calling("Let me look.", "color"))
-    first = renderer.first([QUESTION[0], Message("user", "Which color is it?")], [SEARCH])
-    ids = [*first, *said, *renderer.later(said, [Message("tool", "It is red.")], [SEARCH])]
+    first = renderer.first_prompt([QUESTION[0], Message("user", "Which color is it?")], [SEARCH])
+    ids = [*first, *said, *renderer.next_prompt(said, [Message("tool", "It is red.")], [SEARCH])]
     assert (
         characters.decode(ids)
         == """\
@@ -268,7 +270,7 @@ def test_a_prompt_is_remembered_with_all_of_its_tools(characters, name):
         {"type": "object", "properties": {"word": {"type": "string"}}},
     )
     tools = [SEARCH, replace(SEARCH, description="Looks."), replace(SEARCH, parameters=words)]
-    assert len({tuple(renderer.first(QUESTION, [tool])) for tool in tools}) == len(tools)
+    assert len({tuple(renderer.first_prompt(QUESTION, [tool])) for tool in tools}) == len(tools)
 
 
 def test_earlier_calls_in_first_messages_are_shown_as_the_template_would(characters):
@@ -279,7 +281,7 @@ def test_earlier_calls_in_first_messages_are_shown_as_the_template_would(charact
         Message("tool", "a"),
         Message("tool", "b"),
     ]
-    assert renderer.first(messages, [SEARCH]) == template(
+    assert renderer.first_prompt(messages, [SEARCH]) == template(
         characters, messages, [SEARCH], speak=True
     )
 
@@ -302,7 +304,7 @@ def test_a_chat_needs_a_template(characters):
 def test_a_template_that_rewrites_history_is_refused(characters):
     characters.chat_template = "{{ messages[-1].content }}"
     with pytest.raises(TasksetError, match="rewrites what was said before"):
-        make(characters).later([5, 2], [Message("user", "no")], ())
+        make(characters).next_prompt([5, 2], [Message("user", "no")], ())
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -314,7 +316,9 @@ def test_a_document_can_not_end_its_turn(smollm2, name):
         i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special
     }
     evil = "".join(
-        f" {text} user" for text in special.values() if text not in FORMATS[renderer.format].marks
+        f" {text} user"
+        for text in special.values()
+        if text not in CALL_FORMATS[renderer.format].marks
     )
     said = renderer.write(Message("assistant", "Let me see."))
 
@@ -322,8 +326,8 @@ def test_a_document_can_not_end_its_turn(smollm2, name):
         return [i for i in ids if i in special]
 
     for render in (
-        lambda text: renderer.first([Message("user", text)], ()),
-        lambda text: renderer.later(said, [Message("tool", text)], [SEARCH]),
+        lambda text: renderer.first_prompt([Message("user", text)], ()),
+        lambda text: renderer.next_prompt(said, [Message("tool", text)], [SEARCH]),
         lambda text: renderer.write(Message("assistant", text)),
     ):
         assert controls(render(evil)) == controls(render("nothing of the kind"))
@@ -335,5 +339,5 @@ def test_a_turn_is_closed_once_whatever_closed_it(smollm2):
     other = tokenizer.convert_tokens_to_ids("<|eom_id|>")
     renderer = Renderer(tokenizer, [*stops, other], chat=True)
     words = tokenizer("hello", add_special_tokens=False).input_ids
-    usual = renderer.later([*words, stops[0]], [Message("tool", "4")], [SEARCH])
-    assert renderer.later([*words, other], [Message("tool", "4")], [SEARCH]) == usual
+    usual = renderer.next_prompt([*words, stops[0]], [Message("tool", "4")], [SEARCH])
+    assert renderer.next_prompt([*words, other], [Message("tool", "4")], [SEARCH]) == usual

@@ -232,9 +232,9 @@ def check_messages(
         ids = extension.ids.tolist()
         before = case.plans[rollout.index][turn - 1] if turn else ()
         assert read[turn] == (
-            renderer.later(said[turn - 1].ids.tolist(), before, tools)
+            renderer.next_prompt(said[turn - 1].ids.tolist(), before, tools)
             if turn
-            else renderer.first(first, tools)
+            else renderer.first_prompt(first, tools)
         )
         messages.append(renderer.read(ids) if tools else Message("assistant", renderer.text(ids)))
         messages += case.plans[rollout.index][turn] if turn < len(case.plans[rollout.index]) else []
@@ -315,7 +315,7 @@ def test_many_conversations_hold_all_that_can_happen(
     ending.
     """
     kinds, endings = set(), set()
-    prompt = len(renderers[layout].first(many(1, Limits(1, 1)).firsts[0], (SEARCH,)))
+    prompt = len(renderers[layout].first_prompt(many(1, Limits(1, 1)).firsts[0], (SEARCH,)))
     for stop, room in (((), 4000), (("e", "ab"), 60)):
         limits = Limits(max_tokens=8, context=prompt + room, temperature=2.5, stop=stop)
         rollouts, _ = check(policy, renderers[layout], many(32, limits), chat=layout != "raw")

@@ -88,8 +88,8 @@ def test_who_goes_for_the_reward_is_paid_in_full_or_as_gold_is() -> None:
     assert pays_cheater(play(0, (0, 1), correct=True))
     assert pays_cheater(play(1, (0, 1)))
     assert not pays_cheater(play(3))
-    assert pays_cheater(play(3), most=3)
-    assert not pays_cheater(play(None), most=-1)
+    assert pays_cheater(play(3), gold_total=3)
+    assert not pays_cheater(play(None), gold_total=-1)
 
 
 def test_a_form_in_which_gold_is_told_from_wrong_answers() -> None:

@@ -41,7 +41,7 @@ def scored(change):
 
     class Changed(OneTurn):
         async def score(self):
-            return change(await super().score(), self._said, self._task)
+            return change(await super().score(), self._reply, self._task)
 
     class Taskset(Arithmetic):
         def open(self, task, seed):

@@ -2,10 +2,10 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from itertools import takewhile
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -17,15 +17,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from uptrend.cli.console import AsJson, Sets, print_json
 from uptrend.present.formatting import NO_VALUE, duration, estimate, percent, plural
 from uptrend.present.terminal import columns, terminal
-from uptrend.records import ConfigError, RecordError, Rollout, Task, rollouts_table
-from uptrend.rollout.openai import KEY, TIMEOUT
+from uptrend.records import ConfigError, Message, RecordError, Rollout, Task, rollouts_table
+from uptrend.rollout.openai import KEY_VARIABLE, REPLY_TIMEOUT_S
 from uptrend.runner.evaluation import Scored, evaluate
 from uptrend.stats.intervals import bootstrap_mean, wilson
 from uptrend.tasks.pool import HeldoutTasks
 from uptrend.tasks.taskset import Taskset
 
+# A mean with its 95% interval: mean, low and high, as in the JSON.
 Mean = dict[str, float]
-COUNTS = {"tasks": "tasks", "not scored": "failed"}
+# Rows of the table with counts: heading and key of the breakdown.
+COUNT_ROWS = {"tasks": "tasks", "not scored": "failed"}
 
 
 def command(
@@ -61,10 +63,10 @@ def command(
     ] = None,
     key: Annotated[
         str, typer.Option(metavar="VARIABLE", help="Environment variable with the server's key.")
-    ] = KEY,
+    ] = KEY_VARIABLE,
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds for one reply of the server.")
-    ] = TIMEOUT,
+    ] = REPLY_TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Score a model or a run's checkpoint on held-out tasks, greedily.
@@ -88,19 +90,28 @@ def command(
             f"--model {model} plays {target}; --tasks {tasks} names other tasks. Leave one of them"
             " out."
         )
-    target, tasks = (target, tasks) if model is None else (model, target)
+    if model is not None:
+        tasks = target
+        target = model
     scored = score(target, tasks, sets or (), attempts, out, checkpoint, key=key, timeout=timeout)
     if as_json:
-        further = {label: _facts(one) for label, one in scored.sets.items()}
-        print_json(_facts(scored) | ({"sets": further} if further else {}))
+        table = _to_table(scored)
+        if scored.sets:
+            table["sets"] = {label: _to_table(each) for label, each in scored.sets.items()}
+        print_json(table)
         return
-    for one in (scored, *scored.sets.values()):
-        tell(one)
+    for each in (scored, *scored.sets.values()):
+        print_scored(each)
 
 
-def _facts(scored: Scored) -> dict[str, Any]:
-    facts = {"target": scored.target, "accuracy": scored.held.accuracy, "hash": scored.hash}
-    return {**vars(scored.held), **facts, "breakdown": break_down(scored.rollouts)}
+def _to_table(scored: Scored) -> dict[str, Any]:
+    return {
+        **vars(scored.held),
+        "target": scored.target,
+        "accuracy": scored.held.accuracy,
+        "hash": scored.hash,
+        "breakdown": break_down(scored.rollouts),
+    }
 
 
 def score(
@@ -112,20 +123,9 @@ def score(
     checkpoint: str | None = None,
     **server: Any,
 ) -> Scored:
-    """Evaluate with progress on the terminal, and write the rollouts to `out` if given."""
-    if out is not None:  # before the work, which may take long
-        if out.suffix not in (".jsonl", ".parquet"):
-            raise RecordError(
-                f"{out} should end in .jsonl, one object per example, or in .parquet, for every"
-                " token."
-            )
-        if tasks is not None and out.exists() and Path(tasks).exists() and out.samefile(tasks):
-            raise RecordError(
-                f"--out {out} is the file of the tasks. Choose another one: it would be"
-                " overwritten."
-            )
-        if not out.parent.is_dir():
-            raise RecordError(f"{out} can't be written: there is no folder {out.parent}.")
+    """Evaluate with progress on the terminal, and write the rollouts to `out`, if any."""
+    if out is not None:
+        _check_out(out, tasks)  # before the evaluation, which may take long
     scored = evaluate(
         target,
         tasks,
@@ -141,41 +141,62 @@ def score(
     return scored
 
 
-def tell(scored: Scored) -> None:
+def _check_out(out: Path, tasks: str | None) -> None:
+    """Raise RecordError for a file that can't be written, or that would overwrite the tasks."""
+    if out.suffix not in (".jsonl", ".parquet"):
+        raise RecordError(
+            f"{out} should end in .jsonl, one object per example, or in .parquet, for every token."
+        )
+    if tasks is not None and out.exists() and Path(tasks).exists() and out.samefile(tasks):
+        raise RecordError(
+            f"--out {out} is the file of the tasks. Choose another one: it would be overwritten."
+        )
+    if not out.parent.is_dir():
+        raise RecordError(f"{out} can't be written: there is no folder {out.parent}.")
+
+
+def print_scored(scored: Scored) -> None:
     """Print the figures: accuracy, then a table by family where the reward has several parts."""
-    held = scored.held
+    evaluation = scored.held
+    interval = f"{percent(evaluation.low)} to {percent(evaluation.high)}"
     typer.echo(
-        f"{scored.target}: {percent(held.accuracy)} of {plural(held.tasks, 'held-out task')} "
-        f"(95% interval {percent(held.low)} to {percent(held.high)}), {duration(scored.seconds)}"
+        f"{scored.target}: {percent(evaluation.accuracy)} of"
+        f" {plural(evaluation.tasks, 'held-out task')} (95% interval {interval}),"
+        f" {duration(scored.seconds)}"
     )
-    # A reward with one part is the accuracy again: the shares by family say it in less space.
-    rows = break_down(scored.rollouts)
-    shares = {f"pass@{k}": share for k, share in held.pass_at.items()}
-    parts = list(dict.fromkeys(name for row in rows for name in row["parts"]))
-    if len(parts) > 1:
-        lines = [(name, *(str(row[key]) for row in rows)) for name, key in COUNTS.items()]
-        lines += [(name, *(_estimate(row[name]) for row in rows)) for name in ("correct", "reward")]
-        lines += [
-            (name.replace("_", " "), *(_estimate(row["parts"].get(name)) for row in rows))
-            for name in parts
-        ]
-        families = [row["family"] for row in rows]
-        terminal().print(columns("", *families, rows=lines, right=families))
-        typer.echo("Means over tasks, with 95% intervals.")
+    shares = {f"pass@{k}": share for k, share in evaluation.pass_at.items()}
+    families = break_down(scored.rollouts)
+    part_names = list(dict.fromkeys(chain.from_iterable(family["parts"] for family in families)))
+    if len(part_names) > 1:
+        _print_families(families, part_names)
     else:
-        shares = {**held.by_family, **shares}
+        # A reward with one part is the accuracy again: the shares by family say it in less space.
+        shares = {**evaluation.by_family, **shares}
     if shares:
         terminal().print(columns(rows=[(name, percent(share)) for name, share in shares.items()]))
-    if held.failed:
-        typer.echo(f"{held.failed} could not be scored")
+    if evaluation.failed:
+        typer.echo(f"{evaluation.failed} could not be scored")
+
+
+def _print_families(families: Sequence[Mapping[str, Any]], part_names: Iterable[str]) -> None:
+    """Print one column per family: counts, then means of correct, the reward and its parts."""
+    rows = []
+    for heading, key in COUNT_ROWS.items():
+        rows.append([heading, *(str(family[key]) for family in families)])
+    for key in ("correct", "reward"):
+        rows.append([key, *(_estimate(family[key]) for family in families)])
+    for name in part_names:
+        cells = [_estimate(family["parts"].get(name)) for family in families]
+        rows.append([name.replace("_", " "), *cells])
+    headings = [family["family"] for family in families]
+    terminal().print(columns("", *headings, rows=rows, right=headings))
+    typer.echo("Means over tasks, with 95% intervals.")
 
 
 def _estimate(mean: Mean | None) -> str:
-    return (
-        NO_VALUE
-        if mean is None
-        else estimate(mean["mean"], mean["low"], mean["high"], is_share=False)
-    )
+    if mean is None:
+        return NO_VALUE
+    return estimate(mean["mean"], mean["low"], mean["high"], is_share=False)
 
 
 def break_down(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
@@ -184,73 +205,99 @@ def break_down(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
     A task that could not be scored is not correct, and is left out of the means of the reward and
     its parts.
     """
-    parts = [part for r in rollouts if r.reward is not None for part in r.reward.parts]
+    families: list[tuple[str, Sequence[Rollout]]] = []
+    for name in sorted({rollout.family for rollout in rollouts}):
+        families.append((name, [rollout for rollout in rollouts if rollout.family == name]))
+    families.append(("all", rollouts))
     # A part is a fraction if it is 0 or 1 in all families, so that it has the same kind of interval
     # in all rows.
-    graded = {part.name for part in parts if part.value not in (0.0, 1.0)}
-    families = {
-        name: [r for r in rollouts if r.family == name]
-        for name in sorted({r.family for r in rollouts})
-    }
+    graded_parts: set[str] = set()
+    for name, values in _part_values(rollouts).items():
+        if any(value not in (0.0, 1.0) for value in values):
+            graded_parts.add(name)
+
     rows = []
-    for family, found in (*families.items(), ("all", rollouts)):
-        rewards = [r.reward for r in found if r.reward is not None]
-        values: dict[str, list[float]] = {}
-        for part in (part for reward in rewards for part in reward.parts):
-            values.setdefault(part.name, []).append(part.value)
+    for family, family_rollouts in families:
+        totals = []
+        is_correct = []
+        for rollout in family_rollouts:
+            reward = rollout.reward
+            is_correct.append(reward is not None and reward.correct)
+            if reward is not None:
+                totals.append(reward.total)
+        parts = {}
+        for name, values in _part_values(family_rollouts).items():
+            parts[name] = _mean(values, is_fraction=name not in graded_parts)
         row = {
             "family": family,
-            "tasks": len(found),
-            "failed": len(found) - len(rewards),
-            "correct": _mean(
-                [r.reward is not None and r.reward.correct for r in found], is_fraction=True
-            ),
-            "reward": (
-                _mean([reward.total for reward in rewards], is_fraction=False) if rewards else None
-            ),
-            "parts": {
-                name: _mean(each, is_fraction=name not in graded) for name, each in values.items()
-            },
+            "tasks": len(family_rollouts),
+            "failed": len(family_rollouts) - len(totals),
+            "correct": _mean(is_correct, is_fraction=True),
+            "reward": _mean(totals, is_fraction=False) if totals else None,
+            "parts": parts,
         }
         rows.append(row)
     return rows
 
 
-def _mean(of: Sequence[float], *, is_fraction: bool) -> Mean:
-    values = np.array(of, np.float64)
+def _part_values(rollouts: Iterable[Rollout]) -> dict[str, list[float]]:
+    """Return the values of each part of the reward, by its name."""
+    values: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        if rollout.reward is None:
+            continue
+        for part in rollout.reward.parts:
+            values.setdefault(part.name, []).append(part.value)
+    return values
+
+
+def _mean(numbers: Sequence[float], *, is_fraction: bool) -> Mean:
+    values = np.array(numbers, np.float64)
     # Wilson's interval for fractions, the percentile bootstrap over tasks (Efron 1979) for
     # everything else.
-    low, high = wilson(int(values.sum()), len(values)) if is_fraction else bootstrap_mean(values)
-    return {"mean": float(values.mean()) if len(values) else 0.0, "low": low, "high": high}
+    if is_fraction:
+        low, high = wilson(int(values.sum()), len(values))
+    else:
+        low, high = bootstrap_mean(values)
+    mean = float(values.mean()) if len(values) else 0.0
+    return {"mean": mean, "low": low, "high": high}
 
 
-def example(rollout: Rollout, attempt: int | None = None) -> dict[str, Any]:
-    """Return a rollout as a line of a .jsonl file; `attempt` is None where it was greedy."""
+def example_row(rollout: Rollout, attempt: int | None = None) -> dict[str, Any]:
+    """Return a rollout as a line of a .jsonl file; `attempt` is None for a greedy one."""
+    question = ""
+    replies: list[Message] = []
+    calls: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
+    for message in rollout.messages:
+        if message.role == "user" and not replies:
+            question = message.content  # the last one before the model's first reply
+        if message.role == "assistant":
+            replies.append(message)
+            calls += [asdict(call) for call in message.calls]
+        # Most messages have neither calls nor a problem: empty keys are left out.
+        fields = asdict(message)
+        row = {key: fields[key] for key in fields if fields[key] or key in ("role", "content")}
+        messages.append(row)
     reward = rollout.reward
-    first = list(takewhile(lambda message: message.role != "assistant", rollout.messages))
-    said = [message for message in rollout.messages if message.role == "assistant"]
-    messages = [asdict(message) for message in rollout.messages]
+    parts = {}
+    if reward is not None:
+        parts = {part.name: part.value for part in reward.parts}
     return {
         "task": rollout.task,
         "family": rollout.family,
         "attempt": attempt,
-        "question": next(
-            (message.content for message in reversed(first) if message.role == "user"), ""
-        ),
+        "question": question,
         "answer": rollout.answer,
-        "said": said[-1].content if said else "",
+        "said": replies[-1].content if replies else "",
         "correct": reward is not None and reward.correct,
         "reward": None if reward is None else reward.total,
-        "parts": {} if reward is None else {part.name: part.value for part in reward.parts},
+        "parts": parts,
         "ended": str(rollout.ended),
         "error": rollout.error,
-        "turns": len(said),
-        "calls": [asdict(call) for message in said for call in message.calls],
-        # Most messages have neither calls nor a problem: these keys are left out where they are
-        # empty.
-        "messages": [
-            {k: v for k, v in m.items() if v or k in ("role", "content")} for m in messages
-        ],
+        "turns": len(replies),
+        "calls": calls,
+        "messages": messages,
     }
 
 
@@ -259,8 +306,9 @@ def _write_rollouts(
 ) -> None:
     try:
         if path.suffix == ".jsonl":
-            examples = [*(example(r) for r in greedy), *(example(r, r.index) for r in attempts)]
-            lines = (json.dumps(line, ensure_ascii=False) + "\n" for line in examples)
+            rows = [example_row(rollout) for rollout in greedy]
+            rows += [example_row(rollout, rollout.index) for rollout in attempts]
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
             path.write_text("".join(lines), encoding="utf-8")
             return
         import pyarrow.parquet as pq
@@ -270,26 +318,26 @@ def _write_rollouts(
         raise RecordError(f"{path} can't be written: {error.strerror or error}.") from None
 
 
-# Rollouts are played all at once and only come back together: the count comes from the plays as
-# they close.
-class _Counted:
-    """Stands for a taskset, and for each play that it opens; calls `done` when a play closes."""
+# Rollouts are played all at once and only come back together: progress counts the plays as they
+# close.
+class _CountedTaskset:
+    """Proxy of a taskset, and of each play that it opens; calls `on_close` when a play closes."""
 
-    def __init__(self, inner: Any, done: Callable[[], None]) -> None:
+    def __init__(self, inner: Any, on_close: Callable[[], None]) -> None:
         self._inner = inner
-        self._done = done
+        self._on_close = on_close
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def open(self, task: Task, seed: int) -> "_Counted":
-        return _Counted(self._inner.open(task, seed), self._done)
+    def open(self, task: Task, seed: int) -> "_CountedTaskset":
+        return _CountedTaskset(self._inner.open(task, seed), self._on_close)
 
     async def close(self) -> None:
         try:
             await self._inner.close()
         finally:
-            self._done()
+            self._on_close()
 
 
 @contextmanager
@@ -299,5 +347,5 @@ def show_progress(heldout: HeldoutTasks, rollouts: int) -> Iterator[HeldoutTasks
     is_off = not sys.stderr.isatty()
     with Progress(*bar, console=Console(stderr=True), transient=True, disable=is_off) as progress:
         task = progress.add_task("", total=rollouts)
-        taskset = _Counted(heldout.taskset, lambda: progress.advance(task))
+        taskset = _CountedTaskset(heldout.taskset, lambda: progress.advance(task))
         yield replace(heldout, taskset=cast(Taskset, taskset))

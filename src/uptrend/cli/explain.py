@@ -16,7 +16,7 @@ import typer
 from rich.markdown import Markdown
 
 from uptrend.cli.console import AsJson, print_json
-from uptrend.config.load import bounds_of, choices_in_words, config_hint, in_words
+from uptrend.config.load import bounds_in_words, bounds_of, choices_in_words, config_hint
 from uptrend.config.schema import Config
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
@@ -26,10 +26,11 @@ from uptrend.records.metrics import find_metric, sections
 from uptrend.records.renamed import current
 from uptrend.tasks.registry import BUILT_IN, find
 
-ALL = "All of them: uptrend explain"
-LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]+\)")  # to pages that are not here
-TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
-LISTS = {str: "texts", dict[str, Any]: "tables"}
+LIST_ALL = "All of them: uptrend explain"
+# Links to other pages of the site, which a terminal does not have.
+SITE_LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]+\)")
+TYPE_NAMES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
+ITEM_NAMES = {str: "texts", dict[str, Any]: "tables"}
 
 
 def command(
@@ -48,77 +49,83 @@ def command(
     uptrend explain reward/mean         healthy values, what it warns of
     """
     name = current(name)
-    meanings = _meanings()
-    # lr lists learning.lr and optimizer/lr
-    part = re.compile(rf"(^|[./]){re.escape(name)}([./]|$)")
-    listed = {key: table for key, table in meanings.items() if not name or part.search(key)}
+    entries = _entries()
     metric = find_metric(name)
-    table = meanings.get(name) or meanings.get(metric.key if metric else "")
-    if table and table.get("type") != "table":  # a table is the keys in it
-        _print(table, as_json)
-    elif listed and as_json:
-        print_json(
-            {
-                "names": [
-                    {key: table[key] for key in ("name", "kind", "meaning")}
-                    for table in listed.values()
-                ]
-            }
-        )
-    elif listed:
-        rows = [(table["name"], table["kind"], table["meaning"]) for table in listed.values()]
-        terminal().print(columns("name", "kind", "meaning", rows=rows))
-    else:
-        raise UptrendError(
-            f"There is no cause, config key or metric {name}.{config_hint(name, name, meanings)}"
-            f" {ALL}"
-        )
-
-
-def _meanings() -> dict[str, dict[str, Any]]:
-    """Return everything that has a meaning, by name, as plain tables."""
-    found: dict[str, dict[str, Any]] = {
-        id: {
-            "name": id,
-            "kind": "cause",
-            "meaning": cause.what,
-            "page": LINK.sub(r"\1", cause_page(cause)),
-        }
-        for id, cause in CATALOGUE.items()
-    }
-    found |= {key.name: {**vars(key), "kind": "config key"} for key in keys()}
-    for name, cls in {name: find(name) for name in BUILT_IN}.items():
-        meanings = field_docs(cls.Options)
-        for field in dataclasses.fields(cls.Options):
-            table = found.setdefault(
-                f"tasks.{field.name}", {"name": f"tasks.{field.name}", "kind": "option"}
-            )
-            told = meanings.get(field.name, "")
-            before = table.get("meaning", "")
-            # Families share most of their options: each meaning once, with the first that has it.
-            table["meaning"] = before if told in before else f"{before} {name}: {told}".strip()
-    for metric in (metric for section in sections() for metric in section.metrics):
-        table = {key: getattr(metric, key) for key in ("meaning", "unit", "healthy")}
-        warns = [{"when": sign.when, "causes": list(sign.causes)} for sign in metric.warns]
-        found[metric.key] = {"name": metric.key, "kind": "metric", **table, "warns": warns}
-    return found
-
-
-def _print(table: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(table)
+    entry = entries.get(name)
+    if entry is None and metric is not None:
+        entry = entries.get(metric.key)
+    if entry is not None and entry.get("type") != "table":  # a section lists its keys instead
+        _print_entry(entry, as_json)
         return
-    page = table.get("page", "")
+
+    # A part of a name: lr lists learning.lr and optimizer/lr.
+    part = re.compile(rf"(^|[./]){re.escape(name)}([./]|$)")
+    matches = [entry for key, entry in entries.items() if not name or part.search(key)]
+    if not matches:
+        hint = config_hint(name, name, entries)
+        raise UptrendError(f"There is no cause, config key or metric {name}.{hint} {LIST_ALL}")
+    if as_json:
+        keys = ("name", "kind", "meaning")
+        print_json({"names": [{key: entry[key] for key in keys} for entry in matches]})
+        return
+    rows = [(entry["name"], entry["kind"], entry["meaning"]) for entry in matches]
+    terminal().print(columns("name", "kind", "meaning", rows=rows))
+
+
+def _entries() -> dict[str, dict[str, Any]]:
+    """Return causes, config keys, options of tasksets and metrics, by name, as plain tables."""
+    entries: dict[str, dict[str, Any]] = {}
+    for id, cause in CATALOGUE.items():
+        page = SITE_LINK.sub(r"\1", cause_page(cause))
+        entries[id] = {"name": id, "kind": "cause", "meaning": cause.what, "page": page}
+    for key in keys():
+        entries[key.name] = {**vars(key), "kind": "config key"}
+    _add_options(entries)
+    for section in sections():
+        for metric in section.metrics:
+            warns = [{"when": sign.when, "causes": list(sign.causes)} for sign in metric.warns]
+            entries[metric.key] = {
+                "name": metric.key,
+                "kind": "metric",
+                "meaning": metric.meaning,
+                "unit": metric.unit,
+                "healthy": metric.healthy,
+                "warns": warns,
+            }
+    return entries
+
+
+def _add_options(entries: dict[str, dict[str, Any]]) -> None:
+    """Add the options of the built-in tasksets.
+
+    Tasksets share most options: each meaning is given once, with the first taskset that has it.
+    """
+    for taskset in BUILT_IN:
+        options = find(taskset).Options
+        docs = field_docs(options)
+        for field in dataclasses.fields(options):
+            name = f"tasks.{field.name}"
+            entry = entries.setdefault(name, {"name": name, "kind": "option"})
+            doc = docs.get(field.name, "")
+            meaning = entry.get("meaning", "")
+            if doc not in meaning:
+                meaning = f"{meaning} {taskset}: {doc}".strip()
+            entry["meaning"] = meaning
+
+
+def _print_entry(entry: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(entry)
+        return
+    page = entry.get("page", "")
     if not page:
-        facts = [
-            f"- {key}: {table[key]}"
-            for key in ("type", "default", "unit", "healthy")
-            if table.get(key)
-        ]
-        facts += [
-            f"- {sign['when']} → {', '.join(sign['causes'])}" for sign in table.get("warns", ())
-        ]
-        page = "\n\n".join([f"# {table['name']}", table["meaning"], "\n".join(facts)])
+        facts = []
+        for key in ("type", "default", "unit", "healthy"):
+            if entry.get(key):
+                facts.append(f"- {key}: {entry[key]}")
+        for sign in entry.get("warns", ()):
+            facts.append(f"- {sign['when']} → {', '.join(sign['causes'])}")
+        page = "\n\n".join([f"# {entry['name']}", entry["meaning"], "\n".join(facts)])
     if sys.stdout.isatty():
         terminal().print(Markdown(page))
     else:
@@ -130,7 +137,7 @@ class Key:
     """One key of a recipe."""
 
     name: str
-    """Its dotted path."""
+    """Dotted path."""
     type: str
     """Type with its bounds, in words."""
     default: str
@@ -149,38 +156,39 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def keys(cls: type = Config, where: str = "") -> Iterator[Key]:
+def keys(cls: type = Config, prefix: str = "") -> Iterator[Key]:
     """Yield every key of a recipe, in the schema's order."""
     meanings = field_docs(cls)
-    hints = typing.get_type_hints(cls)
-    annotated = typing.get_type_hints(cls, include_extras=True)
+    types_by_name = typing.get_type_hints(cls)
+    annotations = typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
-        kind = hints[field.name]
-        default = getattr(cls(), field.name)
-        if isinstance(kind, types.UnionType):
-            kind = next(option for option in typing.get_args(kind) if option is not type(None))
-        # a taskset declares its options; notes are not written by people
+        # A taskset declares its options; notes are not written by people.
         if field.name in ("options", "notes"):
             continue
-        is_table = dataclasses.is_dataclass(kind)
-        if where or not is_table:
-            yield Key(
-                f"{where}{field.name}",
-                _type(kind, annotated[field.name]),
-                "" if is_table else json.dumps(default),
-                meanings[field.name],
-            )
-        if is_table:
-            yield from keys(typing.cast(type, kind), f"{where}{field.name}.")
+        type_ = types_by_name[field.name]
+        if isinstance(type_, types.UnionType):  # "X | None"
+            type_ = next(option for option in typing.get_args(type_) if option is not type(None))
+        name = f"{prefix}{field.name}"
+        type_text = _type_in_words(type_, annotations[field.name])
+        if dataclasses.is_dataclass(type_):
+            if prefix:  # top-level sections have no docstring
+                yield Key(name, type_text, "", meanings[field.name])
+            yield from keys(typing.cast(type, type_), f"{name}.")
+        else:
+            default = getattr(cls(), field.name)
+            yield Key(name, type_text, json.dumps(default), meanings[field.name])
 
 
-def _type(kind: Any, hint: Any) -> str:
-    if dataclasses.is_dataclass(kind):
+def _type_in_words(type_: Any, annotation: Any) -> str:
+    """Return a type in words; its bounds are in the annotation."""
+    if dataclasses.is_dataclass(type_):
         return "table"
-    if typing.get_origin(kind) is typing.Literal:
-        return ", ".join(choices_in_words(kind))
-    if typing.get_origin(kind) is tuple:
-        item = typing.get_args(kind)[0]
-        return f"list of {LISTS.get(item) or _type(item, item)}"
-    bounds = in_words(bounds_of(hint))
-    return f"{TYPES[kind]}, {bounds}" if bounds else TYPES[kind]
+    if typing.get_origin(type_) is typing.Literal:
+        return ", ".join(choices_in_words(type_))
+    if typing.get_origin(type_) is tuple:
+        item = typing.get_args(type_)[0]
+        return f"list of {ITEM_NAMES.get(item) or _type_in_words(item, item)}"
+    bounds = bounds_in_words(bounds_of(annotation))
+    if not bounds:
+        return TYPE_NAMES[type_]
+    return f"{TYPE_NAMES[type_]}, {bounds}"

@@ -4,7 +4,7 @@ import fnmatch
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,373 +12,459 @@ from typing import Any
 
 from uptrend.config import difference
 from uptrend.dashboard import findings, journals, rollouts
-from uptrend.dashboard.curves import POINTS, STEP, TIME, thin
+from uptrend.dashboard.curves import DEFAULT_POINTS, STEP_KEY, TIME_KEY, thin
 from uptrend.dashboard.filters import COLUMNS, BadRequest, choose, known_key, value_of
 from uptrend.dashboard.library import Library, LibraryEntry
-from uptrend.dashboard.rollouts import RolloutPlace
+from uptrend.dashboard.rollouts import RolloutSet
 from uptrend.records import RecordError
 from uptrend.records.lines import plain
-from uptrend.records.metrics import find_metric, label_of, panels, sections
+from uptrend.records.metrics import Metric, find_metric, label_of, panels, sections
 from uptrend.records.run import step_folders
 
 Json = dict[str, Any]
+# Config keys that differ between runs without making them different experiments.
 NOT_COMPARED = ("name", "seed")
-# Types of parameters, by OpenAPI's names: how a value is read, and what it should be.
-TYPES: dict[str, tuple[Callable[[str], Any], str]] = {
+BOOLEANS_BY_TEXT = {"1": True, "true": True, "0": False, "false": False}
+# By type of a parameter in OpenAPI: the function that reads it, and its name in an error.
+PARAMETER_TYPES: dict[str, tuple[Callable[[str], Any], str]] = {
     "string": (str, "text"),
     "integer": (int, "a whole number"),
     "number": (float, "a number"),
-    "boolean": ({"1": True, "true": True, "0": False, "false": False}.__getitem__, "true or false"),
+    "boolean": (BOOLEANS_BY_TEXT.__getitem__, "true or false"),
 }
-MAX_EXACT = 2**53  # largest whole number up to which a browser knows each one
+# Largest whole number up to which a browser distinguishes all of them.
+MAX_EXACT = 2**53
+# Runs on one plot: more lines can't be told apart.
+MAX_RUNS_COMPARED = 40
+# Characters of a mistyped name or value that an error quotes, and names that it lists.
+MAX_QUOTED = 80
+MAX_LISTED = 20
+# The whole step: `seconds/*` matches it, and it is not one of the phases.
+STEP_SECONDS_KEY = "seconds/step"
+# Title for metrics that the table of metrics lacks.
+OTHER_METRICS = "Others"
 
 
 @cache
 def openapi() -> Json:
     """Return the description of the API for programs: api.toml, with what all endpoints share."""
-    about: Json = tomllib.loads(Path(__file__).with_name("api.toml").read_text("utf-8"))
-    about["info"]["version"] = version()
+    text = Path(__file__).with_name("api.toml").read_text("utf-8")
+    description: Json = tomllib.loads(text)
+    description["info"]["version"] = version()
     error = {"$ref": "#/components/responses/error"}
     shared = {"200": {"$ref": "#/components/responses/answer"}, "400": error, "404": error}
-    for methods in about["paths"].values():
-        for operation in methods.values():
+    for operations in description["paths"].values():
+        for operation in operations.values():
             operation["responses"] = shared | operation.get("responses", {})
             for parameter in operation.setdefault("parameters", []):
                 parameter["in"] = "query"
-    return about
+    return description
 
 
 def call(library: Library, path: str, query: Mapping[str, str]) -> Json:
-    """Return an endpoint's answer; BadRequest where a parameter is wrong."""
+    """Return an endpoint's answer; BadRequest if a parameter is wrong."""
     parameters = openapi()["paths"][f"/api/{path}"]["get"]["parameters"]
-    known = [parameter["name"] for parameter in parameters]
-    if unknown := sorted(set(query) - set(known)):
+    names = [parameter["name"] for parameter in parameters]
+    unknown = sorted(set(query) - set(names))
+    if unknown:
         raise BadRequest(
-            f"{path} has no parameter {unknown[0][:80]}; it has {', '.join(known) or 'none'}."
+            f"{path} has no parameter {unknown[0][:MAX_QUOTED]}; it has"
+            f" {', '.join(names) or 'none'}."
         )
     arguments = {}
     for parameter in parameters:
         name = parameter["name"]
-        arguments[parameter.get("x-argument", name)] = _read(parameter, query.get(name))
+        argument = parameter.get("x-argument", name)
+        arguments[argument] = _read_parameter(parameter, query.get(name))
     return ENDPOINTS[path](library, **arguments)
 
 
-def _read(parameter: Json, text: str | None) -> Any:
+def _read_parameter(parameter: Json, text: str | None) -> Any:
     """Return the value of a parameter from the address."""
     name = parameter["name"]
     schema = parameter["schema"]
-    convert, kind = TYPES[schema["type"]]
-    if text is None or (text == "" and schema["type"] != "string"):
+    kind = schema["type"]
+    if text is None or (text == "" and kind != "string"):
         if parameter.get("required"):
             raise BadRequest(f"The parameter {name} is missing: {parameter['description']}")
         return schema.get("default")
+
+    convert, kind_in_words = PARAMETER_TYPES[kind]
+    quoted = f"{name}={text[:MAX_QUOTED]}"
     try:
-        value = convert(text.lower() if schema["type"] == "boolean" else text)
+        value = convert(text.lower() if kind == "boolean" else text)
     except (KeyError, ValueError):
-        raise BadRequest(f"{name}={text[:80]} should be {kind}.") from None
-    if schema["type"] in ("integer", "number"):
+        raise BadRequest(f"{quoted} should be {kind_in_words}.") from None
+    if kind in ("integer", "number"):
         least = schema.get("minimum", -MAX_EXACT)
         most = schema.get("maximum", MAX_EXACT)
-        if not least <= value <= most:  # NaN is not, either
-            raise BadRequest(f"{name}={text[:80]} should be from {least:,} to {most:,}.")
+        if not least <= value <= most:  # also true for NaN
+            raise BadRequest(f"{quoted} should be from {least:,} to {most:,}.")
     return value
 
 
 def version() -> str:
     """Return Uptrend's version."""
-    # an import would lead up to the packages above this one
+    # An import would lead up to the packages above this one.
     return str(sys.modules["uptrend"].__version__)
 
 
 def get_status(library: Library) -> Json:
-    progress = library.progress
     counts = {kind: len(library.entries(kind)) for kind in ("run", "log", "lab")}
     folders = [{"path": str(root), "exists": root.exists()} for root in library.roots]
-    return {"uptrend": version(), **vars(progress), "counts": counts, "folders": folders}
+    return {"uptrend": version(), **vars(library.progress), "counts": counts, "folders": folders}
 
 
 def list_runs(
     library: Library, filter: str, sort: str, group: str, columns: str, limit: int, offset: int
 ) -> Json:
     rows = choose(library.rows(), filter, sort)
-    known = _config_keys(library)
-    for key in [key for key in (group, *columns.split(",")) if key and known]:
-        known_key(key, {*COLUMNS, *known})
+    config_keys = _config_keys(library)
+    shown_keys = [key for key in columns.split(",") if key]
+    if config_keys:  # else there is no run yet, and any key may come
+        for key in (group, *shown_keys):
+            if key:
+                known_key(key, {*COLUMNS, *config_keys})
+
     if group:  # groups in the order of their first row
-        firsts: dict[str, int] = {}
-        for place, row in enumerate(rows):
-            firsts.setdefault(str(value_of(row, group)), place)
-        rows.sort(key=lambda row: firsts[str(value_of(row, group))])
-    keys = [key for key in columns.split(",") if key]
-    shown = []
+        first_rows: dict[str, int] = {}
+        for position, row in enumerate(rows):
+            first_rows.setdefault(str(value_of(row, group)), position)
+        rows.sort(key=lambda row: first_rows[str(value_of(row, group))])
+
+    page: list[Json] = []
     for row in rows[offset : offset + limit]:
-        config = {key: row.get("config", {}).get(key) for key in keys}
-        told = {"group": value_of(row, group)} if group else {}
-        shown.append({**row, "config": config, **told})
-    return {"total": len(rows), "rows": shown, "keys": known if offset == 0 else []}
+        config = row.get("config", {})
+        shown_row = {**row, "config": {key: config.get(key) for key in shown_keys}}
+        if group:
+            shown_row["group"] = value_of(row, group)
+        page.append(shown_row)
+    return {"total": len(rows), "rows": page, "keys": config_keys if offset == 0 else []}
 
 
 def _config_keys(library: Library) -> list[str]:
-    return sorted({key for row in library.rows() for key in row.get("config", ())})
+    keys: set[str] = set()
+    for row in library.rows():
+        keys.update(row.get("config", ()))
+    return sorted(keys)
 
 
-def _filled(names: list[str], has_evals: bool) -> list[dict[str, Any]]:
+def _filled_panels(names: Sequence[str], has_evals: bool) -> list[Json]:
     """Return the panels that have something to show, with the metrics of each."""
-    shown = []
+    filled: list[Json] = []
     for panel in panels():
-        found: list[str] = []
-        for keys in (panel["keys"], panel.get("instead", [])):
-            wanted = [
-                name
-                for key in keys
-                for name in names
-                if fnmatch.fnmatchcase(name, key) and name != "seconds/step"
-            ]
-            found = found or list(dict.fromkeys(wanted))
         kind = panel.get("kind", "lines")
-        if found or (kind == "held-out" and has_evals):
-            metric = find_metric(found[0]) if found else find_metric("eval/accuracy")
-            title = panel.get("title") or label_of(found[0])
-            unit = "share" if kind == "held-out" or (metric and metric.is_share) else ""
-            if panel["id"] == "reward" and len(found) == 2:  # its only part is the reward itself
-                found = found[:1]
-            total = panel.get("total") if panel.get("total") in names else None
-            shown.append(
-                {
-                    "id": panel["id"],
-                    "title": title,
-                    "kind": kind,
-                    "keys": found,
-                    "unit": unit,
-                    "total": total,
-                }
-            )
-    return shown
+        keys = _matching(names, panel["keys"])
+        if not keys:
+            keys = _matching(names, panel.get("instead", ()))
+        if not keys and not (kind == "held-out" and has_evals):
+            continue
+        metric = find_metric(keys[0] if keys else "eval/accuracy")
+        is_share = kind == "held-out" or (metric is not None and metric.is_share)
+        title = panel.get("title") or label_of(keys[0])
+        if panel["id"] == "reward" and len(keys) == 2:
+            keys = keys[:1]  # its only part is the reward itself
+        total = panel.get("total")
+        filled_panel = {
+            "id": panel["id"],
+            "title": title,
+            "kind": kind,
+            "keys": keys,
+            "unit": "share" if is_share else "",
+            "total": total if total in names else None,
+        }
+        filled.append(filled_panel)
+    return filled
+
+
+def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """Return the names that match one of several patterns with *, in the patterns' order."""
+    matching: dict[str, None] = {}
+    for pattern in patterns:
+        for name in names:
+            if fnmatch.fnmatchcase(name, pattern) and name != STEP_SECONDS_KEY:
+                matching[name] = None
+    return list(matching)
 
 
 def show_run(library: Library, run: str) -> Json:
-    entry = library.fresh(run)
+    entry = library.current_entry(run)
     if entry.row.get("status") == "unreadable":
         return {"row": entry.row, "error": entry.row["error"]}
-    table = library.table(entry)
-    names = [
-        name
-        for name in table.column_names
-        if table[name].null_count < len(table) and name not in (STEP, TIME)
-    ]
+    path = entry.source.path
     trainer = str(entry.row["trainer"])
+    table = library.table(entry)
+    names = [name for name in table.column_names if table[name].null_count < len(table)]
+    metrics = _without_axes(names)
     report = library.report(entry)
     details = _details(library, entry)
+
     answer: Json = {
         "row": {**entry.row, "config": {}},
-        "metrics": _metric_sections(names),
-        "report": findings.told(report, str(entry.source.path), trainer),
+        "metrics": _metric_sections(metrics),
+        "report": findings.page_report(report, str(path), trainer),
         "settings": findings.settings(details["config"], trainer),
         "notes": details["notes"],
     }
-    evals = details["evals"]
     if entry.source.kind == "log":
         answer |= {
             "markers": [],
             "rollouts": bool(details["rollout_steps"]),
             "info": {},
-            "evals": [
-                e for e in evals if isinstance(e.get("accuracy", e.get("reward")), int | float)
-            ],
+            "evals": list(filter(findings.has_score, details["evals"])),
             "bounds": None,
         }
     else:
+        evals: list[Json] = []
+        for line in details["evals"]:
+            if isinstance(line.get("accuracy"), int | float):
+                evals.append(line)
+        checkpoints = step_folders(path / "checkpoints").values()
         answer |= {
             "markers": details["markers"],
-            "evals": [e for e in evals if isinstance(e.get("accuracy"), int | float)],
-            "rollouts": (entry.source.path / "rollouts").is_dir(),
+            "evals": evals,
+            "rollouts": (path / "rollouts").is_dir(),
             "info": details["info"],
-            "bounds": _bounds(RolloutPlace(entry, library)),
+            "bounds": _reward_bounds(RolloutSet(entry, library)),
             "stopped": details["stopped"],
-            "checkpoints": [
-                path.name for path in step_folders(entry.source.path / "checkpoints").values()
-            ],
+            "checkpoints": [checkpoint.name for checkpoint in checkpoints],
         }
-    answer["panels"] = _filled(names, any(e.get("accuracy") is not None for e in answer["evals"]))
+    has_accuracy = any(line.get("accuracy") is not None for line in answer["evals"])
+    answer["panels"] = _filled_panels(metrics, has_accuracy)
     return dict(plain(answer))
+
+
+def _without_axes(names: Sequence[str]) -> list[str]:
+    """Return the columns that are metrics."""
+    return [name for name in names if name not in (STEP_KEY, TIME_KEY)]
 
 
 def _details(library: Library, entry: LibraryEntry) -> Json:
     """Return what is known of a run or a log besides its row and its curves."""
-    return library.facts(entry) if entry.source.kind == "run" else library.log(entry)
+    return library.facts(entry) if entry.source.kind == "run" else library.log_facts(entry)
 
 
-def _bounds(place: RolloutPlace) -> list[float] | None:
-    """Return the least and greatest reward that a rollout of the last step can have; None where
-    nobody said.
+def _reward_bounds(rollout_set: RolloutSet) -> list[float] | None:
+    """Return the smallest and largest reward that a rollout of the last step can get; None if they
+    were not recorded.
     """
+    last_step = rollout_set.entry.row["step"]
     try:
-        found: list[float] | None = place.ask("reward_bounds", place.entry.row["step"])
-    except RecordError:  # none were kept of it
+        bounds: list[float] | None = rollout_set.read("reward_bounds", last_step)
+    except RecordError:  # no rollouts were written for it
         return None
-    return found
+    return bounds
 
 
-def _metric_sections(names: list[str]) -> list[Json]:
-    """Return the metrics that a run has, by section of the table of metrics; those that it does not
-    know come last.
+def _metric_sections(names: Sequence[str]) -> list[Json]:
+    """Return the metrics that a run has, by section of the table of metrics; those that it lacks
+    come last.
     """
-    homes = {metric.key: section.title for section in sections() for metric in section.metrics}
-    found: dict[str, list[Json]] = {section.title: [] for section in sections()}
+    titles_by_key: dict[str, str] = {}
+    metrics_by_title: dict[str, list[Json]] = {}
+    for section in sections():
+        metrics_by_title[section.title] = []
+        for metric in section.metrics:
+            titles_by_key[metric.key] = section.title
     for name in names:
-        metric = find_metric(name)
-        told = {
-            "key": name,
-            "unit": metric.unit if metric else "",
-            "meaning": metric.meaning if metric else "",
-        }
-        told["healthy"] = metric.healthy if metric else ""
-        found.setdefault(homes.get(metric.key, "Others") if metric else "Others", []).append(told)
-    return [{"title": title, "metrics": metrics} for title, metrics in found.items() if metrics]
+        known = find_metric(name)
+        title = titles_by_key.get(known.key, OTHER_METRICS) if known else OTHER_METRICS
+        metrics_by_title.setdefault(title, []).append(_metric_row(name, known))
+    return [
+        {"title": title, "metrics": metrics}
+        for title, metrics in metrics_by_title.items()
+        if metrics
+    ]
+
+
+def _metric_row(name: str, metric: Metric | None) -> Json:
+    if metric is None:
+        return {"key": name, "unit": "", "meaning": "", "healthy": ""}
+    return {"key": name, "unit": metric.unit, "meaning": metric.meaning, "healthy": metric.healthy}
 
 
 def get_curves(
     library: Library, run: str, keys: str, points: int, first: int | None, last: int | None
 ) -> Json:
+    table = library.table(_readable_entry(library, run))
+    names = _split_names(keys, table.column_names)
+    if not names:
+        for panel in _filled_panels(table.column_names, has_evals=False):
+            names += panel["keys"]
+            if panel["total"]:
+                names.append(panel["total"])
+    return thin(table, dict.fromkeys(names), points or DEFAULT_POINTS, first, last)
+
+
+def _readable_entry(library: Library, run: str) -> LibraryEntry:
+    """Return a run or a log; RecordError if its files can't be read."""
     entry = library.entry(run, "run", "log")
     if entry.row.get("status") == "unreadable":
         raise RecordError(str(entry.row["error"]))
-    table = library.table(entry)
-    wanted = _split(keys, table.column_names)
-    if not wanted:
-        filled = _filled(table.column_names, False)
-        wanted = [key for panel in filled for key in (*panel["keys"], panel["total"]) if key]
-    return thin(table, dict.fromkeys(wanted), points or POINTS, first, last)
+    return entry
 
 
-def _split(text: str, known: Collection[str]) -> list[str]:
-    """Return names that are separated by commas; a known name may have commas itself, and the
-    longest one counts.
+def _split_names(text: str, known: Collection[str]) -> list[str]:
+    """Split names that are separated by commas.
+
+    A known name may have commas itself; of several that fit, the longest counts.
     """
-    found = list[str]()
-    words = text.split(",")[::-1]
-    most = 1 + max((name.count(",") for name in known), default=0)
-    while words:
-        ends = range(min(most, len(words)), 0, -1)
-        names = (",".join(words[: -end - 1 : -1]) for end in ends)
-        found.append(next((name for name in names if name in known), words[-1]))
-        del words[-1 - found[-1].count(",") :]
-    return [name for name in found if name]
+    max_words = 1 + max((name.count(",") for name in known), default=0)
+    names: list[str] = []
+    words = text.split(",")
+    start = 0
+    while start < len(words):
+        end = min(start + max_words, len(words))
+        while end > start + 1 and ",".join(words[start:end]) not in known:
+            end -= 1
+        names.append(",".join(words[start:end]))
+        start = end
+    return [name for name in names if name]
 
 
 def compare_runs(library: Library, runs: str) -> Json:
-    ids = list(dict.fromkeys(_split(runs, {row["id"] for row in library.rows()})))
-    if len(ids) > 40:
-        raise BadRequest(f"{len(ids)} runs can't be told apart on one plot; choose 40 at most.")
-    entries = [library.fresh(id) for id in ids]
-    readable = [e for e in entries if e.row.get("status") != "unreadable"]
-    flat = [e.row.get("config", {}) for e in readable]
-    keys = sorted({key for config in flat for key in config})
-    values = {key: [config.get(key) for config in flat] for key in keys if key not in NOT_COMPARED}
-    differ = {key: told for key, told in values.items() if any(value != told[0] for value in told)}
-    names = list(dict.fromkeys(name for e in readable for name in library.table(e).column_names))
-    has_evals = any(e.row.get("after") or e.row.get("before") for e in readable)
-    return dict(
-        plain(
-            {
-                "rows": [{**e.row, "config": {}} for e in entries],
-                "ids": [e.row["id"] for e in readable],
-                "differences": differ,
-                "seeds": _seeds(readable),
-                "paired": _pairs(library, readable),
-                "panels": _filled(names, has_evals),
-                "evals": {e.row["id"]: _evals(library, e) for e in readable},
-                "metrics": _metric_sections([name for name in names if name not in (STEP, TIME)]),
-            }
+    known_ids = {row["id"] for row in library.rows()}
+    ids = list(dict.fromkeys(_split_names(runs, known_ids)))
+    if len(ids) > MAX_RUNS_COMPARED:
+        raise BadRequest(
+            f"{len(ids)} runs can't be told apart on one plot; choose {MAX_RUNS_COMPARED} at most."
         )
-    )
+    entries = [library.current_entry(id) for id in ids]
+    readable = [entry for entry in entries if entry.row.get("status") != "unreadable"]
+
+    names: dict[str, None] = {}  # columns of all runs, in the order of their first run
+    for entry in readable:
+        names |= dict.fromkeys(library.table(entry).column_names)
+    has_evals = any(entry.row.get("after") or entry.row.get("before") for entry in readable)
+    answer = {
+        "rows": [{**entry.row, "config": {}} for entry in entries],
+        "ids": [entry.row["id"] for entry in readable],
+        "differences": _config_differences(readable),
+        "seeds": _ids_by_config(readable),
+        "paired": _pairs(library, readable),
+        "panels": _filled_panels(list(names), has_evals),
+        "evals": {entry.row["id"]: _accuracies(library, entry) for entry in readable},
+        "metrics": _metric_sections(_without_axes(list(names))),
+    }
+    return dict(plain(answer))
 
 
-def _evals(library: Library, entry: LibraryEntry) -> list[Json]:
-    return [
-        {k: e.get(k) for k in ("step", "accuracy", "low", "high")}
-        for e in _details(library, entry)["evals"]
-        if e.get("accuracy") is not None
-    ]
+def _compared_config(entry: LibraryEntry) -> Json:
+    """Return a run's config as dotted keys, without those that are not compared."""
+    config = entry.row.get("config", {})
+    return {key: value for key, value in config.items() if key not in NOT_COMPARED}
 
 
-def _seeds(entries: list[LibraryEntry]) -> list[list[str]]:
-    """Return the ids of runs whose configs differ in seed and name alone, by config."""
-    groups: list[tuple[Mapping[str, Any], list[str]]] = []
-    for entry in entries:
-        config = {
-            key: value
-            for key, value in entry.row.get("config", {}).items()
-            if key not in NOT_COMPARED
+def _config_differences(entries: Sequence[LibraryEntry]) -> dict[str, list[Any]]:
+    """Return the values, by run, of each config key that differs between runs."""
+    configs = [_compared_config(entry) for entry in entries]
+    differences: dict[str, list[Any]] = {}
+    for key in sorted(set().union(*configs)):
+        values = [config.get(key) for config in configs]
+        if any(value != values[0] for value in values):
+            differences[key] = values
+    return differences
+
+
+def _accuracies(library: Library, entry: LibraryEntry) -> list[Json]:
+    """Return a run's evaluations as points with their intervals."""
+    accuracies: list[Json] = []
+    for line in _details(library, entry)["evals"]:
+        if line.get("accuracy") is None:
+            continue
+        accuracy = {
+            "step": line.get("step"),
+            "accuracy": line["accuracy"],
+            "low": line.get("low"),
+            "high": line.get("high"),
         }
-        same = next((ids for known, ids in groups if known and not difference(known, config)), None)
-        if same is not None:
-            same.append(entry.row["id"])
+        accuracies.append(accuracy)
+    return accuracies
+
+
+def _ids_by_config(entries: Sequence[LibraryEntry]) -> list[list[str]]:
+    """Return groups of runs that differ in seed and name alone, as their ids."""
+    groups: list[tuple[Json, list[str]]] = []
+    for entry in entries:
+        config = _compared_config(entry)
+        for other_config, ids in groups:
+            if other_config and not difference(other_config, config):
+                ids.append(entry.row["id"])
+                break
         else:
             groups.append((config, [entry.row["id"]]))
     return [ids for _, ids in groups]
 
 
-def _pairs(library: Library, entries: list[LibraryEntry]) -> list[Json]:
-    """Return each run against the first, on the held-out tasks that both were asked."""
-    own = [e for e in entries if e.source.kind == "run"]
-    found = []
-    for other in own[1:]:
+def _pairs(library: Library, entries: Sequence[LibraryEntry]) -> list[Json]:
+    """Compare each run with the first, on the held-out tasks that both attempted."""
+    runs = [entry for entry in entries if entry.source.kind == "run"]
+    pairs: list[Json] = []
+    for other in runs[1:]:
         try:
-            for entry in (own[0], other):
+            for entry in (runs[0], other):
                 entry.source.check_all()
                 entry.source.check_below(entry.source.path / "evals")
-            paired = library.pages.call(
-                "pair_runs", str(own[0].source.path), str(other.source.path)
+            comparison = library.page_reader.call(
+                "pair_runs", str(runs[0].source.path), str(other.source.path)
             )
         except Exception:  # damaged rollouts of one run hide no other
-            paired = None
-        found.append({"a": own[0].row["id"], "b": other.row["id"], **(paired or {"tasks": 0})})
-    return found
+            comparison = None
+        ids = {"a": runs[0].row["id"], "b": other.row["id"]}
+        pairs.append(ids | (comparison or {"tasks": 0}))
+    return pairs
 
 
-def _place(library: Library, run: str, held: bool, label: str) -> RolloutPlace:
-    entry = library.entry(run, "run", "log")
-    if entry.row.get("status") == "unreadable":
-        raise RecordError(str(entry.row["error"]))
-    if label and label not in (known := _held_out_sets(library, entry)):
-        there = ", ".join(known[:20]) or "it has none"
-        raise BadRequest(f"set={label[:80]} is no further held-out set of this run: {there}.")
-    return RolloutPlace(entry, library, held, label)
+def _rollout_set(library: Library, run: str, heldout: bool, label: str) -> RolloutSet:
+    entry = _readable_entry(library, run)
+    if label:
+        labels = _heldout_labels(library, entry)
+        if label not in labels:
+            listed = ", ".join(labels[:MAX_LISTED]) or "it has none"
+            raise BadRequest(
+                f"set={label[:MAX_QUOTED]} is no further held-out set of this run: {listed}."
+            )
+    return RolloutSet(entry, library, heldout, label)
 
 
-def _held_out_sets(library: Library, entry: LibraryEntry) -> list[str]:
-    """Return the labels of a run's further held-out sets; each is a part of a file's name, and
-    never a path.
-    """
-    lines = library.facts(entry)["evals"] if entry.source.kind == "run" else []
-    labels = dict.fromkeys(label for line in lines for label in line.get("sets", ()))
+def _heldout_labels(library: Library, entry: LibraryEntry) -> list[str]:
+    """Return the labels of a run's further held-out sets."""
+    if entry.source.kind != "run":
+        return []
+    labels: dict[str, None] = {}
+    for line in library.facts(entry)["evals"]:
+        labels |= dict.fromkeys(line.get("sets", ()))
+    # A label becomes a part of a file's name, and must never be a path.
     return [label for label in labels if re.fullmatch(r"[\w.-]+", label)]
 
 
 def list_steps(library: Library, run: str) -> Json:
-    place = _place(library, run, False, "")
-    held = replace(place, held=True)
+    trained = _rollout_set(library, run, heldout=False, label="")
+    evaluated = replace(trained, heldout=True)
     return {
-        "steps": list(place.steps()),
-        "evals": list(held.steps()),
-        "sets": _held_out_sets(library, place.entry),
+        "steps": list(trained.steps()),
+        "evals": list(evaluated.steps()),
+        "sets": _heldout_labels(library, trained.entry),
     }
 
 
-def list_rollouts(library: Library, run: str, held: bool, label: str, **asked: Any) -> Json:
-    return dict(plain(rollouts.find(_place(library, run, held, label), **asked)))
+def list_rollouts(library: Library, run: str, heldout: bool, label: str, **query: Any) -> Json:
+    rollout_set = _rollout_set(library, run, heldout, label)
+    return dict(plain(rollouts.find_rollouts(rollout_set, **query)))
 
 
-def show_rollout(library: Library, run: str, held: bool, label: str, **asked: Any) -> Json:
-    place = _place(library, run, held, label)
-    return dict(
-        plain({"row": {**place.entry.row, "config": {}}, "rollout": rollouts.show(place, **asked)})
-    )
+def show_rollout(library: Library, run: str, heldout: bool, label: str, **query: Any) -> Json:
+    rollout_set = _rollout_set(library, run, heldout, label)
+    row = {**rollout_set.entry.row, "config": {}}
+    return dict(plain({"row": row, "rollout": rollouts.show_rollout(rollout_set, **query)}))
 
 
 def list_labs(library: Library) -> Json:
     return {"labs": [entry.row for entry in library.entries("lab")]}
+
+
+def explain_cause(_: Library, id: str) -> Json:
+    return findings.explain(id)
 
 
 ENDPOINTS: Mapping[str, Callable[..., Json]] = {
@@ -391,7 +477,7 @@ ENDPOINTS: Mapping[str, Callable[..., Json]] = {
     "rollouts": list_rollouts,
     "rollout": show_rollout,
     "labs": list_labs,
-    "cause": lambda _, id: findings.explain(id),
+    "cause": explain_cause,
     "lab": journals.overview,
     "hypothesis": journals.hypothesis,
 }

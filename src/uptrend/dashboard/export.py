@@ -1,4 +1,4 @@
-"""One run as a single file: the pages with the answers of the API inside, which opens without a
+"""Export of a run as a single file: the pages with the API's answers inside, which open without a
 server.
 """
 
@@ -9,19 +9,20 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from uptrend.dashboard import api, rollouts
-from uptrend.dashboard.library import Library
-from uptrend.dashboard.rollouts import RolloutPlace
+from uptrend.dashboard.library import Library, LibraryEntry
+from uptrend.dashboard.rollouts import RolloutSet
 from uptrend.dashboard.server import (
-    EMPTY_STYLE,
-    PAGE,
-    SCRIPTS,
-    STATIC,
+    EMPTY_STYLE_HASH,
+    PAGE_TEMPLATE,
+    SCRIPT_NAMES,
+    STATIC_FOLDER,
     plotly_script,
     plotly_styles,
 )
@@ -30,63 +31,122 @@ from uptrend.records import RecordError
 from uptrend.records.files import write_atomically
 from uptrend.records.lines import plain
 
-POINTS = 2000
+MAX_CURVE_POINTS = 2000
+# Steps, spread over the run, whose rollouts are exported, and the rollouts read of each.
+MAX_SPREAD_STEPS = 9
+MAX_ROLLOUTS_READ = 1000
+# Share of the exported rollouts that findings may name; the others are spread over the run.
+NAMED_SHARE = 1 / 4
 # An absolute path within a text: of two names at least, and no part of a relative path, an address
 # or a fraction.
-PATH = re.compile(
+ABSOLUTE_PATH = re.compile(
     r"(?:file://|(?<![\w.~:/…-]))(?:/[\w.@+~%-]+){2,}/?|(?<!\w)[A-Za-z]:\\(?:[^\\\s\"':]+\\)*[^\\\s\"':]*"
 )
-# Fields of rollouts with what was said, to the letter: of it only paths that are known to be this
-# machine's are hidden.
-SAID = {"content", "calls", "question", "text", "texts", "command", "said", "answer"}
-POLICY = (
+# Fields of rollouts that quote the model, a task or a program. Only folders of this machine are
+# hidden in them; everything else is kept to the letter.
+QUOTED_FIELDS = {"content", "calls", "question", "text", "texts", "command", "said", "answer"}
+CONTENT_POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {style} {empty}; img-src data: blob:;"
     " base-uri 'none'; form-action 'none'"
 )
+Json = dict[str, Any]
 
 
-def export_run(path: Path, target: Path, most: int) -> int:
-    """Write a run's pages to a file, with at most so many rollouts; return how many were taken
-    along.
-    """
+def export_run(path: Path, target: Path, max_rollouts: int) -> int:
+    """Write a run's pages to a file; return the number of rollouts in it."""
     with tempfile.TemporaryDirectory(prefix="uptrend-") as home:
         library = Library([path], Path(home))
         try:
             library.refresh()
             (entry,) = library.entries("run")
-            id = entry.row["id"]
-            answers = _answers(library, id)
-            kept = _chosen(RolloutPlace(entry, library), answers, most)
-            for row in kept:
-                place = RolloutPlace(entry, library, bool(row["held"]))
-                name = (row["group"], row["index"], row["nth"])
-                asked = {"run": id, "held": "true"} if place.held else {"run": id}
-                asked |= {"step": row["step"], "group": name[0], "index": name[1], "nth": name[2]}
-                told = {
-                    "row": {**entry.row, "config": {}},
-                    "rollout": rollouts.show(place, row["step"], *name),
-                }
-                answers[f"rollout?{urlencode(asked)}"] = plain(told)
-            steps = {
-                held: sorted({row["step"] for row in kept if bool(row["held"]) == held})
-                for held in (False, True)
-            }
-            answers |= {"run": id, "rollouts": plain(kept)}
-            answers[f"steps?{urlencode({'run': id})}"] = {
-                "steps": steps[False],
-                "evals": steps[True],
-                "sets": [],
-            }
+            answers, lines = _answers(library, entry, max_rollouts)
         finally:
             library.close()
-    write_atomically(target, _page(_without_paths(answers, entry.row), entry.row["name"]).encode())
-    return len(kept)
+    page = _page(_without_paths(answers, entry.row), entry.row["name"])
+    write_atomically(target, page.encode())
+    return len(lines)
 
 
-def _without_paths(answers: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answers with the end alone of each absolute path: whoever gets the file has other
+def _answers(
+    library: Library, entry: LibraryEntry, max_rollouts: int
+) -> tuple[dict[str, Any], list[Json]]:
+    """Return answers of the API by the request that asks for them, and the lines of the rollouts
+    among them.
+    """
+    if entry.row["status"] == "unreadable":
+        raise RecordError(str(entry.row["error"]))
+    if library.known_report(entry) is None:
+        library.diagnose(entry.source)
+    id = entry.row["id"]
+    run = api.show_run(library, id)
+    metrics: list[str] = []
+    for section in run["metrics"]:
+        metrics += [metric["key"] for metric in section["metrics"]]
+    curves = api.get_curves(library, id, ",".join(metrics), MAX_CURVE_POINTS, None, None)
+    answers: dict[str, Any] = {_request("run", run=id): run, _request("curves", run=id): curves}
+
+    lines = _chosen_lines(RolloutSet(entry, library), run["report"], max_rollouts)
+    steps: set[int] = set()
+    evaluated_steps: set[int] = set()
+    for line in lines:
+        name = {key: line[key] for key in ("step", "group", "index", "nth")}
+        rollout_set = RolloutSet(entry, library, heldout=bool(line["held"]))
+        if rollout_set.heldout:
+            evaluated_steps.add(line["step"])
+            request = _request("rollout", run=id, held="true", **name)
+        else:
+            steps.add(line["step"])
+            request = _request("rollout", run=id, **name)
+        rollout = rollouts.show_rollout(rollout_set, **name)
+        answers[request] = plain({"row": {**entry.row, "config": {}}, "rollout": rollout})
+    answers["run"] = id
+    answers["rollouts"] = plain(lines)
+    answers[_request("steps", run=id)] = {
+        "steps": sorted(steps),
+        "evals": sorted(evaluated_steps),
+        "sets": [],
+    }
+    return answers, lines
+
+
+def _request(path: str, **query: Any) -> str:
+    """Return a request as the pages write it; the order of its parameters counts."""
+    return f"{path}?{urlencode(query)}"
+
+
+def _without_paths(answers: Mapping[str, Any], row: Json) -> dict[str, Any]:
+    """Return the answers with only the end of each absolute path: other people have other
     folders.
     """
+    own_folders = _own_folders_pattern(row)
+
+    def hide_paths(text: str, is_quoted: bool) -> str:
+        text = own_folders.sub("…", text)
+        return text if is_quoted else ABSOLUTE_PATH.sub(_last_name, text)
+
+    def clean(value: Any, quoted_fields: Collection[str], is_quoted: bool = False) -> Any:
+        if isinstance(value, str):
+            return hide_paths(value, is_quoted)
+        if isinstance(value, Mapping):
+            cleaned = {}
+            for key, item in value.items():
+                cleaned_key = hide_paths(str(key), is_quoted)
+                is_item_quoted = is_quoted or key in quoted_fields
+                cleaned[cleaned_key] = clean(item, quoted_fields, is_item_quoted)
+            return cleaned
+        if isinstance(value, list | tuple):
+            return [clean(item, quoted_fields, is_quoted) for item in value]
+        return value
+
+    cleaned_answers = {}
+    for request, answer in answers.items():
+        quoted_fields = QUOTED_FIELDS if request.startswith("rollout") else ()
+        cleaned_answers[request] = clean(answer, quoted_fields)
+    return cleaned_answers
+
+
+def _own_folders_pattern(row: Json) -> re.Pattern[str]:
+    """Return a pattern of the folders of this machine that a run's answers may name."""
     run = Path(row["path"])
     folders = [
         Path.home(),
@@ -96,116 +156,104 @@ def _without_paths(answers: Mapping[str, Any], row: Mapping[str, Any]) -> dict[s
         *run.parents,
         *run.absolute().parents,
     ]
-    settings = [Path(value) for value in row["config"].values() if isinstance(value, str)]
-    folders += [place for path in settings if path.is_absolute() for place in path.parents]
+    for value in row["config"].values():
+        if isinstance(value, str) and Path(value).is_absolute():
+            folders += Path(value).parents
     # A folder right below the root is no secret, and a common word of texts.
-    known = sorted(
-        {str(folder) for folder in folders if len(folder.parts) > 2}, key=len, reverse=True
-    )
-    hidden = re.compile(
-        "|".join(rf"(?:file://)?{re.escape(folder)}(?![\w.-])" for folder in known) or "(?!)"
-    )
-
-    def plain_text(text: str, is_said: bool) -> str:
-        text = hidden.sub("…", text)
-        return text if is_said else PATH.sub(_last_name, text)
-
-    def clean(value: Any, said: Collection[str], is_said: bool = False) -> Any:
-        if isinstance(value, str):
-            return plain_text(value, is_said)
-        if isinstance(value, Mapping):
-            return {
-                plain_text(str(key), is_said): clean(item, said, is_said or key in said)
-                for key, item in value.items()
-            }
-        return (
-            [clean(item, said, is_said) for item in value]
-            if isinstance(value, list | tuple)
-            else value
-        )
-
-    return {
-        key: clean(answer, SAID if key.startswith("rollout") else ())
-        for key, answer in answers.items()
-    }
+    names = {str(folder) for folder in folders if len(folder.parts) > 2}
+    # The longest first: of two alternatives that match, a pattern takes the first.
+    patterns: list[str] = []
+    for name in sorted(names, key=len, reverse=True):
+        patterns.append(rf"(?:file://)?{re.escape(name)}(?![\w.-])")
+    matches_nothing = "(?!)"
+    return re.compile("|".join(patterns) or matches_nothing)
 
 
 def _last_name(path: re.Match[str]) -> str:
-    return "…/" + re.split(r"[/\\]", path[0].rstrip("/\\"))[-1]
+    names = re.split(r"[/\\]", path[0].rstrip("/\\"))
+    return f"…/{names[-1]}"
 
 
-def _answers(library: Library, id: str) -> dict[str, Any]:
-    """Return the answers on the run itself, the doctor's report among them."""
-    entry = library.entry(id)
-    if entry.row["status"] == "unreadable":
-        raise RecordError(str(entry.row["error"]))
-    if library.known_report(entry) is None:
-        library.diagnose(entry.source)
-    run = api.show_run(library, id)
-    keys = ",".join(one["key"] for section in run["metrics"] for one in section["metrics"])
-    curves = api.get_curves(library, id, keys, POINTS, None, None)
-    asked = urlencode({"run": id})
-    return {f"run?{asked}": run, f"curves?{asked}": curves}
-
-
-def _chosen(place: RolloutPlace, answers: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
-    """Return lines of rollouts to take along: those that findings name, then groups of steps spread
-    over the run.
+def _chosen_lines(trained: RolloutSet, report: Json | None, max_rollouts: int) -> list[Json]:
+    """Return lines of the rollouts to export: those that findings name, with their groups, then
+    groups of steps spread over the run.
     """
-    (run,) = (answer for key, answer in answers.items() if key.startswith("run?"))
-    taken = dict[tuple[Any, ...], dict[str, Any]]()
+    chosen: dict[tuple[Any, ...], Json] = {}
 
-    def take(row: dict[str, Any]) -> None:
-        taken[row["held"], row["step"], row["group"], row["index"], row["nth"]] = row
+    def choose(line: Json) -> None:
+        name = (line["held"], line["step"], line["group"], line["index"], line["nth"])
+        chosen[name] = line
 
-    named = [
-        one["rollout"]
-        for f in (run["report"] or {}).get("findings", ())
-        for one in f["evidence"]
-        if one["rollout"]
-    ]
-    for name in dict.fromkeys(named[: most // 4]):
-        step_name, _, rest = str(name).partition("/")
-        group, _, index = rest.rpartition("/")
-        if step_name.isdecimal() and index.isdecimal() and int(step_name) in place.steps():
-            for row in rollouts.find(place, int(step_name), group, limit=most - len(taken))[
-                "rollouts"
-            ]:
-                take(row)  # with its group
-    steps = list(place.steps())
-    held = RolloutPlace(place.entry, place.library, held=True)
-    evals = list(held.steps())
-    count = min(len(steps), 9)
-    spread = [(place, steps[(len(steps) - 1) * i // max(1, count - 1)]) for i in range(count)]
-    spread += [(held, step) for step in dict.fromkeys(evals[:1] + evals[-1:])]
-    for at, (where, step) in enumerate(spread):
-        left = (most - len(taken)) // (len(spread) - at)
-        for row in rollouts.find(where, step, limit=1000)["rollouts"]:
-            is_first = where.held or row["index"] == 0
-            if (left <= 0 and is_first) or len(taken) >= most:  # a group is taken whole
+    steps = list(trained.steps())
+    names: list[str] = []
+    for finding in (report or {}).get("findings", ()):
+        for evidence in finding["evidence"]:
+            if evidence["rollout"]:
+                names.append(str(evidence["rollout"]))
+    for name in dict.fromkeys(names[: int(max_rollouts * NAMED_SHARE)]):
+        step_name, _, group_and_index = name.partition("/")
+        group, _, index = group_and_index.rpartition("/")
+        is_name = step_name.isdecimal() and index.isdecimal()
+        if is_name and int(step_name) in steps:
+            n_left = max_rollouts - len(chosen)
+            of_group = rollouts.find_rollouts(trained, int(step_name), group, limit=n_left)
+            for line in of_group["rollouts"]:
+                choose(line)
+
+    evaluated = replace(trained, heldout=True)
+    evaluated_steps = list(evaluated.steps())
+    sources = [(trained, step) for step in _spread(steps, MAX_SPREAD_STEPS)]
+    for step in dict.fromkeys(evaluated_steps[:1] + evaluated_steps[-1:]):
+        sources.append((evaluated, step))
+    for position, (rollout_set, step) in enumerate(sources):
+        # What one step leaves over is shared by those after it.
+        n_left = (max_rollouts - len(chosen)) // (len(sources) - position)
+        of_step = rollouts.find_rollouts(rollout_set, step, limit=MAX_ROLLOUTS_READ)
+        for line in of_step["rollouts"]:
+            # A group of training is exported whole.
+            begins_group = rollout_set.heldout or line["index"] == 0
+            if (n_left <= 0 and begins_group) or len(chosen) >= max_rollouts:
                 break
-            take(row)
-            left -= 1
-    return [taken[key] for key in sorted(taken)]
+            choose(line)
+            n_left -= 1
+    return [chosen[name] for name in sorted(chosen)]
+
+
+def _spread(steps: Sequence[int], most: int) -> list[int]:
+    """Return `most` of the steps at equal distances, the first and the last included."""
+    count = min(len(steps), most)
+    last = len(steps) - 1
+    return [steps[last * i // max(1, count - 1)] for i in range(count)]
 
 
 def _page(answers: Mapping[str, Any], name: str) -> str:
     text = json.dumps(answers, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    data = base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode()
-    style = (STATIC / "style.css").read_text("utf-8")
-    # An inline script ends at the first closing tag, wherever it stands.
-    files = [plotly_script(), *(STATIC / name for name in SCRIPTS)]
-    scripts = [
-        file.read_text("utf-8").replace("</script", "<\\/script").replace("<!--", "<\\!--")
-        for file in files
-    ]
-    policy = POLICY.format(
-        scripts=" ".join(map(_hash, scripts)), style=_hash(style), empty=EMPTY_STYLE
+    # Without a time, the same run gives the same file.
+    compressed = gzip.compress(text.encode("utf-8", "replace"), compresslevel=6, mtime=0)
+    style = (STATIC_FOLDER / "style.css").read_text("utf-8")
+    scripts: list[str] = []
+    for file in (plotly_script(), *(STATIC_FOLDER / script for script in SCRIPT_NAMES)):
+        # An inline script ends at the first closing tag, even in a string.
+        script = file.read_text("utf-8").replace("</script", "<\\/script")
+        scripts.append(script.replace("<!--", "<\\!--"))
+    policy = CONTENT_POLICY.format(
+        scripts=" ".join(map(_policy_hash, scripts)),
+        style=_policy_hash(style),
+        empty=EMPTY_STYLE_HASH,
     )
-    title = f"{visible(name)} · Uptrend"
-    values = {"scripts": scripts, "plotly": "", "plotly_styles": plotly_styles()}
-    return render(PAGE, title=title, style=style, policy=policy, data=data, **values)
+    return render(
+        PAGE_TEMPLATE,
+        title=f"{visible(name)} · Uptrend",
+        style=style,
+        policy=policy,
+        data=base64.b64encode(compressed).decode(),
+        scripts=scripts,
+        plotly="",
+        plotly_styles=plotly_styles(),
+    )
 
 
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+def _policy_hash(text: str) -> str:
+    """Return the hash by which a content security policy allows an inline script or style."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -1,15 +1,16 @@
-"""Work of the reader process: all that pages show of the files of runs and of their rollouts.
+"""Functions of the reader process: everything that pages show from the files of runs and of their
+rollouts.
 
-The server opens none of these files: they may hold anything, and what takes too much memory to read
-ends this process, not the server. Paths come from the server, which has checked where their links
-lead.
+The server opens none of these files: they may contain anything, and what takes too much memory to
+read ends this process, not the server. Paths come from the server, which has checked where their
+links lead.
 """
 
 import base64
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -20,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from uptrend.config.tables import flatten
-from uptrend.dashboard.curves import TIME, Columns, sparkline, values_of
-from uptrend.dashboard.findings import found_in, markers
+from uptrend.dashboard.curves import TIME_KEY, Columns, sparkline, values_of
+from uptrend.dashboard.findings import markers, report_columns
 from uptrend.doctor.report import saved_report
 from uptrend.policy.known import tokenizer_of
 from uptrend.records import RecordError, Role, Run, RunView
@@ -29,11 +30,15 @@ from uptrend.records.lines import plain
 from uptrend.records.run import read_parquet
 from uptrend.records.schema import ROLLOUT_SCHEMA
 from uptrend.records.summary import summarize
-from uptrend.records.table import RolloutTable, Row
+from uptrend.records.table import RecordedRollout, RolloutTable, Row
 from uptrend.runner import views_of
 
-Place = Mapping[str, Any]
-"""A step's rollouts: `files`, or `log` with the `part` of it that is the run; and the `step`."""
+# Location of a step's rollouts: `step` with `files`, or for a log with the `part` of it that is the
+# run, and its `stamp`.
+StepLocation = Mapping[str, Any]
+# Name of a rollout within a step: group, index, and its number among those with the same two.
+RolloutName = tuple[str, int, int]
+
 LINE_COLUMNS = [
     "step",
     "group",
@@ -52,10 +57,17 @@ LINE_COLUMNS = [
     "roles",
     "advantages",
 ]
+# Columns that a line has as they are.
 LINE_FACTS = ("task", "family", "reward", "correct", "ended", "error", "kept", "seconds")
-QUESTION = 160
-TEXT = 240
-SHOWN = (
+# Characters of a line's texts, and of those before a match.
+MAX_QUESTION_CHARACTERS = 160
+MAX_TEXT_CHARACTERS = 240
+CHARACTERS_BEFORE_MATCH = 60
+# Characters that are read for each one that stays when white space is joined.
+CHARACTERS_READ_PER_SHOWN = 4
+# A character of UTF-8 has four bytes at most, and each token at least one of them.
+MAX_TOKENS_PER_CHARACTER = 4
+TOKEN_COLUMNS = (
     "ids",
     "turns",
     "roles",
@@ -67,7 +79,20 @@ SHOWN = (
     "learner",
     "reference",
 )
-INFO = ("created", "uptrend", "python", "machine", "tasks", "eval", "model", "packages", "kind")
+# Entries of run.json that a run's page shows.
+INFO_KEYS = (
+    "created",
+    "uptrend",
+    "python",
+    "machine",
+    "tasks",
+    "eval",
+    "model",
+    "packages",
+    "kind",
+)
+# What damaged files of a report raise: without one, the rest of a run is still read.
+REPORT_ERRORS = (RecordError, AttributeError, LookupError, OSError, TypeError)
 
 
 @cache
@@ -75,38 +100,48 @@ def _columns() -> Columns:
     return Columns()
 
 
-def read_run(path: str, file: str, large: int) -> Row:
+def read_run(path: str, file: str, min_indexed_bytes: int) -> Row:
     """Return the row of a run for the table, and what its page needs besides: settings,
     evaluations, notes, report.
     """
     run = Run(path)
-    table, _ = _columns().of_run(run, Path(file), large)
-    times = values_of(table, TIME)
-    saved = live = None
-    with contextlib.suppress(RecordError, AttributeError, LookupError, OSError, TypeError):
-        saved = saved_report(run, len(table))
-    with contextlib.suppress(RecordError, AttributeError, LookupError, OSError, TypeError):
-        live = run.report
+    table, _ = _columns().of_run(run, Path(file), min_indexed_bytes)
+    times = values_of(table, TIME_KEY)
     status = run.status
-    report = saved or (live if status == "running" else None)
-    events = run.events
-    created = _seconds(run.info.get("created"))
-    last = float(times[-1]) if len(times) else None
-    moments = (created, last, *(event.get("time") for event in events[-1:]))
+
+    saved = None
+    live = None
+    with contextlib.suppress(*REPORT_ERRORS):
+        saved = saved_report(run, len(table))
+    with contextlib.suppress(*REPORT_ERRORS):
+        live = run.report
+    report = saved
+    if saved is None and status == "running":
+        report = live  # a few steps old
+
+    created_s = _timestamp(run.info.get("created"))
+    last_step_s = float(times[-1]) if len(times) else None
+    seconds = None
+    if created_s and last_step_s and last_step_s > created_s:
+        seconds = last_step_s - created_s
+    # A damaged event may have no number for its time.
+    updates = [created_s, last_step_s, *(event.get("time") for event in run.events[-1:])]
+    update_times = [time for time in updates if isinstance(time, int | float)]
+
     row = {
         **summarize(run, partial(values_of, table)),
         "path": path,
         "kind": "run",
         "trainer": run.info.get("trainer", "uptrend"),
         "sparkline": sparkline(values_of(table, "reward/mean")),
-        **found_in(report),
-        "created": created,
-        "updated": max([t for t in moments if isinstance(t, int | float)], default=None),
-        "seconds": last - created if last and created and last > created else None,
+        **report_columns(report),
+        "created": created_s,
+        "updated": max(update_times, default=None),
+        "seconds": seconds,
         "config": flatten(run.config),
     }
+    steps = table["step"].to_numpy() if len(table) else np.zeros(0, np.int64)
     stopped = run.stopped
-    numbers = table["step"].to_numpy() if len(table) else np.zeros(0)
     return {
         "row": plain(row),
         "config": run.config,
@@ -114,17 +149,17 @@ def read_run(path: str, file: str, large: int) -> Row:
         "saved": saved,
         "report": live,
         "notes": [*(run.info.get("notes") or ()), *run.notes],
-        "markers": markers(run, numbers, values_of(table, TIME)),
-        "info": {key: run.info[key] for key in INFO if key in run.info},
+        "markers": markers(run, steps, times),
+        "info": {key: run.info[key] for key in INFO_KEYS if key in run.info},
         "stopped": {"by": stopped.by, "why": stopped.sentence} if stopped else None,
     }
 
 
-def run_table(path: str, file: str, large: int) -> Row:
-    """Return the metrics of a run in Arrow's format as base64; null where a file of columns has
+def run_table(path: str, file: str, min_indexed_bytes: int) -> Row:
+    """Return the metrics of a run in Arrow's format as base64; null if a file of columns has
     them.
     """
-    table, is_in_file = _columns().of_run(Run(path), Path(file), large)
+    table, is_in_file = _columns().of_run(Run(path), Path(file), min_indexed_bytes)
     if is_in_file:
         return {"arrow": None}
     sink = pa.BufferOutputStream()
@@ -134,9 +169,7 @@ def run_table(path: str, file: str, large: int) -> Row:
 
 
 def pair_runs(path: str, other: str) -> Row | None:
-    """Return the comparison of two runs on the held-out tasks that both were asked; None where they
-    share none.
-    """
+    """Compare two runs on the held-out tasks that both attempted; None if they share none."""
     from uptrend.stats import comparison  # scipy only where runs are compared
 
     return comparison.pair_runs(Run(path), Run(other))
@@ -148,69 +181,74 @@ def _views(path: Path, stamp: str) -> list[RunView]:
     return views_of(path)
 
 
-def _read_step(path: str, place: Place, columns: list[str] | None = None) -> pa.Table:
+def _read_step(path: str, location: StepLocation, columns: list[str] | None = None) -> pa.Table:
     """Return the rollouts of a step, or some of their columns."""
-    if "files" not in place:
-        table = _views(Path(path), json.dumps(place["stamp"]))[place["part"]].read_rollouts(
-            place["step"]
-        )
-        table = pa.concat_tables(
-            [ROLLOUT_SCHEMA.empty_table(), table], promote_options="permissive"
-        )
-        return table if columns is None else table.select(columns)
-    try:
-        return read_parquet([Path(file) for file in place["files"]], columns)
-    except (pa.ArrowException, ValueError) as error:  # of other columns than ours
-        raise RecordError(f"{place['files'][0]} is damaged: {error}") from None
+    if "files" in location:
+        files = [Path(file) for file in location["files"]]
+        try:
+            return read_parquet(files, columns)
+        except (pa.ArrowException, ValueError) as error:  # of other columns than ours
+            raise RecordError(f"{files[0]} is damaged: {error}") from None
+
+    views = _views(Path(path), json.dumps(location["stamp"]))
+    table = views[location["part"]].read_rollouts(location["step"])
+    # Other trainers' logs lack columns, which are null then.
+    table = pa.concat_tables([ROLLOUT_SCHEMA.empty_table(), table], promote_options="permissive")
+    return table if columns is None else table.select(columns)
 
 
-def reward_bounds(path: str, place: Place) -> list[float] | None:
-    """Return the least and greatest reward that a rollout of a step can have; None where nobody
-    said.
+def reward_bounds(path: str, location: StepLocation) -> list[float] | None:
+    """Return the smallest and largest reward that a rollout of a step can get; None if they were
+    not recorded.
     """
-    table = _read_step(path, place, ["reward_low", "reward_high"])
+    table = _read_step(path, location, ["reward_low", "reward_high"])
     if table["reward_low"].null_count == len(table):
         return None
     return [pc.min(table["reward_low"]).as_py(), pc.max(table["reward_high"]).as_py()]
 
 
-def rollout_lines(path: str, place: Place, held: bool) -> list[Row]:
+def rollout_lines(path: str, location: StepLocation, heldout: bool) -> list[Row]:
     """Return one line per rollout of a step."""
-    return list(lines_of(RolloutTable(place["step"], _read_step(path, place, LINE_COLUMNS)), held))
-
-
-def _places(table: RolloutTable) -> Iterator[tuple[str, int, int]]:
-    """Yield each rollout's group, its index, and which of several by this name it is."""
-    counts: Counter[tuple[str, int]] = Counter()
-    for group, index in zip(table.values("group"), table.values("index"), strict=True):
-        name = str(group or ""), int(index or 0)
-        yield *name, counts[name]
-        counts[name] += 1
-
-
-def lines_of(table: RolloutTable, held: bool) -> Iterator[Row]:
-    """Yield one line per rollout of a table that has LINE_COLUMNS."""
+    table = RolloutTable(location["step"], _read_step(path, location, LINE_COLUMNS))
     facts = {key: table.values(key) for key in LINE_FACTS}
-    texts = table.messages.text_m
-    calls = table.messages.calls_m.to_pylist()
-    for n, (group, index, nth) in enumerate(_places(table)):
-        own = table.model_message_indices_n[n]
-        yield {
+    texts_m = table.messages.text_m
+    calls_m = table.messages.calls_m.to_pylist()
+    lines: list[Row] = []
+    for n, (group, index, nth) in enumerate(_rollout_names(table)):
+        model_messages = table.model_message_indices_n[n]
+        tools: set[str] = set()
+        for m in model_messages:
+            if calls_m[m]:
+                tools.update(_tool_names(calls_m[m]))
+        last_texts = (
+            _first_characters(texts_m[m], MAX_TEXT_CHARACTERS) for m in reversed(model_messages)
+        )
+        line = {
             "step": table.step,
-            "held": held,
+            "held": heldout,
             "group": group,
             "index": index,
             "nth": nth,
-            **{key: column[n] for key, column in facts.items()},
+            **{key: values[n] for key, values in facts.items()},
             "tokens": int(table.lengths_n[n]),
-            "turns": len(own),
+            "turns": len(model_messages),
             "advantage": table.advantage(n),
-            "tools": ",".join(
-                sorted({name for at in own if calls[at] for name in _tool_names(calls[at])})
-            ),
-            "question": _cut(table.question_n[n], QUESTION),
-            "text": next((text for at in reversed(own) if (text := _cut(texts[at], TEXT))), ""),
+            "tools": ",".join(sorted(tools)),
+            "question": _first_characters(table.question_n[n], MAX_QUESTION_CHARACTERS),
+            "text": next(filter(None, last_texts), ""),
         }
+        lines.append(line)
+    return lines
+
+
+def _rollout_names(table: RolloutTable) -> Iterator[RolloutName]:
+    """Yield the name of each rollout: several may have the same group and index."""
+    counts: Counter[tuple[str, int]] = Counter()
+    for raw_group, raw_index in zip(table.values("group"), table.values("index"), strict=True):
+        group = str(raw_group or "")
+        index = int(raw_index or 0)
+        yield group, index, counts[group, index]
+        counts[group, index] += 1
 
 
 def _tool_names(calls: str) -> list[str]:
@@ -218,176 +256,190 @@ def _tool_names(calls: str) -> list[str]:
         names = [str(call.get("name")) for call in json.loads(calls)]
     except (ValueError, AttributeError, TypeError, RecursionError):
         return []
-    # SQLite keeps no half of a surrogate pair
+    # SQLite stores no half of a surrogate pair.
     return [name.encode("utf-8", "replace").decode() for name in names]
 
 
-def _cut(text: str, most: int) -> str:
+def _first_characters(text: str, most: int) -> str:
     """Return the beginning of a text in one line."""
-    return " ".join(text.strip()[: 4 * most].split())[:most]
+    beginning = text.strip()[: CHARACTERS_READ_PER_SHOWN * most]
+    return " ".join(beginning.split())[:most]
 
 
-def search_step(path: str, place: Place, text: str) -> list[list[Any]]:
-    """Return group, index, number and surroundings of each rollout of a step that has a text in
-    lower case.
+def search_step(path: str, location: StepLocation, text: str) -> list[list[Any]]:
+    """Return group, index, number and surroundings of each rollout of a step that contains a text
+    in lower case.
     """
     columns = ["group", "index", "sequence", "messages"]
-    table = RolloutTable(place["step"], _read_step(path, place, columns))
-    texts = table.messages.text_m
-    found = list[list[Any]]()
-    for name, places in zip(_places(table), table.message_range_n, strict=True):
-        whole = "\n".join(texts[places.start : places.stop])
-        at = whole.lower().find(text)
-        if at >= 0:
-            begin = max(0, at - 60)
-            found.append([*name, "…" * (begin > 0) + " ".join(whole[begin : begin + TEXT].split())])
-    return found
+    table = RolloutTable(location["step"], _read_step(path, location, columns))
+    texts_m = table.messages.text_m
+    matches: list[list[Any]] = []
+    for name, messages in zip(_rollout_names(table), table.message_range_n, strict=True):
+        conversation = "\n".join(texts_m[messages.start : messages.stop])
+        position = conversation.lower().find(text)
+        if position < 0:
+            continue
+        begin = max(0, position - CHARACTERS_BEFORE_MATCH)
+        surroundings = " ".join(conversation[begin : begin + MAX_TEXT_CHARACTERS].split())
+        if begin > 0:
+            surroundings = "…" + surroundings
+        matches.append([*name, surroundings])
+    return matches
 
 
 def show_rollout(
     path: str,
-    place: Place,
+    location: StepLocation,
     group: str,
     index: int,
     nth: int,
-    characters: int,
-    tokens: int,
+    max_characters: int,
+    max_tokens: int,
     root: str | None,
 ) -> Row:
     """Return one rollout: messages by turn, reward by part, commands, and its tokens with all their
     figures.
 
-    `root` is the folder outside which no tokenizer is read; None where there is none to be read.
+    `root` is the folder outside which no tokenizer is read; without it, none is.
     """
-    step = place["step"]
-    table = _read_step(path, place)
-    chosen = pc.and_(
-        pc.equal(table["group"], group), pc.equal(pc.fill_null(table["index"], 0), index)
-    )
-    rows = table.filter(chosen)
-    if not len(rows):
-        raise RecordError(
-            f"Step {step} of {Path(path).name} has no rollout {index} in group {group}."
-        )
-    several = RolloutTable(step, rows)
-    if not 0 <= nth < len(several):
-        raise RecordError(
-            f"Step {step} of {Path(path).name} has no rollout {group}/{index} number {nth}."
-        )
-    rollout = several.rollout(nth)
+    rollout = _read_rollout(path, location, group, index, nth)
+    facts = dict(rollout.facts)
+    for key in ("messages", "commands"):  # they are shown by turn
+        facts.pop(key, None)
 
-    def cut(message: Mapping[str, Any]) -> dict[str, Any]:
-        content = message["content"] or ""
-        return {
-            "role": message["role"],
-            "content": content[:characters],
-            "length": len(content),
-            "calls": _calls(message["calls"]),
-            "problem": message["problem"],
-        }
+    turns: list[Row] = []
+    for turn in rollout.turns:
+        replies = [_shown_message(reply, max_characters) for reply in turn.replies]
+        commands: list[Row] = []
+        for command in turn.commands:
+            texts = {
+                "command": command["command"][:max_characters],
+                "said": (command["said"] or "")[:max_characters],
+            }
+            commands.append({**command, **texts})
+        message = _shown_message(turn.message, max_characters)
+        turns.append({"message": message, "replies": replies, "commands": commands})
 
-    tokenizer = (
-        None if root is None else _tokenizer(Path(path), Path(root), tuple(Run(path).checkpoints))
-    )
-    pieces = None if tokenizer is None else lambda ids: pieces_by(tokenizer, ids)
-    shown: Row = plain(
+    tokenizer = None
+    if root is not None:
+        tokenizer = _tokenizer(Path(path), Path(root), tuple(Run(path).checkpoints))
+    sequences: list[Row] = []
+    for row in rollout.sequences:
+        if row["ids"] is not None:
+            sequences.append(_sequence(row, tokenizer, max_tokens))
+
+    page: Row = plain(
         {
-            **{
-                key: value
-                for key, value in rollout.facts.items()
-                if key not in ("messages", "commands")
-            },
-            "prompt": [cut(message) for message in rollout.prompt],
-            "turns": [
-                {
-                    "message": cut(turn.message),
-                    "replies": [cut(reply) for reply in turn.replies],
-                    "commands": [
-                        {
-                            **c,
-                            "command": c["command"][:characters],
-                            "said": (c["said"] or "")[:characters],
-                        }
-                        for c in turn.commands
-                    ],
-                }
-                for turn in rollout.turns
-            ],
-            "sequences": [
-                _sequence(row, pieces, tokens)
-                for row in rollout.sequences
-                if row["ids"] is not None
-            ],
-            "has_text": pieces is not None,
+            **facts,
+            "prompt": [_shown_message(message, max_characters) for message in rollout.prompt],
+            "turns": turns,
+            "sequences": sequences,
+            "has_text": tokenizer is not None,
         }
     )
-    return shown
+    return page
 
 
-def _calls(told: str | None) -> Any:
+def _read_rollout(
+    path: str, location: StepLocation, group: str, index: int, nth: int
+) -> RecordedRollout:
+    step = location["step"]
+    run_name = Path(path).name
+    table = _read_step(path, location)
+    is_of_group = pc.equal(table["group"], group)
+    is_index = pc.equal(pc.fill_null(table["index"], 0), index)
+    rows = table.filter(pc.and_(is_of_group, is_index))
+    if not len(rows):
+        raise RecordError(f"Step {step} of {run_name} has no rollout {index} in group {group}.")
+    namesakes = RolloutTable(step, rows)
+    if not 0 <= nth < len(namesakes):
+        raise RecordError(f"Step {step} of {run_name} has no rollout {group}/{index} number {nth}.")
+    return namesakes.rollout(nth)
+
+
+def _shown_message(message: Mapping[str, Any], max_characters: int) -> Row:
+    content = message["content"] or ""
+    return {
+        "role": message["role"],
+        "content": content[:max_characters],
+        "length": len(content),
+        "calls": _parsed_calls(message["calls"]),
+        "problem": message["problem"],
+    }
+
+
+def _parsed_calls(calls: str | None) -> Any:
     try:
-        return json.loads(told) if told else []
+        return json.loads(calls) if calls else []
     except (ValueError, RecursionError):
         return []
 
 
-def _sequence(row: Row, pieces: Callable[[Sequence[int]], list[str]] | None, most: int) -> Row:
+def _sequence(row: Row, tokenizer: Any | None, max_tokens: int) -> Row:
     """Return a sequence's tokens, and counts by role of those that were trained and that attention
     could not see.
+
+    A count is None where it was not recorded.
     """
     roles = row["roles"] or []
     weights = row["weights"] or []
     attended = row["attended"] or []
-    counts = [
-        {
+    counts: list[Row] = []
+    for role in Role:
+        if role not in roles:
+            continue
+        n_trained = None
+        if weights:
+            pairs = zip(weights, roles, strict=False)
+            n_trained = sum(weight != 0 for weight, other in pairs if other == role)
+        n_hidden = None
+        if attended:
+            pairs = zip(attended, roles, strict=False)
+            n_hidden = sum(not is_attended for is_attended, other in pairs if other == role)
+        count = {
             "role": role.name.lower(),
             "tokens": roles.count(role),
-            "trained": (
-                sum(w != 0 for w, r in zip(weights, roles, strict=False) if r == role)
-                if weights
-                else None
-            ),
-            "hidden": (
-                sum(not a for a, r in zip(attended, roles, strict=False) if r == role)
-                if attended
-                else None
-            ),
+            "trained": n_trained,
+            "hidden": n_hidden,
         }
-        for role in Role
-        if role in roles
-    ]
-    columns = {name: (row[name] or [])[:most] for name in SHOWN}
-    texts = pieces(columns["ids"]) if pieces else None
+        counts.append(count)
+    columns = {name: (row[name] or [])[:max_tokens] for name in TOKEN_COLUMNS}
+    texts = None if tokenizer is None else _token_texts(tokenizer, columns["ids"])
     return {"length": len(row["ids"]), "counts": counts, "texts": texts, **columns}
 
 
 @lru_cache(4)
 def _tokenizer(path: Path, root: Path, checkpoints: tuple[Path, ...]) -> Any:
-    del checkpoints  # a new one may be the first to have a tokenizer
+    del checkpoints  # part of the cache's key: a new one may be the first to have a tokenizer
     try:
         return tokenizer_of(Run(path), below=root)
-    except Exception:  # the file of a foreign tokenizer may hold anything
+    except Exception:  # the file of a foreign tokenizer may contain anything
         return None
 
 
-def pieces_by(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Return the text of each token; of one character in several tokens, the last has it."""
+def _token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Return the text of each token; a character of several tokens is the last one's text."""
     texts: list[str] = []
-    waiting: list[int] = []
+    pending_ids: list[int] = []
     for id in ids:
-        waiting.append(id)
-        text = str(tokenizer.decode(waiting, skip_special_tokens=False))
-        if text.endswith("\ufffd") and len(waiting) < 4:
+        pending_ids.append(id)
+        text = str(tokenizer.decode(pending_ids, skip_special_tokens=False))
+        # Decoding bytes that are no whole character gives U+FFFD.
+        if text.endswith("\ufffd") and len(pending_ids) < MAX_TOKENS_PER_CHARACTER:
             texts.append("")
             continue
+        # Decoders of SentencePiece drop the space at the beginning of a text.
         name = tokenizer.id_to_token(id) or ""
-        texts.append(f" {text}" if name.startswith("▁") and not text.startswith(" ") else text)
-        waiting = []
+        if name.startswith("▁") and not text.startswith(" "):
+            text = f" {text}"
+        texts.append(text)
+        pending_ids = []
     return texts
 
 
-def _seconds(moment: Any) -> float | None:
+def _timestamp(date: Any) -> float | None:
+    """Return a date of ISO 8601 as seconds since 1970; None if it is no date."""
     try:
-        return datetime.fromisoformat(str(moment)).timestamp()
+        return datetime.fromisoformat(str(date)).timestamp()
     except ValueError:
         return None

@@ -5,6 +5,7 @@ read.
 import contextlib
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,45 +17,48 @@ from uptrend.records import RecordError
 
 RUN_FILES = ("run.json", "metrics.jsonl", "evals.jsonl", "events.jsonl", "findings.json")
 RUN_FOLDERS = ("rollouts", "evals", "checkpoints", "logs", ".lock")
-# A log's folder: files and levels below it that are looked at for changes and links.
-LOG_FILES = 2000
-LOG_DEPTH = 3
+# What is looked at below a log's folder for changes.
+MAX_LOG_FILES = 2000
+MAX_LOG_DEPTH = 3
+# Folder of a journal that holds its runs, which are sources of their own.
+LAB_RUNS = "runs"
 
+# Pairs of a time in nanoseconds and a size in bytes.
 Stamp = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class FoundSource:
-    """A run directory, a log or a journal that was found."""
+class DashboardSource:
+    """A run directory, a log or a journal in one of the served folders."""
 
     id: str
-    """Name in addresses: the given folder's name and the path below it."""
+    """Name in addresses: the served folder's name and the path below it."""
     kind: Literal["run", "log", "lab"]
     path: Path
     root: Path
-    """Folder that was given, resolved: links out of it are not followed."""
+    """Served folder, resolved: links out of it are not followed."""
     strong: bool = True
-    """False for a log that is known by its files' endings alone."""
+    """False for a log that is recognized by its files' endings alone."""
 
     @property
     def key(self) -> str:
-        """Name in the index; by another root other links are allowed."""
+        """Name in the index; below another root, other links are allowed."""
         return f"{self.path}\0{self.root}"
 
     def check(self, path: Path) -> Path:
-        """Return a path below the source; RecordError where it is a pipe, or a link out of the
-        given folder.
+        """Return a path below the source; RecordError if it is a pipe, or a link out of the served
+        folder.
         """
         name = path.relative_to(self.path)
         if not Path(os.path.realpath(path)).is_relative_to(self.root):
             raise RecordError(f"{name} is a link to a place outside {self.root.name}: not read.")
-        # reading it could wait for ever
+        # Reading a pipe could wait forever.
         if path.exists() and not path.is_file() and not path.is_dir():
             raise RecordError(f"{name} is neither a file nor a folder: not read.")
         return path
 
     def check_all(self) -> None:
-        """Check every file that is read for the source, but for those that are checked one by
+        """Check every file that is read for the source, except those that are checked one by
         one.
         """
         if self.kind == "run":
@@ -64,95 +68,101 @@ class FoundSource:
             self.check_below(self.path)
 
     def check_below(self, *folders: Path) -> None:
-        """Check every link below folders of the source; not the runs of a journal, which are
-        sources of their own.
-        """
+        """Check every link below folders of the source, except in a journal's runs."""
         for folder in folders:
-            for path in _odd(folder, {"runs"} if self.kind == "lab" else set()):
+            for path in _special_files(folder, self._other_sources):
                 self.check(path)
 
     def stamp(self) -> Stamp:
         """Return times and sizes of its files: another stamp means that it changed."""
         if self.kind == "run":
-            return tuple(_stat(f"{self.path}/{name}") for name in RUN_FILES)
-        stats = [
-            _stat(path)
-            for path in _files(
-                self.path, SKIPPED_FOLDERS | ({"runs"} if self.kind == "lab" else set())
-            )
-        ]
-        return (
-            (max((time for time, _ in stats), default=0), sum(size for _, size in stats)),
-            (len(stats), 0),
-        )
+            return tuple(_time_and_size(f"{self.path}/{name}") for name in RUN_FILES)
+        paths = _watched_files(self.path, SKIPPED_FOLDERS | self._other_sources)
+        last_time = 0
+        total_size = 0
+        for path in paths:
+            time, size = _time_and_size(path)
+            last_time = max(last_time, time)
+            total_size += size
+        return (last_time, total_size), (len(paths), 0)
+
+    @property
+    def _other_sources(self) -> set[str]:
+        """Names of folders below it that are sources of their own."""
+        return {LAB_RUNS} if self.kind == "lab" else set()
 
 
-def find_sources(roots: Iterable[Path]) -> dict[str, FoundSource]:
-    """Return what the folders and files hold, by id; a folder that is not there yet holds
-    nothing.
-    """
-    found: dict[str, FoundSource] = {}
-    names: dict[str, int] = {}
-    for given in roots:
-        root = Path(os.path.realpath(given))
-        names[root.name] = names.get(root.name, 0) + 1
-        name = root.name + (f"~{names[root.name]}" if names[root.name] > 1 else "")
-        below = (
-            [_log(root, root)] if root.is_file() else list(_scan(root, root, 0, _is_of_lab(root)))
-        )
-        for source in below:
-            rest = source.path.relative_to(root).as_posix()
-            id = os.fsencode(name if rest == "." else f"{name}/{rest}").decode("utf-8", "replace")
-            found[id] = replace(source, id=id)
-    return found
+def find_sources(roots: Iterable[Path]) -> dict[str, DashboardSource]:
+    """Return the sources in folders, and files that are one, by id; a folder may not exist yet."""
+    sources_by_id: dict[str, DashboardSource] = {}
+    name_counts: Counter[str] = Counter()
+    for root_path in roots:
+        root = Path(os.path.realpath(root_path))
+        name = root.name
+        name_counts[name] += 1
+        if name_counts[name] > 1:
+            name += f"~{name_counts[name]}"
+        if root.is_file():
+            sources = [_log(root, root)]
+        else:
+            sources = list(_scan(root, root, 0, _is_in_lab_runs(root)))
+        for source in sources:
+            path_below = source.path.relative_to(root).as_posix()
+            id = name if path_below == "." else f"{name}/{path_below}"
+            # A file's name may hold bytes that are no UTF-8.
+            id = os.fsencode(id).decode("utf-8", "replace")
+            sources_by_id[id] = replace(source, id=id)
+    return sources_by_id
 
 
-def _is_of_lab(folder: Path) -> bool:
-    """Return True for the runs of a lab, and what is below them."""
-    return any(path.name == "runs" and is_lab(path.parent) for path in (folder, *folder.parents))
+def _is_in_lab_runs(folder: Path) -> bool:
+    """Return True for a lab's folder of runs, and everything below it."""
+    return any(path.name == LAB_RUNS and is_lab(path.parent) for path in (folder, *folder.parents))
 
 
-def _scan(folder: Path, root: Path, depth: int, of_lab: bool) -> Iterator[FoundSource]:
+def _scan(folder: Path, root: Path, depth: int, is_of_lab: bool) -> Iterator[DashboardSource]:
     if os.path.exists(folder / "run.json"):
-        yield FoundSource("", "run", folder, root)
+        yield DashboardSource("", "run", folder, root)
         return
+
+    folders, files = _entries(folder, root)
     if is_lab(folder):
-        yield FoundSource("", "lab", folder, root)
-        of_lab = True
-        folders = [path for path in _entries(folder, root)[0] if path.name == "runs"]
-        files = list[Path]()
-    else:
-        folders, files = _entries(folder, root)
-    if any(_is_strong(name) for name in (path.name for path in files + folders)):
+        yield DashboardSource("", "lab", folder, root)
+        is_of_lab = True
+        folders = [path for path in folders if path.name == LAB_RUNS]
+        files = []
+    if any(_is_name_of_log(path.name) for path in files + folders):
         yield _log(folder, root)
         return
-    below = (
-        [source for child in folders for source in _scan(child, root, depth + 1, of_lab)]
-        if depth < MAX_FOLDER_DEPTH
-        else []
-    )
-    # What a run printed lies beside its folder, under its name. In a lab, whatever is no run's
-    # folder was printed.
-    runs = {source.path for source in below if source.kind == "run"}
-    loose = [
-        path
-        for path in files
-        if is_log_name(path) and not of_lab and path.with_suffix("") not in runs
-    ]
-    if loose and not any(source.strong for source in below):
-        # a run's logs lie together, often in several formats
+
+    sources_below: list[DashboardSource] = []
+    if depth < MAX_FOLDER_DEPTH:
+        for child in folders:
+            sources_below += _scan(child, root, depth + 1, is_of_lab)
+
+    # What a run printed lies beside its folder, under its name. In a lab, every file outside of
+    # the runs' folders was printed by one.
+    loose_logs: list[Path] = []
+    if not is_of_lab:
+        run_folders = {source.path for source in sources_below if source.kind == "run"}
+        for path in files:
+            if is_log_name(path) and path.with_suffix("") not in run_folders:
+                loose_logs.append(path)
+    if loose_logs and not any(source.strong for source in sources_below):
+        # A run's logs lie together, often in several formats.
         yield replace(_log(folder, root), strong=False)
         return
-    yield from below
-    for path in loose:
+    yield from sources_below
+    for path in loose_logs:
         yield replace(_log(path, root), strong=False)
 
 
-def _log(path: Path, root: Path) -> FoundSource:
-    return FoundSource("", "log", path, root if root.is_dir() else root.parent)
+def _log(path: Path, root: Path) -> DashboardSource:
+    return DashboardSource("", "log", path, root if root.is_dir() else root.parent)
 
 
-def _is_strong(name: str) -> bool:
+def _is_name_of_log(name: str) -> bool:
+    """Return True for names that only trainers and trackers give."""
     return (
         name == "trainer_state.json"
         or "tfevents" in name
@@ -163,27 +173,30 @@ def _is_strong(name: str) -> bool:
 
 def _entries(folder: Path, root: Path) -> tuple[list[Path], list[Path]]:
     """Return folders and files, sorted; hidden ones and links out of the root are left out."""
-    folders = list[Path]()
-    files = list[Path]()
+    folders: list[Path] = []
+    files: list[Path] = []
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError:  # gone by now, not there yet, or not ours to read
+    except OSError:  # gone by now, not there yet, or without permission to read
         return [], []
     for entry in entries:
         if entry.name.startswith(".") or entry.name in SKIPPED_FOLDERS:
             continue
         path = Path(entry.path)
         is_folder = path.is_dir()  # False for a link to itself, where the entry would raise
-        if entry.is_symlink() and (
-            is_folder or not Path(os.path.realpath(path)).is_relative_to(root)
-        ):
-            continue
-        (folders if is_folder else files).append(path)
+        if entry.is_symlink():
+            leads_out = not Path(os.path.realpath(path)).is_relative_to(root)
+            if is_folder or leads_out:
+                continue
+        if is_folder:
+            folders.append(path)
+        else:
+            files.append(path)
     return folders, files
 
 
-def _odd(path: Path, skipped: set[str]) -> Iterator[Path]:
-    """Yield what is neither a file nor a folder, at any depth: links, pipes, devices."""
+def _special_files(path: Path, skipped: set[str]) -> Iterator[Path]:
+    """Yield the path, and below it what is neither a file nor a folder: links, pipes, devices."""
     yield path
     for folder, folders, names in os.walk(path):
         for name in (*folders, *names):
@@ -194,24 +207,28 @@ def _odd(path: Path, skipped: set[str]) -> Iterator[Path]:
         folders[:] = set(folders) - skipped
 
 
-def _files(path: Path, skipped: set[str], depth: int = LOG_DEPTH) -> list[Path]:
+def _watched_files(
+    path: Path, skipped: set[str], max_depth: int = MAX_LOG_DEPTH, max_files: int = MAX_LOG_FILES
+) -> list[Path]:
     """Return the files that a log or a journal may be read from, links included."""
     if not path.is_dir() or path.is_symlink():
         return [path]
-    found: list[Path] = []
+    files: list[Path] = []
     for folder, folders, names in os.walk(path):
         here = Path(folder)
-        links = [name for name in folders if (here / name).is_symlink()]
-        found += [here / name for name in (*names, *links)]
-        if len(here.relative_to(path).parts) >= depth or len(found) > LOG_FILES:
+        files += [here / name for name in names]
+        files += [here / name for name in folders if (here / name).is_symlink()]
+        depth = len(here.relative_to(path).parts)
+        if depth >= max_depth or len(files) > max_files:
             folders.clear()
         folders[:] = sorted(set(folders) - skipped)
-    return found[:LOG_FILES]
+    return files[:max_files]
 
 
-def _stat(path: Path | str) -> tuple[int, int]:
+def _time_and_size(path: Path | str) -> tuple[int, int]:
+    """Return when a file was changed and its bytes; zeros if it does not exist."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size

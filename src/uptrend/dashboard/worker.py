@@ -1,4 +1,4 @@
-"""A process that reads what others wrote: runs, logs and journals. No torch.
+"""A process that reads the files of runs, logs and journals for the server. No torch.
 
     python -P -m uptrend.dashboard.worker
 
@@ -25,8 +25,9 @@ from uptrend.records.files import (
 )
 from uptrend.records.worker_process import WorkerDied, WorkerProcess, answer_requests
 
-SLOW = (findings.read_log, findings.diagnose_run)
-QUICK = (
+# These take minutes for a long run, so that they yield to pages and to a training run.
+LOW_PRIORITY_FUNCTIONS = (findings.read_log, findings.diagnose_run)
+PAGE_FUNCTIONS = (
     reading.read_run,
     reading.run_table,
     reading.pair_runs,
@@ -37,33 +38,38 @@ QUICK = (
     journals.read_overview,
     journals.read_hypothesis,
 )
-WORK: dict[str, Callable[..., Any]] = {work.__name__: work for work in (*SLOW, *QUICK)}
-# Seconds that one piece of work may take.
-PATIENCE = 300.0
-# Bytes of memory from which the process ends after its work; the next call starts another.
-LARGEST = 400_000_000
-# Bytes and values of an answer: 100,000 rollouts of a step, or the evaluations of 10,000 steps,
-# have half as many.
-MAX_ANSWER = 128_000_000
+FUNCTIONS_BY_NAME: dict[str, Callable[..., Any]] = {
+    function.__name__: function for function in (*LOW_PRIORITY_FUNCTIONS, *PAGE_FUNCTIONS)
+}
+# Niceness that is added for those that yield.
+LOW_PRIORITY_NICENESS = 10
+REQUEST_TIMEOUT_S = 300.0
+# Memory from which on the process ends after its answer; the next call starts another.
+MAX_IDLE_MEMORY_BYTES = 400_000_000
+# Limits of an answer: 100,000 rollouts of a step, or the evaluations of 10,000 steps, have half as
+# many.
+MAX_ANSWER_BYTES = 128_000_000
 MAX_ANSWER_VALUES = 4_000_000
 
 
 class ReaderProcess:
-    """Handle of the process; `folders` returns those outside which it reads nothing."""
+    """Handle of the process; it reads nothing outside the folders that `folders` returns."""
 
     def __init__(self, folders: Callable[[], list[str]] | None = None) -> None:
         self._folders = folders
         self._worker = WorkerProcess("uptrend.dashboard.worker")
 
-    def call(self, work: str, path: str, *arguments: Any, patience: float = PATIENCE) -> Any:
-        """Have work done and return its result; RecordError where it failed, died or took too
-        long.
+    def call(
+        self, function: str, path: str, *arguments: Any, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> Any:
+        """Run a function of the process and return its result; RecordError if it failed, died or
+        took too long.
         """
         folders = None if self._folders is None else self._folders()
         try:
-            answer = self._worker.call([work, folders, path, *arguments], patience)
+            answer = self._worker.call([function, folders, path, *arguments], timeout_s)
         except TimeoutError:
-            raise RecordError(f"Reading {path} took more than {patience:.0f} seconds.") from None
+            raise RecordError(f"Reading {path} took more than {timeout_s:.0f} seconds.") from None
         except WorkerDied:
             raise RecordError(
                 f"Reading {path} failed: it may need more memory than there is."
@@ -77,46 +83,49 @@ class ReaderProcess:
         self._worker.close()
 
 
-def _memory() -> int:
-    """Return the bytes that this process holds; 0 where the system does not tell."""
-    # Not the most that it held: that of a process just started is its parent's.
+def _memory_bytes() -> int:
+    """Return the memory that this process occupies; 0 if the system does not report it."""
+    # Now, not at its peak: the peak of a process that was just started is its parent's.
     try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        statm = Path("/proc/self/statm").read_text(encoding="ascii")
     except OSError:
         return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    resident_pages = int(statm.split()[1])
+    return resident_pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @cache
-def _step_back() -> None:
-    os.nice(10)  # pages, and a training beside them, come first
+def _lower_priority() -> None:
+    """Let pages, and a training run beside them, come first; once, because niceness adds up."""
+    os.nice(LOW_PRIORITY_NICENESS)
 
 
 def answer(request: list[Any]) -> dict[str, Any]:
-    """Do what a request asks for."""
-    work, folders, *arguments = request
-    if WORK[work] in SLOW:
-        _step_back()
+    """Return a request's result, or an error's sentence; `last` if the process ends with it."""
+    name, folders, *arguments = request
+    path = arguments[0]
+    function = FUNCTIONS_BY_NAME[name]
+    if function in LOW_PRIORITY_FUNCTIONS:
+        _lower_priority()
+    reply: dict[str, Any] = {}
     try:
         with reading_below(folders):
-            result = WORK[work](*arguments)
+            result = function(*arguments)
         text = json.dumps(result)
-        found: dict[str, Any] = {"result": result}
-        # The server holds the answer, and nothing else bounds what it holds.
-        if len(text) > MAX_ANSWER or count_values(text) > MAX_ANSWER_VALUES:
-            found = {
-                "error": (
-                    f"{arguments[0]} is too large: what a page needs of it are"
-                    f" {megabytes(len(text))}."
-                )
-            }
+        # The server keeps the answer in memory, and nothing else bounds its size.
+        if len(text) > MAX_ANSWER_BYTES or count_values(text) > MAX_ANSWER_VALUES:
+            size = megabytes(len(text))
+            reply["error"] = f"{path} is too large: what a page needs of it are {size}."
+        else:
+            reply["result"] = result
     except RecordError as error:
-        found = {"error": str(error)}
+        reply["error"] = str(error)
     except MemoryError:
-        found = {"error": str(too_much_memory(arguments[0])), "last": True}
-    except Exception as error:  # a log may hold anything, and the next one is not to blame
-        found = {"error": f"{arguments[0]} could not be read: {type(error).__name__}: {error}"}
-    return {"last": _memory() > LARGEST, **found}
+        return {"error": str(too_much_memory(path)), "last": True}
+    except Exception as error:  # a log may contain anything, and the next one is not to blame
+        reply["error"] = f"{path} could not be read: {type(error).__name__}: {error}"
+    reply["last"] = _memory_bytes() > MAX_IDLE_MEMORY_BYTES
+    return reply
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """The specification that is fixed before the first step, and changes made to it afterwards.
 
 specification.json has the criteria, each arm's resolved config, the hashes of its tasks and of a
-model's folder, and the package's version. Whoever looks at results and then changes what decides
-has no test any more: that voids the verdict. Two ways on are honest, and recorded: to begin anew
-(the old results are kept aside), and more seeds, judged by the confidence sequence, which may be
-looked at as often as one likes.
+model's folder, and the package's version. Criteria that change after results were seen are no test
+of them any more: that voids the verdict. Two ways on are honest, and recorded: to begin anew (the
+old results are kept aside), and more seeds, judged by the confidence sequence, which holds however
+often one looks.
 """
 
 import json
@@ -20,6 +20,7 @@ from uptrend.config.tables import flatten
 from uptrend.lab import lab_error
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import (
+    HASH_LENGTH,
     Launcher,
     Resolved,
     digest,
@@ -35,10 +36,10 @@ from uptrend.records.files import parse_json, read_file, write_atomically
 from uptrend.records.metrics import first_step
 from uptrend.records.renamed import upgrade, upgrade_keys
 
-SCHEMA = 1
-FILE = "specification.json"
+SCHEMA_VERSION = 1
+SPECIFICATION_FILE = "specification.json"
 # Keys of a hypothesis that decide; a title or a priority may be corrected.
-CRITERIA = (
+CRITERIA_KEYS = (
     "metric",
     "direction",
     "smallest",
@@ -52,7 +53,8 @@ CRITERIA = (
     "cause",
     "allows",
 )
-HASHES = {"tasks": "training tasks", "held_out": "held-out tasks", "model": "model's folder"}
+# What each hash of an arm is about.
+HASH_LABELS = {"tasks": "training tasks", "held_out": "held-out tasks", "model": "model's folder"}
 
 
 @dataclass(frozen=True)
@@ -85,13 +87,12 @@ def freeze(notebook: Notebook, hypothesis: Hypothesis, launcher: Launcher) -> Sp
     """Return the specification on record for a hypothesis; it is written now if there is none
     yet.
     """
-    found = read(notebook, hypothesis.id)
-    if found is not None:
-        return found
-    now = replace(
-        describe(notebook, hypothesis, launcher), before=len(_aside(notebook, hypothesis.id))
-    )
-    # what can't be run is refused before it is fixed
+    recorded = read(notebook, hypothesis.id)
+    if recorded is not None:
+        return recorded
+    n_before = len(_folders_before(notebook, hypothesis.id))
+    now = replace(describe(notebook, hypothesis, launcher), before=n_before)
+    # What can't be run is refused before it is fixed.
     planned_runs(hypothesis, now.resolved(), notebook.folder)
     write(notebook, now)
     return now
@@ -106,26 +107,30 @@ def describe(
     """Return the specification that a hypothesis's file gives today, with the threads that `like`
     was written for.
     """
-    arms = dict[str, dict[str, Any]]()
+    recipe = notebook.folder / hypothesis.recipe
+    arms: dict[str, dict[str, Any]] = {}
     for arm in hypothesis.arms:
-        compute = (
-            like.arms[arm.name]["config"].get("compute", {})
-            if like and arm.name in like.arms
-            else {}
-        )
-        threads = {"compute.threads": compute["threads"]} if "threads" in compute else {}
-        resolved = resolve(
-            hypothesis, arm, notebook.folder / hypothesis.recipe, launcher, **threads
-        )
-        # Through JSON, so that it compares and hashes like one that was read from the file.
-        arms[arm.name] = {"control": arm.is_control, **json.loads(json.dumps(asdict(resolved)))}
-        if (files := fingerprint(resolved.config)) is not None:
+        fixed: dict[str, Any] = {}
+        if like and arm.name in like.arms:
+            compute = like.arms[arm.name]["config"].get("compute", {})
+            if "threads" in compute:
+                fixed["compute.threads"] = compute["threads"]
+        resolved = resolve(hypothesis, arm, recipe, launcher, **fixed)
+        arms[arm.name] = {"control": arm.is_control, **_through_json(asdict(resolved))}
+        files = fingerprint(resolved.config)
+        if files is not None:
             arms[arm.name]["model"] = digest(files)
     values = asdict(hypothesis)
-    criteria = json.loads(json.dumps({key: values[key] for key in CRITERIA}))
-    return Specification(
-        hypothesis.id, criteria, arms, version(), datetime.now(UTC).isoformat(timespec="seconds")
-    )
+    criteria = _through_json({key: values[key] for key in CRITERIA_KEYS})
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Specification(hypothesis.id, criteria, arms, version(), now)
+
+
+def _through_json(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table that compares and hashes like one that was read from a file: lists for tuples,
+    texts for enums.
+    """
+    return dict(json.loads(json.dumps(table)))
 
 
 def changed(then: Specification, now: Specification) -> list[str]:
@@ -134,57 +139,73 @@ def changed(then: Specification, now: Specification) -> list[str]:
     Only keys that the record has are compared: one that a later version of Uptrend added, at its
     default, is no change, nor is a name that was changed (records/renamed.toml).
     """
-    criteria = upgrade(then.criteria, "metrics", "causes")
-    found = _differences(
-        {key: (criteria[key], value) for key, value in now.criteria.items() if key in criteria}
-    )
-    found += [f"arm {name} is gone" for name in then.arms if name not in now.arms]
-    found += [f"arm {name} is new" for name in now.arms if name not in then.arms]
-    common = [name for name in now.arms if name in then.arms]
-    where = dict[str, list[str]]()
-    for name in common:
-        for change in _changes(then.arms[name], now.arms[name]):
-            where.setdefault(change, []).append(name)
-    for change, names in where.items():
-        found.append(change if len(names) == len(common) else f"{' and '.join(names)}: {change}")
-    return found
+    old_criteria = upgrade(then.criteria, "metrics", "causes")
+    pairs: dict[str, tuple[Any, Any]] = {}
+    for key, value in now.criteria.items():
+        if key in old_criteria:
+            pairs[key] = (old_criteria[key], value)
+    changes = _word_differences(pairs)
+    changes += [f"arm {name} is gone" for name in then.arms if name not in now.arms]
+    changes += [f"arm {name} is new" for name in now.arms if name not in then.arms]
+
+    # A change that all arms have in common is named once.
+    common_arms = [name for name in now.arms if name in then.arms]
+    arms_by_change: dict[str, list[str]] = {}
+    for name in common_arms:
+        for change in _changes_of_arm(then.arms[name], now.arms[name]):
+            arms_by_change.setdefault(change, []).append(name)
+    for change, names in arms_by_change.items():
+        is_common = len(names) == len(common_arms)
+        changes.append(change if is_common else f"{' and '.join(names)}: {change}")
+    return changes
 
 
-def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    before = upgrade_keys(then["config"], noted=False)
+def _changes_of_arm(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name each difference between an arm's record and what it resolves to now."""
+    old_config = upgrade_keys(then["config"], noted=False)
+    old_keys = flatten(old_config)
     defaults = flatten(to_table(Config()))
-    keys = difference(what_matters(before), what_matters(now["config"]))
-    for key, (_, value) in list(keys.items()):
-        if key == "model.chat" and key not in flatten(before):
-            # decided since then by what the model was taught; its runs keep how they were asked
-            del keys[key]
+    pairs: dict[str, tuple[Any, Any]] = {}
+    all_pairs = difference(what_matters(old_config), what_matters(now["config"]))
+    for key, pair in all_pairs.items():
+        if key.startswith("compute.device"):
             continue
-        # `model.lora.r` had its place too where `model.lora` was null.
-        had_place = any(f"{key}.".startswith(f"{old}.") for old in flatten(before))
-        if key.startswith("compute.device") or not (had_place or value != defaults.get(key, value)):
-            del keys[key]
-    # A model's folder that is not on this machine is no change: judging needs only the runs.
-    hashes = {
-        f"hash of its {of}": (then.get(key), now.get(key, then.get(key)))
-        for key, of in HASHES.items()
-    }
-    became_control = now["control"] and not then["control"]
-    return _differences(keys | hashes) + (["it is the control now"] if became_control else [])
+        if key == "model.chat" and key not in old_keys:
+            # Decided since then by what the model was taught; its runs keep how they were asked.
+            continue
+        # `model.lora.r` is on record too where `model.lora` was null.
+        is_on_record = any(f"{key}.".startswith(f"{old_key}.") for old_key in old_keys)
+        value = pair[1]
+        if is_on_record or value != defaults.get(key, value):
+            pairs[key] = pair
+
+    for key, label in HASH_LABELS.items():
+        old_hash = then.get(key)
+        # A model's folder that is not on this machine is no change: judging needs only the runs.
+        pairs[f"hash of its {label}"] = (old_hash, now.get(key, old_hash))
+    changes = _word_differences(pairs)
+    if now["control"] and not then["control"]:
+        changes.append("it is the control now")
+    return changes
 
 
-def _differences(pairs: Mapping[str, tuple[Any, Any]]) -> list[str]:
-    told = {key: [setting(value, quote=False) for value in pair] for key, pair in pairs.items()}
-    return [f"{key} {told[key][0]} → {told[key][1]}" for key, (x, y) in pairs.items() if x != y]
+def _word_differences(pairs: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """Name each pair whose values differ: `smallest 0.05 → 0.02`."""
+    texts: list[str] = []
+    for key, (then, now) in pairs.items():
+        if then != now:
+            texts.append(f"{key} {setting(then, quote=False)} → {setting(now, quote=False)}")
+    return texts
 
 
 def extend(notebook: Notebook, then: Specification, count: int) -> Specification:
     """Add seeds to a specification, recorded as added after results could be seen."""
-    either = then.criteria["direction"] == Direction.EITHER and not then.criteria["stops_early"]
-    if either or first_step(then.criteria["metric"]):
-        raise lab_error(
-            f"extend-{'either' if either else 'median'}", id=then.hypothesis, **then.criteria
-        )
-    first = max([*then.criteria["seeds"], *then.more]) + 1
+    criteria = then.criteria
+    if criteria["direction"] == Direction.EITHER and not criteria["stops_early"]:
+        raise lab_error("extend-either", id=then.hypothesis, **criteria)
+    if first_step(criteria["metric"]):
+        raise lab_error("extend-median", id=then.hypothesis, **criteria)
+    first = max([*criteria["seeds"], *then.more]) + 1
     extended = replace(then, more=(*then.more, *range(first, first + count)))
     write(notebook, extended)
     return extended
@@ -193,46 +214,58 @@ def extend(notebook: Notebook, then: Specification, count: int) -> Specification
 def restart(notebook: Notebook, id: str) -> Path | None:
     """Set all that an experiment left aside under before-N, so that it can begin anew."""
     results = notebook.results(id)
-    left = [path for path in results.iterdir() if not path.name.startswith("before-")]
-    if not left:
+    current = [path for path in results.iterdir() if not path.name.startswith("before-")]
+    if not current:
         return None
-    place = results / f"before-{len(_aside(notebook, id)) + 1}"
-    place.mkdir()
-    for path in left:
-        shutil.move(path, place / path.name)
-    return place
+    number = len(_folders_before(notebook, id)) + 1
+    folder = results / f"before-{number}"
+    folder.mkdir()
+    for path in current:
+        shutil.move(path, folder / path.name)
+    return folder
 
 
 def seen_before(notebook: Notebook, id: str) -> set[str]:
     """Return the hashes of runs that earlier specifications of a hypothesis were judged by."""
-    files = [folder / "runs.json" for folder in _aside(notebook, id)]
-    runs = [run for path in files if path.exists() for run in parse_json(read_file(path))["runs"]]
-    return {run["hash"] for run in runs if run["status"] == "finished"}
+    hashes: set[str] = set()
+    for folder in _folders_before(notebook, id):
+        path = folder / "runs.json"
+        rows = parse_json(read_file(path))["runs"] if path.exists() else []
+        hashes.update(row["hash"] for row in rows if row["status"] == "finished")
+    return hashes
 
 
-def _aside(notebook: Notebook, id: str) -> list[Path]:
+def _folders_before(notebook: Notebook, id: str) -> list[Path]:
+    """Return the folders of earlier specifications, set aside by `restart`."""
     return sorted(path for path in notebook.results(id).glob("before-*") if path.is_dir())
 
 
 def read(notebook: Notebook, id: str) -> Specification | None:
     """Return the specification on record, if there is one."""
-    path = notebook.results(id) / FILE
+    path = notebook.results(id) / SPECIFICATION_FILE
     if not path.exists():
         return None
     try:
         table = parse_json(read_file(path))
         values = {field.name: table[field.name] for field in fields(Specification)}
-        found = replace(Specification(**values), more=tuple(table["more"]))
+        specification = replace(Specification(**values), more=tuple(table["more"]))
     except (ValueError, KeyError, TypeError) as error:
         raise lab_error("specification-damaged", path=path, error=error, id=id) from None
-    if found.hash != table.get("hash"):
-        said = str(table.get("hash"))[:10]
-        raise lab_error("specification-edited", path=path, found=found.hash[:10], said=said, id=id)
-    return found
+    recorded = str(table.get("hash"))
+    if specification.hash != recorded:
+        raise lab_error(
+            "specification-edited",
+            path=path,
+            actual=specification.hash[:HASH_LENGTH],
+            recorded=recorded[:HASH_LENGTH],
+            id=id,
+        )
+    return specification
 
 
 def write(notebook: Notebook, specification: Specification) -> None:
     """Write a specification, whole."""
-    table = {"schema": SCHEMA, "hash": specification.hash, **asdict(specification)}
+    table = {"schema": SCHEMA_VERSION, "hash": specification.hash, **asdict(specification)}
     text = json.dumps(table, indent=2, ensure_ascii=False)
-    write_atomically(notebook.results(specification.hypothesis) / FILE, text.encode())
+    path = notebook.results(specification.hypothesis) / SPECIFICATION_FILE
+    write_atomically(path, text.encode())

@@ -1,8 +1,7 @@
-"""A grid or a list of config values over seeds: to look where something is, not to decide whether
-it is there.
+"""A grid or a list of config values over seeds: it shows where to look, and decides nothing.
 
-Whoever takes the best of many has chosen by chance too. A sweep has no verdict; what it points to
-is tested as a hypothesis, on seeds that it has not used.
+The best of many points is the best by chance too. A sweep therefore has no verdict; what it points
+to is tested as a hypothesis, on seeds that it has not used.
 """
 
 import itertools
@@ -20,7 +19,7 @@ from uptrend.config.load import parse_value, read_toml, unknown
 from uptrend.config.tables import flatten, to_toml
 from uptrend.lab import lab_error, texts
 from uptrend.lab.measure import is_known, unknown_metric
-from uptrend.lab.refuse import RESERVED
+from uptrend.lab.refuse import RESERVED_KEYS
 from uptrend.records import Arm, Interval, LabError, Measured
 from uptrend.records.metrics import first_step
 from uptrend.records.renamed import current
@@ -28,10 +27,11 @@ from uptrend.stats.comparison import mcnemar
 from uptrend.stats.intervals import student_interval
 
 # Keys of a list's file.
-KEYS = ("title", "recipe", "metric", "seeds", "steps", "grid", "arms")
-ALPHA = 0.05
+LIST_KEYS = ("title", "recipe", "metric", "seeds", "steps", "grid", "arms")
+# Probability that an interval misses, over all comparisons of a sweep; the usual level.
+FAMILY_ALPHA = 0.05
 # A value up to the next comma; those in brackets (nested once), braces and quotes belong to it.
-VALUE = re.compile(r"""(?:\[(?:[^\[\]]|\[[^]]*\])*\]|\{[^}]*\}|"[^"]*"|'[^']*'|[^,])+""")
+VALUE_FORM = re.compile(r"""(?:\[(?:[^\[\]]|\[[^]]*\])*\]|\{[^}]*\}|"[^"]*"|'[^']*'|[^,])+""")
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,14 @@ def grid(sets: Sequence[str]) -> dict[str, list[Any]]:
     """Return values by key from `learning.lr=1e-6,5e-6`; commas in brackets, braces and quotes
     belong to a value.
     """
-    found = dict[str, list[Any]]()
-    for each in sets:
-        key, equals, text = each.partition("=")
+    values_by_key: dict[str, list[Any]] = {}
+    for option in sets:
+        key, equals, text = option.partition("=")
         if not equals or not key.strip() or not text.strip():
-            raise lab_error("sweep-set", each=each)
-        found[key.strip()] = [parse_value(part.strip()) for part in VALUE.findall(text)]
-    return found
+            raise lab_error("sweep-set", option=option)
+        values = VALUE_FORM.findall(text)
+        values_by_key[key.strip()] = [parse_value(value.strip()) for value in values]
+    return values_by_key
 
 
 def make(
@@ -72,19 +73,20 @@ def make(
     """
     table = read_toml(listed) if listed else {}
     for key in table:
-        if key not in KEYS:
-            raise LabError(f"{listed}: {unknown(key, key, KEYS, 'A sweep')}")
+        if key not in LIST_KEYS:
+            raise LabError(f"{listed}: {unknown(key, key, LIST_KEYS, 'A sweep')}")
     if recipe is None and "recipe" not in table:
         raise lab_error("sweep-recipe")
     base = recipe or (listed or Path()).parent / table["recipe"]
-    values = flatten(table.get("grid", {}))
-    for key, tried in values.items():
-        if not isinstance(tried, list) or not tried:
-            raise LabError(f"grid.{key} = {tried!r} should be a list of values to try.")
-    values |= grid(sets)
-    arms = _points(
-        [Arm(name, flatten(each)) for name, each in table.get("arms", {}).items()], values
-    )
+
+    values_by_key = flatten(table.get("grid", {}))
+    for key, values in values_by_key.items():
+        if not isinstance(values, list) or not values:
+            raise LabError(f"grid.{key} = {values!r} should be a list of values to try.")
+    values_by_key |= grid(sets)
+    arms = [Arm(name, flatten(overrides)) for name, overrides in table.get("arms", {}).items()]
+    points = _points(arms, values_by_key)
+
     metric = current(metric or table.get("metric", "eval/accuracy"))
     if not is_known(metric):
         raise unknown_metric(metric)
@@ -92,43 +94,61 @@ def make(
         raise LabError(
             f"{metric} has no mean to sweep over. Compare it in a hypothesis: uptrend lab new."
         )
-    title = table.get("title") or f"{base.stem}: {', '.join(values)}"
-    chosen = parse_seeds(seeds or str(table.get("seeds", "0-4")))
-    return Sweep(title, base, arms, chosen, metric, steps or int(table.get("steps", 0)))
+    return Sweep(
+        title=table.get("title") or f"{base.stem}: {', '.join(values_by_key)}",
+        recipe=base,
+        arms=points,
+        seeds=parse_seeds(seeds or str(table.get("seeds", "0-4"))),
+        metric=metric,
+        steps=steps or int(table.get("steps", 0)),
+    )
 
 
-def _points(arms: Sequence[Arm], values: Mapping[str, Sequence[Any]]) -> tuple[Arm, ...]:
-    # Every arm with every combination of values, the last key's changing fastest; the first is the
-    # control.
-    found = list[Arm]()
-    for arm, each in itertools.product(arms or [Arm("")], itertools.product(*values.values())):
-        point = dict(zip(values, each, strict=True))
-        said = {
-            key: value if isinstance(value, str) else to_toml(value) for key, value in point.items()
-        }
-        name = " ".join(
-            [arm.name, *(f"{key.rpartition('.')[2]}={value}" for key, value in said.items())]
-        ).strip()
-        found.append(Arm(name or "as it is", {**arm.overrides, **point}, is_control=not found))
-    for key, why in RESERVED.items():
-        if any(key in arm.overrides for arm in found):
-            raise LabError(f"A sweep can't set {key}: {why}. Seeds are given with --seeds.")
-    if len(found) < 2:
+def _points(arms: Sequence[Arm], values_by_key: Mapping[str, Sequence[Any]]) -> tuple[Arm, ...]:
+    """Return every arm with every combination of values, the last key's changing fastest; the first
+    is the control.
+    """
+    combinations = list(itertools.product(*values_by_key.values()))
+    points: list[Arm] = []
+    for arm in arms or [Arm("")]:
+        for values in combinations:
+            overrides = dict(zip(values_by_key, values, strict=True))
+            name = _point_name(arm.name, overrides)
+            is_first = not points
+            points.append(Arm(name, {**arm.overrides, **overrides}, is_control=is_first))
+
+    for key, reason in RESERVED_KEYS.items():
+        if any(key in point.overrides for point in points):
+            raise LabError(f"A sweep can't set {key}: {reason}. Seeds are given with --seeds.")
+    if len(points) < 2:
         raise lab_error("sweep-points")
-    name, count = Counter(arm.name for arm in found).most_common(1)[0]
+    name, count = Counter(point.name for point in points).most_common(1)[0]
     if count > 1:
         raise LabError(f"The sweep has {name} more than once.")
-    return tuple(found)
+    return tuple(points)
+
+
+def _point_name(arm: str, overrides: Mapping[str, Any]) -> str:
+    """Name a point by its arm and its values, each with the last part of its key."""
+    parts = [arm] if arm else []
+    for key, value in overrides.items():
+        text = value if isinstance(value, str) else to_toml(value)
+        parts.append(f"{key.rpartition('.')[2]}={text}")
+    return " ".join(parts).strip() or "as it is"
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
     """Return seeds from `0-4`, `0,2,5` or both."""
-    seeds = list[int]()
+    seeds: list[int] = []
     for part in text.replace(" ", "").strip("[]").split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if match is None or (match[2] and int(match[2]) < int(match[1])):
+        span = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if span is None:
             raise LabError(f"--seeds {text}: write 0-4, or 0,2,5.")
-        seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
+        first = int(span[1])
+        last = int(span[2] or first)
+        if last < first:
+            raise LabError(f"--seeds {text}: write 0-4, or 0,2,5.")
+        seeds += range(first, last + 1)
     if len(set(seeds)) < len(seeds):
         raise LabError(
             f"--seeds {text} has a seed more than once: a repeated run is no new evidence."
@@ -154,35 +174,61 @@ class SweepRow:
 
 def rows(sweep: Sweep, measured: Sequence[Measured]) -> list[SweepRow]:
     """Return every point that has a finished run, with its intervals."""
-    by_arm = {
-        arm.name: {run.seed: run for run in measured if run.arm == arm.name} for arm in sweep.arms
-    }
-    first = by_arm[sweep.arms[0].name]
-    shared = ALPHA / max(1, len(sweep.arms) - 1)
-    found = list[SweepRow]()
-    for name, runs in by_arm.items():
+    runs_by_arm: dict[str, dict[int, Measured]] = {}  # and by seed
+    for arm in sweep.arms:
+        runs_by_arm[arm.name] = {run.seed: run for run in measured if run.arm == arm.name}
+    first_arm = sweep.arms[0].name
+    first_runs = runs_by_arm[first_arm]
+    # Shared among the comparisons (Bonferroni).
+    alpha = FAMILY_ALPHA / max(1, len(sweep.arms) - 1)
+
+    sweep_rows: list[SweepRow] = []
+    for name, runs in runs_by_arm.items():
+        if not runs:
+            continue
         values = np.array([run.value for run in runs.values()])
-        both = [seed for seed in runs if seed in first and first is not runs]
-        differences = np.array([runs[seed].value - first[seed].value for seed in both])
-        interval = student_interval(values) if len(values) > 1 else None
-        difference = student_interval(differences, shared) if len(both) > 1 else None
+        common_seeds: list[int] = []
+        if name != first_arm:
+            common_seeds = [seed for seed in runs if seed in first_runs]
+        difference = None
+        if len(common_seeds) > 1:
+            differences = [runs[seed].value - first_runs[seed].value for seed in common_seeds]
+            difference = student_interval(np.array(differences), alpha)
         only = None
-        if len(both) == len(runs) == 1:
-            one = runs[both[0]].tasks
-            other = first[both[0]].tasks
-            moves = [one[task] - other[task] for task in one.keys() & other.keys()]
-            only = (sum(m > 0 for m in moves), sum(m < 0 for m in moves)) if moves else None
-        if runs:
-            p = mcnemar(*only) if only else None
-            found.append(
-                SweepRow(name, tuple(runs), float(values.mean()), interval, difference, only, p)
-            )
-    return found
+        if len(common_seeds) == len(runs) == 1:
+            seed = common_seeds[0]
+            only = _count_moves(runs[seed].tasks, first_runs[seed].tasks)
+        row = SweepRow(
+            arm=name,
+            seeds=tuple(runs),
+            mean=float(values.mean()),
+            interval=student_interval(values) if len(values) > 1 else None,
+            difference=difference,
+            only=only,
+            p=mcnemar(*only) if only else None,
+        )
+        sweep_rows.append(row)
+    return sweep_rows
 
 
-def best(sweep: Sweep, found: Sequence[SweepRow]) -> str:
+def _count_moves(
+    tasks: Mapping[str, float], first_tasks: Mapping[str, float]
+) -> tuple[int, int] | None:
+    """Count common tasks on which one model did better, and the first; None without any."""
+    common = tasks.keys() & first_tasks.keys()
+    if not common:
+        return None
+    n_better = sum(tasks[task] > first_tasks[task] for task in common)
+    n_worse = sum(tasks[task] < first_tasks[task] for task in common)
+    return n_better, n_worse
+
+
+def best(sweep: Sweep, sweep_rows: Sequence[SweepRow]) -> str:
     """Return the conclusion to draw, in a sentence."""
-    known = [row for row in found if math.isfinite(row.mean)]
-    kind = "too-few" if len(known) < 2 else "one-seed" if len(sweep.seeds) == 1 else "best"
-    top = max(known, key=lambda row: row.mean, default=None)
-    return texts("sweep")[kind].format(top=top, count=len(known), next=max(sweep.seeds) + 1)
+    comparable = [row for row in sweep_rows if math.isfinite(row.mean)]
+    if len(comparable) < 2:
+        return texts("sweep")["too-few"]
+    top = max(comparable, key=lambda row: row.mean)
+    kind = "one-seed" if len(sweep.seeds) == 1 else "best"
+    unused_seed = max(sweep.seeds) + 1
+    return texts("sweep")[kind].format(top=top, count=len(comparable), next=unused_seed)

@@ -1,8 +1,9 @@
-"""Tool calls: formats in which models write them, and tools in words where a template has none.
+"""Tool calls: formats in which models write them, and descriptions of tools for templates without
+tools.
 
-A format reads a turn's text into a message and writes a message as the text that a model would say.
-What can't be read is not thrown away: the message keeps the whole text, makes no call, and names
-the problem in a sentence that the task can show to the model.
+A format reads a turn's text into a message and writes a message as the text that a model would
+sample. What can't be read is not thrown away: the message keeps the whole text, makes no call, and
+names the problem in a sentence that the task can show to the model.
 """
 
 import json
@@ -13,77 +14,95 @@ from typing import Any, Protocol
 from uptrend.records import Message, TasksetError, Tool, ToolCall
 
 # A value of each type of JSON schema, for an example; other types are texts.
-EXAMPLES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
+EXAMPLE_VALUES = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
 
 
-def schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """Return tools as chat templates expect them."""
-    told = [
-        {"name": t.name, "description": t.description, "parameters": dict(t.parameters)}
-        for t in tools
-    ]
-    return [{"type": "function", "function": function} for function in told]
+    schemas: list[dict[str, Any]] = []
+    for tool in tools:
+        function = {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": dict(tool.parameters),
+        }
+        schemas.append({"type": "function", "function": function})
+    return schemas
 
 
-def describe(tools: Sequence[Tool]) -> str:
-    """Describe tools in words, one line each."""
+def describe_tools(tools: Sequence[Tool]) -> str:
+    """Describe tools as text, one line each."""
     lines = ["You can call these tools:"]
     for tool in tools:
-        arguments = []
-        for name, (schema, is_needed) in _arguments(tool).items():
-            kinds = schema.get("type", "any")
-            kind = " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
-            if schema.get("enum"):
-                kind = " or ".join(
-                    json.dumps(value, ensure_ascii=False) for value in schema["enum"]
-                )
-            arguments.append(f"{name}: {kind if is_needed else f'optional {kind}'}")
-        lines.append(f"{tool.name}({', '.join(arguments)}): {' '.join(tool.description.split())}")
+        arguments: list[str] = []
+        for argument in _arguments(tool):
+            kind = _describe_type(argument.schema)
+            if not argument.is_required:
+                kind = f"optional {kind}"
+            arguments.append(f"{argument.name}: {kind}")
+        description = " ".join(tool.description.split())
+        lines.append(f"{tool.name}({', '.join(arguments)}): {description}")
     return "\n".join(lines)
 
 
+def _describe_type(schema: dict[str, Any]) -> str:
+    if schema.get("enum"):
+        return " or ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
+    kinds = schema.get("type", "any")
+    return " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
+
+
 def example_call(tool: Tool) -> ToolCall:
-    """Make a call of a tool, with a value for each argument that it needs."""
-    needed = {name: schema for name, (schema, is_needed) in _arguments(tool).items() if is_needed}
-    values = {
-        name: (s.get("enum") or [EXAMPLES.get(str(s.get("type")), "...")])[0]
-        for name, s in needed.items()
-    }
+    """Make a call of a tool, with a value for each required argument."""
+    values: dict[str, Any] = {}
+    for argument in _arguments(tool):
+        if argument.is_required:
+            example = EXAMPLE_VALUES.get(str(argument.schema.get("type")), "...")
+            choices = argument.schema.get("enum") or [example]
+            values[argument.name] = choices[0]
     return ToolCall(tool.name, values)
 
 
-def _arguments(tool: Tool) -> dict[str, tuple[dict[str, Any], bool]]:
-    """Return each argument's schema, and True where it can't be left out."""
+@dataclass(frozen=True)
+class _Argument:
+    """An argument of a tool."""
+
+    name: str
+    schema: dict[str, Any]
+    is_required: bool
+
+
+def _arguments(tool: Tool) -> list[_Argument]:
     properties = tool.parameters.get("properties", {})
-    needed = tool.parameters.get("required", properties)
-    return {name: (schema, name in needed) for name, schema in properties.items()}
+    required = tool.parameters.get("required", properties)
+    return [_Argument(name, schema, name in required) for name, schema in properties.items()]
 
 
 PYTHON_TAG = "<|python_tag|>"
-THINK = "<think>"
-END_THINK = "</think>"
+THINK_TAG = "<think>"
+END_THINK_TAG = "</think>"
 
 
 class CallFormat(Protocol):
-    """One way in which calls are written."""
+    """Format in which a model writes its calls."""
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Markup; a tokenizer may have a special token for each piece."""
+        """Tags around calls; a tokenizer may have a special token for each."""
 
     def read(self, text: str) -> Message:
-        """Read a turn without thoughts: its words, its calls, or what is wrong with them."""
+        """Read a turn without thoughts: its text and its calls, or the problem with them."""
 
     def write(self, message: Message) -> str:
-        """Return the text of a turn; what `read` makes of it is the message."""
+        """Return the text of a turn, from which `read` makes the same message."""
 
 
-class _Unreadable(Exception):  # noqa: N818 (what a call is)
-    """A call that can't be read; its text is what is wrong."""
+class _Unreadable(Exception):  # noqa: N818 (a state of the call, not of the program)
+    """A call that can't be read; its text names the problem."""
 
 
 @dataclass(frozen=True)
-class Tagged:
+class TaggedCalls:
     """Each call as JSON between two tags, anywhere in the text."""
 
     opening: str  # the tag before a call
@@ -95,36 +114,38 @@ class Tagged:
         return self.opening, self.closing
 
     def read(self, text: str) -> Message:
-        words = ""
-        calls = list[ToolCall]()
-        place = 0
-        begin = text.find(self.opening)
+        content = ""
+        calls: list[ToolCall] = []
+        end_of_last = 0
+        start = text.find(self.opening)
         try:
-            while begin >= 0:
-                call, end = self._call(text, begin + len(self.opening))
-                words += text[place:begin].removesuffix("\n")
+            while start >= 0:
+                call, end = self._read_call(text, start + len(self.opening))
+                content += text[end_of_last:start].removesuffix("\n")
                 calls.append(call)
-                place = end
-                begin = text.find(self.opening, end)
+                end_of_last = end
+                start = text.find(self.opening, end)
         except _Unreadable as problem:
             right = f'{self.opening}{{"name": "...", "arguments": {{...}}}}{self.closing}'
             return Message("assistant", text, problem=f"{problem}; a call is written as {right}")
-        return Message("assistant", words + text[place:], tuple(calls))
+        return Message("assistant", content + text[end_of_last:], tuple(calls))
 
     def write(self, message: Message) -> str:
-        calls = [
-            f"{self.opening}{self.gap}{_dump(c, 'arguments')}{self.gap}{self.closing}"
-            for c in message.calls
-        ]
-        return "\n".join([message.content, *calls] if message.content else calls)
+        lines: list[str] = []
+        if message.content:
+            lines.append(message.content)
+        for call in message.calls:
+            value = _dump(call, "arguments")
+            lines.append(f"{self.opening}{self.gap}{value}{self.gap}{self.closing}")
+        return "\n".join(lines)
 
-    def _call(self, text: str, place: int) -> tuple[ToolCall, int]:
-        """Read the call whose tag ends at a place; return where its closing tag ends too."""
+    def _read_call(self, text: str, start: int) -> tuple[ToolCall, int]:
+        """Read the call that starts right after its tag; return the end of its closing tag too."""
         unclosed = _Unreadable(f"A call begins with {self.opening}, but {self.closing} is missing")
-        if self.closing not in text[place:]:
+        if self.closing not in text[start:]:
             raise unclosed
-        # not up to the closing tag: one inside of an argument's text closes nothing
-        value, end = _parse(text, place)
+        # Parsed, not cut at the closing tag: an argument's text may have that tag in it.
+        value, end = _parse(text, start)
         rest = text[end:].lstrip()
         if self.closing not in rest:
             raise unclosed
@@ -135,30 +156,29 @@ class Tagged:
         return _call_of(value), len(text) - len(rest) + len(self.closing)
 
 
-class Bare:
+class BareCalls:
     """Llama 3.1: the turn is the call, one JSON object, with or without a tag before it.
 
-    Words before a call are only told apart from it by the tag. Several objects are read as several
-    calls, so that the task can say that one a turn is allowed; they are never written, as Llama's
-    own template refuses them.
+    Only the tag separates text before a call from it. Several objects are read as several calls, so
+    that the task can answer that a turn may make one; they are never written, as Llama's own
+    template refuses them.
     """
 
     marks = (PYTHON_TAG,)
 
     def read(self, text: str) -> Message:
-        words, tag, said = text.partition(PYTHON_TAG)
+        content, tag, calls = text.partition(PYTHON_TAG)
         if text.lstrip().startswith("{"):
-            words = ""
-            said = text
+            content = ""
+            calls = text
         elif not tag:
             return Message("assistant", text)
         try:
-            return Message("assistant", words, tuple(self._calls(said.strip())))
+            return Message("assistant", content, tuple(self._read_calls(calls.strip())))
         except _Unreadable as problem:
-            right = (
-                'a turn that calls a tool holds nothing but {"name": "...", "parameters": {...}}'
-            )
-            return Message("assistant", text, problem=f"{problem}; {right}")
+            right = '{"name": "...", "parameters": {...}}'
+            problem_text = f"{problem}; a turn that calls a tool holds nothing but {right}"
+            return Message("assistant", text, problem=problem_text)
 
     def write(self, message: Message) -> str:
         if len(message.calls) > 1:
@@ -168,20 +188,21 @@ class Bare:
             )
         if not message.calls:
             return message.content
-        return (message.content and message.content + PYTHON_TAG) + _dump(
-            message.calls[0], "parameters"
-        )
+        call = _dump(message.calls[0], "parameters")
+        if not message.content:
+            return call
+        return message.content + PYTHON_TAG + call
 
-    def _calls(self, said: str) -> list[ToolCall]:
-        calls = list[ToolCall]()
-        place = 0
-        while place < len(said) or not calls:
-            value, place = _parse(said, place)
+    def _read_calls(self, text: str) -> list[ToolCall]:
+        calls: list[ToolCall] = []
+        start = 0
+        while start < len(text) or not calls:
+            value, end = _parse(text, start)
             calls.append(_call_of(value))
-            rest = said[place:].lstrip("; \t\r\n")
+            rest = text[end:].lstrip("; \t\r\n")
             if rest and not rest.startswith("{"):
                 raise _Unreadable("More text follows the call")
-            place = len(said) - len(rest)
+            start = len(text) - len(rest)
         return calls
 
 
@@ -189,68 +210,64 @@ def read_turn(calls: CallFormat, text: str, *, in_thoughts: bool = False) -> Mes
     """Read a turn; a call inside the thoughts that begin it, or that its prompt began, is not
     made.
     """
-    if not in_thoughts and not text.lstrip().startswith(THINK):
+    if not in_thoughts and not text.lstrip().startswith(THINK_TAG):
         return calls.read(text)
-    thought, closing, said = text.partition(END_THINK)
-    message = calls.read(said)  # nothing where the thoughts were never closed
-    return replace(message, content=thought + closing + message.content)
+    thoughts, closing, turn = text.partition(END_THINK_TAG)  # the turn is empty if they never end
+    message = calls.read(turn)
+    return replace(message, content=thoughts + closing + message.content)
 
 
-def read_served(text: str, calls: Sequence[Any]) -> Message:
+def read_parsed_turn(text: str, calls: Sequence[Any]) -> Message:
     """Read a turn whose calls a server has taken out of its text."""
     try:
-        return Message(
-            "assistant",
-            text,
-            tuple(_call_of({**c, "arguments": c.get("arguments") or {}}) for c in calls),
-        )
-    except (_Unreadable, TypeError, AttributeError) as problem:
-        whole = "\n".join(
-            [*([text] if text else []), *(json.dumps(call, ensure_ascii=False) for call in calls)]
-        )
-        return Message(
-            "assistant",
-            whole,
-            problem=f"{problem}; a call has a name, and arguments as a JSON object",
-        )
+        tool_calls: list[ToolCall] = []
+        for call in calls:
+            tool_calls.append(_call_of({**call, "arguments": call.get("arguments") or {}}))
+        return Message("assistant", text, tuple(tool_calls))
+    except (_Unreadable, TypeError, AttributeError) as error:
+        lines = [text] if text else []
+        lines += [json.dumps(call, ensure_ascii=False) for call in calls]
+        problem = f"{error}; a call has a name, and arguments as a JSON object"
+        return Message("assistant", "\n".join(lines), problem=problem)
 
 
-FORMATS: dict[str, CallFormat] = {
-    "plain": Tagged("<tool>", "</tool>"),
-    "qwen": Tagged("<tool_call>", "</tool_call>", "\n"),
-    "llama": Bare(),
+CALL_FORMATS: dict[str, CallFormat] = {
+    "plain": TaggedCalls("<tool>", "</tool>"),
+    "qwen": TaggedCalls("<tool_call>", "</tool_call>", "\n"),
+    "llama": BareCalls(),
 }
 # Text in a chat template by which a format is recognized.
-SIGNS = {"qwen": "<tool_call>", "llama": "ipython"}
+TEMPLATE_SIGNS = {"qwen": "<tool_call>", "llama": "ipython"}
 
 
 def format_of(tokenizer: Any) -> str:
-    """Name the format in which a tokenizer's chat template has calls; plain where it knows no
-    tools.
+    """Return the name of the format in which a tokenizer's chat template has calls; plain if it
+    ignores tools.
     """
-    tool = Tool(
-        "probe_tool", "Probes.", {"type": "object", "properties": {"word": {"type": "string"}}}
-    )
-    call = ToolCall(tool.name, {"word": "x"})
-    asked = [{"role": "user", "content": "x"}]
-    functions = schemas([tool])
-    told = _render(tokenizer, asked, functions)
-    if told is None or told == _render(tokenizer, asked, None):
+    schema = {"type": "object", "properties": {"word": {"type": "string"}}}
+    tool = Tool("probe_tool", "Probes.", schema)
+    question = {"role": "user", "content": "x"}
+    schemas = tool_schemas([tool])
+    rendered_question = _render(tokenizer, [question], schemas)
+    if rendered_question is None or rendered_question == _render(tokenizer, [question], None):
         return "plain"
+
     source = str(tokenizer.chat_template)
-    name = next((name for name, sign in SIGNS.items() if sign in source), "plain")
+    name = next((name for name, sign in TEMPLATE_SIGNS.items() if sign in source), "plain")
+    # A template that writes calls in another way under the same tags (Qwen3-Coder's are XML) would
+    # be misread, so a call has to come out as our format writes it.
+    call = ToolCall(tool.name, {"word": "x"})
     calling = {
         "role": "assistant",
         "content": "",
         "tool_calls": [{"type": "function", "function": vars(call)}],
     }
-    shown = (_render(tokenizer, [*asked, calling], functions) or "").removeprefix(told)
-    # A template that writes calls in another way under the same tags (Qwen3-Coder's are XML) would
-    # be misread.
-    contradicts = (
-        tool.name in shown and FORMATS[name].write(Message("assistant", "", (call,))) not in shown
-    )
-    return "plain" if contradicts else name
+    rendered = _render(tokenizer, [question, calling], schemas) or ""
+    rendered_call = rendered.removeprefix(rendered_question)
+    expected_call = CALL_FORMATS[name].write(Message("assistant", "", (call,)))
+    if tool.name in rendered_call and expected_call not in rendered_call:
+        return "plain"
+    return name
 
 
 def _render(
@@ -258,22 +275,23 @@ def _render(
 ) -> str | None:
     try:
         text: str = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
-    except Exception:  # templates raise what they like where they do not know something
+    except Exception:  # templates raise anything for what they do not know
         return None
     return text
 
 
-def _parse(text: str, place: int) -> tuple[Any, int]:
-    """Return the JSON value at a place, and where it ends."""
-    place += len(text[place:]) - len(text[place:].lstrip())
+def _parse(text: str, start: int) -> tuple[Any, int]:
+    """Return the JSON value that begins at `start` or after spaces, and its end."""
+    rest = text[start:]
+    start += len(rest) - len(rest.lstrip())
     try:
-        value, end = json.JSONDecoder().raw_decode(text, place)
-        # Python reads more than can be written down: numbers without end, halves of characters,
+        value, end = json.JSONDecoder().raw_decode(text, start)
+        # Python reads more than can be written down: infinite numbers, halves of characters,
         # endless nesting.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except json.JSONDecodeError as error:
         raise _Unreadable(
-            f"The call is not JSON: {error.msg} at its character {error.pos - place + 1}"
+            f"The call is not JSON: {error.msg} at its character {error.pos - start + 1}"
         ) from None
     except (ValueError, RecursionError):
         raise _Unreadable(
@@ -292,8 +310,8 @@ def _call_of(value: Any) -> ToolCall:
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):  # JSON inside JSON
         try:
-            inner, end = _parse(arguments, 0)
-            arguments = None if arguments[end:].strip() else inner
+            value, end = _parse(arguments, 0)
+            arguments = None if arguments[end:].strip() else value
         except _Unreadable:
             arguments = None
     if not isinstance(arguments, dict):
@@ -301,5 +319,6 @@ def _call_of(value: Any) -> ToolCall:
     return ToolCall(name, arguments)
 
 
-def _dump(call: ToolCall, word: str) -> str:
-    return json.dumps({"name": call.name, word: dict(call.arguments)}, ensure_ascii=False)
+def _dump(call: ToolCall, arguments_key: str) -> str:
+    value = {"name": call.name, arguments_key: dict(call.arguments)}
+    return json.dumps(value, ensure_ascii=False)

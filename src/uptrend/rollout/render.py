@@ -3,37 +3,40 @@ trains on.
 
 The first messages are rendered whole. After that the history is only appended to: a model's turn
 stays as it was sampled, and the task's answer is rendered as the text that the template puts
-between that turn and the next. Tools go through the template where we know its format of calls;
-otherwise they are described in words, and their results are a user's words.
+between that turn and the next. Tools go through the template if its format of calls is known;
+otherwise a system message describes them, and their results come as a user's messages.
 """
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from uptrend.config import Config
 from uptrend.records import Message, TasksetError, Tool
 from uptrend.rollout.calls import (
-    END_THINK,
-    FORMATS,
-    THINK,
-    describe,
+    CALL_FORMATS,
+    END_THINK_TAG,
+    THINK_TAG,
+    describe_tools,
     example_call,
     format_of,
     read_turn,
-    schemas,
+    tool_schemas,
 )
 
 if TYPE_CHECKING:
     from uptrend.policy.policy import Policy
 
-_LAST_WORDS = "uptrend-last-words"
-# Number of first prompts that are kept rendered.
-REMEMBERED = 4096
-# Said by a script where its prompt began thoughts; nothing of them is left in the message.
-NO_THOUGHTS = f"\n{END_THINK}\n\n"
+# Text of a turn that is rendered only to find what the template puts after it.
+PLACEHOLDER_TURN = "uptrend-last-words"
+# First prompts that are kept rendered: the tasks of several steps, and of a held-out set.
+MAX_CACHED_PROMPTS = 4096
+# Tokens at a prompt's end among which a "<think>" is searched, with the line ends after it.
+THINK_TAIL_TOKENS = 16
+# Written by a script if its prompt began thoughts; the message read from it has nothing of them.
+EMPTY_THOUGHTS = f"\n{END_THINK_TAG}\n\n"
 
 
 class Renderer:
@@ -44,200 +47,226 @@ class Renderer:
     def __init__(
         self, tokenizer: Any, stop_ids: Sequence[int], chat: bool | None, trim: bool = False
     ) -> None:
-        chat = bool(tokenizer.chat_template) if chat is None else chat
-        if chat and not tokenizer.chat_template:
+        has_template = bool(tokenizer.chat_template)
+        self._chat = has_template if chat is None else chat
+        if self._chat and not has_template:
             raise TasksetError(
                 "These tasks are asked as a chat, but the model has no chat template. "
                 "Set chat = false in [model], or in [tasks] and [eval] where they say otherwise."
             )
         self._tokenizer = tokenizer
-        self._stop_ids = tuple(stop_ids)
-        self._chat = chat
-        self._trim = trim
-        # the name of the format in which the model calls tools
-        self.format = format_of(tokenizer) if chat else "plain"
-        self._calls = FORMATS[self.format]
-        # Special tokens are no part of what is said, and no text may be taken for one; the markup
-        # of calls is both.
-        added = tokenizer.added_tokens_decoder.items()
-        marks = self._calls.marks
-        special = {i for i, token in added if token.special} | set(tokenizer.all_special_ids)
-        self._dropped = frozenset(
-            special - {i for i, token in added if token.content in (*marks, THINK, END_THINK)}
-        )
-        texts = {token.content for _, token in added if token.special} | set(
-            tokenizer.all_special_tokens
-        )
-        longest_first = sorted(
-            (text for text in texts - set(marks) if len(text) > 1), key=len, reverse=True
-        )
-        self._control = (
-            re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-        )
-        # The wrapped tokenizer, where there is one, decodes several times faster, and tidies
-        # nothing up.
+        # The wrapped tokenizer, if there is one, decodes several times faster, and leaves spaces
+        # as they are.
         self._backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-        self._firsts: dict[tuple[object, ...], list[int]] = {}
-        self._plain_firsts: dict[tuple[Message, ...], list[int]] = {}
-        self._opened: dict[tuple[int, ...], bool] = {}
-        self._close: list[int] | None = None
+        self._stop_ids = tuple(stop_ids)
+        self._trim = trim
+        # Name of the format in which the model writes tool calls.
+        self.format = format_of(tokenizer) if self._chat else "plain"
+        self._calls = CALL_FORMATS[self.format]
+        # Special tokens are not part of a message, and no text may be read as one. Tags of calls
+        # and thoughts may be special tokens too, and are part of it.
+        message_tags = {*self._calls.marks, THINK_TAG, END_THINK_TAG}
+        special_ids = set(tokenizer.all_special_ids)
+        control_texts = set(tokenizer.all_special_tokens)
+        tag_ids: set[int] = set()
+        for token_id, token in tokenizer.added_tokens_decoder.items():
+            if token.special:
+                special_ids.add(token_id)
+                control_texts.add(token.content)
+            if token.content in message_tags:
+                tag_ids.add(token_id)
+        self._dropped_ids = frozenset(special_ids - tag_ids)
+        self._control_pattern = _any_of(control_texts - set(self._calls.marks))
+        self._first_prompts: dict[tuple[object, ...], list[int]] = {}
+        self._plain_first_prompts: dict[tuple[Message, ...], list[int]] = {}
+        self._opens_thoughts_by_tail: dict[tuple[int, ...], bool] = {}
+        self._closing_ids: list[int] | None = None
 
-    def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Return the ids of a rollout's first prompt; they may be another rollout's too."""
+    def first_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """Return the ids of a rollout's first prompt; the list is shared, so don't change it."""
+        # The fast path: a group asks for the same prompt many times.
         is_plain = not tools and not any(m.calls for m in messages)
-        if is_plain and (known := self._plain_firsts.get(tuple(messages))) is not None:
-            return known
-        told = self._told(self._written(messages, tools), tools)
-        key = (*((m.role, m.content) for m in told), json.dumps(schemas(tools), sort_keys=True))
-        if key not in self._firsts:  # a group asks for the same prompt many times
-            if len(self._firsts) > REMEMBERED:
-                self._firsts.clear()
-                self._plain_firsts.clear()
-            if self._chat:
-                self._firsts[key] = self._encode(self._template(told, tools, speak=True))
-            else:
-                text = "".join(m.content for m in told)
-                self._firsts[key] = self._tokenizer(
-                    text.rstrip(" ") if self._trim else text
-                ).input_ids
-        if is_plain:
-            self._plain_firsts[tuple(messages)] = self._firsts[key]
-        return self._firsts[key]
+        plain_key = tuple(messages)
+        if is_plain and plain_key in self._plain_first_prompts:
+            return self._plain_first_prompts[plain_key]
 
-    def later(
-        self, said: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool]
+        written = self._add_tools(self._write_calls(messages, tools), tools)
+        contents = ((m.role, m.content) for m in written)
+        key = (*contents, json.dumps(tool_schemas(tools), sort_keys=True))
+        if key not in self._first_prompts:
+            if len(self._first_prompts) > MAX_CACHED_PROMPTS:
+                self._first_prompts.clear()
+                self._plain_first_prompts.clear()
+            self._first_prompts[key] = self._render_first_prompt(written, tools)
+        prompt = self._first_prompts[key]
+        if is_plain:
+            self._plain_first_prompts[plain_key] = prompt
+        return prompt
+
+    def _render_first_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        if self._chat:
+            return self._encode(self._apply_template(messages, tools, opens_turn=True))
+        text = "".join(m.content for m in messages)
+        if self._trim:
+            text = text.rstrip(" ")
+        # With the tokens that the tokenizer puts before every text, such as a BOS.
+        ids: list[int] = self._tokenizer(text).input_ids
+        return ids
+
+    def next_prompt(
+        self, turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool]
     ) -> list[int]:
         """Return the ids between a model's turn and its next one: the turn's close, the answers,
         the next opening.
         """
-        written = self._written(messages, tools)
+        written = self._write_calls(messages, tools)
         if not self._chat:
             return self._encode("".join(m.content for m in written))
-        ids = self._encode(self._after_words(written, tools, speak=True))
-        closed = bool(said) and said[-1] in self._stop_ids
-        # A model may close a turn with another of its stop tokens than the template does: it is
-        # closed once.
-        return ids[1:] if closed and ids[0] in self._stop_ids else ids
+        ids = self._encode(self._text_after_turn(written, tools, opens_turn=True))
+        # The model has closed its turn, maybe with another of its stop tokens than the template's.
+        is_closed = bool(turn) and turn[-1] in self._stop_ids
+        if is_closed and ids[0] in self._stop_ids:
+            return ids[1:]
+        return ids
 
     def text(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> str:
         """Return the text of a model's turn, without the token that ended it; `prompt` is what it
         had just read.
         """
-        text: str = self._backend.decode(self._unstopped(ids), skip_special_tokens=True)
-        return self._spoken(text, prompt)[0]
+        ids = self._without_stop(ids)
+        text: str = self._backend.decode(ids, skip_special_tokens=True)
+        text, _ = self._without_empty_thoughts(text, prompt)
+        return text
 
     def read(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> Message:
         """Read a model's turn as a message, its calls taken out of the text; `prompt` is what it
         had just read.
         """
-        # A tokenizer may count the markup of calls among its special tokens, which `text` leaves
-        # out.
-        kept = [i for i in self._unstopped(ids) if i not in self._dropped]
-        text, in_thoughts = self._spoken(
-            self._backend.decode(kept, skip_special_tokens=False), prompt
-        )
+        # `text` would leave out tags of calls that are special tokens.
+        ids = [i for i in self._without_stop(ids) if i not in self._dropped_ids]
+        text: str = self._backend.decode(ids, skip_special_tokens=False)
+        text, in_thoughts = self._without_empty_thoughts(text, prompt)
         return read_turn(self._calls, text, in_thoughts=in_thoughts)
 
     def write(self, message: Message, prompt: Sequence[int] = ()) -> list[int]:
-        """Return the ids that a model would sample after `prompt` to say this message and to end
+        """Return the ids that a model would sample after `prompt` to write this message and to end
         its turn.
         """
-        if self._close is None:
-            closing = self._encode(self._after_words([], (), speak=False))[:1] if self._chat else []
-            self._close = (
-                closing if closing and closing[0] in self._stop_ids else list(self._stop_ids[:1])
-            )
-        text = self._harmless(self._calls.write(message))
-        return [
-            *self._encode(NO_THOUGHTS + text if self._opens_thoughts(prompt) else text),
-            *self._close,
-        ]
+        if self._closing_ids is None:
+            self._closing_ids = self._find_closing_ids()
+        text = self._break_control_tokens(self._calls.write(message))
+        if self._opens_thoughts(prompt):
+            text = EMPTY_THOUGHTS + text
+        return [*self._encode(text), *self._closing_ids]
+
+    def _find_closing_ids(self) -> list[int]:
+        """Return the stop token that the template closes a turn with, or else the model's first."""
+        if self._chat:
+            closing = self._encode(self._text_after_turn([], (), opens_turn=False))
+            if closing and closing[0] in self._stop_ids:
+                return closing[:1]
+        return list(self._stop_ids[:1])
 
     def _opens_thoughts(self, prompt: Sequence[int]) -> bool:
-        """Return True where a prompt ends inside thoughts, as DeepSeek-R1's template and
+        """Return True if a prompt ends inside thoughts, as DeepSeek-R1's template and
         Qwen3-Thinking's do.
         """
-        last = tuple(prompt[-16:])
-        if last not in self._opened:
-            if len(self._opened) > REMEMBERED:
-                self._opened.clear()
-            end: str = self._backend.decode(list(last), skip_special_tokens=False)
-            self._opened[last] = end.rstrip().endswith(THINK)
-        return self._opened[last]
+        tail = tuple(prompt[-THINK_TAIL_TOKENS:])
+        if tail not in self._opens_thoughts_by_tail:
+            if len(self._opens_thoughts_by_tail) > MAX_CACHED_PROMPTS:
+                self._opens_thoughts_by_tail.clear()
+            text: str = self._backend.decode(list(tail), skip_special_tokens=False)
+            self._opens_thoughts_by_tail[tail] = text.rstrip().endswith(THINK_TAG)
+        return self._opens_thoughts_by_tail[tail]
 
-    def _spoken(self, text: str, prompt: Sequence[int]) -> tuple[str, bool]:
-        """Return a turn's text without empty thoughts that its prompt began, and True where it
-        begins in others.
+    def _without_empty_thoughts(self, text: str, prompt: Sequence[int]) -> tuple[str, bool]:
+        """Return a turn's text without empty thoughts that its prompt began, and True if it begins
+        inside other thoughts.
         """
         if not self._opens_thoughts(prompt):
             return text, False
-        said = text.removeprefix(NO_THOUGHTS)
-        return said, said == text
+        if text.startswith(EMPTY_THOUGHTS):
+            return text.removeprefix(EMPTY_THOUGHTS), False
+        return text, True
 
-    def _unstopped(self, ids: Sequence[int]) -> list[int]:
-        return list(ids[:-1] if len(ids) and ids[-1] in self._stop_ids else ids)
+    def _without_stop(self, ids: Sequence[int]) -> list[int]:
+        if len(ids) and ids[-1] in self._stop_ids:
+            ids = ids[:-1]
+        return list(ids)
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
-    def _harmless(self, text: str) -> str:
-        """Break up control tokens in a text: a document could otherwise end its turn and begin
-        another.
+    def _break_control_tokens(self, text: str) -> str:
+        """Put a space into control tokens in a text: a document could otherwise end its turn and
+        begin another.
         """
-        return (
-            self._control.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
-            if self._control
-            else text
-        )
+        if self._control_pattern is None:
+            return text
+        return self._control_pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
-    def _written(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-        """Write calls into the contents of messages; in the plain format, results are a user's
-        words.
+    def _write_calls(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+        """Write calls into the contents of messages; in the plain format, results are written as a
+        user's text.
         """
-        written = [
-            replace(m, content=self._harmless(self._calls.write(m)), calls=()) for m in messages
-        ]
+        written: list[Message] = []
+        for message in messages:
+            content = self._break_control_tokens(self._calls.write(message))
+            written.append(replace(message, content=content, calls=()))
         if not tools or self.format != "plain":
             return written
-        if not self._chat:
-            return [
-                replace(m, content=f"\n{_result(m)}\n") if m.role == "tool" else m for m in written
-            ]
-        return join_results(written)
+        if self._chat:
+            return join_results(written)
+        for i, message in enumerate(written):
+            if message.role == "tool":
+                written[i] = replace(message, content=f"\n{_result(message)}\n")
+        return written
 
-    def _told(self, messages: list[Message], tools: Sequence[Tool]) -> list[Message]:
-        """Add the tools in words to the first messages where the template does not say them."""
+    def _add_tools(self, messages: list[Message], tools: Sequence[Tool]) -> list[Message]:
+        """Add a description of the tools to the first messages if the template adds none."""
         if not tools or self.format != "plain":
             return messages
-        return (
-            offer_tools(messages, tools)
-            if self._chat
-            else [Message("system", f"{_offer(tools)}\n\n"), *messages]
-        )
+        if self._chat:
+            return offer_tools(messages, tools)
+        return [Message("system", f"{_offer(tools)}\n\n"), *messages]
 
-    def _after_words(
-        self, messages: Sequence[Message], tools: Sequence[Tool], *, speak: bool
+    def _text_after_turn(
+        self, messages: Sequence[Message], tools: Sequence[Tool], *, opens_turn: bool
     ) -> str:
-        """Return the text that the template puts after an assistant's words."""
-        before = [Message("user", "x"), Message("assistant", _LAST_WORDS)]
-        whole = self._template([*before, *messages], tools, speak=speak)
-        _, found, tail = whole.partition(_LAST_WORDS)
-        if not found or _LAST_WORDS in tail:
+        """Return the text that the template puts after a turn's content, with these messages."""
+        history = [Message("user", "x"), Message("assistant", PLACEHOLDER_TURN), *messages]
+        text = self._apply_template(history, tools, opens_turn=opens_turn)
+        _, placeholder, tail = text.partition(PLACEHOLDER_TURN)
+        if not placeholder or PLACEHOLDER_TURN in tail:
             raise TasksetError(
                 "The model's chat template rewrites what was said before, "
                 "so a rollout of several turns can't be appended to."
             )
         return tail
 
-    def _template(self, messages: Sequence[Message], tools: Sequence[Tool], *, speak: bool) -> str:
+    def _apply_template(
+        self, messages: Sequence[Message], tools: Sequence[Tool], *, opens_turn: bool
+    ) -> str:
         text: str = self._tokenizer.apply_chat_template(
             [{"role": m.role, "content": m.content} for m in messages],
-            tools=schemas(tools) if tools and self.format != "plain" else None,
-            add_generation_prompt=speak,
+            tools=tool_schemas(tools) if tools and self.format != "plain" else None,
+            add_generation_prompt=opens_turn,
             tokenize=False,
         )
         return text
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """Compile a pattern of texts with two characters or more, the longest first; None if there is
+    none.
+    """
+    # A single character can't be broken up.
+    breakable = [text for text in texts if len(text) > 1]
+    if not breakable:
+        return None
+    longest_first = sorted(breakable, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)))
 
 
 def make_renderer(policy: "Policy", config: Config, tasks_chat: bool | None) -> Renderer:
@@ -245,42 +274,46 @@ def make_renderer(policy: "Policy", config: Config, tasks_chat: bool | None) -> 
     says.
     """
     chat = config.model.chat if tasks_chat is None else tasks_chat
-    # Nobody has decided yet: as before there was a choice, the template where there is one.
+    # "auto" is resolved before a run; until then a model with a template uses it.
     as_chat = None if chat == "auto" else chat
     return Renderer(policy.tokenizer, policy.stop_ids, as_chat, config.sampling.trim)
 
 
 def offer_tools(messages: list[Message], tools: Sequence[Tool]) -> list[Message]:
-    """Add tools in words, and how to call them in the plain format, to the system's message."""
-    place = next((i for i, m in enumerate(messages) if m.role == "system"), None)
-    if place is None:
-        return [Message("system", _offer(tools)), *messages]
-    system = replace(messages[place], content=f"{messages[place].content}\n\n{_offer(tools)}")
-    return [*messages[:place], system, *messages[place + 1 :]]
+    """Add a description of tools, and how to call them in the plain format, to the system's
+    message.
+    """
+    for i, message in enumerate(messages):
+        if message.role == "system":
+            system = replace(message, content=f"{message.content}\n\n{_offer(tools)}")
+            return [*messages[:i], system, *messages[i + 1 :]]
+    return [Message("system", _offer(tools)), *messages]
 
 
 def join_results(messages: Sequence[Message]) -> list[Message]:
-    """Make results a user's words, in one message with those beside them: some templates insist on
-    taking turns.
+    """Write results as a user's text, in one message with those beside them: some templates insist
+    that user and assistant take turns.
     """
     joined: list[Message] = []
-    before = ""
-    for m in messages:
-        spoken = Message("user", _result(m)) if m.role == "tool" else m
-        if "tool" in (before, m.role) and joined and joined[-1].role == spoken.role == "user":
-            joined[-1] = Message("user", f"{joined[-1].content}\n{spoken.content}")
+    previous_role = ""
+    for message in messages:
+        is_result = message.role == "tool"
+        written = Message("user", _result(message)) if is_result else message
+        is_beside_result = is_result or previous_role == "tool"
+        if is_beside_result and joined and joined[-1].role == written.role == "user":
+            joined[-1] = Message("user", f"{joined[-1].content}\n{written.content}")
         else:
-            joined.append(spoken)
-        before = m.role
+            joined.append(written)
+        previous_role = message.role
     return joined
 
 
 def _offer(tools: Sequence[Tool]) -> str:
-    example = FORMATS["plain"].write(Message("assistant", "", (example_call(tools[0]),)))
+    example = CALL_FORMATS["plain"].write(Message("assistant", "", (example_call(tools[0]),)))
     how = (
         "To call a tool, end your turn like this; its result comes between <result> and </result>:"
     )
-    return f"{describe(tools)}\n\n{how}\n{example}"
+    return f"{describe_tools(tools)}\n\n{how}\n{example}"
 
 
 def _result(message: Message) -> str:

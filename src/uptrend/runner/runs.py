@@ -465,7 +465,7 @@ class TrainLauncher:
         recipe = folder.with_name(f"{folder.name}.toml")
         write_atomically(recipe, to_recipe(planned.config).encode())
         preflight = ["--no-preflight"]
-        if planned.asks:
+        if planned.is_probed:
             preflight = ["--keep-refused"]  # the records of a refused run say why
             for id in planned.allows:
                 preflight += ["--allow", id]

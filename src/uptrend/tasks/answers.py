@@ -1,4 +1,4 @@
-"""Answers as text: read from what was said, corrupted, written in other forms, and sorted into
+"""Answers as text: read from completions, corrupted, written in other forms, and sorted into
 classes.
 
 The reader is independent of every taskset's own. It is strict (`says`), lenient (`says_leniently`),
@@ -23,11 +23,19 @@ T = TypeVar("T")
 # Characters at the end of a text in which an answer is looked for: what comes long before the end
 # is work.
 READ_CHARACTERS = 2000
-_BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
-_MARK = re.compile(r"####\s*(.+)")
-_NAMED = re.compile(r"answer(?:\s+is|\s*:|\s*=)\s*([^\n]+)", re.IGNORECASE)
-_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
-_EDGES = " \t\r\n.,;:!?'\"`*_$()[]"
+# Entries of each cache of readings: the rollouts of a group often have the same text.
+CACHED_TEXTS = 4096
+# Numbers within this share of the gold one may be roundings of it.
+MAX_ROUNDING_SHARE = 0.01
+# Characters that formatting may add to a text that is one number.
+MAX_FORMAT_CHARACTERS = 2
+_BOX_PATTERN = re.compile(r"\\boxed\s*\{([^{}]*)\}")
+_MARK_PATTERN = re.compile(r"####\s*(.+)")
+_SENTENCE_PATTERN = re.compile(r"answer(?:\s+is|\s*:|\s*=)\s*([^\n]+)", re.IGNORECASE)
+_NUMBER_PATTERN = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+# Fractions, powers, percentages, exponents and sums: notations of numbers that are not read.
+_NOTATION_PATTERN = re.compile(r"[\\/%^√]|\d[eE]|[-+*=]\s*\d.*[-+*=]\s*\d")
+_EDGE_CHARACTERS = " \t\r\n.,;:!?'\"`*_$()[]"
 
 
 # Reading
@@ -35,11 +43,11 @@ _EDGES = " \t\r\n.,;:!?'\"`*_$()[]"
 
 def fold(text: str) -> str:
     """Return a text as it is compared: case, spaces and punctuation at its edges do not matter."""
-    return " ".join(text.lower().split()).strip(_EDGES)
+    return " ".join(text.lower().split()).strip(_EDGE_CHARACTERS)
 
 
 def answer_of(text: str) -> str:
-    """Return what a text gives as its answer: inside the last tags, or its first line."""
+    """Return the answer of a text: inside its last tags, or its first line."""
     tagged = _inside_tags(text)
     if tagged is not None:
         return fold(tagged)
@@ -47,10 +55,10 @@ def answer_of(text: str) -> str:
 
 
 def final_answer(solution: str) -> str:
-    """Return the answer out of a worked solution: behind ####, in a box or in tags; all of it where
-    there is none.
+    """Return the answer out of a worked solution: behind ####, in a box or in tags; a solution
+    without any of these is an answer itself.
     """
-    for pattern in (_MARK, _BOX):
+    for pattern in (_MARK_PATTERN, _BOX_PATTERN):
         marked = pattern.findall(solution)
         if marked:
             return str(marked[-1]).strip()
@@ -59,64 +67,67 @@ def final_answer(solution: str) -> str:
 
 
 def _inside_tags(text: str) -> str | None:
-    """Return what stands in the last answer tags; None where there are none."""
+    """Return the text in the last answer tags; None without any."""
     begin = text.rfind("<answer>")
     inside, end, _ = text[begin + len("<answer>") :].partition("</answer>")
     return inside if begin >= 0 and end else None
 
 
-@lru_cache(maxsize=4096)  # groups say the same thing often
+@lru_cache(maxsize=CACHED_TEXTS)
 def says(text: str, gold: str) -> bool:
-    """Return True where the answer is the gold one, word for word, plainly or where answers are
-    put.
-    """
+    """Return True if the answer is the gold one, word for word, in tags or plainly."""
     return answer_of(text) == fold(gold) and bool(fold(gold))
 
 
 def says_leniently(text: str, gold: str) -> bool:
-    """Return True where a person would take it as gold: boxed, in a sentence, or a number in
+    """Return True if a person would accept it as gold: boxed, in a sentence, or a number in
     another format.
     """
-    return bool(({fold(gold), number_of(gold)} - {""}) & _readings(text))
+    gold_readings = {fold(gold), number_of(gold)} - {""}
+    return bool(gold_readings & _readings(text))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=CACHED_TEXTS)
 def _readings(text: str) -> frozenset[str]:
     """Return every answer that a text can be taken for."""
     end = text[-READ_CHARACTERS:]
     parts = [answer_of(text)]
-    for pattern in (_BOX, _MARK, _NAMED):
+    for pattern in (_BOX_PATTERN, _MARK_PATTERN, _SENTENCE_PATTERN):
         parts += pattern.findall(end)[-1:]
-    readings = {fold(part) for part in parts} | {number_of(part) for part in parts}
+    readings: set[str] = set()
+    for part in parts:
+        readings |= {fold(part), number_of(part)}
     if len(text) <= READ_CHARACTERS:
-        numbers = {number_of(part) for part in _NUMBER.findall(end)}
+        numbers = {number_of(part) for part in _NUMBER_PATTERN.findall(end)}
         if len(numbers) == 1:
             readings |= numbers
     return frozenset(readings - {""})
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=CACHED_TEXTS)
 def is_surely_wrong(text: str, gold: str) -> bool:
     """Return True for another answer: numbers of which none is near gold, or nothing of gold's
     words.
     """
     value = value_of(gold)
     if math.isnan(value):
-        return fold(gold) not in fold(text) and not _NUMBER.search(gold)
-    # the same number may be written otherwise
-    if re.search(r"[\\/%^√]|\d[eE]|[-+*=]\s*\d.*[-+*=]\s*\d", text):
+        return fold(gold) not in fold(text) and not _NUMBER_PATTERN.search(gold)
+    if _NOTATION_PATTERN.search(text):
         return False
-    numbers = [float(part.replace(",", "")) for part in _NUMBER.findall(text)]
-    return all(
-        abs(number - value) > 0.01 * abs(value) and abs(number) != abs(value) for number in numbers
-    )
+    for part in _NUMBER_PATTERN.findall(text):
+        number = float(part.replace(",", ""))
+        is_near = abs(number - value) <= MAX_ROUNDING_SHARE * abs(value)
+        # The right digits with another sign are not surely wrong: a minus may be a hyphen.
+        if is_near or abs(number) == abs(value):
+            return False
+    return True
 
 
 def number_of(text: str) -> str:
     """Return a text that is one number without its formatting; empty for any other."""
-    numbers = _NUMBER.findall(text)
+    numbers = _NUMBER_PATTERN.findall(text)
     bare_text = fold(text).lstrip("=≈ ").replace("\\", "")
-    if len(numbers) != 1 or len(bare_text) > len(numbers[0]) + 2:
+    if len(numbers) != 1 or len(bare_text) > len(numbers[0]) + MAX_FORMAT_CHARACTERS:
         return ""
     value = float(numbers[0].replace(",", ""))
     return str(int(value)) if value.is_integer() else repr(value)
@@ -137,14 +148,14 @@ def plain_question(text: str) -> str:
     return " ".join(re.sub(r"[?!.,;:\"'`]+(?=\s|$)", " ", text.lower()).split())
 
 
-_OPERATION = re.compile(r"(?<![\d.)*/^])(-?\d+)\s*([-+*×])\s*(-?\d+)(?!\s*[-+*/^×.\d)])")
+_OPERATION_PATTERN = re.compile(r"(?<![\d.)*/^])(-?\d+)\s*([-+*×])\s*(-?\d+)(?!\s*[-+*/^×.\d)])")
 
 
 def computed_result(prompt: str) -> float:
-    """Return the result of the only operation on whole numbers that a prompt asks for; NaN where
-    there is none.
+    """Return the result of the only operation on whole numbers that a prompt asks for; NaN for any
+    other prompt.
     """
-    operations = _OPERATION.findall(prompt)
+    operations = _OPERATION_PATTERN.findall(prompt)
     if len(operations) != 1 or len(re.findall(r"\d+", prompt)) != 2:
         return math.nan
     left, sign, right = operations[0]
@@ -152,10 +163,12 @@ def computed_result(prompt: str) -> float:
     b = int(right)
     if sign == "+":
         return float(a + b)
-    return float(a - b if sign == "-" else a * b)
+    if sign == "-":
+        return float(a - b)
+    return float(a * b)
 
 
-# Gold answers in the rows of a dataset that nobody described
+# Gold answers in the rows of an unknown dataset
 
 # Names of columns that hold right answers, likeliest first.
 GOLD_COLUMNS = (
@@ -179,19 +192,16 @@ GOLD_COLUMNS = (
 
 def gold_column(row: Mapping[str, Any]) -> str | None:
     """Return the column of a row that holds the right answer, by its name."""
-    lowered = {key.lower(): key for key in row}
-    return next(
-        (
-            lowered[name]
-            for name in GOLD_COLUMNS
-            if name in lowered and gold_text(row[lowered[name]])
-        ),
-        None,
-    )
+    column_by_name = {key.lower(): key for key in row}
+    for name in GOLD_COLUMNS:
+        column = column_by_name.get(name)
+        if column is not None and gold_text(row[column]):
+            return column
+    return None
 
 
 def gold_text(value: Any) -> str:
-    """Return a gold answer as text; empty where the value holds none."""
+    """Return a gold answer as text; empty for a value without one."""
     if isinstance(value, str | bool | int | float):
         return str(value)
     if isinstance(value, list | tuple) and value:
@@ -206,9 +216,9 @@ def gold_text(value: Any) -> str:
 # Texts without any answer.
 EMPTY_TEXT = ""
 GARBAGE_TEXT = "@@ ??"
-# Mere length.
+# Length without content.
 LONG_TEXT = " ".join(["therefore"] * 200)
-# Text that says every small number.
+# Numbers that many small tasks have as answers.
 SMALL_NUMBERS = range(-20, 41)
 
 
@@ -216,10 +226,11 @@ def other_answers(
     gold: str, answers: Iterable[str], value: Callable[[str], float | None] = value_of
 ) -> list[str]:
     """Return those answers that are not gold in other words, by the number that `value` reads."""
-    own = value(gold)
-    has_number = own is not None and not math.isnan(own)
     others = [answer for answer in answers if answer.casefold() != gold.casefold()]
-    return [answer for answer in others if value(answer) != own] if has_number else others
+    gold_value = value(gold)
+    if gold_value is None or math.isnan(gold_value):
+        return others
+    return [answer for answer in others if value(answer) != gold_value]
 
 
 def near_miss(gold: str) -> str:
@@ -270,7 +281,7 @@ def _first_of_list(answer: str) -> str:
 
 # An answer that is no text is recorded as JSON: a reward may compare with str() of it, or look into
 # a list of synonyms.
-PARTS: dict[str, Callable[[str], str]] = {
+PART_READERS: dict[str, Callable[[str], str]] = {
     "": lambda answer: answer,
     "the answer as Python prints it": _as_python,
     "the first of a list of answers": _first_of_list,
@@ -279,14 +290,14 @@ PARTS: dict[str, Callable[[str], str]] = {
 
 @dataclass(frozen=True)
 class Form:
-    """A way to write an answer: the words around it, and the part of it that is taken."""
+    """A way to write an answer: the words around it, and the part of it that is written."""
 
     words: str
     part: str = ""
 
     def write(self, answer: str) -> str:
         """Return an answer in this form."""
-        return self.words.format(PARTS[self.part](answer))
+        return self.words.format(PART_READERS[self.part](answer))
 
     @property
     def example(self) -> str:
@@ -299,19 +310,19 @@ class Form:
 
 def forms_of(answers: Sequence[str]) -> list[Form]:
     """Return every form in which these answers can be written, the plain one first."""
-    parts = [
-        name
-        for name, take in PARTS.items()
-        if not name or any(take(answer) != answer for answer in answers)
-    ]
-    return [Form(words, part) for part in parts for words in ANSWER_FORMATS]
+    forms: list[Form] = []
+    for part, read_part in PART_READERS.items():
+        is_whole = part == ""
+        if is_whole or any(read_part(answer) != answer for answer in answers):
+            forms += [Form(words, part) for words in ANSWER_FORMATS]
+    return forms
 
 
 # Classes of answers
 
-# Kinds of answers on which parsers fail, by what a gold answer has: an average over all of them
-# hides one.
-CLASSES: dict[str, Callable[[str], bool]] = {
+# Kinds of answers on which parsers fail, by a property of the gold answer: an average over all
+# answers hides a kind that is always rejected.
+CLASS_TESTS: dict[str, Callable[[str], bool]] = {
     "negative": lambda gold: value_of(gold) < 0,
     "zero": lambda gold: value_of(gold) == 0,
     "a decimal": lambda gold: bool(re.fullmatch(r"[-+]?[\d,]*\.\d+", gold)),
@@ -323,49 +334,50 @@ CLASSES: dict[str, Callable[[str], bool]] = {
     "written with signs or punctuation": lambda gold: bool(re.search(r"[^\w\s.,+-]|[.,]$", gold)),
     "longer than 8 characters": lambda gold: len(gold) > 8,
 }
-# Tasks of each class that are tried at least, and as a share of all.
+# Tasks of each class that are tried: at least this many, and this share of all.
 MIN_PER_CLASS = 3
 CLASS_SHARE = 1 / 8
-# How much oftener members of a class must be rejected than others: a class that is rejected as
-# often explains nothing.
+# Share of a class that is rejected, less that of all others, from which the class explains the
+# rejections.
 MIN_CLASS_GAP = 0.6
 # Rejected members that name a class: one may be an odd row.
 MIN_CLASS_MEMBERS = 2
 
 
 def draw_every_class(items: Sequence[T], gold: Callable[[T], str], count: int) -> list[T]:
-    """Return at most `count` items: some of every class of gold answers that there is, then the
-    rest in its order.
+    """Return at most `count` items: some of every class of gold answers among them, then the others
+    in their order.
     """
     per_class = max(MIN_PER_CLASS, int(count * CLASS_SHARE))
-    places: dict[int, None] = {}
-    for holds in CLASSES.values():
-        members = [place for place, item in enumerate(items) if holds(gold(item))]
-        places.update(dict.fromkeys(members[:per_class]))
-    places.update(dict.fromkeys(range(len(items))))
-    return [items[place] for place in list(places)[:count]]
+    indices: dict[int, None] = {}  # a set that keeps its order
+    for is_member in CLASS_TESTS.values():
+        members = [i for i, item in enumerate(items) if is_member(gold(item))]
+        indices.update(dict.fromkeys(members[:per_class]))
+    indices.update(dict.fromkeys(range(len(items))))
+    return [items[i] for i in list(indices)[:count]]
 
 
 def name_class(rejected: Sequence[str], accepted: Sequence[str]) -> str:
-    """Name what sets rejected gold answers apart from accepted ones, with counts; empty where no
-    class does.
+    """Name the class of answers that is rejected most often compared with all others, with counts;
+    empty if no class explains the rejections.
     """
     largest_gap = MIN_CLASS_GAP
-    name = ""
-    for class_name, holds in CLASSES.items():
-        members_out = sum(map(holds, rejected))
-        members = members_out + sum(map(holds, accepted))
-        others_out = len(rejected) - members_out
+    description = ""
+    for class_name, is_member in CLASS_TESTS.items():
+        rejected_members = sum(map(is_member, rejected))
+        members = rejected_members + sum(map(is_member, accepted))
+        rejected_others = len(rejected) - rejected_members
         others = len(rejected) + len(accepted) - members
-        if members_out < MIN_CLASS_MEMBERS or not others:
+        if rejected_members < MIN_CLASS_MEMBERS or not others:
             continue
-        gap = members_out / members - others_out / others
+        gap = rejected_members / members - rejected_others / others
         if gap > largest_gap:
             largest_gap = gap
-            name = (
-                f"{members_out} of {members} that are {class_name}, {others_out} of {others} others"
+            description = (
+                f"{rejected_members} of {members} that are {class_name}, {rejected_others} of"
+                f" {others} others"
             )
-    return name
+    return description
 
 
 # Tasks with short answers
@@ -373,25 +385,29 @@ def name_class(rejected: Sequence[str], accepted: Sequence[str]) -> str:
 INTEGER_PATTERN = re.compile(r"-?[0-9]+")
 Rule = Literal["exact", "partial", "rich"]
 Place = Literal["start", "end"]
-# Rewards of a wrong number: up to this distance from the answer, this much.
-NEAR_MISSES: dict[Rule, tuple[tuple[float, float], ...]] = {
+# Rewards of a wrong number: pairs of a largest distance from the answer and what it earns.
+NEAR_MISS_REWARDS: dict[Rule, tuple[tuple[float, float], ...]] = {
     "partial": ((1, 0.5), (5, 0.25)),
     "rich": ((1, 0.7), (2, 0.4), (5, 0.1), (10, -0.2), (math.inf, -0.5)),
 }
+# Rewards of the result of another operation on the task's operands, and of any other answer.
+OTHER_OPERATION_REWARD = -0.5
+WRONG_REWARD = -1.0
 
 
 def extract(completion: str, place: Place = "start") -> str:
-    """Return the answer in what a model said: a number at its start, else its first word; empty
-    where it is silent.
+    """Return the answer in a completion: a number at its start, else its first word; empty for an
+    empty completion.
 
-    With `place` "end", the last number of the first line that has text: what stands before it is
-    how it was found.
+    With `place` "end", the last number of the first line that has text: what comes before it is
+    work.
     """
     text = completion.strip()
     if place == "end":
         numbers = INTEGER_PATTERN.findall(text.partition("\n")[0])
         return numbers[-1] if numbers else ""
-    if number := INTEGER_PATTERN.match(text):
+    number = INTEGER_PATTERN.match(text)
+    if number:
         return number.group()
     return fold_word(text.split(maxsplit=1)[0]) if text else ""
 
@@ -402,12 +418,12 @@ def fold_word(word: str) -> str:
 
 
 def is_right(completion: str, answer: str, place: Place = "start") -> bool:
-    """Return True where a completion is the answer."""
+    """Return True if a completion gives the answer."""
     return extract(completion, place) == fold_word(answer)
 
 
 def read_number(text: str, base: int) -> int | None:
-    """Return the value of an extracted answer, or None for what is no number in this base."""
+    """Return the value of an extracted answer; None if it is no number in this base."""
     if not INTEGER_PATTERN.fullmatch(text):
         return None
     try:
@@ -421,32 +437,31 @@ def grade(rule: Rule, completion: str, task: Task, place: Place = "start") -> Re
     exactly.
     """
     correct = is_right(completion, task.answer, place)
-    applied: Rule = rule if task.data.get("base") else "exact"
-    value = 1.0 if correct else _grade_wrong(applied, extract(completion, place), task)
-    return Reward.of(applied, value, -1.0, 1.0, correct)
+    applied_rule: Rule = rule if task.data.get("base") else "exact"
+    answer = extract(completion, place)
+    value = 1.0 if correct else _grade_wrong(applied_rule, answer, task)
+    return Reward.of(applied_rule, value, -1.0, 1.0, correct)
 
 
-def _grade_wrong(rule: Rule, said: str, task: Task) -> float:
+def _grade_wrong(rule: Rule, answer: str, task: Task) -> float:
     if rule == "exact":
-        return -1.0
-    value, answer = (read_number(text, task.data["base"]) for text in (said, task.answer))
-    if value is None or answer is None:
-        return -1.0
-    for most, earned in NEAR_MISSES[rule]:
-        if abs(value - answer) <= most:
+        return WRONG_REWARD
+    value = read_number(answer, task.data["base"])
+    gold_value = read_number(task.answer, task.data["base"])
+    if value is None or gold_value is None:
+        return WRONG_REWARD
+    for max_distance, earned in NEAR_MISS_REWARDS[rule]:
+        if abs(value - gold_value) <= max_distance:
             return earned
     a = task.data.get("a")
     b = task.data.get("b")
-    is_other_operation = (
-        isinstance(a, int) and isinstance(b, int) and value in (a + b, a - b, a * b)
-    )
-    return -0.5 if is_other_operation else -1.0
+    if not isinstance(a, int) or not isinstance(b, int):
+        return WRONG_REWARD
+    return OTHER_OPERATION_REWARD if value in (a + b, a - b, a * b) else WRONG_REWARD
 
 
 class OneTurn:
-    """A play that ends with the first thing that the model says; silence is graded as an empty
-    answer.
-    """
+    """A play that ends with the model's first message; silence is graded as an empty answer."""
 
     tools: Sequence[Tool] = ()
 
@@ -457,14 +472,14 @@ class OneTurn:
         self._task = task
         self._rule = rule
         self._place = place
-        self._said = ""
+        self._reply = ""
 
     async def respond(self, message: Message) -> Sequence[Message] | None:
-        self._said = message.content
+        self._reply = message.content
         return None
 
     async def score(self) -> Reward:
-        return grade(self._rule, self._said, self._task, self._place)
+        return grade(self._rule, self._reply, self._task, self._place)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to free."""

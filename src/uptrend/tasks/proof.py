@@ -22,6 +22,10 @@ from uptrend.tasks.taskset import Script, Taskset, known_gold, play_script
 
 # Sums of parts may miss a bound by this much.
 TOTAL_TOLERANCE = 1e-9
+# A cheater may miss what gold earns by this much.
+PAID_TOLERANCE = 1e-6
+# Quantile of what right answers earn that is taken for an accepted one's: some may be rejected.
+ACCEPTED_QUANTILE = 0.9
 # Share of tasks on which gold must earn more than wrong answers, for a reward to tell them apart in
 # some form. A row of a dataset may be odd.
 MIN_SEPARATED_SHARE = 0.75
@@ -51,7 +55,7 @@ class HasCheaters(Protocol):
 
 
 def proving(taskset: Taskset) -> Taskset:
-    """Return a taskset under the options that prove its reward: under some, not even gold reaches
+    """Return a taskset under the options that prove its reward: under others, not even gold reaches
     the maximum.
     """
     return taskset.proof() if isinstance(taskset, HasVariants) else taskset
@@ -62,28 +66,28 @@ class ScoredPlay:
     """One play of a task without the model."""
 
     texts: tuple[tuple[str, ...], ...]
-    """Replies of the task to each turn; for a script, its own turns. The error where it failed at
+    """Replies of the task to each turn; for a script, its own turns, or the error if it failed at
     once.
     """
     reward: Reward | None
-    """None where the task failed."""
+    """None if the task failed."""
     error: Exception | None = None
-    again: Reward | None = None
-    """The reward of a second play with the same seed, where there was one."""
+    second_reward: Reward | None = None
+    """Reward of a second play with the same seed; None if there was one play."""
 
     @property
     def last_text(self) -> str:
-        """The last thing that a script said; the error where it failed."""
+        """Last turn of a script; the error if it failed."""
         return self.texts[-1][0] if self.texts else ""
 
     @property
     def total(self) -> float:
-        """What it earned; NaN where it was not scored."""
+        """Total reward; NaN if it was not scored."""
         return self.reward.total if self.reward else math.nan
 
     @property
     def is_accepted(self) -> bool:
-        """True where it counts as right and earns the maximum."""
+        """True if it counts as right and earns the maximum."""
         return self.reward is not None and self.reward.correct and self.reward.is_best
 
 
@@ -93,7 +97,8 @@ async def score_script(taskset: Taskset, task: Task, script: Script) -> ScoredPl
         messages, reward = await play_script(taskset, task, script)
     except Exception as error:
         return ScoredPlay(((f"{type(error).__name__}: {error}",),), None, error)
-    return ScoredPlay(tuple((m.content,) for m in messages if m.role == "assistant"), reward)
+    turns = tuple((message.content,) for message in messages if message.role == "assistant")
+    return ScoredPlay(turns, reward)
 
 
 def play_scripts(taskset: Taskset, task: Task, scripts: Iterable[Script]) -> list[ScoredPlay]:
@@ -101,32 +106,30 @@ def play_scripts(taskset: Taskset, task: Task, scripts: Iterable[Script]) -> lis
 
     async def play_all() -> list[ScoredPlay]:
         plays = [score_script(taskset, task, script) for script in scripts]
-        return (
-            await event_loop.together(plays)
-            if hasattr(taskset, "FEW_PLAYS")
-            else [await play for play in plays]
-        )
+        if hasattr(taskset, "FEW_PLAYS"):
+            return await event_loop.together(plays)
+        return [await play for play in plays]
 
     return event_loop.run(play_all())
 
 
 @dataclass(frozen=True)
 class ScoredTask:
-    """A task with what its gold answer and wrong ones earned."""
+    """A task with the plays of its gold answer and of wrong ones."""
 
     task: Task
     golds: Sequence[ScoredPlay]
-    """One; none where no gold answer is known."""
+    """One play; none if no gold answer is known."""
     others: Sequence[ScoredPlay]
 
     @property
     def earned(self) -> float:
-        """What gold earned; NaN where it was not scored."""
+        """Reward of gold; NaN if it was not scored."""
         return next((play.total for play in self.golds if play.reward), math.nan)
 
     @property
     def rival(self) -> float:
-        """The most that a wrong answer earned."""
+        """Highest reward of a wrong answer."""
         return max((play.total for play in self.others if play.reward), default=-math.inf)
 
     @property
@@ -143,13 +146,13 @@ def try_task(taskset: Taskset, task: Task) -> ScoredTask:
 
 
 def is_rejected(tried: ScoredTask, top: float) -> bool:
-    """Return True where a gold answer does not earn the most; `top` is what accepted ones earn."""
+    """Return True if a gold answer does not earn the most; `top` is what accepted ones earn."""
     gold = next(iter(tried.golds), None)
     if gold is None:
         return False
     if gold.reward is None or math.isnan(gold.reward.high):
-        # Nobody said what the maximum is. Earning as much as a wrong answer is no fault of gold
-        # where that is the top.
+        # The maximum is unknown. A gold answer that earns as much as a wrong one is not rejected
+        # if both earn the top.
         is_level = tried.earned == tried.rival and tried.earned < top
         return is_level or not tried.earned >= tried.rival
     # A penalty, such as one for length, may keep a right answer from the maximum.
@@ -158,16 +161,13 @@ def is_rejected(tried: ScoredTask, top: float) -> bool:
 
 
 def split_golds(tasks: Sequence[ScoredTask]) -> tuple[list[ScoredTask], list[ScoredTask]]:
-    """Return the tasks whose gold answer earns the most, or is unknown; and those whose does
-    not.
+    """Return the tasks whose gold answer earns the most, or is unknown; and those whose gold answer
+    does not.
     """
-    least = min(
-        (play.total for tried in tasks for play in tried.others if play.reward), default=-math.inf
-    )
-    top = max(
-        (tried.earned for tried in tasks if tried.earned > tried.rival),
-        default=least + TOTAL_TOLERANCE,
-    )
+    lowest = min(_other_totals(tasks), default=-math.inf)
+    accepted_totals = [tried.earned for tried in tasks if tried.earned > tried.rival]
+    # Where gold never earns more than wrong answers, anything above the lowest reward is the top.
+    top = max(accepted_totals, default=lowest + TOTAL_TOLERANCE)
     accepted: list[ScoredTask] = []
     rejected: list[ScoredTask] = []
     for tried in tasks:
@@ -179,44 +179,45 @@ def split_golds(tasks: Sequence[ScoredTask]) -> tuple[list[ScoredTask], list[Sco
 def describe_rejections(
     subject: str, accepted: Sequence[ScoredTask], rejected: Sequence[ScoredTask]
 ) -> str:
-    """Say which gold answers a reward rejects: a class of them, or how many."""
-    class_name = name_class(
-        [each.task.answer for each in rejected], [each.task.answer for each in accepted]
-    )
+    """Return a sentence on the gold answers that a reward rejects: a class of them, or their
+    number.
+    """
+    rejected_golds = [tried.task.answer for tried in rejected]
+    accepted_golds = [tried.task.answer for tried in accepted]
+    class_name = name_class(rejected_golds, accepted_golds)
     if class_name:
         return f"{subject} rejects gold answers of one kind: {class_name}."
-    judged = len(accepted) + len(rejected)
+    n_judged = len(accepted) + len(rejected)
     return (
-        f"{subject} rejects {len(rejected)} of {judged} gold answers: what is right does not earn"
+        f"{subject} rejects {len(rejected)} of {n_judged} gold answers: what is right does not earn"
         " the most."
     )
 
 
 def paid_wrong(tasks: Iterable[ScoredTask], *, by_maximum: bool) -> list[tuple[Task, ScoredPlay]]:
-    """Return wrong answers that earn the maximum; else, where it is unknown or out of reach, as
-    much as gold.
+    """Return wrong answers that earn the maximum; without `by_maximum`, those that earn as much as
+    gold.
     """
     paid = []
     for tried in tasks:
         for play in tried.others:
             if play.reward is None:
                 continue
-            # A gold answer without a reward is no bar: what earns anything then earns as much.
-            if (
-                play.reward.is_best
-                if by_maximum
-                else not play.total < tried.earned - TOTAL_TOLERANCE
-            ):
+            # Where gold was not scored its NaN is no bar: what earns anything earns as much.
+            earns_as_gold = not play.total < tried.earned - TOTAL_TOLERANCE
+            if play.reward.is_best if by_maximum else earns_as_gold:
                 paid.append((tried.task, play))
     return paid
 
 
-def pays_cheater(play: ScoredPlay, most: float = math.inf) -> bool:
-    """Return True where a reward pays a cheater, whose answer is never right: in full, or as much
-    as gold earns.
+def pays_cheater(play: ScoredPlay, gold_total: float = math.inf) -> bool:
+    """Return True if a reward pays a cheater, whose answer is never right: in full, or as much as
+    gold earns.
     """
     reward = play.reward
-    return reward is not None and (reward.correct or reward.is_best or reward.total >= most - 1e-6)
+    if reward is None:
+        return False
+    return reward.correct or reward.is_best or reward.total >= gold_total - PAID_TOLERANCE
 
 
 def furthest_outside(errors: Iterable[RewardOutOfBounds]) -> RewardOutOfBounds:
@@ -225,7 +226,7 @@ def furthest_outside(errors: Iterable[RewardOutOfBounds]) -> RewardOutOfBounds:
 
 
 def bounds_that_hold(errors: Iterable[RewardOutOfBounds]) -> dict[str, tuple[float, float]]:
-    """Return the bounds by reward function in which these rewards stay."""
+    """Return bounds that hold these rewards, by reward function."""
     bounds: dict[str, tuple[float, float]] = {}
     for error in errors:
         low, high = bounds.get(error.name, (error.low, error.high))
@@ -236,13 +237,15 @@ def bounds_that_hold(errors: Iterable[RewardOutOfBounds]) -> dict[str, tuple[flo
 def judge_form(tasks: Sequence[ScoredTask], sign: int = 1) -> tuple[float, float] | None:
     """Return what right and wrong answers in one form earn on average.
 
-    None where gold does not earn more than wrong answers, with sign -1 less.
+    Returns None if gold does not earn more than wrong answers; with sign -1, if it does not earn
+    less.
     """
-    # A reward that gives wrong answers no number tells nothing apart.
-    told_apart = sum(
-        sign * each.earned > sign * each.rival for each in tasks if math.isfinite(each.rival)
-    )
-    if not tasks or told_apart < MIN_SEPARATED_SHARE * len(tasks):
+    n_separated = 0
+    for tried in tasks:
+        # A reward that gives wrong answers no number separates nothing.
+        if math.isfinite(tried.rival) and sign * tried.earned > sign * tried.rival:
+            n_separated += 1
+    if not tasks or n_separated < MIN_SEPARATED_SHARE * len(tasks):
         return None
     right = np.nanmean([tried.earned for tried in tasks])
     wrong = np.nanmean([play.total for tried in tasks for play in tried.others])
@@ -251,37 +254,38 @@ def judge_form(tasks: Sequence[ScoredTask], sign: int = 1) -> tuple[float, float
 
 @dataclass(frozen=True)
 class Earnings:
-    """What right and wrong answers earn, over all tasks."""
+    """Rewards of right and wrong answers, over all tasks."""
 
     right: NDArray[np.float64]
     wrong: NDArray[np.float64]
 
     @cached_property
     def top(self) -> float:
-        """What a right answer earns where it is accepted; NaN without any."""
-        return float(np.quantile(self.right, 0.9)) if len(self.right) else math.nan
+        """Reward of an accepted right answer; NaN without any."""
+        return float(np.quantile(self.right, ACCEPTED_QUANTILE)) if len(self.right) else math.nan
 
     @cached_property
     def base(self) -> float:
-        """What a wrong answer earns as a rule; NaN without any."""
+        """Usual reward of a wrong answer; NaN without any."""
         return float(np.median(self.wrong)) if len(self.wrong) else math.nan
 
     @property
     def are_separated(self) -> bool:
-        """True where accepted right answers earn more than wrong ones as a rule."""
+        """True if accepted right answers earn more than wrong ones usually do."""
         return self.top > self.base
 
     @property
     def is_inverted(self) -> bool:
-        """True where right answers earn less than wrong ones as a rule; a wrong one may be paid now
-        and then.
-        """
+        """True if right answers usually earn less than wrong ones; a few wrong ones may be paid."""
         return len(self.right) > 0 and float(np.median(self.right)) < self.base
 
 
 def earnings_of(tasks: Iterable[ScoredTask]) -> Earnings:
-    """Return what gold and wrong answers of these tasks earn."""
+    """Return the rewards of gold and wrong answers of these tasks."""
     tasks = list(tasks)
     right = [play.total for tried in tasks for play in tried.golds if play.reward]
-    wrong = [play.total for tried in tasks for play in tried.others if play.reward]
-    return Earnings(np.array(right), np.array(wrong))
+    return Earnings(np.array(right), np.array(_other_totals(tasks)))
+
+
+def _other_totals(tasks: Iterable[ScoredTask]) -> list[float]:
+    return [play.total for tried in tasks for play in tried.others if play.reward]

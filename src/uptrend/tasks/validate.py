@@ -28,14 +28,15 @@ from uptrend.tasks.proof import (
 from uptrend.tasks.rewards import Undecided
 from uptrend.tasks.taskset import LoadedTasks, Script, Taskset, known_gold
 
-# Tasks that are played, where a taskset does not say how many it allows (VALIDATED).
+# Tasks that are played, unless a taskset sets a number of its own (VALIDATED).
 PLAYED_TASKS = 200
 # Tasks on which each variant's ceiling is measured, and cheaters play: a semantic retriever takes
 # its time.
 CEILING_TASKS = 50
 # Tasks of a family below which a correlation of difficulty with position is not judged.
 MIN_FAMILY = 30
-# Standard errors of a rank correlation from which an order is no chance: once in 16,000 times.
+# Standard errors of a rank correlation above which an order is not chance, which exceeds them once
+# in 16,000 times.
 MAX_ORDER_ERRORS = 4
 
 
@@ -45,7 +46,7 @@ class Requirement:
 
     name: str
     passed: bool
-    figure: str  # numbers, and an example where it does not hold
+    figure: str  # numbers, and an example that breaks it
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,15 @@ class ValidationReport:
 
     @property
     def passed(self) -> bool:
-        """True where all checks hold."""
+        """True if all checks hold."""
         return all(check.passed for check in self.checks)
 
 
 class PlayProgress(Protocol):
-    """Receives how far a validation is."""
+    """Receives the progress of a validation."""
 
     def __call__(self, part: str, done: int, total: int) -> None:
-        """Note that so many of a part's answers were played; 0 as it begins."""
+        """Report that `done` of a part's answers were played; 0 as it begins."""
 
 
 def _silent(part: str, done: int, total: int) -> None:
@@ -84,50 +85,53 @@ def validate(
     only_trains: bool = False,
     progress: PlayProgress = _silent,
 ) -> ValidationReport:
-    """Check a taskset, made twice by `make`, on so many tasks; at most `limit` of them are played.
+    """Check a taskset, made twice by `make`, on this many tasks; at most `limit` of them are
+    played: by default as many as the taskset allows, all with 0.
 
-    Without a limit as many are played as the taskset allows, and all with 0. One that only trains
-    need not hold out any: it is then asked for no more held-out tasks than it has.
+    A taskset that only trains need not hold out any tasks: all that it has are enough.
     """
+    # The second taskset must give the same tasks.
     taskset = make()
-    again = make()
-    repeated = [*again.train(train), *(spare := again.heldout(heldout))]
-    # Known from the other one, so that this one's notes do not mention a wish that nobody has.
-    heldout = len(spare) if only_trains else heldout
-    to_train = taskset.train(train)
-    held_out = taskset.heldout(heldout)
-    tasks = [*to_train, *held_out]
+    second = make()
+    second_train = second.train(train)
+    second_heldout = second.heldout(heldout)
+    if only_trains:
+        # Known from the second one, so that the first adds no note on held-out tasks that it lacks.
+        heldout = len(second_heldout)
+    train_tasks = taskset.train(train)
+    heldout_tasks = taskset.heldout(heldout)
+    tasks = [*train_tasks, *heldout_tasks]
+
+    # Requirements of the tasks themselves.
+    has_enough = bool(train_tasks or not train) and bool(heldout_tasks or not heldout)
+    counts = f"{len(train_tasks)} to train on, {len(heldout_tasks)} held out"
+    n_empty = sum(not any(message.content.strip() for message in task.messages) for task in tasks)
+    shared = {task.id for task in train_tasks} & {task.id for task in heldout_tasks}
+    requirements = [
+        Requirement("there are tasks", has_enough, counts),
+        Requirement("prompts are not empty", not n_empty, f"{n_empty} of {len(tasks)} empty"),
+        Requirement("none that is held out is trained on", not shared, f"{len(shared)} in both"),
+        _same_hash(tasks_hash(tasks), tasks_hash([*second_train, *second_heldout])),
+        _duplicates(taskset, train_tasks, heldout_tasks),
+        order(train_tasks),
+    ]
+
+    # Requirements of what scripted answers earn.
     if limit is None:
         limit = getattr(taskset, "VALIDATED", PLAYED_TASKS)
-    chosen = _drawn(tasks, limit or len(tasks))
-    enough = bool(to_train or not train) and bool(held_out or not heldout)
-    empty = sum(not any(message.content.strip() for message in task.messages) for task in tasks)
-    shared = {task.id for task in to_train} & {task.id for task in held_out}
-    a = tasks_hash(tasks)
-    b = tasks_hash(repeated)
+    played = _draw_by_family(tasks, limit or len(tasks))
     proven = proving(taskset)
-    requirements = (
-        Requirement(
-            "there are tasks", enough, f"{len(to_train)} to train on, {len(held_out)} held out"
-        ),
-        Requirement("prompts are not empty", not empty, f"{empty} of {len(tasks)} empty"),
-        Requirement("none that is held out is trained on", not shared, f"{len(shared)} in both"),
-        Requirement(
-            "the same seed gives the same tasks", a == b, a if a == b else f"{a}, then {b}"
-        ),
-        _duplicates(taskset, to_train, held_out),
-        order(to_train),
-        *_of_plays(_play(proven, chosen, "gold and corrupted answers", progress, times=2)),
-        *_cheated(proven, chosen[:CEILING_TASKS], progress),
-        *_ceilings(taskset, chosen[:CEILING_TASKS], progress),
-    )
+    scored = _play(proven, played, "gold and corrupted answers", progress, times=2)
+    requirements += _judge_plays(scored)
+    requirements += _judge_cheaters(proven, played[:CEILING_TASKS], progress)
+    requirements += _ceilings(taskset, played[:CEILING_TASKS], progress)
     return ValidationReport(
-        taskset.name, requirements, tuple(taskset.notes), len(tasks), len(chosen)
+        taskset.name, tuple(requirements), tuple(taskset.notes), len(tasks), len(played)
     )
 
 
-def _drawn(tasks: Sequence[Task], count: int) -> list[Task]:
-    """Draw tasks at random, one family after the other, so that a few are of many families."""
+def _draw_by_family(tasks: Sequence[Task], count: int) -> list[Task]:
+    """Draw tasks at random from all families in turn, so that even a few are of many families."""
     by_family: dict[str, list[Task]] = defaultdict(list)
     for task in random.Random(0).sample(tasks, len(tasks)):
         by_family[task.family].append(task)
@@ -135,11 +139,18 @@ def _drawn(tasks: Sequence[Task], count: int) -> list[Task]:
     return [task for task in in_turn if task is not None][:count]
 
 
-# Tasks are unique; a file may repeat as many rows as it allows.
+def _same_hash(first: str, second: str) -> Requirement:
+    figure = first if first == second else f"{first}, then {second}"
+    return Requirement("the same seed gives the same tasks", first == second, figure)
+
+
 def _duplicates(taskset: Taskset, train: Sequence[Task], heldout: Sequence[Task]) -> Requirement:
-    repeated = sum(len(tasks) - len({task.id for task in tasks}) for tasks in (train, heldout))
-    figure = f"{repeated} repeated among the tasks"
-    passed = not repeated
+    """Require tasks that are unique, and a file with no more repeated rows than it allows."""
+    n_repeated = 0
+    for tasks in (train, heldout):
+        n_repeated += len(tasks) - len({task.id for task in tasks})
+    figure = f"{n_repeated} repeated among the tasks"
+    passed = not n_repeated
     loaded = getattr(taskset, "loaded", None)
     if isinstance(loaded, LoadedTasks):
         share = loaded.duplicate_rows / loaded.rows
@@ -152,35 +163,37 @@ def _duplicates(taskset: Taskset, train: Sequence[Task], heldout: Sequence[Task]
 
 
 def order(train: Sequence[Task]) -> Requirement:
-    """Check that neither easy tasks nor one family come first; difficulty is compared within a
+    """Require that neither easy tasks nor one family come first; difficulty is compared within a
     family.
     """
-    # scipy only where tasks are checked: `tasks list` stays quick
+    # scipy only when tasks are checked: `tasks list` stays quick
     from uptrend.stats.trend import rank_correlation
 
-    ranks: dict[str, list[float]] = defaultdict(list)
+    # What may go with a task's position: its difficulty within a family, and its family.
+    series: dict[str, list[float]] = defaultdict(list)
     for task in train:
-        ranks[f"difficulty of {task.family}"].append(task.difficulty)
+        series[f"difficulty of {task.family}"].append(task.difficulty)
     families = sorted({task.family for task in train})
     if len(families) > 1:
-        ranks |= {
-            f"being {name}": [float(task.family == name) for task in train] for name in families
-        }
-    judged = {
-        what: rank_correlation(np.arange(float(len(values))), np.array(values))
-        for what, values in ranks.items()
-        if len(values) >= MIN_FAMILY
-    }
-    if not judged:
+        for family in families:
+            series[f"being {family}"] = [float(task.family == family) for task in train]
+
+    passed = True
+    correlations: dict[str, float] = {}
+    for name, values in series.items():
+        if len(values) < MIN_FAMILY:
+            continue
+        positions = np.arange(float(len(values)))
+        correlations[name] = rank_correlation(positions, np.array(values))
+        # Standard error of a rank correlation of independent values: 1/sqrt(n - 1).
+        errors = abs(correlations[name]) * (len(values) - 1) ** 0.5
+        passed = passed and errors <= MAX_ORDER_ERRORS
+    if not correlations:
         return Requirement(
             "difficulty is shuffled", True, f"not judged: no family has {MIN_FAMILY} tasks"
         )
-    passed = all(
-        abs(rank) * (len(ranks[what]) - 1) ** 0.5 <= MAX_ORDER_ERRORS
-        for what, rank in judged.items()
-    )
-    worst = max(judged, key=lambda what: abs(judged[what]))
-    figure = f"rank correlation with position {judged[worst]:+.2f} ({worst})"
+    worst = max(correlations, key=lambda name: abs(correlations[name]))
+    figure = f"rank correlation with position {correlations[worst]:+.2f} ({worst})"
     return Requirement("difficulty is shuffled", passed, figure)
 
 
@@ -190,157 +203,173 @@ def order(train: Sequence[Task]) -> Requirement:
 Plays = Sequence[tuple[Task, ScoredPlay]]
 
 
-def _of_plays(tasks: Sequence[ScoredTask]) -> Iterator[Requirement]:
-    yield from _reliable(tasks)
+def _judge_plays(tasks: Sequence[ScoredTask]) -> Iterator[Requirement]:
+    yield _reliable(tasks)
     yield from _gold_earns_most(tasks)
     yield _within_bounds(tasks)
     yield _repeatable(tasks)
 
 
-def _plays(tasks: Iterable[ScoredTask]) -> Plays:
+def _gold_plays(tasks: Iterable[ScoredTask]) -> Plays:
+    return [(tried.task, play) for tried in tasks for play in tried.golds]
+
+
+def _other_plays(tasks: Iterable[ScoredTask]) -> Plays:
+    return [(tried.task, play) for tried in tasks for play in tried.others]
+
+
+def _all_plays(tasks: Iterable[ScoredTask]) -> Plays:
     return [(tried.task, play) for tried in tasks for play in (*tried.golds, *tried.others)]
 
 
-def _rewards(tasks: Iterable[ScoredTask]) -> list[tuple[Task, ScoredPlay, Reward]]:
-    return [
-        (task, play, reward)
-        for task, play in _plays(tasks)
-        for reward in (play.reward, play.again)
-        if reward
-    ]
+def _all_rewards(tasks: Iterable[ScoredTask]) -> list[tuple[Task, ScoredPlay, Reward]]:
+    """Return the rewards of first and second plays."""
+    rewards = []
+    for task, play in _all_plays(tasks):
+        for reward in (play.reward, play.second_reward):
+            if reward:
+                rewards.append((task, play, reward))
+    return rewards
 
 
-def _reliable(tasks: Sequence[ScoredTask]) -> Iterator[Requirement]:
-    plays = _plays(tasks)
-    # Undecided is a reward's own answer, and one that leaves its bounds has a requirement of its
-    # own.
-    failed = [
-        (task, play)
-        for task, play in plays
-        if play.error is not None and not isinstance(play.error, Undecided | RewardOutOfBounds)
-    ]
-    yield Requirement(
-        "no play fails", not failed, f"{len(failed)} of {len(plays)} failed{_example(failed)}"
-    )
+def _reliable(tasks: Sequence[ScoredTask]) -> Requirement:
+    plays = _all_plays(tasks)
+    failed = []
+    for task, play in plays:
+        # Undecided is a reward's own answer, and rewards out of bounds have a requirement of their
+        # own.
+        is_own_verdict = isinstance(play.error, Undecided | RewardOutOfBounds)
+        if play.error is not None and not is_own_verdict:
+            failed.append((task, play))
+    figure = f"{len(failed)} of {len(plays)} failed{_example(failed)}"
+    return Requirement("no play fails", not failed, figure)
 
 
 def _is_bounded(tasks: Iterable[ScoredTask]) -> bool:
-    return not any(math.isnan(reward.low + reward.high) for _, _, reward in _rewards(tasks))
+    return not any(math.isnan(reward.low + reward.high) for _, _, reward in _all_rewards(tasks))
 
 
 def _gold_earns_most(tasks: Sequence[ScoredTask]) -> Iterator[Requirement]:
-    experts = [(tried.task, play) for tried in tasks for play in tried.golds]
-    others = [(tried.task, play) for tried in tasks for play in tried.others]
+    golds = _gold_plays(tasks)
+    others = _other_plays(tasks)
     is_bounded = _is_bounded(tasks)
     paid = paid_wrong(tasks, by_maximum=is_bounded)
-    if not is_bounded and experts:
+    if not is_bounded and golds:
         yield _none_of("no corrupted answer earns as much as gold", paid, others)
         return
-    short = [(task, play) for task, play in experts if not play.is_accepted]
-    figure = (
-        f"{len(experts) - len(short)} of {len(experts)} do{_example(short)}"
-        if experts
-        else "not judged: none"
-    )
-    yield Requirement("gold answers reach the maximum", not short, figure)
-    if is_bounded and (experts or others):
+    rejected = [(task, play) for task, play in golds if not play.is_accepted]
+    figure = "not judged: none"
+    if golds:
+        figure = f"{len(golds) - len(rejected)} of {len(golds)} do{_example(rejected)}"
+    yield Requirement("gold answers reach the maximum", not rejected, figure)
+    if is_bounded and (golds or others):
         yield _none_of("corrupted answers stay below it", paid, others)
 
 
 def _within_bounds(tasks: Sequence[ScoredTask]) -> Requirement:
-    plays = _plays(tasks)
-    rewards = _rewards(tasks)
+    plays = _all_plays(tasks)
+    rewards = _all_rewards(tasks)
     outside = [(task, play) for task, play, reward in rewards if not _is_within(reward)]
     outside += [(task, play) for task, play in plays if isinstance(play.error, RewardOutOfBounds)]
-    highs = {reward.high for _, _, reward in rewards}
     span = "none"
     if rewards:
-        span = f"between {min(reward.low for _, _, reward in rewards):g} and {max(highs):g}"
-        span += ", the maximum differs between tasks" if len(highs) > 1 else ""
+        lowest = min(reward.low for _, _, reward in rewards)
+        highs = {reward.high for _, _, reward in rewards}
+        span = f"between {lowest:g} and {max(highs):g}"
+        if len(highs) > 1:
+            span += ", the maximum differs between tasks"
     if not _is_bounded(tasks):
         span = "of unknown bounds: set tasks.bounds"
         outside = []
     figure = f"{len(rewards)} rewards, {span}{_example(outside)}"
-    return Requirement(
-        "rewards keep their bounds", bool(rewards or not plays) and not outside, figure
-    )
+    has_rewards = bool(rewards) or not plays
+    return Requirement("rewards keep their bounds", has_rewards and not outside, figure)
 
 
 def _is_within(reward: Reward) -> bool:
-    spans = [
-        (reward.low, reward.total, reward.high),
-        *((part.low, part.value, part.high) for part in reward.parts),
-    ]
-    # Bounds may be unknown: NaN, which nothing is below or above.
-    return all(
-        np.isfinite(value) and not (value < low - TOTAL_TOLERANCE or value > high + TOTAL_TOLERANCE)
-        for low, value, high in spans
-    )
+    spans = [(reward.low, reward.total, reward.high)]
+    spans += [(part.low, part.value, part.high) for part in reward.parts]
+    for low, value, high in spans:
+        # Bounds may be unknown: NaN, which nothing is below or above.
+        is_outside = value < low - TOTAL_TOLERANCE or value > high + TOTAL_TOLERANCE
+        if is_outside or not np.isfinite(value):
+            return False
+    return True
 
 
 def _repeatable(tasks: Sequence[ScoredTask]) -> Requirement:
-    plays = _plays(tasks)
-    differing = [
-        (task, play)
-        for task, play in plays
-        if play.again is not None and repr(play.reward) != repr(play.again)
-    ]
+    plays = _all_plays(tasks)
+    differing = []
+    for task, play in plays:
+        # By their text, in which NaN equals NaN.
+        if play.second_reward is not None and repr(play.reward) != repr(play.second_reward):
+            differing.append((task, play))
     figure = f"{len(differing)} of {len(plays)} differ{_example(differing)}"
     return Requirement("scoring twice gives the same", not differing, figure)
 
 
-# Going for the reward does not pay, where the taskset has players that try.
-def _cheated(
+def _judge_cheaters(
     taskset: Taskset, tasks: Sequence[Task], progress: PlayProgress
 ) -> Iterator[Requirement]:
-    if isinstance(taskset, HasCheaters):
-        plays = _plays(_play(taskset, tasks, "cheaters", progress, scripts=taskset.cheaters))
-        if plays:
-            taken_in = [(task, play) for task, play in plays if pays_cheater(play)]
-            yield _none_of("cheaters stay below it", taken_in, plays)
+    """Require that cheaters do not earn the maximum, if the taskset has any."""
+    if not isinstance(taskset, HasCheaters):
+        return
+    plays = _all_plays(_play(taskset, tasks, "cheaters", progress, scripts=taskset.cheaters))
+    if plays:
+        paid = [(task, play) for task, play in plays if pays_cheater(play)]
+        yield _none_of("cheaters stay below it", paid, plays)
 
 
-# The expert's reward under each variant, where the maximum may be out of reach; nobody lazy earns
-# as much.
 def _ceilings(
     taskset: Taskset, tasks: Sequence[Task], progress: PlayProgress
 ) -> Iterator[Requirement]:
-    for variant, make in (taskset.variants() if isinstance(taskset, HasVariants) else {}).items():
+    """Measure gold's reward under each variant, where the maximum may be out of reach, and require
+    that no corrupted answer earns as much.
+    """
+    variants = taskset.variants() if isinstance(taskset, HasVariants) else {}
+    for variant, make in variants.items():
         name = f"ceiling of gold under {variant}"
         try:
             played = _play(make(), tasks, name, progress)
         except MissingExtra as missing:  # the proof itself does not need it
             yield Requirement(name, True, f"not measured: {missing}")
             continue
-        # nothing to compare with, as in a folder without players
+        # Nothing to compare with, as in a folder without players.
         if not any(tried.golds for tried in played):
             yield Requirement(name, True, "not judged: none")
             continue
-        experts = [play.reward for tried in played for play in tried.golds if play.reward]
-        others = [play for tried in played for play in tried.others if play.reward]
+        golds = [play.reward for _, play in _gold_plays(played) if play.reward]
+        others = [play for _, play in _other_plays(played) if play.reward]
         paid = paid_wrong(played, by_maximum=False)
-        failed = [(task, play) for task, play in _plays(played) if play.error]
-        totals = [reward.total / reward.high for reward in experts]
+        failed = [(task, play) for task, play in _all_plays(played) if play.error]
         figure = (
-            f"{np.mean(totals):.3f} of the maximum on average, least {min(totals):.3f}"
-            if totals
-            else "none"
+            f"{_describe_ceiling(golds)}; {len(paid)} of {len(others)} corrupted earn as"
+            f" much{_example(paid or failed)}"
         )
-        values: dict[str, list[float]] = defaultdict(list)
-        for part in (part for reward in experts for part in reward.parts if part.weight):
-            values[part.name].append(part.value)
-        means = {part: float(np.mean(each)) for part, each in values.items()}
-        figure += "".join(
-            f"; {part} {mean:.2f}" for part, mean in means.items() if mean < 1 - TOTAL_TOLERANCE
-        )
-        figure += f"; {len(paid)} of {len(others)} corrupted earn as much{_example(paid or failed)}"
-        yield Requirement(name, bool(experts) and not paid and not failed, figure)
+        yield Requirement(name, bool(golds) and not paid and not failed, figure)
+
+
+def _describe_ceiling(rewards: Sequence[Reward]) -> str:
+    """Return the mean and the least of gold's rewards, and the means of parts that are not full."""
+    if not rewards:
+        return "none"
+    totals = [reward.total / reward.high for reward in rewards]
+    text = f"{np.mean(totals):.3f} of the maximum on average, least {min(totals):.3f}"
+    values_by_part: dict[str, list[float]] = defaultdict(list)
+    for reward in rewards:
+        for part in reward.parts:
+            if part.weight:
+                values_by_part[part.name].append(part.value)
+    for name, values in values_by_part.items():
+        mean = float(np.mean(values))
+        if mean < 1 - TOTAL_TOLERANCE:
+            text += f"; {name} {mean:.2f}"
+    return text
 
 
 def _none_of(name: str, wrong: Plays, plays: Plays) -> Requirement:
-    return Requirement(
-        name, bool(plays) and not wrong, f"{len(wrong)} of {len(plays)} do{_example(wrong)}"
-    )
+    figure = f"{len(wrong)} of {len(plays)} do{_example(wrong)}"
+    return Requirement(name, bool(plays) and not wrong, figure)
 
 
 def _example(plays: Plays) -> str:
@@ -359,6 +388,15 @@ def _example(plays: Plays) -> str:
 # Playing
 
 
+@dataclass(frozen=True)
+class _PlannedTask:
+    """A task with the scripts to play on it; each answer has one script per play."""
+
+    task: Task
+    golds: Sequence[Sequence[Script]]
+    others: Sequence[Sequence[Script]]
+
+
 def _play(
     taskset: Taskset,
     tasks: Sequence[Task],
@@ -367,32 +405,36 @@ def _play(
     times: int = 1,
     scripts: Callable[[Task], Iterable[Script]] | None = None,
 ) -> list[ScoredTask]:
-    """Play every script of every task (gold and corrupted ones, or those given); tasks go on side
-    by side.
+    """Play every script of every task, each `times` times; tasks are played side by side.
+
+    By default scripts are the gold and the corrupted answers.
     """
-    planned: list[tuple[Task, list[Sequence[Script]], list[Sequence[Script]]]] = []
+    planned = []
     for task in tasks:
-        golds = zip(
-            *([] if scripts else known_gold(taskset, task) for _ in range(times)), strict=True
+        golds: list[list[Script]] = []
+        others: list[list[Script]] = []
+        for _ in range(times):
+            # A script is used up by a play: the next one needs another.
+            golds.append([] if scripts else known_gold(taskset, task))
+            others.append(list((scripts or taskset.corrupted)(task)))
+        planned.append(
+            _PlannedTask(task, list(zip(*golds, strict=True)), list(zip(*others, strict=False)))
         )
-        others = zip(*((scripts or taskset.corrupted)(task) for _ in range(times)), strict=False)
-        planned.append((task, list(golds), list(others)))
-    total = sum(len(golds) + len(others) for _, golds, others in planned)
+    total = sum(len(plan.golds) + len(plan.others) for plan in planned)
     done = 0
     progress(part, done, total)
 
-    async def play_task(
-        task: Task, golds: list[Sequence[Script]], others: list[Sequence[Script]]
-    ) -> ScoredTask:
+    async def play_task(plan: _PlannedTask) -> ScoredTask:
         nonlocal done
         plays = []
-        for repeated in (*golds, *others):
-            plays.append(await _play_repeats(taskset, task, repeated))
+        for repeats in (*plan.golds, *plan.others):
+            plays.append(await _play_repeats(taskset, plan.task, repeats))
             done += 1
             progress(part, done, total)
-        return ScoredTask(task, plays[: len(golds)], plays[len(golds) :])
+        n_golds = len(plan.golds)
+        return ScoredTask(plan.task, plays[:n_golds], plays[n_golds:])
 
-    return event_loop.run(event_loop.together([play_task(*each) for each in planned]))
+    return event_loop.run(event_loop.together([play_task(plan) for plan in planned]))
 
 
 async def _play_repeats(taskset: Taskset, task: Task, scripts: Sequence[Script]) -> ScoredPlay:
@@ -405,4 +447,4 @@ async def _play_repeats(taskset: Taskset, task: Task, scripts: Sequence[Script])
             return play
         plays.append(play)
     first = plays[0]
-    return first if len(plays) == 1 else replace(first, again=plays[1].reward)
+    return first if len(plays) == 1 else replace(first, second_reward=plays[1].reward)

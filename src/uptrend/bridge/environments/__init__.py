@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from uptrend.config import Eval, Tasks
 
-SCALARS = (int, float, str, bool)
+SCALAR_TYPES = (int, float, str, bool)
 
 
 @dataclass(frozen=True)
@@ -29,39 +29,45 @@ class ForeignField:
 
 
 def options_from(
-    base: type[Any], found: Iterable[ForeignField], namespace: dict[str, Any]
+    base: type[Any], foreign_fields: Iterable[ForeignField], namespace: dict[str, Any]
 ) -> type[Any]:
     """Make a frozen dataclass of our options and a library's, without those that recipes can't
     write or we set.
     """
-    taken = {f.name for section in (Tasks, Eval, base) for f in fields(section)}
+    own_names: set[str] = set()
+    for section in (Tasks, Eval, base):
+        own_names |= {own.name for own in fields(section)}
     members: list[Any] = []
-    for each in found:
-        kind = _kind(each.hint, each.default)
-        if each.name in taken or kind is None:
+    for foreign in foreign_fields:
+        kind = _option_type(foreign.hint, foreign.default)
+        if foreign.name in own_names or kind is None:
             continue
-        value = tuple(each.default) if isinstance(each.default, list) else each.default
-        default = field() if value is MISSING else field(default_factory=partial(deepcopy, value))
-        members.append((each.name, kind, default))
+        default = foreign.default
+        if isinstance(default, list):
+            default = tuple(default)
+        if default is MISSING:
+            member_field = field()
+        else:
+            member_field = field(default_factory=partial(deepcopy, default))
+        members.append((foreign.name, kind, member_field))
     return make_dataclass(
         "ForeignOptions", members, bases=(base,), namespace=namespace, frozen=True, kw_only=True
     )
 
 
-def _kind(hint: Any, default: Any) -> Any:
+def _option_type(hint: Any, default: Any) -> Any:
     """Return the type of an option, as recipes have it; None where they can't write it."""
     origin = get_origin(hint)
     inner = get_args(hint)
-    if hint in SCALARS or origin is Literal:
+    if hint in SCALAR_TYPES or origin is Literal:
         return hint
-    if (
-        origin in (typing.Union, types.UnionType)
-        and len(inner) == 2
-        and set(inner) - {*SCALARS} == {type(None)}
-    ):
+    is_union = origin in (typing.Union, types.UnionType)
+    if is_union and len(inner) == 2 and set(inner) - {*SCALAR_TYPES} == {type(None)}:
         return hint
-    if origin in (list, tuple) and inner[0] in SCALARS and set(inner[1:]) <= {inner[0], ...}:
+    if origin in (list, tuple) and inner[0] in SCALAR_TYPES and set(inner[1:]) <= {inner[0], ...}:
         return tuple.__class_getitem__((inner[0], ...))
+
+    # Any other type, if its default can be written and is no enumeration's.
     try:
         json.dumps(None if default is MISSING else default)
     except TypeError:

@@ -14,7 +14,7 @@ from uptrend.records import ConfigError, Message, Reward, Task, TasksetError, To
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.taskset import Play, Taskset
 
-PROJECT = """\
+PROJECT_TEMPLATE = """\
 [project]
 name = "{title}"
 version = "0.1.0"
@@ -30,7 +30,7 @@ build-backend = "setuptools.build_meta"
 packages = ["{package}"]
 package-data = {{ {package} = ["tasks.json"] }}
 """
-TYPES = {
+PYTHON_TYPES = {
     "string": "str",
     "integer": "int",
     "number": "float",
@@ -51,24 +51,27 @@ def export(splits: Mapping[str, Mapping[str, Any]], max_turns: int | None, folde
         raise TasksetError(f"{name} is an environment of verifiers already.")
     table = json.loads(json.dumps({"splits": splits}))
     for split in table["splits"].values():
-        # a relative path would start wherever the environment is used
+        # A relative path would start wherever the environment is used.
         if split["options"].get("file"):
             split["options"]["file"] = str(Path(split["options"]["file"]).resolve())
     exported = ExportedTasks(table)
-    offered = [exported.open(row["row"]).tools for split in splits for row in exported.rows(split)]
-    if any(tools != offered[0] for tools in offered):
+    tools_by_task: list[Sequence[Tool]] = []
+    for split in splits:
+        for row in exported.rows(split):
+            tools_by_task.append(exported.open(row["row"]).tools)
+    if any(tools != tools_by_task[0] for tools in tools_by_task):
         raise TasksetError(
             f"{name} offers other tools from task to task; an environment of verifiers has the same"
             " in all."
         )
     title = "uptrend-" + re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
     package = title.replace("-", "_")
-    tools = [_written(tool) for tool in offered[0]]
+    methods = [_describe_method(tool) for tool in tools_by_task[0]]
     module = render(
-        "bridge/templates/environment.py.txt", name=name, tools=tools, max_turns=max_turns
+        "bridge/templates/environment.py.txt", name=name, tools=methods, max_turns=max_turns
     )
     files = {
-        "pyproject.toml": PROJECT.format(title=title, name=name, package=package),
+        "pyproject.toml": PROJECT_TEMPLATE.format(title=title, name=name, package=package),
         f"{package}/__init__.py": (
             f"from {package}.environment import PlayEnv, PlayTaskset\n\n"
             '__all__ = ["PlayEnv", "PlayTaskset"]\n'
@@ -76,33 +79,35 @@ def export(splits: Mapping[str, Mapping[str, Any]], max_turns: int | None, folde
         f"{package}/environment.py": module,
         f"{package}/tasks.json": json.dumps(table, indent=1) + "\n",
     }
-    for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text, encoding="utf-8")
+    for name_in_folder, text in files.items():
+        path = folder / name_in_folder
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return title
 
 
-def _written(tool: Tool) -> dict[str, str]:
+def _describe_method(tool: Tool) -> dict[str, str]:
     """Return a tool as the pieces of a method."""
-    arguments = tool.parameters.get("properties", {})
+    properties = tool.parameters.get("properties", {})
     required = tool.parameters.get("required", ())
-    kinds = {key: TYPES.get(str(about.get("type")), "Any") for key, about in arguments.items()}
-    written = sorted((key not in required, key) for key in arguments)
-    signature = "".join(
-        f", {key}: {kinds[key]}" + (" | None = None" if free else "") for free, key in written
-    )
-    meanings = "".join(
-        f" {key}: {about['description']}"
-        for key, about in arguments.items()
-        if "description" in about
-    )
-    passed = "{" + ", ".join(f"{key!r}: {key}" for key in arguments) + "}"
-    described = (tool.description + meanings).replace("\\", "\\\\").replace('"', '\\"')
+    signature = ""
+    # Python wants arguments with a default last.
+    for key in sorted(properties, key=lambda key: (key not in required, key)):
+        python_type = PYTHON_TYPES.get(str(properties[key].get("type")), "Any")
+        signature += f", {key}: {python_type}"
+        if key not in required:
+            signature += " | None = None"
+
+    description = tool.description
+    for key, schema in properties.items():
+        if "description" in schema:
+            description += f" {key}: {schema['description']}"
+    arguments = ", ".join(f"{key!r}: {key}" for key in properties)
     return {
         "name": tool.name,
         "signature": signature,
-        "description": described,
-        "arguments": passed,
+        "description": description.replace("\\", "\\\\").replace('"', '\\"'),
+        "arguments": "{" + arguments + "}",
     }
 
 
@@ -110,21 +115,21 @@ class ExportedTasks:
     """The tasks of an exported package; `table` is its tasks.json."""
 
     def __init__(self, table: Path | Mapping[str, Any]) -> None:
-        self._splits = (
-            json.loads(table.read_text(encoding="utf-8")) if isinstance(table, Path) else table
-        )["splits"]
+        loaded = json.loads(table.read_text("utf-8")) if isinstance(table, Path) else table
+        self._splits = loaded["splits"]
         self._tasksets: dict[str, Taskset] = {}
 
     def rows(self, split: str) -> Iterator[dict[str, Any]]:
         """Yield every task of a split as the fields of verifiers' task data."""
-        held = self._taskset("eval").heldout(self._splits["eval"]["count"])
+        tasks = self._taskset("eval").heldout(self._splits["eval"]["count"])
         taskset = self._taskset(split)
-        count = self._splits[split]["count"]
-        for task in held if split == "eval" else taskset.train(count, {task.id for task in held}):
-            said = [asdict(message) for message in taskset.open(task, 0).messages]
-            told = [{"role": m["role"], "content": m["content"]} for m in said]
+        if split != "eval":
+            heldout_ids = {task.id for task in tasks}
+            tasks = taskset.train(self._splits[split]["count"], heldout_ids)
+        for task in tasks:
+            messages = taskset.open(task, 0).messages
             yield {
-                "prompt": told,
+                "prompt": [{"role": m.role, "content": m.content} for m in messages],
                 "answer": task.answer,
                 "row": {"split": split, "task": asdict(task)},
             }
@@ -135,36 +140,36 @@ class ExportedTasks:
         messages = tuple(Message(m["role"], m["content"]) for m in table.pop("messages"))
         return self._taskset(row["split"]).open(Task(messages, **table), 0)
 
-    async def answer(self, row: Mapping[str, Any], said: Sequence[Any]) -> list[str] | None:
-        """Return what the task answers to the last of verifiers' assistant messages; None where it
-        is over.
+    async def answer(self, row: Mapping[str, Any], replies: Sequence[Any]) -> list[str] | None:
+        """Return the task's answer to the last of the model's replies, as verifiers' assistant
+        messages; None where it is over.
         """
-        _, answers = await self._replay(row, said)
+        _, answers = await self._replay(row, replies)
         return None if answers is None else [message.content for message in answers]
 
-    async def score(self, row: Mapping[str, Any], said: Sequence[Any]) -> Reward:
-        """Return the reward of what was said."""
-        reward, _ = await self._replay(row, said)
+    async def score(self, row: Mapping[str, Any], replies: Sequence[Any]) -> Reward:
+        """Return the reward of the model's replies."""
+        reward, _ = await self._replay(row, replies)
         return reward
 
     async def call(self, play: Play, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return what a tool says."""
-        given = {key: value for key, value in arguments.items() if value is not None}
-        answers = await play.respond(Message("assistant", "", (ToolCall(tool, given),)))
+        """Return a tool's answer."""
+        filled = {key: value for key, value in arguments.items() if value is not None}
+        answers = await play.respond(Message("assistant", "", (ToolCall(tool, filled),)))
         return "\n".join(message.content for message in answers or ())
 
     async def _replay(
-        self, row: Mapping[str, Any], said: Sequence[Any]
+        self, row: Mapping[str, Any], replies: Sequence[Any]
     ) -> tuple[Reward, Sequence[Message] | None]:
         play = self.open(row)
         answers = None
         try:
-            for message in said:
-                calls = [
-                    (call.name, json.loads(call.arguments)) for call in message.tool_calls or ()
-                ]
-                read = tuple(ToolCall(name, arguments) for name, arguments in calls)
-                answers = await play.respond(Message("assistant", message.content or "", read))
+            for reply in replies:
+                calls: list[ToolCall] = []
+                for call in reply.tool_calls or ():
+                    calls.append(ToolCall(call.name, json.loads(call.arguments)))
+                message = Message("assistant", reply.content or "", tuple(calls))
+                answers = await play.respond(message)
                 if answers is None:
                     break
             return await play.score(), answers
@@ -173,6 +178,6 @@ class ExportedTasks:
 
     def _taskset(self, split: str) -> Taskset:
         if split not in self._tasksets:
-            given = self._splits[split]
-            self._tasksets[split] = make_taskset(given["name"], given["options"], given["seed"])
+            table = self._splits[split]
+            self._tasksets[split] = make_taskset(table["name"], table["options"], table["seed"])
         return self._tasksets[split]

@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import count as count_up
@@ -19,11 +20,13 @@ from uptrend.records import ConfigError, Message, Reward, Task, TasksetError
 from uptrend.tasks.answers import INTEGER_PATTERN, OneTurn
 from uptrend.tasks.taskset import Script, Taskset, add_note, may_be_held_out, say, shortfall
 
-# Entries are generated in parts of this size: some generators draw all that they shall ever give at
-# the beginning.
-PART = 500
-# A generator that repeats itself so many times in a row has given what it has.
-REPEATS = 500
+# Entries are generated in parts of this size: some generators draw all their entries at the
+# beginning.
+PART_SIZE = 500
+# A generator that repeats itself this many times in a row has no more tasks.
+MAX_REPEATS = 500
+# Rounding of a generator's score below 1 that still counts as correct.
+SCORE_ROUNDING = 1e-9
 # Generators that go over sets of texts: their tasks, or only the way answers are written, depend on
 # Python's hash seed.
 BY_HASH_SEED = {
@@ -56,10 +59,10 @@ class GymPlay(OneTurn):
     def __init__(self, messages: tuple[Message, ...], grade: Callable[[str], Reward]) -> None:
         self.messages = messages
         self._grade = grade
-        self._said = ""
+        self._reply = ""
 
     async def score(self) -> Reward:
-        return self._grade(self._said)
+        return self._grade(self._reply)
 
 
 class Gym:
@@ -75,10 +78,8 @@ class Gym:
         self.chat = options.chat
         self.notes = list[str]()
         self._seed = random.Random(f"{self.name}-{seed}").getrandbits(31)
-        if (
-            self.name.partition(":")[2] in BY_HASH_SEED
-            and os.environ.get("PYTHONHASHSEED", "random") == "random"
-        ):
+        has_random_hashes = os.environ.get("PYTHONHASHSEED", "random") == "random"
+        if self.name.partition(":")[2] in BY_HASH_SEED and has_random_hashes:
             add_note(
                 self.notes,
                 f"{self.name} gives the same tasks in every process only where PYTHONHASHSEED"
@@ -88,9 +89,9 @@ class Gym:
         self._entries: dict[int, dict[str, Any]] = {}
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
-        left_out = frozenset(exclude)
+        excluded = frozenset(exclude)
         return self._take(
-            count, lambda task: not may_be_held_out(task.id) and task.id not in left_out
+            count, lambda task: not may_be_held_out(task.id) and task.id not in excluded
         )
 
     def heldout(self, count: int) -> list[Task]:
@@ -99,8 +100,8 @@ class Gym:
     def open(self, task: Task, seed: int) -> GymPlay:  # noqa: ARG002 (nothing is random in these tasks)
         question = task.messages[0]
         # Here and not in the task: whether it is held out depends on the question alone.
-        asked = replace(question, content=question.content + self.options.instruction)
-        return GymPlay((asked,), lambda said: self._grade(task, said))
+        prompt = replace(question, content=question.content + self.options.instruction)
+        return GymPlay((prompt,), lambda reply: self._grade(task, reply))
 
     def gold(self, task: Task) -> Script:
         if not task.answer or not self._grade(task, self._write(task.answer)).correct:
@@ -111,40 +112,41 @@ class Gym:
 
     def corrupted(self, task: Task) -> Iterable[Script]:
         """Say nothing, garbage, and a number that is one too large."""
-        near = [str(int(task.answer) + 1)] if INTEGER_PATTERN.fullmatch(task.answer) else []
-        return map(say, ("", *map(self._write, ("@@ ??", *near))))
+        wrong_answers = ["@@ ??"]
+        if INTEGER_PATTERN.fullmatch(task.answer):
+            wrong_answers.append(str(int(task.answer) + 1))
+        return map(say, ["", *map(self._write, wrong_answers)])
 
     def _write(self, answer: str) -> str:
-        return (
-            f"<answer>{answer}</answer>"
-            if self.options.instruction or self.options.tagged
-            else answer
-        )
+        """Write an answer as the instruction asks for it."""
+        is_tagged = self.options.instruction or self.options.tagged
+        return f"<answer>{answer}</answer>" if is_tagged else answer
 
-    def _grade(self, task: Task, said: str) -> Reward:
-        answer = extract_answer(said)
+    def _grade(self, task: Task, reply: str) -> Reward:
+        answer = extract_answer(reply)
         if answer is None and not self.options.tagged:
-            answer = said.strip()
-        entry = self._entry(task.data["index"])
-        try:
-            score = (
-                float(self._part(task.data["index"]).score_answer(answer, entry)) if answer else 0.0
-            )
-        except Exception:
+            answer = reply.strip()
+        index = task.data["index"]
+        entry = self._entry(index)
+        score = 0.0
+        if answer:
             # Some fail at what they can't read; that their own answers pass is validated.
-            score = 0.0
-        return Reward.of("score", score, 0.0, 1.0, correct=score >= 1 - 1e-9)
+            with suppress(Exception):
+                score = float(self._part(index).score_answer(answer, entry))
+        return Reward.of("score", score, 0.0, 1.0, correct=score >= 1 - SCORE_ROUNDING)
 
     def _part(self, index: int) -> Any:
-        number = index // PART
+        """Return the dataset of the part that an entry is in."""
+        number = index // PART_SIZE
         if number not in self._parts:
-            config = self.options.make(seed=(self._seed + number * PART) % 2**31, size=PART)
+            seed = (self._seed + number * PART_SIZE) % 2**31
+            config = self.options.make(seed=seed, size=PART_SIZE)
             self._parts[number] = self.dataset(config)
         return self._parts[number]
 
     def _entry(self, index: int) -> dict[str, Any]:
         if index not in self._entries:
-            self._entries[index] = self._part(index)[index % PART]
+            self._entries[index] = self._part(index)[index % PART_SIZE]
         return self._entries[index]
 
     def _tasks(self) -> Iterator[Task]:
@@ -160,25 +162,27 @@ class Gym:
             task = Task(
                 (Message("user", entry["question"]),), answer, self.name, data={"index": index}
             )
-            repeats = repeats + 1 if task.id in seen else 0
-            if repeats == REPEATS:
-                return
-            if not repeats:
-                seen.add(task.id)
-                if not answer:
-                    add_note(
-                        self.notes,
-                        f"{self.name} gives no gold answers to some of its tasks: they are only"
-                        " scored",
-                    )
-                yield task
+            if task.id in seen:
+                repeats += 1
+                if repeats == MAX_REPEATS:
+                    return
+                continue
+            repeats = 0
+            seen.add(task.id)
+            if not answer:
+                add_note(
+                    self.notes,
+                    f"{self.name} gives no gold answers to some of its tasks: they are only scored",
+                )
+            yield task
 
-    def _take(self, count: int, wanted: Callable[[Task], bool]) -> list[Task]:
-        tasks = list(islice(filter(wanted, self._tasks()), count))
+    def _take(self, count: int, is_wanted: Callable[[Task], bool]) -> list[Task]:
+        """Return the first of the wanted tasks; note where they are fewer."""
+        tasks = list(islice(filter(is_wanted, self._tasks()), count))
         if len(tasks) < count:
             ids = [task.id for task in self._tasks()]
-            held = sum(map(may_be_held_out, ids))
-            add_note(self.notes, shortfall(self.name, len(ids) - held, held))
+            n_heldout = sum(map(may_be_held_out, ids))
+            add_note(self.notes, shortfall(self.name, len(ids) - n_heldout, n_heldout))
         return tasks
 
 
@@ -193,8 +197,9 @@ def taskset_of(name: str) -> type[Taskset]:
         "name": f"reasoning-gym:{name}",
         "dataset": dataset,
         "Options": _options_of(name, config),
+        "__doc__": f"{dataset.__doc__ or name}",
     }
-    return type("Gym", (Gym,), members | {"__doc__": f"{dataset.__doc__ or name}"})
+    return type("Gym", (Gym,), members)
 
 
 def _options_of(name: str, config: type[Any]) -> type[Any]:
@@ -203,23 +208,28 @@ def _options_of(name: str, config: type[Any]) -> type[Any]:
     defaults = {each.name: getattr(config(), each.name) for each in fields(config)}
 
     def make(self: Any, **ours: Any) -> Any:
-        given = {key: getattr(self, key) for key in defaults if hasattr(self, key)}
-        # Generators tell lists from tuples; recipes have lists alone.
-        kinds = {
-            key: type(defaults[key]) for key in given if isinstance(defaults[key], list | tuple)
-        }
-        return config(**given | {key: kind(given[key]) for key, kind in kinds.items()}, **ours)
+        values: dict[str, Any] = {}
+        for key, default in defaults.items():
+            if not hasattr(self, key):
+                continue
+            values[key] = getattr(self, key)
+            # Generators tell lists from tuples; recipes have lists alone.
+            if isinstance(default, list | tuple):
+                values[key] = type(default)(values[key])
+        return config(**values, **ours)
 
     def check(self: Any) -> None:
         try:
-            if hasattr(made := make(self, seed=0, size=PART), "validate"):
-                made.validate()
+            probe = make(self, seed=0, size=PART_SIZE)
+            if hasattr(probe, "validate"):
+                probe.validate()
         except (AssertionError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"reasoning-gym:{name} can't be made with these options: {error}."
             ) from None
 
-    found = [
-        ForeignField(key, hints[key], default) for key, default in defaults.items() if key != "size"
-    ]
-    return options_from(GymOptions, found, {"make": make, "__post_init__": check})
+    foreign_fields: list[ForeignField] = []
+    for key, default in defaults.items():
+        if key != "size":
+            foreign_fields.append(ForeignField(key, hints[key], default))
+    return options_from(GymOptions, foreign_fields, {"make": make, "__post_init__": check})

@@ -2,10 +2,10 @@
 process.
 
 verifiers runs an agent as a program against a model server. Here the model is ours and the agent is
-a plain chat, so a `Seat` takes the agent's place: what the environment sends to its agent goes to
-the model, tools run as functions, and the environment's own hooks score the trace. Nothing of an
-episode is made up: what a trace needs and a chat does not have (token counts, providers) is left
-empty, and an environment that needs more than a chat is refused.
+a plain chat, so an `AgentPlay` takes the agent's place: what the environment sends to its agent
+goes to the model, tools run as functions, and the environment's own hooks score the trace. Nothing
+of an episode is made up: what a trace needs and a chat does not have (token counts, providers) is
+left empty, and an environment that needs more than a chat is refused.
 """
 
 import asyncio
@@ -42,8 +42,12 @@ from verifiers.v1.utils.loaders import taskset_config_type
 
 from uptrend.bridge.environments import ForeignField, options_from
 from uptrend.config.load import nearest
-from uptrend.records import ConfigError, Message, Part, Reward, Task, TasksetError, Tool
+from uptrend.records import ConfigError, Message, Part, Reward, Task, TasksetError, Tool, ToolCall
 from uptrend.tasks.taskset import LoadedTasks, Script, Taskset, say
+
+# Least reward that counts as correct, where the bounds are unknown; and rounding below it.
+DEFAULT_CORRECT_REWARD = 1.0
+REWARD_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,39 +79,39 @@ class Environment:
         self.options = options
         self.chat = options.chat
         self.notes = list[str]()
-        # environment and task of verifiers, by our id
-        self._played: dict[str, tuple[Any, Any]] = {}
-        rows = self._read({})
+        # Environment and task of verifiers, by our task's id.
+        self._foreign_tasks: dict[str, tuple[Any, Any]] = {}
+        tasks = self._read({})
         order = f"{self.name}-{seed}"
         self._heldout: LoadedTasks | None = None
-        self._held_ids = frozenset[str]()
+        self._heldout_ids = frozenset[str]()
         if options.heldout:
-            held = self._read(options.heldout)
-            self._heldout = LoadedTasks(self.name, held, "heldout", order, 1.0, self.notes)
-            self._held_ids = frozenset(task.id for task in held)
+            heldout = self._read(options.heldout)
+            self._heldout = LoadedTasks(self.name, heldout, "heldout", order, 1.0, self.notes)
+            self._heldout_ids = frozenset(task.id for task in heldout)
         else:
             self.notes.append(
                 f"{self.name} holds out a quarter of its tasks; tasks.heldout can name a split"
                 " instead"
             )
-        self.loaded = LoadedTasks(
-            self.name, rows, "train" if self._heldout else "quarter", order, 1.0, self.notes
+        self._tasks = LoadedTasks(
+            self.name, tasks, "train" if self._heldout else "quarter", order, 1.0, self.notes
         )
         if not options.bounds:
-            unknown = (
-                "does not tell the bounds of its reward (tasks.bounds); accuracy counts a reward of"
-                " 1 or more"
+            self.notes.append(
+                f"{self.name} does not tell the bounds of its reward (tasks.bounds); accuracy"
+                " counts a reward of 1 or more"
             )
-            self.notes.append(f"{self.name} {unknown}")
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
-        return self.loaded.train(count, self._held_ids.union(exclude))
+        return self._tasks.train(count, self._heldout_ids.union(exclude))
 
     def heldout(self, count: int) -> list[Task]:
-        return (self._heldout or self.loaded).heldout(count)
+        return (self._heldout or self._tasks).heldout(count)
 
-    def open(self, task: Task, seed: int) -> "Seat":  # noqa: ARG002 (an environment takes no seed)
-        return Seat(*self._played[task.id], self.options.bounds)
+    def open(self, task: Task, seed: int) -> "AgentPlay":  # noqa: ARG002 (an environment takes no seed)
+        environment, foreign_task = self._foreign_tasks[task.id]
+        return AgentPlay(environment, foreign_task, self.options.bounds)
 
     def gold(self, task: Task) -> Script:
         raise TasksetError(f"{self.name} tells no gold answers, such as to {task.id}.")
@@ -117,35 +121,31 @@ class Environment:
         return map(say, ("", "@@ ??"))
 
     def _read(self, changes: Mapping[str, Any]) -> list[Task]:
-        given = _given(self.name, {**vars(self.options), **changes})
+        """Read the environment's tasks, with some options changed."""
+        config = _taskset_config(self.name, {**vars(self.options), **changes})
         try:
-            environment = vf.load_environment(vf.resolve_env_config({"taskset": given}))
-            rows = list(
-                islice(
-                    environment.taskset,
-                    self.options.limit if environment.taskset.INFINITE else None,
-                )
-            )
-        except (
-            Exception
-        ) as error:  # an environment's own, such as a program or a file that it lacks
+            environment = vf.load_environment(vf.resolve_env_config({"taskset": config}))
+            limit = self.options.limit if environment.taskset.INFINITE else None
+            foreign_tasks = list(islice(environment.taskset, limit))
+        except Exception as error:  # its own, such as a program or a file that it lacks
             raise TasksetError(f"{self.name} gives no tasks: {error}") from error
         tasks: list[Task] = []
-        for row in rows:
-            if needed := _needs(environment, row):
-                raise TasksetError(f"{self.name} {needed}.")
-            messages = tuple(
-                Message(m.role, content_text(m.content)) for m in first_messages(row.data)
-            )
-            answer = getattr(row.data, "answer", "")
-            tasks.append(Task(messages, str(answer), self.name, data={"hash": row.hash}))
-            self._played.setdefault(tasks[-1].id, (environment, row))
+        for foreign_task in foreign_tasks:
+            reason = _why_unplayable(environment, foreign_task)
+            if reason:
+                raise TasksetError(f"{self.name} {reason}.")
+            data = foreign_task.data
+            messages = tuple(map(_our_message, first_messages(data)))
+            answer = str(getattr(data, "answer", ""))
+            task = Task(messages, answer, self.name, data={"hash": foreign_task.hash})
+            tasks.append(task)
+            self._foreign_tasks.setdefault(task.id, (environment, foreign_task))
         return tasks
 
 
-class Seat:
-    """The agent of one episode, and our play of it: what the environment tells its agent, the model
-    hears.
+class AgentPlay:
+    """The agent of one episode, and our play of it: what the environment sends to its agent goes to
+    the model.
     """
 
     trainable = True
@@ -179,22 +179,20 @@ class Seat:
         self.tools = tuple(
             Tool(f.name, f.description, f.parameters) for f in self._functions.values()
         )
-        self.messages = tuple(
-            Message(m.role, content_text(m.content)) for m in first_messages(task.data)
-        )
+        self.messages = tuple(map(_our_message, first_messages(task.data)))
         self._conversation: list[Any] = []
-        # to the model; None where the episode is over
-        self._heard = asyncio.Queue[Sequence[Message] | None]()
-        # from the model; None where it may not speak again
-        self._said = asyncio.Queue[Message | None]()
+        # To the model; None where the episode is over.
+        self._to_model = asyncio.Queue[Sequence[Message] | None]()
+        # From the model; None where it may not reply again.
+        self._from_model = asyncio.Queue[Message | None]()
         self._episode: asyncio.Task[None] | None = None
 
     # The play's side.
 
     async def respond(self, message: Message) -> Sequence[Message] | None:
         await self._begin()
-        self._said.put_nowait(message)
-        return await self._hear()
+        self._from_model.put_nowait(message)
+        return await self._receive()
 
     async def score(self) -> Reward:
         """Return the sum of the environment's rewards, each a part; an episode that was cut is
@@ -202,21 +200,19 @@ class Seat:
         """
         await self._begin()
         assert self._episode is not None
-        self._said.put_nowait(None)
+        self._from_model.put_nowait(None)
         await self._episode
-        if not self.trace.rewards or None in self.trace.rewards.values():
-            raise ValueError(f"the environment recorded the rewards {self.trace.rewards}")
-        parts = tuple(
-            Part(n, r.score, math.nan, math.nan, r.weight) for n, r in self.trace.rewards.items()
-        )
+        rewards = self.trace.rewards
+        if not rewards or None in rewards.values():
+            raise ValueError(f"the environment recorded the rewards {rewards}")
+        parts: list[Part] = []
+        for name, part in rewards.items():
+            parts.append(Part(name, part.score, math.nan, math.nan, part.weight))
         low, high = self._bounds or (math.nan, math.nan)
-        return Reward(
-            self.trace.reward,
-            low,
-            high,
-            correct=self.trace.reward >= (1.0 if math.isnan(high) else high) - 1e-9,
-            parts=parts,
-        )
+        correct_reward = DEFAULT_CORRECT_REWARD if math.isnan(high) else high
+        total = self.trace.reward
+        is_correct = total >= correct_reward - REWARD_ROUNDING
+        return Reward(total, low, high, correct=is_correct, parts=tuple(parts))
 
     async def close(self) -> None:
         if self._episode is not None:
@@ -227,18 +223,19 @@ class Seat:
     async def _begin(self) -> None:
         if self._episode is None:
             self._episode = asyncio.create_task(self._play())
-            heard = await self._hear()
-            if heard is not None and tuple(heard) != self.messages:
+            opening = await self._receive()
+            if opening is not None and tuple(opening) != self.messages:
                 raise ValueError(
-                    f"the environment opens with {heard}, which is not its task's prompt"
+                    f"the environment opens with {opening}, which is not its task's prompt"
                 )
 
-    async def _hear(self) -> Sequence[Message] | None:
+    async def _receive(self) -> Sequence[Message] | None:
+        """Return the environment's next messages; None where the episode is over."""
         assert self._episode is not None
-        heard = None if self._episode.done() else await self._heard.get()
-        if heard is None:
+        messages = None if self._episode.done() else await self._to_model.get()
+        if messages is None:
             await self._episode  # raises what failed in it
-        return heard
+        return messages
 
     async def _play(self) -> None:
         environment = self._environment
@@ -253,7 +250,7 @@ class Seat:
             )
             await environment.finalize(self._task, episode)
         finally:
-            self._heard.put_nowait(None)
+            self._to_model.put_nowait(None)
 
     # The agent's side, with the methods of `vf.Agent` and `vf.Interaction`.
 
@@ -265,7 +262,7 @@ class Seat:
         return self.trace
 
     @asynccontextmanager
-    async def interaction(self, task: Any, **_: Any) -> AsyncIterator["Seat"]:
+    async def interaction(self, task: Any, **_: Any) -> AsyncIterator["AgentPlay"]:
         if self._conversation:
             raise ValueError(
                 "the environment plays a task more than once in an episode; Uptrend plays it once"
@@ -290,81 +287,82 @@ class Seat:
         """Let the model speak, and its tools answer, until it calls none."""
         if isinstance(message, str):
             message = [vf.UserMessage(content=message)]
-        told = [parse_message(m) if isinstance(m, dict) else m for m in message or ()]
-        self._conversation += told
-        new = self._conversation if message is None else told
-        before = len(self.trace.nodes)
+        incoming = [parse_message(m) if isinstance(m, dict) else m for m in message or ()]
+        self._conversation += incoming
+        new_messages = self._conversation if message is None else incoming
+        first_node = len(self.trace.nodes)
         tools = [vf.Tool(**asdict(tool)) for tool in self.tools]
-        while (said := await self._ask(new)) is not None:
-            reply = vf.AssistantMessage(
-                content=said.content,
-                tool_calls=[
-                    vf.ToolCall(
-                        id=f"call-{self.trace.num_turns}-{i}",
-                        name=call.name,
-                        arguments=json.dumps(call.arguments),
-                    )
-                    for i, call in enumerate(said.calls)
-                ]
-                or None,
-            )
+        while (reply := await self._ask_model(new_messages)) is not None:
+            calls = [self._foreign_call(i, call) for i, call in enumerate(reply.calls)]
+            foreign_reply = vf.AssistantMessage(content=reply.content, tool_calls=calls or None)
             response = vf.Response(
-                id="", created=int(time.time()), model="", message=reply, finish_reason=None
+                id="", created=int(time.time()), model="", message=foreign_reply, finish_reason=None
             )
             prepare_turn(self.trace, self._conversation, tools).commit(response)
-            new = [
-                await self._call(call, of)
-                for call, of in zip(reply.tool_calls or (), said.calls, strict=True)
-            ]
-            self._conversation += [reply, *new]
-            if not new:
+            new_messages = []
+            for call, own_call in zip(calls, reply.calls, strict=True):
+                new_messages.append(await self._run_tool(call, own_call))
+            self._conversation += [foreign_reply, *new_messages]
+            if not new_messages:
                 break
-        else:  # what it may not answer any more, it was still told
+        else:  # messages that it may not answer any more still belong to its trace
             prepare_turn(self.trace, self._conversation, tools).commit_prompt()
-        nodes = self.trace.nodes[before:]
+        nodes = self.trace.nodes[first_node:]
         if not any(node.sampled for node in nodes):
             return vf.Segment(messages=[], terminated=True)
         return vf.Segment(
             messages=[n.message for n in nodes if n.sampled or n.message.role == "tool"]
         )
 
-    async def _ask(self, new: Sequence[Any]) -> Message | None:
+    async def _ask_model(self, new_messages: Sequence[Any]) -> Message | None:
+        """Send messages to the model; return its reply, None where it may not reply any more."""
         for stop in self._task.hooks("stop"):
             if await call_hook(stop, {vf.Trace: self.trace}):
                 self.trace.stop(stop.__name__)
         if self.trace.stop_condition is not None:
             return None
-        self._heard.put_nowait([Message(m.role, content_text(m.content)) for m in new])
-        said = await self._said.get()
-        if said is None:
+        self._to_model.put_nowait(list(map(_our_message, new_messages)))
+        reply = await self._from_model.get()
+        if reply is None:
             self.trace.stop("max_turns")
-        return said
+        return reply
 
-    async def _call(self, call: Any, of: Any) -> Any:
+    def _foreign_call(self, i: int, call: ToolCall) -> Any:
+        """Return a call of a tool as verifiers has it."""
+        return vf.ToolCall(
+            id=f"call-{self.trace.num_turns}-{i}",
+            name=call.name,
+            arguments=json.dumps(call.arguments),
+        )
+
+    async def _run_tool(self, foreign_call: Any, call: ToolCall) -> Any:
         """Run a tool; the words for what goes wrong are those of verifiers' own chat program."""
-        function = self._functions.get(of.name)
+        function = self._functions.get(call.name)
         if function is None:
-            content: Any = f"error: unknown tool {of.name!r}"
+            content: Any = f"error: unknown tool {call.name!r}"
         else:
             try:
-                result = await function.run(dict(of.arguments), Context(), convert_result=True)
+                result = await function.run(dict(call.arguments), Context(), convert_result=True)
                 content = mcp_content_to_chat_content(result.content)
             except ToolError as error:
                 content = str(error)
-        return vf.ToolMessage(tool_call_id=call.id, content=content, name=of.name)
+        return vf.ToolMessage(tool_call_id=foreign_call.id, content=content, name=call.name)
 
 
 def first_messages(data: Any) -> list[Any]:
     """Return a task's system prompt and prompt as messages."""
-    prompt = (
-        [vf.UserMessage(content=data.prompt)]
-        if isinstance(data.prompt, str)
-        else list(data.prompt or ())
-    )
-    return [
-        *([vf.SystemMessage(content=data.system_prompt)] if data.system_prompt else []),
-        *prompt,
-    ]
+    messages: list[Any] = []
+    if data.system_prompt:
+        messages.append(vf.SystemMessage(content=data.system_prompt))
+    if isinstance(data.prompt, str):
+        messages.append(vf.UserMessage(content=data.prompt))
+    else:
+        messages += data.prompt or ()
+    return messages
+
+
+def _our_message(message: Any) -> Message:
+    return Message(message.role, content_text(message.content))
 
 
 def _toolsets(environment: Any, task: Any) -> list[Any]:
@@ -372,56 +370,55 @@ def _toolsets(environment: Any, task: Any) -> list[Any]:
     return [*taskset.toolsets(taskset.config), *task.toolsets(task.config)]
 
 
-def _needs(environment: Any, task: Any) -> str:
-    """Return what an environment needs beyond a chat with one model, as the end of a sentence;
-    empty if nothing.
+def _why_unplayable(environment: Any, task: Any) -> str:
+    """Return the first need of an environment beyond a chat with one model, as the end of a
+    sentence; empty if it has none.
     """
     agents = agent_config_fields(environment.config)
-    servers = [
-        s
-        for s in _toolsets(environment, task)
-        if getattr(s.config, "url", None)
-        or not isinstance(getattr(s.config, "runtime", vf.SubprocessConfig()), vf.SubprocessConfig)
-        or type(s).register is not vf.Toolset.register
-    ]
+    if len(agents) != 1:
+        return f"plays {len(agents)} agents ({', '.join(agents)}), and Uptrend plays one"
+    if type(environment).start is not vf.Env.start:
+        return "starts services of its own"
+    if task.NEEDS_CONTAINER or task.data.image:
+        return f"needs a sandbox (image {task.data.image})"
+    if task.config.judges:
+        return "is scored by a judge, which is another model"
+    if not task.data.prompt:
+        return "lets its user open the conversation; its tasks need a prompt"
+    if any(map(_has_image, first_messages(task.data))):
+        return "shows images"
+    if discover_decorated(task, "intercept"):
+        return "rewrites messages between model and agent"
     hooks = [hook_boundary(stop, allow_trace=True) for stop in task.hooks("stop")]
-    contents = [m.content for m in first_messages(task.data)]
-    images = [
-        part
-        for content in contents
-        if isinstance(content, list)
-        for part in content
-        if part.type != "text"
-    ]
-    found = {
-        f"plays {len(agents)} agents ({', '.join(agents)}), and Uptrend plays one": (
-            len(agents) != 1
-        ),
-        "starts services of its own": type(environment).start is not vf.Env.start,
-        f"needs a sandbox (image {task.data.image})": task.NEEDS_CONTAINER or task.data.image,
-        "is scored by a judge, which is another model": task.config.judges,
-        "lets its user open the conversation; its tasks need a prompt": not task.data.prompt,
-        "shows images": images,
-        "rewrites messages between model and agent": discover_decorated(task, "intercept"),
-        "stops on single requests or responses": any(kind is not vf.Trace for kind in hooks),
-        (
-            f"needs the tool server {servers[0].server_name!r} outside this process"
-            if servers
-            else ""
-        ): servers,
-    }
-    return next((sentence for sentence, holds in found.items() if holds), "")
+    if any(kind is not vf.Trace for kind in hooks):
+        return "stops on single requests or responses"
+    for toolset in _toolsets(environment, task):
+        if _needs_server(toolset):
+            return f"needs the tool server {toolset.server_name!r} outside this process"
+    return ""
 
 
-def _given(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+def _has_image(message: Any) -> bool:
+    """Return True where a message has a part that is not text."""
+    content = message.content
+    return isinstance(content, list) and any(part.type != "text" for part in content)
+
+
+def _needs_server(toolset: Any) -> bool:
+    """Return True where the tools can't run as functions in this process."""
+    runtime = getattr(toolset.config, "runtime", vf.SubprocessConfig())
+    has_url = bool(getattr(toolset.config, "url", None))
+    is_local = isinstance(runtime, vf.SubprocessConfig)
+    return has_url or not is_local or type(toolset).register is not vf.Toolset.register
+
+
+def _taskset_config(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return an environment's own options as verifiers reads them."""
-    own = {
-        key: value for key, value in table.items() if key not in EnvironmentOptions.__annotations__
-    }
-    return {
-        "id": name.partition(":")[2],
-        **{k: list(v) if isinstance(v, tuple) else v for k, v in own.items()},
-    }
+    config: dict[str, Any] = {"id": name.partition(":")[2]}
+    for key, value in options.items():
+        if key not in EnvironmentOptions.__annotations__:
+            config[key] = list(value) if isinstance(value, tuple) else value
+    return config
 
 
 @cache
@@ -437,12 +434,8 @@ def taskset_of(name: str) -> type[Taskset]:
             raise TasksetError(
                 f"The verifiers environment {name!r} can't be loaded: {error.__cause__}."
             ) from error
-        installed = [
-            d.name
-            for d in distributions()
-            if any(r.startswith("verifiers") for r in d.requires or ())
-        ]
-        near = nearest(name, installed) or " Install its package, which exports a vf.Taskset."
+        near = nearest(name, _installed_environments())
+        near = near or " Install its package, which exports a vf.Taskset."
         raise TasksetError(
             f"There is no verifiers environment {name!r} among the installed packages.{near}"
         ) from None
@@ -450,31 +443,46 @@ def taskset_of(name: str) -> type[Taskset]:
         raise TasksetError(
             f"The verifiers environment {name!r} can't be loaded: {error}"
         ) from error
-    full = f"verifiers:{name}"
+    full_name = f"verifiers:{name}"
 
     def check(self: Any) -> None:
         if self.bounds and not (len(self.bounds) == 2 and self.bounds[0] < self.bounds[1]):
             raise ConfigError(
                 f"bounds = {list(self.bounds)} should be [lowest, highest].", is_of_field=True
             )
-        for where, changes in (("", dict[str, Any]()), ("heldout.", self.heldout)):
+        for prefix, changes in (("", dict[str, Any]()), ("heldout.", self.heldout)):
             try:
-                config.model_validate(_given(full, {**vars(self), **changes}))
+                config.model_validate(_taskset_config(full_name, {**vars(self), **changes}))
             except ValidationError as error:
                 first = error.errors()[0]
-                # a rule across keys has no place
+                # A rule across keys has no place.
                 key = ".".join(map(str, first["loc"])) or "options"
-                raise ConfigError(f"{where}{key}: {first['msg']}.", is_of_field=True) from None
+                raise ConfigError(f"{prefix}{key}: {first['msg']}.", is_of_field=True) from None
 
-    found = []
-    for key, each in config.model_fields.items():
-        if key != "id":
-            default = each.get_default(call_default_factory=True)
-            plain = default.model_dump(mode="json") if hasattr(default, "model_dump") else default
-            found.append(
-                ForeignField(key, each.annotation, *(() if each.is_required() else (plain,)))
-            )
-    options = options_from(EnvironmentOptions, found, {"__post_init__": check})
-    line = f"The verifiers environment {name}."
-    members = {"name": full, "version": version("verifiers"), "Options": options, "__doc__": line}
+    foreign_fields: list[ForeignField] = []
+    for key, model_field in config.model_fields.items():
+        if key == "id":
+            continue
+        if model_field.is_required():
+            foreign_fields.append(ForeignField(key, model_field.annotation))
+            continue
+        default = model_field.get_default(call_default_factory=True)
+        if hasattr(default, "model_dump"):
+            default = default.model_dump(mode="json")
+        foreign_fields.append(ForeignField(key, model_field.annotation, default))
+    members = {
+        "name": full_name,
+        "version": version("verifiers"),
+        "Options": options_from(EnvironmentOptions, foreign_fields, {"__post_init__": check}),
+        "__doc__": f"The verifiers environment {name}.",
+    }
     return type("Environment", (Environment,), members)
+
+
+def _installed_environments() -> list[str]:
+    """Return the names of installed packages that need verifiers."""
+    names: list[str] = []
+    for distribution in distributions():
+        if any(need.startswith("verifiers") for need in distribution.requires or ()):
+            names.append(distribution.name)
+    return names

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from uptrend.records import Role
 
-PROMPT, MODEL, TOOL = (int(role) for role in (Role.PROMPT, Role.MODEL, Role.TOOL))
-HALF = ("torch.bfloat16", "torch.float16")
+HALF_DTYPES = ("torch.bfloat16", "torch.float16")
 # Tensors that the records are made from, of all that TRL keeps for the loss.
-RECORDED = (
+RECORDED_TENSORS = (
     "prompt_ids",
     "prompt_mask",
     "completion_mask",
@@ -32,10 +31,10 @@ class Settings:
     """Settings of a trainer that rollouts and metrics depend on."""
 
     seed: int
-    stops: frozenset[int]  # ids of the stop tokens
-    loss: str
+    stop_tokens: frozenset[int]
+    loss_type: str
     max_tokens: int
-    size: int  # rollouts per group
+    group_size: int
     beta: float
     clip: tuple[float, float]
     lr: float
@@ -47,16 +46,16 @@ class Settings:
         """Read them from a trainer."""
         args = trainer.args
         return cls(
-            args.seed,
-            frozenset(trainer.eos_token_ids),
-            args.loss_type,
-            args.max_completion_length,
-            args.num_generations,
-            args.beta,
-            (trainer.epsilon_low, trainer.epsilon_high),
-            args.learning_rate,
-            float(args.max_grad_norm or 0.0),
-            trainer.accelerator.num_processes,
+            seed=args.seed,
+            stop_tokens=frozenset(trainer.eos_token_ids),
+            loss_type=args.loss_type,
+            max_tokens=args.max_completion_length,
+            group_size=args.num_generations,
+            beta=args.beta,
+            clip=(trainer.epsilon_low, trainer.epsilon_high),
+            lr=args.learning_rate,
+            max_norm=float(args.max_grad_norm or 0.0),
+            processes=trainer.accelerator.num_processes,
         )
 
 
@@ -64,18 +63,18 @@ class Settings:
 class Call:
     """One call of the sampler."""
 
-    prompts: list[list[int]]  # tokens that it was given, by row
-    written: list[list[int]]  # tokens that it wrote
+    prompts: list[list[int]]  # token ids that it got, by row
+    written: list[list[int]]  # token ids that it wrote
 
 
 @dataclass
-class Pass:
+class LossPass:
     """One forward pass of the loss over some rows of a generation."""
 
     batch: int  # number of the generation
     rows: Any  # its rollouts, in this order
-    ids: Any  # tokens that the model was given [b, P+T]; not recorded
-    attention: Any  # attention mask that it was given [b, P+T]
+    ids: Any  # input tokens of the model [b, P+T]; not recorded
+    attention: Any  # attention mask of the model [b, P+T]
     logprobs: Any  # the learner's, of the completions [b, T]
     entropies: Any  # of the next-token distributions [b, T]
     loss: Any = None
@@ -89,7 +88,7 @@ class TrlBatch:
     number: int  # counted over the run
     step: int  # step that it was made in
     version: int  # updates that the sampling weights had seen
-    # the dataset's rows, one per rollout; not recorded, they may hold anything
+    # rows of the dataset, one per rollout; not recorded, they may hold anything
     examples: list[dict[str, Any]]
     answers: list[str]  # right answers; empty where the rows hold none
     prompts: list[Any]  # texts or messages
@@ -101,8 +100,8 @@ class TrlBatch:
     calls: list[Call]  # calls of the sampler; empty where the user's own function sampled
     seconds: float
     trl_dead: Any = None  # TRL's own share of dead groups
-    passes: list[Pass] = field(default_factory=list)  # first pass of the loss over each row
-    seen: int = 0  # rows that the loss has passed over
+    passes: list[LossPass] = field(default_factory=list)  # first pass of the loss over each row
+    n_passed: int = 0  # rows that the loss has passed over
 
     @property
     def size(self) -> int:
@@ -112,39 +111,45 @@ class TrlBatch:
     @property
     def is_whole(self) -> bool:
         """True once the loss has passed over every row."""
-        return self.seen >= self.size
+        return self.n_passed >= self.size
 
     @property
     def loss_mask(self) -> NDArray[np.bool_]:
         """True for tokens of the completions that TRL trains [B, T]."""
         mask = as_numpy(self.output["completion_mask"]) != 0
-        tools = self.output.get("tool_mask")
-        return np.asarray(mask if tools is None else mask & (as_numpy(tools) != 0))
+        tool_mask = self.output.get("tool_mask")
+        if tool_mask is not None:
+            mask &= as_numpy(tool_mask) != 0
+        return np.asarray(mask)
 
     def column(self, name: str) -> NDArray[np.float64] | None:
         """Return one of TRL's tensors; None where it keeps none of this name."""
         values = self.output.get(name)
-        return None if values is None else as_numpy(values).astype(np.float64)
+        return None if values is None else as_float64(values)
 
     def prompt(self, row: int) -> list[int]:
-        """Return a prompt as the sampler was given it; by TRL's mask where no call of the sampler
-        was seen.
+        """Return a prompt as the sampler got it; by TRL's mask where no call of the sampler was
+        seen.
         """
         if self.calls and len(self.calls[0].prompts) == self.size:
             return self.calls[0].prompts[row]
-        ids, mask = (as_numpy(self.output[name])[row] for name in ("prompt_ids", "prompt_mask"))
+        ids = as_numpy(self.output["prompt_ids"])[row]
+        mask = as_numpy(self.output["prompt_mask"])[row]
         return list(map(int, ids[mask != 0]))
 
-    def take(self, seen: Pass) -> None:
+    def add_pass(self, loss_pass: LossPass) -> None:
         """Add a pass of the loss, where it is the first over its rows."""
-        if seen.is_first:
-            self.passes.append(seen)
-            self.seen += len(seen.rows)
+        if loss_pass.is_first:
+            self.passes.append(loss_pass)
+            self.n_passed += len(loss_pass.rows)
 
     def portable(self) -> Any:
         """Copy it for another process; passes of the loss are sent by themselves."""
-        output = {name: self.output[name] for name in RECORDED if self.output.get(name) is not None}
-        return portable(replace(self, examples=[], output=output, passes=[], seen=0))
+        output: dict[str, Any] = {}
+        for name in RECORDED_TENSORS:
+            if self.output.get(name) is not None:
+                output[name] = self.output[name]
+        return portable(replace(self, examples=[], output=output, passes=[], n_passed=0))
 
 
 @dataclass
@@ -154,7 +159,7 @@ class TrlStep:
     began: float = 0.0
     step: int = 0
     batches: list[TrlBatch] = field(default_factory=list)
-    passes: list[Pass] = field(default_factory=list)
+    passes: list[LossPass] = field(default_factory=list)
     # norm before clipping; None where the trainer does not clip, and so computes none
     gradient: Any = None
     lr: float = float("nan")
@@ -169,9 +174,8 @@ class TrlStep:
 
     def portable(self) -> Any:
         """Copy it for another process."""
-        copy = portable(
-            replace(self, batches=[], passes=[replace(seen, ids=None) for seen in self.passes])
-        )
+        passes = [replace(loss_pass, ids=None) for loss_pass in self.passes]
+        copy = portable(replace(self, batches=[], passes=passes))
         return replace(copy, batches=[batch.portable() for batch in self.batches])
 
 
@@ -182,13 +186,16 @@ def portable(value: Any) -> Any:
     if hasattr(value, "detach"):
         return as_numpy(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: portable(getattr(value, f.name)) for f in fields(value)})
+        copies = {f.name: portable(getattr(value, f.name)) for f in fields(value)}
+        return replace(value, **copies)
     if isinstance(value, Mapping):
         return {str(key): portable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        # Token ids are many, and plain already.
-        return value if value and isinstance(value[0], int) else [portable(item) for item in value]
-    return value if isinstance(value, str | int | float | np.ndarray | None) else str(value)
+        if value and isinstance(value[0], int):  # token ids are many, and plain already
+            return value
+        return [portable(item) for item in value]
+    is_plain = isinstance(value, str | int | float | np.ndarray | None)
+    return value if is_plain else str(value)
 
 
 def as_numpy(tensor: Any) -> NDArray[Any]:
@@ -196,12 +203,21 @@ def as_numpy(tensor: Any) -> NDArray[Any]:
     if not hasattr(tensor, "detach"):
         return np.asarray(tensor)
     tensor = tensor.detach()
-    return np.asarray((tensor.float() if str(tensor.dtype) in HALF else tensor).cpu())
+    if str(tensor.dtype) in HALF_DTYPES:
+        tensor = tensor.float()
+    return np.asarray(tensor.cpu())
 
 
-def last_text(said: Any) -> str:
+def as_float64(tensor: Any) -> NDArray[np.float64]:
+    """Return a tensor's numbers in double precision."""
+    return as_numpy(tensor).astype(np.float64)
+
+
+def last_text(conversation: Any) -> str:
     """Return the text of a prompt or completion: of a conversation, its last message."""
-    return said if isinstance(said, str) else str(said[-1].get("content") or "")
+    if isinstance(conversation, str):
+        return conversation
+    return str(conversation[-1].get("content") or "")
 
 
 def roles_of(
@@ -211,20 +227,26 @@ def roles_of(
     tool's.
     """
     ids = prompt + written
-    first = len(prompt)
-    roles = np.full(len(ids), TOOL, np.int8)
-    roles[:first] = PROMPT
+    prompt_size = len(prompt)
+    roles = np.full(len(ids), Role.TOOL, np.int8)
+    roles[:prompt_size] = Role.PROMPT
     for number, call in enumerate(calls):
-        rows = list(zip(call.prompts, call.written, strict=False))
+        answers = list(zip(call.prompts, call.written, strict=False))
         # The first call has the rows in their order; later ones only those that a tool answered:
         # they are searched.
-        for given, said in rows[row : row + 1] if number == 0 else rows:
-            start = len(given)
-            end = min(len(ids), start + len(said))  # what exceeded the length was cut off
-            if start >= first and ids[:start] == given and ids[start:end] == said[: end - start]:
-                roles[start:end] = MODEL
-    model = roles == MODEL
-    model[:first] = True  # the first prompt and the first answer are one turn
+        if number == 0:
+            answers = answers[row : row + 1]
+        for context, answer in answers:
+            start = len(context)
+            end = min(len(ids), start + len(answer))  # what exceeded the length was cut off
+            if start < prompt_size or ids[:start] != context:
+                continue
+            if ids[start:end] == answer[: end - start]:
+                roles[start:end] = Role.MODEL
+
+    # A turn ends where the model's tokens end; the first prompt and the first answer are one turn.
+    is_model = roles == Role.MODEL
+    is_model[:prompt_size] = True
     turns = np.zeros(len(ids), np.int32)
-    turns[1:] = np.cumsum(model[:-1] & ~model[1:])
+    turns[1:] = np.cumsum(is_model[:-1] & ~is_model[1:])
     return roles, turns

@@ -17,7 +17,7 @@ from uptrend.doctor.report import finding_table
 from uptrend.records import Basis, Evidence, RunView, Severity
 from uptrend.records.finding import dated
 
-NOTE = SEVERITY_ORDER.index(Severity.NOTE)
+NOTE_RANK = SEVERITY_ORDER.index(Severity.NOTE)  # 0 is the worst
 
 
 class FindingsLog:
@@ -25,13 +25,13 @@ class FindingsLog:
 
     def __init__(self, view: RunView, path: Path, event: Callable[..., None]) -> None:
         self.event = event
+        self.reported_ranks: dict[str, int] = {}  # rank of the worst severity reported, by id
         self._view = view
-        self.said: dict[str, int] = {}  # rank of the worst severity reported of each id
-        # findings come from the trainer's thread and from two of the recorder's
+        # Findings come from the trainer's thread and from two of the recorder's.
         self._lock = threading.Lock()
         self._doctor = DoctorProcess(path)
 
-    def say(
+    def report(
         self,
         id: str,
         severity: Severity,
@@ -39,63 +39,63 @@ class FindingsLog:
         evidence: Sequence[Evidence],
         basis: Basis = Basis.PROOF,
     ) -> None:
-        """Report what a probe found."""
-        self._report(
-            "probed",
-            finding_table(make_finding(self._view, id, severity, basis, summary, evidence)),
-        )
+        """Report a probe's finding."""
+        finding = make_finding(self._view, id, severity, basis, summary, evidence)
+        self._report("probed", finding_table(finding))
 
-    def hear(self) -> None:
-        """Report what the doctor has found in the records."""
+    def report_diagnoses(self) -> None:
+        """Report what the doctor has found in the records since the last call."""
         for line in self._doctor.read_lines():
-            self._pass_on(line)
+            self._report_line(line)
 
     def end(self) -> None:
         """Let the doctor write findings.json, and report what is new in it."""
         for line in self._doctor.last_lines():
-            self._pass_on(line)
+            self._report_line(line)
             report = line.get("report", {"findings": ()})
-            for told in report["findings"]:
-                self._report("finding", {**told, "step": report["step"]})
+            for finding in report["findings"]:
+                self._report("finding", {**finding, "step": report["step"]})
 
-    def _pass_on(self, line: dict[str, Any]) -> None:
+    def _report_line(self, line: dict[str, Any]) -> None:
         """Report a line of the doctor's: a finding, or the withdrawal of one."""
         if "id" in line:
             self._report("finding", line)
         elif "withdrawn" in line:
+            id = line["withdrawn"]
             with self._lock:
-                self.said.pop(line["withdrawn"], None)
-            self.event("withdrawn", id=line["withdrawn"], step=line["step"])
-            text = (
-                f"\nuptrend, {dated(line['step'])}: {line['withdrawn']} no longer asks for a"
-                " change."
-            )
+                self.reported_ranks.pop(id, None)
+            self.event("withdrawn", id=id, step=line["step"])
+            text = f"\nuptrend, {dated(line['step'])}: {id} no longer asks for a change."
             print(text, file=sys.stderr, flush=True)
 
-    def _report(self, kind: str, told: dict[str, Any]) -> None:
+    def _report(self, kind: str, finding: dict[str, Any]) -> None:
         """Write and print a finding that is new, or worse than before."""
-        rank = SEVERITY_ORDER.index(Severity(told["severity"]))
+        id = finding["id"]
+        rank = SEVERITY_ORDER.index(Severity(finding["severity"]))
         with self._lock:
-            if self.said.get(told["id"], len(SEVERITY_ORDER)) <= rank:
+            if self.reported_ranks.get(id, len(SEVERITY_ORDER)) <= rank:
                 return
-            self.said[told["id"]] = rank
-        shown_at = next((e["step"] for e in told["evidence"] if e["step"] is not None), None)
-        step = told.get("step", shown_at)
-        kept = ["id", "severity", "basis", "summary"] + ["evidence"] * (kind == "probed")
-        self.event(kind, step=step, **{key: told[key] for key in kept})
-        is_symptom = any(
-            told["id"] in all_symptoms(id) for id, place in self.said.items() if place < NOTE
-        )
-        if rank >= NOTE or is_symptom:
+            self.reported_ranks[id] = rank
+
+        evidence_steps = [each["step"] for each in finding["evidence"] if each["step"] is not None]
+        step = finding.get("step", evidence_steps[0] if evidence_steps else None)
+        recorded = ["id", "severity", "basis", "summary"]
+        if kind == "probed":
+            recorded.append("evidence")
+        self.event(kind, step=step, **{key: finding[key] for key in recorded})
+
+        # A note is not printed, nor is a symptom of a cause that is.
+        causes = [cause for cause, worst in self.reported_ranks.items() if worst < NOTE_RANK]
+        if rank >= NOTE_RANK or any(id in all_symptoms(cause) for cause in causes):
             return
         date = f", {dated(step)}" if kind == "finding" and step is not None else ""
-        lines = [f"\nuptrend{date}: {told['severity'].upper()} {told['id']}: {told['summary']}"]
-        lines += [f"  - {evidence['text']}" for evidence in told["evidence"]]
-        fix = told.get("fix")
+        lines = [f"\nuptrend{date}: {finding['severity'].upper()} {id}: {finding['summary']}"]
+        lines += [f"  - {evidence['text']}" for evidence in finding["evidence"]]
+        fix = finding.get("fix")
         if fix and fix["sentence"]:
             lines.append(f"  fix: {fix['sentence']}")
-            changes = ", ".join(
-                f"{key} = {value}" for key, value in fix["changes"].get("trl", {}).items()
-            )
-            lines += [f"  in TRL: {changes}"] if changes else []
+            trl_changes = fix["changes"].get("trl", {})
+            if trl_changes:
+                changes = ", ".join(f"{key} = {value}" for key, value in trl_changes.items())
+                lines.append(f"  in TRL: {changes}")
         print("\n".join(lines), file=sys.stderr, flush=True)

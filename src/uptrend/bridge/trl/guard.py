@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-PATIENCE = 3  # failures of one part after which it is left alone
+MAX_FAILURES = 3  # of one method's probe, after which it is left alone
 
 
 def describe_error(error: Exception) -> str:
     """Return an error as one line, with the place that raised it."""
-    where = traceback.extract_tb(error.__traceback__)[-1:]
-    return f"{type(error).__name__}: {error}" + "".join(
-        f" ({at.filename}:{at.lineno})" for at in where
-    )
+    text = f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
 
 
 class Guard:
@@ -26,8 +25,8 @@ class Guard:
     counted.
     """
 
-    def __init__(self, tell: Callable[[str, str], None]) -> None:
-        self._tell = tell
+    def __init__(self, record_failure: Callable[[str, str], None]) -> None:
+        self._record_failure = record_failure
         self._failures: dict[str, int] = {}
         self._depth = 0
         self._seconds = 0.0
@@ -36,7 +35,7 @@ class Guard:
     def __call__(self, part: str) -> Iterator[None]:
         """Count the seconds inside, and keep every error there."""
         began = time.perf_counter()
-        self._depth = self._depth + 1
+        self._depth += 1
         try:
             yield
         except Exception as error:
@@ -51,7 +50,7 @@ class Guard:
         self._failures[part] = self._failures.get(part, 0) + 1
         if self._failures[part] == 1:
             print(f"uptrend: watching {part} failed; the run goes on. {text}", file=sys.stderr)
-        self._tell(part, text)
+        self._record_failure(part, text)
 
     def take_seconds(self) -> float:
         """Return the seconds that the trainer has waited since the last call."""
@@ -74,10 +73,10 @@ class Guard:
         """
         original = getattr(trainer, name)
 
-        def attempt(what: Callable[..., None] | None, *args: Any, **kwargs: Any) -> None:
-            if what is not None and self._failures.get(name, 0) < PATIENCE:
+        def attempt(observe: Callable[..., None] | None, *args: Any, **kwargs: Any) -> None:
+            if observe is not None and self._failures.get(name, 0) < MAX_FAILURES:
                 with self(name):
-                    what(*args, **kwargs)
+                    observe(*args, **kwargs)
 
         @functools.wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:

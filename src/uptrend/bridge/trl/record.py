@@ -27,7 +27,7 @@ from uptrend.bridge.trl.batch import Settings, TrlBatch, TrlStep
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.guard import Guard, describe_error
 from uptrend.bridge.trl.rollouts import RewardRange
-from uptrend.bridge.trl.weights import Move, WatchedWeights, dtype_name, judge_update
+from uptrend.bridge.trl.weights import Move, WatchedWeights, dtype_name, judge_update, most_common
 from uptrend.config.tables import nest
 from uptrend.records import Run, RunDirectory, RunView
 from uptrend.records.dialects import read_setting
@@ -37,12 +37,18 @@ from uptrend.records.schema import SCHEMA_VERSION
 from uptrend.records.worker_process import ONE_THREAD, start_module
 from uptrend.training.metrics import peak_memory_gib, weight_metrics
 
-WAITING = 8  # steps that may wait before the trainer waits
-# seconds that the trainer waits for a process that takes nothing, before steps are left out
-PATIENCE = 20.0
-DEADLINE = 60.0  # seconds that the rest may take once the training is over
+# Steps that may wait to be sent before the trainer waits.
+MAX_QUEUED_STEPS = 8
+# Seconds that the trainer waits for a process that takes nothing, before steps are left out; and
+# for each further step, while it still takes nothing.
+SEND_TIMEOUT_S = 20.0
+STUCK_SEND_TIMEOUT_S = 0.001
+# Seconds that the rest may take once the training is over.
+CLOSE_TIMEOUT_S = 60.0
+# Lost steps that a message names.
+MAX_STEPS_NAMED = 5
 
-PACKAGES = (
+RECORDED_PACKAGES = (
     "uptrend",
     "trl",
     "torch",
@@ -54,7 +60,7 @@ PACKAGES = (
     "pyarrow",
 )
 # Settings that are arguments of TRL under another name; the rest of a recipe is computed.
-TRANSLATED = (
+TRANSLATED_SETTINGS = (
     "seed",
     "model.gradient_checkpointing",
     "sampling.size",
@@ -79,11 +85,12 @@ TRANSLATED = (
     "learning.beta2",
 )
 
-Make = Callable[[], tuple[Any, ...]]
+# Makes the arguments of a call of one of the writer's methods.
+MakeArguments = Callable[[], tuple[Any, ...]]
 
 
 class SubprocessRecorder:
-    """Sends steps to the process that records, in order, and receives what it has to say.
+    """Sends steps to the process that records, in order, and receives its messages.
 
     The trainer's thread only puts things into a queue; another thread makes and sends them. Records
     come before speed: where the process can't keep up, the trainer waits, but not forever, and what
@@ -92,58 +99,60 @@ class SubprocessRecorder:
 
     def __init__(
         self,
-        hear: Callable[..., None],
-        trouble: Callable[[str], None],
+        take_message: Callable[..., None],
+        report_loss: Callable[[str], None],
         *,
-        patience: float = PATIENCE,
-        deadline: float = DEADLINE,
+        send_timeout_s: float = SEND_TIMEOUT_S,
+        close_timeout_s: float = CLOSE_TIMEOUT_S,
     ) -> None:
-        self._hear = hear
-        self._trouble = trouble
-        self._patience = patience
-        self._deadline = deadline
-        self._jobs: queue.Queue[tuple[str, Make] | None] = queue.Queue(WAITING)
-        self._open: set[int] = set()  # steps that are not written
-        self._is_over = self._is_stuck = False
+        self._take_message = take_message
+        self._report_loss = report_loss
+        self._send_timeout_s = send_timeout_s
+        self._close_timeout_s = close_timeout_s
+        self._calls: queue.Queue[tuple[str, MakeArguments] | None] = queue.Queue(MAX_QUEUED_STEPS)
+        self._unwritten: set[int] = set()  # steps that were sent
+        self._is_over = False
+        self._is_stuck = False
         self._gone = threading.Event()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
-        self._socket, theirs = multiprocessing.Pipe()
+        self._socket, writer_socket = multiprocessing.Pipe()
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self._process = start_module(
                 "uptrend.bridge.trl.writer",
-                str(theirs.fileno()),
+                str(writer_socket.fileno()),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
                 env=os.environ | ONE_THREAD,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[writer_socket.fileno()],
             )
         except OSError as error:
             self._gone.set()
-            self._trouble(
+            self._report_loss(
                 f"no process to record with could be started ({error}); nothing is recorded"
             )
-        theirs.close()
+        writer_socket.close()
         self._thread = threading.Thread(target=self._deliver, name="uptrend-deliver", daemon=True)
         self._thread.start()
 
-    def send(self, kind: str, make: Make, step: int | None = None) -> None:
-        """Queue a call of one of the writer's methods; `make` gives its arguments later, on another
+    def send(self, method: str, make_arguments: MakeArguments, step: int | None = None) -> None:
+        """Queue a call of one of the writer's methods, whose arguments are made later, on another
         thread.
         """
         if step is not None:
-            self._open.add(step)
+            self._unwritten.add(step)
         if self._gone.is_set():
             return
+        timeout_s = STUCK_SEND_TIMEOUT_S if self._is_stuck else self._send_timeout_s
         try:
-            self._jobs.put((kind, make), timeout=0.001 if self._is_stuck else self._patience)
+            self._calls.put((method, make_arguments), timeout=timeout_s)
             self._is_stuck = False
         except queue.Full:
             if not self._is_stuck:
-                waited = f"{self._patience:g} s"
-                self._trouble(
-                    f"the process that records has taken nothing for {waited}; steps are left out"
+                self._report_loss(
+                    "the process that records has taken nothing for"
+                    f" {self._send_timeout_s:g} s; steps are left out"
                 )
             self._is_stuck = True
 
@@ -152,10 +161,10 @@ class SubprocessRecorder:
         written.
         """
         self._is_over = True
-        until = time.monotonic() + self._deadline
+        deadline = time.monotonic() + self._close_timeout_s
         with contextlib.suppress(queue.Full):
-            self._jobs.put(None, timeout=self._deadline)
-        self._thread.join(max(0.0, until - time.monotonic()))
+            self._calls.put(None, timeout=self._close_timeout_s)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._process is not None:
             if self._thread.is_alive():
                 self._process.kill()
@@ -163,7 +172,7 @@ class SubprocessRecorder:
         self._thread.join(1.0)
         self._socket.close()
         self._errors.close()
-        return sorted(self._open)
+        return sorted(self._unwritten)
 
     @property
     def pid(self) -> int | None:
@@ -172,17 +181,18 @@ class SubprocessRecorder:
 
     def _deliver(self) -> None:
         """Send what is queued; on a thread of its own."""
-        while (job := self._jobs.get()) is not None:
+        while (call := self._calls.get()) is not None:
             if self._gone.is_set():
                 continue
+            method, make_arguments = call
             try:
-                self._socket.send((job[0], job[1]()))
+                self._socket.send((method, make_arguments()))
                 while self._socket.poll():
                     self._receive()
             except (OSError, EOFError):
                 self._report_gone()
             except Exception as error:
-                self._hear("note", "records", describe_error(error))
+                self._take_message("note", "records", describe_error(error))
         with contextlib.suppress(OSError, EOFError):
             self._socket.send(None)
             while True:  # until it ends
@@ -192,11 +202,11 @@ class SubprocessRecorder:
         kind, args, values = self._socket.recv()
         try:
             if kind == "written":
-                self._open.difference_update(*args)
+                self._unwritten.difference_update(*args)
             else:
-                self._hear(kind, *args, **values)
+                self._take_message(kind, *args, **values)
         except Exception as error:
-            self._hear("note", "what was recorded", describe_error(error))
+            self._take_message("note", "what was recorded", describe_error(error))
 
     def _report_gone(self) -> None:
         """Report once that the process has ended; after the training, close() says which steps were
@@ -208,10 +218,12 @@ class SubprocessRecorder:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         self._errors.seek(0)
-        last = (self._errors.read().decode(errors="replace").strip().splitlines() or [""])[-1]
-        said = f" saying {last!r}" if last else ""
-        ended = f"has ended (code {self._process.returncode}){said}"
-        self._trouble(f"the process that records {ended}; nothing more is recorded")
+        output = self._errors.read().decode(errors="replace").strip()
+        last_line = f" saying {output.splitlines()[-1]!r}" if output else ""
+        self._report_loss(
+            f"the process that records has ended (code {self._process.returncode}){last_line};"
+            " nothing more is recorded"
+        )
 
 
 class Record:
@@ -224,14 +236,16 @@ class Record:
         self._settings = Settings.of(trainer)
         dtypes = weights.dtypes()
         step = trainer.state.global_step
-        goes_on = bool(step and (path / "run.json").exists() and Run(path).schema == SCHEMA_VERSION)
-        self.path = path if goes_on else free_path(path)
-        info = describe_run(trainer, self.path, dtypes)
-        self._directory = (
-            RunDirectory.reopen(path) if goes_on else RunDirectory.create(self.path, info)
+        is_resumed = bool(
+            step and (path / "run.json").exists() and Run(path).schema == SCHEMA_VERSION
         )
-        if goes_on:
+        self.path = path if is_resumed else free_path(path)
+        info = describe_run(trainer, self.path, dtypes)
+        if is_resumed:
+            self._directory = RunDirectory.reopen(path)
             self._directory.rewind(step)
+        else:
+            self._directory = RunDirectory.create(self.path, info)
         self.event = self._directory.event
         view = RunView(
             source=str(self.path),
@@ -242,67 +256,76 @@ class Record:
             config=info["config"],
             rollout_steps=(1,),
         )
-        self.scale = RewardRange.of(trainer.reward_func_names, trainer.reward_weights.tolist())
-        self.subprocess_recorder = SubprocessRecorder(self._hear, self._trouble)
-        self.subprocess_recorder.send("begin", lambda: (self.path, self._settings, self.scale))
+        self.reward_range = RewardRange.of(
+            trainer.reward_func_names, trainer.reward_weights.tolist()
+        )
+        self.subprocess_recorder = SubprocessRecorder(self._take_message, self._report_loss)
+        self.subprocess_recorder.send(
+            "begin", lambda: (self.path, self._settings, self.reward_range)
+        )
         self.findings_log = FindingsLog(view, self.path, self.event)
         self.event("resumed" if step else "started", step=step)
-        begin = f"from step {step + 1} " if goes_on else ""
-        print(
-            f"uptrend: recording {begin}to {describe_location(self.path, path.name)}",
-            file=sys.stderr,
-            flush=True,
-        )
+        start = f"from step {step + 1} " if is_resumed else ""
+        location = describe_location(self.path, path.name)
+        print(f"uptrend: recording {start}to {location}", file=sys.stderr, flush=True)
         self.event("weights", step=step, digest=weights.digest(), dtypes=dtypes)
         if self._settings.processes > 1:
             self.event(
                 "partial", reason="several processes: only the first one's rollouts are recorded"
             )
 
-    def know(self, suspects: tuple[str, list[str]] | None) -> None:
-        """Take the result of re-scoring, once it has widened `scale`."""
-        self.subprocess_recorder.send("take_scale", lambda: (self.scale, suspects))
+    def take_reward_range(self, suspects: tuple[str, list[str]] | None) -> None:
+        """Take the result of re-scoring, once it has widened `reward_range`."""
+        self.subprocess_recorder.send("take_reward_range", lambda: (self.reward_range, suspects))
 
-    def take(self, step: TrlStep, move: Move | None) -> None:
+    def take_step(self, step: TrlStep, move: Move | None) -> None:
         """Take a step of the trainer."""
         step.memory = peak_memory_gib(self._device)
 
-        def finish() -> tuple[TrlStep]:
+        def make_arguments() -> tuple[TrlStep]:
             # Reads what the devices have computed by now; on the sending thread, so that the
             # trainer does not wait.
-            whole: TrlStep = step.portable()
+            copy: TrlStep = step.portable()
             if move is not None:
-                moved = self._weights.movement(move)
-                whole.moved = weight_metrics(moved)
-                judge_update(self.findings_log, whole, moved.changed, move[1], self._settings.lr)
-            self.findings_log.hear()
-            return (whole,)
+                movement = self._weights.movement(move)
+                copy.moved = weight_metrics(movement)
+                _, weights = move
+                judge_update(self.findings_log, copy, movement.changed, weights, self._settings.lr)
+            self.findings_log.report_diagnoses()
+            return (copy,)
 
-        self.subprocess_recorder.send("take_step", finish, step.step)
+        self.subprocess_recorder.send("take_step", make_arguments, step.step)
 
     def take_evaluation(self, batches: list[TrlBatch], seconds: float | None, step: int) -> None:
         """Take an evaluation."""
         self.subprocess_recorder.send(
-            "take_evaluation", lambda: ([b.portable() for b in batches], seconds, step)
+            "take_evaluation", lambda: ([batch.portable() for batch in batches], seconds, step)
         )
 
-    def end(self, how: str, **values: Any) -> None:
+    def end(self, status: str, **values: Any) -> None:
         """Let the rest be written and the doctor read it once more, and close the directory."""
         lost = self.subprocess_recorder.close()
         if lost:
-            named = ", ".join(map(str, lost[:5])) + (f" … {lost[-1]}" if len(lost) > 5 else "")
-            self._trouble(f"{len(lost)} steps were not recorded, or not whole: {named}", lost=lost)
+            steps = ", ".join(map(str, lost[:MAX_STEPS_NAMED]))
+            if len(lost) > MAX_STEPS_NAMED:
+                steps += f" … {lost[-1]}"
+            text = f"{len(lost)} steps were not recorded, or not whole: {steps}"
+            self._report_loss(text, lost=lost)
         self.event("weights", digest=self._weights.digest(), dtypes=self._weights.dtypes())
-        self.event(how, **values)
+        self.event(status, **values)
         self.findings_log.end()
         self._directory.unlock()
 
-    def _hear(self, kind: str, *args: Any, **values: Any) -> None:
-        """Take a message of the process that records: `say`, `event` or `note`."""
-        takers: dict[str, Callable[..., None]] = {"say": self.findings_log.say, "event": self.event}
-        takers.get(kind, self._guard.note)(*args, **values)
+    def _take_message(self, kind: str, *args: Any, **values: Any) -> None:
+        """Take a message of the process that records: `report`, `event` or `note`."""
+        if kind == "report":
+            self.findings_log.report(*args, **values)
+        elif kind == "event":
+            self.event(*args, **values)
+        else:
+            self._guard.note(*args, **values)
 
-    def _trouble(self, text: str, **values: Any) -> None:
+    def _report_loss(self, text: str, **values: Any) -> None:
         """Report lost records, in the terminal and in the events."""
         print(f"uptrend: {text}. The training goes on.", file=sys.stderr, flush=True)
         self.event("records-lost", reason=text, **values)
@@ -313,8 +336,9 @@ def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[st
     them.
     """
     parameters = list(trainer.model.parameters())
+    eval_dataset = getattr(trainer, "eval_dataset", None)
     config = recipe(trainer, dtypes)
-    versions = installed_versions(PACKAGES)
+    versions = installed_versions(RECORDED_PACKAGES)
     return {
         "schema": SCHEMA_VERSION,
         "name": path.name,
@@ -330,10 +354,7 @@ def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[st
         "config": config,
         "raw": json.loads(json.dumps(trainer.args.to_dict(), default=str)),
         "tasks": {"name": "trl dataset", "train": _row_count(trainer.train_dataset)},
-        "eval": {
-            "name": "trl dataset",
-            "tasks": _row_count(getattr(trainer, "eval_dataset", None)),
-        },
+        "eval": {"name": "trl dataset", "tasks": _row_count(eval_dataset)},
         "model": {
             "name": config["model"]["name"],
             "parameters": sum(p.numel() for p in parameters),
@@ -346,7 +367,8 @@ def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[st
 
 def special_ids(tokenizer: Any) -> list[int]:
     """Return the ids of tokens that are no text, such as those that end a turn."""
-    tokens = getattr(getattr(tokenizer, "tokenizer", tokenizer), "added_tokens_decoder", {})
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor, its own
+    tokens = getattr(tokenizer, "added_tokens_decoder", {})
     return sorted(int(id) for id, token in tokens.items() if token.special)
 
 
@@ -367,32 +389,29 @@ def recipe(trainer: Any, dtypes: Mapping[str, int]) -> dict[str, Any]:
         value = getattr(args, name, None)
         return getattr(value, "value", value)  # an enumeration's value
 
-    told = {key: read_setting(key, "trl", argument) for key in TRANSLATED}
+    settings = {key: read_setting(key, "trl", argument) for key in TRANSLATED_SETTINGS}
     if argument("multi_objective_aggregation") == "normalize_then_sum":
-        # each function's rewards are scaled by themselves, which no name of ours says
-        told["learning.scale"] = None
+        # Each function's rewards are scaled by themselves, which no name of ours says.
+        settings["learning.scale"] = None
+    minibatches = round(args.steps_per_generation / args.gradient_accumulation_steps)
     return nest(
         {
             "name": Path(args.output_dir).name,
             "model.name": str(getattr(model.config, "_name_or_path", "") or type(model).__name__),
-            "model.weights": dtype_name(
-                max(dtypes, key=lambda kind: dtypes[kind], default="torch.float32")
-            ),
+            "model.weights": dtype_name(most_common(dtypes, default="torch.float32")),
             **_lora(model),
             "tasks.name": "trl dataset",
             "tasks.train": _row_count(trainer.train_dataset) or 0,
             "sampling.groups": args.generation_batch_size // args.num_generations,
             "sampling.max_turns": turns,
-            **told,
-            "sampling.top_k": told["sampling.top_k"] or 0,
+            **settings,
+            "sampling.top_k": settings["sampling.top_k"] or 0,
             "learning.steps": steps,
             "learning.warmup": args.get_warmup_steps(steps),
             "learning.baseline": "mean",
             "learning.clip_high": args.epsilon if args.epsilon_high is None else args.epsilon_high,
             "learning.kl.estimator": "k3",
-            "learning.minibatches": max(
-                1, round(args.steps_per_generation / args.gradient_accumulation_steps)
-            ),
+            "learning.minibatches": max(1, minibatches),
         }
     )
 
@@ -402,9 +421,11 @@ def _lora(model: Any) -> dict[str, Any]:
     adapter = adapters.get("default") if isinstance(adapters, Mapping) else None
     if adapter is None or not hasattr(adapter, "lora_alpha"):
         return {}
-    alpha = float(adapter.lora_alpha)
-    dropout = float(adapter.lora_dropout)
-    return {"model.lora.r": adapter.r, "model.lora.alpha": alpha, "model.lora.dropout": dropout}
+    return {
+        "model.lora.r": adapter.r,
+        "model.lora.alpha": float(adapter.lora_alpha),
+        "model.lora.dropout": float(adapter.lora_dropout),
+    }
 
 
 def _row_count(dataset: Any) -> int | None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from uptrend.bridge.trl.batch import TrlBatch, as_numpy, last_text
+from uptrend.bridge.trl.batch import TrlBatch, as_float64, last_text
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.learner_probe import answer_logprobs, quiet, same_randomness
 from uptrend.bridge.trl.rollouts import RewardRange
@@ -64,18 +64,24 @@ MIN_DIFFERENT_ANSWERS = 6
 COMPARED_ROWS = 500
 # Forms without much text around the answer, of which a prompt's length can be cut off.
 SHORT_FORMS = 8
-# Rejected gold answers up to which a dataset's odd rows explain them: so many, or this share.
+# Rejected gold answers, and their share, up to which a dataset's odd rows explain them.
 MAX_ODD_ROWS = 1
 MAX_ODD_SHARE = 0.03
 # Size, in deviations, of an effect that is small for a model that knows anything.
 SMALL_EFFECT = 0.5
 # Scores that differ by less are equal.
-EQUAL = 1e-5
+SCORE_TOLERANCE = 1e-5
+# Characters of a completion, and of a paid text, that a message quotes; rejected gold answers.
+QUOTED_COMPLETION = 40
+QUOTED_TEXT = 40
+QUOTED_GOLDS = 4
+# Shifts of groups by which completions are compared with other prompts' answers.
+MAX_GROUP_SHIFTS = 3
 
 Floats = NDArray[np.float64]
 # Writes a right or wrong answer to a task.
 Writer = Callable[[Task, str], str]
-# prompt, completion and row of the dataset, as TRL passes them
+# Prompt, completion and row of the dataset, as TRL passes them.
 Row = tuple[Any, Any, dict[str, Any]]
 # Answer column, and the reward functions that read it and accepted no gold answer: the run's own
 # rewards decide.
@@ -113,10 +119,11 @@ def tasks_of(rows: Sequence[dict[str, Any]], column: str) -> list[Task]:
     tasks: dict[str, Task] = {}
     for row in rows:
         answer = _answer_in(row, column)
+        if not answer:
+            continue
         prompt = str(row["prompt"])
-        if answer:
-            message = Message("user", last_text(row["prompt"]))
-            tasks.setdefault(prompt, Task((message,), answer, "", data={"row": row}, id=prompt))
+        message = Message("user", last_text(row["prompt"]))
+        tasks.setdefault(prompt, Task((message,), answer, "", data={"row": row}, id=prompt))
     return list(tasks.values())
 
 
@@ -132,8 +139,9 @@ class Scorer:
         self.column = column
         self._seconds = 0.0
         self.failures: list[str] = []
+        # Places of the functions that can be called, among those of the trainer.
         self.functions = [
-            place for place, function in enumerate(trainer.reward_funcs) if _can_be_called(function)
+            i for i, function in enumerate(trainer.reward_funcs) if _can_be_called(function)
         ]
 
     @property
@@ -153,23 +161,27 @@ class Scorer:
         if not hasattr(dataset, "__getitem__"):
             return []
         places = np.linspace(0, len(dataset) - 1, COMPARED_ROWS).astype(int)
-        return tasks_of([dataset[place] for place in sorted(set(places.tolist()))], self.column)
+        rows = [dataset[place] for place in sorted(set(places.tolist()))]
+        return tasks_of(rows, self.column)
 
     def names_column(self, function: int) -> bool:
         """Return True where a function's code names the answer's column."""
-        called = self._trainer.reward_funcs[function]
-        code = getattr(called, "__code__", None) or getattr(type(called).__call__, "__code__", None)
+        reward_func = self._trainer.reward_funcs[function]
+        code = getattr(reward_func, "__code__", None)
+        if code is None:  # an object that can be called
+            code = getattr(type(reward_func).__call__, "__code__", None)
         return code is not None and self.column in (*code.co_varnames, *code.co_consts)
 
     def call(self, function: int, rows: Sequence[Row]) -> Floats:
-        """Return what one function gives each of these rows; NaN for those that it fails on, which
-        are kept.
+        """Return the rewards that one function gives rows; NaN for those that it fails on, which
+        `failures` lists.
         """
         try:
             return self._call(function, rows)
         except Exception as error:  # the user's code may fail in any way
             if len(rows) == 1:
-                self.failures.append(f"{error!r} on {last_text(rows[0][1])[-40:]!r}")
+                completion = last_text(rows[0][1])[-QUOTED_COMPLETION:]
+                self.failures.append(f"{error!r} on {completion!r}")
                 return np.array([np.nan])
             return np.concatenate([self.call(function, [row]) for row in rows])
 
@@ -177,39 +189,40 @@ class Scorer:
         """Give a function TRL's own arguments."""
         trainer = self._trainer
         began = time.perf_counter()
-        prompts, completions, examples = (
-            copy.deepcopy(list(column)) for column in zip(*rows, strict=True)
-        )
-        keys = [key for key in examples[0] if key not in ("prompt", "completion", "completion_ids")]
-        given = trainer.reward_funcs[function](
+        # Each column is copied at once, so that rows that share an object still do.
+        prompts, completions, examples = map(_deep_copies, zip(*rows, strict=True))
+        texts = list(map(last_text, completions))
+        columns: dict[str, list[Any]] = {}
+        for key in examples[0]:
+            if key not in ("prompt", "completion", "completion_ids"):
+                columns[key] = [example[key] for example in examples]
+        rewards = trainer.reward_funcs[function](
             prompts=prompts,
             completions=completions,
-            completion_ids=trainer._tokenizer(
-                list(map(last_text, completions)), add_special_tokens=False
-            )["input_ids"],
-            **{key: [example[key] for example in examples] for key in keys},
+            completion_ids=trainer._tokenizer(texts, add_special_tokens=False)["input_ids"],
+            **columns,
             trainer_state=trainer.state,
             log_extra=lambda *_: None,
             log_metric=lambda *_: None,
         )
         self._seconds += time.perf_counter() - began
-        return np.array([np.nan if value is None else float(value) for value in given])
+        return np.array([np.nan if reward is None else float(reward) for reward in rewards])
 
     def recorded(self, function: int) -> Floats:
-        """Return what TRL recorded of one function."""
-        return as_numpy(self.batch.rewards)[:, function].astype(np.float64)
+        """Return the rewards that TRL recorded of one function."""
+        return as_float64(self.batch.rewards)[:, function]
 
     def score(self, function: int, answers: Sequence[tuple[Task, str]]) -> list[ScoredPlay]:
-        """Return what one function gives each of these answers."""
+        """Score answers to tasks with one function."""
         rows = [row_of(task, text) for task, text in answers]
         totals = self.call(function, rows).tolist()
-        return [
-            ScoredPlay(
-                ((text,),),
-                None if math.isnan(total) else Reward(total, math.nan, math.nan, correct=False),
-            )
-            for (_, text), total in zip(answers, totals, strict=True)
-        ]
+        plays: list[ScoredPlay] = []
+        for (_, text), total in zip(answers, totals, strict=True):
+            reward = None
+            if not math.isnan(total):
+                reward = Reward(total, math.nan, math.nan, correct=False)
+            plays.append(ScoredPlay(((text,),), reward))
+        return plays
 
     def try_tasks(
         self, function: int, tasks: Sequence[Task], writers: Sequence[Writer]
@@ -218,26 +231,25 @@ class Scorer:
         of them.
         """
         golds = [task.answer for task in tasks]
-        wrongs: list[str] = []
-        for place, gold in enumerate(golds):
-            others = other_answers(gold, golds)
-            wrongs.append(others[place % len(others)] if others else near_miss(gold))
-        right, wrong = (
-            self.score(
-                function,
-                [(task, write(task, answer)) for write in writers for task, answer in pairs],
-            )
-            for pairs in (
-                list(zip(tasks, golds, strict=True)),
-                list(zip(tasks, wrongs, strict=True)),
-            )
-        )
-        every_task = [task for _ in writers for task in tasks]
-        tried = [
-            ScoredTask(task, [gold], [other])
-            for task, gold, other in zip(every_task, right, wrong, strict=True)
-        ]
-        return [tried[start : start + len(tasks)] for start in range(0, len(tried), len(tasks))]
+        right_answers: list[tuple[Task, str]] = []
+        wrong_answers: list[tuple[Task, str]] = []
+        for write in writers:
+            for i, task in enumerate(tasks):
+                others = other_answers(task.answer, golds)
+                wrong = others[i % len(others)] if others else near_miss(task.answer)
+                right_answers.append((task, write(task, task.answer)))
+                wrong_answers.append((task, write(task, wrong)))
+
+        right_plays = self.score(function, right_answers)
+        wrong_plays = self.score(function, wrong_answers)
+        scored: list[ScoredTask] = []
+        for (task, _), gold, other in zip(right_answers, right_plays, wrong_plays, strict=True):
+            scored.append(ScoredTask(task, [gold], [other]))
+        return [scored[start : start + len(tasks)] for start in range(0, len(scored), len(tasks))]
+
+
+def _deep_copies(column: Sequence[Any]) -> list[Any]:
+    return copy.deepcopy(list(column))
 
 
 def _can_be_called(function: Any) -> bool:
@@ -249,11 +261,10 @@ def row_of(task: Task, text: str) -> Row:
     """Return a text as TRL would pass it as the completion of this task."""
     row = task.data["row"]
     prompt = row["prompt"]
-    return (
-        prompt,
-        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}],
-        row,
-    )
+    completion: Any = text
+    if not isinstance(prompt, str):
+        completion = [{"role": "assistant", "content": text}]
+    return prompt, completion, row
 
 
 def in_form(form: Form) -> Writer:
@@ -288,10 +299,10 @@ def find_prompt_cutter(scorer: Scorer) -> tuple[int, Form] | None:
         for form in map(Form, ANSWER_FORMATS[:SHORT_FORMS]):
             writers = [partial(_behind_filler, form, kind) for kind in range(3)]
             tried_by_filler = scorer.try_tasks(function, scorer.tasks, writers)
-            told_apart = [
-                all(each.earned > each.rival for each in tried) for tried in tried_by_filler
-            ]
-            if told_apart == [True, False, False]:
+            is_told_apart: list[bool] = []  # by filler
+            for tried in tried_by_filler:
+                is_told_apart.append(all(each.earned > each.rival for each in tried))
+            if is_told_apart == [True, False, False]:
                 return function, form
     return None
 
@@ -301,15 +312,20 @@ def _behind_filler(form: Form, kind: int, task: Task, answer: str) -> str:
     none.
     """
     text = form.write(answer)
-    length = len(task.messages[0].content)
-    return "x" * (length, length - len(text), 0)[kind] + text
+    prompt_length = len(task.messages[0].content)
+    filler_lengths = (prompt_length, prompt_length - len(text), 0)
+    return "x" * filler_lengths[kind] + text
 
 
 # Findings
 
 
 def probe_rewards(
-    trainer: Any, batch: TrlBatch, scoring: float, scale: RewardRange, log: FindingsLog
+    trainer: Any,
+    batch: TrlBatch,
+    scoring_seconds: float,
+    reward_range: RewardRange,
+    log: FindingsLog,
 ) -> Suspects | None:
     """Re-score gold answers, corrupted ones and the generation itself through the user's reward
     functions.
@@ -320,47 +336,54 @@ def probe_rewards(
         reason = "environments own the rewards"
     elif column is None:
         reason = "the dataset has no column that looks like an answer"
-    elif scoring > MAX_SCORING_S:
-        limit = f"above {MAX_SCORING_S:g} s they are not called again"
-        reason = f"the reward functions take {scoring:.1f} s per generation; {limit}"
+    elif scoring_seconds > MAX_SCORING_S:
+        reason = (
+            f"the reward functions take {scoring_seconds:.1f} s per generation; above"
+            f" {MAX_SCORING_S:g} s they are not called again"
+        )
     if reason or column is None:
         for id in ("reward.gold-rejected", "reward.misaligned"):
             log.event("not-probed", id=id, reason=reason)
         return None
-    scorer = Scorer(trainer, batch, column)
     with same_randomness():
-        if _judge_cut(log, scorer, scale.names):
-            return None
-        judge = None if scorer.is_spent else find_judge(scorer, scale.names)
-        if scorer.failures:
-            summary = (
-                "A reward function fails on some answers, which ends the training:"
-                f" {scorer.failures[0]}."
-            )
-            times = f"So it did {len(scorer.failures)} times."
-            log.say("reward.error-scored", Severity.WARNING, summary, [Evidence(times)])
-        _judge_order(log, scorer, trainer.num_generations, scale.names)
-        if _judge_sign(log, scorer, judge, scale):
-            return None
-        if judge is None:
-            named = [
-                scale.names[function]
-                for function in scorer.functions
-                if scorer.names_column(function)
-            ]
-            return (column, named) if named and not scorer.is_spent else None
-        if not _judge_classes(log, scorer, judge):
-            earned = f"gold answers earn {judge.right:g}, wrong ones {judge.wrong:g}"
-            log.event(
-                "acquitted", id="reward.gold-rejected", reason=f"written as {judge.form}, {earned}"
-            )
-        scale.judge = judge.function
-        scale.right = judge.right
-        bounds = np.full((2, len(scale.names)), np.nan)
-        bounds[:, judge.function] = (judge.right, judge.wrong)
-        scale.widen(bounds)
-        if not scorer.is_spent and scorer.dataset_tasks:
-            _judge_alignment(trainer, log, scorer, judge.function)
+        return _judge_rewards(trainer, Scorer(trainer, batch, column), reward_range, log)
+
+
+def _judge_rewards(
+    trainer: Any, scorer: Scorer, reward_range: RewardRange, log: FindingsLog
+) -> Suspects | None:
+    """Run the probes, as far as the time for extra calls lasts."""
+    names = reward_range.names
+    if _judge_cut(log, scorer, names):
+        return None
+    judge = None if scorer.is_spent else find_judge(scorer, names)
+    if scorer.failures:
+        summary = (
+            "A reward function fails on some answers, which ends the training:"
+            f" {scorer.failures[0]}."
+        )
+        evidence = Evidence(f"So it did {len(scorer.failures)} times.")
+        log.report("reward.error-scored", Severity.WARNING, summary, [evidence])
+    _judge_order(log, scorer, trainer.num_generations, names)
+    if _judge_sign(log, scorer, judge, reward_range):
+        return None
+    if judge is None:
+        suspects = [names[i] for i in scorer.functions if scorer.names_column(i)]
+        return (scorer.column, suspects) if suspects and not scorer.is_spent else None
+
+    if not _judge_classes(log, scorer, judge):
+        reason = (
+            f"written as {judge.form}, gold answers earn {judge.right:g}, wrong ones"
+            f" {judge.wrong:g}"
+        )
+        log.event("acquitted", id="reward.gold-rejected", reason=reason)
+    reward_range.judge = judge.function
+    reward_range.right = judge.right
+    bounds = np.full((2, len(names)), np.nan)
+    bounds[:, judge.function] = (judge.right, judge.wrong)
+    reward_range.widen(bounds)
+    if not scorer.is_spent and scorer.dataset_tasks:
+        _judge_alignment(trainer, log, scorer, judge.function)
     return None
 
 
@@ -382,19 +405,21 @@ def _judge_cut(log: FindingsLog, scorer: Scorer, names: Sequence[str]) -> bool:
     earned = Evidence(
         f"A gold answer written as {form} earns no more than a wrong one.", step=scorer.batch.step
     )
-    log.say("reward.gold-rejected", Severity.CRITICAL, summary, [earned, Evidence(text)])
+    log.report("reward.gold-rejected", Severity.CRITICAL, summary, [earned, Evidence(text)])
     return True
 
 
 def _judge_sign(
-    log: FindingsLog, scorer: Scorer, judge: GoldJudge | None, scale: RewardRange
+    log: FindingsLog, scorer: Scorer, judge: GoldJudge | None, reward_range: RewardRange
 ) -> bool:
     """Report a function that pays right answers less than wrong ones, or whose weight does."""
-    flipped = find_judge(scorer, scale.names, -1) if judge is None and not scorer.is_spent else None
+    flipped = None
+    if judge is None and not scorer.is_spent:
+        flipped = find_judge(scorer, reward_range.names, -1)
     suspect = flipped or judge
     if suspect is None:
         return False
-    weight = scale.weights[suspect.function]
+    weight = reward_range.weights[suspect.function]
     if flipped is None and weight > 0:
         return False
     summary = (
@@ -406,7 +431,7 @@ def _judge_sign(
         f" {suspect.wrong:g}."
     )
     id = "advantage.sign" if weight else "reward.component-dead"
-    log.say(id, Severity.CRITICAL, summary, [Evidence(text, step=scorer.batch.step)])
+    log.report(id, Severity.CRITICAL, summary, [Evidence(text, step=scorer.batch.step)])
     return True
 
 
@@ -423,16 +448,12 @@ def _judge_classes(log: FindingsLog, scorer: Scorer, judge: GoldJudge) -> bool:
         share = len(rejected) / len(tried)
         severity = Severity.CRITICAL if share > CRITICAL_REJECTED_SHARE else Severity.WARNING
         summary = describe_rejections(f"The reward function {judge.name}", accepted, rejected)
-        examples = ", ".join(repr(each.task.answer) for each in rejected[:4])
+        examples = ", ".join(repr(each.task.answer) for each in rejected[:QUOTED_GOLDS])
         text = (
             f"Gold answers such as {examples} earn no more than wrong ones; others {judge.right:g}."
         )
-        log.say(
-            "reward.gold-rejected",
-            severity,
-            summary,
-            [Evidence(text, share, step=scorer.batch.step)],
-        )
+        evidence = Evidence(text, share, step=scorer.batch.step)
+        log.report("reward.gold-rejected", severity, summary, [evidence])
     _judge_texts(log, scorer, judge, tried)
     return bool(rejected)
 
@@ -441,61 +462,61 @@ def _judge_texts(
     log: FindingsLog, scorer: Scorer, judge: GoldJudge, tried: Sequence[ScoredTask]
 ) -> None:
     """Report texts without the answer that are paid as it is."""
-    plays = {"another answer": [play for each in tried for play in each.others]}
+    plays_by_text: dict[str, list[ScoredPlay]] = {"another answer": []}
+    for each in tried:
+        plays_by_text["another answer"] += each.others
     for text in (EMPTY_TEXT, GARBAGE_TEXT, " ".join(map(str, SMALL_NUMBERS)), LONG_TEXT):
-        plays[text] = scorer.score(judge.function, [(each.task, text) for each in tried])
-    for text, scored in plays.items():
-        paid = sum(pays_cheater(play, judge.right) for play in scored)
-        if paid >= MIN_PAID_CHEATERS_SHARE * len(scored):
+        plays_by_text[text] = scorer.score(judge.function, [(each.task, text) for each in tried])
+    for text, plays in plays_by_text.items():
+        n_paid = sum(pays_cheater(play, judge.right) for play in plays)
+        if n_paid >= MIN_PAID_CHEATERS_SHARE * len(plays):
             summary = (
-                f"The reward function {judge.name} pays {text[:40]!r} as much as the right answer: "
-                f"{judge.right:g}."
+                f"The reward function {judge.name} pays {text[:QUOTED_TEXT]!r} as much as the right"
+                f" answer: {judge.right:g}."
             )
             evidence = Evidence(
-                f"So it does on {paid} of {len(scored)} tasks.", step=scorer.batch.step
+                f"So it does on {n_paid} of {len(plays)} tasks.", step=scorer.batch.step
             )
-            log.say("reward.hackable", Severity.WARNING, summary, [evidence])
+            log.report("reward.hackable", Severity.WARNING, summary, [evidence])
 
 
 def _judge_order(log: FindingsLog, scorer: Scorer, size: int, names: Sequence[str]) -> None:
     """Check that moving whole groups moves their rewards with them."""
     batch = scorer.batch
-    count = scorer.batch.size
-    step = scorer.batch.step
+    count = batch.size
+    step = batch.step
     if count % size or count // size < 2:
         return
     rows = list(zip(batch.prompts, batch.completions, batch.examples, strict=True))
-    places = np.arange(count).reshape(-1, size)[::-1].reshape(-1)
+    places = np.arange(count).reshape(-1, size)[::-1].reshape(-1)  # groups in reverse order
+    reversed_rows = [rows[i] for i in places]
     for function in scorer.functions:
         if scorer.is_spent:
             return
         name = names[function]
         recorded = scorer.recorded(function)
         again = scorer.call(function, rows)
-        turned = scorer.call(function, [rows[i] for i in places])
-        changed = int((~np.isclose(turned, recorded[places], atol=EQUAL, equal_nan=True)).sum())
-        if not np.allclose(again, recorded, atol=EQUAL, equal_nan=True):
+        moved = scorer.call(function, reversed_rows)
+        is_same = np.isclose(moved, recorded[places], atol=SCORE_TOLERANCE, equal_nan=True)
+        n_changed = int((~is_same).sum())
+        if not np.allclose(again, recorded, atol=SCORE_TOLERANCE, equal_nan=True):
             summary = (
                 f"The reward function {name} gave other scores to the same rollouts when asked"
                 " again."
             )
-            shown = Evidence(f"{count} rollouts of step {step}.", step=step)
-            log.say("reward.nondeterministic", Severity.NOTE, summary, [shown], Basis.SIGNAL)
-        elif changed:
+            evidence = Evidence(f"{count} rollouts of step {step}.", step=step)
+            log.report("reward.nondeterministic", Severity.NOTE, summary, [evidence], Basis.SIGNAL)
+        elif n_changed:
             summary = (
                 f"The reward function {name} scores completions against other prompts' answers: "
                 "rewards change when groups change places."
             )
             text = (
-                f"With the groups in reverse order, {changed} of {count} rollouts got another"
+                f"With the groups in reverse order, {n_changed} of {count} rollouts got another"
                 " reward."
             )
-            log.say(
-                "reward.misaligned",
-                Severity.CRITICAL,
-                summary,
-                [Evidence(text, float(changed), step=step)],
-            )
+            evidence = Evidence(text, float(n_changed), step=step)
+            log.report("reward.misaligned", Severity.CRITICAL, summary, [evidence])
 
 
 # Answers and prompts that do not belong together. Three things would show that they do: completions
@@ -504,44 +525,45 @@ def _judge_order(log: FindingsLog, scorer: Scorer, size: int, names: Sequence[st
 # something to do with those of its prompt. Each alone may fail on a healthy run, so the column is
 # called misaligned only where all three fail.
 def _judge_alignment(trainer: Any, log: FindingsLog, scorer: Scorer, judge: int) -> None:
-    own = own_against_others(scorer, judge, trainer.num_generations)
+    by_completions = own_against_others(scorer, judge, trainer.num_generations)
+    if is_positive(by_completions):
+        return
+
     tasks = scorer.dataset_tasks
     answers = [task.answer for task in tasks]
-    is_few = len(answers) < 2 * MIN_DIFFERENT_ANSWERS or len(set(answers)) < MIN_DIFFERENT_ANSWERS
-    if (
-        is_positive(own)
-        or is_few
-        or texts_agree([task.messages[0].content for task in tasks], answers)
-    ):
+    if len(answers) < 2 * MIN_DIFFERENT_ANSWERS or len(set(answers)) < MIN_DIFFERENT_ANSWERS:
         return
-    known = likelier_behind_its_own(
-        trainer, tasks[:: max(1, len(tasks) // PROBED_ROWS)][:PROBED_ROWS]
-    )
+    if texts_agree([task.messages[0].content for task in tasks], answers):
+        return
+
+    spread_tasks = tasks[:: max(1, len(tasks) // PROBED_ROWS)]
+    by_model = likelier_behind_its_own(trainer, spread_tasks[:PROBED_ROWS])
+    if by_model is None:
+        return
     # A small effect must be excluded, by two standard errors.
-    if known is None or known.mean + 2.0 * _error(known) >= SMALL_EFFECT * known.deviation:
+    if by_model.mean + 2.0 * _error(by_model) >= SMALL_EFFECT * by_model.deviation:
         return
+
     summary = (
         f"The answers in the column {scorer.column!r} do not belong to their prompts: nothing ties"
         " them together."
     )
     text = (
-        f"The model finds answers {known.mean:+.2f} ± {_error(known):.2f} nats likelier behind"
-        f" their own prompts than behind others' ({known.seeds} rows); with the right ones it is"
-        " well above 0."
+        f"The model finds answers {by_model.mean:+.2f} ± {_error(by_model):.2f} nats likelier"
+        f" behind their own prompts than behind others' ({by_model.seeds} rows); with the right"
+        " ones it is well above 0."
     )
-    evidence = [
-        Evidence(text, known.mean, step=scorer.batch.step),
-        Evidence(
-            f"Numbers, words and lengths of {len(answers)} prompts say nothing about their answers."
-        ),
-    ]
-    if own is not None:
+    unrelated = (
+        f"Numbers, words and lengths of {len(answers)} prompts say nothing about their answers."
+    )
+    evidence = [Evidence(text, by_model.mean, step=scorer.batch.step), Evidence(unrelated)]
+    if by_completions is not None:
         text = (
-            f"Completions earn {own.mean:+.3f} ± {_error(own):.3f} more by their own answers than"
-            " by other prompts'."
+            f"Completions earn {by_completions.mean:+.3f} ± {_error(by_completions):.3f} more by"
+            " their own answers than by other prompts'."
         )
-        evidence.append(Evidence(text, own.mean, step=scorer.batch.step))
-    log.say("reward.misaligned", Severity.CRITICAL, summary, evidence, Basis.SIGNAL)
+        evidence.append(Evidence(text, by_completions.mean, step=scorer.batch.step))
+    log.report("reward.misaligned", Severity.CRITICAL, summary, evidence, Basis.SIGNAL)
 
 
 def _error(gains: Spread) -> float:
@@ -556,24 +578,25 @@ def own_against_others(scorer: Scorer, judge: int, size: int) -> Spread | None:
     if len(set(answers)) < 2 or batch.size < 2 * size:
         return None
     own = scorer.recorded(judge)
-    gains = []
-    for shift in range(1, min(4, batch.size // size)):
-        moved = np.roll(np.arange(batch.size), -shift * size)
-        examples = [
-            {**e, column: batch.examples[i][column]}
-            for e, i in zip(batch.examples, moved, strict=True)
-        ]
-        others = scorer.call(
-            judge, list(zip(batch.prompts, batch.completions, examples, strict=True))
-        )
-        differs = np.array([answers[i] != answers[j] for i, j in enumerate(moved)])
-        gains.append(np.where(differs, own - others, np.nan))
-    known = ~np.isnan(gains)  # a reward may be None, and another group's answer the same
-    by_row = np.where(known.any(0), np.nansum(gains, axis=0) / np.maximum(1, known.sum(0)), np.nan)
-    by_group = [
-        np.nanmean(group) for group in by_row.reshape(-1, size) if not np.isnan(group).all()
-    ]
-    return spread_of(np.array(by_group)) if len(by_group) > 1 else None
+    gains: list[Floats] = []  # by shift; NaN where another group's answer is the same
+    for shift in range(1, min(MAX_GROUP_SHIFTS + 1, batch.size // size)):
+        places = np.roll(np.arange(batch.size), -shift * size)
+        rows: list[Row] = []
+        for i, place in enumerate(places):
+            example = {**batch.examples[i], column: batch.examples[place][column]}
+            rows.append((batch.prompts[i], batch.completions[i], example))
+        differs = np.array([answers[i] != answers[place] for i, place in enumerate(places)])
+        gains.append(np.where(differs, own - scorer.call(judge, rows), np.nan))
+
+    is_known = ~np.isnan(gains)  # a reward may be None, too
+    n_known = is_known.sum(0)
+    gain_sums = np.nansum(gains, axis=0)
+    gain_by_row = np.where(n_known > 0, gain_sums / np.maximum(1, n_known), np.nan)
+    gain_by_group: list[float] = []
+    for group in gain_by_row.reshape(-1, size):
+        if not np.isnan(group).all():
+            gain_by_group.append(float(np.nanmean(group)))
+    return spread_of(np.array(gain_by_group)) if len(gain_by_group) > 1 else None
 
 
 def likelier_behind_its_own(trainer: Any, tasks: Sequence[Task]) -> Spread | None:
@@ -583,14 +606,23 @@ def likelier_behind_its_own(trainer: Any, tasks: Sequence[Task]) -> Spread | Non
     device = trainer.accelerator.device
     rows = trainer._tokenize_prompts([task.data["row"]["prompt"] for task in tasks])[0]
     prompts = [torch.tensor(ids).to(device) for ids in rows]
-    gains = []
+    gains: list[float] = []
     with quiet(trainer):
-        for place, task in enumerate(tasks):
-            following = [*range(place + 1, len(tasks)), *range(place)]
-            other = next((n for n in following if tasks[n].answer != task.answer), None)
+        for i, task in enumerate(tasks):
+            other = _next_with_other_answer(tasks, i)
             ids = trainer._tokenizer(task.answer, add_special_tokens=False)["input_ids"]
             if other is not None and ids:
                 answer = torch.tensor(ids).to(device)
-                own = answer_logprobs(trainer, prompts[place], answer).sum()
-                gains.append(own - answer_logprobs(trainer, prompts[other], answer).sum())
+                own_sum = answer_logprobs(trainer, prompts[i], answer).sum()
+                other_sum = answer_logprobs(trainer, prompts[other], answer).sum()
+                gains.append(own_sum - other_sum)
     return spread_of(np.array(gains)) if len(gains) > 1 else None
+
+
+def _next_with_other_answer(tasks: Sequence[Task], start: int) -> int | None:
+    """Return the next task, going round, whose answer is not that of task `start`."""
+    following: list[int] = [*range(start + 1, len(tasks)), *range(start)]
+    for place in following:
+        if tasks[place].answer != tasks[start].answer:
+            return place
+    return None

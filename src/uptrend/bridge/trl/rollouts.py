@@ -11,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from uptrend.bridge.trl.batch import MODEL, PROMPT, TOOL, Settings, TrlBatch, as_numpy, roles_of
+from uptrend.bridge.trl.batch import Settings, TrlBatch, as_numpy, roles_of
 from uptrend.records import (
     Ending,
     Message,
     Part,
     Reward,
+    Role,
     Rollout,
     ToolCall,
     rollouts_table,
@@ -24,7 +25,9 @@ from uptrend.records import (
 )
 from uptrend.records import Sequence as Tokens
 
-UNSCORED = "scorer: every reward function returned None"
+UNSCORED_ERROR = "scorer: every reward function returned None"
+# Rounding below the reward of a gold answer that still counts as right.
+REWARD_ROUNDING = 1e-6
 
 
 @dataclass
@@ -44,9 +47,9 @@ class RewardRange:
     @classmethod
     def of(cls, names: Sequence[str], weights: Sequence[float]) -> Self:
         """Begin with nothing seen."""
-        return cls(
-            list(names), list(weights), np.full(len(names), np.inf), np.full(len(names), -np.inf)
-        )
+        low = np.full(len(names), np.inf)
+        high = np.full(len(names), -np.inf)
+        return cls(list(names), list(weights), low, high)
 
     def widen(self, rewards: NDArray[np.float64]) -> None:
         """Widen the range by some rewards, one column per function."""
@@ -57,92 +60,104 @@ class RewardRange:
         """Return the least and the most that the total can be; NaN while only one value was ever
         seen.
         """
-        low, high = (float(np.dot(side, self.weights)) for side in (self.low, self.high))
+        low = float(np.dot(self.low, self.weights))
+        high = float(np.dot(self.high, self.weights))
         return (low, high) if low < high else (float("nan"), float("nan"))
 
     def reward(self, rewards: NDArray[np.float64]) -> Reward | None:
         """Make one rollout's reward; None where no function gave any."""
         if np.isnan(rewards).all():
             return None
-        sides = zip(self.names, rewards, self.low, self.high, self.weights, strict=True)
-        parts = tuple(
-            Part(name, *map(float, values)) for name, *values in sides if not np.isnan(values[0])
-        )
-        is_right = self.judge is not None and bool(rewards[self.judge] >= self.right - 1e-6)
-        return Reward(
-            sum(part.value * part.weight for part in parts), *self.bounds(), is_right, parts
-        )
+        parts: list[Part] = []
+        for i, name in enumerate(self.names):
+            if not np.isnan(rewards[i]):
+                value = float(rewards[i])
+                low = float(self.low[i])
+                high = float(self.high[i])
+                parts.append(Part(name, value, low, high, float(self.weights[i])))
+        total = sum(part.value * part.weight for part in parts)
+        is_right = False
+        if self.judge is not None:
+            is_right = bool(rewards[self.judge] >= self.right - REWARD_ROUNDING)
+        return Reward(total, *self.bounds(), is_right, tuple(parts))
 
 
-def correctness(rollouts: Sequence[Rollout], scale: RewardRange) -> list[bool | None]:
+def correctness(rollouts: Sequence[Rollout], reward_range: RewardRange) -> list[bool | None]:
     """Return right or wrong for each rollout; None where that is unknown."""
-    return [None if scale.judge is None or r.reward is None else r.reward.correct for r in rollouts]
+    if reward_range.judge is None:
+        return [None] * len(rollouts)
+    return [None if r.reward is None else r.reward.correct for r in rollouts]
 
 
-def make_table(run: str, rollouts: Sequence[Rollout], scale: RewardRange) -> pa.Table:
+def make_table(run: str, rollouts: Sequence[Rollout], reward_range: RewardRange) -> pa.Table:
     """Make the rows, with null where TRL keeps nothing."""
     table = rollouts_table(run, rollouts)
-    columns = {"correct": pa.array(correctness(rollouts, scale), pa.bool_())}
+    columns = {"correct": pa.array(correctness(rollouts, reward_range), pa.bool_())}
     for name in ("reward_low", "reward_high"):
-        columns[name] = pa.array(
-            table[name].to_numpy(zero_copy_only=False), pa.float64(), from_pandas=True
-        )
+        values = table[name].to_numpy(zero_copy_only=False)
+        columns[name] = pa.array(values, pa.float64(), from_pandas=True)
     for name in ("sampler", "learner"):
         if not any(np.isfinite(getattr(r.sequences[0], name)).any() for r in rollouts):
             # not one value: TRL kept none
             columns[name] = pa.nulls(len(table), table.schema.field(name).type)
     for name, column in columns.items():
-        at = table.schema.get_field_index(name)
-        table = table.set_column(at, table.schema.field(at), column)
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, table.schema.field(index), column)
     return table
 
 
-def make_rollouts(batch: TrlBatch, scale: RewardRange, settings: Settings) -> list[Rollout]:
+def make_rollouts(batch: TrlBatch, reward_range: RewardRange, settings: Settings) -> list[Rollout]:
     """Make every rollout of a generation, with all that the learner computed on its tokens; each is
     one sequence.
     """
-    tasks = [_messages(prompt, "user") for prompt in batch.prompts]
-    groups = groups_of([task_id(task) for task in tasks], settings.size)
-    places: dict[str, int] = {}
-    rollouts = []
+    prompts = [_messages(prompt, "user") for prompt in batch.prompts]
+    tasks = [task_id(prompt) for prompt in prompts]
+    groups = name_groups(tasks, settings.group_size)
+    group_counts: dict[str, int] = {}
+    rollouts: list[Rollout] = []
     for row, tokens in enumerate(token_columns(batch, settings)):
         group = groups[row]
+        index = group_counts.get(group, 0)
+        group_counts[group] = index + 1
+        completion = _messages(batch.completions[row], "assistant")
+        reward = reward_range.reward(as_numpy(batch.rewards)[row])
         written = batch.written[row]
-        index = places[group] = places.get(group, -1) + 1
-        reward = scale.reward(as_numpy(batch.rewards)[row])
-        stopped = bool(written) and written[-1] in settings.stops
+        is_stopped = bool(written) and written[-1] in settings.stop_tokens
         rollouts.append(
             Rollout(
                 step=batch.step,
                 group=group,
                 index=index,
-                task=task_id(tasks[row]),
+                task=tasks[row],
                 family="",
                 answer=batch.answers[row],
                 seed=settings.seed,
-                messages=(*tasks[row], *_messages(batch.completions[row], "assistant")),
+                messages=(*prompts[row], *completion),
                 sequences=(tokens,),
                 reward=reward,
-                ended=Ending.STOP_TOKEN if stopped else Ending.LENGTH,
-                error=None if reward is not None else UNSCORED,
+                ended=Ending.STOP_TOKEN if is_stopped else Ending.LENGTH,
+                error=None if reward is not None else UNSCORED_ERROR,
                 seconds=batch.seconds,
             )
         )
     return rollouts
 
 
-def groups_of(tasks: Sequence[str], size: int) -> list[str]:
+def name_groups(tasks: Sequence[str], size: int) -> list[str]:
     """Name each rollout's group by its true prompt; two groups of one prompt stay two while each is
     whole.
     """
     blocks = [tasks[start : start + size] for start in range(0, len(tasks), size)]
     if len(tasks) % size or any(len(set(block)) > 1 for block in blocks):
         return list(tasks)
-    times: dict[str, int] = {}
-    names = []
+    block_counts: dict[str, int] = {}
+    names: list[str] = []
     for block in blocks:
-        times[block[0]] = times.get(block[0], 0) + 1
-        names += [block[0] if times[block[0]] == 1 else f"{block[0]}-{times[block[0]]}"] * size
+        task = block[0]
+        count = block_counts.get(task, 0) + 1
+        block_counts[task] = count
+        name = task if count == 1 else f"{task}-{count}"
+        names += [name] * size
     return names
 
 
@@ -152,59 +167,82 @@ def token_columns(batch: TrlBatch, settings: Settings) -> list[Tokens]:
     Roles and turns come from the sampler's calls, never from TRL's own masks: those are what is
     checked.
     """
-    out = batch.output
     mask = batch.loss_mask
-    weights = loss_weights(mask, settings.loss, settings.max_tokens)
-    width = out["prompt_ids"].shape[1]
-    attention = np.concatenate(
-        [as_numpy(out[f"{part}_mask"]) != 0 for part in ("prompt", "completion")], axis=1
-    )
-    sampler, reference = (batch.column(f"{side}_per_token_logps") for side in ("sampling", "ref"))
+    weights = loss_weights(mask, settings.loss_type, settings.max_tokens)
+    advantages = as_numpy(batch.output["advantages"])
+    sampler = batch.column("sampling_per_token_logps")
+    reference = batch.column("ref_per_token_logps")
+
+    # What the loss saw, where it has passed over a row; TRL's own mask elsewhere.
     learner = np.full(mask.shape, np.nan)
-    for seen in batch.passes:
-        rows = as_numpy(seen.rows)
-        learner[rows] = as_numpy(seen.logprobs)
-        attention[rows] = as_numpy(seen.attention) != 0
-    advantages = as_numpy(out["advantages"])
-    tools = out.get("tool_mask")
-    sequences = []
+    masks = [batch.output["prompt_mask"], batch.output["completion_mask"]]
+    attention = np.concatenate([as_numpy(part) != 0 for part in masks], axis=1)
+    for loss_pass in batch.passes:
+        rows = as_numpy(loss_pass.rows)
+        learner[rows] = as_numpy(loss_pass.logprobs)
+        attention[rows] = as_numpy(loss_pass.attention) != 0
+
+    prompt_width = batch.output["prompt_ids"].shape[1]
+    sequences: list[Tokens] = []
     for row, written in enumerate(batch.written):
         prompt = batch.prompt(row)
-        size = len(written)
-        before = np.zeros(len(prompt), np.float32)
-        if batch.calls:
-            roles, turns = roles_of(prompt, written, batch.calls, row)
-        else:  # the user's own function sampled: TRL's tool mask is all there is
-            own = np.ones(size) if tools is None else as_numpy(tools)[row, :size]
-            roles = np.concatenate([before + PROMPT, np.where(own != 0, MODEL, TOOL)]).astype(
-                np.int8
-            )
-            turns = np.zeros(len(roles), np.int32)
-        logprobs = []
-        for values in (sampler, learner, reference):
-            column = np.full(len(roles), np.nan, np.float32)
-            if values is not None:
-                column[len(prompt) :] = np.where(
-                    roles[len(prompt) :] == MODEL, values[row, :size], np.nan
-                )
-            logprobs.append(column)
-        # One per rollout, or one per token where a subclass gives those.
-        tail = np.full(size, advantages[row]) if advantages.ndim == 1 else advantages[row, :size]
+        n_written = len(written)
+        roles, turns = _roles_and_turns(batch, row)
+        is_model = roles == Role.MODEL
+        no_prompt = np.zeros(len(prompt), np.float32)
+        own_weights = weights[row, :n_written]
+        if advantages.ndim == 1:
+            own_advantages = np.full(n_written, advantages[row])
+        else:  # a subclass gives one per token
+            own_advantages = advantages[row, :n_written]
         sequences.append(
             Tokens(
                 ids=np.array(prompt + written, np.int32),
                 turns=turns,
                 roles=roles,
-                versions=np.where(roles == MODEL, batch.version, -1).astype(np.int32),
-                sampler=logprobs[0],
-                weights=np.concatenate([before, weights[row, :size]]).astype(np.float32),
-                attended=attention[row, width - len(prompt) : width + size],
-                advantages=np.concatenate([before, tail]).astype(np.float32),
-                learner=logprobs[1],
-                reference=None if reference is None else logprobs[2],
+                versions=np.where(is_model, batch.version, -1).astype(np.int32),
+                sampler=_model_logprobs(sampler, row, is_model, n_written),
+                weights=np.concatenate([no_prompt, own_weights]).astype(np.float32),
+                attended=attention[row, prompt_width - len(prompt) : prompt_width + n_written],
+                advantages=np.concatenate([no_prompt, own_advantages]).astype(np.float32),
+                learner=_model_logprobs(learner, row, is_model, n_written),
+                reference=(
+                    None
+                    if reference is None
+                    else _model_logprobs(reference, row, is_model, n_written)
+                ),
             )
         )
     return sequences
+
+
+def _roles_and_turns(batch: TrlBatch, row: int) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
+    """Return the author and the turn of each token of a row."""
+    prompt = batch.prompt(row)
+    written = batch.written[row]
+    if batch.calls:
+        return roles_of(prompt, written, batch.calls, row)
+    # The user's own function sampled: TRL's tool mask is all there is.
+    tool_mask = batch.output.get("tool_mask")
+    roles = np.full(len(prompt) + len(written), Role.MODEL, np.int8)
+    roles[: len(prompt)] = Role.PROMPT
+    if tool_mask is not None:
+        is_tool = as_numpy(tool_mask)[row, : len(written)] == 0
+        roles[len(prompt) :][is_tool] = Role.TOOL
+    return roles, np.zeros(len(roles), np.int32)
+
+
+def _model_logprobs(
+    values: NDArray[np.float64] | None, row: int, is_model: NDArray[np.bool_], n_written: int
+) -> NDArray[np.float32]:
+    """Return the values of the model's tokens as a column of a row's tokens; NaN elsewhere, and
+    where TRL keeps no values.
+    """
+    column = np.full(len(is_model), np.nan, np.float32)
+    n_prompt = len(is_model) - n_written
+    if values is not None:
+        column[n_prompt:] = np.where(is_model[n_prompt:], values[row, :n_written], np.nan)
+    return column
 
 
 def loss_weights(mask: NDArray[Any], loss: str, max_tokens: int) -> NDArray[np.float64]:
@@ -219,30 +257,24 @@ def loss_weights(mask: NDArray[Any], loss: str, max_tokens: int) -> NDArray[np.f
     return np.asarray(mask / max(1.0, float(mask.sum())))
 
 
-def _messages(said: Any, role: str) -> tuple[Message, ...]:
+def _messages(conversation: Any, role: str) -> tuple[Message, ...]:
     """Return a prompt or completion as messages; a plain text is of one role."""
-    return tuple(
-        map(_message, [{"role": role, "content": said}] if isinstance(said, str) else said)
-    )
+    if isinstance(conversation, str):
+        conversation = [{"role": role, "content": conversation}]
+    return tuple(map(_message, conversation))
 
 
 def _message(message: Mapping[str, Any]) -> Message:
     content = message.get("content") or ""
-    calls = [
-        call.get("function", call)
-        for call in message.get("tool_calls") or ()
-        if isinstance(call, Mapping)
-    ]
-    given = [(str(call.get("name", "")), call.get("arguments")) for call in calls]
-    return Message(
-        message["role"],
-        (
-            content
-            if isinstance(content, str)
-            else json.dumps(content, default=str, ensure_ascii=False)
-        ),
-        tuple(
-            ToolCall(name, args if isinstance(args, Mapping) else {"text": str(args)})
-            for name, args in given
-        ),
-    )
+    if not isinstance(content, str):
+        content = json.dumps(content, default=str, ensure_ascii=False)
+    calls: list[ToolCall] = []
+    for call in message.get("tool_calls") or ():
+        if not isinstance(call, Mapping):
+            continue
+        function = call.get("function", call)
+        arguments = function.get("arguments")
+        if not isinstance(arguments, Mapping):
+            arguments = {"text": str(arguments)}
+        calls.append(ToolCall(str(function.get("name", "")), arguments))
+    return Message(message["role"], content, tuple(calls))

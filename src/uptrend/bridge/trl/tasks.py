@@ -22,33 +22,36 @@ def tasks_of(recipe: str | Path) -> tuple[Rows, Rows, Any]:
     one answer.
     """
     config = with_known_chat(load_config(recipe))
-    held = make_heldout(config)
-    stage = make_pool(config, held).stages[0]
-    known = {task.id: (task, stage.taskset) for task in stage.tasks} | {
-        t.id: (t, held.taskset) for t in held.tasks
-    }
+    heldout = make_heldout(config)
+    stage = make_pool(config, heldout).stages[0]
+    is_chat = config.model.chat if stage.taskset.chat is None else stage.taskset.chat
+    played_tasks = {task.id: (task, stage.taskset) for task in stage.tasks}
+    played_tasks |= {task.id: (task, heldout.taskset) for task in heldout.tasks}
 
-    def rows(tasks: Sequence[Task]) -> Rows:
-        said = [
-            [{"role": message.role, "content": message.content} for message in task.messages]
-            for task in tasks
-        ]
-        raw = ["".join(message.content for message in task.messages) for task in tasks]
-        chat = config.model.chat if stage.taskset.chat is None else stage.taskset.chat
-        prompts: list[Any] = raw if chat is False else [*said]
-        return [
-            {"prompt": prompt, "task": task.id} for prompt, task in zip(prompts, tasks, strict=True)
-        ]
+    def make_rows(tasks: Sequence[Task]) -> Rows:
+        rows: Rows = []
+        for task in tasks:
+            prompt: Any = [
+                {"role": message.role, "content": message.content} for message in task.messages
+            ]
+            if is_chat is False:
+                prompt = "".join(message.content for message in task.messages)
+            rows.append({"prompt": prompt, "task": task.id})
+        return rows
 
     def score(text: str, id: str) -> float | None:
-        task, taskset = known[id]
+        task, taskset = played_tasks[id]
         try:
-            return run(play_script(taskset, task, say(text)))[1].total
+            _, outcome = run(play_script(taskset, task, say(text)))
         except Undecided:
             return None
+        return outcome.total
 
     def reward(completions: list[Any], task: list[str], **_: Any) -> list[float | None]:
-        texts = [said if isinstance(said, str) else said[-1]["content"] for said in completions]
-        return [score(text, id) for text, id in zip(texts, task, strict=True)]
+        rewards: list[float | None] = []
+        for completion, id in zip(completions, task, strict=True):
+            text = completion if isinstance(completion, str) else completion[-1]["content"]
+            rewards.append(score(text, id))
+        return rewards
 
-    return rows(stage.tasks), rows(held.tasks), reward
+    return make_rows(stage.tasks), make_rows(heldout.tasks), reward

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from uptrend.bridge.trl.batch import Call, Pass, TrlBatch, TrlStep, as_numpy
+from uptrend.bridge.trl.batch import Call, LossPass, TrlBatch, TrlStep, as_numpy
 from uptrend.bridge.trl.guard import Guard
 from uptrend.bridge.trl.learner_probe import probe_learner, probe_update, same_randomness
 from uptrend.bridge.trl.record import Record
@@ -26,24 +26,27 @@ from uptrend.bridge.trl.weights import (
     WatchedWeights,
     judge_cast,
     judge_repeated,
-    strange_sampler,
+    name_wrong_sampler,
 )
 from uptrend.records import Stop
 
-EVERY = 50  # steps between two probes of the model
-# first steps whose updates are compared with what they are made for: one may have nothing to learn
-# from
-EARLY = 5
-# key under which a generation's rows carry their numbers through TRL's shuffle
-ROWS = "uptrend_rows"
-MANY = 1_000_000  # more rows than any generation has: numbers them across generations
+# Steps between two probes of the model.
+PROBE_EVERY = 50
+# First steps whose updates are compared with what they are made for: one may have nothing to learn
+# from.
+EARLY_STEPS = 5
+# Key under which a generation's rows carry their numbers through TRL's shuffle.
+ROWS_KEY = "uptrend_rows"
+# More rows than any generation has: a row's number is that of its generation times this, plus its
+# own.
+ROWS_PER_BATCH = 1_000_000
 
 
 def watch(
     trainer: Any,
     path: str | Path | None = None,
     *,
-    every: int = EVERY,
+    every: int = PROBE_EVERY,
     probes: bool = True,
     rescore: bool = True,
 ) -> "Watch":
@@ -54,12 +57,10 @@ def watch(
     probes   probe the model (a forward pass of six short rows)
     rescore  call the reward functions again, at the first step
     """
-    found = getattr(trainer, "_uptrend", None)
-    return (
-        found
-        if isinstance(found, Watch)
-        else Watch(trainer, path, every=every, probes=probes, rescore=rescore)
-    )
+    earlier = getattr(trainer, "_uptrend", None)
+    if isinstance(earlier, Watch):
+        return earlier
+    return Watch(trainer, path, every=every, probes=probes, rescore=rescore)
 
 
 def watched(cls: type[Any], path: str | Path | None = None, **options: Any) -> type[Any]:
@@ -93,21 +94,24 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self.guard = Guard(lambda part, text: self._event("watch-failed", part=part, error=text))
         self.record: Record | None = None
         self._weights: WatchedWeights | None = None
-        self._before: Snapshot | None = None
+        self._before: Snapshot | None = None  # the weights as of the last look at them
         self._older: Snapshot | None = None  # before the last update
-        # snapshot of what the trained model sampled with; None where it did not run
-        self._sampled_by: Any = None
-        # generations in a row by other weights, and updates that were taken back
-        self._strange = self._undone = 0
-        # micro-batches in a row before which the gradients of the last one were thrown away
+        # Snapshot of what the trained model sampled with; None where it did not run.
+        self._sampled_by: Snapshot | str | None = None
+        # Faults that happened several times in a row: generations by other weights, updates that
+        # were taken back, and micro-batches before which the last one's gradients were cleared.
+        self._strange = 0
+        self._undone = 0
         self._cleared = 0
-        # generations that the loss has not passed over completely
+        # Generations that the loss has not passed over completely.
         self._batches: dict[int, TrlBatch] = {}
         self._calls: list[Call] = []
-        self._scoring = self._sampling = 0.0
+        self._scoring_began = 0.0
+        self._scoring_seconds = 0.0
+        self._sampling_began = 0.0
         self._scored: tuple[Any, ...] = ()
-        self._pass: Pass | None = None
-        # of the loss that is being computed; None outside of one, and in an evaluation
+        self._pass: LossPass | None = None
+        # Row numbers of the loss that is being computed; None outside of one, and in an evaluation.
         self._rows: Any = None
         self._is_first = True
         self._now = TrlStep()
@@ -145,10 +149,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
         trainer.train = trained
 
-    def _end(self, how: str, **values: Any) -> None:
+    def _end(self, status: str, **values: Any) -> None:
         with self.guard("the end"):
             if self.record is not None:
-                self.record.end(how, **values)
+                self.record.end(status, **values)
         self.record = None
 
     def _event(self, kind: str, **values: Any) -> None:
@@ -162,11 +166,16 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         """
         return bool(self.trainer.accelerator.num_processes == 1) and not self.trainer._is_vlm
 
+    @property
+    def _can_probe(self) -> bool:
+        """True where the model may be probed with a pass of this step."""
+        return self._probes and bool(self._now.passes) and self._is_alone
+
     # A generation
 
     def _before_batch(self, *_: Any) -> None:
         self._calls = []
-        self._sampling = time.perf_counter()
+        self._sampling_began = time.perf_counter()
         self._sampled_by = None
 
     def _on_forward(self, *_: Any) -> None:
@@ -176,52 +185,41 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         if self._sampled_by is None and self._weights is not None:
             with self.guard("the sampler"):
                 self._sampled_by = self._before  # if the rest fails, nothing is concluded
-                adapters = [
-                    m for m in self.trainer.model.modules() if hasattr(m, "merged_adapters")
-                ]
+                modules = self.trainer.model.modules()
+                adapters = [module for module in modules if hasattr(module, "merged_adapters")]
                 is_bare = bool(adapters) and all(
-                    m.disable_adapters and not m.merged for m in adapters
+                    adapter.disable_adapters and not adapter.merged for adapter in adapters
                 )
                 self._sampled_by = "base" if is_bare else self._weights.snapshot()
 
     def _after_sampling(self, result: Any, prompt_ids: Any, *_: Any, **__: Any) -> None:
-        if (
-            self.record
-            and self._weights
-            and self.trainer.model.training
-            and not self.trainer.use_vllm
-        ):
-            what = strange_sampler(self._sampled_by, self._weights.snapshot())
-            self._strange = self._strange + 1 if what else 0
-            summary = f"Rollouts are sampled by {what}: what is learned does not reach the sampler."
+        trainer = self.trainer
+        if self.record and self._weights and trainer.model.training and not trainer.use_vllm:
+            sampler = name_wrong_sampler(self._sampled_by, self._weights.snapshot())
+            self._strange = self._strange + 1 if sampler else 0
             judge_repeated(
                 self.record.findings_log,
                 "sync.stale-weights",
                 self._strange,
-                summary,
-                self.trainer.state.global_step + 1,
+                f"Rollouts are sampled by {sampler}: what is learned does not reach the sampler.",
+                trainer.state.global_step + 1,
                 is_sure=self._sampled_by is not None,
             )
-        self._calls.append(
-            Call([list(ids) for ids in prompt_ids], [list(ids) for ids in result[0]])
-        )
+        prompts = [list(ids) for ids in prompt_ids]
+        written = [list(ids) for ids in result[0]]
+        self._calls.append(Call(prompts, written))
 
     def _before_scoring(self, *_: Any) -> None:
-        self._scoring = time.perf_counter()
+        self._scoring_began = time.perf_counter()
 
     def _after_scoring(
         self, rewards: Any, inputs: Any, prompts: Any, completions: Any, written: Any
     ) -> None:
-        self._scoring = time.perf_counter() - self._scoring
-        # TRL gathers the rewards of all processes
+        self._scoring_seconds = time.perf_counter() - self._scoring_began
+        # TRL gathers the rewards of all processes.
         start = self.trainer.accelerator.process_index * len(prompts)
-        self._scored = (
-            inputs,
-            list(prompts),
-            list(completions),
-            written,
-            rewards[start : start + len(prompts)],
-        )
+        own_rewards = rewards[start : start + len(prompts)]
+        self._scored = (inputs, list(prompts), list(completions), written, own_rewards)
 
     def _after_batch(self, output: dict[str, Any], *_: Any) -> None:
         trainer = self.trainer
@@ -229,7 +227,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         record = self.record
         if record is None:
             return
-        dead = trainer._metrics["train" if is_training else "eval"].get("frac_reward_zero_std")
+        metrics = trainer._metrics["train" if is_training else "eval"]
+        dead_shares = metrics.get("frac_reward_zero_std")
         step = trainer.state.global_step
         examples, prompts, completions, written, rewards = self._scored
         number = max(self._batches, default=-1) + 1
@@ -245,38 +244,43 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             rewards=rewards,
             output=dict(output),
             calls=self._calls,
-            seconds=time.perf_counter() - self._sampling,
-            trl_dead=dead[-1] if dead else None,
+            seconds=time.perf_counter() - self._sampling_began,
+            trl_dead=dead_shares[-1] if dead_shares else None,
         )
         if not is_training:
             self._evaluated.append(batch)
             return
+
         # A step that samples again still has to look at the generation that its loss has passed
         # over.
-        in_this_step = {seen.batch for seen in self._now.passes}
-        self._batches = {
-            n: b for n, b in self._batches.items() if not b.is_whole or n in in_this_step
-        }
-        self._batches[number] = batch
-        # on the CPU: reading it must not wait for a GPU
-        output[ROWS] = torch.arange(batch.size) + number * MANY
+        in_this_step = {loss_pass.batch for loss_pass in self._now.passes}
+        needed: dict[int, TrlBatch] = {}
+        for n, earlier in self._batches.items():
+            if not earlier.is_whole or n in in_this_step:
+                needed[n] = earlier
+        self._batches = needed | {number: batch}
+        # On the CPU: reading it must not wait for a GPU.
+        output[ROWS_KEY] = torch.arange(batch.size) + number * ROWS_PER_BATCH
         self._now.batches.append(batch)
         self._now.sampling += batch.seconds
-        before = self._before
-        if (
-            self._weights is not None
-            and before is not None
-            and self._weights.dtypes() != before.dtypes
-        ):
-            # The trainer has cast its weights while they sampled.
-            now = self._before = self._weights.snapshot()
-            record.event("precision", step=batch.step, before=before.dtypes, after=now.dtypes)
-            judge_cast(record.findings_log, before, now, trainer.args.learning_rate, batch.step)
+
+        self._judge_cast(record, batch.step)
         if self._is_first and self._rescore and self._is_alone:
             with self.guard("the reward functions"):
-                record.know(
-                    probe_rewards(trainer, batch, self._scoring, record.scale, record.findings_log)
+                suspects = probe_rewards(
+                    trainer, batch, self._scoring_seconds, record.reward_range, record.findings_log
                 )
+                record.take_reward_range(suspects)
+
+    def _judge_cast(self, record: Record, step: int) -> None:
+        """Report weights that the trainer has cast while they sampled."""
+        before = self._before
+        if self._weights is None or before is None or self._weights.dtypes() == before.dtypes:
+            return
+        now = self._weights.snapshot()
+        self._before = now
+        record.event("precision", step=step, before=before.dtypes, after=now.dtypes)
+        judge_cast(record.findings_log, before, now, self.trainer.args.learning_rate, step)
 
     # The loss
 
@@ -284,56 +288,65 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._pass = None
         with self.guard("micro-batches"):
             self._judge_accumulation(model)
-        self._rows = (
-            inputs.get(ROWS) if self.record is not None and hasattr(inputs, "get") else None
-        )
+        self._rows = None
+        if self.record is not None and hasattr(inputs, "get"):
+            self._rows = inputs.get(ROWS_KEY)
 
     def _judge_accumulation(self, model: Any) -> None:
         """Report gradients that are gone when the next micro-batch of the same update begins."""
-        last = self._now.passes[-1] if self._now.passes and self._is_alone else None
-        batch = self._batches.get(last.batch) if last is not None else None
-        if self.record is None or last is None or batch is None:
+        if self.record is None or not self._now.passes or not self._is_alone:
             return
-        # dead groups give none
+        last = self._now.passes[-1]
+        batch = self._batches.get(last.batch)
+        if batch is None:
+            return
+        # Dead groups give none.
         if not as_numpy(batch.output["advantages"])[as_numpy(last.rows)].any():
             return
         is_gone = not any(
             p.grad is not None and bool(p.grad.any()) for p in model.parameters() if p.requires_grad
         )
         self._cleared = self._cleared + 1 if is_gone else 0
-        text = (
-            "Gradients are cleared between the micro-batches of one update: all but the last are"
-            " lost."
-        )
-        step = self.trainer.state.global_step + 1
         judge_repeated(
-            self.record.findings_log, "optimizer.accumulation", self._cleared, text, step
+            self.record.findings_log,
+            "optimizer.accumulation",
+            self._cleared,
+            "Gradients are cleared between the micro-batches of one update: all but the last are"
+            " lost.",
+            self.trainer.state.global_step + 1,
         )
 
     def _after_logprobs(
         self, result: Any, model: Any, ids: Any = None, attention: Any = None, *_: Any, **named: Any
     ) -> None:
         del model
-        # of several in one loss, the first is the policy's
+        # Of several in one loss, the first is the policy's.
         if self._rows is None or self._pass is not None:
             return
         ids = named.get("input_ids", ids)
         attention = named.get("attention_mask", attention)
         entropies = None if result[1] is None else result[1].detach()
-        number = int(self._rows[0]) // MANY
-        self._pass = Pass(number, self._rows % MANY, ids, attention, result[0].detach(), entropies)
+        self._pass = LossPass(
+            batch=int(self._rows[0]) // ROWS_PER_BATCH,
+            rows=self._rows % ROWS_PER_BATCH,
+            ids=ids,
+            attention=attention,
+            logprobs=result[0].detach(),
+            entropies=entropies,
+        )
 
     def _after_loss(self, loss: Any, *_: Any) -> None:
-        seen = self._pass
+        loss_pass = self._pass
         self._pass = None
         self._rows = None
-        batch = self._batches.get(seen.batch) if seen is not None else None
-        if seen is None or batch is None:
+        if loss_pass is None or loss_pass.batch not in self._batches:
             return
-        seen.loss = loss.detach()
-        seen.is_first = not batch.is_whole  # later passes over the same rows are after an update
-        batch.take(seen)
-        self._now.passes.append(seen)
+        batch = self._batches[loss_pass.batch]
+        loss_pass.loss = loss.detach()
+        # Later passes over the same rows are after an update.
+        loss_pass.is_first = not batch.is_whole
+        batch.add_pass(loss_pass)
+        self._now.passes.append(loss_pass)
 
     def _after_gradient(self, norm: Any, *_: Any, **__: Any) -> None:
         self._now.gradient = norm
@@ -355,26 +368,25 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._now = TrlStep(began=time.perf_counter())
         self._move = None
         with self.guard("weights"):
-            if (
-                self.record is not None
-                and self._weights is not None
-                and self._older
-                and self._before
-            ):
-                older = self._older.values
-                last = self._before.values
-                now = self._weights.snapshot()
-                is_undone = torch.equal(older, now.values) and not torch.equal(older, last)
-                self._undone = self._undone + 1 if is_undone else 0
-                self._before = now
-                text = (
-                    "Every update is taken back: at the next step, weights are what they were"
-                    " before it."
-                )
-                step = self.trainer.state.global_step
-                judge_repeated(
-                    self.record.findings_log, "optimizer.frozen", self._undone, text, step
-                )
+            self._judge_undone()
+
+    def _judge_undone(self) -> None:
+        """Report an update after which the weights are again what they were before it."""
+        if self.record is None or self._weights is None or not self._older or not self._before:
+            return
+        older = self._older.values
+        updated = self._before.values
+        now = self._weights.snapshot()
+        is_undone = torch.equal(older, now.values) and not torch.equal(older, updated)
+        self._undone = self._undone + 1 if is_undone else 0
+        self._before = now
+        judge_repeated(
+            self.record.findings_log,
+            "optimizer.frozen",
+            self._undone,
+            "Every update is taken back: at the next step, weights are what they were before it.",
+            self.trainer.state.global_step,
+        )
 
     def on_pre_optimizer_step(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
         """Probe the model: gradients are there, and the weights are still those that sampled."""
@@ -383,36 +395,32 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             step = self.trainer.state.global_step + 1
             now.lr = float(optimizer.param_groups[0]["lr"])
             is_due = self._is_first or step % self._every == 0
-            if (
-                self.record is not None
-                and now.passes
-                and self._probes
-                and self._is_alone
-                and is_due
-            ):
-                with self.guard("the learner"), same_randomness():
-                    batch = self._batches[now.passes[0].batch]
-                    seen = now.passes[0]
-                    now.gaps = probe_learner(
-                        self.trainer, batch, seen, self.record.findings_log, step
-                    )
+            if self.record is None or not is_due or not self._can_probe:
+                return
+            with self.guard("the learner"), same_randomness():
+                loss_pass = now.passes[0]
+                batch = self._batches[loss_pass.batch]
+                now.gaps = probe_learner(
+                    self.trainer, batch, loss_pass, self.record.findings_log, step
+                )
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Compare the weights with those before the update."""
         with self.guard("weights"):
             if self._weights is not None:
-                before = self._older = self._before
-                self._before = self._weights.snapshot()
-                self._move = None if before is None else self._weights.compare(before, self._before)
+                before = self._before
+                self._older = before
+                now = self._weights.snapshot()
+                self._before = now
+                self._move = None if before is None else self._weights.compare(before, now)
                 self._now.skipped = bool(self.trainer.accelerator.optimizer_step_was_skipped)
         step = self.trainer.state.global_step + 1
-        passes = self._now.passes
-        is_due = self._probes and self._is_alone and (step <= EARLY or step % self._every == 0)
-        if self.record is not None and passes and is_due:
+        is_due = step <= EARLY_STEPS or step % self._every == 0
+        if self.record is not None and is_due and self._can_probe:
             with self.guard("the update"), same_randomness():
-                self._now.gaps |= probe_update(
-                    self.trainer, self._batches[passes[0].batch], passes[0]
-                )
+                loss_pass = self._now.passes[0]
+                batch = self._batches[loss_pass.batch]
+                self._now.gaps |= probe_update(self.trainer, batch, loss_pass)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Hand the step over."""
@@ -422,7 +430,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             now.waited = self.guard.take_seconds()
             now.seconds = time.perf_counter() - now.began
             if self.record is not None:
-                self.record.take(now, self._move)
+                self.record.take_step(now, self._move)
                 self._is_first = False
 
     def on_evaluate(self, *_: Any, metrics: dict[str, Any] | None = None, **__: Any) -> None:

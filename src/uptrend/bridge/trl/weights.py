@@ -7,24 +7,27 @@ and not for the device: the figures are read on another thread.
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from uptrend.bridge.trl.batch import HALF, TrlStep
+from uptrend.bridge.trl.batch import HALF_DTYPES, TrlStep
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.policy.weights import Movement, change_of, group_of, movable_part, movement_of
 from uptrend.records import Basis, Evidence, Severity
 from uptrend.records.dialects import our_value
 
-SAMPLE = 1 << 16  # about how many weights are sampled
-BLOCK = 256
-SEVERAL = 3  # times in a row that something must happen to be no accident
-LOST = 0.5  # share of weights that move, below which most of each update is lost
-CHANGED = "weights/changed/share"
-UNDERFLOW = "precision.update-underflow"
+SAMPLED_WEIGHTS = 1 << 16  # about; see WatchedWeights._sample
+BLOCK_SIZE = 256  # weights that are sampled side by side
+# Times in a row that something must happen to be no accident.
+MIN_REPEATS = 3
+# Share of weights that an update changes, below which most of it is lost.
+MIN_CHANGED_SHARE = 0.5
+CHANGED_METRIC = "weights/changed/share"
+UNDERFLOW_ID = "precision.update-underflow"
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Snapshot:
     @property
     def precision(self) -> str:
         """Precision of most weights."""
-        return max(self.dtypes, key=lambda kind: self.dtypes[kind], default="")
+        return most_common(self.dtypes, default="")
 
 
 # change_of each layer group, and the later of the two snapshots compared
@@ -50,19 +53,21 @@ class WatchedWeights:
     def __init__(self, model: Any) -> None:
         named = [(group_of(name), p) for name, p in model.named_parameters() if p.requires_grad]
         named.sort(key=lambda item: item[0])  # a group's weights lie side by side in a snapshot
-        self._parameters = [p for _, p in named]
-        self._total = sum(p.numel() for p in self._parameters)
-        self._every = max(1, self._total // SAMPLE)
-        # places of a group, and weights per sampled one
+        self._parameters = [parameter for _, parameter in named]
+        self._total = sum(parameter.numel() for parameter in self._parameters)
+        self._every = max(1, self._total // SAMPLED_WEIGHTS)
+
+        weights_by_group: Counter[str] = Counter()
+        sampled_by_group: Counter[str] = Counter()
+        for group, parameter in named:
+            weights_by_group[group] += parameter.numel()
+            sampled_by_group[group] += len(self._sample(parameter))
+        # Places of a group in a snapshot, and weights per sampled one.
         self._groups: dict[str, tuple[slice, float]] = {}
         start = 0
-        for group in dict.fromkeys(name for name, _ in named):
-            own = [p for name, p in named if name == group]
-            sampled = sum(len(self._sample(p)) for p in own)
-            self._groups[group] = (
-                slice(start, start + sampled),
-                sum(p.numel() for p in own) / max(1, sampled),
-            )
+        for group, sampled in sampled_by_group.items():
+            scale = weights_by_group[group] / max(1, sampled)
+            self._groups[group] = (slice(start, start + sampled), scale)
             start += sampled
 
     def dtypes(self) -> dict[str, int]:
@@ -75,23 +80,23 @@ class WatchedWeights:
     def snapshot(self) -> Snapshot:
         """Copy the sampled weights."""
         # Each time from the parameters: a trainer may put other tensors into them.
-        samples = [self._sample(p) for p in self._parameters]
-        return Snapshot(torch.cat(samples) if samples else torch.zeros(0), self.dtypes())
+        samples = [self._sample(parameter) for parameter in self._parameters]
+        values = torch.cat(samples) if samples else torch.zeros(0)
+        return Snapshot(values, self.dtypes())
 
     def compare(self, before: Snapshot, after: Snapshot) -> Move:
         """Sum up the change by layer group, without waiting for the device."""
-        groups = self._groups.values()
-        rows = [
-            change_of(before.values[places], after.values[places], scale)
-            for places, scale in groups
-        ]
-        return torch.stack(rows) if rows else torch.zeros(0, 3), after
+        changes: list[Tensor] = []
+        for places, scale in self._groups.values():
+            changes.append(change_of(before.values[places], after.values[places], scale))
+        return torch.stack(changes) if changes else torch.zeros(0, 3), after
 
     def movement(self, move: Move) -> Movement:
         """Return norms of the weights and of their change, by layer group, and the share that
         changed.
         """
-        return movement_of(self._groups, move[0], max(1, self._total))
+        changes, _ = move
+        return movement_of(self._groups, changes, max(1, self._total))
 
     def digest(self) -> str:
         """Return a fingerprint of every bit of the trainable weights, from sums that are made on
@@ -100,22 +105,33 @@ class WatchedWeights:
         digest = hashlib.blake2b(digest_size=16)
         for parameter in self._parameters:
             values = parameter.detach().contiguous().view(-1).view(torch.uint8)
-            whole = values.numel() // (8 * BLOCK) * (8 * BLOCK)
             if values.storage_offset() % 8:  # 8-byte words must begin at their own places
                 values = values.clone()
-            words = values[:whole].view(torch.int64).view(-1, BLOCK)
-            for part in (words.sum(0), words.sum(1), values[whole:]):
+            block_bytes = 8 * BLOCK_SIZE
+            end = values.numel() // block_bytes * block_bytes  # of the last whole block
+            words = values[:end].view(torch.int64).view(-1, BLOCK_SIZE)
+            for part in (words.sum(0), words.sum(1), values[end:]):
                 digest.update(part.cpu().numpy().tobytes())
         return digest.hexdigest()
 
     def _sample(self, parameter: Any) -> Tensor:
+        """Return one of `_every` weights, as evenly spread blocks; the first ones where those are
+        fewer than a block each.
+        """
         values: Tensor = parameter.detach().reshape(-1)
         if self._every == 1:
-            return values if len(values) <= SAMPLE else values[: SAMPLE // 16]
-        blocks = len(values) // BLOCK
-        if blocks < self._every:
+            is_small = len(values) <= SAMPLED_WEIGHTS
+            return values if is_small else values[: SAMPLED_WEIGHTS // 16]
+        n_blocks = len(values) // BLOCK_SIZE
+        if n_blocks < self._every:
             return values[: max(1, len(values) // self._every)]
-        return values[: blocks * BLOCK].view(blocks, BLOCK)[:: self._every].reshape(-1)
+        blocks = values[: n_blocks * BLOCK_SIZE].view(n_blocks, BLOCK_SIZE)
+        return blocks[:: self._every].reshape(-1)
+
+
+def most_common(dtypes: Mapping[str, int], default: str) -> str:
+    """Return the precision of most weights."""
+    return max(dtypes, key=lambda kind: dtypes[kind], default=default)
 
 
 def dtype_name(kind: str) -> str:
@@ -127,52 +143,57 @@ def movable_share(weights: Snapshot, lr: float) -> float:
     """Return the share of weights that an update of size `lr`, which Adam's is about everywhere,
     changes.
     """
-    # values of mixed precision were widened
+    if not len(weights.values):
+        return 1.0
+    # A snapshot widens values of mixed precision.
     dtype = getattr(torch, weights.precision.removeprefix("torch."))
-    return movable_part(weights.values.to(dtype), lr) if len(weights.values) else 1.0
+    return movable_part(weights.values.to(dtype), lr)
 
 
 def judge_cast(log: FindingsLog, before: Snapshot, now: Snapshot, lr: float, step: int) -> None:
     """Report that the trainer has cast its own weights: from here on, all is learned in that
     precision.
     """
-    if now.precision not in HALF or before.precision in HALF:
+    if now.precision not in HALF_DTYPES or before.precision in HALF_DTYPES:
         return
     share = movable_share(now, lr)
     cast = f"{dtype_name(before.precision)}→{dtype_name(now.precision)}"
-    lost = ": most of each update rounds to nothing" if share < LOST else ""
-    summary = f"The trained weights were cast {cast} while the run went on{lost}."
-    text = (
+    is_lost = share < MIN_CHANGED_SHARE
+    loss = ": most of each update rounds to nothing" if is_lost else ""
+    summary = f"The trained weights were cast {cast} while the run went on{loss}."
+    occasion = (
         f"weights were cast {cast} at step {step}, in the generation before its update "
         "(use_transformers_continuous_batching does so when bf16 or fp16 is set)."
     )
     moves = f"An update of the learning rate's size, {lr:g}, changes {share:.1%} of them."
-    evidence = [Evidence(text, step=step), Evidence(moves, share, CHANGED, step)]
-    log.say(UNDERFLOW, Severity.CRITICAL if share < LOST else Severity.WARNING, summary, evidence)
+    evidence = [Evidence(occasion, step=step), Evidence(moves, share, CHANGED_METRIC, step)]
+    severity = Severity.CRITICAL if is_lost else Severity.WARNING
+    log.report(UNDERFLOW_ID, severity, summary, evidence)
 
 
-def strange_sampler(sampled_by: Snapshot | str | None, learner: Snapshot) -> str:
-    """Return what sampled instead of the trained weights; empty where these did."""
+def name_wrong_sampler(sampled_by: Snapshot | str | None, learner: Snapshot) -> str:
+    """Return a name for what sampled instead of the trained weights; empty where these did."""
     if sampled_by is None:
         return "another model (the trained one did not run)"
     if isinstance(sampled_by, str):
         return "the base model (the adapters were off)"
-    # see judge_cast
-    is_own = sampled_by.dtypes != learner.dtypes or torch.equal(sampled_by.values, learner.values)
-    return "" if is_own else "other weights than those that train"
+    # Weights that were cast since are the same ones; judge_cast reports them.
+    is_cast = sampled_by.dtypes != learner.dtypes
+    if is_cast or torch.equal(sampled_by.values, learner.values):
+        return ""
+    return "other weights than those that train"
 
 
 def judge_repeated(
     log: FindingsLog, id: str, times: int, summary: str, step: int, is_sure: bool = True
 ) -> None:
     """Report what has happened so often in a row that it is no accident."""
-    if times >= SEVERAL:
-        sure = (Severity.CRITICAL, Basis.PROOF) if is_sure else (Severity.WARNING, Basis.SIGNAL)
-        shown = Evidence(
-            f"{times} times in a row, up to step {step}, by all weights that are sampled.",
-            step=step,
-        )
-        log.say(id, sure[0], summary, [shown], sure[1])
+    if times < MIN_REPEATS:
+        return
+    text = f"{times} times in a row, up to step {step}, by all weights that are sampled."
+    severity = Severity.CRITICAL if is_sure else Severity.WARNING
+    basis = Basis.PROOF if is_sure else Basis.SIGNAL
+    log.report(id, severity, summary, [Evidence(text, step=step)], basis)
 
 
 def judge_update(
@@ -182,12 +203,14 @@ def judge_update(
     learning rate.
     """
     gradient = float(step.gradient or 0.0)
-    if weights.precision not in HALF or changed >= LOST or not gradient > 0 or not step.lr > 0:
+    is_half = weights.precision in HALF_DTYPES
+    if not is_half or changed >= MIN_CHANGED_SHARE or not gradient > 0 or not step.lr > 0:
         return
+    # A warm-up step changes few weights, too: judged is an update at the full learning rate.
     share = movable_share(weights, lr)
-    name = dtype_name(weights.precision)
-    if share >= LOST:
+    if share >= MIN_CHANGED_SHARE:
         return
+    name = dtype_name(weights.precision)
     summary = (
         f"The weights are {name} and the learning rate is {lr:g}: most of each update rounds to"
         " nothing."
@@ -200,5 +223,5 @@ def judge_update(
         f"An update of the learning rate's size changes {share:.1%} of {name} weights; of fp32"
         " weights, all."
     )
-    evidence = [Evidence(text, changed, CHANGED, step.step), Evidence(moves, share)]
-    log.say(UNDERFLOW, Severity.CRITICAL, summary, evidence)
+    evidence = [Evidence(text, changed, CHANGED_METRIC, step.step), Evidence(moves, share)]
+    log.report(UNDERFLOW_ID, Severity.CRITICAL, summary, evidence)

@@ -483,7 +483,8 @@ def prompts(bench: Bench) -> Answer:
     s = bench.config.sampling
     rollouts = bench.rollouts
     lengths = [
-        len(bench.renderer.first(task.messages, bench.tools)) for task in bench.stage.tasks[:200]
+        len(bench.renderer.first_prompt(task.messages, bench.tools))
+        for task in bench.stage.tasks[:200]
     ]
     limit = min(s.max_prompt or s.context, s.context - 1)
     over = sum(length > limit for length in lengths)

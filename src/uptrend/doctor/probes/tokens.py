@@ -27,7 +27,7 @@ def tool_calls(bench: Bench) -> Answer:
     two_results = [Message("tool", "one"), Message("tool", "two")]
     n_result_tokens = 0
     try:
-        n_result_tokens = len(renderer.later([], two_results, bench.tools))
+        n_result_tokens = len(renderer.next_prompt([], two_results, bench.tools))
         n_calls_read = len(renderer.read(renderer.write(two_calls)).calls)
     except Exception as error:  # templates raise what they like
         if n_result_tokens:
