@@ -237,8 +237,8 @@ def _map_users(info_fd: int, ready_fd: int) -> None:
         child_pid = json.loads(info)["child-pid"]
         for id_map in ID_MAPS:
             identity = ""
-            for line in id_map.read_text().splitlines():
-                first_id, _, count = line.split()
+            for id_range in id_map.read_text().splitlines():
+                first_id, _, count = id_range.split()
                 identity += f"{first_id} {first_id} {count}\n"
             Path(f"/proc/{child_pid}/{id_map.name}").write_text(identity)
         ready_pipe.write(b"x")
