@@ -62,8 +62,9 @@ def command(
     """
     for package in ("starlette", "uvicorn", "plotly"):
         need_extra(package, "dashboard")
-    from uptrend.dashboard.library import Library, forget
-    from uptrend.dashboard.server import LOOPBACK, DashboardServer, new_token, open_socket
+    from uptrend.dashboard.index import delete_index
+    from uptrend.dashboard.library import Library
+    from uptrend.dashboard.server import LOOPBACK_NAMES, DashboardServer, new_token, open_socket
     from uptrend.rollout.http import is_loopback
 
     asked = folders or [DEFAULT]
@@ -80,13 +81,15 @@ def command(
     token = "" if no_token else token or new_token()
     cache = home() / "dashboard"
     if reindex:
-        forget(cache)
+        delete_index(cache)
     listener = open_socket(host, port)
     port = listener.getsockname()[1]
     shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
     shown = f"[{shown}]" if ":" in shown else shown
     url = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
-    server = DashboardServer(Library(asked, cache), [*LOOPBACK, host, shown, *(names or ())], token)
+    server = DashboardServer(
+        Library(asked, cache), [*LOOPBACK_NAMES, host, shown, *(names or ())], token
+    )
     typer.echo(f"Uptrend dashboard: {url}\nReading {', '.join(map(str, asked))}. Ctrl-C ends it.")
     if not asked[0].exists():
         typer.echo(f"There is no {asked[0]}/ yet: its runs appear as they are made.")

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from uptrend.bridge.trackers import chosen, make_tracker
+from uptrend.bridge.trackers import make_tracker, select_trackers
 from uptrend.bridge.tracking import Sender
 from uptrend.cli.console import AsJson, RunArgument, open_run, print_json
 from uptrend.config import Track, build
@@ -52,7 +52,7 @@ def command(
     }
     track = build(Track, {**table, "to": to}, "track")
     track = replace(track, project=project or track.project, name=name or track.name)
-    names = chosen(track)
+    names = select_trackers(track)
     report = latest_report(opened)
     sent = list[dict[str, Any]]()
     bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -66,13 +66,15 @@ def command(
         for each in names:
             task = progress.add_task(each, total=len(opened.metric_lines) + len(opened.eval_lines))
             advance = lambda task=task: progress.advance(task)  # noqa: E731
-            sender = Sender(opened.path, each, make_tracker(each, track), track, sent=advance)
+            sender = Sender(
+                opened.path, each, make_tracker(each, track), track, on_line_sent=advance
+            )
             done = {"tracker": each, "project": track.project}
             try:
                 sender.send()
                 sender.finish(report)
                 sent.append(
-                    {**done, "id": sender.id, "place": sender.place, "sent": dict(sender.counts)}
+                    {**done, "id": sender.id, "place": sender.location, "sent": dict(sender.counts)}
                 )
             except Exception as error:  # of any kind: it comes from the tracker
                 sent.append({**done, "error": f"{type(error).__name__}: {error}"})
