@@ -20,7 +20,7 @@ from typing import Any
 from synthetic import evaluation_of, info_of, line_of, metrics_of, rollout_of
 from uptrend.config import load_config, to_table
 from uptrend.lab.plan import Launcher, PlannedRun, Resolved, is_finished
-from uptrend.lab.workers import Outcome, Progress, Workers, make_way, outcome
+from uptrend.lab.workers import Outcome, Progress, Workers, make_way, read_outcome
 from uptrend.records import Run, RunDirectory, Stop, rollouts_table
 
 TASKS = 40
@@ -75,7 +75,7 @@ class QuickWorkers(Workers):
             watch.began(planned)
             script = launcher.command(planned)[1]
             code = 1 if script == UNLUCKY else main(planned.folder, dict(planned.config), [])
-            yield outcome(planned, 0.0, code)
+            yield read_outcome(planned, 0.0, code)
 
 
 UNLUCKY = "/unlucky.py"  # a command that can't be started, as far as QuickWorkers are concerned

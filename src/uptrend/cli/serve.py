@@ -63,8 +63,9 @@ def command(
     """
     for package in ("starlette", "uvicorn", "plotly"):
         need_extra(package, "dashboard")
-    from uptrend.dashboard.library import Library, forget
-    from uptrend.dashboard.server import LOOPBACK, DashboardServer, new_token, open_socket
+    from uptrend.dashboard.index import delete_index
+    from uptrend.dashboard.library import Library
+    from uptrend.dashboard.server import LOOPBACK_NAMES, DashboardServer, new_token, open_socket
     from uptrend.rollout.http import is_loopback
 
     paths = folders or [DEFAULT_FOLDER]
@@ -81,7 +82,7 @@ def command(
         token = token or new_token()
     cache = home() / "dashboard"
     if reindex:
-        forget(cache)
+        delete_index(cache)
     listener = open_socket(host, port)
     port = listener.getsockname()[1]
     url_host = host
@@ -92,7 +93,7 @@ def command(
     url = f"http://{url_host}:{port}/"
     if token:
         url += f"?token={token}"
-    allowed_hosts = [*LOOPBACK, host, url_host, *(names or ())]
+    allowed_hosts = [*LOOPBACK_NAMES, host, url_host, *(names or ())]
     server = DashboardServer(Library(paths, cache), allowed_hosts, token)
     typer.echo(f"Uptrend dashboard: {url}\nReading {', '.join(map(str, paths))}. Ctrl-C ends it.")
     if not paths[0].exists():

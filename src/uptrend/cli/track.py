@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from uptrend.bridge.trackers import chosen, make_tracker
+from uptrend.bridge.trackers import make_tracker, select_trackers
 from uptrend.bridge.tracking import Sender
 from uptrend.cli.console import AsJson, RunArgument, open_run, print_json
 from uptrend.config import Track, build
@@ -49,7 +49,7 @@ def command(
             " start."
         )
     track = _track_config(opened, to, project, name)
-    trackers = chosen(track)
+    trackers = select_trackers(track)
     report = latest_report(opened)
     n_lines = len(opened.metric_lines) + len(opened.eval_lines)
     results: list[dict[str, Any]] = []
@@ -63,12 +63,14 @@ def command(
         for tracker in trackers:
             task = progress.add_task(tracker, total=n_lines)
             advance = partial(progress.advance, task)
-            sender = Sender(opened.path, tracker, make_tracker(tracker, track), track, sent=advance)
+            sender = Sender(
+                opened.path, tracker, make_tracker(tracker, track), track, on_line_sent=advance
+            )
             result: dict[str, Any] = {"tracker": tracker, "project": track.project}
             try:
                 sender.send()
                 sender.finish(report)
-                result |= {"id": sender.id, "place": sender.place, "sent": dict(sender.counts)}
+                result |= {"id": sender.id, "place": sender.location, "sent": dict(sender.counts)}
             except Exception as error:  # a tracker's client may raise anything
                 result["error"] = f"{type(error).__name__}: {error}"
             results.append(result)

@@ -30,8 +30,16 @@ from uptrend.records.renamed import current, upgrade_keys
 T = TypeVar("T")
 
 # Largest values that seeds, steps and tensors can hold; NaN and infinity are beyond them.
-LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
-BOUNDS: dict[type, tuple[str, Callable[[Any, Any], bool]]] = {
+LARGEST_BY_TYPE = {int: 2**63 - 1, float: sys.float_info.max}
+# Characters of a number out of range that an error quotes.
+QUOTED_CHARACTERS = 24
+# Similarities, as `difflib` measures them, from which a name is suggested for another: of a key
+# among its neighbors, of a key among all keys of a recipe, and of a path among those with that key.
+MIN_SIMILARITY = 0.6
+MIN_KEY_SIMILARITY = 0.75
+MIN_PATH_SIMILARITY = 0.8
+# Words and test of each numeric bound.
+BOUND_TYPES: dict[type, tuple[str, Callable[[Any, Any], bool]]] = {
     Ge: ("at least", operator.ge),
     Gt: ("above", operator.gt),
     Le: ("at most", operator.le),
@@ -57,21 +65,23 @@ def load_config(
         path = Path(source)
         source = read_toml(path)
     table = upgrade_keys(source)
-    changed = set[str]()
+    changed_keys: set[str] = set()
     for override in overrides:
         if isinstance(overrides, Mapping):
             set_value(table, override, overrides[override], override)
-            changed.add(current(override))
+            changed_keys.add(current(override))
         else:
-            changed.add(apply_override(table, override))
+            changed_keys.add(apply_override(table, override))
+        # `tasks` as the path of another recipe.
         if str(table.get("tasks")).endswith(".toml"):
-            _take_tasks(table, _from_above(Path(str(table["tasks"])), path))
+            _take_tasks(table, _find_recipe(Path(str(table["tasks"])), path))
     if path is not None:
-        _find_beside(table, path.parent)
+        _resolve_paths(table, path.parent)
     _rename_tasksets(table)
     _complete_eval(table)
     config = build(Config, table)
-    if path is not None and "learning.steps" in changed and "learning.warmup" not in changed:
+    is_shortened = "learning.steps" in changed_keys and "learning.warmup" not in changed_keys
+    if path is not None and is_shortened:
         config = shorten_warmup(config)
     if checked:
         check(config)
@@ -79,16 +89,20 @@ def load_config(
 
 
 # Options that name files, and those by which `[eval]` has rows of its own.
-_FILES = ("file", "schema", "reward")
-_SOURCES = ("file", "dataset", "config", "split")
+_FILE_OPTIONS = ("file", "schema", "reward")
+_SOURCE_OPTIONS = ("file", "dataset", "config", "split")
 
 
-def _from_above(recipe: Path, other: Path | None) -> Path:
-    """Return a recipe that is not here from a folder above the other one: recipes name each other
-    from the top.
+def _find_recipe(recipe: Path, other: Path | None) -> Path:
+    """Return a recipe's path in the current folder, else in the nearest folder above the other
+    recipe: recipes name each other from the top of a project.
     """
-    folders = () if other is None or recipe.exists() else other.resolve().parents
-    return next((folder / recipe for folder in folders if (folder / recipe).is_file()), recipe)
+    if other is None or recipe.exists():
+        return recipe
+    for folder in other.resolve().parents:
+        if (folder / recipe).is_file():
+            return folder / recipe
+    return recipe
 
 
 def _take_tasks(table: dict[str, Any], recipe: Path) -> None:
@@ -96,19 +110,20 @@ def _take_tasks(table: dict[str, Any], recipe: Path) -> None:
     to another.
     """
     other = upgrade_keys(read_toml(recipe))
-    _find_beside(other, recipe.parent)
-    table |= {section: other.get(section, {}) for section in ("tasks", "eval")}
+    _resolve_paths(other, recipe.parent)
+    table["tasks"] = other.get("tasks", {})
+    table["eval"] = other.get("eval", {})
 
 
-def _find_beside(table: dict[str, Any], folder: Path) -> None:
-    """Let relative paths start at the recipe's folder where the file is there."""
+def _resolve_paths(table: dict[str, Any], folder: Path) -> None:
+    """Let relative paths of files in the recipe's folder start there."""
     for section in _task_sections(table):
-        for key in _FILES:
-            given = section.get(key)
-            if isinstance(given, list):
-                section[key] = [_beside(each, folder) for each in given]
-            elif given is not None:
-                section[key] = _beside(given, folder)
+        for key in _FILE_OPTIONS:
+            option = section.get(key)
+            if isinstance(option, list):
+                section[key] = [_resolve_path(entry, folder) for entry in option]
+            elif option is not None:
+                section[key] = _resolve_path(option, folder)
 
 
 def _task_sections(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -137,15 +152,19 @@ def _rename_tasksets(table: Mapping[str, Any]) -> None:
         section.setdefault("chat", False)
 
 
-def _beside(given: Any, folder: Path) -> Any:
-    name, colon, function = given.partition(":") if isinstance(given, str) else ("", "", "")
-    is_there = name and not Path(name).is_absolute() and (folder / name).is_file()
-    return f"{folder / name}{colon}{function}" if is_there else given
+def _resolve_path(option: Any, folder: Path) -> Any:
+    """Return `file` or `file:function` with the folder before it, if the file is there."""
+    if not isinstance(option, str):
+        return option
+    name, colon, function = option.partition(":")
+    if not name or Path(name).is_absolute() or not (folder / name).is_file():
+        return option
+    return f"{folder / name}{colon}{function}"
 
 
 def _complete_eval(table: dict[str, Any]) -> None:
-    """Give an `[eval]` without a taskset that of `[tasks]`; the default one is evaluated as it is
-    by default.
+    """Give an `[eval]` without a taskset that of `[tasks]`, with its options; the default taskset
+    keeps its default evaluation.
     """
     tasks = table.get("tasks")
     evaluation = table.setdefault("eval", {})
@@ -153,28 +172,29 @@ def _complete_eval(table: dict[str, Any]) -> None:
         return
     if tasks.get("name", Tasks.name) == Tasks.name:
         return
-    own = [field.name for field in dataclasses.fields(Tasks)]
-    options = {key: value for key, value in tasks.items() if key == "name" or key not in own}
-    if any(evaluation.get(key, options.get(key)) != options.get(key) for key in _SOURCES):
-        options.pop("hold_out", None)  # of other rows
-    table["eval"] = options | evaluation
+    section_keys = [field.name for field in dataclasses.fields(Tasks)]
+    inherited = {
+        key: value for key, value in tasks.items() if key == "name" or key not in section_keys
+    }
+    for key in _SOURCE_OPTIONS:
+        # `hold_out` is about the rows of `[tasks]`, not about other ones.
+        if evaluation.get(key, inherited.get(key)) != inherited.get(key):
+            inherited.pop("hold_out", None)
+    table["eval"] = inherited | evaluation
 
 
 def shorten_warmup(config: Config) -> Config:
-    """Lower a recipe's warm-up that a shorter run has no room for to half of its steps, with a
-    note.
-    """
+    """Lower a warm-up that is longer than the run to half of its steps, with a note."""
     steps = config.learning.steps
     warmup = config.learning.warmup
     if not 0 < steps < warmup:
         return config
+    shorter = steps // 2
     note = (
-        f"learning.warmup = {steps // 2}: the recipe's {warmup} would exceed learning.steps ="
-        f" {steps}."
+        f"learning.warmup = {shorter}: the recipe's {warmup} would exceed learning.steps = {steps}."
     )
-    return replace(
-        config, learning=replace(config.learning, warmup=steps // 2), notes=(*config.notes, note)
-    )
+    learning = replace(config.learning, warmup=shorter)
+    return replace(config, learning=learning, notes=(*config.notes, note))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -210,9 +230,9 @@ def apply_override(table: dict[str, Any], override: str) -> str:
     return current(".".join(keys))
 
 
-def set_value(table: dict[str, Any], path: str, value: Any, given: str) -> None:
-    """Set the value of a dotted key in place; an error begins with `given`, the way the user wrote
-    it.
+def set_value(table: dict[str, Any], path: str, value: Any, source: str) -> None:
+    """Set the value of a dotted key in place; an error begins with `source`, the setting as the
+    user wrote it.
     """
     *parents, last = current(path).split(".")
     for depth, key in enumerate(parents, start=1):
@@ -220,7 +240,7 @@ def set_value(table: dict[str, Any], path: str, value: Any, given: str) -> None:
             table[key] = {}
         table = table[key]
         if not isinstance(table, dict):
-            raise ConfigError(f"{given}: {'.'.join(parents[:depth])} is a value, not a table.")
+            raise ConfigError(f"{source}: {'.'.join(parents[:depth])} is a value, not a table.")
     table[last] = value
 
 
@@ -234,7 +254,7 @@ def parse_value(text: str) -> Any:
 
 
 def to_table(config: Config) -> dict[str, Any]:
-    """Return every value of a config, plain, as run.json keeps it; `options` stand in their
+    """Return every value of a config, plain, as run.json keeps it; `options` are merged into their
     section.
     """
     table: dict[str, Any] = plain(dataclasses.asdict(config))
@@ -248,40 +268,47 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """Build a dataclass from a table; unknown keys go to its `options` field if it has one, or are
     errors.
     """
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     known = [name for name in fields if name != "options"]
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for key, value in values.items():
         if key in known:
-            given[key] = convert(hints[key], value, join(where, key))
+            arguments[key] = convert(hints[key], value, join(where, key))
         elif "options" not in fields:
-            # of a whole section that is not known, its first key
+            # Of an unknown section, the message names its first key.
             full = next(iter(flatten({key: value}, where)))
             raise ConfigError(unknown(full, key, known, where))
         elif key == "options":  # under its own name, as a dataclass turned into plain values has it
-            if not isinstance(value, Mapping):
-                raise ConfigError(
-                    f"{where}.options = {value!r} should be a table; write options in [{where}]"
-                    " itself."
-                )
-            if misplaced := [name for name in value if name in known]:
-                right = f"is a key of [{where}] itself: write {where}.{misplaced[0]}."
-                raise ConfigError(f"{where}.options.{misplaced[0]} {right}")
+            _check_options_table(value, known, where)
             options |= value
         else:
             options[key] = value
     if "options" in fields:
-        given["options"] = options
+        arguments["options"] = options
     for name, field in fields.items():
-        optional = field.default is not MISSING or field.default_factory is not MISSING
-        if name not in given and not optional:
+        has_default = field.default is not MISSING or field.default_factory is not MISSING
+        if name not in arguments and not has_default:
             raise ConfigError(f"{join(where, name)} is missing.")
     try:
-        return cls(**given)
-    except ConfigError as error:  # a dataclass knows its fields, and not where it stands
-        raise ConfigError(join(where, str(error)) if error.is_of_field else str(error)) from None
+        return cls(**arguments)
+    except ConfigError as error:
+        # A dataclass knows the names of its fields, but not the section that it is in.
+        message = join(where, str(error)) if error.is_of_field else str(error)
+        raise ConfigError(message) from None
+
+
+def _check_options_table(value: Any, known: Iterable[str], where: str) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{where}.options = {value!r} should be a table; write options in [{where}] itself."
+        )
+    for name in value:
+        if name in known:
+            raise ConfigError(
+                f"{where}.options.{name} is a key of [{where}] itself: write {where}.{name}."
+            )
 
 
 def convert(kind: Any, value: Any, where: str) -> Any:
@@ -289,33 +316,37 @@ def convert(kind: Any, value: Any, where: str) -> Any:
     takes.
     """
     origin = get_origin(kind)
-    inner = get_args(kind)
+    type_arguments = get_args(kind)
     if kind is Any:
         return value
     if origin is typing.Literal:
         # By type as well: 1 equals True.
-        if any(value == choice and type(value) is type(choice) for choice in inner):
+        if any(value == choice and type(value) is type(choice) for choice in type_arguments):
             return value
         words = choices_in_words(kind)
         raise ConfigError(
             f"{where} = {value!r} is not one of {', '.join(words)}.{nearest(str(value), words)}"
         )
     if origin in (types.UnionType, typing.Union):
-        wanted = next(option for option in inner if option is not type(None))
+        inner = next(option for option in type_arguments if option is not type(None))
         # TOML has no null, so `false` stands for the absence of a table.
-        is_none = value is None or (value is False and dataclasses.is_dataclass(wanted))
-        return None if is_none else convert(wanted, value, where)
+        is_none = value is None or (value is False and dataclasses.is_dataclass(inner))
+        return None if is_none else convert(inner, value, where)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} = {value!r} should be a list, for example [{value!r}].")
-        return tuple(convert(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        item_kind = type_arguments[0]
+        return tuple(convert(item_kind, item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where} = {value!r} should be a table.")
-        return {str(k): convert(inner[1], v, join(where, str(k))) for k, v in value.items()}
+        item_kind = type_arguments[1]
+        return {
+            str(key): convert(item_kind, item, join(where, str(key))) for key, item in value.items()
+        }
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, Mapping):
-            keys = ", ".join(f.name for f in dataclasses.fields(kind))
+            keys = ", ".join(field.name for field in dataclasses.fields(kind))
             raise ConfigError(f"{where} = {value!r} should be a table with {keys}.")
         return build(kind, value, where)
     return _scalar(kind, value, where)
@@ -328,8 +359,8 @@ def choices_in_words(kind: Any) -> list[str]:
 
 def _scalar(kind: type, value: Any, where: str) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and not abs(value) <= LARGEST[type(value)]:
-        raise ConfigError(f"{where} = {str(value)[:24]} is out of range.")
+    if is_number and not abs(value) <= LARGEST_BY_TYPE[type(value)]:
+        raise ConfigError(f"{where} = {str(value)[:QUOTED_CHARACTERS]} is out of range.")
     if kind is float and is_number:
         return float(value)
     if kind is int and is_number and isinstance(value, int):
@@ -345,47 +376,52 @@ def unknown(full: str, key: str, known: Iterable[str], where: str = "") -> str:
     nearest by spelling.
     """
     known = list(known)
-    is_config = not where or where.partition(".")[0] in {
-        field.name for field in dataclasses.fields(Config)
-    }
+    sections = {field.name for field in dataclasses.fields(Config)}
+    is_config = not where or where.partition(".")[0] in sections
     hint = config_hint(full, key, known) if is_config else nearest(key, known)
-    rest = "" if hint else f" {where or 'The top level'} takes {', '.join(known)}."
-    return f"{full} is not a known key.{hint}{rest}"
+    if not hint:
+        hint = f" {where or 'The top level'} takes {', '.join(known)}."
+    return f"{full} is not a known key.{hint}"
 
 
 def config_hint(full: str, key: str, known: Iterable[str]) -> str:
     """Return « Did you mean …? » for a key that no recipe has: another trainer's name, ours
     elsewhere, or a typo.
     """
+    # Another trainer's name.
     names = {path: path.rpartition(".")[2] for path in dotted_keys()}
-    if theirs := meanings(full, names.values()):
-        differences = [text for texts in theirs.values() for text in texts]
-        return " ".join([f" Did you mean {' or '.join(theirs)}?", *differences])
+    differences_by_key = meanings(full, names.values())
+    if differences_by_key:
+        hint = f" Did you mean {' or '.join(differences_by_key)}?"
+        for differences in differences_by_key.values():
+            hint = " ".join([hint, *differences])
+        return hint
+
+    # A typo of a key of this section, then of a key of any section.
     last = full.rpartition(".")[2]
     hint = "" if last in names.values() else nearest(key, known)
-    if not hint and (
-        close := difflib.get_close_matches(last, set(names.values()), n=1, cutoff=0.75)
-    ):
-        same = [path for path, name in names.items() if name == close[0]]
-        hint = (
-            " Did you mean"
-            f" {' or '.join(difflib.get_close_matches(full, same, n=1, cutoff=0.8) or same)}?"
-        )
-    return hint
+    if hint:
+        return hint
+    close = difflib.get_close_matches(last, set(names.values()), n=1, cutoff=MIN_KEY_SIMILARITY)
+    if not close:
+        return ""
+    paths = [path for path, name in names.items() if name == close[0]]
+    closest = difflib.get_close_matches(full, paths, n=1, cutoff=MIN_PATH_SIMILARITY)
+    return f" Did you mean {' or '.join(closest or paths)}?"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return « Did you mean …? » where a known word is near."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    """Return « Did you mean …? » with the nearest known word; empty if none is near."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=MIN_SIMILARITY)
     return f" Did you mean {close[0]}?" if close else ""
 
 
 def dotted_keys(cls: Any = Config, where: str = "") -> Iterator[str]:
     """Yield every key of a recipe but those of tasksets, as `--set` takes them."""
     for name, hint in typing.get_type_hints(cls).items():
-        section = next(
-            (kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)), None
-        )
+        # A section, or one that may be absent.
+        kinds = (hint, *get_args(hint))
+        section = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
         if section is not None:
             yield from dotted_keys(section, join(where, name))
         elif name != "options":
@@ -393,12 +429,12 @@ def dotted_keys(cls: Any = Config, where: str = "") -> Iterator[str]:
 
 
 def check(config: Config) -> None:
-    """Raise a ConfigError at the first value that can't work, naming its key and what would be
+    """Raise a ConfigError for the first value that can't work, with its key and what would be
     right.
     """
     check_bounds(config)
-    starts = [stage.get("start") for stage in config.tasks.stages]
-    for i, start in enumerate(starts):
+    for i, stage in enumerate(config.tasks.stages):
+        start = stage.get("start")
         if isinstance(start, bool) or not isinstance(start, int):
             raise ConfigError(
                 f"tasks.stages[{i}].start = {start!r} should be the step at which it begins."
@@ -411,13 +447,13 @@ def check(config: Config) -> None:
             )
         if label in labels[:i]:
             raise ConfigError(f"eval.sets[{i}].label = {label!r} is another set's already.")
-    for holds, sentence in _rules(config, starts):
+    for holds, sentence in _rules(config):
         if not holds:
             raise ConfigError(sentence)
 
 
 def check_bounds(section: Any, where: str = "") -> None:
-    """Raise a ConfigError at the first value of a dataclass that is outside the bounds of its
+    """Raise a ConfigError for the first value of a dataclass that is outside the bounds of its
     annotation.
     """
     hints = get_type_hints(type(section), include_extras=True)
@@ -428,45 +464,51 @@ def check_bounds(section: Any, where: str = "") -> None:
         if dataclasses.is_dataclass(value):
             check_bounds(value, key)
         elif not all(_holds(bound, value) for bound in bounds):
-            said = next((bound.sentence for bound in bounds if isinstance(bound, Otherwise)), "")
-            raise ConfigError(
-                f"{key} = {value!r}: {said}"
-                if said
-                else f"{key} = {value} should be {in_words(bounds)}."
-            )
+            sentences = [bound.sentence for bound in bounds if isinstance(bound, Otherwise)]
+            if sentences:
+                raise ConfigError(f"{key} = {value!r}: {sentences[0]}")
+            raise ConfigError(f"{key} = {value} should be {bounds_in_words(bounds)}.")
 
 
 def bounds_of(hint: Any) -> tuple[Any, ...]:
-    """Return what is annotated to a field's type."""
+    """Return the annotations of a field's type."""
     return tuple(get_args(hint)[1:]) if get_origin(hint) is Annotated else ()
 
 
-def in_words(bounds: Iterable[Any]) -> str:
-    """Return numeric bounds in words, for messages and `uptrend explain`; empty where there are
-    none.
-    """
-    limits = [bound for bound in bounds if type(bound) in BOUNDS]
+def bounds_in_words(bounds: Iterable[Any]) -> str:
+    """Return numeric bounds in words, for messages and `uptrend explain`; empty for none."""
+    limits = [bound for bound in bounds if type(bound) in BOUND_TYPES]
     if limits == [Ge(0)]:
         return "0 or more"
-    return " and ".join(f"{BOUNDS[type(limit)][0]} {_limit(limit)}" for limit in limits)
+    return " and ".join(f"{BOUND_TYPES[type(limit)][0]} {_limit(limit)}" for limit in limits)
 
 
 def _limit(bound: Any) -> Any:
-    return dataclasses.astuple(bound)[0]  # each of them has one field, under another name
+    return dataclasses.astuple(bound)[0]  # each bound has one field, under a name of its own
 
 
 def _holds(bound: Any, value: Any) -> bool:
     if isinstance(bound, Predicate):
         return bool(bound.func(value))
-    return type(bound) not in BOUNDS or BOUNDS[type(bound)][1](value, _limit(bound))
+    if type(bound) not in BOUND_TYPES:
+        return True
+    _, compare = BOUND_TYPES[type(bound)]
+    return compare(value, _limit(bound))
 
 
-def _rules(config: Config, starts: list[Any]) -> list[tuple[bool, str]]:
-    """Return rules across keys: True where one holds, and the sentence to say where it does not."""
-    s = config.sampling
-    w = config.learning
-    e = config.eval
-    clips_low = w.loss == "cispo" or w.clip_low < 1  # cispo has no lower clip
+def _rules(config: Config) -> list[tuple[bool, str]]:
+    """Return rules across keys: True for a rule that holds, and its sentence for when it does
+    not.
+    """
+    sampling = config.sampling
+    learning = config.learning
+    kl = learning.kl
+    starts = [stage["start"] for stage in config.tasks.stages]
+    eval_context = config.eval.context or sampling.context
+    eval_max_tokens = config.eval.max_tokens or sampling.max_tokens
+    is_cispo = learning.loss == "cispo"
+    rollout_tokens = sampling.max_tokens * sampling.max_turns
+    truncation = (sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty)
     return [
         (
             not starts or (starts[0] == 1 and starts == sorted(set(starts))),
@@ -476,68 +518,76 @@ def _rules(config: Config, starts: list[Any]) -> list[tuple[bool, str]]:
             ),
         ),
         (
-            s.context > s.max_tokens,
+            sampling.context > sampling.max_tokens,
             (
-                f"sampling.context = {s.context} should exceed sampling.max_tokens ="
-                f" {s.max_tokens}: it holds the prompt too."
+                f"sampling.context = {sampling.context} should exceed sampling.max_tokens ="
+                f" {sampling.max_tokens}: it holds the prompt too."
             ),
         ),
         (
-            (e.context or s.context) > (e.max_tokens or s.max_tokens),
+            eval_context > eval_max_tokens,
             (
-                f"eval.context = {e.context or s.context} should exceed eval.max_tokens ="
-                f" {e.max_tokens or s.max_tokens}: it holds the prompt too."
+                f"eval.context = {eval_context} should exceed eval.max_tokens = {eval_max_tokens}:"
+                " it holds the prompt too."
             ),
         ),
         (
-            w.warmup <= w.steps,
-            f"learning.warmup = {w.warmup} should be between 0 and learning.steps = {w.steps}.",
-        ),
-        (
-            s.groups % w.minibatches == 0,
-            f"learning.minibatches = {w.minibatches} should divide sampling.groups = {s.groups}.",
-        ),
-        (
-            w.loss != "cispo" or w.clip_high >= 1,
+            learning.warmup <= learning.steps,
             (
-                f"learning.clip_high = {w.clip_high}: cispo clips the ratio itself at clip_high."
-                " Use 1 or more, for example 5."
-            ),
-        ),
-        (clips_low, f"learning.clip_low = {w.clip_low} should be below 1."),
-        (
-            w.clip_max == 0 or (w.loss != "cispo" and w.clip_max > 1 + w.clip_high),
-            (
-                f"learning.clip_max = {w.clip_max} should be above 1 + clip_high ="
-                f" {1 + w.clip_high:g}; cispo has none."
+                f"learning.warmup = {learning.warmup} should be between 0 and learning.steps ="
+                f" {learning.steps}."
             ),
         ),
         (
-            w.correction_floor < w.correction_cap,
+            sampling.groups % learning.minibatches == 0,
             (
-                f"learning.correction_floor = {w.correction_floor} should be below"
-                f" learning.correction_cap = {w.correction_cap}."
+                f"learning.minibatches = {learning.minibatches} should divide sampling.groups ="
+                f" {sampling.groups}."
             ),
         ),
         (
-            s.overlong <= s.max_tokens * s.max_turns,
+            not is_cispo or learning.clip_high >= 1,
             (
-                f"sampling.overlong = {s.overlong} should be at most the"
-                f" {s.max_tokens * s.max_turns} tokens of a rollout (sampling.max_tokens x"
-                " max_turns)."
+                f"learning.clip_high = {learning.clip_high}: cispo clips the ratio itself at"
+                " clip_high. Use 1 or more, for example 5."
+            ),
+        ),
+        # cispo has no lower clip.
+        (
+            is_cispo or learning.clip_low < 1,
+            f"learning.clip_low = {learning.clip_low} should be below 1.",
+        ),
+        (
+            learning.clip_max == 0 or (not is_cispo and learning.clip_max > 1 + learning.clip_high),
+            (
+                f"learning.clip_max = {learning.clip_max} should be above 1 + clip_high ="
+                f" {1 + learning.clip_high:g}; cispo has none."
             ),
         ),
         (
-            s.ahead == 0 or w.correction != "none",
+            learning.correction_floor < learning.correction_cap,
             (
-                f"sampling.ahead = {s.ahead} learns from rollouts of older weights, which"
+                f"learning.correction_floor = {learning.correction_floor} should be below"
+                f" learning.correction_cap = {learning.correction_cap}."
+            ),
+        ),
+        (
+            sampling.overlong <= rollout_tokens,
+            (
+                f"sampling.overlong = {sampling.overlong} should be at most the {rollout_tokens}"
+                " tokens of a rollout (sampling.max_tokens x max_turns)."
+            ),
+        ),
+        (
+            sampling.ahead == 0 or learning.correction != "none",
+            (
+                f"sampling.ahead = {sampling.ahead} learns from rollouts of older weights, which"
                 " learning.correction = 'none' takes for new ones. Set learning.correction ="
                 " 'token': tokens then count by learner/sampler probability."
             ),
         ),
         (
-            s.engine != "vllm"
-            or (s.top_p, s.top_k, s.min_p, s.repetition_penalty) == (1.0, 0, 0.0, 1.0),
+            sampling.engine != "vllm" or truncation == (1.0, 0, 0.0, 1.0),
             (
                 "sampling.engine = 'vllm' needs sampling.top_p = 1, top_k = 0, min_p = 0 and"
                 " repetition_penalty = 1: otherwise the learner has to know the tokens that each"
@@ -545,21 +595,21 @@ def _rules(config: Config, starts: list[Any]) -> list[tuple[bool, str]]:
             ),
         ),
         (
-            s.engine != "vllm" or bool(s.servers),
+            sampling.engine != "vllm" or bool(sampling.servers),
             (
                 "sampling.servers is empty: sampling.engine = 'vllm' needs an address, for example"
                 " http://127.0.0.1:8000."
             ),
         ),
         (
-            w.kl.reset_every == 0 or w.kl.beta > 0,
+            kl.reset_every == 0 or kl.beta > 0,
             (
-                f"learning.kl.reset_every = {w.kl.reset_every} needs learning.kl.beta above 0:"
+                f"learning.kl.reset_every = {kl.reset_every} needs learning.kl.beta above 0:"
                 " without a penalty there is no reference to reset."
             ),
         ),
         (
-            not w.skip_dead or (w.kl.beta == 0 and w.entropy == 0),
+            not learning.skip_dead or (kl.beta == 0 and learning.entropy == 0),
             (
                 "learning.skip_dead = true needs learning.kl.beta = 0 and learning.entropy = 0:"
                 " with either of them dead groups teach too."

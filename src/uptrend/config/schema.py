@@ -1,7 +1,7 @@
 """Keys of a recipe: each with its default, its bounds and its meaning, which `uptrend explain` and
 the site show.
 
-`[tasks]` and `[eval]` also take the options of the taskset that they name: `runner` checks them
+`[tasks]` and `[eval]` also take the options of the taskset that they name: `tasks.pool` checks them
 against its dataclass.
 """
 
@@ -26,14 +26,14 @@ Schedule = Literal["constant", "linear", "cosine"]
 TrackerName = Literal["wandb", "trackio", "tensorboard", "mlflow"]
 Chat = Literal["auto", True, False]
 
-DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
-FOLDER = re.compile(r"[^\s./\\][^/\\\x00]*")
-VARIABLE = re.compile(r"(\$[A-Za-z_]\w*)?")
+DEVICE_PATTERN = re.compile(r"auto|cpu|cuda(:\d+)?")
+FOLDER_PATTERN = re.compile(r"[^\s./\\][^/\\\x00]*")
+VARIABLE_PATTERN = re.compile(r"(\$[A-Za-z_]\w*)?")
 
 
 @dataclass(frozen=True)
 class Otherwise:
-    """Sentence about a value outside its field's bounds, in place of the general one."""
+    """Sentence about a value outside its field's bounds, instead of the general one."""
 
     sentence: str
 
@@ -45,9 +45,9 @@ class Lora:
     r: Annotated[int, Ge(1)] = 16
     """Rank."""
     alpha: Annotated[float, Gt(0)] = 32.0
-    """The adapter's output is scaled by alpha / r."""
+    """Scale of the adapter's output: it is multiplied by alpha / r."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Dropout on the adapter's input while learning."""
+    """Dropout on the adapter's input during updates."""
     targets: tuple[str, ...] = ()
     """Names of the linear modules to adapt; empty for all of them."""
 
@@ -57,16 +57,16 @@ class Model:
     """`[model]`"""
 
     name: Annotated[str, Predicate(str.strip), Otherwise("it is empty.")] = "smollm2-135m"
-    """A known model (`uptrend models list`), a hub id, or a folder."""
+    """Known model (`uptrend models list`), hub id, or folder."""
     weights: Weights = "fp32"
-    """The precision of the weights that train; arithmetic on a GPU is bf16 either way."""
+    """Precision of the weights that train; arithmetic on a GPU is bf16 either way."""
     lora: Lora | None = None
     """Adapters; without them all weights train."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     chat: Chat = "auto"
-    """Ask through the model's chat template where the tasks leave it open; auto: as the model
-    answers better.
+    """Send prompts through the model's chat template, unless the tasks decide it; auto: if it
+    improves the model's answers.
     """
 
 
@@ -75,15 +75,15 @@ class Tasks:
     """`[tasks]`: what the run trains on."""
 
     name: Annotated[str, Predicate(str.strip), Otherwise("it is empty.")] = "arithmetic"
-    """A taskset (`uptrend tasks list`), or `module:Class`."""
+    """Taskset (`uptrend tasks list`), or `module:Class`."""
     seed: Annotated[int, Ge(0)] = 0
-    """Chooses and orders the tasks; not the run's seed."""
+    """Seed of the choice and order of tasks; independent of the run's seed."""
     train: Annotated[int, Ge(1)] = 500
     """Number of tasks to train on."""
     stages: tuple[dict[str, Any], ...] = ()
-    """A curriculum: tables with `start` (a step) and whatever then changes of this section."""
+    """Curriculum: tables with `start` (a step) and the keys of this section that change then."""
     options: dict[str, Any] = field(default_factory=dict)
-    """The taskset's own options."""
+    """Options of the taskset."""
 
 
 @dataclass(frozen=True)
@@ -91,31 +91,29 @@ class Eval:
     """`[eval]`: the fixed held-out set, never trained on."""
 
     name: Annotated[str, Predicate(str.strip), Otherwise("it is empty.")] = "arithmetic"
-    """A taskset, or `module:Class`; where the recipe has none, that of `[tasks]` with the options
-    given there.
-    """
+    """Taskset, or `module:Class`; by default that of `[tasks]` with its options."""
     seed: Annotated[int, Ge(0)] = 0
-    """Chooses the held-out tasks; the same for all runs that are compared."""
+    """Seed of the choice of held-out tasks; the same for all runs that are compared."""
     tasks: Annotated[int, Ge(1)] = 200
     """Number of held-out tasks."""
     every: Annotated[int, Ge(0)] = 20
-    """Evaluate every so many steps; 0 for only before the first and after the last."""
+    """Steps between evaluations; 0 for only before the first step and after the last."""
     attempts: Annotated[int, Ge(0)] = 0
     """Sampled attempts per task for pass@k; 0 for greedy accuracy alone."""
     max_tokens: Annotated[int, Ge(0)] = 0
-    """The most tokens of a turn in evaluations; 0 for sampling.max_tokens."""
+    """Maximum tokens of a turn in evaluations; 0 for sampling.max_tokens."""
     max_turns: Annotated[int, Ge(0)] = 0
-    """The most turns in evaluations; 0 for sampling.max_turns."""
+    """Maximum turns of a rollout in evaluations; 0 for sampling.max_turns."""
     context: Annotated[int, Ge(0)] = 0
-    """The most tokens of a rollout in evaluations; 0 for sampling.context."""
+    """Maximum tokens of a rollout in evaluations; 0 for sampling.context."""
     temperature: Annotated[float, Ge(0)] = 0.0
     """Temperature of the sampled attempts; 0 for sampling.temperature."""
     sets: tuple[dict[str, Any], ...] = ()
-    """Further held-out sets: tables with `label` and whatever changes of this section. Accuracy is
-    the first set's.
+    """Further held-out sets: tables with `label` and the keys of this section that differ. Accuracy
+    is the first set's.
     """
     options: dict[str, Any] = field(default_factory=dict)
-    """The taskset's own options."""
+    """Options of the taskset."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class Sampling:
     temperature: Annotated[
         float, Gt(0), Otherwise("all rollouts of a group would be the same. Use 0.7 to 1.0.")
     ] = 1.0
-    """Divides the logits."""
+    """Divisor of the logits."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Keep the likeliest tokens that together reach this probability; 1 keeps all."""
     top_k: Annotated[int, Ge(0)] = 0
@@ -143,21 +141,19 @@ class Sampling:
     likeliest).
     """
     min_p: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Keep tokens that are at least so likely as this part of the likeliest one's probability; 0
-    keeps all.
-    """
+    """Keep tokens whose probability is at least min_p × the likeliest one's; 0 keeps all."""
     repetition_penalty: Annotated[float, Gt(0)] = 1.0
-    """Divides positive logits of tokens that the context holds already, multiplies negative ones; 1
-    for none.
+    """Divisor of positive logits, and factor of negative ones, of tokens that the context has
+    already; 1 for no penalty.
     """
     max_tokens: Annotated[int, Ge(1)] = 8
-    """The most tokens that the model may say in a turn."""
+    """Maximum tokens of a turn."""
     max_turns: Annotated[int, Ge(1)] = 1
-    """The most turns of a rollout."""
+    """Maximum turns of a rollout."""
     context: int = 2048
-    """The most tokens of a rollout, prompt included."""
+    """Maximum tokens of a rollout, prompt included."""
     max_prompt: Annotated[int, Ge(0)] = 0
-    """The most tokens of the first prompt; a longer one is a failed rollout, never cut. 0 leaves it
+    """Maximum tokens of the first prompt; a longer one is a failed rollout, never cut. 0 leaves it
     to the context.
     """
     stop: Annotated[
@@ -167,24 +163,24 @@ class Sampling:
     ] = ()
     """Texts that end a turn."""
     trim: bool = False
-    """Leave a raw prompt's last spaces for the model to say: most tokenizers join them to the word
-    that follows.
+    """Cut the spaces at the end of a raw prompt, for the model to write: most tokenizers join them
+    to the word that follows.
     """
     overlong: Annotated[int, Ge(0)] = 0
-    """Tokens before the limit over which a penalty of a rollout's length rises from 0 to
+    """Tokens before the limit over which a penalty on a rollout's length rises from 0 to
     `overlong_penalty`.
     """
     overlong_penalty: Annotated[float, Gt(0)] = 1.0
-    """The most that is taken from the reward for length: all of it where the limit cut a rollout
-    off.
+    """Maximum penalty on a rollout's length, subtracted from its reward; a rollout that the limit
+    cut gets all of it.
     """
     resample: Annotated[int, Ge(0)] = 0
     """Number of times to draw groups in place of dead ones (all rewards equal); 0 keeps them."""
     rows: Annotated[int, Ge(0)] = 0
-    """The most rollouts sampled side by side; 0 for all of a step's."""
+    """Maximum number of rollouts sampled side by side; 0 for all of a step's."""
     tool_timeout: Annotated[float, Ge(0)] = 600.0
-    """Seconds that a play may take to respond, to score or to close before it has failed, without
-    what it waits for its turn; 0 for no limit.
+    """Seconds after which a play that responds, scores or closes has failed; waiting for its turn
+    does not count. 0 for no limit.
     """
     rollout_timeout: Annotated[float, Ge(0)] = 0.0
     """Seconds after which a rollout's turns end, the current one unfinished; it is scored as it is.
@@ -195,16 +191,15 @@ class Sampling:
     one).
     """
     servers: tuple[str, ...] = ("http://127.0.0.1:8000",)
-    """Addresses of the vLLM servers; streams are spread over them, and go to another where one
-    fails.
+    """Addresses of the vLLM servers; streams are spread over them, and go to another if one fails.
     """
     ahead: Annotated[int, Ge(0)] = 0
     """Steps that rollouts may be older than the weights that learn from them: they are sampled
-    meanwhile. 0 waits.
+    during updates. 0 waits.
     """
     retries: Annotated[int, Ge(0)] = 2
-    """Times that a rollout is played again because its sandbox failed; an error of the task itself
-    is recorded.
+    """Number of times to play a rollout again if its sandbox failed; an error of the task itself is
+    recorded.
     """
 
 
@@ -213,11 +208,11 @@ class Kl:
     """`learning.kl`: stay near the model that the run began with."""
 
     beta: Annotated[float, Ge(0)] = 0.0
-    """The penalty's weight; at 0 no reference model is kept."""
+    """Weight of the penalty; at 0 no reference model is kept."""
     estimator: Estimator = "k3"
-    """k2 and k3 act in the loss, k1 in the reward."""
+    """Estimator of the KL divergence; k2 and k3 act in the loss, k1 in the reward."""
     reset_every: Annotated[int, Ge(0)] = 0
-    """The policy becomes the reference after every so many steps; 0 for never."""
+    """Steps after which the policy becomes the reference, again and again; 0 for never."""
 
 
 @dataclass(frozen=True)
@@ -241,21 +236,21 @@ class Learning:
     baseline: Baseline = "mean"
     """Level that a reward is compared with: its group's mean, or the mean of the others."""
     credit: Credit = "rollout"
-    """Who earns a reward: the whole rollout, or, where a task gives rewards by turn, each turn what
-    follows it.
+    """Credit for rewards: to the whole rollout, or, if a task gives rewards by turn, to each turn
+    for those that follow it.
     """
     clip_low: Annotated[float, Ge(0)] = 0.2
-    """The ratio of new to old probability is clipped below at 1 - clip_low."""
+    """Lower clip: the ratio of new to old probability is clipped at 1 - clip_low."""
     clip_high: Annotated[float, Ge(0)] = 0.2
-    """And above at 1 + clip_high (for cispo: at clip_high itself)."""
+    """Upper clip: the ratio is clipped at 1 + clip_high (for cispo: at clip_high itself)."""
     clip_max: Annotated[float, Ge(0)] = 0.0
-    """Bound of the ratio where the advantage is negative (two-sided clipping), for example 4; 0 for
+    """Bound of the ratio for negative advantages (two-sided clipping), for example 4; 0 for
     none.
     """
     kl: Kl = field(default_factory=Kl)
-    """The penalty for leaving the reference."""
+    """Penalty for leaving the reference."""
     entropy: float = 0.0
-    """The weight of an entropy bonus."""
+    """Weight of an entropy bonus."""
     skip_dead: bool = False
     """Keep groups whose advantages are all 0 from the learner: same update, less time, fewer
     records.
@@ -267,29 +262,28 @@ class Learning:
     exact.
     """
     correction_cap: Annotated[float, Gt(0)] = 2.0
-    """The most that such a weight may be."""
+    """Upper bound of these weights."""
     correction_floor: Annotated[float, Ge(0)] = 0.0
-    """The least."""
+    """Lower bound of these weights."""
     correction_mode: CorrectionMode = "truncate"
-    """Weights outside these bounds are set to the bound, or to 0 (mask, as IcePop does with 0.5 to
-    5).
+    """Set weights outside these bounds to the bound, or to 0 (mask, as IcePop does with 0.5 to 5).
     """
     updates: Annotated[int, Ge(1)] = 1
     """Passes over a step's rollouts."""
     minibatches: Annotated[int, Ge(1)] = 1
     """Optimizer updates per pass; must divide sampling.groups."""
     max_grad_norm: Annotated[float, Ge(0)] = 1.0
-    """Gradients longer than this are shortened to it; 0 for never."""
+    """Norm above which gradients are clipped to it; 0 for never."""
     optimizer: Optimizers = "adamw"
-    """`adamw-8bit` keeps AdamW's memory in 8 bits: 2 bytes per weight instead of 8 (extra
-    `eightbit`).
+    """Optimizer; `adamw-8bit` keeps AdamW's moments in 8 bits: 2 bytes per weight instead of 8
+    (extra `eightbit`).
     """
     weight_decay: Annotated[float, Ge(0)] = 0.0
-    """AdamW's, of all weights but norms and biases."""
+    """AdamW's weight decay, of all weights but norms and biases."""
     beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
-    """AdamW's memory of the gradient."""
+    """AdamW's decay of the mean gradient."""
     beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
-    """AdamW's memory of its square."""
+    """AdamW's decay of the mean squared gradient."""
     tokens: Annotated[int, Ge(0)] = 16384
     """Tokens per micro-batch, filler included; changes memory and speed, never the result. 0 takes
     as many as fit.
@@ -305,7 +299,7 @@ class Warmstart:
     tasks: Annotated[int, Ge(1)] = 500
     """Number of training tasks that the expert demonstrates."""
     per_task: Annotated[int, Ge(1)] = 1
-    """Demonstrations of each task, where its taskset has scripts of mixed quality to imitate."""
+    """Demonstrations of each task, if its taskset has scripts of mixed quality to imitate."""
     epochs: Annotated[int, Ge(1)] = 1
     """Passes over the demonstrations."""
     batch: Annotated[int, Ge(1)] = 16
@@ -323,9 +317,9 @@ class Checkpoints:
     """`[checkpoints]`"""
 
     every: Annotated[int, Ge(0)] = 0
-    """Save every so many steps; 0 for only after the last (and when interrupted)."""
+    """Steps between checkpoints; 0 for only after the last step (and when interrupted)."""
     keep: Annotated[int, Ge(1)] = 1
-    """Number to keep; older ones are removed."""
+    """Number of checkpoints to keep; older ones are removed."""
     best: bool = False
     """Also keep the checkpoint of the highest held-out accuracy, as `checkpoints/best`; of equal
     ones the earliest.
@@ -339,24 +333,24 @@ class Doctor:
     live: bool = True
     """Run checks on the records as they are written, in a process of their own."""
     stop_on: Literal["never", "warning", "critical"] = "never"
-    """The least severity of a finding that ends the run, with a checkpoint."""
+    """Lowest severity of a finding that ends the run, with a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Track:
-    """`[track]`: where a run is shown, while it goes on. It changes nothing of the run."""
+    """`[track]`: services that show a run as it goes on. They do not change it."""
 
     to: tuple[TrackerName, ...] = ()
     """Trackers that receive metrics, evaluations, sample rollouts and findings."""
     project: Annotated[str, Predicate(str.strip), Otherwise("it is empty.")] = "uptrend"
-    """The project, or MLflow's experiment."""
+    """Project of the trackers, MLflow's experiment."""
     name: str = ""
-    """Name of the run there; empty for the name of its directory."""
+    """Name of the run in the trackers; empty for the name of its directory."""
     rollouts: Annotated[int, Ge(0)] = 4
-    """Sample rollouts of the first step and of each that is evaluated; 0 for none."""
+    """Number of sample rollouts of the first step and of each that is evaluated; 0 for none."""
     webhook: Annotated[
         str,
-        Predicate(VARIABLE.fullmatch),
+        Predicate(VARIABLE_PATTERN.fullmatch),
         Otherwise(
             "name the environment variable that holds the URL, such as $SLACK_URL: run.json keeps"
             " no secrets."
@@ -372,24 +366,24 @@ class Compute:
     """`[compute]`"""
 
     device: Annotated[
-        str, Predicate(DEVICE.fullmatch), Otherwise("it should be auto, cpu or cuda.")
+        str, Predicate(DEVICE_PATTERN.fullmatch), Otherwise("it should be auto, cpu or cuda.")
     ] = "auto"
-    """cpu, cuda, or auto."""
+    """Device of the model: cpu, cuda, or auto."""
     parallel: Parallel = "auto"
-    """Weights of several processes: each holds all (ddp), or a part (fsdp2, zero3); auto asks
+    """Weights of several processes: each has all of them (ddp), or a part (fsdp2, zero3); auto asks
     accelerate, else ddp.
     """
     processes: Annotated[int, Ge(1)] = 1
-    """Processes that the lab starts this recipe with. Elsewhere torchrun or accelerate says how
-    many.
+    """Number of processes with which the lab starts this recipe. Elsewhere torchrun or accelerate
+    sets it.
     """
     threads: Annotated[int, Ge(0)] = 0
     """CPU threads; 0 for OMP_NUM_THREADS, else one per core, or one beside a GPU. Same threads,
     same numbers.
     """
     compile: Literal["auto", "never", "always"] = "auto"
-    """Compile layers; auto does on a GPU where, by the time of its updates, the rest of a run pays
-    it back twice.
+    """Compile layers; auto does it on a GPU if the time that it saves the rest of a run is twice
+    what it takes.
     """
 
 
@@ -399,16 +393,16 @@ class Config:
 
     name: Annotated[
         str,
-        Predicate(FOLDER.fullmatch),
+        Predicate(FOLDER_PATTERN.fullmatch),
         Otherwise(
             "it becomes a folder: use letters, digits and hyphens, for example arithmetic-lr-2e-5."
         ),
     ] = "run"
     """Name of the run."""
     seed: Annotated[int, Ge(0)] = 0
-    """The run's seed: sampling, order of tasks, dropout."""
+    """Seed of the run: of sampling, the order of tasks and dropout."""
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """Sentences for the notes of run.json; a value that was adjusted while loading adds one."""
+    """Sentences for the notes of run.json; a value that was adjusted at load adds one."""
     model: Model = field(default_factory=Model)
     tasks: Tasks = field(default_factory=Tasks)
     eval: Eval = field(default_factory=Eval)
@@ -422,9 +416,6 @@ class Config:
 
     @property
     def longest(self) -> int:
-        """The most tokens of a rollout, those of evaluations included."""
-        return max(
-            self.sampling.context,
-            self.eval.context,
-            *(int(each.get("context", 0)) for each in self.eval.sets),
-        )
+        """Maximum tokens of a rollout, those of evaluations included."""
+        set_contexts = [int(table.get("context", 0)) for table in self.eval.sets]
+        return max(self.sampling.context, self.eval.context, *set_contexts)

@@ -12,8 +12,13 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[An
     """
     flat_a = flatten(a)
     flat_b = flatten(b)
-    pairs = {key: (flat_a.get(key), flat_b.get(key)) for key in flat_a | flat_b}
-    return {key: (one, other) for key, (one, other) in pairs.items() if one != other}
+    differences: dict[str, tuple[Any, Any]] = {}
+    for key in flat_a | flat_b:
+        value_a = flat_a.get(key)
+        value_b = flat_b.get(key)
+        if value_a != value_b:
+            differences[key] = (value_a, value_b)
+    return differences
 
 
 def join(where: str, key: str) -> str:
@@ -34,8 +39,9 @@ def flatten(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def _with_lists(value: Any) -> Any:
-    # Only the kind of sequence changes: an infinite number or a date is what the reader of a config
-    # complains about.
+    """Return a value with lists for all sequences. Anything else stays, such as an infinite number
+    or a date: errors about it come with the reading of a config.
+    """
     if isinstance(value, Mapping):
         return {key: _with_lists(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -47,11 +53,12 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return dotted keys as a nested table, the inverse of `flatten`."""
     tree = dict[str, Any]()
     for key, value in flat.items():
-        *way, last = key.split(".")
+        *parents, last = key.split(".")
         table = tree
-        for part in way:
-            inner = table.get(part)
-            table[part] = table = inner if isinstance(inner, dict) else {}
+        for parent in parents:
+            if not isinstance(table.get(parent), dict):
+                table[parent] = {}
+            table = table[parent]
         table[last] = value
     return tree
 
@@ -70,10 +77,10 @@ def to_toml(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
-        inner = ", ".join(
+        items = [
             f"{to_key(key)} = {to_toml(item)}" for key, item in value.items() if item is not None
-        )
-        return f"{{ {inner} }}" if inner else "{}"
+        ]
+        return f"{{ {', '.join(items)} }}" if items else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(to_toml(item) for item in value)}]"
     raise TypeError(f"{value!r} has no form in TOML")
@@ -88,15 +95,13 @@ def to_recipe(table: Mapping[str, Any], where: str = "") -> str:
     """Return a nested table as a TOML file with sections; None is left out, since TOML has no
     null.
     """
-    given = {key: value for key, value in table.items() if value is not None}
-    lines = [
-        f"{to_key(key)} = {to_toml(value)}"
-        for key, value in given.items()
-        if not isinstance(value, Mapping)
-    ]
-    text = "".join(f"{line}\n" for line in lines)
-    for key, value in given.items():
+    values = ""
+    sections = ""
+    for key, value in table.items():
         if isinstance(value, Mapping):
             name = join(where, to_key(key))
-            text += f"\n[{name}]\n{to_recipe(value, name)}"
-    return text
+            sections += f"\n[{name}]\n{to_recipe(value, name)}"
+        elif value is not None:
+            values += f"{to_key(key)} = {to_toml(value)}\n"
+    # A section ends where the next one begins: values come first.
+    return values + sections

@@ -30,13 +30,13 @@ from uptrend.records import (
 from uptrend.records.metrics import complete_claim, outcome_of
 from uptrend.records.renamed import current
 
-CONTROL = "control"
+CONTROL_NAME = "control"
 # Smallest effect that matters where an experiment is about whether there is an effect at all.
-SMALLEST = 0.01
+DEFAULT_SMALLEST = 0.01
 # KL penalty too small to pull; without any the KL is not measured.
-WATCHED = 1e-6
+MEASURING_BETA = 1e-6
 # Attempts for pass@k, where the recipe samples none.
-ATTEMPTS = 8
+DEFAULT_ATTEMPTS = 8
 
 
 @dataclass(frozen=True)
@@ -49,24 +49,25 @@ class Draft:
 
 def by_hand(id: str, recipe: Path | None, folder: Path) -> Draft:
     """Return a file to fill in: a control, and an arm in which nothing is changed yet."""
-    arms = (Arm(CONTROL, {}, is_control=True), Arm("changed"))
+    arms = (Arm(CONTROL_NAME, {}, is_control=True), Arm("changed"))
     hypothesis = Hypothesis(id, "Say what you suspect", relative(recipe, folder), arms)
     return Draft(hypothesis, sections(render("lab/templates/by-hand.md")))
 
 
 def retitled(draft: Draft, title: str) -> Draft:
-    """Return the same under another title, where one is given."""
-    return replace(draft, hypothesis=replace(draft.hypothesis, title=title)) if title else draft
+    """Return a draft with another title; with its own if that is empty."""
+    if not title:
+        return draft
+    return replace(draft, hypothesis=replace(draft.hypothesis, title=title))
 
 
 def find_cause(id: str) -> Cause:
     """Return a cause of the catalogue by its id."""
     id = current(id)
     if id not in CATALOGUE:
-        hint = (
-            nearest(id, CATALOGUE)
-            or " Their ids: uptrend explain. Ready ones: uptrend lab list --ready."
-        )
+        hint = nearest(id, CATALOGUE)
+        if not hint:
+            hint = " Their ids: uptrend explain. Ready ones: uptrend lab list --ready."
         raise LabError(f"There is no {id} in the catalogue.{hint}")
     return CATALOGUE[id]
 
@@ -80,85 +81,96 @@ def of_cause(
     if not cause.experiment.arms:
         kind = "probe" if cause.experiment.probe else "doctor"
         raise lab_error(f"{kind}-decides", cause=cause, recipe=recipe or "RECIPE")
-    named = relative(recipe, folder)
+    base_recipe = relative(recipe, folder)
     try:
-        table = to_table(load_config(folder / named))
+        config = to_table(load_config(folder / base_recipe))
     except ConfigError as error:
         raise LabError(str(error)) from None
-    # the recipe as the doctor sees the config of a run
-    view = from_lines([], source="", name="", config=table)
+    # The recipe as the doctor sees the config of a run.
+    view = from_lines([], source="", name="", config=config)
     cause = cause.for_run(view)
-    resolved = (finding and finding.experiment) or resolve_experiment(
-        cause, settings_in_force(view)
+    experiment = finding.experiment if finding else None
+    if not experiment:
+        experiment = resolve_experiment(cause, settings_in_force(view))
+    for overrides in experiment.arms.values():
+        for key in overrides:
+            section, _, name = key.rpartition(".")
+            if section and view.value(section) is None:
+                raise LabError(
+                    f"{cause.id} is about {section}.{name}, and {base_recipe} has no {section}:"
+                    " name one that has."
+                )
+
+    metric, same = _same_in_every_arm(experiment, config)
+    direction = Direction(experiment.direction)
+    claim = experiment.claim.replace(
+        outcome_of(experiment.metric, direction), outcome_of(metric, direction)
     )
-    for key in (key for keys in resolved.arms.values() for key in keys):
-        section, _, name = key.rpartition(".")
-        if section and view.value(section) is None:
-            raise LabError(
-                f"{cause.id} is about {section}.{name}, and {named} has no {section}: name one that"
-                " has."
-            )
-    metric, same = _same_in_every_arm(resolved, table)
-    direction = Direction(resolved.direction)
-    claim = resolved.claim.replace(
-        outcome_of(resolved.metric, direction), outcome_of(metric, direction)
-    )
-    arms = tuple(
-        Arm(name, {**same, **keys}, name == CONTROL) for name, keys in resolved.arms.items()
-    )
+    arms: list[Arm] = []
+    for name, overrides in experiment.arms.items():
+        arms.append(Arm(name, {**same, **overrides}, is_control=name == CONTROL_NAME))
     hypothesis = Hypothesis(
         id,
-        claim.rstrip("."),
-        named,
-        arms,
-        Priority.HIGH if finding else Priority.MEDIUM,
+        title=claim.rstrip("."),
+        recipe=base_recipe,
+        arms=tuple(arms),
+        priority=Priority.HIGH if finding else Priority.MEDIUM,
         cause=cause.id,
         explains=cause.what,
         metric=metric,
         direction=direction,
-        smallest=resolved.smallest or SMALLEST,
-        steps=resolved.steps,
+        smallest=experiment.smallest or DEFAULT_SMALLEST,
+        steps=experiment.steps,
         allows=cause.explains,
     )
-    base = read_recipe(hypothesis, folder)
-    control = resolve(hypothesis, hypothesis.control, base)
-    kept = tuple(
-        arm
-        for arm in hypothesis.arms
-        if arm.is_control or resolve(hypothesis, arm, base) != control
+    hypothesis = _without_arms_like_control(hypothesis, folder)
+    text = render(
+        "lab/templates/cause.md",
+        hypothesis=hypothesis,
+        cause=cause,
+        claim=claim,
+        finding=finding,
+        catalogue=CATALOGUE,
+        plural=plural,
+        assignments=assignments,
     )
-    # an arm that the recipe has already is left out, unless nothing would be left to compare
-    if len(kept) > 1:
-        hypothesis = replace(hypothesis, arms=kept)
-    told = {
-        "hypothesis": hypothesis,
-        "cause": cause,
-        "claim": claim,
-        "finding": finding,
-        "catalogue": CATALOGUE,
-    }
-    text = render("lab/templates/cause.md", plural=plural, assignments=assignments, **told)
     return Draft(hypothesis, sections(text))
 
 
+def _without_arms_like_control(hypothesis: Hypothesis, folder: Path) -> Hypothesis:
+    """Leave out arms that the recipe has already, unless nothing would be left to compare."""
+    recipe = read_recipe(hypothesis, folder)
+    control_config = resolve(hypothesis, hypothesis.control, recipe)
+    differing: list[Arm] = []
+    for arm in hypothesis.arms:
+        if arm.is_control or resolve(hypothesis, arm, recipe) != control_config:
+            differing.append(arm)
+    return replace(hypothesis, arms=tuple(differing)) if len(differing) > 1 else hypothesis
+
+
 def _same_in_every_arm(
-    experiment: Experiment, table: Mapping[str, Any]
+    experiment: Experiment, config: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    # The metric by the lab's name, and the values that all arms need so that each of them can be
-    # run.
-    same = dict[str, Any]()
+    """Return the metric by the lab's name, and the values that all arms need so that each of them
+    can be run.
+    """
+    same: dict[str, Any] = {}
     metric = experiment.metric
-    learning = table["learning"]
+    learning = config["learning"]
     if metric == "eval/pass_at":
-        attempts = table["eval"]["attempts"] or ATTEMPTS
+        attempts = config["eval"]["attempts"] or DEFAULT_ATTEMPTS
         metric = f"eval/pass@{attempts}"
-        same = {"eval.attempts": attempts}
+        same["eval.attempts"] = attempts
     if metric.startswith("kl/") and not learning["kl"]["beta"]:
-        same["learning.kl.beta"] = WATCHED
-    every = [same, *experiment.arms.values()]
-    pulls = any(keys.get(key) for keys in every for key in ("learning.kl.beta", "learning.entropy"))
-    if pulls and learning["skip_dead"]:
-        same["learning.skip_dead"] = False  # with either of them dead groups teach too
+        same["learning.kl.beta"] = MEASURING_BETA
+    all_overrides = [same, *experiment.arms.values()]
+    has_penalty = any(
+        overrides.get("learning.kl.beta") or overrides.get("learning.entropy")
+        for overrides in all_overrides
+    )
+    if has_penalty and learning["skip_dead"]:
+        # With a KL penalty or an entropy bonus dead groups teach too.
+        same["learning.skip_dead"] = False
     if experiment.steps and learning["warmup"] > experiment.steps:
         same["learning.warmup"] = 0
     return metric, same
@@ -168,34 +180,35 @@ def _same_in_every_arm(
 def all_ready() -> dict[str, Draft]:
     """Return the ready hypotheses by id; their recipes are relative to the repository's root."""
     paths = sorted((Path(__file__).parent / "ready").glob("h*.md"))
-    drafts = dict[str, Draft]()
+    drafts: dict[str, Draft] = {}
     for path in paths:
         hypothesis = read(path)
-        hypothesis = replace(
-            hypothesis,
-            title=complete_claim(hypothesis.title, hypothesis.metric, hypothesis.direction),
-        )
+        title = complete_claim(hypothesis.title, hypothesis.metric, hypothesis.direction)
+        hypothesis = replace(hypothesis, title=title)
         drafts[hypothesis.id] = Draft(hypothesis, sections(read_page(path).body))
     return drafts
 
 
 def of_ready(
-    named: str, id: str, recipe: Path | None, folder: Path, there: Sequence[Hypothesis]
+    ready_id: str, id: str, recipe: Path | None, folder: Path, existing: Sequence[Hypothesis]
 ) -> Draft:
     """Return a ready hypothesis under an id of a lab, on its own recipe or another.
 
     Of its prerequisites only those that are in the lab are kept.
     """
-    found = all_ready()
-    if named not in found:
-        raise LabError(f"There is no ready hypothesis {named}; there are {', '.join(found)}.")
-    hypothesis = found[named].hypothesis
-    prose = found[named].prose
-    base = relative(recipe or Path(hypothesis.recipe), folder)
-    titles = {found[first].hypothesis.title for first in hypothesis.prerequisites}
-    first = tuple(other.id for other in there if other.title in titles)
-    hypothesis = replace(hypothesis, id=id, recipe=base, prerequisites=first)
-    return Draft(hypothesis, {name: text.replace("RECIPE", base) for name, text in prose.items()})
+    drafts = all_ready()
+    if ready_id not in drafts:
+        raise LabError(f"There is no ready hypothesis {ready_id}; there are {', '.join(drafts)}.")
+    hypothesis = drafts[ready_id].hypothesis
+    base_recipe = relative(recipe or Path(hypothesis.recipe), folder)
+    # In the lab they have other ids.
+    titles = {drafts[ready].hypothesis.title for ready in hypothesis.prerequisites}
+    prerequisites = tuple(other.id for other in existing if other.title in titles)
+    hypothesis = replace(hypothesis, id=id, recipe=base_recipe, prerequisites=prerequisites)
+    prose: dict[str, str] = {}
+    for name, text in drafts[ready_id].prose.items():
+        prose[name] = text.replace("RECIPE", base_recipe)
+    return Draft(hypothesis, prose)
 
 
 def relative(recipe: Path | None, folder: Path) -> str:

@@ -23,28 +23,28 @@ from uptrend.records.files import parse_toml, read_file
 from uptrend.records.renamed import current
 
 FENCE = "+++"
-# Any block that the machine writes within people's text: its name, and its content.
-BLOCK = re.compile(
+# Any block that commands write within people's text: its name, and its content.
+BLOCK_FORM = re.compile(
     r"^<!-- uptrend:(.+?) -->[ \t\r]*\n(.*?)^<!-- /uptrend:\1 -->[ \t\r]*$",
     re.MULTILINE | re.DOTALL,
 )
 # Name of a file without its ending: the id, then a few words.
-NAME = re.compile(r"(h\d{2,})-[\w-]+")
+FILE_NAME = re.compile(r"(h\d{2,})-[\w-]+")
 # Headings of the prose, in their order.
-SECTIONS = (
+SECTION_NAMES = (
     "Description",
     "Why it explains the behavior",
     "Validation method",
     "Invalidation criteria",
     "Results",
 )
-# Text to write for each key, in the file's order.
-COMMENTS = texts("keys")
+# What to write for each key, in the file's order.
+KEY_COMMENTS = texts("keys")
 
 
 @dataclass(frozen=True)
 class Page:
-    """A Markdown file in its two parts; head (with both its fences) and body joined are the
+    """A Markdown file in two parts: head (with both its fences) and body, which joined are the
     file.
     """
 
@@ -63,21 +63,23 @@ class Page:
         try:
             return parse_toml(self.inner)
         except tomllib.TOMLDecodeError as error:
-            # The reader counts lines from the TOML's first; in the file the fence stands above it.
-            said = re.sub(
+            # The parser counts lines from the TOML's first; in the file the fence is above it.
+            reason = re.sub(
                 r"at line (\d+)", lambda match: f"at line {int(match[1]) + 1}", str(error)
             )
-            raise LabError(f"{self.path}: the front matter is not TOML: {said}.") from None
+            raise LabError(f"{self.path}: the front matter is not TOML: {reason}.") from None
 
     def at(self, key: str) -> str:
         """Return the file and the line on which a top-level key, or an arm by its dotted name, is
         set.
         """
         first, _, arm = key.partition(".")
-        setting = rf"\s*[\"']?{re.escape(first)}[\"']?\s*="
-        table = rf"\s*\[\s*{re.escape(first)}\s*\.\s*[\"']?{re.escape(arm)}\b" if arm else r"(?!)"
+        name = re.escape(first)
+        forms = [rf"\s*[\"']?{name}[\"']?\s*="]  # key =
+        if arm:  # [arms.NAME
+            forms.append(rf"\s*\[\s*{name}\s*\.\s*[\"']?{re.escape(arm)}\b")
         for number, line in enumerate(_lines(self.head), start=1):
-            if re.match(table, line) or re.match(setting, line):
+            if any(re.match(form, line) for form in forms):
                 return f"{self.path}:{number}"
         return str(self.path)
 
@@ -117,8 +119,8 @@ def set_values(page: Page, values: Mapping[str, str]) -> Page:
     document = tomlkit.parse(page.inner)
     for key, value in values.items():
         if key not in document:
-            # with this file's line end
-            opening += f"{key} = {to_toml(value)}" + opening[len(opening.rstrip()) :]
+            line_end = opening[len(opening.rstrip()) :]
+            opening += f"{key} = {to_toml(value)}{line_end}"
         elif document[key] != value:
             document[key] = str(value)
     return replace(page, head=opening + tomlkit.dumps(document) + closing)
@@ -126,8 +128,8 @@ def set_values(page: Page, values: Mapping[str, str]) -> Page:
 
 def read(path: Path) -> Hypothesis:
     """Read a hypothesis; an error names the file, the line and the key."""
-    match = NAME.fullmatch(path.stem)
-    if match is None:
+    name = FILE_NAME.fullmatch(path.stem)
+    if name is None:
         raise LabError(
             f"{path.name} should be called hNN-a-few-words.md, for example"
             " h01-kl-penalty-required.md."
@@ -135,53 +137,57 @@ def read(path: Path) -> Hypothesis:
     page = read_page(path)
     table = page.table
     arms = _arms(page, table.pop("arms", {}))
-    values = {"recipe": "", **{key: _value(page, key, value) for key, value in table.items()}}
+    values: dict[str, Any] = {"recipe": ""}
+    for key, value in table.items():
+        values[key] = _convert_value(page, key, value)
     if not values.get("title", "").strip():
-        raise LabError(f"{page.at('title')}: title is missing. Write {COMMENTS['title']}.")
+        raise LabError(f"{page.at('title')}: title is missing. Write {KEY_COMMENTS['title']}.")
     # A file that was written before a rename still says the same.
-    values |= {key: current(values[key]) for key in ("metric", "cause") if key in values}
+    for key in ("metric", "cause"):
+        if key in values:
+            values[key] = current(values[key])
     values["allows"] = tuple(current(id) for id in values.get("allows", ()))
-    return Hypothesis(id=match[1], arms=arms, **values)
+    return Hypothesis(id=name[1], arms=arms, **values)
 
 
-def _value(page: Page, key: str, value: Any) -> Any:
-    if key not in COMMENTS:
-        raise LabError(
-            f"{page.at(key)}: {unknown(key, key, [*COMMENTS, 'arms'], 'The front matter')}"
-        )
+def _convert_value(page: Page, key: str, value: Any) -> Any:
+    """Convert a value of the front matter to its field's type; an error says where it is set."""
+    if key not in KEY_COMMENTS:
+        known = [*KEY_COMMENTS, "arms"]
+        raise LabError(f"{page.at(key)}: {unknown(key, key, known, 'The front matter')}")
     if key == "confidence" and not value:
         return None
     kind = Confidence if key == "confidence" else typing.get_type_hints(Hypothesis)[key]
     is_choice = isinstance(kind, type) and issubclass(kind, StrEnum)
     try:
         if is_choice:
-            return kind(convert(typing.Literal[tuple(str(choice) for choice in kind)], value, key))
+            choices = tuple(str(choice) for choice in kind)
+            return kind(convert(typing.Literal[choices], value, key))
         return convert(kind, value, key)
     except ConfigError as error:
-        hint = "" if is_choice else f" Write {COMMENTS[key]}."
+        hint = "" if is_choice else f" Write {KEY_COMMENTS[key]}."
         raise LabError(f"{page.at(key)}: {error}{hint}") from None
 
 
 def _arms(page: Page, tables: Any) -> tuple[Arm, ...]:
-    if not isinstance(tables, Mapping) or not all(
-        isinstance(table, Mapping) for table in tables.values()
-    ):
+    """Return the arms of the tables [arms.NAME]."""
+    is_table = isinstance(tables, Mapping)
+    if not is_table or not all(isinstance(table, Mapping) for table in tables.values()):
         raise LabError(
             f"{page.at('arms')}: write each arm as a table [arms.NAME] with the config values it"
             " changes."
         )
-    arms = list[Arm]()
+    arms: list[Arm] = []
     for name, table in tables.items():
-        is_control = table.get("control", False)
+        values = dict(table)
+        is_control = values.pop("control", False)
         if not isinstance(is_control, bool):
             where = page.at(f"arms.{name}")
             raise LabError(
                 f"{where}: control = {is_control!r} in arm {name} should be true or false."
             )
-        overrides = flatten({key: value for key, value in table.items() if key != "control"})
-        arms.append(
-            Arm(name, {current(key): value for key, value in overrides.items()}, is_control)
-        )
+        overrides = {current(key): value for key, value in flatten(values).items()}
+        arms.append(Arm(name, overrides, is_control))
     return tuple(arms)
 
 
@@ -189,17 +195,16 @@ def render(hypothesis: Hypothesis, prose: Mapping[str, str]) -> str:
     """Return a new file's text: every key with a comment that says what to write, then the
     sections.
     """
-    values = {key: getattr(hypothesis, key) for key in COMMENTS} | {
-        "confidence": hypothesis.confidence or ""
-    }
-    values["source"] = None if hypothesis.source is None else asdict(hypothesis.source)
-    sections = {name: prose.get(name, "").strip("\n") for name in (*SECTIONS, *prose)}
-    page = (
-        templates()
-        .get_template("hypothesis.jinja")
-        .render(hypothesis=hypothesis, comments=COMMENTS, values=values, prose=sections)
+    values = {key: getattr(hypothesis, key) for key in KEY_COMMENTS}
+    values["confidence"] = hypothesis.confidence or ""
+    if hypothesis.source is not None:
+        values["source"] = asdict(hypothesis.source)
+    sections = {name: prose.get(name, "").strip("\n") for name in (*SECTION_NAMES, *prose)}
+    template = templates().get_template("hypothesis.jinja")
+    text = template.render(
+        hypothesis=hypothesis, comments=KEY_COMMENTS, values=values, prose=sections
     )
-    return page.rstrip("\n") + "\n"
+    return text.rstrip("\n") + "\n"
 
 
 def sections(body: str) -> dict[str, str]:
@@ -217,55 +222,71 @@ def put_block(text: str, name: str, content: str, after: str = "") -> str:
     # A content that quotes a mark must not end its own block.
     inner = end.join(re.sub(r"^<!--(?= /?uptrend:)", "&lt;!--", line) for line in lines)
     block = f"<!-- uptrend:{name} -->{end}{inner}{end}<!-- /uptrend:{name} -->"
-    if marks := _marks(text, name):
-        return text[: marks[0].start()] + block + text[marks[1].end() :]
-    heading = re.search(rf"^{re.escape(after)}[ \t\r]*$\n?", text, re.MULTILINE) if after else None
+
+    marks = _marks(text, name)
+    if marks:
+        opening, closing = marks
+        return text[: opening.start()] + block + text[closing.end() :]
+
+    heading = None
+    if after:
+        heading = re.search(rf"^{re.escape(after)}[ \t\r]*$\n?", text, re.MULTILINE)
+    before = text[: heading.end()] if heading else text
+    if before and not before.endswith("\n"):
+        before += end
     if heading is None:
-        before = text if not text or text.endswith("\n") else text + end
         gap = end if before.strip() else ""
-        line = f"{after}{end}{end}" if after else ""
-        return f"{before}{gap}{line}{block}{end}"
-    before = text[: heading.end()]
+        new_heading = f"{after}{end}{end}" if after else ""
+        return f"{before}{gap}{new_heading}{block}{end}"
     rest = text[heading.end() :]
-    before += "" if before.endswith("\n") else end
-    return f"{before}{end}{block}{end}{rest if not rest or rest.startswith(end) else end + rest}"
+    gap = end if rest and not rest.startswith(end) else ""
+    return f"{before}{end}{block}{end}{gap}{rest}"
 
 
 def get_block(text: str, name: str) -> str | None:
-    """Return a block's content; None where there is no such block."""
+    """Return a block's content; None if there is no such block."""
     marks = _marks(text, name)
-    return text[marks[0].end() : marks[1].start()].strip("\r\n") if marks else None
+    if marks is None:
+        return None
+    opening, closing = marks
+    return text[opening.end() : closing.start()].strip("\r\n")
 
 
 def _marks(text: str, name: str) -> tuple[re.Match[str], re.Match[str]] | None:
-    both = f"<!-- uptrend:{name} -->", f"<!-- /uptrend:{name} -->"
-    starts, ends = (
-        [*re.finditer(rf"^{re.escape(mark)}(?=[ \t\r]*$)", text, re.MULTILINE)] for mark in both
-    )
-    if not starts and not ends:
+    """Find the two marks of a block; None if it has neither."""
+    opening = f"<!-- uptrend:{name} -->"
+    closing = f"<!-- /uptrend:{name} -->"
+    openings = _find_lines(text, opening)
+    closings = _find_lines(text, closing)
+    if not openings and not closings:
         return None
-    if len(starts) != 1 or len(ends) != 1 or ends[0].start() < starts[0].start():
-        raise lab_error("block-marks", name=name, both=both)
-    return starts[0], ends[0]
+    is_pair = len(openings) == 1 and len(closings) == 1
+    if not is_pair or closings[0].start() < openings[0].start():
+        raise lab_error("block-marks", name=name, opening=opening, closing=closing)
+    return openings[0], closings[0]
+
+
+def _find_lines(text: str, line: str) -> list[re.Match[str]]:
+    """Find each occurrence of a line, whatever white space ends it."""
+    return list(re.finditer(rf"^{re.escape(line)}(?=[ \t\r]*$)", text, re.MULTILINE))
 
 
 def prerequisites_first(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
-    """Return hypotheses with those first that others among them wait for; otherwise as given."""
-    left = list(hypotheses)
-    done = list[Hypothesis]()
-    while left:
-        waiting = {hypothesis.id for hypothesis in left}
+    """Return hypotheses with those first that others among them wait for; otherwise in the same
+    order.
+    """
+    waiting = list(hypotheses)
+    ordered: list[Hypothesis] = []
+    while waiting:
+        ids = {hypothesis.id for hypothesis in waiting}
+        free = [hypothesis for hypothesis in waiting if ids.isdisjoint(hypothesis.prerequisites)]
         # Where all wait for each other, the first goes first: `refuse` names the circle.
-        done.append(
-            next(
-                (hypothesis for hypothesis in left if not waiting & set(hypothesis.prerequisites)),
-                left[0],
-            )
-        )
-        left.remove(done[-1])
-    return done
+        next_one = free[0] if free else waiting[0]
+        ordered.append(next_one)
+        waiting.remove(next_one)
+    return ordered
 
 
 def _lines(text: str) -> list[str]:
-    # Lines with their ends; only "\n" ends one, as in TOML.
+    """Return lines with their ends; only "\\n" ends one, as in TOML."""
     return re.findall(r"[^\n]*\n|[^\n]+$", text)

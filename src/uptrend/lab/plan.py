@@ -189,18 +189,16 @@ def is_finished(planned: PlannedRun) -> bool:
     return True
 
 
-def _is_made_from(made: Mapping[str, Any], planned: Mapping[str, Any]) -> bool:
-    """Return True where a run's config is the planned one, but for what a plan leaves to the
-    run.
-    """
-    made_model = dict(made["model"])
-    planned_model = dict(planned["model"])
+def _is_made_from(run_config: Mapping[str, Any], planned_config: Mapping[str, Any]) -> bool:
+    """Return True if a run's config is the planned one, but for what a plan leaves to the run."""
+    run_model = dict(run_config["model"])
+    planned_model = dict(planned_config["model"])
     if planned_model.get("chat", "auto") == "auto":  # older plans have none
-        made_model.pop("chat", None)
+        run_model.pop("chat", None)
         planned_model.pop("chat", None)
-    made = {**made, "model": made_model}
-    planned = {**planned, "model": planned_model}
-    return what_matters(made) == what_matters(planned)
+    run_values = what_matters({**run_config, "model": run_model})
+    planned_values = what_matters({**planned_config, "model": planned_model})
+    return run_values == planned_values
 
 
 def _source(hypothesis: Hypothesis, seed: int, lab: Path) -> Source | None:

@@ -1,10 +1,11 @@
-"""Workers that make runs from one queue: begun as room allows, waited for, tried again, tidied up.
+"""Workers that make runs from one queue: started as memory allows, waited for, tried again, tidied
+up.
 
 Local workers are processes of this machine, side by side as far as cores and memory reach; the
-first is alone until its first step has told what a run takes. Children have a session of their own:
-Ctrl-C reaches this process alone, which passes it on once, so that each child ends its step and
-writes a checkpoint. If this process is killed, its children go on; they hold their locks, and the
-next call waits for them. `ray_workers` makes the same runs on a Ray cluster.
+first is alone until its first step has recorded how much memory a run takes. Children have a
+session of their own: Ctrl-C reaches this process alone, which passes it on once, so that each child
+ends its step and writes a checkpoint. If this process is killed, its children go on; they hold
+their locks, and the next call waits for them. `ray_workers` makes the same runs on a Ray cluster.
 """
 
 import os
@@ -29,11 +30,13 @@ from uptrend.records.machine import count_cores, free_memory
 Wanted = Callable[[PlannedRun], bool]
 
 # Attempts at a run that fails.
-TRIES = 2
-# GiB that a process takes of a GPU before its first tensor.
-GPU_CONTEXT = 1.0
-# A run may grow by this much after its first step: longer rollouts, evaluations, a checkpoint.
-MARGIN = 1.25
+MAX_TRIES = 2
+# Memory that a process takes of a GPU before its first tensor.
+GPU_CONTEXT_GIB = 1.0
+# Factor by which a run may grow after its first step: longer rollouts, evaluations, a checkpoint.
+MEMORY_MARGIN = 1.25
+# Time after which nvidia-smi counts as stuck; chosen far above what it takes.
+NVIDIA_SMI_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Outcome:
 
 
 class Progress(Protocol):
-    """Receiver of progress."""
+    """Receives progress."""
 
     def began(self, planned: PlannedRun, note: str = "") -> None:
         """A run was begun, or continued."""
@@ -60,7 +63,7 @@ class Progress(Protocol):
         """A run has ended."""
 
     def say(self, line: str) -> None:
-        """A line for the user."""
+        """Show a line to the user."""
 
 
 @dataclass
@@ -71,14 +74,14 @@ class Job:
     tries: int = 1
     began: float = 0.0
     handle: Any = None  # process or task; None where another process makes the run
-    place: str = ""  # GPU, by name
+    gpu: str = ""  # by index or UUID; empty on a CPU
 
 
 def processes_of(planned: PlannedRun) -> int:
     """Return the number of processes that train a run together."""
-    return (
-        int(planned.config["compute"].get("processes", 1)) if planned.method is Method.TRAIN else 1
-    )
+    if planned.method is not Method.TRAIN:
+        return 1
+    return int(planned.config["compute"].get("processes", 1))
 
 
 def threads_of(planned: PlannedRun) -> int:
@@ -102,9 +105,7 @@ def log_of(planned: PlannedRun) -> Path:
 
 
 def make_way(planned: PlannedRun) -> None:
-    """Set a run aside that can't be continued; it is begun again from its seed, which gives the
-    same.
-    """
+    """Set a run aside that can't be continued; started again from its seed, it gives the same."""
     if not planned.folder.exists():
         return
     try:
@@ -116,21 +117,22 @@ def make_way(planned: PlannedRun) -> None:
 
 
 def start(
-    planned: PlannedRun,
-    launcher: Launcher,
-    place: str = "",
-    before: Callable[[], None] | None = None,
+    planned: PlannedRun, launcher: Launcher, gpu: str = "", setup: Callable[[], None] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Start a run in its own process and session, on the GPU `place`; `before` is called in the new
+    """Start a run in its own process and session, on a GPU by name; `setup` is called in the new
     process.
     """
     make_way(planned)
     planned.folder.parent.mkdir(parents=True, exist_ok=True)
     compute = planned.config["compute"]
-    # Threads that spin while they wait would take the other runs' cores.
-    variables = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(compute["threads"])}
-    is_placed = place and compute["device"] == "cuda" and not takes_all(planned)
-    variables |= {"CUDA_VISIBLE_DEVICES": place} if is_placed else {}
+    variables = {
+        # Threads that spin while they wait would take the other runs' cores.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "OMP_NUM_THREADS": str(compute["threads"]),
+    }
+    # A device such as cuda:1 is the user's choice, which stays.
+    if gpu and compute["device"] == "cuda" and not takes_all(planned):
+        variables["CUDA_VISIBLE_DEVICES"] = gpu
     with log_of(planned).open("ab") as log:
         return subprocess.Popen(
             launcher.command(planned),
@@ -139,43 +141,40 @@ def start(
             stderr=subprocess.STDOUT,
             env=os.environ | variables,
             start_new_session=True,
-            preexec_fn=before,
+            preexec_fn=setup,
         )
 
 
-def outcome(planned: PlannedRun, seconds: float, code: int | None) -> Outcome:
+def read_outcome(planned: PlannedRun, seconds: float, code: int | None) -> Outcome:
     """Read the outcome of a planned run whose process has ended."""
     reason = ""
     if (planned.folder / "run.json").exists():
         if is_finished(planned):
             return Outcome(planned, "finished", seconds)
         run = Run(planned.folder)
-        if (stop := run.stopped) is not None and stop.by == "preflight":
+        stop = run.stopped
+        if stop is not None and stop.by == "preflight":
             return Outcome(planned, "refused", seconds, stop.sentence)
-        reason = (
-            stop.sentence
-            if stop is not None
-            else str(run.events[-1].get("error", ""))
-            if run.events
-            else ""
-        )
-    if not reason:  # the last line that the process wrote
-        log = log_of(planned)
-        lines = (
-            log.read_text(encoding="utf-8", errors="replace").strip().split("\n")
-            if log.exists()
-            else [""]
-        )
-        end = (
-            f"it was ended by signal {-code}"
-            if code is not None and code < 0
-            else f"it ended with exit code {code}"
-        )
-        reason = f"{lines[-1].strip()} ({end})" if lines[-1] else end
-    return Outcome(planned, "failed", seconds, reason)
+        if stop is not None:
+            reason = stop.sentence
+        elif run.events:
+            reason = str(run.events[-1].get("error", ""))
+    return Outcome(planned, "failed", seconds, reason or _end_of_process(planned, code))
+
+
+def _end_of_process(planned: PlannedRun, code: int | None) -> str:
+    """Describe how a process ended, with the last line that it wrote."""
+    end = f"it ended with exit code {code}"
+    if code is not None and code < 0:
+        end = f"it was ended by signal {-code}"
+    log = log_of(planned)
+    text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
+    last_line = text.split("\n")[-1]
+    return f"{last_line.strip()} ({end})" if last_line else end
 
 
 def _events(planned: PlannedRun) -> Sequence[dict[str, Any]]:
+    """Return the events of a run; none before it has records."""
     return Run(planned.folder).events if (planned.folder / "run.json").exists() else ()
 
 
@@ -183,16 +182,19 @@ def need_gib(planned: PlannedRun) -> float | None:
     """Return the memory that a run takes, from its first step's record with a margin; None before
     that.
     """
-    peak = next(read_lines(planned.folder / "metrics.jsonl"), {}).get("memory/peak/gib")
+    first_line = next(read_lines(planned.folder / "metrics.jsonl"), {})
+    peak = first_line.get("memory/peak/gib")
+    if peak is None:
+        return None
     # A run of several processes records the first one's.
-    each = (
-        None if peak is None else float(peak) * MARGIN + (GPU_CONTEXT if uses_gpu(planned) else 0.0)
-    )
-    return None if each is None else each * processes_of(planned)
+    per_process = float(peak) * MEMORY_MARGIN
+    if uses_gpu(planned):
+        per_process += GPU_CONTEXT_GIB
+    return per_process * processes_of(planned)
 
 
 def free_gib(on_gpu: bool) -> dict[str, float]:
-    """Return free memory in GiB by place: every GPU that may be used, or the machine's own under
+    """Return free memory in GiB: by name of every GPU that may be used, or the machine's own under
     the name ''.
     """
     if not on_gpu:
@@ -201,20 +203,30 @@ def free_gib(on_gpu: bool) -> dict[str, float]:
     if program is None:
         return {}
     query = [program, "--query-gpu=index,uuid,memory.free", "--format=csv,noheader,nounits"]
-    told = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60).stdout
-    gpus = [[word.strip() for word in line.split(",")] for line in told.splitlines()]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(index for index, _, _ in gpus))
-    wanted = {name.strip() for name in visible.split(",")}
-    # A GPU keeps the name, index or UUID, by which the user chose it.
-    return {name: float(mib) / 1024 for *names, mib in gpus for name in names if name in wanted}
+    output = subprocess.run(
+        query, capture_output=True, text=True, check=False, timeout=NVIDIA_SMI_TIMEOUT_S
+    ).stdout
+    gpus: list[list[str]] = []
+    for line in output.splitlines():
+        gpus.append([word.strip() for word in line.split(",")])
+    all_indices = ",".join(index for index, _, _ in gpus)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", all_indices)
+    usable = {name.strip() for name in visible.split(",")}
+    free: dict[str, float] = {}
+    for index, uuid, mib in gpus:
+        # A GPU keeps the name, index or UUID, by which the user chose it.
+        for name in (index, uuid):
+            if name in usable:
+                free[name] = float(mib) / 1024
+    return free
 
 
 class Workers:
-    """Maker of runs from a queue, as processes of this machine; a subclass may start, watch and
-    stop them otherwise.
+    """Makes runs from a queue, as processes of this machine; a subclass may start, watch and stop
+    them otherwise.
     """
 
-    poll = 0.1  # seconds between looks at what is running
+    poll_s = 0.1  # between checks of what is running
 
     def __init__(
         self,
@@ -223,18 +235,19 @@ class Workers:
         *,
         cores: Callable[[], int] = count_cores,
         free_gib: Callable[[bool], dict[str, float]] = free_gib,
-        look: float = 1.0,
+        retry_s: float = 1.0,
     ) -> None:
         self.at_once = at_once
         self.keep_checkpoints = keep_checkpoints
-        # Seconds between looks for room, where nothing has ended: asking a GPU takes its time.
-        self.look = look
+        # Seconds until a run that did not fit is tried again, where nothing has ended: asking a GPU
+        # for its free memory takes time.
+        self.retry_s = retry_s
         self._cores = cores
         self._free_gib = free_gib
-        self._need: float | None = None
+        self._largest_need: float | None = None  # GiB, of all runs so far
 
     def _open(self, _: Sequence[PlannedRun]) -> AbstractContextManager[None]:
-        # Hold what the runs need while they are made.
+        """Open what the runs need while they are made."""
         return nullcontext()
 
     def run(
@@ -248,105 +261,119 @@ class Workers:
         it stops them.
         """
         waiting = deque(Job(planned) for planned in planned_runs)
-        running = list[Job]()
-        next_look = 0.0
+        running: list[Job] = []
+        next_start = 0.0  # time before which no run is tried to start
         with self._open(planned_runs):
             try:
                 while waiting or running:
-                    while waiting and time.monotonic() >= next_look:
+                    # Start what fits.
+                    while waiting and time.monotonic() >= next_start:
                         job = waiting.popleft()
                         if not wanted(job.planned):
                             continue
                         if is_finished(job.planned):
-                            if job.began:  # we waited for it: whoever began it is gone
+                            if job.began:  # made by another process, which is gone: we waited
                                 self._tidy(job.planned)
                             yield Outcome(job.planned, "finished", was_there=True)
                             continue
                         is_anothers = is_being_written(job.planned.folder)
-                        if not (is_anothers or self._start(job, running, launcher)):
+                        if not is_anothers and not self._start(job, running, launcher):
                             waiting.appendleft(job)
-                            next_look = time.monotonic() + self.look
+                            next_start = time.monotonic() + self.retry_s
                             break
                         job.began = time.monotonic()
                         running.append(job)
                         note = f"try {job.tries}" if job.tries > 1 else ""
-                        watch.began(job.planned, "made by another process" if is_anothers else note)
+                        if is_anothers:
+                            note = "made by another process"
+                        watch.began(job.planned, note)
+
+                    # Take in what has ended.
                     ended = [job for job in running if not self._is_going(job)]
                     for job in ended:
-                        next_look = 0.0
+                        next_start = 0.0
                         running.remove(job)
                         if job.handle is None:
-                            # another's: look again, and make it if they did not
+                            # Another process's: check again, and make it if that did not.
                             waiting.appendleft(job)
                             continue
-                        told = self._outcome(job)
-                        if told.status == "failed" and job.tries < TRIES:
+                        outcome = self._outcome(job)
+                        if outcome.status == "failed" and job.tries < MAX_TRIES:
                             waiting.appendleft(Job(job.planned, job.tries + 1))
                             continue
-                        if told.status == "finished":
+                        if outcome.status == "finished":
                             self._tidy(job.planned)
-                        yield told
+                        yield outcome
                     if running and not ended:
                         watch.tick()
-                        time.sleep(self.poll)
+                        time.sleep(self.poll_s)
             finally:
                 self._stop([job for job in running if job.handle is not None], watch)
 
     def _tidy(self, planned: PlannedRun) -> None:
-        # Remove a finished run's checkpoints: they are the most of it, and no verdict needs them.
+        """Remove a finished run's checkpoints: they are the most of it, and no verdict needs
+        them.
+        """
         if not self.keep_checkpoints:
             shutil.rmtree(planned.folder / "checkpoints", ignore_errors=True)
 
     def _start(self, job: Job, running: Sequence[Job], launcher: Launcher) -> bool:
-        # Begin a run, or return False where there is no room for it yet.
-        place = self._find_place(
-            job.planned, [other for other in running if other.handle is not None]
-        )
-        if place is None:
+        """Start a run; return False if it does not fit yet."""
+        own = [other for other in running if other.handle is not None]
+        gpu = self._find_gpu(job.planned, own)
+        if gpu is None:
             return False
-        job.place, job.handle = place, start(job.planned, launcher, place)
+        job.gpu = gpu
+        job.handle = start(job.planned, launcher, gpu)
         return True
 
-    def _find_place(self, planned: PlannedRun, own: Sequence[Job]) -> str | None:
-        # A place for one more run: a GPU's name, or '' for the machine's memory; None where there
-        # is none.
-        if own and any(takes_all(each) for each in (planned, *(job.planned for job in own))):
+    def _find_gpu(self, planned: PlannedRun, own: Sequence[Job]) -> str | None:
+        """Return the name of a GPU for one more run, '' for the machine's memory; None if it does
+        not fit beside our `own`.
+        """
+        needs_machine = any(takes_all(job.planned) for job in own)
+        if own and (needs_machine or takes_all(planned)):
             return None
         if not own or self.at_once is not None:
             if self.at_once is not None and len(own) >= self.at_once:
                 return None
-            places = list(self._free_gib(True)) if uses_gpu(planned) else []
-            # the GPU with the fewest of ours
-            return min(places, key=[job.place for job in own].count, default="")
+            gpus = list(self._free_gib(True)) if uses_gpu(planned) else []
+            used_gpus = [job.gpu for job in own]
+            return min(gpus, key=used_gpus.count, default="")  # the one with the fewest of ours
         if (len(own) + 1) * threads_of(planned) > self._cores():
             return None
+
         needs = [need_gib(job.planned) for job in own]
-        self._need = max((need for need in (self._need, *needs) if need is not None), default=None)
-        if self._need is None:
+        for need in needs:
+            if need is not None:
+                self._largest_need = max(self._largest_need or 0.0, need)
+        if self._largest_need is None:
             return None
         free = self._free_gib(uses_gpu(planned))
         for job, need in zip(own, needs, strict=True):
-            # before its first step a run has not taken its share yet
-            if need is None and job.place in free:
-                free[job.place] -= self._need
-        place = max(free, key=lambda name: free[name], default=None)
-        return place if place is not None and free[place] >= self._need else None
+            # Before its first step a run has not taken its share yet.
+            if need is None and job.gpu in free:
+                free[job.gpu] -= self._largest_need
+        emptiest = max(free, key=lambda name: free[name], default=None)
+        if emptiest is None or free[emptiest] < self._largest_need:
+            return None
+        return emptiest
 
     def _is_going(self, job: Job) -> bool:
-        return (
-            is_being_written(job.planned.folder)
-            if job.handle is None
-            else job.handle.poll() is None
-        )
+        """Return True until a run's process has ended."""
+        if job.handle is None:
+            return is_being_written(job.planned.folder)
+        return job.handle.poll() is None
 
     def _outcome(self, job: Job) -> Outcome:
-        return outcome(job.planned, time.monotonic() - job.began, job.handle.returncode)
+        """Return the outcome of a run of ours that has ended."""
+        return read_outcome(job.planned, time.monotonic() - job.began, job.handle.returncode)
 
     def _stop(self, running: Sequence[Job], watch: Progress) -> None:
-        # Have every child end its step and write a checkpoint; an impatient second Ctrl-C kills
-        # them.
+        """Have every child end its step and write a checkpoint; an impatient second Ctrl-C kills
+        them.
+        """
         going = [job for job in running if job.handle.poll() is None]
-        processes = [job.handle for job in going]
         for job in going:
             # A launcher would give its processes half a minute; their first one ends them all after
             # the step.
@@ -355,16 +382,17 @@ class Workers:
                 os.kill(pids[-1], signal.SIGINT)
             else:
                 job.handle.send_signal(signal.SIGINT)
-        if processes:
+        if going:
             watch.say(
-                f"Stopping {plural(len(processes), 'run')} after this step; Ctrl-C again ends at"
-                " once."
+                f"Stopping {plural(len(going), 'run')} after this step; Ctrl-C again ends at once."
             )
         try:
-            for process in processes:
-                process.wait()
+            for job in going:
+                job.handle.wait()
         except BaseException:
-            for job, process in zip(going, processes, strict=True):
-                # A launcher has to end its processes; one alone is killed.
-                process.terminate() if processes_of(job.planned) > 1 else process.kill()
+            for job in going:
+                if processes_of(job.planned) > 1:  # a launcher has to end its processes
+                    job.handle.terminate()
+                else:
+                    job.handle.kill()
             raise

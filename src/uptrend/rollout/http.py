@@ -21,11 +21,17 @@ if TYPE_CHECKING:
 # Seconds that an idle connection is kept: fewer than the 5 s after which uvicorn, vLLM's web
 # server, ends it. A request on a connection that is being ended looks like a server that died.
 KEEP_ALIVE_S = 2.0
-CLOSE_S = 1.0  # seconds to wait for connections to be closed
+CLOSE_TIMEOUT_S = 1.0  # for connections to be closed
+MAX_SENTENCE_LENGTH = 300  # characters of a server's error that are shown
 
 
-class RequestRefused(Exception):  # noqa: N818 (what the server did)
-    """A status with which a server refuses a request for good, and its sentence."""
+class RequestRefused(Exception):  # noqa: N818 (an answer, not an error of the program)
+    """A server's refusal of a request, which trying again would not change."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(status, reason)
+        self.status = status
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,9 @@ class HttpClient:
     ) -> HttpReply:
         """Get a page, or post a JSON object.
 
-        Raises TimeoutError, or another OSError where the connection fails.
+        Raises TimeoutError, or another OSError if the connection fails.
         """
-        import aiohttp  # here: commands that ask no server should not wait for it
+        import aiohttp  # not at the top: commands that use no server should not wait for it
 
         method = "GET" if body is None else "POST"
         data = None if body is None else json.dumps(body).encode()
@@ -104,7 +110,7 @@ class HttpClient:
 
 
 def _close(session: "ClientSession", loop: asyncio.AbstractEventLoop) -> None:
-    """Close a session in its event loop, from whichever thread."""
+    """Close a session in its event loop, from any thread."""
     if loop.is_closed():
         return
     closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
@@ -113,7 +119,7 @@ def _close(session: "ClientSession", loop: asyncio.AbstractEventLoop) -> None:
     except RuntimeError:
         # At the end of the process, the loop's thread would end before it.
         with contextlib.suppress(concurrent.futures.TimeoutError):
-            closing.result(CLOSE_S)
+            closing.result(CLOSE_TIMEOUT_S)
 
 
 def is_loopback(host: str) -> bool:
@@ -136,12 +142,12 @@ def proxy_of(url: str) -> str | None:
     return proxy
 
 
-def sentence(data: bytes) -> str:
-    """Return what a server says of an error: in OpenAI's form, in FastAPI's, or in any."""
+def error_sentence(content: bytes) -> str:
+    """Return the message of an error's reply: in OpenAI's form, in FastAPI's, or the whole text."""
     try:
-        found = json.loads(data)
-        found = found.get("error", found)
-        found = found.get("message") or found.get("detail") or found
+        reply = json.loads(content)
+        error = reply.get("error", reply)
+        message = error.get("message") or error.get("detail") or error
     except (ValueError, AttributeError):
-        found = data.decode(errors="replace")
-    return " ".join(str(found).split())[:300]
+        message = content.decode(errors="replace")
+    return " ".join(str(message).split())[:MAX_SENTENCE_LENGTH]

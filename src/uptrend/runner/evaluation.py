@@ -13,7 +13,13 @@ from uptrend.config import Config, load_config, to_table
 from uptrend.config.load import apply_override
 from uptrend.policy.known import need_train_extra, with_known_chat
 from uptrend.records import CheckpointError, Evaluation, Rollout, Run
-from uptrend.rollout.openai import KEY, PREFIX, TIMEOUT, ChatPlayer, Server
+from uptrend.rollout.openai import (
+    KEY_VARIABLE,
+    REPLY_TIMEOUT_S,
+    SERVER_PREFIX,
+    ChatPlayer,
+    ChatServer,
+)
 from uptrend.runner.prepare import make_policy, refuse_ranks, refuse_warmstart, resolve
 from uptrend.tasks.pool import (
     HeldoutTasks,
@@ -54,8 +60,8 @@ def evaluate(
     *,
     attempts: int = 0,
     checkpoint: str | int | None = None,
-    key: str = KEY,
-    timeout: float = TIMEOUT,
+    key: str = KEY_VARIABLE,
+    timeout: float = REPLY_TIMEOUT_S,
     note: Callable[[str], None] = lambda _: None,
     watch: Watch = lambda heldout, _: nullcontext(heldout),
 ) -> Scored:
@@ -71,15 +77,15 @@ def evaluate(
 
     refuse_ranks("eval")
     # A server's model, or one that is loaded here.
-    server: Server | None = None
+    server: ChatServer | None = None
     player: RolloutPlayer | ChatPlayer
-    if str(target).startswith(PREFIX):
+    if str(target).startswith(SERVER_PREFIX):
         if checkpoint is not None:
             raise CheckpointError(f"--checkpoint {checkpoint}: {target} is a model, not a run.")
         config = _config_for_server(str(target), tasks, overrides, note)
         heldout = make_heldout(config)
         check_machine(heldout)
-        server = Server(str(target), key, timeout, note)
+        server = ChatServer(str(target), key, timeout, note)
         player = ChatPlayer(server, config.sampling)
         if heldout.taskset.chat is False:
             note("The tasks are asked as raw text (chat = false); a server gets them as a chat.")

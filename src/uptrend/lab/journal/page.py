@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from uptrend.lab import hypothesis_file
-from uptrend.lab.hypothesis_file import BLOCK, read_page
+from uptrend.lab.hypothesis_file import BLOCK_FORM, read_page
 from uptrend.lab.journal import figures, stored
 from uptrend.lab.journal.stored import ArmRun, Curves, Entry
 from uptrend.lab.journal.verdicts import TEMPLATE_FUNCTIONS, decisive, differences
@@ -86,7 +86,7 @@ class Chapter:
         """People's prose without the marked blocks."""
         parts: list[str] = []
         for name, text in self.prose.items():
-            written = BLOCK.sub("", text).strip()
+            written = BLOCK_FORM.sub("", text).strip()
             if written:
                 parts.append(f"## {name}\n\n{written}")
         return "\n\n".join(parts)
@@ -174,7 +174,7 @@ def _entries(notebook: Notebook) -> tuple[list[tuple[str, str]], list[tuple[str,
     log: list[tuple[str, str]] = []
     imported: list[tuple[str, str]] = []
     # Text between blocks, then a block's name, its content, and text again.
-    parts = BLOCK.split(notebook.text(notebook.log.name))
+    parts = BLOCK_FORM.split(notebook.text(notebook.log.name))
     texts_between = parts[::3]
     names = [*parts[1::3], ""]  # none after the last text
     contents = [*parts[2::3], ""]
