@@ -24,7 +24,14 @@ from synthetic import evaluation_of, info_of, line_of, metrics_of, rollout_of, w
 from uptrend.bridge import tracking as sending
 from uptrend.bridge.importers.readers import open_log
 from uptrend.bridge.importers.trackers import read_events, read_wandb
-from uptrend.bridge.trackers import ENVIRONMENT, TRACKERS, Alert, Start, Tracker, make_tracker
+from uptrend.bridge.trackers import (
+    TRACKER_ENVIRONMENT,
+    TRACKERS,
+    Alert,
+    TrackedRun,
+    Tracker,
+    make_tracker,
+)
 from uptrend.config import load_config
 from uptrend.doctor.report import save_report
 from uptrend.lab.plan import what_matters
@@ -171,7 +178,7 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same for the processes that this one starts."""
     for key in KEYS:
         monkeypatch.delenv(key, raising=False)
-    for key, value in {**ENVIRONMENT, **environment(tmp_path)}.items():
+    for key, value in {**TRACKER_ENVIRONMENT, **environment(tmp_path)}.items():
         monkeypatch.setenv(key, value)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -280,8 +287,8 @@ def go_on(path: Path, steps: range, name: str) -> None:
         return
     track = load_config(Run(path).config).track
     sender = sending.Sender(
-        path, name, make_tracker(name, track), track, goes_on=True, since=since,
-        say=lambda line: directory.event(line.pop("event"), tracker=name, **line),
+        path, name, make_tracker(name, track), track, continues=True, since=since,
+        on_event=lambda line: directory.event(line.pop("event"), tracker=name, **line),
     )  # fmt: skip
     sender.send()
     sender.finish(None)
@@ -474,13 +481,13 @@ class Unsteady(Tracker):
             raise ConnectionError("no route")
         self.calls.append(f"{method} {what}".strip())
 
-    def start(self, run: Start) -> tuple[str, str]:
+    def start(self, run: TrackedRun) -> tuple[str, str]:
         self._call("start")
         return run.name, "here"
 
-    def metrics(self, step: int, values: Mapping[str, float], when: float) -> None:
+    def metrics(self, step: int, values: Mapping[str, float], time_s: float) -> None:
         assert values
-        assert when > 0
+        assert time_s > 0
         self._call("metrics", f"{'eval' if 'eval/accuracy' in values else 'step'} {step}")
 
     def table(self, name: str, columns: Any, rows: Any, step: int) -> None:
@@ -504,7 +511,7 @@ def test_what_failed_is_tried_again_and_given_up_in_the_end(
 ) -> None:
     path, tracker, said = make_run("demo", steps=4), Unsteady(method, times), list[dict[str, Any]]()
     RunDirectory(path).event("finding", **FINDING)
-    monkeypatch.setattr(sending, "PAUSE", 0.0)
+    monkeypatch.setattr(sending, "POLL_INTERVAL_S", 0.0)
     monkeypatch.setitem(TRACKERS, "unsteady", lambda: tracker)
     read, write = os.pipe()
     ends_at_once = method == "finish"  # which is asked for once, when the run is over

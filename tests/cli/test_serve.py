@@ -179,7 +179,7 @@ def test_a_server_that_does_not_start_is_told_with_its_last_lines(
 def test_a_server_that_dies_is_started_again_a_few_times(
     uptrend: Uptrend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "RESTARTS", 2)
+    monkeypatch.setattr(serving, "MAX_RESTARTS", 2)
     vllm = make_vllm(tmp_path / "env", asked=1)
     err = uptrend("models", "serve", RECIPE, "--vllm", vllm, "--port", free_port(), code=2).err
     assert err.count("Ready after") == 3

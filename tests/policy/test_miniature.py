@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from uptrend.policy.miniature import VOCABULARY, WINDOW, miniatures
+from uptrend.policy.miniature import MAX_VOCABULARY, MAX_WINDOW, miniatures
 
 # By type: settings, layers that the miniature has, and a module that must be among them.
 MODELS: list[tuple[str, dict[str, Any], int, str]] = [
@@ -62,7 +62,7 @@ def test_every_kind_of_layer_is_there(
     )
     with torch.no_grad():
         logits = model(input_ids=torch.arange(20)[None], use_cache=False).logits
-    assert logits.shape == (1, 20, VOCABULARY)
+    assert logits.shape == (1, 20, MAX_VOCABULARY)
     assert logits.isfinite().all()
 
 
@@ -104,7 +104,7 @@ def test_what_changes_arithmetic_stays() -> None:
     )
     assert model.config.hidden_size != model.config.num_attention_heads * model.config.head_dim
     assert model.config.num_key_value_heads == 1
-    assert model.config.sliding_window == WINDOW
+    assert model.config.sliding_window == MAX_WINDOW
 
 
 def test_equal_settings_give_equal_weights_and_leave_the_random_state() -> None:

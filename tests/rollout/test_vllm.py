@@ -47,7 +47,11 @@ PROMPTS = ["12+30=", "7-19=", "8*9=", "40+2="]
 class Quick(VllmSampler):
     """Waits less than a person would."""
 
-    deadline, outage, every, loading = (30.0, 0.0), 10.0, 0.1, 30.0
+    turn_timeout_s = 30.0
+    token_timeout_s = 0.0
+    load_timeout_s = 30.0
+    outage_timeout_s = 10.0
+    poll_s = 0.1
 
 
 def sampler_of(
@@ -236,7 +240,7 @@ def test_servers_follow_the_learner(vllm: Any, tiny_folder: str, lora: bool) -> 
 class BuiltInReload(VllmSampler):
     """Loads by vLLM's own `reload_weights`, which leaves a tied head as it was on a CPU."""
 
-    async def _call(self, server: Any, path: str, body: Any = None, timeout: float = 30.0) -> Any:
+    async def _call(self, server: Any, path: str, body: Any = None, timeout_s: float = 30.0) -> Any:
         if body and body.get("method") == "uptrend_load":
             self.named = body["kwargs"]["name"]
             place = Path(body["kwargs"]["path"])
@@ -247,11 +251,11 @@ class BuiltInReload(VllmSampler):
                 server,
                 path,
                 {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}},
-                timeout,
+                timeout_s,
             )
         if body and body.get("method") == "uptrend_name":
             return {"results": [self.named]}
-        return await super()._call(server, path, body, timeout)
+        return await super()._call(server, path, body, timeout_s)
 
 
 @pytest.mark.slow
@@ -268,18 +272,19 @@ def test_a_tied_head_that_stays_behind_is_noticed(vllm: Any, tiny_folder: str) -
 class KeepsCache(VllmSampler):
     """Leaves what servers have read under old weights."""
 
-    async def _call(self, server: Any, path: str, body: Any = None, timeout: float = 30.0) -> Any:
+    async def _call(self, server: Any, path: str, body: Any = None, timeout_s: float = 30.0) -> Any:
         return (
             {"success": True}
             if path == "/reset_prefix_cache"
-            else await super()._call(server, path, body, timeout)
+            else await super()._call(server, path, body, timeout_s)
         )
 
 
 class LoadsNothing(VllmSampler):
     """Gives new weights a name alone."""
 
-    near = 100.0, 100.0
+    max_fp32_gap_nats = 100.0
+    max_bf16_gap_nats = 100.0
 
     def _write(self, weights: Any, version: int) -> Any:
         if getattr(self, "first", None) is None:
@@ -603,7 +608,7 @@ def test_turns_of_a_server_that_fails_go_to_another(
     prompts = [[5, n] for n in range(8)]
     before = say(sampler, prompts, SHORT)
     assert [len(server.turns()) for server in (first, second)] == [4, 4]
-    first.fault, sampler.deadline = fault, (3.0, 0.0)
+    first.fault, sampler.turn_timeout_s = fault, 3.0
     with pytest.warns(ServerWarning, match=f"{first.url} is out .* its turns go to another"):
         assert [e.ids.tolist() for e in say(sampler, prompts, SHORT)] == [
             e.ids.tolist() for e in before
@@ -649,7 +654,8 @@ def test_all_servers_out_is_an_error_after_a_while(small: Any, llama_folder: Pat
     servers, policy = [small(), small()], make_policy(llama_folder)
     sampler = sampler_of(policy, *(server.url for server in servers), kind=Quick)
     load(sampler, policy, 1)
-    sampler.outage, sampler.deadline, sampler.loading = 1.5, (0.5, 0.0), 0.5
+    sampler.outage_timeout_s = 1.5
+    sampler.turn_timeout_s = sampler.load_timeout_s = 0.5
     servers[0].fault, servers[1].fault, began = "dead", "hangs", time.perf_counter()
     with pytest.raises(ModelError) as caught:
         say(sampler, [[5, 6]], SHORT)
@@ -662,7 +668,7 @@ def test_all_servers_out_is_an_error_after_a_while(small: Any, llama_folder: Pat
 def test_a_turn_that_is_cancelled_lets_weights_come(small: Any, llama_folder: Path) -> None:
     server, policy = small(), make_policy(llama_folder)
     sampler = sampler_of(policy, server.url, kind=Quick)
-    sampler.deadline = 60.0, 0.0
+    sampler.turn_timeout_s = 60.0
     load(sampler, policy, 1)
 
     async def cancelled() -> None:

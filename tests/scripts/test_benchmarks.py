@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from uptrend.policy.known import TINY
+from uptrend.policy.known import TINY_FOLDER
 
 pytestmark = pytest.mark.slow
 
@@ -121,7 +121,9 @@ def test_the_dashboard_beside_others(tmp_path: Path) -> None:
 
 def test_the_cost_of_watching() -> None:
     pytest.importorskip("trl", reason="the extra trl is not installed")
-    printed = run("-m", "benchmarks.watched_overhead", "--model", TINY, "--steps", 2, "--rounds", 1)
+    printed = run(
+        "-m", "benchmarks.watched_overhead", "--model", TINY_FOLDER, "--steps", 2, "--rounds", 1
+    )
     assert "median of 1 rounds: wall " in printed
 
 

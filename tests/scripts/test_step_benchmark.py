@@ -13,7 +13,7 @@ from benchmarks.step_work import Cost, Work, choose_ends, work_of
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from uptrend.policy.known import TINY
+from uptrend.policy.known import TINY_FOLDER
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def test_counts_a_shared_prompt_once() -> None:
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_flops_are_those_that_torch_counts(frozen: bool) -> None:
-    model = AutoModelForCausalLM.from_pretrained(TINY, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(TINY_FOLDER, attn_implementation="eager")
     for parameter in model.parameters():
         parameter.requires_grad_(not frozen)
     model.get_input_embeddings().weight.requires_grad_(
@@ -41,7 +41,7 @@ def test_flops_are_those_that_torch_counts(frozen: bool) -> None:
     with FlopCounterMode(display=False) as learned:
         model(input_ids=ids).logits.sum().backward()
     # Eager attention computes all pairs, and here every token goes through the head.
-    cost = Cost.of(str(TINY), forwards=0, updates=1, frozen=frozen)
+    cost = Cost.of(str(TINY_FOLDER), forwards=0, updates=1, frozen=frozen)
     head = (
         0 if frozen else 2 * cost.head * 24
     )  # the tied head's own gradient, which was not asked for

@@ -216,7 +216,7 @@ def test_a_term_of_attention_that_is_not_here_is_no_log_probability(tmp_path: Pa
 
 def test_attention_that_can_not_be_replaced_is_refused_while_loading(tmp_path: Path) -> None:
     with pytest.raises(
-        UptrendError, match="can't be used: models of its type let nobody replace their attention"
+        UptrendError, match="can't be used: the attention of models of its type can't be replaced"
     ):
         make_policy(write_model(tmp_path, "falcon"))
 

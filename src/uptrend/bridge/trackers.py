@@ -1,4 +1,4 @@
-"""Trackers behind one interface: W&B, Trackio, TensorBoard, MLflow, and a webhook that hears of
+"""Trackers behind one interface: W&B, Trackio, TensorBoard, MLflow, and a webhook that receives
 findings.
 
 Each package is an extra of its own name and is imported where its tracker starts. None of them asks
@@ -20,7 +20,7 @@ from uptrend.config import Track
 from uptrend.records import ConfigError, MissingExtra
 
 # No telemetry and no news from the trackers themselves, unless the user's environment wants them.
-ENVIRONMENT = {
+TRACKER_ENVIRONMENT = {
     "WANDB_SILENT": "true",
     "WANDB_CONSOLE": "off",
     "WANDB_ERROR_REPORTING": "false",
@@ -29,31 +29,35 @@ ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
 }
-WEBHOOK = "webhook"
-# of an alert, as W&B and Trackio name them
-LEVELS = {"critical": "ERROR", "warning": "WARN", "note": "INFO"}
+WEBHOOK_NAME = "webhook"
+# Levels of an alert, as W&B and Trackio name them.
+LEVEL_BY_SEVERITY = {"critical": "ERROR", "warning": "WARN", "note": "INFO"}
 # Seconds that a webhook may take, and W&B to upload the rest of a run before it leaves it to `wandb
 # sync`.
-WEBHOOK_SECONDS = 10
-UPLOAD_SECONDS = 300
+WEBHOOK_TIMEOUT_S = 10
+UPLOAD_TIMEOUT_S = 300
+# Parameters of a request, of which MLflow takes no more.
+MAX_PARAMETERS_PER_REQUEST = 100
+# How MLflow names the end of a run.
+MLFLOW_STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
 @dataclass(frozen=True)
-class Start:
-    """Description of a run for a tracker."""
+class TrackedRun:
+    """Run as a tracker is to show it."""
 
     name: str
     project: str
     config: Mapping[str, Any]  # flat, with dotted keys
     notes: str
     path: Path  # run directory, absolute
-    id: str = ""  # run of the tracker to go on with; empty for a new one
+    id: str = ""  # tracker's run to continue; empty for a new one
     step: int = 0  # last step that it has already
 
 
 @dataclass(frozen=True)
 class Alert:
-    """Finding that somebody should hear of now."""
+    """Finding that asks for attention now."""
 
     id: str
     severity: str  # critical, warning, or note for one that no longer holds
@@ -63,7 +67,9 @@ class Alert:
     @property
     def text(self) -> str:
         """Summary and fix."""
-        return f"{self.summary}\nFix: {self.fix}" if self.fix else self.summary
+        if not self.fix:
+            return self.summary
+        return f"{self.summary}\nFix: {self.fix}"
 
 
 class Tracker:
@@ -71,12 +77,12 @@ class Tracker:
 
     package = ""  # package to import
 
-    def start(self, run: Start) -> tuple[str, str]:
-        """Start a run, or go on with one; return its id and where it is to be found."""
+    def start(self, run: TrackedRun) -> tuple[str, str]:
+        """Start a run, or continue one; return its id and a text that says where it is shown."""
         raise NotImplementedError
 
-    def metrics(self, step: int, values: Mapping[str, float], when: float) -> None:
-        """Log numbers of a step, taken at a time in seconds since 1970."""
+    def metrics(self, step: int, values: Mapping[str, float], time_s: float) -> None:
+        """Log numbers of a step, measured `time_s` seconds after 1970."""
 
     def table(
         self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int
@@ -95,13 +101,13 @@ class Wandb(Tracker):
 
     package = "wandb"
 
-    def start(self, run: Start) -> tuple[str, str]:
+    def start(self, run: TrackedRun) -> tuple[str, str]:
         import wandb
         from wandb.sdk.lib import wbauth
 
         settings = wandb.setup().settings
         is_offline = settings.mode == "offline"
-        # with a key from the environment, .netrc or a settings file, and no question
+        # The key is from the environment, .netrc or a settings file; nothing is asked.
         if settings.mode == "online":
             key = wbauth.authenticate_session(
                 host=settings.base_url, source="uptrend", prompt=False
@@ -117,17 +123,19 @@ class Wandb(Tracker):
             config=dict(run.config),
             notes=run.notes,
             mode="offline" if is_offline else None,
-            settings=wandb.Settings(finish_timeout=UPLOAD_SECONDS),
+            settings=wandb.Settings(finish_timeout=UPLOAD_TIMEOUT_S),
         )
         # W&B's own step only rises, and drops what comes late: evaluations, and steps that a
         # resumed run makes again.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
-        offline = f"offline, send it with: wandb sync {Path(self._run.dir).parent}"
-        return self._run.id, offline if is_offline else self._run.url or "disabled"
+        location = self._run.url or "disabled"
+        if is_offline:
+            location = f"offline, send it with: wandb sync {Path(self._run.dir).parent}"
+        return self._run.id, location
 
-    def metrics(self, step: int, values: Mapping[str, float], when: float) -> None:
-        self._run.log({**values, "step": step, "_timestamp": when})
+    def metrics(self, step: int, values: Mapping[str, float], time_s: float) -> None:
+        self._run.log({**values, "step": step, "_timestamp": time_s})
 
     def table(
         self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int
@@ -138,10 +146,13 @@ class Wandb(Tracker):
         self._run.log({name: table, "step": step})
 
     def alert(self, alert: Alert, step: int) -> None:  # noqa: ARG002 (has no steps)
-        self._run.alert(f"{alert.severity}: {alert.id}", alert.text, LEVELS[alert.severity])
-        tags = dict.fromkeys((*(self._run.tags or ()), alert.id))
+        level = LEVEL_BY_SEVERITY[alert.severity]
+        self._run.alert(f"{alert.severity}: {alert.id}", alert.text, level)
+        tags = list(self._run.tags or ())
         if alert.severity == "note":
-            del tags[alert.id]
+            tags = [tag for tag in tags if tag != alert.id]
+        elif alert.id not in tags:
+            tags.append(alert.id)
         self._run.tags = tuple(tags)
 
     def finish(self, status: str) -> None:
@@ -153,7 +164,7 @@ class Trackio(Tracker):
 
     package = "trackio"
 
-    def start(self, run: Start) -> tuple[str, str]:
+    def start(self, run: TrackedRun) -> tuple[str, str]:
         import trackio
 
         # Its own watch of the machine would see this process, which does not train.
@@ -166,12 +177,10 @@ class Trackio(Tracker):
             auto_log_cpu=False,
             resume="allow" if run.id else "never",
         )
-        return (
-            self._run.id,
-            f"{self._run.url or trackio.utils.TRACKIO_DIR}, see it with: trackio show",
-        )
+        location = self._run.url or trackio.utils.TRACKIO_DIR
+        return self._run.id, f"{location}, see it with: trackio show"
 
-    def metrics(self, step: int, values: Mapping[str, float], when: float) -> None:  # noqa: ARG002 (keeps its own time)
+    def metrics(self, step: int, values: Mapping[str, float], time_s: float) -> None:  # noqa: ARG002 (keeps its own time)
         self._run.log(dict(values), step=step)
 
     def table(
@@ -181,7 +190,7 @@ class Trackio(Tracker):
         self._run.log({name: self._trackio.Table(columns=list(columns), data=data)}, step=step)
 
     def alert(self, alert: Alert, step: int) -> None:
-        level = self._trackio.AlertLevel[LEVELS[alert.severity]]
+        level = self._trackio.AlertLevel[LEVEL_BY_SEVERITY[alert.severity]]
         self._run.alert(f"{alert.severity}: {alert.id}", alert.text, level, step=step)
 
     def finish(self, status: str) -> None:  # noqa: ARG002 (has no status)
@@ -193,60 +202,60 @@ class TensorBoard(Tracker):
 
     package = "tensorboard"
 
-    def start(self, run: Start) -> tuple[str, str]:
+    def start(self, run: TrackedRun) -> tuple[str, str]:
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.plugins.text import metadata
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
         from tensorboard.util import tensor_util
 
         folder = run.path / "tensorboard"
-        self._events = event_pb2
-        self._summaries = summary_pb2
-        self._tensors = tensor_util
-        self._is_text = metadata.create_summary_metadata("", "")
+        self._event_pb2 = event_pb2
+        self._summary_pb2 = summary_pb2
+        self._tensor_util = tensor_util
+        self._text_metadata = metadata.create_summary_metadata("", "")
         self._writer = EventFileWriter(str(folder))
-        # TensorBoard no longer shows what earlier files have of these steps.
-        first = run.step + 1 if run.id else 0
-        log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=first, session_log=log))
-        self._text("notes", run.notes, first)
-        self.table("config", ("key", "value"), list(run.config.items()), first)
+        # A session that starts at a step hides what earlier files have of it and of later ones.
+        first_step = run.step + 1 if run.id else 0
+        session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        event = event_pb2.Event(wall_time=time.time(), step=first_step, session_log=session)
+        self._writer.add_event(event)
+        self._add_text("notes", run.notes, first_step)
+        self.table("config", ("key", "value"), list(run.config.items()), first_step)
         return str(folder), f"{folder}, see it with: tensorboard --logdir {run.path.parent}"
 
-    def metrics(self, step: int, values: Mapping[str, float], when: float) -> None:
-        self._add(
-            [self._summaries.Summary.Value(tag=k, simple_value=v) for k, v in values.items()],
-            step,
-            when,
-        )
+    def metrics(self, step: int, values: Mapping[str, float], time_s: float) -> None:
+        scalars: list[Any] = []
+        for name, value in values.items():
+            scalars.append(self._summary_pb2.Summary.Value(tag=name, simple_value=value))
+        self._add(scalars, step, time_s)
 
     def table(
         self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int
     ) -> None:
-        cells = [
-            [str(cell).replace("|", "\\|").replace("\n", "<br>") for cell in row]
-            for row in (columns, *rows)
-        ]
-        lines = [f"| {' | '.join(row)} |" for row in cells]
-        self._text(name, "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]]), step)
+        lines: list[str] = []
+        for row in (columns, *rows):
+            cells = [str(cell).replace("|", "\\|").replace("\n", "<br>") for cell in row]
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.insert(1, "|---" * len(columns) + "|")
+        self._add_text(name, "\n".join(lines), step)
 
     def alert(self, alert: Alert, step: int) -> None:
-        self._text(f"alerts/{alert.id}", f"**{alert.severity}** {alert.text}", step)
+        self._add_text(f"alerts/{alert.id}", f"**{alert.severity}** {alert.text}", step)
 
     def finish(self, status: str) -> None:  # noqa: ARG002 (has no status)
         self._writer.close()
 
-    def _text(self, name: str, text: str, step: int) -> None:
-        tensor = self._tensors.make_tensor_proto([text])
-        self._add(
-            [self._summaries.Summary.Value(tag=name, metadata=self._is_text, tensor=tensor)],
-            step,
-            time.time(),
+    def _add_text(self, name: str, text: str, step: int) -> None:
+        tensor = self._tensor_util.make_tensor_proto([text])
+        value = self._summary_pb2.Summary.Value(
+            tag=name, metadata=self._text_metadata, tensor=tensor
         )
+        self._add([value], step, time.time())
 
-    def _add(self, values: list[Any], step: int, when: float) -> None:
-        summary = self._summaries.Summary(value=values)
-        self._writer.add_event(self._events.Event(wall_time=when, step=step, summary=summary))
+    def _add(self, values: list[Any], step: int, time_s: float) -> None:
+        summary = self._summary_pb2.Summary(value=values)
+        event = self._event_pb2.Event(wall_time=time_s, step=step, summary=summary)
+        self._writer.add_event(event)
         self._writer.flush()
 
 
@@ -257,74 +266,76 @@ class Mlflow(Tracker):
 
     package = "mlflow"
 
-    def start(self, run: Start) -> tuple[str, str]:
+    def start(self, run: TrackedRun) -> tuple[str, str]:
         from mlflow import MlflowClient, entities
 
         folder = run.path.parent
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.db'}"
-        # Without a server, artifacts would go into the folder that happens to be the current one.
-        artifacts = (folder / "mlartifacts").as_uri() if uri.startswith("sqlite:") else None
         self._entities = entities
         self._client = MlflowClient(tracking_uri=uri)
         if run.id:
             self._id = run.id
             self._client.update_run(self._id, status="RUNNING")
             return self._id, uri
-        found = self._client.get_experiment_by_name(run.project)
-        experiment = (
-            found.experiment_id if found else self._client.create_experiment(run.project, artifacts)
-        )
+        experiment = self._client.get_experiment_by_name(run.project)
+        if experiment:
+            experiment_id = experiment.experiment_id
+        else:
+            artifacts = None
+            # Without a server, artifacts would go into the folder that happens to be the current
+            # one.
+            if uri.startswith("sqlite:"):
+                artifacts = (folder / "mlartifacts").as_uri()
+            experiment_id = self._client.create_experiment(run.project, artifacts)
         tags = {"mlflow.note.content": run.notes}
-        self._id = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
+        created = self._client.create_run(experiment_id, run_name=run.name, tags=tags)
+        self._id = created.info.run_id
         parameters = [entities.Param(key, str(value)) for key, value in run.config.items()]
-        for at in range(0, len(parameters), 100):  # the most that MLflow takes at once
-            self._client.log_batch(self._id, params=parameters[at : at + 100])
+        for first in range(0, len(parameters), MAX_PARAMETERS_PER_REQUEST):
+            batch = parameters[first : first + MAX_PARAMETERS_PER_REQUEST]
+            self._client.log_batch(self._id, params=batch)
         return self._id, uri
 
-    def metrics(self, step: int, values: Mapping[str, float], when: float) -> None:
-        # no @ of pass@k
-        named = {re.sub(r"[^\w./ :-]", "_", key): value for key, value in values.items()}
-        metrics = [
-            self._entities.Metric(key, value, int(when * 1000), step)
-            for key, value in named.items()
-        ]
+    def metrics(self, step: int, values: Mapping[str, float], time_s: float) -> None:
+        # MLflow refuses other characters in a name, such as the @ of pass@k.
+        renamed = {re.sub(r"[^\w./ :-]", "_", name): value for name, value in values.items()}
+        time_ms = int(time_s * 1000)
+        metrics: list[Any] = []
+        for name, value in renamed.items():
+            metrics.append(self._entities.Metric(name, value, time_ms, step))
         self._client.log_batch(self._id, metrics=metrics)
 
     def table(
         self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int
     ) -> None:
         # The form that MLflow shows as a table; its own log_table needs pandas.
-        self._client.log_dict(
-            self._id, {"columns": columns, "data": rows}, f"{name}/{step:06d}.json"
-        )
+        table = {"columns": columns, "data": rows}
+        self._client.log_dict(self._id, table, f"{name}/{step:06d}.json")
 
     def alert(self, alert: Alert, step: int) -> None:  # noqa: ARG002 (tags have no steps)
         self._client.set_tag(self._id, f"finding.{alert.id}", f"{alert.severity}: {alert.text}")
 
     def finish(self, status: str) -> None:
-        self._client.set_terminated(
-            self._id, {"stopped": "KILLED", "failed": "FAILED"}.get(status, "FINISHED")
-        )
+        self._client.set_terminated(self._id, MLFLOW_STATUS[status])
 
 
 class Webhook(Tracker):
-    """Webhook as Slack takes it; it hears of findings and of nothing else."""
+    """Webhook as Slack takes it; it receives findings and nothing else."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def start(self, run: Start) -> tuple[str, str]:
+    def start(self, run: TrackedRun) -> tuple[str, str]:
         self._name = run.name
         return "", ""
 
     def alert(self, alert: Alert, step: int) -> None:
         text = f"{self._name}, step {step}: {alert.severity}: {alert.id}\n{alert.text}"
         body = json.dumps({"text": text}).encode()
-        kind = {"Content-Type": "application/json"}
-        with urllib.request.urlopen(
-            urllib.request.Request(self._url, body, kind), timeout=WEBHOOK_SECONDS
-        ):
-            pass  # an answer of 400 or above has raised
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self._url, body, headers)
+        with urllib.request.urlopen(request, timeout=WEBHOOK_TIMEOUT_S):
+            pass  # a status of 400 or above has raised
 
 
 TRACKERS: dict[str, type[Tracker]] = {
@@ -335,9 +346,9 @@ TRACKERS: dict[str, type[Tracker]] = {
 }
 
 
-def chosen(track: Track) -> list[str]:
-    """Return the trackers that a config asks for; raise where a package or the webhook's variable
-    is missing.
+def select_trackers(track: Track) -> list[str]:
+    """Return the trackers that a config asks for; raise if a package or the webhook's variable is
+    missing.
     """
     for name in track.to:
         if find_spec(TRACKERS[name].package) is None:
@@ -346,14 +357,19 @@ def chosen(track: Track) -> list[str]:
         raise ConfigError(
             f"track.webhook = {track.webhook}: this environment variable should hold a URL."
         )
-    return [*dict.fromkeys(track.to), *([WEBHOOK] if track.webhook else [])]
+    names: list[str] = list(dict.fromkeys(track.to))
+    if track.webhook:
+        names.append(WEBHOOK_NAME)
+    return names
 
 
 def make_tracker(name: str, track: Track) -> Tracker:
     """Make a tracker that has not started yet."""
-    for key, value in ENVIRONMENT.items():
+    for key, value in TRACKER_ENVIRONMENT.items():
         os.environ.setdefault(key, value)
-    return Webhook(_webhook_url(track)) if name == WEBHOOK else TRACKERS[name]()
+    if name == WEBHOOK_NAME:
+        return Webhook(_webhook_url(track))
+    return TRACKERS[name]()
 
 
 def _webhook_url(track: Track) -> str:

@@ -19,7 +19,8 @@ from torch.nn.attention.varlen import varlen_attn
 
 from uptrend.records import ModelError
 
-NAME = "uptrend"
+# Name of this attention in transformers.
+ATTENTION_NAME = "uptrend"
 # Keywords that transformers passes to every attention and that change nothing of it: positions are
 # in the rotated queries and keys already, and a cache was asked before.
 _HARMLESS = {"position_ids", "use_cache", "output_attentions"}
@@ -30,12 +31,12 @@ _HAS_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 class Packed(NamedTuple):
     """Segments of a row."""
 
-    # int32, first query of each segment, and their number at the end; filled up with that number
+    # First query of each segment, and their number at the end; filled up with that number [int32].
     starts_n: Tensor
     key_starts_n: Tensor  # the same of keys
-    longest: int  # most queries of a segment, or more
+    longest: int  # maximum queries of a segment, or more
     longest_keys: int  # the same of keys
-    # place of each key among the tokens; None where the keys are the queries' own
+    # Place of each key among the tokens; None where the keys are the queries' own.
     keys_k: Tensor | None = None
 
 
@@ -43,8 +44,8 @@ def register() -> str:
     """Make this attention known to transformers; return its name there."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, attend)
-    return NAME
+    AttentionInterface.register(ATTENTION_NAME, attend)
+    return ATTENTION_NAME
 
 
 def attend(
@@ -77,33 +78,41 @@ def attend(
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         if sliding_window and key.shape[2] > sliding_window:
-            # transformers makes no masks for an attention of ours, and those from here know of no
-            # window.
-            if attention_mask is None:
-                attention_mask = causal(query.shape[2], key.shape[2], device=query.device)[
-                    None, None
-                ]
-            attention_mask = attention_mask & (
-                attention_mask.flip(-1).cumsum(-1).flip(-1) <= sliding_window
-            )
+            attention_mask = _within_window(query, key, attention_mask, sliding_window)
         out, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return out, None
-    q_thd, k_khd, v_khd = (x[0].transpose(0, 1) for x in (query, key, value))
+
+    q_thd = query[0].transpose(0, 1)
+    k_khd = key[0].transpose(0, 1)
+    v_khd = value[0].transpose(0, 1)
     if packed.keys_k is not None:
         # In fp32 because the gradients of a key that many segments see are added up.
-        k_khd, v_khd = (
-            x.float().index_select(0, packed.keys_k).to(x.dtype) for x in (k_khd, v_khd)
-        )
-    by_device = attend_on_gpu if query.device.type == "cuda" else attend_one_by_one
-    return by_device(q_thd, k_khd, v_khd, packed, scaling, sliding_window or None)[None], None
+        k_khd = k_khd.float().index_select(0, packed.keys_k).to(k_khd.dtype)
+        v_khd = v_khd.float().index_select(0, packed.keys_k).to(v_khd.dtype)
+    attend_segments = attend_on_gpu if query.device.type == "cuda" else attend_one_by_one
+    out_thd = attend_segments(q_thd, k_khd, v_khd, packed, scaling, sliding_window or None)
+    return out_thd[None], None
+
+
+def _within_window(query: Tensor, key: Tensor, mask: Tensor | None, window: int) -> Tensor:
+    """Return a mask that leaves each query the last `window` keys that it sees.
+
+    transformers makes no masks for an attention of ours, and those from here know of no window.
+    """
+    if mask is None:
+        mask = causal(query.shape[2], key.shape[2], device=query.device)[None, None]
+    keys_from_here = mask.flip(-1).cumsum(-1).flip(-1)  # seen ones, this one included
+    return mask & (keys_from_here <= window)
 
 
 def causal(
     queries: int, keys: int, window: int | None = None, device: torch.device | None = None
 ) -> Tensor:
-    """Return which keys each query sees, [t, k]: those up to its own, of them the last `window`."""
+    """Return a mask of the keys that each query sees, [t, k]: those up to its own, of them the last
+    `window`.
+    """
     seen_tk = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
     return seen_tk if window is None else seen_tk.triu(keys - queries - window + 1)
 
@@ -117,19 +126,31 @@ def attend_on_gpu(
     window: int | None = None,
 ) -> Tensor:
     """Attend in one kernel, which takes bf16; rotated queries and keys come in fp32."""
-    q_thd, k_khd, v_khd = (x.to(torch.bfloat16) for x in (q_thd, k_khd, v_khd))
+    q_thd = q_thd.to(torch.bfloat16)
+    k_khd = k_khd.to(torch.bfloat16)
+    v_khd = v_khd.to(torch.bfloat16)
     options: dict[str, Any] = {
         "scale": scaling,
         "window_size": (-1 if window is None else window - 1, 0),
     }
+    heads_per_key = q_thd.shape[1] // k_khd.shape[1]
     if _HAS_GROUPS:
         options["enable_gqa"] = True
-    elif (share := q_thd.shape[1] // k_khd.shape[1]) > 1:
-        k_khd, v_khd = (x.repeat_interleave(share, 1) for x in (k_khd, v_khd))
-    lengths = packed.starts_n, packed.key_starts_n, packed.longest, packed.longest_keys
-    out = varlen_attn(q_thd, k_khd, v_khd, *lengths, **options)
-    assert isinstance(out, Tensor)
-    return out
+    elif heads_per_key > 1:
+        k_khd = k_khd.repeat_interleave(heads_per_key, 1)
+        v_khd = v_khd.repeat_interleave(heads_per_key, 1)
+    out_thd = varlen_attn(
+        q_thd,
+        k_khd,
+        v_khd,
+        packed.starts_n,
+        packed.key_starts_n,
+        packed.longest,
+        packed.longest_keys,
+        **options,
+    )
+    assert isinstance(out_thd, Tensor)
+    return out_thd
 
 
 def attend_one_by_one(
@@ -141,49 +162,52 @@ def attend_one_by_one(
     window: int | None = None,
 ) -> Tensor:
     """Attend segment by segment; those of one shape together."""
-    edges = packed.starts_n.tolist()
-    key_edges = packed.key_starts_n.tolist()
-    shapes: dict[tuple[int, int], list[int]] = {}
-    for n, (start, stop) in enumerate(pairwise(edges)):
+    starts = packed.starts_n.tolist()
+    key_starts = packed.key_starts_n.tolist()
+    segments_by_shape: dict[tuple[int, int], list[int]] = {}
+    for n, (start, stop) in enumerate(pairwise(starts)):
         if stop > start:
-            shapes.setdefault((stop - start, key_edges[n + 1] - key_edges[n]), []).append(n)
-    outs = []
-    places = []
-    for (queries, keys), segments in shapes.items():
-        at = torch.tensor([edges[n] for n in segments])[:, None] + torch.arange(queries)
-        key_at = torch.tensor([key_edges[n] for n in segments])[:, None] + torch.arange(keys)
-        q = q_thd[at].transpose(1, 2)
-        k = k_khd[key_at].transpose(1, 2)
-        v = v_khd[key_at].transpose(1, 2)
+            shape = (stop - start, key_starts[n + 1] - key_starts[n])
+            segments_by_shape.setdefault(shape, []).append(n)
+
+    outs: list[Tensor] = []
+    places: list[Tensor] = []
+    for (queries, keys), segments in segments_by_shape.items():
+        first_queries = torch.tensor([starts[n] for n in segments])
+        first_keys = torch.tensor([key_starts[n] for n in segments])
+        query_places = first_queries[:, None] + torch.arange(queries)
+        key_places = first_keys[:, None] + torch.arange(keys)
+        # One query sees all keys, and as many queries as keys are what `is_causal` means.
         is_cut = window is not None and keys > window
         mask = causal(queries, keys, window) if is_cut or queries not in (1, keys) else None
         out = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
+            q_thd[query_places].transpose(1, 2),
+            k_khd[key_places].transpose(1, 2),
+            v_khd[key_places].transpose(1, 2),
             attn_mask=mask,
             is_causal=mask is None and queries > 1,
             scale=scaling,
             enable_gqa=True,
         )
         outs.append(out.transpose(1, 2).flatten(0, 1))
-        places.append(at.flatten())
+        places.append(query_places.flatten())
     if len(outs) == 1 and len(outs[0]) == len(q_thd):
         return outs[0]
     return torch.zeros_like(q_thd).index_copy(0, torch.cat(places), torch.cat(outs))
 
 
 def mask_of(packed: Packed, tokens: int) -> Tensor:
-    """Return the segments as a mask of who sees whom, [1, 1, t, t]: for models whose attention is
-    not told of them.
+    """Return the segments as a mask of the keys that each token sees, [1, 1, t, t]: for models that
+    do not pass segments on to their attention.
     """
-    device = packed.starts_n.device
     seen_tt = torch.eye(tokens, dtype=torch.bool)  # tokens of no segment see themselves
     keys = torch.arange(tokens) if packed.keys_k is None else packed.keys_k.cpu()
-    edges = packed.starts_n.tolist()
-    key_edges = packed.key_starts_n.tolist()
-    for n, (start, stop) in enumerate(pairwise(edges)):
-        own = keys[key_edges[n] : key_edges[n + 1]]
-        for i in range(stop - start):
-            seen_tt[start + i, own[: len(own) - (stop - start) + i + 1]] = True
-    return seen_tt[None, None].to(device)
+    starts = packed.starts_n.tolist()
+    key_starts = packed.key_starts_n.tolist()
+    for n, (start, stop) in enumerate(pairwise(starts)):
+        segment_keys = keys[key_starts[n] : key_starts[n + 1]]
+        for token in range(start, stop):
+            # The last query sees all keys, the one before all but the last, and so on.
+            n_seen = len(segment_keys) - (stop - 1 - token)
+            seen_tt[token, segment_keys[:n_seen]] = True
+    return seen_tt[None, None].to(packed.starts_n.device)

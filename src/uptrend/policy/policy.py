@@ -22,14 +22,26 @@ from uptrend.policy.logprobs import PLAIN, Shaping, token_logprobs
 from uptrend.policy.weights import FlatWeights, digest_of
 from uptrend.records import ModelError
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPE_BY_NAME = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# Difference of hidden states up to which bf16 may have rounded them: a segment that sees its
+# neighbor differs by more.
+SEGMENT_TOLERANCE = 2e-2
+# Versions of a layer that are compiled: with and without gradient, adapters, shared keys; the
+# reference.
+MAX_COMPILED_VERSIONS = 64
+# Settings by which models change their logits, and the value that changes nothing.
+NEUTRAL_LOGIT_SETTINGS = {
+    "final_logit_softcapping": None,
+    "logits_scaling": 1.0,
+    "logit_scale": 1.0,
+}
 
 
 @dataclass
 class Anchor:
     """State of a reference that a run replaces on its way (`learning.kl.reset_every`)."""
 
-    # flat values of the reference's adapters; None where adapters are switched off
+    # Flat values of the reference's adapters; None where adapters are switched off.
     adapters: Tensor | None = None
     is_reset: bool = False  # true once the policy became the reference: checkpoints then carry it
 
@@ -57,9 +69,7 @@ class Policy:
 
     @property
     def base_digest(self) -> str:
-        """Fingerprint of the weights that do not train, in bf16, which is what a GPU keeps of a
-        frozen base.
-        """
+        """Fingerprint of the weights that do not train, in bf16, as a GPU keeps a frozen base."""
         return digest_of(
             p.to(torch.bfloat16) for p in self.model.parameters() if not p.requires_grad
         )
@@ -76,28 +86,32 @@ class Policy:
 
     @cached_property
     def packs(self) -> bool:
-        """True where the model tells its attention of segments; a mask does the same for the few
-        that do not.
+        """True where the model passes segments on to its attention; a mask does the same for the
+        few that do not.
         """
+        # The second of two tokens, as a segment of its own, must be as if it stood alone.
         ids = torch.arange(2, device=self.device)[None]
         starts = torch.arange(3, dtype=torch.int32, device=self.device)
+        segments = Packed(starts, starts, 1, 1)
         decoder = self.core.get_decoder()
         common = {"position_ids": 0 * ids, "use_cache": False}
         with torch.no_grad(), self.arithmetic(), torch.compiler.set_stance("force_eager"):
-            both = decoder(
-                input_ids=ids, packed=Packed(starts, starts, 1, 1), **common
-            ).last_hidden_state[0, 1]
-            alone = decoder(input_ids=ids[:, 1:].repeat(1, 2), **common).last_hidden_state[0, 0]
-        return bool(torch.allclose(both.float(), alone.float(), atol=2e-2, rtol=2e-2))
+            packed = decoder(input_ids=ids, packed=segments, **common)
+            alone = decoder(input_ids=ids[:, 1:].repeat(1, 2), **common)
+        is_same = torch.allclose(
+            packed.last_hidden_state[0, 1].float(),
+            alone.last_hidden_state[0, 0].float(),
+            atol=SEGMENT_TOLERANCE,
+            rtol=SEGMENT_TOLERANCE,
+        )
+        return bool(is_same)
 
     @cached_property
     def adapted(self) -> list[Any]:
         """The modules with adapters."""
-        return (
-            [m for m in self.core.modules() if hasattr(m, "_disable_adapters")]
-            if self.has_adapters
-            else []
-        )
+        if not self.has_adapters:
+            return []
+        return [module for module in self.core.modules() if hasattr(module, "_disable_adapters")]
 
     @contextlib.contextmanager
     def arithmetic(self) -> Iterator[None]:
@@ -123,13 +137,17 @@ class Policy:
 
     def embed(self, ids: Tensor, *, reference: bool = False) -> Tensor:
         """Look up embeddings; on a GPU rounded to bf16, as a frozen model keeps them."""
-        model = self.reference if reference and self.reference is not None else self.core
-        found: Tensor = model.get_input_embeddings()(ids)
-        found = found if self.device.type != "cuda" else found.to(torch.bfloat16).float()
+        embedded: Tensor = self._core_or_reference(reference).get_input_embeddings()(ids)
+        if self.device.type == "cuda":
+            embedded = embedded.to(torch.bfloat16).float()
         # With a frozen embedding the first layer would be compiled apart from the others.
-        return (
-            found.requires_grad_() if torch.is_grad_enabled() and not found.requires_grad else found
-        )
+        if torch.is_grad_enabled() and not embedded.requires_grad:
+            embedded.requires_grad_()
+        return embedded
+
+    def _core_or_reference(self, reference: bool) -> Any:
+        """Return the model of a pass: adapters that are switched off need no second one."""
+        return self.reference if reference and self.reference is not None else self.core
 
     def hidden(
         self,
@@ -140,17 +158,19 @@ class Policy:
         reference: bool = False,
     ) -> Tensor:
         """Return the last hidden states of a row of tokens, which `packed` cuts into segments."""
-        model = self.reference if reference and self.reference is not None else self.core
-        given: dict[str, Any] = {} if positions_t is None else {"position_ids": positions_t[None]}
+        options: dict[str, Any] = {}
+        if positions_t is not None:
+            options["position_ids"] = positions_t[None]
         if packed is not None and self.packs:
-            given["packed"] = packed
+            options["packed"] = packed
         elif packed is not None:
-            given["attention_mask"] = attention.mask_of(packed, len(ids_t))
+            options["attention_mask"] = attention.mask_of(packed, len(ids_t))
+        decoder = self._core_or_reference(reference).get_decoder()
         with self.arithmetic():
             embedded = self.embed(ids_t[None], reference=reference)
-            out = model.get_decoder()(inputs_embeds=embedded, use_cache=False, **given)
-        states: Tensor = out.last_hidden_state[0]
-        return states
+            output = decoder(inputs_embeds=embedded, use_cache=False, **options)
+        hidden_th: Tensor = output.last_hidden_state[0]
+        return hidden_th
 
     def logprobs(
         self,
@@ -164,11 +184,9 @@ class Policy:
         """Compute log-probabilities of targets, and entropies, from the hidden states that predict
         them.
         """
-        model = self.reference if reference and self.reference is not None else self.core
+        head = self._core_or_reference(reference).get_output_embeddings()
         with self.arithmetic():
-            return self.call_head(
-                model.get_output_embeddings(), hidden_mh, targets_m, temperature, shaping
-            )
+            return self.call_head(head, hidden_mh, targets_m, temperature, shaping)
 
     def call_head(
         self, head: Any, hidden_mh: Tensor, targets_m: Tensor, temperature: float, shaping: Shaping
@@ -214,7 +232,7 @@ class Policy:
         return {name: weight.detach().clone() for name, weight in self.model.state_dict().items()}
 
     def wait(self) -> None:
-        """Wait for the others that hold a part of the weights: here nobody."""
+        """Wait for the other processes that hold a part of the weights: here there are none."""
 
     def copy(self) -> "Policy":
         """Return the policy with frozen weights of its own, for a sampler that goes on while this
@@ -222,8 +240,9 @@ class Policy:
 
         Weights that do not train are the same.
         """
-        same = {id(p): p for p in self.model.parameters() if not p.requires_grad}
-        model = freeze(copy.deepcopy(self.model, same)).eval()
+        # What is in its memo, deepcopy does not copy.
+        shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
+        model = freeze(copy.deepcopy(self.model, shared)).eval()
         for parameter in model.parameters():
             parameter.grad = None
         return replace(self, model=model, reference=None, compiled=False)
@@ -262,25 +281,27 @@ class Policy:
         self.anchor.is_reset = True
 
     def reference_weights(self) -> dict[str, Tensor]:
-        """Return the reference's weights by name, not copied; empty where nothing but switched off
-        adapters is kept.
+        """Return the reference's weights by name, not copied; empty where the reference is the
+        model with adapters switched off.
         """
-        if self.anchor.adapters is not None:
-            return {
-                slot.name: self.flat.view(slot, self.anchor.adapters) for slot in self.flat.slots
-            }
-        named = {} if self.reference is None else dict(self.reference.named_parameters())
-        return {slot.name: named[slot.name].data for slot in self.flat.slots if named}
+        adapters = self.anchor.adapters
+        if adapters is not None:
+            return {slot.name: self.flat.view(slot, adapters) for slot in self.flat.slots}
+        if self.reference is None:
+            return {}
+        named = dict(self.reference.named_parameters())
+        return {slot.name: named[slot.name].data for slot in self.flat.slots}
 
     def compile(self) -> None:
         """Run layers compiled from now on; one layer's code serves all of them."""
-        # with and without gradient, adapters, shared keys; the reference
-        torch._dynamo.config.recompile_limit = 64
+        torch._dynamo.config.recompile_limit = MAX_COMPILED_VERSIONS
         # Fused operations round where single ones do, so that a pass with a gradient is one
         # without.
         torch._inductor.config.emulate_precision_casts = True
         for model in (self.core, self.reference):
-            for layer in model.get_decoder().layers if model is not None else ():
+            if model is None:
+                continue
+            for layer in model.get_decoder().layers:
                 layer.compile(dynamic=True)
         self.compiled = True
 
@@ -291,14 +312,14 @@ class Policy:
 
     @property
     def window(self) -> int | None:
-        """Attention window that can't be kept: of a model whose layers do not tell their attention
-        of it; else None.
+        """Attention window that can't be kept: of a model whose layers do not pass it on to their
+        attention; else None.
         """
         return unkept_window(self.core)
 
     @property
     def rope_limit(self) -> int | None:
-        """The most tokens of a context with which positions are turned the same in every row; None
+        """Maximum tokens of a context with which positions are turned the same in every row; None
         for any number.
 
         Beyond it, RoPE of the types `dynamic` and `longrope` turns all tokens of a row by the
@@ -306,13 +327,14 @@ class Policy:
         """
         config = self.core.config.get_text_config()
         settings = getattr(config, "rope_parameters", None) or {}
-        limits = list[int]()
         # Either one table, or one for each type of layer.
-        for rope in [settings, *(each for each in settings.values() if isinstance(each, dict))]:
-            if rope.get("rope_type") in ("dynamic", "longrope"):
-                limits.append(
-                    rope.get("original_max_position_embeddings") or config.max_position_embeddings
-                )
+        tables = [settings]
+        tables += [value for value in settings.values() if isinstance(value, dict)]
+        limits: list[int] = []
+        for table in tables:
+            if table.get("rope_type") in ("dynamic", "longrope"):
+                original = table.get("original_max_position_embeddings")
+                limits.append(original or config.max_position_embeddings)
         return min(limits, default=None)
 
     @property
@@ -327,28 +349,32 @@ class Policy:
 
 
 def unkept_window(model: Any) -> int | None:
-    """Return the attention window of a model whose layers do not tell their attention of it; None
-    for others.
+    """Return the attention window of a model whose layers do not pass it on to their attention;
+    None for others.
     """
     config = model.config
-    told = inspect.getsource(sys.modules[type(model).__module__])
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+    layer_types = getattr(config, "layer_types", None) or ["sliding_attention"]
+    if "sliding_attention" not in layer_types:
+        return None
+    source = inspect.getsource(sys.modules[type(model).__module__])
+    if "sliding_window=" in source:
+        return None
     size: int | None = getattr(config, "sliding_window", None)
-    return size if "sliding_attention" in kinds and "sliding_window=" not in told else None
+    return size
 
 
-def choose_device(wish: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
     """Choose the device that the recipe asks for; `auto` is the GPU where there is one."""
-    if wish == "auto":
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if wish.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelError(f"compute.device = {wish!r}, but torch sees no GPU here. Use auto or cpu.")
-    return torch.device(wish)
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(f"compute.device = {name!r}, but torch sees no GPU here. Use auto or cpu.")
+    return torch.device(name)
 
 
 def load_policy(
     source: str,
-    wish: Model,
+    settings: Model,
     device: torch.device,
     *,
     seed: int,
@@ -359,14 +385,14 @@ def load_policy(
     """Load a policy, ready to train, from a folder or hub id; `resets` says that its reference will
     be replaced.
     """
-    model, tokenizer = load_model(source, DTYPES[wish.weights])
+    model, tokenizer = load_model(source, DTYPE_BY_NAME[settings.weights])
     model = model.to(device)
-    if wish.gradient_checkpointing:
+    if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     reference = None
-    if wish.lora is not None:
+    if settings.lora is not None:
         torch.manual_seed(seed)  # adapters begin with random A
-        model = add_adapters(freeze(model), wish.lora)
+        model = add_adapters(freeze(model), settings.lora)
     elif keep_reference:
         reference = freeze(copy.deepcopy(model)).eval()
     model.eval()
@@ -381,22 +407,22 @@ def load_policy(
 
 
 def freeze(model: Any) -> Any:
-    """Train nothing of a model; on a GPU its matrices become bf16, which is what its arithmetic
-    makes of them.
+    """Train nothing of a model; on a GPU its matrices become bf16, to which its arithmetic rounds
+    them anyway.
     """
     model.requires_grad_(False)
-    return round_frozen(model) if next(model.parameters()).device.type == "cuda" else model
+    is_on_gpu = next(model.parameters()).device.type == "cuda"
+    return round_frozen(model) if is_on_gpu else model
 
 
 def round_frozen(model: Any) -> Any:
     """Make frozen matrices of a model bf16."""
     for module in model.modules():
-        # others may do more with their weights
+        # Other modules may do more with their weights than multiply.
         if isinstance(module, nn.Linear) or type(module) is nn.Embedding:
             for weight in module.parameters(recurse=False):
-                weight.data = (
-                    weight.data if weight.requires_grad else weight.data.to(torch.bfloat16)
-                )
+                if not weight.requires_grad:
+                    weight.data = weight.data.to(torch.bfloat16)
     return model
 
 
@@ -404,7 +430,7 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
     """Load a transformers model and its tokenizer; a PEFT adapter's folder is merged into its
     base.
     """
-    # transformers loads DeepSpeed, which would print that it looked for a GPU
+    # transformers loads DeepSpeed, which would print that it looked for a GPU.
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # accelerate's FSDP settings would have transformers load weights in the first process alone.
@@ -416,20 +442,23 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
     logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        adapter = (Path(source) / "adapter_config.json").exists()
-        base = PeftConfig.from_pretrained(source).base_model_name_or_path if adapter else source
+        is_adapter = (Path(source) / "adapter_config.json").exists()
+        base = source
+        if is_adapter:
+            base = PeftConfig.from_pretrained(source).base_model_name_or_path
         for folder in {source, base}:
             _refuse_pickles(Path(folder))
         model = AutoModelForCausalLM.from_pretrained(
             base, dtype=dtype, attn_implementation=attention.register(), use_safetensors=True
         )
-        if adapter:
-            model = PeftModel.from_pretrained(model, source).merge_and_unload().requires_grad_(True)
+        if is_adapter:
+            model = PeftModel.from_pretrained(model, source).merge_and_unload()
+            model.requires_grad_(True)
     except KeyError as error:
-        if error.args != (attention.NAME,):
+        if error.args != (attention.ATTENTION_NAME,):
             raise
         raise ModelError(
-            f"{source} can't be used: models of its type let nobody replace their attention."
+            f"{source} can't be used: the attention of models of its type can't be replaced."
         ) from error
     except (OSError, ValueError) as error:
         if "use_safetensors" in str(error):  # a hub's
@@ -439,41 +468,39 @@ def load_model(source: str, dtype: torch.dtype) -> tuple[Any, Any]:
                 " save it and its tokenizer into a folder with save_pretrained, and name that"
                 " folder in model.name."
             ) from error
-        no_folder = (
-            "" if Path(source).exists() else "there is no folder of that name, and of the hub: "
-        )
+        reason = str(error).splitlines()[0]
+        if not Path(source).exists():
+            reason = f"there is no folder of that name, and of the hub: {reason}"
+        raise ModelError(f"The model {source!r} can't be loaded: {reason}") from error
+    change = _logit_change(model)
+    if change:
         raise ModelError(
-            f"The model {source!r} can't be loaded: {no_folder}{str(error).splitlines()[0]}"
-        ) from error
-    # Logits must be hidden states times the head and no more: the learner would train another
-    # model.
-    more = {
-        "a bias of its output layer": (
-            getattr(model.get_output_embeddings(), "bias", None) is not None
-        )
-    }
-    for name, plain in (
-        ("final_logit_softcapping", None),
-        ("logits_scaling", 1.0),
-        ("logit_scale", 1.0),
-    ):
-        more[name] = getattr(model.config, name, plain) not in (plain, None)
-    if found := [name for name, there in more.items() if there]:
-        raise ModelError(
-            f"{source} changes its logits by {found[0]}, which the learner does not do yet."
+            f"{source} changes its logits by {change}, which the learner does not do yet."
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
 
 
+def _logit_change(model: Any) -> str:
+    """Return the first thing by which logits are more than hidden states times the head, which
+    would have the learner train another model; empty if there is none.
+    """
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        return "a bias of its output layer"
+    for name, neutral in NEUTRAL_LOGIT_SETTINGS.items():
+        if getattr(model.config, name, neutral) not in (neutral, None):
+            return name
+    return ""
+
+
 def _refuse_pickles(folder: Path) -> None:
     """Refuse a folder whose weights are only pickles, which could run code; PEFT would open
     them.
     """
-    for name, safe in (("pytorch_model", "model"), ("adapter_model", "adapter_model")):
-        pickled = next(iter(sorted(folder.glob(f"{name}*.bin"))), None)
-        if pickled is None or any(folder.glob(f"{safe}*.safetensors")):
+    for name, safe_name in (("pytorch_model", "model"), ("adapter_model", "adapter_model")):
+        pickles = sorted(folder.glob(f"{name}*.bin"))
+        if not pickles or any(folder.glob(f"{safe_name}*.safetensors")):
             continue
         convert = (
             f"from transformers import AutoModelForCausalLM as Model; place = {str(folder)!r}; "
@@ -486,37 +513,38 @@ def _refuse_pickles(folder: Path) -> None:
                 " place + '.safetensors')"
             )
         raise ModelError(
-            f"{folder} has its weights only as {pickled.name}: a pickle, which could run code, is"
-            " not opened here. "
+            f"{folder} has its weights only as {pickles[0].name}: a pickle, which could run code,"
+            " is not opened here. "
             f'If you trust its author, convert it once: python -c "{convert}"'
         )
 
 
-def add_adapters(model: Any, wish: Lora) -> Any:
+def add_adapters(model: Any, lora: Lora) -> Any:
+    """Wrap a model by PEFT, with adapters that train."""
     from peft import LoraConfig, get_peft_model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
+    targets = list(lora.targets)
     config = LoraConfig(
-        r=wish.r,
-        lora_alpha=wish.alpha,
-        lora_dropout=wish.dropout,
-        target_modules=list(wish.targets) or "all-linear",
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets or "all-linear",
         task_type="CAUSAL_LM",
     )
     try:
         adapted = get_peft_model(model, config)
     except ValueError as error:
         raise ModelError(
-            f"model.lora.targets = {list(wish.targets)} fits nothing in this model:"
+            f"model.lora.targets = {targets} fits nothing in this model:"
             f" {str(error).splitlines()[0]}"
         ) from error
-    head = adapted.get_base_model().get_output_embeddings()
+    core = adapted.get_base_model()
+    head = core.get_output_embeddings()
     if isinstance(head, BaseTunerLayer):
-        name = next(
-            name for name, module in adapted.get_base_model().named_modules() if module is head
-        )
+        name = next(name for name, module in core.named_modules() if module is head)
         raise ModelError(
-            f"model.lora.targets = {list(wish.targets)} adapts the output layer {name}, and"
+            f"model.lora.targets = {targets} adapts the output layer {name}, and"
             " log-probabilities are computed from its own weight: that adapter would train"
             f" nothing. Leave {name} out; an empty list adapts every other linear module."
         )

@@ -28,8 +28,23 @@ from torch.distributed.tensor import DTensor
 
 from uptrend.config import Learning, Model
 from uptrend.policy.logprobs import Shaping, token_logprobs
-from uptrend.policy.optimizer import FILE, FOLDER, MOMENTS, Applied, Optimizer, read_parts
-from uptrend.policy.policy import DTYPES, Policy, add_adapters, freeze, load_model, round_frozen
+from uptrend.policy.optimizer import (
+    MEMORY_FILE,
+    MEMORY_FOLDER,
+    MOMENT_NAMES,
+    Applied,
+    Optimizer,
+    clip_factor,
+    read_parts,
+)
+from uptrend.policy.policy import (
+    DTYPE_BY_NAME,
+    Policy,
+    add_adapters,
+    freeze,
+    load_model,
+    round_frozen,
+)
 from uptrend.policy.weights import FlatWeights, Slot, Stretch, digest
 from uptrend.records import CheckpointError, ConfigError, ModelError
 
@@ -59,9 +74,9 @@ class WholePass(nn.Module):
         self.model = model
         core.set_output_embeddings(Head(core.get_output_embeddings().weight))
 
-    def forward(self, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        """Compute what `Policy.score` does."""
-        return Policy.score(self.policy, *given, **options)
+    def forward(self, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """Compute the same as `Policy.score`."""
+        return Policy.score(self.policy, *inputs, **options)
 
 
 @dataclass(eq=False)
@@ -69,13 +84,13 @@ class ShardedPolicy(Policy):
     """A policy that all processes hold together."""
 
     source: str = ""  # folder or hub id that its weights came from
-    wish: Model | None = None
+    settings: Model | None = None
     seed: int = 0
     base: str = ""  # digest of the frozen weights
     size: int = 0  # number of weights of the model
-    scorer: Any = None  # what is called for a pass
+    scorer: Any = None  # module that is called for a pass
     reference_scorer: Any = None
-    packs: bool = True  # found out before the weights were shared out
+    packs: bool = True  # as it was before the weights were shared out
 
     @property
     def is_sharded(self) -> bool:
@@ -92,16 +107,16 @@ class ShardedPolicy(Policy):
     def call_head(
         self, head: Any, hidden_mh: Tensor, targets_m: Tensor, temperature: float, shaping: Shaping
     ) -> tuple[Tensor, Tensor]:
-        # which gathers its weight
-        found: tuple[Tensor, Tensor] = head(hidden_mh, targets_m, temperature, shaping)
-        return found
+        # As a module, the head gathers its weight.
+        result: tuple[Tensor, Tensor] = head(hidden_mh, targets_m, temperature, shaping)
+        return result
 
-    def score(self, *given: Any, reference: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
-        scorer = (
-            self.scorer if self.reference_scorer is None or not reference else self.reference_scorer
-        )
-        found: tuple[Tensor, Tensor] = scorer(*given, reference=reference, **options)
-        return found
+    def score(self, *inputs: Any, reference: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
+        scorer = self.scorer
+        if reference and self.reference_scorer is not None:
+            scorer = self.reference_scorer
+        result: tuple[Tensor, Tensor] = scorer(*inputs, reference=reference, **options)
+        return result
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         assert isinstance(self.flat, ShardedWeights)
@@ -112,8 +127,11 @@ class ShardedPolicy(Policy):
         # All take part, since each has rows of everything; one tensor after the other, which only
         # rank 0 keeps.
         is_first = distributed.get_rank() == 0
-        found = ((name, weight.cpu() if is_first else None) for name, weight in self.named())
-        return {name: weight for name, weight in found if weight is not None}
+        state: dict[str, Tensor] = {}
+        for name, weight in self.named():
+            if is_first:
+                state[name] = weight.cpu()
+        return state
 
     def wait(self) -> None:
         distributed.barrier()
@@ -122,12 +140,13 @@ class ShardedPolicy(Policy):
         """Return the policy as it was loaded, whole, with frozen weights of its own; `named` has
         the newer ones.
         """
-        assert self.wish is not None
-        model, tokenizer = load_model(self.source, DTYPES[self.wish.weights])
+        settings = self.settings
+        assert settings is not None
+        model, tokenizer = load_model(self.source, DTYPE_BY_NAME[settings.weights])
         model = freeze(model.to(self.device))
-        if self.wish.lora is not None:
+        if settings.lora is not None:
             torch.manual_seed(self.seed)
-            model = freeze(add_adapters(model, self.wish.lora))
+            model = freeze(add_adapters(model, settings.lora))
         return Policy(model.eval(), tokenizer, self.device, self.flat)
 
     def reset_reference(self) -> None:
@@ -148,7 +167,7 @@ class ShardedWeights(FlatWeights):
         named = dict(model.named_parameters())
         self.parameters: list[Any] = [named[slot.name] for slot in slots]
         self.rank = distributed.get_rank()
-        self.count = distributed.get_world_size()
+        self.world_size = distributed.get_world_size()
 
     @property
     def total(self) -> int:
@@ -156,17 +175,21 @@ class ShardedWeights(FlatWeights):
 
     @property
     def dtype(self) -> torch.dtype:
-        found: torch.dtype = self.parameters[0].dtype
-        return found
+        dtype: torch.dtype = self.parameters[0].dtype
+        return dtype
+
+    def parameter(self, slot: Slot) -> Any:
+        """Return the parameter of a slot, of which this process has a part."""
+        return self.parameters[self.slots.index(slot)]
 
     def part(self, slot: Slot) -> slice:
         """Return this process's part of a parameter, among its elements."""
-        rows = -(-slot.shape[0] // self.count)
+        all_rows = slot.shape[0]
+        rows_each = -(-all_rows // self.world_size)
+        start_row = min(all_rows, rows_each * self.rank)
+        stop_row = min(all_rows, rows_each * (self.rank + 1))
         width = slot.shape[1:].numel()
-        start, stop = (
-            min(slot.shape[0], rows * rank) * width for rank in (self.rank, self.rank + 1)
-        )
-        return slice(start, stop)
+        return slice(start_row * width, stop_row * width)
 
     @torch.no_grad()
     def own(self, parameter: Any) -> Tensor:
@@ -175,23 +198,24 @@ class ShardedWeights(FlatWeights):
         return local.view(-1)
 
     def stretches(self) -> list[Stretch]:
-        held = zip(self.slots, self.parameters, strict=True)
-        return [
-            Stretch(slot.group, slot.start + self.part(slot).start, self.own(p)) for slot, p in held
-        ]
+        stretches: list[Stretch] = []
+        for slot, parameter in zip(self.slots, self.parameters, strict=True):
+            start = slot.start + self.part(slot).start
+            stretches.append(Stretch(slot.group, start, self.own(parameter)))
+        return stretches
 
-    def add_up(self, figures: Tensor) -> Tensor:
-        distributed.all_reduce(figures)
-        return figures
+    def sum_over_processes(self, sums: Tensor) -> Tensor:
+        distributed.all_reduce(sums)
+        return sums
 
     @torch.no_grad()
     def whole(self, slot: Slot) -> Tensor:
         """Gather one parameter; all processes have to ask for it."""
-        found: Tensor = self.parameters[self.slots.index(slot)].full_tensor()
-        return found
+        gathered: Tensor = self.parameter(slot).full_tensor()
+        return gathered
 
     def put(self, slot: Slot, whole: Tensor) -> None:
-        self.own(self.parameters[self.slots.index(slot)]).copy_(whole.reshape(-1)[self.part(slot)])
+        self.own(self.parameter(slot)).copy_(whole.reshape(-1)[self.part(slot)])
 
 
 class ShardedOptimizer(Optimizer):
@@ -211,87 +235,93 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def apply(self, lr: float) -> Applied:
-        parameters = self._weights.parameters
-        for own, parameter in zip(self._own, parameters, strict=True):
-            own.data = self._weights.own(parameter)  # FSDP may have moved it
-            own.grad = (
-                torch.zeros_like(own)
-                if parameter.grad is None
-                else self._weights.own(parameter.grad)
-            )
+        # FSDP may have moved weights since the last call; AdamW works on them where they are.
+        gradients: list[Tensor] = []
+        for own, parameter in zip(self._own, self._weights.parameters, strict=True):
+            own.data = self._weights.own(parameter)
+            if parameter.grad is None:
+                own.grad = torch.zeros_like(own)
+            else:
+                own.grad = self._weights.own(parameter.grad)
+            gradients.append(own.grad)
             parameter.grad = None
-        gradients = [own.grad for own in self._own if own.grad is not None]
+
         squares = torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).square().sum()
-        norm = math.sqrt(x) if math.isfinite(x := float(self._weights.add_up(squares))) else x
-        if not math.isfinite(norm):
-            return Applied(norm, norm, skipped=True)
-        shrink = min(1.0, self._max_norm / (norm + 1e-6)) if self._max_norm > 0 else 1.0
-        if shrink < 1.0:
-            torch._foreach_mul_(gradients, shrink)
+        squared_norm = float(self._weights.sum_over_processes(squares))
+        if not math.isfinite(squared_norm):
+            return Applied(squared_norm, squared_norm, skipped=True)
+        norm = math.sqrt(squared_norm)
+        factor = clip_factor(norm, self._max_norm)
+        if factor < 1.0:
+            torch._foreach_mul_(gradients, factor)
         for group in self.adamw.param_groups:
             group["lr"] = lr
         self.adamw.step()
-        return Applied(norm, norm * shrink, skipped=False)
+        return Applied(norm, norm * factor, skipped=False)
 
     def save(self, place: Path) -> None:
-        """Write what each process remembers, all at once."""
+        """Write the memories of all processes at once."""
         if not self.has_memory:
             if self._weights.rank == 0:
-                save_file({}, place / FILE)
+                save_file({}, place / MEMORY_FILE)
             return
         states = [self.adamw.state[own] for own in self._own]
-        memory = self._named({name: [state[name] for state in states] for name in MOMENTS})
-        writer = HuggingFaceStorageWriter(str(place / FOLDER), save_distributed=True)
+        moments = {name: [state[name] for state in states] for name in MOMENT_NAMES}
+        memory = self._as_distributed(moments) | {"step": states[0]["step"].reshape(1)}
+        writer = HuggingFaceStorageWriter(str(place / MEMORY_FOLDER), save_distributed=True)
         try:
-            save(memory | {"step": states[0]["step"].reshape(1)}, storage_writer=writer)
-        except (
-            CheckpointException
-        ) as failure:  # every process gets it; it is no Exception, so nothing else would
+            save(memory, storage_writer=writer)
+        # Every process gets it; it is no Exception, so that nothing else would catch it.
+        except CheckpointException as failure:
             errors = [error for error, _ in failure.failures.values()]
             raise CheckpointError(
                 f"{place} could not be written: {errors[0] if errors else failure}."
             ) from failure
 
     def load(self, place: Path) -> bool:
-        if not (found := read_step(place)):
-            return found is not None
-        made = {name: [torch.zeros_like(own) for own in self._own] for name in MOMENTS}
-        load_memory(place, self._named(made), self._weights)
-        for number, own in enumerate(self._own):
-            state = {name: tensors[number] for name, tensors in made.items()}
-            self.adamw.state[own] = {"step": torch.tensor(float(found)), **state}
+        step = read_step(place)
+        if step is None:
+            return False
+        if step == 0:  # without a memory
+            return True
+        moments = {name: [torch.zeros_like(own) for own in self._own] for name in MOMENT_NAMES}
+        load_memory(place, self._as_distributed(moments), self._weights)
+        for i, own in enumerate(self._own):
+            state = {name: tensors[i] for name, tensors in moments.items()}
+            self.adamw.state[own] = {"step": torch.tensor(float(step)), **state}
         return True
 
-    def _named(self, memory: dict[str, list[Tensor]]) -> dict[str, Any]:
-        """Return memories as whole tensors of which this process has rows, by the names of their
+    def _as_distributed(self, moments: dict[str, list[Tensor]]) -> dict[str, Any]:
+        """Return moments as whole tensors of which this process has rows, by the names of their
         parameters.
         """
-        found = {}
-        for name, tensors in memory.items():
-            for slot, parameter, tensor in zip(
-                self._weights.slots, self._weights.parameters, tensors, strict=True
-            ):
-                rows = tensor.detach().view(-1, *slot.shape[1:])
-                mesh = parameter.device_mesh
-                placements = parameter.placements
-                found[f"{slot.name}.{name}"] = DTensor.from_local(
-                    rows, mesh, placements, shape=slot.shape, stride=parameter.stride()
+        slots = self._weights.slots
+        parameters = self._weights.parameters
+        whole: dict[str, Any] = {}
+        for name, tensors in moments.items():
+            for slot, parameter, tensor in zip(slots, parameters, tensors, strict=True):
+                whole[f"{slot.name}.{name}"] = DTensor.from_local(
+                    tensor.detach().view(-1, *slot.shape[1:]),
+                    parameter.device_mesh,
+                    parameter.placements,
+                    shape=slot.shape,
+                    stride=parameter.stride(),
                 )
-        return found
+        return whole
 
 
 def by_decay(slots: list[Slot], parameters: list[Any], learning: Learning) -> list[dict[str, Any]]:
     """Return AdamW's groups of parameters: those that decay, and norms and biases, which do not."""
-    both = [
-        {
-            "params": [
-                p for slot, p in zip(slots, parameters, strict=True) if slot.decays is decays
-            ],
-            "weight_decay": learning.weight_decay if decays else 0.0,
-        }
-        for decays in (True, False)
-    ]
-    return [group for group in both if group["params"]]
+    decayed: list[Any] = []
+    undecayed: list[Any] = []
+    for slot, parameter in zip(slots, parameters, strict=True):
+        (decayed if slot.decays else undecayed).append(parameter)
+    groups: list[dict[str, Any]] = []
+    if decayed:
+        groups.append({"params": decayed, "weight_decay": learning.weight_decay})
+    if undecayed:
+        groups.append({"params": undecayed, "weight_decay": 0.0})
+    return groups
 
 
 def need_adamw(learning: Learning) -> None:
@@ -307,59 +337,63 @@ def read_step(place: Path) -> int | None:
     """Return the number of updates that a checkpoint's optimizer has made; None for another
     optimizer's memory.
     """
-    if (place / FOLDER).is_dir():
+    if (place / MEMORY_FOLDER).is_dir():
         step = {"step": torch.zeros(1)}
         read_parts(place, step)
         return int(step["step"])
-    with safe_open(place / FILE, framework="pt") as file:
-        if "0.state1" in file.keys():  # noqa: SIM118 (a file)
+    with safe_open(place / MEMORY_FILE, framework="pt") as file:
+        names = set(file.keys())
+        if "0.state1" in names:
             return None
-        return int(file.get_tensor("0.step")) if "0.step" in file.keys() else 0  # noqa: SIM118
+        return int(file.get_tensor("0.step")) if "0.step" in names else 0
 
 
 def load_memory(place: Path, memory: dict[str, Any], weights: ShardedWeights) -> None:
     """Fill tensors, whole ones or rows of them, with a checkpoint's memory, whoever wrote it."""
-    if (place / FOLDER).is_dir():
+    if (place / MEMORY_FOLDER).is_dir():
         read_parts(place, memory)
         return
-    with safe_open(place / FILE, framework="pt") as file:
+    with safe_open(place / MEMORY_FILE, framework="pt") as file:
         for slot in weights.slots:
-            for name in MOMENTS:
-                if (tensor := memory.get(f"{slot.name}.{name}")) is None:
+            for name in MOMENT_NAMES:
+                tensor = memory.get(f"{slot.name}.{name}")
+                if tensor is None:
                     continue
-                is_part = isinstance(tensor, DTensor)
-                part = weights.part(slot) if is_part else slice(0, slot.shape.numel())
-                found = file.get_slice(f"0.{name}")[
-                    slot.start + part.start : slot.start + part.stop
-                ]
-                (weights.own(tensor) if is_part else tensor.view(-1)).copy_(found)
+                if isinstance(tensor, DTensor):
+                    part = weights.part(slot)
+                    target = weights.own(tensor)
+                else:
+                    part = slice(0, slot.shape.numel())
+                    target = tensor.view(-1)
+                flat = file.get_slice(f"0.{name}")
+                target.copy_(flat[slot.start + part.start : slot.start + part.stop])
 
 
 def prepare_shards(
     whole: Policy,
     device: torch.device,
     source: str,
-    wish: Model,
+    settings: Model,
     seed: int,
-    kind: type[ShardedPolicy] = ShardedPolicy,
+    policy_class: type[ShardedPolicy] = ShardedPolicy,
 ) -> ShardedPolicy:
     """Return a policy as the members of a scorer, its weights still whole and on the host."""
     base = whole.base_digest if whole.has_adapters else ""
-    held = [""] * distributed.get_world_size()
-    distributed.all_gather_object(held, f"{digest(whole.flat)} {base}")
-    if len(set(held)) > 1:
+    digests = [""] * distributed.get_world_size()
+    distributed.all_gather_object(digests, f"{digest(whole.flat)} {base}")
+    if len(set(digests)) > 1:
         raise ModelError(
             f"The processes of this run loaded different weights from {source}: is it the same"
             " everywhere?"
         )
-    policy = kind(
+    policy = policy_class(
         whole.model,
         whole.tokenizer,
         device,
         whole.flat,
         reference=whole.reference,
         source=source,
-        wish=wish,
+        settings=settings,
         seed=seed,
         base=base,
         size=whole.parameters,
@@ -374,13 +408,14 @@ def prepare_shards(
 
 
 def shard(
-    whole: Policy, device: torch.device, source: str, wish: Model, seed: int
+    whole: Policy, device: torch.device, source: str, settings: Model, seed: int
 ) -> ShardedPolicy:
     """Share a policy's weights out among all processes; it is taken apart."""
-    policy = prepare_shards(whole, device, source, wish, seed)
+    policy = prepare_shards(whole, device, source, settings, seed)
     if device.type == "cuda":
-        for model in (policy.model, policy.reference):
-            _ = model is not None and round_frozen(model)
+        round_frozen(policy.model)
+        if policy.reference is not None:
+            round_frozen(policy.reference)
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     for model, root in ((policy.core, policy.scorer), (policy.reference, policy.reference_scorer)):
         if model is None:

@@ -17,15 +17,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-GROUPS = {
+# Parts of parameter names by layer group; a norm inside attention is a norm.
+NAME_PARTS_BY_GROUP = {
     "embedding": ("embed", "lm_head", "wte"),
     "attention": ("attn", "attention"),
     "mlp": ("mlp", "feed_forward", "experts"),
     "norm": ("norm",),
 }
-# Names of norms and biases, as transformers' Trainer.get_decay_parameter_names has them (beside all
-# of nn.LayerNorm).
-NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+# Names of norms and biases, which weight decay leaves alone, as transformers'
+# Trainer.get_decay_parameter_names has them (beside all of nn.LayerNorm).
+NOT_DECAYED_PATTERN = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+
+
+# Of more weights than `MAX_MEASURED`, one block in so many is measured.
+MAX_MEASURED = 1 << 24
+BLOCK_SIZE = 4096
+MEASURED_BLOCK_EVERY = 16
+# Weights that are converted at once, so that a copy of all of them is never needed.
+CHUNK_SIZE = 1 << 24
+# Prime below 2^16, after which the factors of a fingerprint's weighted sum repeat.
+FACTOR_PERIOD = 65521
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,11 @@ class Slot:
     start: int  # its first element in the flat tensor
     shape: torch.Size
     decays: bool  # false for norms and biases, which weight decay leaves alone
+
+    @property
+    def stop(self) -> int:
+        """Place behind its last element in the flat tensor."""
+        return self.start + self.shape.numel()
 
 
 class Stretch(NamedTuple):
@@ -56,26 +72,31 @@ class FlatWeights:
 
     def __init__(self, model: nn.Module) -> None:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        named.sort(key=lambda item: [*GROUPS, "other"].index(group_of(item[0])))
-        kinds = {p.dtype for _, p in named}
-        assert len(kinds) == 1, f"weights that train must have one precision, not {kinds}"
-        total = sum(p.numel() for _, p in named)
-        device = named[0][1].device
-        dtype = kinds.pop()
+        order = [*NAME_PARTS_BY_GROUP, "other"]
+        named.sort(key=lambda item: order.index(group_of(item[0])))
+        self._parameters = [parameter for _, parameter in named]
+        dtypes = {parameter.dtype for parameter in self._parameters}
+        assert len(dtypes) == 1, f"weights that train must have one precision, not {dtypes}"
+        dtype = dtypes.pop()
+        device = self._parameters[0].device
+        total = sum(parameter.numel() for parameter in self._parameters)
         self.values = nn.Parameter(torch.empty(total, device=device, dtype=dtype))
         self.values.grad = torch.zeros(total, device=device, dtype=dtype)
+
+        layer_norms: list[str] = []  # prefixes of their parameters' names
+        for name, module in model.named_modules():
+            if isinstance(module, nn.LayerNorm):
+                layer_norms.append(f"{name}.")
         self.slots: list[Slot] = []
-        self._parameters = [p for _, p in named]
-        layer_norms = tuple(
-            f"{name}." for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)
-        )
         start = 0
         with torch.no_grad():
             for name, parameter in named:
-                decays = not (NOT_DECAYED.search(name.lower()) or name.startswith(layer_norms))
-                self.slots.append(Slot(name, group_of(name), start, parameter.shape, decays))
-                view = self.values.data[start : start + parameter.numel()].view(parameter.shape)
-                parameter.data = view.copy_(parameter)
+                is_norm_or_bias = bool(
+                    NOT_DECAYED_PATTERN.search(name.lower()) or name.startswith(tuple(layer_norms))
+                )
+                slot = Slot(name, group_of(name), start, parameter.shape, not is_norm_or_bias)
+                self.slots.append(slot)
+                parameter.data = self.view(slot).copy_(parameter)
                 start += parameter.numel()
         self.attach_gradients()
 
@@ -89,8 +110,9 @@ class FlatWeights:
         """Return a parameter's part of the flat tensor, or of another one of the same order, in its
         shape.
         """
-        whole = self.values.data if flat is None else flat
-        return whole[slot.start : slot.start + slot.shape.numel()].view(slot.shape)
+        if flat is None:
+            flat = self.values.data
+        return flat[slot.start : slot.stop].view(slot.shape)
 
     @property
     def total(self) -> int:
@@ -104,16 +126,16 @@ class FlatWeights:
 
     def stretches(self) -> list[Stretch]:
         """Return the weights that this process holds: here all, by layer group."""
-        return [
-            Stretch(group, span.start, self.values.data[span])
-            for group, span in self.spans().items()
-        ]
+        stretches: list[Stretch] = []
+        for group, span in self.spans().items():
+            stretches.append(Stretch(group, span.start, self.values.data[span]))
+        return stretches
 
-    def add_up(self, figures: Tensor) -> Tensor:
-        """Add up figures of all processes that hold a part, in place; return them. Here, they are
+    def sum_over_processes(self, sums: Tensor) -> Tensor:
+        """Add up, in place, sums of all processes that hold a part; return them. Here, they are
         whole already.
         """
-        return figures
+        return sums
 
     def put(self, slot: Slot, whole: Tensor) -> None:
         """Replace one parameter, in place."""
@@ -130,17 +152,19 @@ class FlatWeights:
         spans: dict[str, slice] = {}
         for slot in self.slots:
             first = spans.get(slot.group, slice(slot.start, slot.start)).start
-            spans[slot.group] = slice(first, slot.start + slot.shape.numel())
+            spans[slot.group] = slice(first, slot.stop)
         return spans
 
     def decayed(self) -> list[Tensor]:
         """Stretches of the flat tensor that weight decay shrinks, as views; neighbors are one."""
         edges: list[list[int]] = []
         for slot in self.slots:
-            if slot.decays and edges and edges[-1][1] == slot.start:
-                edges[-1][1] += slot.shape.numel()
-            elif slot.decays:
-                edges.append([slot.start, slot.start + slot.shape.numel()])
+            if not slot.decays:
+                continue
+            if edges and edges[-1][1] == slot.start:
+                edges[-1][1] = slot.stop
+            else:
+                edges.append([slot.start, slot.stop])
         return [self.values.data[start:stop] for start, stop in edges]
 
 
@@ -150,25 +174,20 @@ def group_of(name: str) -> str:
     """
     if "norm" in name:
         return "norm"
-    return next(
-        (group for group, words in GROUPS.items() if any(word in name for word in words)), "other"
-    )
-
-
-BLOCK = 4096
-EVERY = 16
-# Fewer weights than this are all measured.
-SMALL = 1 << 24
+    for group, parts in NAME_PARTS_BY_GROUP.items():
+        if any(part in name for part in parts):
+            return group
+    return "other"
 
 
 @dataclass(frozen=True)
 class Movement:
     """Change of the trained weights in a step."""
 
-    norm: float  # the length of all weights after it
-    update: float  # the length of the change
-    by_group: dict[str, float]  # the length of the change by layer group
-    changed: float  # the share of weights whose bits changed
+    norm: float  # length of all weights after it
+    update: float  # length of the change
+    by_group: dict[str, float]  # length of the change by layer group
+    changed: float  # share of weights whose bits changed
 
 
 class WeightMeter:
@@ -176,59 +195,65 @@ class WeightMeter:
 
     def __init__(self, weights: FlatWeights) -> None:
         self._weights = weights
-        self._every = 1 if weights.total < SMALL else EVERY
+        self._every = 1 if weights.total < MAX_MEASURED else MEASURED_BLOCK_EVERY
         self._before: list[Tensor] = []
 
     def before(self) -> None:
         """Remember the weights, ahead of a step's first update."""
-        self._before = [
-            self._measured(values).clone() for _, _, values in self._weights.stretches()
-        ]
+        self._before = []
+        for stretch in self._weights.stretches():
+            self._before.append(self._measured(stretch.values).clone())
 
     def after(self) -> Movement:
         """Measure the change, after a step's last update."""
         stretches = self._weights.stretches()
         groups = list(dict.fromkeys(slot.group for slot in self._weights.slots))
-        figures = torch.zeros(len(groups), 3, device=stretches[0].values.device)
-        for then, (group, _, values) in zip(self._before, stretches, strict=True):
-            now = self._measured(values)
-            figures[groups.index(group)] += change_of(
-                then, now, values.numel() / max(1, now.numel())
-            )
-        return movement_of(groups, self._weights.add_up(figures), self._weights.total)
+        changes = torch.zeros(len(groups), 3, device=stretches[0].values.device)
+        for before, stretch in zip(self._before, stretches, strict=True):
+            after = self._measured(stretch.values)
+            scale = stretch.values.numel() / max(1, after.numel())
+            changes[groups.index(stretch.group)] += change_of(before, after, scale)
+        changes = self._weights.sum_over_processes(changes)
+        return movement_of(groups, changes, self._weights.total)
 
     def digest(self) -> str:
         """Compute a fingerprint of the measured weights: processes that train together have the
         same.
         """
-        parts = ((start, self._measured(values)) for _, start, values in self._weights.stretches())
-        return _digest(parts, self._weights.add_up)
+        stretches = self._weights.stretches()
+        parts = [(stretch.start, self._measured(stretch.values)) for stretch in stretches]
+        return _digest(parts, self._weights.sum_over_processes)
 
-    def _measured(self, stretch: Tensor) -> Tensor:
-        blocks = stretch.numel() // BLOCK
-        if self._every == 1 or blocks < 2 * self._every:
-            return stretch
-        return stretch[: blocks * BLOCK].view(blocks, BLOCK)[:: self._every]
+    def _measured(self, values: Tensor) -> Tensor:
+        """Return those of a stretch's weights that are measured."""
+        n_blocks = values.numel() // BLOCK_SIZE
+        if self._every == 1 or n_blocks < 2 * self._every:
+            return values
+        blocks = values[: n_blocks * BLOCK_SIZE].view(n_blocks, BLOCK_SIZE)
+        return blocks[:: self._every]
 
 
-def change_of(then: Tensor, now: Tensor, scale: float) -> Tensor:
+def change_of(before: Tensor, after: Tensor, scale: float) -> Tensor:
     """Sum up a layer group's squared change, squared weights and changed weights; `scale` is
     weights per sampled one.
 
     The sums stay on the device, so that a caller need not wait for it.
     """
-    moved = (now.float() - then.float()).square().sum() * scale
-    return torch.stack([moved, now.float().square().sum() * scale, (now != then).sum() * scale])
+    squared_change = (after.float() - before.float()).square().sum() * scale
+    squared_weights = after.float().square().sum() * scale
+    n_changed = (after != before).sum() * scale
+    return torch.stack([squared_change, squared_weights, n_changed])
 
 
-def movement_of(groups: Iterable[str], figures: Tensor, total: int) -> Movement:
+def movement_of(groups: Iterable[str], changes: Tensor, total: int) -> Movement:
     """Make the movement of all weights from `change_of` each layer group."""
-    moved, length, changed = figures.double().cpu().unbind(1)
+    squared_change, squared_weights, n_changed = changes.double().cpu().unbind(1)
+    update_by_group = squared_change.sqrt().tolist()
     return Movement(
-        norm=float(length.sum().sqrt()),
-        update=float(moved.sum().sqrt()),
-        by_group={group: float(m.sqrt()) for group, m in zip(groups, moved, strict=True)},
-        changed=min(1.0, float(changed.sum()) / total),
+        norm=float(squared_weights.sum().sqrt()),
+        update=float(squared_change.sum().sqrt()),
+        by_group=dict(zip(groups, update_by_group, strict=True)),
+        changed=min(1.0, float(n_changed.sum()) / total),
     )
 
 
@@ -238,55 +263,61 @@ def movable_share(weights: FlatWeights, lr: float) -> float:
     Adam's update is about the learning rate for every weight, whatever its gradient; a bf16 weight
     moves only if that exceeds half the distance to its neighbor (about |w| / 512).
     """
-    moved = torch.stack([_movable(values, lr) for _, _, values in weights.stretches()]).sum()
-    return float(weights.add_up(moved)) / weights.total
+    counts = [_count_movable(stretch.values, lr) for stretch in weights.stretches()]
+    n_movable = weights.sum_over_processes(torch.stack(counts).sum())
+    return float(n_movable) / weights.total
 
 
 def movable_part(values: Tensor, lr: float) -> float:
     """Return the same share of some weights."""
-    return float(_movable(values, lr)) / values.numel()
+    return float(_count_movable(values, lr)) / values.numel()
 
 
-def _movable(values: Tensor, lr: float) -> Tensor:
-    moved = torch.zeros((), dtype=torch.long, device=values.device)
-    for chunk in torch.split(values, 1 << 24):
-        moved += ((chunk.float() - lr).to(chunk.dtype) != chunk).sum()
-    return moved
+def _count_movable(values: Tensor, lr: float) -> Tensor:
+    count = torch.zeros((), dtype=torch.long, device=values.device)
+    for chunk in torch.split(values, CHUNK_SIZE):
+        count += ((chunk.float() - lr).to(chunk.dtype) != chunk).sum()
+    return count
 
 
 def digest(weights: FlatWeights) -> str:
     """Compute a fingerprint of the weights' bits, on their device; equal weights have equal
     fingerprints.
     """
-    return _digest(((start, values) for _, start, values in weights.stretches()), weights.add_up)
+    parts = [(stretch.start, stretch.values) for stretch in weights.stretches()]
+    return _digest(parts, weights.sum_over_processes)
 
 
 def digest_of(tensors: Iterable[Tensor]) -> str:
     """Compute the fingerprint of several tensors as if they stood side by side."""
 
-    def placed() -> Iterable[tuple[int, Tensor]]:
+    def with_starts() -> Iterable[tuple[int, Tensor]]:
         start = 0
         for values in tensors:
             yield start, values
             start += values.numel()
 
-    return _digest(placed(), lambda sums: sums)
+    return _digest(with_starts(), lambda sums: sums)
 
 
-def _digest(parts: Iterable[tuple[int, Tensor]], add_up: Callable[[Tensor], Tensor]) -> str:
+def _digest(
+    parts: Iterable[tuple[int, Tensor]], sum_over_processes: Callable[[Tensor], Tensor]
+) -> str:
+    """Compute a fingerprint of parts with their places: the sum of all bits, and the same with a
+    factor by place.
+    """
     # Sums wrap at 64 bits, on every device alike: those of parts add up to those of the whole.
     sums = torch.zeros(2, dtype=torch.long)
     device = sums.device
     for start, values in parts:
         device = values.device
-        bits = (
-            values.detach()
-            .reshape(-1)
-            .view(torch.int32 if values.element_size() == 4 else torch.int16)
-        )
-        for chunk in torch.split(bits, 1 << 24):
-            places = torch.arange(start, start + chunk.numel(), device=device) % 65521 + 1
-            sums += torch.stack([chunk.long().sum(), (chunk.long() * places).sum()]).cpu()
-            start += chunk.numel()
-    plain, weighted = add_up(sums.to(device)).tolist()
+        int_dtype = torch.int32 if values.element_size() == 4 else torch.int16
+        bits = values.detach().reshape(-1).view(int_dtype)
+        for chunk in torch.split(bits, CHUNK_SIZE):
+            stop = start + chunk.numel()
+            factors = torch.arange(start, stop, device=device) % FACTOR_PERIOD + 1
+            words = chunk.long()
+            sums += torch.stack([words.sum(), (words * factors).sum()]).cpu()
+            start = stop
+    plain, weighted = sum_over_processes(sums.to(device)).tolist()
     return f"{plain % 2**64:016x}{weighted % 2**64:016x}"

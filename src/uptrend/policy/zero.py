@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, distributed, nn
 
 from uptrend.config import Learning, Model
-from uptrend.policy.optimizer import FILE, MOMENTS, Applied, Optimizer
+from uptrend.policy.optimizer import MEMORY_FILE, MOMENT_NAMES, Applied, Optimizer, clip_factor
 from uptrend.policy.policy import Policy
 from uptrend.policy.sharded import (
     ShardedPolicy,
@@ -49,38 +49,41 @@ class ZeroWeights(ShardedWeights):
         self.engine = engine
 
     def part(self, slot: Slot) -> slice:
-        size = -(-slot.shape.numel() // self.count)
-        all_of_it = slot.shape.numel()
-        return slice(min(all_of_it, size * self.rank), min(all_of_it, size * (self.rank + 1)))
+        total = slot.shape.numel()
+        size_each = -(-total // self.world_size)
+        start = min(total, size_each * self.rank)
+        stop = min(total, size_each * (self.rank + 1))
+        return slice(start, stop)
 
     def own(self, parameter: Any) -> Tensor:
-        part = self.part(
-            self.slots[next(i for i, p in enumerate(self.parameters) if p is parameter)]
-        )
-        held: Tensor = parameter.ds_tensor.data
-        return held[: part.stop - part.start]  # what follows fills up
+        # By identity: == of tensors compares their elements.
+        index = next(i for i, each in enumerate(self.parameters) if each is parameter)
+        part = self.part(self.slots[index])
+        local: Tensor = parameter.ds_tensor.data
+        return local[: part.stop - part.start]  # without padding, which is behind them
 
     def whole(self, slot: Slot) -> Tensor:
         from deepspeed import zero
 
-        parameter = self.parameters[self.slots.index(slot)]
+        parameter = self.parameter(slot)
         with zero.GatheredParameters([parameter]):
-            found: Tensor = parameter.data.clone()
-        return found
+            gathered: Tensor = parameter.data.clone()
+        return gathered
 
     def put(self, slot: Slot, whole: Tensor) -> None:
         from deepspeed.utils import safe_set_local_fp32_param
 
         super().put(slot, whole)
-        parameter = self.parameters[self.slots.index(slot)]
+        parameter = self.parameter(slot)
         safe_set_local_fp32_param(parameter, parameter.ds_tensor.data)
 
-    def settle(self) -> None:
+    def renew_copies(self) -> None:
         """Renew the whole copies that DeepSpeed keeps of small parameters, after `put`."""
-        kept = self.engine.optimizer.persistent_parameters
-        if kept:
-            kept[0].partition(kept)
-            kept[0].all_gather(kept)
+        parameters = self.engine.optimizer.persistent_parameters
+        if parameters:
+            # Methods of any parameter, for a list of them.
+            parameters[0].partition(parameters)
+            parameters[0].all_gather(parameters)
 
 
 class ZeroOptimizer(Optimizer):
@@ -103,60 +106,65 @@ class ZeroOptimizer(Optimizer):
         if self._zero.overflow:
             return Applied(float("nan"), float("nan"), skipped=True)
         norm = float(self._zero._global_grad_norm)
-        shrink = min(1.0, self._max_norm / (norm + 1e-6)) if self._max_norm > 0 else 1.0
-        return Applied(norm, norm * shrink, skipped=False)
+        return Applied(norm, norm * clip_factor(norm, self._max_norm), skipped=False)
 
     def save(self, place: Path) -> None:
-        """Gather what all remember, one parameter after the other; rank 0 writes it as one process
-        would.
+        """Gather the memories of all processes, one parameter after the other; rank 0 writes them
+        as one process would.
         """
         from deepspeed.utils import safe_get_full_optimizer_state
 
-        memory = dict[str, Tensor]()
-        is_first = self._weights.rank == 0
-        for name in MOMENTS if self.has_memory else ():
-            flat = torch.zeros(self._weights.total if is_first else 0)
-            for slot, parameter in zip(self._weights.slots, self._weights.parameters, strict=True):
-                found = safe_get_full_optimizer_state(parameter, name)
+        weights = self._weights
+        is_first = weights.rank == 0
+        memory: dict[str, Tensor] = {}
+        for name in MOMENT_NAMES if self.has_memory else ():
+            flat = torch.zeros(weights.total if is_first else 0)
+            for slot, parameter in zip(weights.slots, weights.parameters, strict=True):
+                moment = safe_get_full_optimizer_state(parameter, name)  # all have to call it
                 if is_first:
-                    flat[slot.start : slot.start + slot.shape.numel()] = found.reshape(-1).cpu()
+                    flat[slot.start : slot.stop] = moment.reshape(-1).cpu()
             memory[f"0.{name}"] = flat
-        if is_first:
-            if memory:
-                step = next(iter(self.adamw.state.values()))["step"]
-                memory["0.step"] = torch.as_tensor(step).float().reshape(1).cpu()
-            save_file(memory, place / FILE)
+        if not is_first:
+            return
+        if memory:
+            step = next(iter(self.adamw.state.values()))["step"]
+            memory["0.step"] = torch.as_tensor(step).float().reshape(1).cpu()
+        save_file(memory, place / MEMORY_FILE)
 
     def load(self, place: Path) -> bool:
         from deepspeed.utils import safe_set_local_optimizer_state
 
-        self._weights.settle()
-        if not (found := read_step(place)):
-            return found is not None
-        for part in self._zero.fp32_partitioned_groups_flat:
-            empty = {name: torch.zeros_like(part) for name in MOMENTS}
-            self.adamw.state[part] = {"step": torch.tensor(float(found)), **empty}
+        self._weights.renew_copies()
+        step = read_step(place)
+        if step is None:
+            return False
+        if step == 0:  # without a memory
+            return True
+        for group in self._zero.fp32_partitioned_groups_flat:
+            empty = {name: torch.zeros_like(group) for name in MOMENT_NAMES}
+            self.adamw.state[group] = {"step": torch.tensor(float(step)), **empty}
         for slot, parameter in zip(self._weights.slots, self._weights.parameters, strict=True):
-            for name in MOMENTS:
+            part = self._weights.part(slot)
+            for name in MOMENT_NAMES:
                 whole = torch.zeros(slot.shape)
                 load_memory(place, {f"{slot.name}.{name}": whole}, self._weights)
                 own = torch.zeros(parameter.ds_tensor.numel())
-                part = self._weights.part(slot)
                 own[: part.stop - part.start] = whole.reshape(-1)[part]
                 safe_set_local_optimizer_state(parameter, own, name)
         return True
 
 
-def settings(learning: Learning) -> dict[str, Any]:
+def deepspeed_settings(learning: Learning) -> dict[str, Any]:
     """Return DeepSpeed's settings: the layout from accelerate's environment, the rest from the
     recipe.
     """
-    found: dict[str, Any] = {"zero_optimization": {"stage": 3}}
+    environment: dict[str, Any] = {"zero_optimization": {"stage": 3}}
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
         from accelerate.utils import DeepSpeedPlugin
 
-        found = DeepSpeedPlugin().deepspeed_config
-    layout = {key: value for key, value in found["zero_optimization"].items() if value != "auto"}
+        environment = DeepSpeedPlugin().deepspeed_config
+    zero_settings = environment["zero_optimization"]
+    layout = {key: value for key, value in zero_settings.items() if value != "auto"}
     if layout.get("stage") != 3:
         raise ConfigError(
             f"DeepSpeed is asked for ZeRO stage {layout.get('stage')}: use zero_stage: 3, or"
@@ -175,7 +183,7 @@ def settings(learning: Learning) -> dict[str, Any]:
 
 
 def shard_by_deepspeed(
-    whole: Policy, device: torch.device, source: str, wish: Model, seed: int, learning: Learning
+    whole: Policy, device: torch.device, source: str, settings: Model, seed: int, learning: Learning
 ) -> ShardedPolicy:
     """Share a policy's weights out among all processes; it is taken apart."""
     need_adamw(learning)
@@ -189,18 +197,19 @@ def shard_by_deepspeed(
     except ImportError:
         raise MissingExtra("deepspeed", "deepspeed") from None
 
-    asked = settings(learning)
+    engine_settings = deepspeed_settings(learning)
     deepspeed.logger.setLevel("ERROR")
-    # DeepSpeed's calls
+    # DeepSpeed calls functions of torch that are about to change.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    policy = prepare_shards(whole, device, source, wish, seed, ZeroPolicy)
+    policy = prepare_shards(whole, device, source, settings, seed, ZeroPolicy)
     named = dict(policy.model.named_parameters())
     for parameter in named.values():
         parameter.data = parameter.data.clone()  # not a view of the flat one
-    groups = by_decay(whole.flat.slots, [named[slot.name] for slot in whole.flat.slots], learning)
+    trained = [named[slot.name] for slot in whole.flat.slots]
+    groups = by_decay(whole.flat.slots, trained, learning)
     adamw = torch.optim.AdamW(groups, lr=learning.lr, betas=(learning.beta1, learning.beta2))
     policy.scorer, *_ = deepspeed.initialize(
-        model=policy.scorer.to(device), optimizer=adamw, config=asked
+        model=policy.scorer.to(device), optimizer=adamw, config=engine_settings
     )
     policy.flat = ZeroWeights(whole.flat.slots, policy.model, policy.scorer)
     return policy

@@ -33,11 +33,24 @@ from uptrend.records.rollout import (
 
 SCHEMA_VERSION = 2
 
-_PART = pa.struct(
-    [("name", pa.string()), *((name, pa.float64()) for name in ("value", "low", "high", "weight"))]
+PART_TYPE = pa.struct(
+    [
+        ("name", pa.string()),
+        ("value", pa.float64()),
+        ("low", pa.float64()),
+        ("high", pa.float64()),
+        ("weight", pa.float64()),
+    ]
 )
-_MESSAGE = pa.struct([(name, pa.string()) for name in ("role", "content", "calls", "problem")])
-_COMMAND = pa.struct(
+MESSAGE_TYPE = pa.struct(
+    [
+        ("role", pa.string()),
+        ("content", pa.string()),
+        ("calls", pa.string()),
+        ("problem", pa.string()),
+    ]
+)
+COMMAND_TYPE = pa.struct(
     [
         ("turn", pa.int32()),
         ("command", pa.string()),
@@ -50,9 +63,9 @@ _COMMAND = pa.struct(
     ]
 )
 # Columns that are fields of a rollout as they are.
-_SAME = ("step", "group", "index", "task", "family", "answer", "seed", "error", "seconds")
+PLAIN_COLUMNS = ("step", "group", "index", "task", "family", "answer", "seed", "error", "seconds")
 # Token columns that every sequence has; the others are empty until an update has seen it.
-_OF_THE_SAMPLER = ("turns", "roles", "versions", "sampler")
+SAMPLER_COLUMNS = ("turns", "roles", "versions", "sampler")
 
 TOKEN_COLUMNS: dict[str, pa.DataType] = {
     "ids": pa.int32(),
@@ -79,18 +92,18 @@ ROLLOUT_SCHEMA = pa.schema(
         ("family", pa.string()),
         ("answer", pa.string()),
         ("seed", pa.int64()),
-        ("messages", pa.list_(_MESSAGE)),
+        ("messages", pa.list_(MESSAGE_TYPE)),
         ("reward", pa.float64()),
         ("reward_low", pa.float64()),
         ("reward_high", pa.float64()),
         ("correct", pa.bool_()),
-        ("parts", pa.list_(_PART)),
+        ("parts", pa.list_(PART_TYPE)),
         ("turn_rewards", pa.list_(pa.float64())),
         ("ended", pa.string()),
         ("error", pa.string()),
         ("seconds", pa.float64()),
         ("kept", pa.bool_()),
-        ("commands", pa.list_(_COMMAND)),
+        ("commands", pa.list_(COMMAND_TYPE)),
         ("sandbox_failures", pa.int32()),
         *((name, pa.list_(kind)) for name, kind in TOKEN_COLUMNS.items()),
     ],
@@ -104,60 +117,66 @@ def column_meanings() -> Mapping[str, str]:
 
 
 def rollouts_table(run: str, rollouts: Iterable[Rollout]) -> pa.Table:
-    """Make the rows of some rollouts; one that failed before its first token has a row too, without
-    tokens.
+    """Return the rows of some rollouts; one that failed before its first token has a row too,
+    without tokens.
     """
-    pairs = [(r, i, s) for r in rollouts for i, s in enumerate(r.sequences or (None,))]
-    rows = [_row_of(r) | {"run": run, "sequence": i} for r, i, _ in pairs]
-    columns = [
-        (
-            _token_column([s for _, _, s in pairs], field.name)
-            if field.name in TOKEN_COLUMNS
-            else pa.array([row[field.name] for row in rows], field.type)
-        )
-        for field in ROLLOUT_SCHEMA
-    ]
+    rows: list[dict[str, Any]] = []
+    sequences: list[Sequence | None] = []  # by row
+    for rollout in rollouts:
+        values = _to_row(rollout)
+        for number, sequence in enumerate(rollout.sequences or (None,)):
+            rows.append(values | {"run": run, "sequence": number})
+            sequences.append(sequence)
+
+    columns = []
+    for field in ROLLOUT_SCHEMA:
+        if field.name in TOKEN_COLUMNS:
+            columns.append(_token_column(sequences, field.name))
+        else:
+            columns.append(pa.array([row[field.name] for row in rows], field.type))
     return pa.Table.from_arrays(columns, schema=ROLLOUT_SCHEMA)
 
 
-def _row_of(r: Rollout) -> dict[str, Any]:
-    reward = r.reward
-    return {name: getattr(r, name) for name in _SAME} | {
-        "messages": [_message(m) for m in r.messages],
-        "reward": None if reward is None else reward.total,
-        "reward_low": None if reward is None else _known(reward.low),
-        "reward_high": None if reward is None else _known(reward.high),
-        "correct": None if reward is None else reward.correct,
-        "parts": [] if reward is None else [_part(part) for part in reward.parts],
-        "turn_rewards": list(reward.turns) if reward is not None and reward.turns else None,
-        "ended": str(r.ended),
-        "kept": r.kept,
-        "commands": [vars(command) for command in r.commands],
-        "sandbox_failures": r.sandbox_failures,
-    }
+def _to_row(rollout: Rollout) -> dict[str, Any]:
+    """Return the columns that all sequences of a rollout share."""
+    row = {name: getattr(rollout, name) for name in PLAIN_COLUMNS}
+    row["messages"] = [_to_message_row(message) for message in rollout.messages]
+    row["ended"] = str(rollout.ended)
+    row["kept"] = rollout.kept
+    row["commands"] = [vars(command) for command in rollout.commands]
+    row["sandbox_failures"] = rollout.sandbox_failures
+
+    reward = rollout.reward
+    if reward is None:
+        row |= dict.fromkeys(("reward", "reward_low", "reward_high", "correct", "turn_rewards"))
+        row["parts"] = []
+        return row
+    row["reward"] = reward.total
+    row["reward_low"] = _nan_to_null(reward.low)
+    row["reward_high"] = _nan_to_null(reward.high)
+    row["correct"] = reward.correct
+    row["turn_rewards"] = list(reward.turns) or None
+    row["parts"] = []
+    for part in reward.parts:
+        bounds = {"low": _nan_to_null(part.low), "high": _nan_to_null(part.high)}
+        row["parts"].append(vars(part) | bounds)
+    return row
 
 
-def _known(bound: float) -> float | None:
+def _nan_to_null(bound: float) -> float | None:
     return None if math.isnan(bound) else bound
 
 
-def _bound(kept: float | None) -> float:
-    return math.nan if kept is None else kept
+def _null_to_nan(bound: float | None) -> float:
+    return math.nan if bound is None else bound
 
 
-def _part(part: Part) -> dict[str, Any]:
-    if math.isnan(part.low) or math.isnan(part.high):
-        return vars(part) | {"low": _known(part.low), "high": _known(part.high)}
-    return vars(part)
-
-
-def _message(message: Message) -> dict[str, str | None]:
+def _to_message_row(message: Message) -> dict[str, str | None]:
     calls = [{"name": call.name, "arguments": dict(call.arguments)} for call in message.calls]
-    said = json.dumps(calls, ensure_ascii=False) if calls else None
     return {
         "role": message.role,
         "content": message.content,
-        "calls": said,
+        "calls": json.dumps(calls, ensure_ascii=False) if calls else None,
         "problem": message.problem or None,
     }
 
@@ -167,29 +186,47 @@ def _token_column(sequences: list[Sequence | None], name: str) -> pa.Array:
     become null.
     """
     kind = TOKEN_COLUMNS[name]
-    found: list[Any] = [None if s is None else getattr(s, name) for s in sequences]
-    # A list of lists has the inner ones' sizes in the place of its values.
-    arrays: list[NDArray[Any] | None] = [a[0] if isinstance(a, tuple) else a for a in found]
-    present = [a for a in arrays if a is not None]
+    values: list[Any] = []  # by row
+    for sequence in sequences:
+        values.append(None if sequence is None else getattr(sequence, name))
+    present = [value for value in values if value is not None]
+
+    # The items of all lists, one after another.
     if pa.types.is_list(kind):
-        inner = np.concatenate([np.zeros(0, np.int32), *(a[1] for a in found if a is not None)])
-        items = pa.ListArray.from_arrays(
-            _offsets([int(n) for a in present for n in a]), pa.array(inner, pa.int32())
-        )
+        items = _concatenate_lists(present)
+        sizes = [0 if value is None else len(value[0]) for value in values]
     else:
-        values = np.concatenate(present) if present else np.zeros(0, kind.to_pandas_dtype())
-        missing = (
-            values < 0 if name == "versions" else np.isnan(values) if kind == pa.float32() else None
-        )
-        items = pa.array(values, kind, mask=missing)
-    column = pa.ListArray.from_arrays(_offsets([0 if a is None else len(a) for a in arrays]), items)
-    if len(present) == len(arrays):
+        items = _concatenate_numbers(present, name)
+        sizes = [0 if value is None else len(value) for value in values]
+    column = pa.ListArray.from_arrays(_offsets(sizes), items)
+    if len(present) == len(values):
         return column
-    absent = pa.array([a is None for a in arrays])
-    return pc.if_else(absent, pa.scalar(None, pa.list_(kind)), column)
+    is_absent = pa.array([value is None for value in values])
+    return pc.if_else(is_absent, pa.scalar(None, pa.list_(kind)), column)
 
 
-def _offsets(sizes: list[int]) -> pa.Array:
+def _concatenate_numbers(arrays: list[NDArray[Any]], name: str) -> pa.Array:
+    kind = TOKEN_COLUMNS[name]
+    numbers = np.concatenate(arrays) if arrays else np.zeros(0, kind.to_pandas_dtype())
+    is_null = None
+    if name == "versions":
+        is_null = numbers < 0
+    elif kind == pa.float32():
+        is_null = np.isnan(numbers)
+    return pa.array(numbers, kind, mask=is_null)
+
+
+def _concatenate_lists(pairs: list[tuple[NDArray[Any], NDArray[Any]]]) -> pa.Array:
+    """Return the inner lists of a column of lists of lists, each row a pair of their sizes and all
+    their items.
+    """
+    no_items = np.zeros(0, np.int32)
+    sizes = np.concatenate([no_items, *(sizes for sizes, _ in pairs)])
+    items = np.concatenate([no_items, *(items for _, items in pairs)])
+    return pa.ListArray.from_arrays(_offsets(sizes), pa.array(items, pa.int32()))
+
+
+def _offsets(sizes: list[int] | NDArray[Any]) -> pa.Array:
     return pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
 
 
@@ -197,18 +234,20 @@ def rollouts_of(table: pa.Table) -> list[Rollout]:
     """Return the rollouts of a table, in its order; a row whose sequence is 0 begins the next
     one.
     """
-    table = pa.concat_tables(
-        [ROLLOUT_SCHEMA.empty_table(), table], promote_options="default"
-    ).combine_chunks()
+    # Columns that an older version lacks become null.
+    tables = [ROLLOUT_SCHEMA.empty_table(), table]
+    table = pa.concat_tables(tables, promote_options="default").combine_chunks()
     rows = table.drop_columns(list(TOKEN_COLUMNS)).to_pylist()
-    columns = {name: _arrays(table[name], name) for name in TOKEN_COLUMNS}
-    starts = [*find_first_rows(table).tolist(), len(rows)]
-    return [_rollout_of(rows[a], _sequences(columns, range(a, b))) for a, b in pairwise(starts)]
+    columns = {name: _to_arrays(table[name], name) for name in TOKEN_COLUMNS}
+    rollouts = []
+    for start, end in pairwise([*find_first_rows(table).tolist(), len(rows)]):
+        rollouts.append(_rollout_of(rows[start], _sequences_of(columns, range(start, end))))
+    return rollouts
 
 
 def find_first_rows(table: pa.Table) -> NDArray[np.int64]:
-    """Return the first row of each rollout: one whose sequence is 0, or is not known; and the first
-    of all.
+    """Return the first row of each rollout: the table's first, and each whose sequence is 0 or
+    unknown.
     """
     sequence = pc.fill_null(table["sequence"].combine_chunks(), 0).to_numpy(zero_copy_only=False)
     begins = ~(sequence > 0)
@@ -217,71 +256,86 @@ def find_first_rows(table: pa.Table) -> NDArray[np.int64]:
 
 
 def _rollout_of(row: dict[str, Any], sequences: tuple[Sequence, ...]) -> Rollout:
-    low, high = (_bound(row[key]) for key in ("reward_low", "reward_high"))
-    parts = tuple(
-        Part(part["name"], part["value"], _bound(part["low"]), _bound(part["high"]), part["weight"])
-        for part in row["parts"] or ()
-    )
-    turns = tuple(row["turn_rewards"] or ())
+    commands: list[Executed] = []
+    for command in row["commands"] or ():
+        # `said` is null in rows from before outputs were recorded.
+        commands.append(Executed(**(command | {"said": command["said"] or ""})))
     return Rollout(
-        **{name: row[name] for name in _SAME},
-        messages=tuple(_message_of(m) for m in row["messages"] or ()),
+        **{name: row[name] for name in PLAIN_COLUMNS},
+        messages=tuple(_message_of(message) for message in row["messages"] or ()),
         sequences=sequences,
-        reward=(
-            None
-            if row["reward"] is None
-            else Reward(row["reward"], low, high, row["correct"], parts, turns)
-        ),
+        reward=_reward_of(row),
         ended=Ending(row["ended"]),
-        kept=row["kept"] is not False,  # null where it was written before groups could be dropped
-        # `said` is null where it was written before outputs were kept
-        commands=tuple(
-            Executed(**(command | {"said": command["said"] or ""}))
-            for command in row["commands"] or ()
-        ),
+        kept=row["kept"] is not False,  # null in rows from before groups could be dropped
+        commands=tuple(commands),
         sandbox_failures=row["sandbox_failures"] or 0,
     )
 
 
-def _message_of(said: dict[str, Any]) -> Message:
-    calls = tuple(
-        ToolCall(call["name"], call["arguments"]) for call in json.loads(said["calls"] or "[]")
+def _reward_of(row: dict[str, Any]) -> Reward | None:
+    if row["reward"] is None:
+        return None
+    parts: list[Part] = []
+    for part in row["parts"] or ():
+        low = _null_to_nan(part["low"])
+        high = _null_to_nan(part["high"])
+        parts.append(Part(part["name"], part["value"], low, high, part["weight"]))
+    return Reward(
+        total=row["reward"],
+        low=_null_to_nan(row["reward_low"]),
+        high=_null_to_nan(row["reward_high"]),
+        correct=row["correct"],
+        parts=tuple(parts),
+        turns=tuple(row["turn_rewards"] or ()),
     )
-    return Message(said["role"], said["content"], calls, said["problem"] or "")
 
 
-def _sequences(columns: dict[str, list[NDArray[Any] | None]], rows: range) -> tuple[Sequence, ...]:
-    sampled = [at for at in rows if columns["ids"][at] is not None]
-    if lacking := [name for name in _OF_THE_SAMPLER for at in sampled if columns[name][at] is None]:
-        raise RecordError(
-            f"These rollouts have no column {lacking[0]}: not all that was sampled was kept."
-        )
-    arrays: list[dict[str, Any]] = [
-        {name: column[at] for name, column in columns.items()} for at in sampled
-    ]
-    return tuple(Sequence(**each) for each in arrays)
+def _message_of(row: dict[str, Any]) -> Message:
+    calls = json.loads(row["calls"] or "[]")
+    tool_calls = tuple(ToolCall(call["name"], call["arguments"]) for call in calls)
+    return Message(row["role"], row["content"], tool_calls, row["problem"] or "")
 
 
-def _arrays(column: pa.ChunkedArray, name: str) -> list[Any]:
-    """Return a list column as one array per row, None where the list is null; nulls become NaN, or
-    -1 for versions.
+def _sequences_of(
+    columns: dict[str, list[NDArray[Any] | None]], rows: range
+) -> tuple[Sequence, ...]:
+    """Return the sequences of a rollout's rows; a row without tokens has none."""
+    rows_with_tokens = [row for row in rows if columns["ids"][row] is not None]
+    for name in SAMPLER_COLUMNS:
+        if any(columns[name][row] is None for row in rows_with_tokens):
+            raise RecordError(
+                f"These rollouts have no column {name}: not all that was sampled was kept."
+            )
+    sequences = []
+    for row in rows_with_tokens:
+        arrays: dict[str, Any] = {name: column[row] for name, column in columns.items()}
+        sequences.append(Sequence(**arrays))
+    return tuple(sequences)
 
-    Lists of lists become pairs: the sizes of the inner ones, and their values in a row.
+
+def _to_arrays(column: pa.ChunkedArray, name: str) -> list[Any]:
+    """Return a list column as one array per row, None where the list is null; null items become
+    NaN, or -1 for versions.
+
+    Lists of lists become pairs: the sizes of the inner ones, and their items one after another.
     """
     lists = column.combine_chunks()
     kind = TOKEN_COLUMNS[name]
-    flat = lists.flatten()
-    absent = lists.is_null().to_pylist()
+    items = lists.flatten()
+    arrays: Iterable[Any]
     if pa.types.is_list(kind):
-        sizes = _split(count_items(flat), count_items(lists))
-        values = _split(
-            flat.flatten().to_numpy(zero_copy_only=False),
-            np.array([each.sum() for each in sizes], int),
-        )
-        return [None if gone else (n, v) for gone, n, v in zip(absent, sizes, values, strict=True)]
-    plain = (pc.fill_null(flat, -1) if name == "versions" else flat).to_numpy(zero_copy_only=False)
-    parts = _split(plain.astype(kind.to_pandas_dtype(), copy=False), count_items(lists))
-    return [None if gone else part for gone, part in zip(absent, parts, strict=True)]
+        sizes = _split(count_items(items), count_items(lists))
+        inner_items = items.flatten().to_numpy(zero_copy_only=False)
+        totals = np.array([row_sizes.sum() for row_sizes in sizes], int)
+        arrays = zip(sizes, _split(inner_items, totals), strict=True)
+    else:
+        if name == "versions":
+            items = pc.fill_null(items, -1)
+        numbers = items.to_numpy(zero_copy_only=False)
+        numbers = numbers.astype(kind.to_pandas_dtype(), copy=False)
+        arrays = _split(numbers, count_items(lists))
+    is_null = lists.is_null().to_pylist()
+    return [None if null else array for array, null in zip(arrays, is_null, strict=True)]
 
 
 def count_items(lists: pa.ListArray) -> NDArray[np.int32]:

@@ -1,11 +1,11 @@
-"""A vLLM server for a recipe: its command and environment, and a process that is watched and
-started again.
+"""A vLLM server for a recipe: its command and environment, and a supervisor that starts it again if
+it dies.
 
     python -P -m uptrend.rollout.vllm_supervisor
 
-is the watcher: it ends a server whose supervisor is gone, since one that was killed can't do so
-itself. The supervisor names the server's process group in a request, and its own end is the end of
-stdin.
+is the watcher, a second process that ends the server when the supervisor is gone, because a killed
+supervisor can't. The supervisor names the server's process group in a request; when it ends, so
+does the watcher's stdin.
 """
 
 import contextlib
@@ -32,24 +32,38 @@ from uptrend.records.worker_process import WorkerDied, WorkerProcess, answer_req
 from uptrend.rollout import vllm_worker
 from uptrend.rollout.http import is_loopback
 
-# Environment variable with the folder that a run and its servers share, where they are not on one
-# machine.
-SHARED = "UPTREND_WEIGHTS"
-KEY = "VLLM_API_KEY"  # environment variable with a server's key, as vLLM itself reads it
-IMAGE = "vllm/vllm-openai:v0.32.0"
-INSIDE = "/uptrend"  # folder of the worker extension in a container
-MODULE = "uptrend_worker"  # name under which vLLM imports it
-RESTARTS = 3  # times that a server is started again within `SOON` of its last start
-SOON = 600.0  # seconds
-OURS = ("--host", "--port", "--api-key")  # vLLM's options that decide who reaches a server
-WATCH_S = 5.0  # seconds for an answer of the watcher
-END_S = 20.0  # seconds that a server gets to end by itself, and to clean up
-# Not LoRA's: PEFT adapts every linear module but the output layer.
-NO_TARGETS = ("embed", "lm_head", "norm", "wte", "wpe")
+# Environment variable with the folder that a run and its servers share, if they are on several
+# machines.
+WEIGHTS_FOLDER_VARIABLE = "UPTREND_WEIGHTS"
+KEY_VARIABLE = "VLLM_API_KEY"  # environment variable with a server's key, as vLLM itself reads it
+DOCKER_IMAGE = "vllm/vllm-openai:v0.32.0"
+CONTAINER_FOLDER = "/uptrend"  # folder of the worker extension in a container
+WORKER_MODULE = "uptrend_worker"  # name under which vLLM imports the worker extension
+# vLLM's options that decide who reaches a server.
+PROTECTED_OPTIONS = ("--host", "--port", "--api-key")
+# Characters, dashes included, from which on vLLM takes the beginning of an option's name.
+MIN_OPTION_LENGTH = 4
+# Parts of the names of 2-d weights that have no adapter. Not LoRA's own list: PEFT adapts every
+# linear module but the output layer.
+UNADAPTED_MODULES = ("embed", "lm_head", "norm", "wte", "wpe")
+# Values that vLLM takes for --max-lora-rank.
+VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+# Tokens of a batch without chunked prefill: a prompt is read in one, so at least the longest.
+MIN_BATCHED_TOKENS = 8192
+
+# A server that dies again this soon after its last start, this many times, is given up.
+MAX_RESTARTS = 3
+RESTART_WINDOW_S = 600.0
+HEALTH_POLL_S = 0.5
+PROGRESS_PERIOD_S = 10.0  # between lines of a starting server's log that are shown
+STATUS_TIMEOUT_S = 5.0  # for a reply to a request without a key
+WATCHER_TIMEOUT_S = 5.0  # for an answer of the watcher
+END_TIMEOUT_S = 20.0  # for a server to end by itself, and to clean up
+END_POLL_S = 0.1
 
 
 @dataclass(frozen=True)
-class Served:
+class ServerPlan:
     """A server's command line, with what it needs beside."""
 
     command: list[str]
@@ -59,9 +73,8 @@ class Served:
 
     def __str__(self) -> str:
         """The command as a shell takes it."""
-        return shlex.join(
-            [*(f"{key}={value}" for key, value in self.environment.items()), *self.command]
-        )
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        return shlex.join([*variables, *self.command])
 
 
 def plan_server(
@@ -72,10 +85,8 @@ def plan_server(
     options: tuple[str, ...] = (),
     *,
     docker: bool = False,
-) -> Served:
-    """Return the command that serves a recipe's model so that `sampling.engine = "vllm"` can sample
-    from it.
-    """
+) -> ServerPlan:
+    """Plan the server of a recipe's model from which `sampling.engine = "vllm"` can sample."""
     model = find_model(config.model.name)
     folder = Path(model).resolve() if Path(model).is_dir() else None
     if folder and (folder / "adapter_config.json").exists():
@@ -87,13 +98,15 @@ def plan_server(
     is_cuda = docker or config.compute.device.startswith("cuda")
     if config.compute.device == "auto":
         is_cuda = is_cuda or shutil.which("nvidia-smi") is not None
-    own = home() / "vllm"
-    own.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(vllm_worker.__file__, own / f"{MODULE}.py")
+    # A folder with one module: a path to all of Uptrend's packages would bring other versions of
+    # vLLM's own.
+    worker_folder = home() / "vllm"
+    worker_folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(vllm_worker.__file__, worker_folder / f"{WORKER_MODULE}.py")
+    log = worker_folder / f"{port}.log"
+
     environment = {
-        "PYTHONPATH": (
-            INSIDE if docker else str(own)
-        ),  # of this one module: a whole package path would bring other versions of vLLM's packages
+        "PYTHONPATH": CONTAINER_FOLDER if docker else str(worker_folder),
         # vLLM starts processes by python -c: a file of the current folder must not take the place
         # of a module.
         "PYTHONSAFEPATH": "1",
@@ -105,107 +118,119 @@ def plan_server(
         environment["HF_HUB_OFFLINE"] = "1"
     if not is_cuda:
         environment["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
-    command = [
-        "vllm",
-        "serve",
-        str(folder or model),
-        "--middleware",
-        f"{MODULE}.{_choose_check(host, options)}",
-    ]
-    command += _flags(config, folder, is_cuda=is_cuda)
-    command += ["--host", "0.0.0.0" if docker else host, "--port", str(port), *options]
-    # Reached from here, all addresses are this machine's.
-    from_here = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    url = f"http://{_bracketed(from_here)}:{port}"
+
+    arguments = ["serve", str(folder or model)]
+    arguments += ["--middleware", f"{WORKER_MODULE}.{_choose_middleware(host, options)}"]
+    arguments += _recipe_options(config, folder, is_cuda=is_cuda)
+    arguments += ["--host", "0.0.0.0" if docker else host, "--port", str(port), *options]
+    # An address that stands for all of this machine's is reached by loopback.
+    reached_host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    url = f"http://{_bracketed(reached_host)}:{port}"
     if not docker:
-        return Served([find_vllm(vllm), *command[1:]], environment, url, own / f"{port}.log")
-    outside = ["docker", "run", "--rm", "--init", "--gpus", "all", "--ipc=host"]
-    outside += ["--publish", f"{_bracketed(host)}:{port}:{port}"]
-    outside += ["--volume", f"{own}:{INSIDE}:ro"]
-    cache = Path("~/.cache/huggingface").expanduser()
-    outside += [
-        "--volume",
-        f"{folder}:{folder}:ro" if folder else f"{cache}:/root/.cache/huggingface",
-    ]
-    if weights := os.environ.get(SHARED):
-        outside += ["--volume", f"{weights}:{weights}:ro"]
-    outside += [word for key, value in environment.items() for word in ("--env", f"{key}={value}")]
-    outside += [word for key in (KEY, "HF_TOKEN") if key in os.environ for word in ("--env", key)]
-    return Served(
-        [*outside, "--entrypoint", "vllm", IMAGE, *command[1:]], {}, url, own / f"{port}.log"
-    )
+        return ServerPlan([find_vllm(vllm), *arguments], environment, url, log)
+    address = f"{_bracketed(host)}:{port}"
+    container = _docker_command(address, port, folder, worker_folder, environment)
+    return ServerPlan([*container, *arguments], {}, url, log)
+
+
+def _docker_command(
+    address: str, port: int, folder: Path | None, worker_folder: Path, environment: dict[str, str]
+) -> list[str]:
+    """Return the command that starts vLLM in a container, without vLLM's own arguments."""
+    command = ["docker", "run", "--rm", "--init", "--gpus", "all", "--ipc=host"]
+    command += ["--publish", f"{address}:{port}"]
+    volumes = [f"{worker_folder}:{CONTAINER_FOLDER}:ro"]
+    if folder:
+        volumes.append(f"{folder}:{folder}:ro")
+    else:
+        cache = Path("~/.cache/huggingface").expanduser()
+        volumes.append(f"{cache}:/root/.cache/huggingface")
+    weights_folder = os.environ.get(WEIGHTS_FOLDER_VARIABLE)
+    if weights_folder:
+        volumes.append(f"{weights_folder}:{weights_folder}:ro")
+    for volume in volumes:
+        command += ["--volume", volume]
+    for name, value in environment.items():
+        command += ["--env", f"{name}={value}"]
+    for name in (KEY_VARIABLE, "HF_TOKEN"):
+        if name in os.environ:
+            command += ["--env", name]  # without its value, which the command line would show
+    return [*command, "--entrypoint", "vllm", DOCKER_IMAGE]
 
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _choose_check(host: str, options: tuple[str, ...]) -> str:
-    """Return the layer that refuses requests; raise ConfigError where none could keep others
-    out.
-    """
+def _choose_middleware(host: str, options: tuple[str, ...]) -> str:
+    """Return the class that refuses requests of others; raise ConfigError if none could."""
     for option in options:
         name = option.partition("=")[0].replace("_", "-")
-        # vLLM takes any beginning of a name that is long enough.
-        if ours := next((word for word in OURS if len(name) > 3 and word.startswith(name)), None):
-            instead = f"set {KEY}" if ours == "--api-key" else f"name {ours} before the --"
-            raise ConfigError(f"{option} after -- would leave this server unprotected: {instead}.")
-    key = os.environ.get(KEY, "")
+        for protected in PROTECTED_OPTIONS:
+            if len(name) >= MIN_OPTION_LENGTH and protected.startswith(name):
+                is_key = protected == "--api-key"
+                instead = f"set {KEY_VARIABLE}" if is_key else f"name {protected} before the --"
+                raise ConfigError(
+                    f"{option} after -- would leave this server unprotected: {instead}."
+                )
+    key = os.environ.get(KEY_VARIABLE, "")
     if not key and is_loopback(host):
         return vllm_worker.RefusePages.__name__
     if not key:
         raise ConfigError(
             f"--host {host} needs a key, since who reaches the server can replace its weights. Set"
-            f" {KEY} to the same secret here and where training runs, for example: export"
-            f" {KEY}=$(openssl rand -hex 32)"
+            f" {KEY_VARIABLE} to the same secret here and where training runs, for example: export"
+            f" {KEY_VARIABLE}=$(openssl rand -hex 32)"
         )
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigError(f"{KEY} should hold ASCII letters, digits and signs without spaces.")
+        raise ConfigError(
+            f"{KEY_VARIABLE} should hold ASCII letters, digits and signs without spaces."
+        )
     return vllm_worker.RequireKey.__name__
 
 
-def _flags(config: Config, folder: Path | None, *, is_cuda: bool) -> list[str]:
-    """Return what vLLM has to be told of a recipe."""
-    flags = ["--served-model-name", config.model.name, "--max-model-len", str(config.longest)]
-    flags += ["--logprobs-mode", "processed_logprobs", "--worker-extension-cls", f"{MODULE}.Worker"]
-    flags += ["--generation-config", "vllm"]  # sampling parameters are the recipe's alone
-    flags += ["--dtype", "bfloat16"] if is_cuda else ["--dtype", "float32", "--enforce-eager"]
-    # a prompt with a seed that is read in parts ends vLLM 0.32 on a CPU, whose generators can't go
-    # back
-    if not is_cuda:
-        flags += [
-            "--no-enable-chunked-prefill",
-            "--max-num-batched-tokens",
-            str(max(8192, config.longest)),
-        ]
-    if (lora := config.model.lora) is not None:
-        flags += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(_rank(lora.r))]
-        if targets := lora.targets or (folder and linear_modules(folder)):
-            flags += ["--lora-target-modules", *targets]
-    return flags
+def _recipe_options(config: Config, folder: Path | None, *, is_cuda: bool) -> list[str]:
+    """Return vLLM's options for a recipe."""
+    options = ["--served-model-name", config.model.name, "--max-model-len", str(config.longest)]
+    options += ["--logprobs-mode", "processed_logprobs"]
+    options += ["--worker-extension-cls", f"{WORKER_MODULE}.Worker"]
+    options += ["--generation-config", "vllm"]  # sampling parameters are the recipe's alone
+    if is_cuda:
+        options += ["--dtype", "bfloat16"]
+    else:
+        options += ["--dtype", "float32", "--enforce-eager"]
+        # On a CPU, vLLM 0.32 ends at a prompt with a seed that is read in chunks: its generators
+        # can't be set back.
+        batched_tokens = max(MIN_BATCHED_TOKENS, config.longest)
+        options += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batched_tokens)]
+    lora = config.model.lora
+    if lora is not None:
+        options += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(_vllm_rank(lora.r))]
+        targets = lora.targets or (folder and linear_modules(folder))
+        if targets:
+            options += ["--lora-target-modules", *targets]
+    return options
 
 
-def _rank(r: int) -> int:
-    """Return the least of the ranks that vLLM has room for."""
-    ranks = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-    if r > ranks[-1]:
-        raise ConfigError(f"model.lora.r = {r}: vLLM serves adapters up to rank {ranks[-1]}.")
-    return next(rank for rank in ranks if rank >= r)
+def _vllm_rank(r: int) -> int:
+    """Return the least of vLLM's ranks that holds an adapter of rank r."""
+    for rank in VLLM_LORA_RANKS:
+        if rank >= r:
+            return rank
+    raise ConfigError(f"model.lora.r = {r}: vLLM serves adapters up to rank {VLLM_LORA_RANKS[-1]}.")
 
 
 def linear_modules(folder: Path) -> list[str]:
     """Return the names of a model's linear modules, as its weight files have them."""
-    names = set[str]()
-    for file in folder.glob("*.safetensors"):
-        with file.open("rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        names |= {
-            key.split(".")[-2]
-            for key, about in header.items()
-            if key.endswith(".weight")
-            and len(about["shape"]) == 2
-            and not any(word in key for word in NO_TARGETS)
-        }
+    names: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            header_size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(header_size))
+        for key, tensor in header.items():
+            is_matrix = key.endswith(".weight") and len(tensor["shape"]) == 2
+            if is_matrix and not any(part in key for part in UNADAPTED_MODULES):
+                names.add(key.split(".")[-2])
     return sorted(names)
 
 
@@ -213,98 +238,108 @@ def find_vllm(folder: Path | None = None) -> str:
     """Return the `vllm` program: of a virtual environment's folder, $UPTREND_VLLM's, the PATH or
     .venv-vllm.
     """
-    told = folder or os.environ.get("UPTREND_VLLM")
-    places = [Path(told)] if told else [Path(".venv-vllm")]
-    found = None if told else shutil.which("vllm")
-    found = found or next(
-        (str(p / "bin" / "vllm") for p in places if (p / "bin" / "vllm").exists()), None
+    chosen = folder or os.environ.get("UPTREND_VLLM")
+    program = Path(chosen or ".venv-vllm") / "bin" / "vllm"
+    if not chosen:
+        on_path = shutil.which("vllm")
+        if on_path:
+            return on_path
+    if program.exists():
+        return str(program)
+    if chosen:
+        raise ModelError(
+            f"There is no vLLM in {chosen}: it should be a virtual environment's folder."
+        )
+    raise ModelError(
+        "There is no vLLM here. Install it into an environment of its own (python -m venv"
+        " .venv-vllm && .venv-vllm/bin/pip install vllm) and name that with --vllm or"
+        " UPTREND_VLLM, or use --docker."
     )
-    if found is None:
-        raise ModelError(
-            f"There is no vLLM in {told}: it should be a virtual environment's folder."
-            if told
-            else (
-                "There is no vLLM here. Install it into an environment of its own (python -m venv"
-                " .venv-vllm && .venv-vllm/bin/pip install vllm) and name that with --vllm or"
-                " UPTREND_VLLM, or use --docker."
-            )
-        )
-    return found
 
 
-def serve(served: Served, say: Callable[[str], None]) -> None:
-    """Run a server until it is interrupted; one that ends by itself is started again, a few
-    times.
+def serve(plan: ServerPlan, notify: Callable[[str], None]) -> None:
+    """Run a server until it is interrupted; start it again if it ends by itself, a few times.
+
+    `notify` receives sentences on its state for the user.
     """
-    if _status(f"{served.url}/health"):
+    if _status(f"{plan.url}/health"):
         raise ModelError(
-            f"Something answers at {served.url} already. End it, or choose another --port."
+            f"Something answers at {plan.url} already. End it, or choose another --port."
         )
-    # ends the server too, as Ctrl-C does
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    served.log.write_text("")
+    # An exit runs the `finally` clauses that end the server, as Ctrl-C does.
+    previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    plan.log.write_text("")
     watcher = WorkerProcess("uptrend.rollout.vllm_supervisor")
-    deaths = 0
+    n_deaths = 0  # each soon after its start
     try:
         while True:
-            began = time.monotonic()
-            code, was_ready = _run(served, watcher, say)
-            deaths = deaths + 1 if time.monotonic() - began < SOON else 1
-            told = f"vLLM ended with exit code {code}" + (
-                f" {deaths} times in a row" if deaths > 1 else ""
-            )
-            if not was_ready or deaths > RESTARTS:
-                raise ModelError(
-                    f"{told}. Its log is {served.log}; the last lines:\n{_last_lines(served.log)}"
-                )
-            say(
-                f"{told}. Starting it again ({deaths} of {RESTARTS}); the sampler gives it the"
-                " current weights."
+            started = time.monotonic()
+            code, was_ready = _run(plan, watcher, notify)
+            if time.monotonic() - started >= RESTART_WINDOW_S:
+                n_deaths = 0
+            n_deaths += 1
+            ending = f"vLLM ended with exit code {code}"
+            if n_deaths > 1:
+                ending += f" {n_deaths} times in a row"
+            if not was_ready or n_deaths > MAX_RESTARTS:
+                lines = _last_lines(plan.log)
+                raise ModelError(f"{ending}. Its log is {plan.log}; the last lines:\n{lines}")
+            notify(
+                f"{ending}. Starting it again ({n_deaths} of {MAX_RESTARTS}); the sampler gives it"
+                " the current weights."
             )
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
         watcher.close()
 
 
-def _run(served: Served, watcher: WorkerProcess, say: Callable[[str], None]) -> tuple[int, bool]:
-    """Start a server and wait for its end; return its exit code, and True where it had become
+def _run(
+    plan: ServerPlan, watcher: WorkerProcess, notify: Callable[[str], None]
+) -> tuple[int, bool]:
+    """Start a server and wait for its end; return its exit code, and True if it had become
     ready.
     """
-    began = time.monotonic()
-    told = 0.0
+    started = time.monotonic()
+    last_shown_s = 0.0
     is_ready = False
-    _watch(watcher, 0)  # it takes a second to start, in which there should be no server yet
-    with served.log.open("a") as out:
+    # The watcher takes a second to start, in which no server should run that it does not know.
+    _name_group(watcher, 0)
+    with plan.log.open("a") as log:
         process = subprocess.Popen(
-            served.command,
-            stdout=out,
-            stderr=out,
-            env={**os.environ, **served.environment},
+            plan.command,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **plan.environment},
             process_group=0,
         )
     try:
-        _watch(watcher, process.pid)
-        while (code := process.poll()) is None:
-            seconds = time.monotonic() - began
-            if not is_ready and _status(f"{served.url}/health") == 200 and _has_check(served.url):
-                is_ready = True
-                say(f"Ready after {seconds:.0f} s: {served.url} (Ctrl-C ends it).")
-            elif not is_ready and seconds - told >= 10:
-                told = seconds
-                say(f"  {seconds:4.0f} s  {_last_lines(served.log, 1)[:120]}")
-            time.sleep(0.5)
+        _name_group(watcher, process.pid)
+        code = process.poll()
+        while code is None:
+            seconds = time.monotonic() - started
+            if not is_ready:
+                if _status(f"{plan.url}/health") == 200 and _refuses_without_key(plan.url):
+                    is_ready = True
+                    notify(f"Ready after {seconds:.0f} s: {plan.url} (Ctrl-C ends it).")
+                elif seconds - last_shown_s >= PROGRESS_PERIOD_S:
+                    last_shown_s = seconds
+                    notify(f"  {seconds:4.0f} s  {_last_lines(plan.log, 1)[:120]}")
+            time.sleep(HEALTH_POLL_S)
+            code = process.poll()
         return code, is_ready
     finally:
         end_group(process.pid, process.poll)
         process.wait()
-        _watch(watcher, 0)
+        _name_group(watcher, 0)
 
 
-def _has_check(url: str) -> bool:
-    """Return True where a server refuses requests without the key, or has none; raise ModelError
-    where it answers.
+def _refuses_without_key(url: str) -> bool:
+    """Return True for a server that refuses requests without the key, or has none; raise ModelError
+    if it answers.
     """
-    status = _status(url) if os.environ.get(KEY) else 401
+    if not os.environ.get(KEY_VARIABLE):
+        return True
+    status = _status(url)
     if status not in (0, 401):
         raise ModelError(
             f"{url} answers requests without the key ({status} instead of 401), so this server was"
@@ -314,10 +349,10 @@ def _has_check(url: str) -> bool:
     return status == 401
 
 
-def _watch(watcher: WorkerProcess, group: int) -> None:
-    """Name the process group that ends with this process; 0 for none."""
+def _name_group(watcher: WorkerProcess, group: int) -> None:
+    """Tell the watcher which process group ends with this process; 0 for none."""
     try:
-        watcher.call(group, WATCH_S)
+        watcher.call(group, WATCHER_TIMEOUT_S)
     except (WorkerDied, TimeoutError) as error:
         raise ModelError(
             f"The process that would end vLLM with this one does not answer ({error})."
@@ -325,9 +360,9 @@ def _watch(watcher: WorkerProcess, group: int) -> None:
 
 
 def _status(url: str) -> int:
-    """Return the status of a reply to a request without a key; 0 where nothing answers."""
+    """Return the status of a reply to a request without a key; 0 if there is none."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
+        with urllib.request.urlopen(url, timeout=STATUS_TIMEOUT_S) as reply:
             return int(reply.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -337,27 +372,28 @@ def _status(url: str) -> int:
 
 def _last_lines(log: Path, count: int = 5) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    # Without vLLM's prefix "(APIServer pid=1) ".
     return "\n".join(line.partition(") ")[2] or line for line in lines[-count:])
 
 
-# ---- The watcher.
+# The watcher
 
 
 def end_group(leader: int, reap: Callable[[], object] = lambda: None) -> None:
-    """End a process and its whole group: it gets time to do so itself. `reap` collects a caller's
-    own child.
+    """End a process and its whole group, after a while by force; `reap` collects a caller's own
+    child.
     """
     with contextlib.suppress(ProcessLookupError):
         os.kill(leader, signal.SIGTERM)
-    limit = time.monotonic() + END_S
+    deadline = time.monotonic() + END_TIMEOUT_S
     try:
-        while time.monotonic() < limit:
-            reap()  # until then it is still of the group
+        while time.monotonic() < deadline:
+            reap()  # a dead child is a member of the group until then
             os.killpg(leader, 0)
-            time.sleep(0.1)
-    except ProcessLookupError:  # nobody is left
-        return
-    finally:  # also where a second Ctrl-C ends the wait
+            time.sleep(END_POLL_S)
+    except ProcessLookupError:
+        return  # the group has ended
+    finally:  # also if a second Ctrl-C ends the wait
         with contextlib.suppress(ProcessLookupError):
             os.killpg(leader, signal.SIGKILL)
 

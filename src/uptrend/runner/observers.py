@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from uptrend.bridge.trackers import chosen
+from uptrend.bridge.trackers import select_trackers
 from uptrend.doctor.live import DoctorProcess
 from uptrend.present.formatting import duration, estimate, number, percent, plural, visible
 from uptrend.records import Evaluation, Run, RunDirectory
@@ -66,7 +66,7 @@ def run_observers(context: "RunContext", observers: Sequence[Observer]) -> list[
         return []
     all_observers: list[Observer] = [*observers, RunLog()]
     # Trackers come last: they also send the doctor's report, which its observer writes after a run.
-    names = chosen(context.config.track)
+    names = select_trackers(context.config.track)
     if names:
         all_observers.append(Tracking(names))
     return all_observers

@@ -9,11 +9,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from uptrend.bridge.trackers import chosen
+from uptrend.bridge.trackers import select_trackers
 from uptrend.config import Config, to_table
 from uptrend.config.schema import Parallel
 from uptrend.config.tables import to_toml
-from uptrend.policy.known import KNOWN, find_model, need_extra, need_train_extra, with_known_chat
+from uptrend.policy.known import (
+    KNOWN_MODELS,
+    find_model,
+    need_extra,
+    need_train_extra,
+    with_known_chat,
+)
 from uptrend.present.formatting import visible
 from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.directory import free_path, why_occupied
@@ -60,7 +66,7 @@ def prepare(config: Config, run: Run | None = None, *, samples_here: bool = Fals
                 f"model.chat = false: {config.model.name} was not taught to chat, so it reads raw"
                 " text."
             )
-    if config.model.name not in KNOWN:
+    if config.model.name not in KNOWN_MODELS:
         find_model(config.model.name)
 
     from uptrend.training.components import RunContext, choose_components
@@ -218,7 +224,7 @@ def need_extras(config: Config) -> None:
     need_train_extra()
     if config.learning.optimizer == "adamw-8bit":
         need_extra("bitsandbytes", "eightbit")
-    chosen(config.track)
+    select_trackers(config.track)
 
 
 def make_policy(
