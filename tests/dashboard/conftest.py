@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from uptrend.dashboard.library import Library
-from uptrend.dashboard.server import LOOPBACK, DashboardServer, open_socket
+from uptrend.dashboard.server import LOOPBACK_NAMES, DashboardServer, open_socket
 
 
 class Dashboard:
@@ -22,7 +22,9 @@ class Dashboard:
         self._home = home
         self._running: list[tuple[DashboardServer, threading.Thread]] = []
 
-    def __call__(self, *folders: Path, token: str = "", names: tuple[str, ...] = LOOPBACK) -> str:
+    def __call__(
+        self, *folders: Path, token: str = "", names: tuple[str, ...] = LOOPBACK_NAMES
+    ) -> str:
         """Serve some folders, and return the address when all of them were read."""
         listener = open_socket("127.0.0.1", 0)
         server = DashboardServer(Library(folders, self._home), names, token)
@@ -57,7 +59,7 @@ def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """`serve(folder, …, token="", names=LOOPBACK)` starts a dashboard and gives its address."""
+    """`serve(folder, …, token="", names=LOOPBACK_NAMES)` starts a dashboard and gives its address."""
     dashboard = Dashboard(tmp_path / "home")
     yield dashboard
     dashboard.close()

@@ -142,7 +142,7 @@ def test_a_head_without_end_is_refused(serve: Serve, tmp_path: Path) -> None:
     with socket.create_connection(address_of(url)) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
         with contextlib.suppress(ConnectionError):
-            for number in range(4 * server.MAX_HEAD // 1000):
+            for number in range(4 * server.MAX_HEAD_BYTES // 1000):
                 connection.sendall(f"X-{number}: {'x' * 1000}\r\n".encode())
         assert is_closed_within(connection, 60)
 

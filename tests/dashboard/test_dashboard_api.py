@@ -541,7 +541,7 @@ def test_a_dropped_log_gets_the_doctor_s_findings_and_is_not_kept(
         assert answer.status_code == 404
         assert re.match(r"[^/]* holds no metrics that could be recognized", answer.json()["error"])
     assert httpx.post(f"{url}/api/doctor", content=b"", timeout=60).status_code == 404
-    monkeypatch.setattr(server, "UPLOAD", 1000)
+    monkeypatch.setattr(server, "MAX_UPLOAD_BYTES", 1000)
     large = httpx.post(f"{url}/api/doctor", content=LOG.read_bytes())
     assert (large.status_code, "larger than" in large.json()["error"]) == (413, True)
     assert list(tmp_path.iterdir()) == []

@@ -22,7 +22,8 @@ from synthetic import info_of, write_refused_run, write_run
 from uptrend.dashboard import curves
 from uptrend.dashboard.api import show_run
 from uptrend.dashboard.filters import choose
-from uptrend.dashboard.library import INDEX_SCHEMA, Library
+from uptrend.dashboard.index import INDEX_SCHEMA
+from uptrend.dashboard.library import Library
 from uptrend.dashboard.rollouts import RolloutSet, find_rollouts
 from uptrend.dashboard.sources import MAX_FOLDER_DEPTH, find_sources
 from uptrend.dashboard.worker import ReaderProcess
@@ -245,7 +246,7 @@ def test_an_index_that_breaks_costs_a_reading_and_no_more(
         "log": "log",
     }
     log = library.entry("runs/log")
-    assert len(library.table(log)) == library.log(log)["report"]["steps"] == 20
+    assert len(library.table(log)) == library.log_facts(log)["report"]["steps"] == 20
     for name, steps in (("a", 3), ("b", 2)):
         found = find_rollouts(RolloutSet(library.entry(f"runs/{name}"), library))
         assert (found["total"], found["indexed"], len(found["rollouts"])) == (steps, steps, steps)
@@ -272,9 +273,9 @@ def test_a_second_start_reads_nothing_twice(
     assert second.rows() == [row]
     assert second.table(second.entry("runs/a")).equals(table) == is_large
     file.write_bytes(data + b'{"step": 31, "reward/mean": 0.5}\n')
-    assert second.fresh("runs/a").row["step"] == 31
+    assert second.current_entry("runs/a").row["step"] == 31
     file.write_bytes(data)
-    assert second.fresh("runs/a").row["step"] == 30
+    assert second.current_entry("runs/a").row["step"] == 30
 
 
 @pytest.mark.slow
@@ -287,7 +288,7 @@ def test_a_log_that_holds_fewer_runs_or_none_loses_its_rows(
     library = open_library(tmp_path / "logs")
     ids = sorted(row["id"] for row in library.rows())
     assert len(ids) == 2
-    assert library.log(library.entry(ids[1]))["report"]["steps"] == len(
+    assert library.log_facts(library.entry(ids[1]))["report"]["steps"] == len(
         library.table(library.entry(ids[1]))
     )
     rows = [{"step": n, "reward": 0.1 * n, "loss": 0.5} for n in range(1, 12)]

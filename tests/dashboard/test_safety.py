@@ -23,7 +23,7 @@ from hostile import LONG, NAME, SCRIPT, hostile_run
 from synthetic import info_of, rollout_of, write_run
 from uptrend.cli.main import main
 from uptrend.dashboard.api import ENDPOINTS
-from uptrend.dashboard.server import HEADERS, SCRIPTS, STATIC, open_socket
+from uptrend.dashboard.server import RESPONSE_HEADERS, SCRIPT_NAMES, STATIC_FOLDER, open_socket
 from uptrend.records import RunDirectory, rollouts_table
 from uptrend.records.errors import install_command
 
@@ -153,7 +153,7 @@ def test_every_answer_has_the_headers(url: str) -> None:
     ]  # fmt: skip
     for path, method, headers in asked:
         answer = send(url, path, method, **headers)
-        for name in HEADERS:
+        for name in RESPONSE_HEADERS:
             assert answer.getheader(name), (path, name)
         rules = dict(
             rule.strip().split(" ", 1)
@@ -426,11 +426,11 @@ def test_scripts_make_no_markup_of_text() -> None:
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|\bFunction\("
         r"|createContextualFragment|DOMParser|srcdoc|setAttribute\(\s*[\"'`]on|set(Timeout|Interval)\(\s*[\"'`]|<\w+[^>]*\son\w+\s*="
     )
-    files = sorted(STATIC.glob("*.js"))
-    assert [file.name for file in files] == sorted(SCRIPTS)
+    files = sorted(STATIC_FOLDER.glob("*.js"))
+    assert [file.name for file in files] == sorted(SCRIPT_NAMES)
     for file in files:
         assert not forbidden.search(file.read_text("utf-8")), file.name
-    for file in STATIC.parent.glob("templates/*"):
+    for file in STATIC_FOLDER.parent.glob("templates/*"):
         text = file.read_text("utf-8")
         assert set(re.findall(r"\{\{ *(\w+) *\| *safe *\}\}", text)) <= {"style", "script", "data"}
         assert text.count("safe") == len(re.findall(r"\| *safe *\}\}", text))

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import uptrend
 from uptrend.config import load_config, to_table
-from uptrend.doctor.catalogue import CATALOGUE, PLACEHOLDER, Cause, settings_in_force
+from uptrend.doctor.catalogue import CATALOGUE, SETTING_PLACEHOLDER, Cause, settings_in_force
 from uptrend.doctor.check import make_finding
 from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.pages import cause_page
@@ -109,7 +109,7 @@ def sentences(cause: Cause) -> Iterator[str]:
 def test_no_sentence_of_a_page_repeats_a_number_of_its_changes(cause: Cause) -> None:
     rivals = {rival.tells_apart for rival in cause.rivals}
     for sentence in sentences(cause):
-        left = numbers(PLACEHOLDER.sub("", sentence)) - NO_SETTING.get(cause.id, set())
+        left = numbers(SETTING_PLACEHOLDER.sub("", sentence)) - NO_SETTING.get(cause.id, set())
         assert not left or (sentence in rivals and not NUMBER_WORD.search(sentence)), (
             f"{sentence!r} needs a placeholder"
         )
@@ -122,11 +122,11 @@ def test_numbers_in_a_finding_are_those_of_its_changes(cause: Cause, recipe: str
     found = finding_of(cause, view)
     assert found.fix is not None
     assert found.experiment is not None
-    assert not PLACEHOLDER.search(found.fix.sentence + found.experiment.claim)
+    assert not SETTING_PLACEHOLDER.search(found.fix.sentence + found.experiment.claim)
     in_fix = {**found.fix.in_force, **found.fix.changes.get("uptrend", {})}
-    for key in PLACEHOLDER.findall(cause.fix.sentence):
+    for key in SETTING_PLACEHOLDER.findall(cause.fix.sentence):
         assert shown(in_fix[key]) in found.fix.sentence
-    for key in set(PLACEHOLDER.findall(cause.experiment.claim)) - {"steps"}:
+    for key in set(SETTING_PLACEHOLDER.findall(cause.experiment.claim)) - {"steps"}:
         values = [keys[key] for keys in found.experiment.arms.values() if key in keys]
         assert all(shown(value) in found.experiment.claim for value in values)
     values = {

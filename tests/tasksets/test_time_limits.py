@@ -18,8 +18,8 @@ from uptrend.rollout.play import RolloutRequest, Timeouts, play_messages, repeat
 from uptrend.rollout.sampler import Limits
 from uptrend.tasks import event_loop
 from uptrend.tasks.event_loop import holding
+from uptrend.tasks.functions import register_functions
 from uptrend.tasks.pool import make_taskset
-from uptrend.tasks.rewards import register_functions
 from uptrend.tasks.taskset import Taskset
 from uptrend.tasksets.mlgym.taskset import MlGym, MlGymOptions
 

@@ -188,7 +188,7 @@ def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
 
 
 def show_run(library: Library, run: str) -> Json:
-    entry = library.fresh(run)
+    entry = library.current_entry(run)
     if entry.row.get("status") == "unreadable":
         return {"row": entry.row, "error": entry.row["error"]}
     path = entry.source.path
@@ -241,7 +241,7 @@ def _without_axes(names: Sequence[str]) -> list[str]:
 
 def _details(library: Library, entry: LibraryEntry) -> Json:
     """Return what is known of a run or a log besides its row and its curves."""
-    return library.facts(entry) if entry.source.kind == "run" else library.log(entry)
+    return library.facts(entry) if entry.source.kind == "run" else library.log_facts(entry)
 
 
 def _reward_bounds(rollout_set: RolloutSet) -> list[float] | None:
@@ -329,7 +329,7 @@ def compare_runs(library: Library, runs: str) -> Json:
         raise BadRequest(
             f"{len(ids)} runs can't be told apart on one plot; choose {MAX_RUNS_COMPARED} at most."
         )
-    entries = [library.fresh(id) for id in ids]
+    entries = [library.current_entry(id) for id in ids]
     readable = [entry for entry in entries if entry.row.get("status") != "unreadable"]
 
     names: dict[str, None] = {}  # columns of all runs, in the order of their first run
@@ -405,7 +405,7 @@ def _pairs(library: Library, entries: Sequence[LibraryEntry]) -> list[Json]:
             for entry in (runs[0], other):
                 entry.source.check_all()
                 entry.source.check_below(entry.source.path / "evals")
-            comparison = library.pages.call(
+            comparison = library.page_reader.call(
                 "pair_runs", str(runs[0].source.path), str(other.source.path)
             )
         except Exception:  # damaged rollouts of one run hide no other

@@ -19,10 +19,10 @@ from uptrend.dashboard import api, rollouts
 from uptrend.dashboard.library import Library, LibraryEntry
 from uptrend.dashboard.rollouts import RolloutSet
 from uptrend.dashboard.server import (
-    EMPTY_STYLE,
-    PAGE,
-    SCRIPTS,
-    STATIC,
+    EMPTY_STYLE_HASH,
+    PAGE_TEMPLATE,
+    SCRIPT_NAMES,
+    STATIC_FOLDER,
     plotly_script,
     plotly_styles,
 )
@@ -230,17 +230,19 @@ def _page(answers: Mapping[str, Any], name: str) -> str:
     text = json.dumps(answers, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # Without a time, the same run gives the same file.
     compressed = gzip.compress(text.encode("utf-8", "replace"), compresslevel=6, mtime=0)
-    style = (STATIC / "style.css").read_text("utf-8")
+    style = (STATIC_FOLDER / "style.css").read_text("utf-8")
     scripts: list[str] = []
-    for file in (plotly_script(), *(STATIC / script for script in SCRIPTS)):
+    for file in (plotly_script(), *(STATIC_FOLDER / script for script in SCRIPT_NAMES)):
         # An inline script ends at the first closing tag, even in a string.
         script = file.read_text("utf-8").replace("</script", "<\\/script")
         scripts.append(script.replace("<!--", "<\\!--"))
     policy = CONTENT_POLICY.format(
-        scripts=" ".join(map(_policy_hash, scripts)), style=_policy_hash(style), empty=EMPTY_STYLE
+        scripts=" ".join(map(_policy_hash, scripts)),
+        style=_policy_hash(style),
+        empty=EMPTY_STYLE_HASH,
     )
     return render(
-        PAGE,
+        PAGE_TEMPLATE,
         title=f"{visible(name)} · Uptrend",
         style=style,
         policy=policy,

@@ -84,16 +84,16 @@ def overview(library: "Library", lab: str) -> Json:
     """Return a journal's question, its hypotheses with their status, and the roadmap of those still
     open.
     """
-    folder = str(library.lab(lab))
-    return {"id": lab, **library.pages.call("read_overview", folder)}
+    folder = str(library.lab_folder(lab))
+    return {"id": lab, **library.page_reader.call("read_overview", folder)}
 
 
 def hypothesis(library: "Library", lab: str, id: str) -> Json:
     """Return a hypothesis: claim, criteria, arms, curves by arm and seed, effects, verdict, runs
     and prose.
     """
-    folder = str(library.lab(lab))
-    page: Json = {"lab": lab, **library.pages.call("read_hypothesis", folder, id)}
+    folder = str(library.lab_folder(lab))
+    page: Json = {"lab": lab, **library.page_reader.call("read_hypothesis", folder, id)}
     if "runs" in page:
         ids_by_folder = {
             str(entry.source.path): entry.source.id for entry in library.entries("run")

@@ -57,7 +57,7 @@ class RolloutSet:
         if source.kind == "log":
             if self.heldout:
                 return {}
-            return dict.fromkeys(self.library.log(self.entry)["rollout_steps"], 0)
+            return dict.fromkeys(self.library.log_facts(self.entry)["rollout_steps"], 0)
 
         folder = source.check(source.path / ("evals" if self.heldout else "rollouts"))
         # Rollouts count once their line is there, which is written after them.
@@ -83,7 +83,7 @@ class RolloutSet:
         none.
         """
         path = str(self.entry.source.path)
-        return self.library.pages.call(function, path, self.locate(step), *arguments)
+        return self.library.page_reader.call(function, path, self.locate(step), *arguments)
 
     def locate(self, step: int) -> dict[str, Any]:
         """Return the location of a step's rollouts, for the reader process; RecordError if there

@@ -1,5 +1,5 @@
-"""The causes: each is one page, `doctor/findings/ID.md`. Its TOML front matter is for programs, the
-rest for people.
+"""Catalogue of causes: each is one page, `doctor/findings/ID.md`. Its TOML front matter is for
+programs, the rest for people.
 
 To add a cause, add its page, and a check or a probe that reports it. A number that belongs to a
 setting is written once, in the page's changes: sentences have the setting's name in braces, and get
@@ -20,28 +20,37 @@ from uptrend.records import Basis, Confidence, Experiment, Fix, Limit, Rival, Ru
 from uptrend.records.dialects import TRAINER_NAMES, Lookup, is_same, to_ours, to_theirs
 from uptrend.records.metrics import complete_claim
 
-FOLDER = Path(__file__).parent / "findings"
-# A setting in a sentence of a page's front matter: its value in the page's own change stands in its
-# place.
-PLACEHOLDER = re.compile(r"\{([a-z_]\w*(?:\.\w+)*)\}")
-# Links that nearly every log measures. Cut completions may kill groups and so hold the policy;
-# where groups are alive, they hold nothing, and a policy that does not move is a matter of its
+FINDINGS_FOLDER = Path(__file__).parent / "findings"
+# A setting in a sentence of a page's front matter: its value in the page's own change replaces it.
+SETTING_PLACEHOLDER = re.compile(r"\{([a-z_]\w*(?:\.\w+)*)\}")
+# Symptoms that nearly every log measures. Cut completions may kill groups and so stop the policy;
+# if groups are alive, they stop nothing, and a policy that does not move has its cause in its
 # updates.
-MEASURED = frozenset({"advantage.dead-groups-low", "advantage.dead-groups-high"})
+MEASURED_IDS = frozenset({"advantage.dead-groups-low", "advantage.dead-groups-high"})
+
 # How often findings were right in trials. The benchmark writes the file: for each cause and source
 # (records, or scalars alone), in how many runs it was named first and how often rightly, and in how
 # many it was planted and named among the first three; the same for each kind of finding (its basis
 # and source).
-TRIALS_FILE = FOLDER / "measured.toml"
-# A cause's own trials weigh against those of its kind as if the kind had so many runs; fewer own
-# runs are never high.
+TRIALS_FILE = FINDINGS_FOLDER / "measured.toml"
+# Runs of its own trials that weigh as much as the trials of all findings of its kind; with fewer, a
+# cause's confidence is never high.
 KIND_WEIGHT = 5
-# Shares of right findings from which a confidence is high, and medium.
+# Shares of right findings from which on a confidence is high, and medium.
 HIGH_SHARE = 0.9
 MEDIUM_SHARE = 0.6
 # A cause whose own share is no more than this, in `KIND_WEIGHT` runs at least, is a rival and no
 # diagnosis.
 RARE_SHARE = 0.2
+
+# Learning rates that suit Adam, chosen by hand. The largest falls with the cube root of the number
+# of weights, between two bounds that also hold where that number is not known.
+BILLION = 1e9
+LARGEST_RATE_AT_A_BILLION = 2e-5
+LARGEST_RATE_BOUNDS = (1e-5, 2e-4)
+SMALLEST_RATE = 1e-6
+RATE_RANGE = 20  # largest / smallest rate for one number of weights
+ADAPTER_FACTOR = 10.0
 
 
 class Kind(StrEnum):
@@ -63,15 +72,15 @@ class Cause:
     """`family.name`; it never changes."""
     kind: Kind
     what: str
-    """One sentence that describes it: the page's first."""
+    """One sentence that describes it: the first of its page."""
     fix: Fix
     experiment: Experiment
     rivals: tuple[Rival, ...] = ()
     """Causes that look the same."""
     explains: tuple[str, ...] = ()
-    """Ids of causes whose signal it also produces: where both are found, those are its symptoms."""
+    """Ids of causes whose signal it also produces: if both are found, those are its symptoms."""
     in_scalars: bool = False
-    """True where a metrics log alone shows it for certain, though it is an invariant or needs a
+    """True if a metrics log alone shows it for certain, although it is an invariant or needs a
     probe elsewhere.
     """
     body: str = ""
@@ -79,46 +88,49 @@ class Cause:
     how: str = ""
     """How to prove it, in words."""
     commands: tuple[str, ...] = ()
-    """Commands that prove it, where neither a probe nor arms do."""
+    """Commands that prove it, if neither a probe nor arms do."""
     advice: Mapping[str, str] = field(default_factory=dict)
-    """Words on the fix by trainer, beside the settings."""
+    """Advice on the fix by trainer, beside the settings."""
     in_several_turns: "Cause | None" = None
-    """The cause where tasks take several turns, if its experiment or fix differs there."""
+    """The cause for tasks of several turns, if its experiment or fix differs there."""
 
     def for_run(self, view: RunView) -> "Cause":
         """Return the cause as it is for the tasks of a run."""
-        return (
-            self.in_several_turns if self.in_several_turns and takes_several_turns(view) else self
-        )
+        if self.in_several_turns and takes_several_turns(view):
+            return self.in_several_turns
+        return self
 
 
 def parse_cause(id: str, page: str) -> Cause:
     """Return the cause that a page describes."""
     _, front, text = page.split("+++\n", 2)
     table = tomllib.loads(front)
-    several_turns = table.pop("several_turns", None)
+    changes_in_several_turns = table.pop("several_turns", None)
     cause = _cause_of(id, table, text)
-    if several_turns is None:
+    if changes_in_several_turns is None:
         return cause
-    return replace(
-        cause, in_several_turns=_cause_of(id, _overlaid(tomllib.loads(front), several_turns), text)
-    )
+    # Parsed again, because making a cause takes entries out of its table.
+    table = _overlaid(tomllib.loads(front), changes_in_several_turns)
+    return replace(cause, in_several_turns=_cause_of(id, table, text))
 
 
 def _cause_of(id: str, table: dict[str, Any], text: str) -> Cause:
     what, _, body = text.removeprefix(f"# {id}\n").strip().partition("\n\n")
-    experiment = table["experiment"]
     fix = table["fix"]
+    experiment = table["experiment"]
     how = experiment.pop("how", "")
     commands = experiment.pop("commands", ())
+    experiment["arms"] = _values_by_name(experiment.get("arms", {}))
     return Cause(
-        id,
-        Kind[table["kind"].upper()],
-        what,
-        Fix(fix["say"], _values_by_name(fix.get("set", {})), tuple(fix.get("untranslated", ()))),
-        _with_claim(
-            Experiment(**{**experiment, "arms": _values_by_name(experiment.get("arms", {}))})
+        id=id,
+        kind=Kind[table["kind"].upper()],
+        what=what,
+        fix=Fix(
+            sentence=fix["say"],
+            changes=_values_by_name(fix.get("set", {})),
+            untranslated=tuple(fix.get("untranslated", ())),
         ),
+        experiment=_with_claim(Experiment(**experiment)),
         rivals=tuple(Rival(other, apart) for other, apart in table.get("rivals", {}).items()),
         explains=tuple(table.get("explains", ())),
         in_scalars=table.get("in_scalars", False),
@@ -130,144 +142,154 @@ def _cause_of(id: str, table: dict[str, Any], text: str) -> Cause:
 
 
 def _with_claim(experiment: Experiment) -> Experiment:
-    return replace(
-        experiment, claim=complete_claim(experiment.claim, experiment.metric, experiment.direction)
-    )
+    claim = complete_claim(experiment.claim, experiment.metric, experiment.direction)
+    return replace(experiment, claim=claim)
 
 
 def _overlaid(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table with some values changed, at any depth."""
-    changed = {
-        key: _overlaid(table[key], value) if isinstance(table.get(key), Mapping) else value
-        for key, value in changes.items()
-    }
-    return {**table, **changed}
+    overlaid = dict(table)
+    for key, value in changes.items():
+        old = table.get(key)
+        overlaid[key] = _overlaid(old, value) if isinstance(old, Mapping) else value
+    return overlaid
 
 
 def takes_several_turns(view: RunView) -> bool:
-    """Return True where a run's rollouts may take several turns, or were cut because they wanted
-    to.
-    """
-    turns, cut = (
-        view.curve(metric)[1]
-        for metric in ("sampling/turns/mean", "sampling/ended/turn-limit/share")
-    )
-    return (view.value("sampling.max_turns") or 1) > 1 or bool((turns > 1).any() or (cut > 0).any())
+    """Return True if a run's rollouts may take several turns, or were cut because they tried to."""
+    if (view.value("sampling.max_turns") or 1) > 1:
+        return True
+    _, turns = view.curve("sampling/turns/mean")
+    _, cut_shares = view.curve("sampling/ended/turn-limit/share")
+    return bool((turns > 1).any() or (cut_shares > 0).any())
 
 
 def _values_by_name(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return settings by name, with relative values such as `{ times = 10 }` and `{ at_least = 16
-    }` read as such.
+    }` parsed.
     """
-
-    def value(given: Any) -> Any:
-        match given:
-            case {"at_least": limit}:
-                return Limit(limit, is_minimum=True, off=given.get("off"))
-            case {"at_most": limit}:
-                return Limit(limit, is_minimum=False, off=given.get("off"))
-            case {"times": factor}:
-                return Times(factor)
-            case {"divide": divisor}:
-                return Times(1 / divisor)
-            case {"unset": True}:  # TOML has no null
-                return None
-        return given
-
     return {
-        name: {key: value(given) for key, given in keys.items()} for name, keys in tables.items()
+        name: {key: _parse_value(raw) for key, raw in settings.items()}
+        for name, settings in tables.items()
     }
+
+
+def _parse_value(raw: Any) -> Any:
+    match raw:
+        case {"at_least": limit}:
+            return Limit(limit, is_minimum=True, off=raw.get("off"))
+        case {"at_most": limit}:
+            return Limit(limit, is_minimum=False, off=raw.get("off"))
+        case {"times": factor}:
+            return Times(factor)
+        case {"divide": divisor}:
+            return Times(1 / divisor)
+        case {"unset": True}:  # TOML has no null
+            return None
+    return raw
 
 
 CATALOGUE: dict[str, Cause] = {
     path.stem: parse_cause(path.stem, path.read_text(encoding="utf-8"))
-    for path in sorted(FOLDER.glob("*.*.md"))
+    for path in sorted(FINDINGS_FOLDER.glob("*.*.md"))
 }
 
 
-def all_symptoms(id: str, found: Set[str] = MEASURED) -> set[str]:
-    """Return what a cause explains, and what that explains in turn; a measured link counts only
-    where it was found.
+def all_symptoms(id: str, reported: Set[str] = MEASURED_IDS) -> set[str]:
+    """Return what a cause explains, and what that explains in turn; the latter of a measured
+    symptom only if it was reported.
     """
     symptoms: set[str] = set()
-    waiting = list(CATALOGUE[id].explains)
-    while waiting:
-        symptom = waiting.pop()
-        if symptom not in symptoms:
-            symptoms.add(symptom)
-            waiting += (
-                CATALOGUE[symptom].explains if symptom in found or symptom not in MEASURED else ()
-            )
+    pending = list(CATALOGUE[id].explains)
+    while pending:
+        symptom = pending.pop()
+        if symptom in symptoms:
+            continue
+        symptoms.add(symptom)
+        if symptom in reported or symptom not in MEASURED_IDS:
+            pending += CATALOGUE[symptom].explains
     return symptoms
 
 
 @cache
 def _trials() -> Mapping[str, Any]:
-    return tomllib.loads(TRIALS_FILE.read_text(encoding="utf-8")) if TRIALS_FILE.exists() else {}
+    if not TRIALS_FILE.exists():
+        return {}
+    return tomllib.loads(TRIALS_FILE.read_text(encoding="utf-8"))
 
 
 def trial_counts(id: str, source: str) -> Mapping[str, int]:
     """Return a cause's counts (`named`, `right`, `planted`, `found`) by records or scalars; empty
     if never tried.
     """
-    found: Mapping[str, int] = _trials().get("causes", {}).get(id, {}).get(source, {})
-    return found
+    counts: Mapping[str, int] = _trials().get("causes", {}).get(id, {}).get(source, {})
+    return counts
 
 
 def is_mostly_wrong(id: str, source: str) -> bool:
-    """Tell whether another cause lay behind nearly every trial run in which this one was named
+    """Return True if another cause lay behind nearly every trial run in which this one was named
     first.
     """
-    own = trial_counts(id, source)
-    named = own.get("named", 0)
-    right = own.get("right", 0)
+    counts = trial_counts(id, source)
+    named = counts.get("named", 0)
+    right = counts.get("right", 0)
     return named >= KIND_WEIGHT and right / named <= RARE_SHARE
 
 
 def confidence_of(id: str, basis: Basis, source: str) -> tuple[Confidence, str]:
     """Return the confidence in a finding, and the count behind it in words."""
-    own = trial_counts(id, source)
-    kind = _trials().get("kinds", {}).get(source, {}).get(basis, {})
-    named = own.get("named", 0)
-    right = own.get("right", 0)
-    of_kind = kind.get("named", 0)
-    usual = (kind.get("right", 0) + 1) / (of_kind + 2)
-    share = (right + KIND_WEIGHT * usual) / (named + KIND_WEIGHT)
-    level = (
-        Confidence.HIGH
-        if share >= HIGH_SHARE
-        else Confidence.MEDIUM
-        if share >= MEDIUM_SHARE
-        else Confidence.LOW
-    )
-    if named < KIND_WEIGHT and level is Confidence.HIGH:
-        level = Confidence.MEDIUM
-    if not of_kind:
-        return Confidence.MEDIUM if basis is not Basis.SUSPICION else Confidence.LOW, ""
-    others = f"findings of its kind in {kind['right']} of {of_kind}"
+    kind_counts = _trials().get("kinds", {}).get(source, {}).get(basis, {})
+    kind_named = kind_counts.get("named", 0)
+    kind_right = kind_counts.get("right", 0)
+    if not kind_named:
+        return Confidence.LOW if basis is Basis.SUSPICION else Confidence.MEDIUM, ""
+
+    # Posterior mean of the share of right findings: those of its kind, by the rule of succession,
+    # are the prior, with the weight of KIND_WEIGHT runs.
+    counts = trial_counts(id, source)
+    named = counts.get("named", 0)
+    right = counts.get("right", 0)
+    kind_share = (kind_right + 1) / (kind_named + 2)
+    share = (right + KIND_WEIGHT * kind_share) / (named + KIND_WEIGHT)
+    if share >= HIGH_SHARE and named >= KIND_WEIGHT:
+        confidence = Confidence.HIGH
+    elif share >= MEDIUM_SHARE:
+        confidence = Confidence.MEDIUM
+    else:
+        confidence = Confidence.LOW
+
+    others = f"findings of its kind in {kind_right} of {kind_named}"
     if not named:
-        return level, f"never named first in a trial; {others}"
-    return level, f"right in {right} of {named} trial runs where it was named first, {others}"
+        return confidence, f"never named first in a trial; {others}"
+    return confidence, f"right in {right} of {named} trial runs where it was named first, {others}"
 
 
 def usual_learning_rates(known: Lookup) -> tuple[float, float]:
-    """Return the rates that suit Adam by the number of weights: 2e-5 at most for billions; adapters
-    take ten times.
+    """Return the smallest and largest rate that suit Adam for a number of weights; adapters take
+    ten times as much.
     """
+    factor = ADAPTER_FACTOR if known("model.lora") else 1.0
+    lowest, highest = LARGEST_RATE_BOUNDS
     weights = known("model.parameters")
-    adapter = 10.0 if known("model.lora") else 1.0
     if not isinstance(weights, int | float) or weights <= 0:
-        return 1e-6 * adapter, 2e-4 * adapter
-    high = min(2e-4, max(1e-5, 2e-5 * (1e9 / weights) ** (1 / 3)))
-    return high / 20 * adapter, high * adapter
+        return SMALLEST_RATE * factor, highest * factor
+    largest = LARGEST_RATE_AT_A_BILLION * (BILLION / weights) ** (1 / 3)
+    largest = min(highest, max(lowest, largest))
+    return largest / RATE_RANGE * factor, largest * factor
 
 
 def usual_rates_in_words() -> str:
     """Return the rates that suit models of several sizes."""
-    sizes = {"a billion weights": {"model.parameters": 1e9}, "a million": {"model.parameters": 1e6}}
-    sizes["adapters of a billion"] = {"model.parameters": 1e9, "model.lora": True}
-    rates = {size: usual_learning_rates(known.get) for size, known in sizes.items()}
-    return ", ".join(f"{low:.2g} to {high:.2g} for {size}" for size, (low, high) in rates.items())
+    models: dict[str, dict[str, Any]] = {
+        "a billion weights": {"model.parameters": BILLION},
+        "a million": {"model.parameters": 1e6},
+        "adapters of a billion": {"model.parameters": BILLION, "model.lora": True},
+    }
+    ranges: list[str] = []
+    for name, model in models.items():
+        low, high = usual_learning_rates(model.get)
+        ranges.append(f"{low:.2g} to {high:.2g} for {name}")
+    return ", ".join(ranges)
 
 
 def settings_in_force(view: RunView) -> Lookup:
@@ -276,13 +298,13 @@ def settings_in_force(view: RunView) -> Lookup:
     """
     weights = (view.info.get("model") or {}).get("parameters")
     raw = view.info.get("raw")
-    own: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
+    settings_of_trainer: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
 
     def known(key: str) -> Any:
         if key == "model.parameters":
             return weights
         value = view.value(key)
-        return own.get(key) if value is None else value
+        return settings_of_trainer.get(key) if value is None else value
 
     return known
 
@@ -295,45 +317,62 @@ def complete_fix(fix: Fix, trainer: str = "", known: Lookup = lambda _: None) ->
     relative values become concrete, and what the run has already is no change but `in_force`.
     Values of another trainer than the run's own are not known: relative ones stay relative.
     """
+    # Our settings: those that are in force, and those that are left to change.
     wanted = fix.changes.get("uptrend", {})
     ours = _concrete(wanted, known)
-    held = {key for key, value in ours.items() if _is_in_force(key, value, known)}
-    ours_held = {key: ours[key] for key in ours if key in held}
-    in_force = _translated(ours_held, trainer, known)[0] or dict(ours_held)
-    changes = {"uptrend": {key: value for key, value in ours.items() if key not in held}}
-    notes: dict[str, tuple[str, ...]] = {}
+    ours_in_force = {key: value for key, value in ours.items() if _is_in_force(key, value, known)}
+    changes = {"uptrend": {key: value for key, value in ours.items() if key not in ours_in_force}}
+    in_force, _ = _translated(ours_in_force, trainer, known)
+    if not in_force:
+        in_force = dict(ours_in_force)
+
+    # The same in the settings of every other trainer, and its own settings of the fix.
     left = {
         key: value
         for key, value in wanted.items()
-        if key not in held and key not in fix.untranslated
+        if key not in ours_in_force and key not in fix.untranslated
     }
-    for who in TRAINER_NAMES:
-        known_here: Lookup = known if who == trainer else _unknown
-        changes[who], notes[who] = _translated(_concrete(left, known_here), who, known_here)
-        for key, value in _concrete(fix.changes.get(who, {}), known_here, who).items():
-            is_held = who == trainer and _is_in_force(key, value, known, who)
-            (in_force if is_held else changes[who])[key] = value
+    notes: dict[str, tuple[str, ...]] = {}
+    for name in TRAINER_NAMES:
+        is_own = name == trainer
+        known_there: Lookup = known if is_own else _unknown
+        settings, notes[name] = _translated(_concrete(left, known_there), name, known_there)
+        own_settings = _concrete(fix.changes.get(name, {}), known_there, name)
+        for key, value in own_settings.items():
+            if is_own and _is_in_force(key, value, known, name):
+                in_force[key] = value
+            else:
+                settings[key] = value
+        changes[name] = settings
+
+    # The sentence, which says what is in force already, and if that is all of it.
     values = {key: [value] for key, value in ours.items()}
-    marked = {
-        key: [f"{setting(value, quote=False)} (in force already)"]
-        for key, value in ours_held.items()
-    }
-    named = set(PLACEHOLDER.findall(fix.sentence))
-    is_moot = bool(named) and named <= held and not changes.get(trainer)
-    sentence = _moot(in_force) if is_moot else fill(fix.sentence, values | marked)
-    is_all_held = bool(in_force) and held >= wanted.keys() and not changes.get(trainer)
-    if is_all_held and not is_moot and assignments(in_force) not in sentence:
-        sentence = f"{sentence} {_already(in_force)}."
-    given = {
-        who: {key: _filled(value, values) for key, value in keys.items()}
-        for who, keys in changes.items()
-        if keys
-    }
+    named = set(SETTING_PLACEHOLDER.findall(fix.sentence))
+    has_changes = bool(changes.get(trainer))
+    if named and named <= ours_in_force.keys() and not has_changes:
+        sentence = f"{_already(in_force)}, so that the cause is another: look at the rivals."
+    else:
+        marked = {
+            key: [f"{setting(value, quote=False)} (in force already)"]
+            for key, value in ours_in_force.items()
+        }
+        sentence = fill(fix.sentence, values | marked)
+        is_all_in_force = bool(in_force) and ours_in_force.keys() >= wanted.keys()
+        if is_all_in_force and not has_changes and assignments(in_force) not in sentence:
+            sentence = f"{sentence} {_already(in_force)}."
+
+    filled_changes: dict[str, dict[str, Any]] = {}
+    for name, settings in changes.items():
+        if settings:
+            filled_changes[name] = {
+                key: fill(value, values) if isinstance(value, str) else value
+                for key, value in settings.items()
+            }
     return replace(
         fix,
         sentence=sentence,
-        changes=given,
-        notes={who: notes[who] for who in given if notes.get(who)},
+        changes=filled_changes,
+        notes={name: notes[name] for name in filled_changes if notes.get(name)},
         in_force=in_force,
     )
 
@@ -343,13 +382,14 @@ def resolve_experiment(cause: Cause, known: Lookup = lambda _: None) -> Experime
     with the fix's.
     """
     experiment = cause.experiment
-    arms = {name: _concrete(keys, known) for name, keys in experiment.arms.items()}
-    values = dict[str, list[Any]]({"steps": [experiment.steps]})
-    for keys in (
-        *arms.values(),
-        *([] if arms else [_concrete(cause.fix.changes.get("uptrend", {}), known)]),
-    ):
-        for key, value in keys.items():
+    arms = {name: _concrete(settings, known) for name, settings in experiment.arms.items()}
+    # A claim without arms is about the fix.
+    claimed_settings = list(arms.values())
+    if not arms:
+        claimed_settings.append(_concrete(cause.fix.changes.get("uptrend", {}), known))
+    values: dict[str, list[Any]] = {"steps": [experiment.steps]}
+    for settings in claimed_settings:
+        for key, value in settings.items():
             values.setdefault(key, []).append(value)
     return replace(experiment, claim=fill(experiment.claim, values), arms=arms)
 
@@ -359,22 +399,16 @@ def fill(text: str, values: Mapping[str, Iterable[Any]]) -> str:
     `or`.
     """
 
-    def shown(match: re.Match[str]) -> str:
-        words = (
-            value.in_words if isinstance(value, Times) else setting(value, quote=False)
-            for value in values[match[1]]
-        )
+    def values_in_words(match: re.Match[str]) -> str:
+        words: list[str] = []
+        for value in values[match[1]]:
+            if isinstance(value, Times):
+                words.append(value.in_words)
+            else:
+                words.append(setting(value, quote=False))
         return " or ".join(dict.fromkeys(words))
 
-    return PLACEHOLDER.sub(shown, text)
-
-
-def _filled(value: Any, values: Mapping[str, Iterable[Any]]) -> Any:
-    return fill(value, values) if isinstance(value, str) else value
-
-
-def _moot(in_force: Mapping[str, Any]) -> str:
-    return f"{_already(in_force)}, so that the cause is another: look at the rivals."
+    return SETTING_PLACEHOLDER.sub(values_in_words, text)
 
 
 def _already(in_force: Mapping[str, Any]) -> str:
@@ -389,49 +423,68 @@ def _unknown(_: str) -> None:
 def _translated(
     ours: Mapping[str, Any], trainer: str, known: Lookup
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return settings of ours in a trainer's words, and notes on them; our own words are ours."""
+    """Return settings of ours as settings of a trainer, and notes on them; unchanged if it is none
+    whose settings are known.
+    """
     if trainer not in TRAINER_NAMES:
         return dict(ours), ()
-    settings = dict[str, Any]()
-    notes = list[str]()
+    settings: dict[str, Any] = {}
+    notes: list[str] = []
     for key, value in ours.items():
-        found = to_theirs(key, value, trainer, known)
-        if found is not None and found.settings:
-            settings |= found.settings
-            notes += [f"{next(iter(found.settings))}: {found.note}"] if found.note else []
+        translation = to_theirs(key, value, trainer, known)
+        if translation is None or not translation.settings:
+            continue
+        settings |= translation.settings
+        if translation.note:
+            first_name = next(iter(translation.settings))
+            notes.append(f"{first_name}: {translation.note}")
     return settings, tuple(notes)
 
 
 def _is_in_force(key: str, value: Any, known: Lookup, trainer: str = "uptrend") -> bool:
-    """Tell whether a run has a value already, under the name of its trainer."""
-    now = known(key)
-    if now is None and trainer in TRAINER_NAMES and (ours := to_ours(trainer, key)) is not None:
-        found = to_theirs(ours, known(ours), trainer, known) if known(ours) is not None else None
-        now = found.settings.get(key) if found is not None else None
-    return now is not None and is_same(now, value)
+    """Return True if a run has a value already, under the name of its trainer."""
+    current = known(key)
+    our_key = to_ours(trainer, key) if trainer in TRAINER_NAMES else None
+    if current is None and our_key is not None and known(our_key) is not None:
+        translation = to_theirs(our_key, known(our_key), trainer, known)
+        if translation is not None:
+            current = translation.settings.get(key)
+    return current is not None and is_same(current, value)
 
 
-def _concrete(keys: Mapping[str, Any], known: Lookup, trainer: str = "uptrend") -> dict[str, Any]:
-    """Return settings with each relative value computed, where the value that it is relative to is
+def _concrete(
+    settings: Mapping[str, Any], known: Lookup, trainer: str = "uptrend"
+) -> dict[str, Any]:
+    """Return settings with each relative value computed, if the value that it is relative to is
     known.
     """
-    made = dict(keys)
-    for key, value in keys.items():
-        ours = key if trainer == "uptrend" else to_ours(trainer, key) or key
-        now = known(key) if known(ours) is None else known(ours)
+    concrete = dict(settings)
+    for key, value in settings.items():
+        our_key = key if trainer == "uptrend" else to_ours(trainer, key) or key
+        current = known(our_key)
+        if current is None:
+            current = known(key)
         if isinstance(value, Limit):
-            made[key] = value.applied_to(now)
-        elif (
-            isinstance(value, Times) and isinstance(now, int | float) and not isinstance(now, bool)
-        ):
-            scaled = now * value.factor
-            if ours == "learning.lr" and str(known("learning.optimizer")).lower() != "sgd":
-                # a rate that is off by orders of magnitude is not mended by a factor
-                low, high = usual_learning_rates(known)
-                scaled = (
-                    min(scaled, high / 2)
-                    if value.factor < 1
-                    else max(scaled, min(0.4 * low * value.factor, high))
-                )
-            made[key] = round(scaled) if isinstance(now, int) else float(f"{scaled:.3g}")
-    return made
+            concrete[key] = value.applied_to(current)
+        elif isinstance(value, Times) and _is_number(current):
+            scaled = current * value.factor
+            is_sgd = str(known("learning.optimizer")).lower() == "sgd"
+            if our_key == "learning.lr" and not is_sgd:
+                scaled = _within_usual_rates(scaled, value.factor, known)
+            is_whole = isinstance(current, int)
+            concrete[key] = round(scaled) if is_whole else float(f"{scaled:.3g}")
+    return concrete
+
+
+def _within_usual_rates(rate: float, factor: float, known: Lookup) -> float:
+    """Return a changed rate that Adam can use: a factor alone does not repair one that is off by
+    orders of magnitude. The bounds are chosen by hand, well inside the usual rates.
+    """
+    low, high = usual_learning_rates(known)
+    if factor < 1:
+        return min(rate, high / 2)
+    return max(rate, min(0.4 * low * factor, high))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

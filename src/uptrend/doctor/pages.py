@@ -1,4 +1,4 @@
-"""A cause's page, with its front matter told in words: for `uptrend explain` and the site."""
+"""Pages of causes, with their front matter in words: for `uptrend explain` and the site."""
 
 import ast
 import json
@@ -14,7 +14,7 @@ from uptrend.config import load_config
 from uptrend.doctor import case, checks
 from uptrend.doctor.catalogue import (
     CATALOGUE,
-    FOLDER,
+    FINDINGS_FOLDER,
     Cause,
     complete_fix,
     fill,
@@ -26,36 +26,38 @@ from uptrend.records import Fix, Times, dialects
 from uptrend.tasks import proof
 
 TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINER_NAMES, "any": "Any trainer"}
-
-
-# A threshold in a page's text: a constant of a module of checks, of `case` or `proof`, or, behind
-# `probes.`, of a module of probes; as a percentage where % follows.
-THRESHOLD = re.compile(r"\{(probes\.)?(\w+)\.([A-Z][A-Z0-9_]*)(%?)\}")
+# A threshold in a page's text: a constant of a module of checks, of `case` or `proof`, or, after
+# `probes.`, of a module of probes; as a percentage if % follows.
+THRESHOLD_PATTERN = re.compile(r"\{(probes\.)?(\w+)\.([A-Z][A-Z0-9_]*)(%?)\}")
+# Modules beside those of checks.
 OTHER_MODULES = {"case": case, "proof": proof}
+SOURCES_IN_WORDS = {"records": "From a run's records", "scalars": "From scalars alone"}
+# What a shell would not take as a part of a word.
+SHELL_SYNTAX = re.compile(r"[\[\]\"{} ]")
 
 
 def causes_by_section() -> tuple[str, dict[str, list[Cause]]]:
     """Return the text before the list of causes, and the causes by the title of their section."""
-    _, front, text = (FOLDER / "README.md").read_text(encoding="utf-8").split("+++\n", 2)
-    return text, {
-        title: [
-            cause
-            for family in families
-            for id, cause in CATALOGUE.items()
-            if id.startswith(f"{family}.")
-        ]
-        for title, families in tomllib.loads(front)["sections"].items()
-    }
+    readme = (FINDINGS_FOLDER / "README.md").read_text(encoding="utf-8")
+    _, front, text = readme.split("+++\n", 2)
+    causes_by_title: dict[str, list[Cause]] = {}
+    for title, families in tomllib.loads(front)["sections"].items():
+        causes: list[Cause] = []
+        for family in families:
+            causes += [cause for id, cause in CATALOGUE.items() if id.startswith(f"{family}.")]
+        causes_by_title[title] = causes
+    return text, causes_by_title
 
 
 def cause_page(cause: Cause) -> str:
     """Return a cause's page as Markdown."""
-    rivals = [
-        f"- {f'[{rival.id}]({rival.id}.md)' if rival.id in CATALOGUE else rival.id.capitalize()}:"
-        f" {rival.tells_apart}."
-        for rival in cause.rivals
-    ]
+    rivals: list[str] = []
+    for rival in cause.rivals:
+        is_cause = rival.id in CATALOGUE
+        title = f"[{rival.id}]({rival.id}.md)" if is_cause else rival.id.capitalize()
+        rivals.append(f"- {title}: {rival.tells_apart}.")
     fix = complete_fix(cause.fix)
+    has_trials = trial_counts(cause.id, "records") or trial_counts(cause.id, "scalars")
     blocks = [
         f"# {cause.id}",
         cause.what,
@@ -64,35 +66,34 @@ def cause_page(cause: Cause) -> str:
         "\n".join(rivals),
         "## How to prove it",
         cause.how,
-        "\n".join(["```bash", *_proof(cause), "```"]),
+        "\n".join(["```bash", *_deciding_commands(cause), "```"]),
         _claim(cause),
         "## How to fix it",
         fix.sentence,
-        "\n".join(_fixes(cause, fix)),
-        *_in_several_turns(cause, fix),
-        "## In trials"
-        if trial_counts(cause.id, "records") or trial_counts(cause.id, "scalars")
-        else "",
+        "\n".join(_settings_by_trainer(cause, fix)),
+        *_fix_in_several_turns(cause, fix),
+        "## In trials" if has_trials else "",
         "\n".join(_trials(cause)),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _in_several_turns(cause: Cause, fix: Fix) -> Iterator[str]:
-    """Yield what tasks of several turns need instead."""
-    if (other := cause.in_several_turns) is not None:
-        other_fix = complete_fix(other.fix)
-        yield f"In tasks of several turns: {other_fix.sentence[0].lower()}{other_fix.sentence[1:]}"
-        shared = set(_fixes(cause, fix))
-        yield "\n".join(line for line in _fixes(other, other_fix) if line not in shared)
+def _fix_in_several_turns(cause: Cause, fix: Fix) -> Iterator[str]:
+    """Yield what is different about the fix for tasks of several turns."""
+    other = cause.in_several_turns
+    if other is None:
+        return
+    other_fix = complete_fix(other.fix)
+    yield f"In tasks of several turns: {other_fix.sentence[0].lower()}{other_fix.sentence[1:]}"
+    same_lines = set(_settings_by_trainer(cause, fix))
+    other_lines = _settings_by_trainer(other, other_fix)
+    yield "\n".join(line for line in other_lines if line not in same_lines)
 
 
 def _with_thresholds(text: str) -> str:
-    """Return a page's text with the checks' thresholds, and the usual learning rates, in their
-    places.
-    """
+    """Return a page's text with the values of thresholds, and of the usual learning rates."""
 
-    def shown(match: re.Match[str]) -> str:
+    def threshold_in_words(match: re.Match[str]) -> str:
         is_of_probe, name, constant, is_percentage = match.groups()
         if is_of_probe:
             value = _numbers_of_probes(name)[constant]
@@ -100,7 +101,9 @@ def _with_thresholds(text: str) -> str:
             value = getattr(OTHER_MODULES.get(name) or getattr(checks, name), constant)
         return f"{100 * value:g}%" if is_percentage else f"{value:g}"
 
-    return THRESHOLD.sub(shown, text).replace("{usual_rates}", usual_rates_in_words())
+    return THRESHOLD_PATTERN.sub(threshold_in_words, text).replace(
+        "{usual_rates}", usual_rates_in_words()
+    )
 
 
 @cache
@@ -119,57 +122,58 @@ def _numbers_of_probes(module: str) -> dict[str, float]:
 
 
 def _trials(cause: Cause) -> Iterator[str]:
-    """Yield how often it was named, and rightly, in trials."""
-    for source, words in {
-        "records": "From a run's records",
-        "scalars": "From scalars alone",
-    }.items():
+    """Yield how often trials named a cause, and how often rightly."""
+    for source, source_in_words in SOURCES_IN_WORDS.items():
         counts = trial_counts(cause.id, source)
-        told = [
-            f"{said} {counts[part]} of {counts[whole]} runs {which}"
-            for part, whole, said, which in (
-                ("right", "named", "right in", "where it was named first"),
-                ("found", "planted", "among the first three in", "that had it"),
+        shares: list[str] = []
+        if "named" in counts:
+            shares.append(
+                f"right in {counts['right']} of {counts['named']} runs where it was named first"
             )
-            if whole in counts
-        ]
-        if told:
-            yield f"{words}: {', '.join(told)}.\n"
+        if "planted" in counts:
+            shares.append(
+                f"among the first three in {counts['found']} of {counts['planted']} runs that had"
+                " it"
+            )
+        if shares:
+            yield f"{source_in_words}: {', '.join(shares)}.\n"
 
 
-def _proof(cause: Cause) -> list[str]:
+def _deciding_commands(cause: Cause) -> list[str]:
     """Return the commands that decide: the probe, then one run per arm and its comparison with the
     control.
     """
+    lines: list[str] = []
     probe = cause.experiment.probe
-    lines = [f"uptrend preflight recipe.toml --only {probe}"] if probe else []
-    slugs = [name.replace(" ", "-") for name in cause.experiment.arms]
-    for slug, changes in zip(slugs, cause.experiment.arms.values(), strict=True):
+    if probe:
+        lines.append(f"uptrend preflight recipe.toml --only {probe}")
+    run_names: list[str] = []
+    for arm, changes in cause.experiment.arms.items():
+        run_name = arm.replace(" ", "-")
+        run_names.append(run_name)
         sets = "".join(f" --set {_assignment(key, value)}" for key, value in changes.items())
         relative = [value for value in changes.values() if isinstance(value, Times)]
-        note = f"  # {relative[0]}, here of the default" if relative else ""
-        lines.append(f"uptrend train recipe.toml{sets} --name {slug}{note}")
-    lines += [f"uptrend runs compare {slugs[0]} {slug}" for slug in slugs[1:]]
-    values = {
-        key: [value] for key, value in complete_fix(cause.fix).changes.get("uptrend", {}).items()
-    }
-    return (
-        lines
-        or [fill(command, values) for command in cause.commands]
-        or ["uptrend doctor runs/mine"]
-    )
+        comment = f"  # {relative[0]}, here of the default" if relative else ""
+        lines.append(f"uptrend train recipe.toml{sets} --name {run_name}{comment}")
+    for run_name in run_names[1:]:
+        lines.append(f"uptrend runs compare {run_names[0]} {run_name}")
+    if lines:
+        return lines
+
+    settings = complete_fix(cause.fix).changes.get("uptrend", {})
+    values = {key: [value] for key, value in settings.items()}
+    commands = [fill(command, values) for command in cause.commands]
+    return commands or ["uptrend doctor runs/mine"]
 
 
 def _assignment(key: str, value: Any) -> str:
+    """Return a setting for `--set`, a relative value computed from the default."""
     if isinstance(value, Times):
-        now = attrgetter(key)(load_config({}))
-        value = (
-            round(now * value.factor)
-            if isinstance(now, int)
-            else float(f"{now * value.factor:.3g}")
-        )
+        default = attrgetter(key)(load_config({}))
+        scaled = default * value.factor
+        value = round(scaled) if isinstance(default, int) else float(f"{scaled:.3g}")
     text = f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-    return f"'{text}'" if re.search(r"[\[\]\"{} ]", text) else text
+    return f"'{text}'" if SHELL_SYNTAX.search(text) else text
 
 
 def _claim(cause: Cause) -> str:
@@ -181,15 +185,18 @@ def _claim(cause: Cause) -> str:
     return f"Claim: {claim} Compared is `{experiment.metric}`{after}."
 
 
-def _fixes(cause: Cause, fix: Fix) -> Iterator[str]:
+def _settings_by_trainer(cause: Cause, fix: Fix) -> Iterator[str]:
+    """Yield one line per trainer: the settings that fix a cause, and advice."""
     for trainer, title in TRAINERS.items():
-        notes = [note.partition(": ") for note in fix.notes.get(trainer, ())]
-        settings = ", ".join(
-            _settings(trainer, fix.changes.get(trainer, {}), {key: note for key, _, note in notes})
-        )
-        words = "; ".join(part for part in (settings, cause.advice.get(trainer, "")) if part)
-        if words:
-            yield f"- **{title}**: {words}"
+        notes_by_setting: dict[str, str] = {}
+        for note in fix.notes.get(trainer, ()):
+            key, _, text = note.partition(": ")
+            notes_by_setting[key] = text
+        changes = fix.changes.get(trainer, {})
+        settings = ", ".join(_settings(trainer, changes, notes_by_setting))
+        parts = [part for part in (settings, cause.advice.get(trainer, "")) if part]
+        if parts:
+            yield f"- **{title}**: {'; '.join(parts)}"
 
 
 def _settings(trainer: str, changes: Mapping[str, Any], notes: Mapping[str, str]) -> Iterator[str]:
@@ -197,10 +204,13 @@ def _settings(trainer: str, changes: Mapping[str, Any], notes: Mapping[str, str]
         # TRL and verifiers take Python arguments; the others, and verifiers' dotted keys, take
         # TOML.
         is_python = trainer == "trl" or (trainer == "verifiers" and "." not in key)
-        if isinstance(value, Times) or (isinstance(value, str) and " " in value):
+        is_in_words = isinstance(value, Times) or (isinstance(value, str) and " " in value)
+        if is_in_words:
             setting = f"`{key}`: {value}"
+        elif is_python:
+            setting = f"`{key}={_python(value)}`"
         else:
-            setting = f"`{key}={_python(value)}`" if is_python else f"`{key} = {_toml(value)}`"
+            setting = f"`{key} = {_toml(value)}`"
         yield f"{setting} ({notes[key]})" if key in notes else setting
 
 
@@ -212,5 +222,6 @@ def _python(value: Any) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
+        pairs = ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items())
+        return f"{{ {pairs} }}"
     return json.dumps(value, ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""A report for people and programs: text for the terminal, Markdown, a page, and JSON.
+"""Reports for people and programs: text for the terminal, Markdown, a page, and JSON.
 
-A run directory has one, in its findings.json, dated by its step. Whoever shows findings asks for it
-here, so that all show the same ones.
+A run directory has one, in its findings.json, dated by its step. Everything that shows findings
+gets it here, so that all show the same ones.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from uptrend.records.files import write_atomically
 from uptrend.records.finding import dated
 from uptrend.records.lines import plain
 
-SCHEMA = 2
+REPORT_SCHEMA = 2
 TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINER_NAMES}
 FINDING_STYLES = {
     TrendKind.LEARNING: "bold green",
@@ -49,10 +49,13 @@ FINDING_STYLES = {
     Severity.WARNING: "yellow",
     Severity.NOTE: "cyan",
 }
-# Pieces of evidence, and unknown columns, that are shown; JSON has all.
-EVIDENCE_SHOWN = 6
-COLUMNS_SHOWN = 8
-MARGIN = 3
+# What text and pages show at most; JSON has all.
+MAX_EVIDENCE_SHOWN = 6
+MAX_COLUMNS_SHOWN = 8
+MAX_NEEDS_SHOWN = 3
+# Spaces before a line on the terminal, and the characters that are left to it on a narrow one.
+MARGIN_WIDTH = 3
+MIN_TEXT_WIDTH = 20
 
 
 def to_table(reports: Sequence[Report]) -> dict[str, Any]:
@@ -61,17 +64,22 @@ def to_table(reports: Sequence[Report]) -> dict[str, Any]:
     # A log may hold several runs, of which short ones are often false starts: the longest stands
     # for the file.
     longest = max(range(len(reports)), key=lambda i: (reports[i].steps, i))
-    return {"schema": SCHEMA, **runs[longest], "runs": runs}
+    return {"schema": REPORT_SCHEMA, **runs[longest], "runs": runs}
 
 
 def _run_table(report: Report) -> dict[str, Any]:
-    symptoms = [
-        finding_table(symptom, cause.id) for cause in report.findings for symptom in cause.explains
-    ]
+    symptoms: list[dict[str, Any]] = []
+    for cause in report.findings:
+        symptoms += [finding_table(symptom, cause.id) for symptom in cause.explains]
+    trend = {key: plain(value) for key, value in vars(report.trend).items() if key != "kind"}
     return {
-        **{key: getattr(report, key) for key in ("source", "trainer", "name", "steps", "step")},
+        "source": report.source,
+        "trainer": report.trainer,
+        "name": report.name,
+        "steps": report.steps,
+        "step": report.step,
         "trend": str(report.trend.kind),
-        **{key: plain(value) for key, value in vars(report.trend).items() if key != "kind"},
+        **trend,
         "findings": [*map(finding_table, report.findings), *symptoms],
         "cannot_tell": [dict(vars(lack)) for lack in report.cannot_tell],
         "missing": list(report.missing),
@@ -82,8 +90,24 @@ def _run_table(report: Report) -> dict[str, Any]:
 
 def finding_table(finding: Finding, cause: str | None = None) -> dict[str, Any]:
     """Return a finding as JSON; a symptom names its cause."""
-    experiment = finding.experiment
-    fix = finding.fix
+    evidence: list[dict[str, Any]] = []
+    for piece in finding.evidence:
+        row = plain(vars(piece))
+        evidence.append({**row, "metric": piece.metric or None, "rollout": piece.rollout or None})
+    experiment = None
+    if finding.experiment is not None:
+        experiment = {
+            **plain(vars(finding.experiment)),
+            "probe": finding.experiment.probe or None,
+            "steps": finding.experiment.steps or None,
+        }
+    fix = None
+    if finding.fix is not None:
+        fix = {
+            "sentence": finding.fix.sentence,
+            "changes": plain(finding.fix.changes),
+            "in_force": plain(finding.fix.in_force),
+        }
     return {
         "id": finding.id,
         "severity": str(finding.severity),
@@ -91,27 +115,10 @@ def finding_table(finding: Finding, cause: str | None = None) -> dict[str, Any]:
         "confidence": str(finding.confidence),
         "measured": finding.measured,
         "summary": finding.summary,
-        "evidence": [
-            {**plain(vars(e)), "metric": e.metric or None, "rollout": e.rollout or None}
-            for e in finding.evidence
-        ],
+        "evidence": evidence,
         "rivals": [plain(vars(rival)) for rival in finding.rivals],
-        "experiment": (
-            experiment
-            and {
-                **plain(vars(experiment)),
-                "probe": experiment.probe or None,
-                "steps": experiment.steps or None,
-            }
-        ),
-        "fix": (
-            fix
-            and {
-                "sentence": fix.sentence,
-                "changes": plain(fix.changes),
-                "in_force": plain(fix.in_force),
-            }
-        ),
+        "experiment": experiment,
+        "fix": fix,
         "explains": [symptom.id for symptom in finding.explains],
         "symptom_of": cause,
         "page": finding.page,
@@ -119,28 +126,32 @@ def finding_table(finding: Finding, cause: str | None = None) -> dict[str, Any]:
 
 
 def from_finding_table(table: Mapping[str, Any]) -> Finding:
-    """Return the finding that `finding_table` has written, without its symptoms: `rank` folds them
+    """Return the finding that `finding_table` has written, without its symptoms, which `rank` finds
     again.
     """
+    evidence: list[Evidence] = []
+    for row in table["evidence"]:
+        texts = {"metric": row["metric"] or "", "rollout": row["rollout"] or ""}
+        evidence.append(Evidence(**{**row, **texts}))
     experiment = table["experiment"]
+    if experiment:
+        probe = experiment["probe"] or ""
+        steps = experiment["steps"] or 0
+        experiment = Experiment(**{**experiment, "probe": probe, "steps": steps})
     fix = table["fix"]
+    if fix:
+        fix = Fix(fix["sentence"], fix["changes"], in_force=fix.get("in_force", {}))
     return Finding(
         id=table["id"],
         severity=Severity(table["severity"]),
         basis=Basis(table["basis"]),
         summary=table["summary"],
-        evidence=tuple(
-            Evidence(**{**e, "metric": e["metric"] or "", "rollout": e["rollout"] or ""})
-            for e in table["evidence"]
-        ),
+        evidence=tuple(evidence),
         confidence=Confidence(table["confidence"]),
         measured=table["measured"],
         rivals=tuple(Rival(**rival) for rival in table["rivals"]),
-        experiment=experiment
-        and Experiment(
-            **{**experiment, "probe": experiment["probe"] or "", "steps": experiment["steps"] or 0}
-        ),
-        fix=fix and Fix(fix["sentence"], fix["changes"], in_force=fix.get("in_force", {})),
+        experiment=experiment,
+        fix=fix,
         page=table["page"],
     )
 
@@ -148,30 +159,33 @@ def from_finding_table(table: Mapping[str, Any]) -> Finding:
 def save_report(path: Path, reports: Sequence[Report]) -> dict[str, Any]:
     """Write the report of a run into its directory, and return it as JSON."""
     table = to_table(reports)
-    write_atomically(
-        path / "findings.json", json.dumps(table, indent=1, ensure_ascii=False).encode()
-    )
+    text = json.dumps(table, indent=1, ensure_ascii=False)
+    write_atomically(path / "findings.json", text.encode())
     return table
 
 
 def saved_report(run: Run, points: int | None = None) -> dict[str, Any] | None:
-    """Return findings.json where it knows all that was recorded, `points` metrics lines by default
-    all; else None.
+    """Return findings.json if it covers everything that was recorded, else None.
+
+    `points` is the number of metrics lines, for callers that have read them.
     """
     path = run.path / "findings.json"
-    lines = [run.path / name for name in LINES_FILES.values()]
-    if not path.exists() or path.stat().st_mtime < max(
-        (f.stat().st_mtime for f in lines if f.exists()), default=0.0
-    ):
+    if not path.exists():
         return None
+    report_time = path.stat().st_mtime
+    for name in LINES_FILES.values():
+        lines = run.path / name
+        if lines.exists() and lines.stat().st_mtime > report_time:
+            return None
     report = run.report
-    points = len(run.metric_lines) if points is None else points
+    if points is None:
+        points = len(run.metric_lines)
     return report if report is not None and report["steps"] == points else None
 
 
 def latest_report(run: Run) -> dict[str, Any]:
-    """Return the report on all that was recorded: the one on disk where it is up to date, else a
-    new one.
+    """Return the report on everything that was recorded: the one on disk if it is up to date, else
+    a new one.
     """
     report = None
     with contextlib.suppress(OSError, RecordError):
@@ -185,77 +199,83 @@ def latest_report(run: Run) -> dict[str, Any]:
 
 
 def print_report(report: Report, console: Console, verbose: bool = False) -> None:
-    """Print the trend, the causes in order, and what could not be told; shortened unless
-    `verbose`.
+    """Print the trend, the causes in order, and the causes that could not be judged; shortened
+    unless `verbose`.
     """
+    _print_trend(report, console)
+    if not report.findings:
+        _print(
+            console,
+            "Nothing was found."
+            if report.steps
+            else "Without a curve there is nothing to look at.",
+        )
+    for rank, finding in enumerate(report.findings, 1):
+        console.print()
+        _print_finding(rank, finding, report.trainer, console, verbose)
+    console.print()
+    _print_lacks(report, console, verbose)
+    has_notes = any(finding.severity is Severity.NOTE for finding in report.findings)
+    if not verbose and (report.cannot_tell or has_notes):
+        _print(console, "--verbose lists everything, and how to fix notes.", "dim")
+
+
+def _print_trend(report: Report, console: Console) -> None:
     _print(console, _title(report), "dim", 0)
-    kind = report.trend.kind
     headline = report.trend.in_words
-    _print(
-        console,
-        headline.upper(),
-        FINDING_STYLES[kind if headline == kind else TrendKind.TOO_SHORT],
-        0,
-    )
+    # A qualified trend has the color of one that is not known.
+    is_plain = headline == report.trend.kind
+    style = FINDING_STYLES[report.trend.kind if is_plain else TrendKind.TOO_SHORT]
+    _print(console, headline.upper(), style, 0)
     _print(console, report.trend.sentence)
     _print(console, _heldout_text(report))
     summaries = {finding.summary for finding in report.findings}
     for note in report.notes:
-        _print(console, "" if note in summaries else f"read: {note}", "dim")
-    if not report.findings:
-        _print(
-            console,
-            (
-                "Nothing was found."
-                if report.steps
-                else "Without a curve there is nothing to look at."
-            ),
-        )
-    for place, finding in enumerate(report.findings, 1):
-        console.print()
-        _print_finding(place, finding, report.trainer, console, verbose)
-    console.print()
+        if note not in summaries:
+            _print(console, f"read: {note}", "dim")
+
+
+def _print_lacks(report: Report, console: Console, verbose: bool) -> None:
+    """Print the evidence that is missing, the causes that could not be judged, and the columns that
+    are not known.
+    """
     for line in report.missing:
         _print(console, line, "dim")
+
     if verbose:
         for lack in report.cannot_tell:
             _print(console, f"cannot tell {lack.id}: {lack.needs}", "dim")
     elif report.cannot_tell:
-        counted = Counter(lack.needs for lack in report.cannot_tell).most_common()
-        named = "; ".join(f"{needs} ({count})" for needs, count in counted[:3])
-        more = "; …" if len(counted) > 3 else ""
-        _print(console, f"cannot tell {len(report.cannot_tell)} causes: {named}{more}", "dim")
+        counts = Counter(lack.needs for lack in report.cannot_tell).most_common()
+        needs = "; ".join(f"{need} ({count})" for need, count in counts[:MAX_NEEDS_SHOWN])
+        more = "; …" if len(counts) > MAX_NEEDS_SHOWN else ""
+        _print(console, f"cannot tell {len(report.cannot_tell)} causes: {needs}{more}", "dim")
+
     if report.unknown:
-        shown = report.unknown if verbose else report.unknown[:COLUMNS_SHOWN]
-        more = (
-            f" and {len(report.unknown) - len(shown)} more"
-            if len(shown) < len(report.unknown)
-            else ""
-        )
-        _print(console, f"columns not known: {', '.join(shown)}{more}", "dim")
-    if not verbose and (
-        report.cannot_tell or any(f.severity is Severity.NOTE for f in report.findings)
-    ):
-        _print(console, "--verbose lists everything, and how to fix notes.", "dim")
+        columns = report.unknown if verbose else report.unknown[:MAX_COLUMNS_SHOWN]
+        n_left = len(report.unknown) - len(columns)
+        more = f" and {n_left} more" if n_left else ""
+        _print(console, f"columns not known: {', '.join(columns)}{more}", "dim")
 
 
 def _print_finding(
-    place: int, finding: Finding, trainer: str, console: Console, verbose: bool
+    rank: int, finding: Finding, trainer: str, console: Console, verbose: bool
 ) -> None:
-    head = (f"{place}. {finding.id}", FINDING_STYLES[finding.severity])
-    console.print(
-        Text.assemble(head, (f"  {finding.severity}, {finding.confidence} confidence", "dim"))
-    )
+    heading = (f"{rank}. {finding.id}", FINDING_STYLES[finding.severity])
+    confidence = (f"  {finding.severity}, {finding.confidence} confidence", "dim")
+    console.print(Text.assemble(heading, confidence))
     _print(console, finding.summary)
-    for shown in [*_evidence(finding), *([finding.measured] * bool(finding.measured))]:
-        _print(console, f"· {shown}", "dim")
+    for text in _evidence(finding):
+        _print(console, f"· {text}", "dim")
+    if finding.measured:
+        _print(console, f"· {finding.measured}", "dim")
     if finding.explains:
         _print(console, f"explains: {', '.join(symptom.id for symptom in finding.explains)}")
     if verbose or finding.severity is not Severity.NOTE:
         if finding.fix is not None:
             _print(console, f"fix: {finding.fix.sentence}")
         for name, line in _changes(finding.fix, trainer):
-            _print(console, f"{name}: {line}", "green", MARGIN + 2)
+            _print(console, f"{name}: {line}", "green", MARGIN_WIDTH + 2)
         for rival in finding.rivals:
             _print(console, f"or {rival.id}: {rival.tells_apart}", "dim")
         if finding.experiment is not None:
@@ -263,16 +283,15 @@ def _print_finding(
     _print(console, finding.page, "dim")
 
 
-def _print(console: Console, line: str, style: str = "", margin: int = MARGIN) -> None:
-    """Print a paragraph behind a margin; no spaces at line ends, which a log or a pipe would
-    keep.
-    """
-    for part in (
-        Text(line, style=style).wrap(console, max(20, console.width - margin)) if line else ()
-    ):
-        part.rstrip()
+def _print(console: Console, text: str, style: str = "", margin: int = MARGIN_WIDTH) -> None:
+    """Print a paragraph behind a margin, and nothing for an empty one."""
+    if not text:
+        return
+    width = max(MIN_TEXT_WIDTH, console.width - margin)
+    for line in Text(text, style=style).wrap(console, width):
+        line.rstrip()  # spaces at line ends would stay in a log or a pipe
         console.print(
-            Text.assemble(" " * margin, part), no_wrap=True, overflow="ignore", crop=False
+            Text.assemble(" " * margin, line), no_wrap=True, overflow="ignore", crop=False
         )
 
 
@@ -285,88 +304,92 @@ def to_html(reports: Sequence[Report]) -> str:
     """Return a page that needs nothing else (no script, font or network), with one section per
     run.
     """
-    sections = [{**_section(report), "picture": _picture(report.curve)} for report in reports]
+    sections: list[dict[str, Any]] = []
+    for report in reports:
+        sections.append({**_section(report), "picture": _picture(report.curve)})
     return render("doctor/templates/report.html", sections=sections)
 
 
 def _section(report: Report) -> dict[str, Any]:
-    rows = [(lack.id, lack.needs) for lack in report.cannot_tell]
+    lacks = [(lack.id, lack.needs) for lack in report.cannot_tell]
+    findings: list[dict[str, Any]] = []
+    for finding in report.findings:
+        row = {
+            "is": finding,
+            "evidence": _evidence(finding),
+            "symptoms": ", ".join(symptom.id for symptom in finding.explains),
+            "changes": _changes(finding.fix, report.trainer),
+            "experiment": _experiment(finding.experiment, report.trainer),
+        }
+        findings.append(row)
     return {
         "report": report,
         "title": _title(report),
         "held_out": _heldout_text(report),
-        "lacks": formatting.markdown_table(("cause", "needs"), rows),
-        "findings": [
-            {
-                "is": finding,
-                "evidence": _evidence(finding),
-                "symptoms": ", ".join(symptom.id for symptom in finding.explains),
-                "changes": _changes(finding.fix, report.trainer),
-                "experiment": _experiment(finding.experiment, report.trainer),
-            }
-            for finding in report.findings
-        ],
+        "lacks": formatting.markdown_table(("cause", "needs"), lacks),
+        "findings": findings,
     }
 
 
 def _picture(curve: Sequence[tuple[int, float]]) -> str:
     if len(curve) < 2:
         return ""
+    steps = [step for step, _ in curve]
+    rewards = [reward for _, reward in curve]
     with plotting() as plt:
         figure, axes = plt.subplots(figsize=(8, 2), layout="constrained")
-        axes.plot(
-            [step for step, _ in curve],
-            [reward for _, reward in curve],
-            color=COLORS[0],
-            linewidth=1.8,
-        )
+        axes.plot(steps, rewards, color=COLORS[0], linewidth=1.8)
         axes.set(xlabel="step", ylabel="training reward")
         axes.locator_params(axis="x", integer=True)
         return to_svg(figure, "training reward by step")
 
 
 def _title(report: Report) -> str:
-    trainer = TRAINERS.get(report.trainer, report.trainer) if report.trainer != "unknown" else ""
-    name = report.name if report.name != Path(report.source).name else ""
-    points = (
-        f"{plural(report.steps, 'point')}, {dated(report.step)}"
-        if report.steps
-        else dated(report.step)
-    )
-    return ", ".join(filter(None, [report.source, name, trainer, points]))
+    parts = [report.source]
+    if report.name != Path(report.source).name:
+        parts.append(report.name)
+    if report.trainer != "unknown":
+        parts.append(TRAINERS.get(report.trainer, report.trainer))
+    if report.steps:
+        parts.append(plural(report.steps, "point"))
+    parts.append(dated(report.step))
+    return ", ".join(filter(None, parts))
 
 
 def _heldout_text(report: Report) -> str:
-    if not (change := report.trend.held_out):
+    heldout = report.trend.held_out
+    if not heldout:
         return ""
-    ends = (
-        f", 95% interval {formatting.interval(*change['interval'])}" if change["interval"] else ""
-    )
-    tasks = f" on {plural(change['tasks'], 'task')}" if change["tasks"] else ""
-    levels = f"{number(change['first'])} → {number(change['last'])}"
-    return f"Held out{tasks}: {levels} (change {formatting.change(change['effect'])}{ends})."
+    tasks = f" on {plural(heldout['tasks'], 'task')}" if heldout["tasks"] else ""
+    levels = f"{number(heldout['first'])} → {number(heldout['last'])}"
+    change = formatting.change(heldout["effect"])
+    interval = ""
+    if heldout["interval"]:
+        interval = f", 95% interval {formatting.interval(*heldout['interval'])}"
+    return f"Held out{tasks}: {levels} (change {change}{interval})."
 
 
 def changes_for_trainer(
     changes: Mapping[str, Mapping[str, Any]], trainer: str
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Return the changes in the words of a run's own trainer; in all words where the trainer is not
-    known.
-    """
-    # Nobody edits five configs, and another trainer's key would be refused, or ignored.
-    return {who: keys for who, keys in changes.items() if who == trainer or trainer not in TRAINERS}
+    """Return the changes of a run's own trainer; of all trainers if it is not known."""
+    # No one edits five configs, and another trainer's key would be refused, or ignored.
+    if trainer not in TRAINERS:
+        return dict(changes)
+    return {trainer: changes[trainer]} if trainer in changes else {}
 
 
 def _changes(fix: Fix | None, trainer: str) -> list[tuple[str, str]]:
     """Return a fix as pairs of trainer and config line."""
     if fix is None:
         return []
-    notes = {name: f" ({'; '.join(lines)})" for name, lines in fix.notes.items()}
-    lines = [
-        (TRAINERS.get(name, name), assignments(keys) + notes.get(name, ""))
-        for name, keys in changes_for_trainer(fix.changes, trainer).items()
-        if keys
-    ]
+    lines: list[tuple[str, str]] = []
+    for name, settings in changes_for_trainer(fix.changes, trainer).items():
+        if not settings:
+            continue
+        notes = fix.notes.get(name, ())
+        note = f" ({'; '.join(notes)})" if notes else ""
+        lines.append((TRAINERS.get(name, name), assignments(settings) + note))
     in_force = assignments(fix.in_force)
     if in_force and in_force not in fix.sentence:
         lines.append(("in force already", in_force))
@@ -374,28 +397,36 @@ def _changes(fix: Fix | None, trainer: str) -> list[tuple[str, str]]:
 
 
 def _evidence(finding: Finding) -> list[str]:
-    """Return the evidence that the summary does not repeat, and how many pieces are left out."""
-    # Checks often put their first piece of evidence into the summary, too.
-    new = [e for e in finding.evidence if e.text.rstrip(".") not in finding.summary]
-    shown = [e.text + (f" [{e.rollout}]" if e.rollout else "") for e in new[:EVIDENCE_SHOWN]]
-    return shown + ([f"and {len(new) - EVIDENCE_SHOWN} more"] if len(new) > EVIDENCE_SHOWN else [])
+    """Return the evidence that the summary does not repeat, and the number of pieces left out."""
+    lines: list[str] = []
+    for piece in finding.evidence:
+        # Checks often put their first piece of evidence into the summary, too.
+        if piece.text.rstrip(".") in finding.summary:
+            continue
+        rollout = f" [{piece.rollout}]" if piece.rollout else ""
+        lines.append(piece.text + rollout)
+    n_left = len(lines) - MAX_EVIDENCE_SHOWN
+    if n_left > 0:
+        lines[MAX_EVIDENCE_SHOWN:] = [f"and {n_left} more"]
+    return lines
 
 
 def _experiment(experiment: Experiment | None, trainer: str) -> str:
-    """Return the deciding experiment in one line; empty where there is none. A probe needs an
-    Uptrend recipe.
+    """Return the deciding experiment in one line; empty if there is none.
+
+    A probe is offered for Uptrend only, because it needs a recipe.
     """
     if experiment is None:
         return ""
     if experiment.probe:
-        probe = (
-            f" Settle it: uptrend preflight RECIPE --only {experiment.probe}"
-            if trainer == "uptrend"
-            else ""
-        )
-        return experiment.claim + probe
-    arms = "; ".join(
-        f"{name}: {assignments(keys) or 'unchanged'}" for name, keys in experiment.arms.items()
-    )
+        if trainer != "uptrend":
+            return experiment.claim
+        command = f"uptrend preflight RECIPE --only {experiment.probe}"
+        return f"{experiment.claim} Settle it: {command}"
+    if not experiment.arms:
+        return experiment.claim
+    arms: list[str] = []
+    for name, settings in experiment.arms.items():
+        arms.append(f"{name}: {assignments(settings) or 'unchanged'}")
     label = "Arms" if trainer == "uptrend" else "Arms, in Uptrend's keys"
-    return f"{experiment.claim} {label}: {arms}" if arms else experiment.claim
+    return f"{experiment.claim} {label}: {'; '.join(arms)}"

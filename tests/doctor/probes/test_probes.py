@@ -32,7 +32,7 @@ from uptrend.policy.weights import digest
 from uptrend.records import Ending, Finding, Message, Reward, Task, Tool
 from uptrend.runner.prepare import prepare
 from uptrend.tasks.answers import is_right
-from uptrend.tasks.rewards import register_functions
+from uptrend.tasks.functions import register_functions
 from uptrend.tasksets.arithmetic import Arithmetic
 
 ROOT = Path(__file__).parents[3]
