@@ -86,7 +86,9 @@ async def play(taskset: MlGym, task: Task, script: Script) -> dict[str, float | 
     finally:
         await opened.close()
     end = opened.commands[-1] if opened.commands else None
-    score = end.score if end is not None and end.command in ("submit", AUTOMATIC_SUBMISSION) else None
+    score = (
+        end.score if end is not None and end.command in ("submit", AUTOMATIC_SUBMISSION) else None
+    )
     parts = {part.name: part.value for part in reward.parts}
     return {"score": score, "reward": reward.total, "validated": parts["validated"]}
 
