@@ -297,8 +297,8 @@ class ResearchPlay:
             return None
 
         prompt = _plain(self._prompt(terminal, turn))
-        role = "tool" if message.calls or message.problem else "user"
-        return [Message(role, f"{text}\n{prompt}")]
+        is_call = bool(message.calls or message.problem)
+        return [Message("tool" if is_call else "user", f"{text}\n{prompt}")]
 
     def _prompt(self, terminal: Terminal, turn: int) -> str:
         open_file = terminal.open_file or "none"
