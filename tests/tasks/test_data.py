@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from uptrend.config import load_config
+from uptrend.config.functions import register_functions
 from uptrend.records import ConfigError, TasksetError, task_id
 from uptrend.records.rollout import Message
 from uptrend.tasks import rewards
 from uptrend.tasks.data import serialize_rows
 from uptrend.tasks.pool import make_heldout, make_pool, make_taskset
-from uptrend.tasks.rewards import register_functions
 from uptrend.tasks.taskset import known_gold, play_script, say
 from uptrend.tasks.validate import validate
 
@@ -237,9 +237,10 @@ def test_async_functions_bounds_and_what_cannot_be_told(make):
     assert {level: (r.total, r.low, r.high, r.correct) for level, r in by_level.items()} == {
         0: (0, 0, 2, False), 1: (1, 0, 2, False), 2: (2, 0, 2, True)
     }  # fmt: skip
-    for silent in ("silent", "nan"):
-        with pytest.raises(rewards.Undecided):
-            reward_of(make(**COLUMNS, reward=f"mine:{silent}", functions=FUNCTIONS), "x")
+    with pytest.raises(rewards.Undecided):
+        reward_of(make(**COLUMNS, reward="mine:silent", functions=FUNCTIONS), "x")
+    with pytest.raises(TasksetError, match="mine:nan returned nan"):
+        reward_of(make(**COLUMNS, reward="mine:nan", functions=FUNCTIONS), "x")
 
 
 def test_the_first_reward_decides_and_bounds_hold(make):

@@ -20,6 +20,7 @@ from uptrend.records import Reward, TasksetError
 from uptrend.tasks import event_loop
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.taskset import Taskset, play_script, say
+from uptrend.tasks.workers import count_cores
 
 # Writing it out takes for ever: 9^9 has 9 digits, 9^(9^9) has 369,693,100.
 ENDLESS = "9^{9^{9^{9}}}"
@@ -106,7 +107,7 @@ def test_after_an_endless_expression_and_a_kill_the_next_answer_is_scored(tmp_pa
 
 
 @pytest.mark.slow
-def test_many_threads_share_one_worker(tmp_path: Path) -> None:
+def test_many_threads_share_the_workers(tmp_path: Path) -> None:
     taskset, other = taskset_of(tmp_path, r"\frac{1}{2}"), taskset_of(tmp_path, r"\frac{1}{2}")
     found = Counter[tuple[str, bool]]()
     said = ["$0.5$", "$0.6$", "$2/4$"]
@@ -123,7 +124,7 @@ def test_many_threads_share_one_worker(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert found == {("$0.5$", True): 8, ("$0.6$", False): 8, ("$2/4$", True): 8}
-    assert len(workers()) == 1
+    assert 1 <= len(workers()) <= count_cores()
 
 
 SCRIPT = """
@@ -167,9 +168,9 @@ def test_the_worker_ends_with_a_killed_parent_and_takes_nothing_from_the_current
 def test_what_an_expression_may_hold_in_memory_is_bounded(tmp_path: Path) -> None:
     taskset = taskset_of(tmp_path, "5")
     score(taskset, "$5$")
-    (worker,) = workers()
-    limits = Path(f"/proc/{worker}/limits").read_text()
-    (bound,) = [
-        line.split()[3] for line in limits.splitlines() if line.startswith("Max address space")
-    ]
-    assert int(bound) == 4 << 30
+    for worker in workers():
+        limits = Path(f"/proc/{worker}/limits").read_text()
+        (bound,) = [
+            line.split()[3] for line in limits.splitlines() if line.startswith("Max address space")
+        ]
+        assert int(bound) == 4 << 30

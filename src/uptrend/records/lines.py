@@ -1,4 +1,4 @@
-"""Lines of JSON, as a run directory has them: written whole, and read whatever they hold.
+"""Lines of JSON, as a run directory has them: written whole, and read whatever is in them.
 
 A run that was killed leaves half a line, and a file may be damaged anywhere. `parse_line` is the
 one place that decides what a record is.
@@ -21,14 +21,15 @@ from uptrend.records.files import (
     open_file,
 )
 
-# figures that every evaluation has, null where unknown
+# Figures that every evaluation has, null if unknown.
 EVALUATION_FIGURES = ("accuracy", "low", "high", "correct", "tasks")
 # Digits up to which a number fits into 64 bits; Python itself refuses to read integers of some
 # thousand digits.
 MAX_DIGITS = 18
 # Integers up to here are floats exactly.
 LARGEST_INTEGER = 2**53
-# Levels of nesting beyond which a line is none of ours: the deepest, a preflight's event, has six.
+# Levels of nesting beyond which a line is not one of ours: the deepest, a preflight's event, has
+# six.
 MAX_DEPTH = 32
 
 
@@ -36,18 +37,18 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
     """Append one object as one line, out of this process when this returns."""
     line = to_line(value)
     with explain_disk_errors(path):
-        before = path.stat().st_size if path.exists() else 0
+        size_before = path.stat().st_size if path.exists() else 0
         try:
             with path.open("a+b") as file:
-                if before > 0:
+                if size_before > 0:
                     file.seek(-1, os.SEEK_END)
-                    # a killed process tore a line, which must not swallow this one
+                    # A killed process tore a line, which must not swallow this one.
                     if file.read(1) != b"\n":
                         line = b"\n" + line
                 file.write(line)
         except OSError:
             with contextlib.suppress(OSError):
-                os.truncate(path, before)
+                os.truncate(path, size_before)
             raise
 
 
@@ -55,17 +56,13 @@ def to_line(value: dict[str, Any]) -> bytes:
     """Return an object as one line of JSON. Numbers that are not finite become null: NaN is not
     JSON.
     """
-    return (
-        json.dumps(
-            plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False
-        ).encode()
-        + b"\n"
-    )
+    text = json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode() + b"\n"
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: no arrays, no tuples, null for what is not finite, text for
-    other objects.
+    """Return a value as JSON has it: lists for arrays and tuples, null for numbers that are not
+    finite, text for other objects.
     """
     if hasattr(value, "tolist"):  # numpy's and torch's numbers and arrays
         value = value.tolist()
@@ -79,19 +76,17 @@ def plain(value: Any) -> Any:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file of JSON lines; lines that hold none are left out."""
+    """Yield the records of a file of JSON lines; lines without one are left out."""
     return (record for _, record in parse_lines(path) if record is not None)
 
 
 def parse_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield each line of a file as it is, with its record; None where it holds none, torn or
-    damaged.
-    """
+    """Yield each line of a file as it is, with its record; None for one that is torn or damaged."""
     if not path.exists():
         return
     try:
         with open_file(path) as file:
-            # What is beyond so many bytes counts as another line, and both are damaged.
+            # The rest of a line beyond this limit counts as another line, and both are damaged.
             while line := file.readline(MAX_FILE_BYTES):
                 yield line, parse_line(line, path.name)
     except OSError as error:
@@ -99,7 +94,7 @@ def parse_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 
 
 def parse_line(line: bytes, name: str = "") -> dict[str, Any] | None:
-    """Return the record in a line of a file of this name; None where it holds none.
+    """Return the record in a line of a file of this name; None for a line without one.
 
     The one place that decides what a record is: metrics.jsonl, evals.jsonl and events.jsonl have
     fields without which no reader can use a line.
@@ -108,43 +103,49 @@ def parse_line(line: bytes, name: str = "") -> dict[str, Any] | None:
         record = parse_object(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
         return None
-    return _READERS[name](record) if record is not None and name in _READERS else record
+    if record is None or name not in _READER_BY_FILE:
+        return record
+    return _READER_BY_FILE[name](record)
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
-    """Return the object in a text of JSON, None where it is none, or one that nobody could go on
-    with.
+    """Return the object in a text of JSON; None for any other text, and for an object that is too
+    large, too deep or not UTF-8.
     """
     if count_values(text) > MAX_VALUES:
         return None
     try:
         value = json.loads(text, parse_int=to_number)
-        # Few brackets can't nest deeply, and counting them is quicker than looking.
-        is_shallow = text.count("{") + text.count("[") <= MAX_DEPTH
-        if not isinstance(value, dict) or not (is_shallow or _is_shallow(value)):
+        if not isinstance(value, dict):
             return None
-        "".join(value).encode()  # half of a surrogate pair is no name of anything
+        # Few brackets can't nest deeply, and counting them is quicker than walking the object.
+        has_few_brackets = text.count("{") + text.count("[") <= MAX_DEPTH
+        if not has_few_brackets and not _is_shallow(value):
+            return None
+        # Half of a surrogate pair in a key can't be written again.
+        "".join(value).encode()
     except (ValueError, RecursionError):
         return None
     return value
 
 
 def to_number(digits: str) -> int | float:
-    """Read an integer; one that no column can hold becomes a float, infinite where it is larger
-    still.
+    """Read an integer; one that no column can hold becomes a float, infinite if it is beyond
+    floats too.
     """
     return int(digits) if len(digits) <= MAX_DIGITS else float(digits)
 
 
 def _is_shallow(record: dict[str, Any]) -> bool:
-    level: list[Any] = [record]
+    level: list[Any] = [record]  # all objects and lists at one depth
     for _ in range(MAX_DEPTH):
-        items = (
-            item for each in level for item in (each.values() if isinstance(each, dict) else each)
-        )
-        level = [item for item in items if isinstance(item, dict | list)]
-        if not level:
+        next_level: list[Any] = []
+        for container in level:
+            items = container.values() if isinstance(container, dict) else container
+            next_level += [item for item in items if isinstance(item, dict | list)]
+        if not next_level:
             return True
+        level = next_level
     return False
 
 
@@ -155,45 +156,54 @@ def _has_step(record: dict[str, Any]) -> bool:
 def _read_step(record: dict[str, Any]) -> dict[str, Any] | None:
     if not _has_step(record):
         return None
-    # Metrics have names such as group/quantity/stat, and are numbers; what else a line has is its
-    # writer's own.
-    odd = {
-        key
-        for key, value in record.items()
-        if ("/" in key or key == "time") and not isinstance(value, int | float | None)
-    }
-    record = {key: value for key, value in record.items() if key not in odd} if odd else record
-    # A column of numbers holds no integer beyond those that a float has exactly.
-    large = {
-        key: float(value)
-        for key, value in record.items()
-        if type(value) is int and abs(value) > LARGEST_INTEGER
-    }
-    return record | large if large else record
+    step: dict[str, Any] = {}
+    for key, value in record.items():
+        if type(value) is float:  # nearly all are
+            step[key] = value
+        elif type(value) is int:
+            # A column of numbers has no integers beyond those that are floats exactly.
+            step[key] = float(value) if abs(value) > LARGEST_INTEGER else value
+        elif _is_own_key(key) or isinstance(value, bool | None):
+            step[key] = value
+    return step
+
+
+def _is_own_key(key: str) -> bool:
+    """Return True for a key of the writer's own: metrics have names such as group/quantity/stat."""
+    return "/" not in key and key != "time"
 
 
 def _read_evaluation(record: dict[str, Any]) -> dict[str, Any] | None:
     sets = record.get("sets", {})
-    tables = [record, *sets.values()] if isinstance(sets, dict) else [None]
-    is_whole = _has_step(record) and all(
-        isinstance(table, dict)
-        and all(isinstance(table.get(key, ""), int | float | None) for key in EVALUATION_FIGURES)
-        and all(isinstance(table.get(key, {}), dict) for key in ("parts", "pass_at", "by_family"))
-        for table in tables
-    )
-    return record if is_whole else None
+    if not _has_step(record) or not isinstance(sets, dict):
+        return None
+    are_whole = all(_has_figures(table) for table in (record, *sets.values()))
+    return record if are_whole else None
+
+
+def _has_figures(table: Any) -> bool:
+    """Return True for the figures of an evaluation on one held-out set."""
+    if not isinstance(table, dict):
+        return False
+    for key in EVALUATION_FIGURES:
+        # A missing figure is no number.
+        if not isinstance(table.get(key, ""), int | float | None):
+            return False
+    return all(isinstance(table.get(key, {}), dict) for key in ("parts", "pass_at", "by_family"))
 
 
 def _read_event(record: dict[str, Any]) -> dict[str, Any] | None:
-    lists = [record[key] for key in ("probes", "findings", "evidence") if key in record]
-    is_whole = isinstance(record.get("event"), str) and all(
-        isinstance(items, list) and all(isinstance(item, dict) for item in items) for items in lists
-    )
-    return record if is_whole else None
+    if not isinstance(record.get("event"), str):
+        return None
+    for key in ("probes", "findings", "evidence"):
+        items = record.get(key, [])
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            return None
+    return record
 
 
-# What each file's lines need for any reader to use them.
-_READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
+# Readers of the lines of each file: they return None for a line that lacks what readers need.
+_READER_BY_FILE: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
     "metrics.jsonl": _read_step,
     "evals.jsonl": _read_evaluation,
     "events.jsonl": _read_event,

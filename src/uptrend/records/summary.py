@@ -1,8 +1,5 @@
-"""What tables, pages and sentences say of a run: one row, its evaluations, and its curves to
-show.
-"""
+"""Summary of a run for tables, pages and sentences: one row, its evaluations, and its curves."""
 
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -47,15 +44,20 @@ class HeldoutSummary:
 def heldout(run: Run, label: str = "") -> list[HeldoutSummary]:
     """Return a run's evaluations in order; those on a further set by its label."""
     names = [field.name for field in fields(HeldoutSummary)]
-    lines = [line.get("sets", {}).get(label) if label else line for line in run.eval_lines]
-    return [
-        HeldoutSummary(**{name: line[name] for name in names}) for line in lines if line is not None
-    ]
+    summaries: list[HeldoutSummary] = []
+    for line in run.eval_lines:
+        figures = line.get("sets", {}).get(label) if label else line
+        if figures is not None:
+            summaries.append(HeldoutSummary(**{name: figures[name] for name in names}))
+    return summaries
 
 
 def heldout_sets(run: Run) -> dict[str, list[HeldoutSummary]]:
     """Return a run's evaluations on further held-out sets, by label."""
-    return {label: heldout(run, label) for line in run.eval_lines for label in line.get("sets", ())}
+    labels: dict[str, None] = {}  # a set that keeps its order
+    for line in run.eval_lines:
+        labels.update(dict.fromkeys(line.get("sets", ())))
+    return {label: heldout(run, label) for label in labels}
 
 
 def before_and_after(
@@ -70,8 +72,8 @@ def before_and_after(
 
 
 def correct_by_task(table: pa.Table) -> dict[str, bool]:
-    """Return by task if the greedy answer of an evaluation was correct; one that could not be
-    scored was not.
+    """Return True by task for correct greedy answers of an evaluation; one that could not be scored
+    is not correct.
     """
     correct: dict[str, bool] = {}
     # A task's first row is its greedy answer; sampled attempts for pass@k come after it.
@@ -94,22 +96,22 @@ def run_row(
     created: str | None = None,
     per_step: float | None = None,
 ) -> Row:
-    """Return a run as a row of a table, with the same columns whoever trained it.
+    """Return a run as a row of a table, with the same columns for every trainer.
 
     `before` and `after` are its evaluations before the first step and after the last, `created` is
     the time as run.json has it, `per_step` the usual seconds of a step.
     """
-    settings = {column: value_at(config, key) for column, key in SETTING_COLUMNS.items()}
+    settings: dict[str, Any] = {}
+    for column, key in SETTING_COLUMNS.items():
+        value = value_at(config, key)
+        settings[column] = None if isinstance(value, Mapping) else value
     return {
         "name": name,
         "path": path,
         "status": status,
         "step": step,
         "steps": steps,
-        **{
-            column: None if isinstance(value, Mapping) else value
-            for column, value in settings.items()
-        },
+        **settings,
         "before": before,
         "after": after,
         "reward": reward,
@@ -121,7 +123,7 @@ def run_row(
 def summarize(run: Run, read: Callable[[str], Floats] | None = None) -> Row:
     """Summarize a run for one line of a list.
 
-    `read` gives a metric by step, NaN where a step lacks it, for those who have the columns
+    `read` returns a metric by step, NaN where a step lacks it, for callers that have the columns
     already.
     """
     if read is None:
@@ -156,9 +158,8 @@ def find_runs(folder: Path) -> tuple[list[Row], dict[Path, str]]:
             runs.append(summarize(Run(path.parent)))
         except RecordError as error:
             broken[path.parent] = str(error)
-        except (
-            Exception
-        ) as error:  # a damaged record may hold anything anywhere, and the next one is not to blame
+        except Exception as error:
+            # A damaged record may hold anything anywhere, and must not hide the next run.
             broken[path.parent] = (
                 f"{path.parent} does not read as a run: {type(error).__name__} {error}."
             )
@@ -167,53 +168,64 @@ def find_runs(folder: Path) -> tuple[list[Row], dict[Path, str]]:
 
 def curves(run: Run) -> dict[str, list[float | None]]:
     """Return the curves to show, by metric: one value per step, or per evaluation."""
-    found: dict[str, list[float | None]] = {HELDOUT_CURVE: [e.accuracy for e in heldout(run)]}
+    values_by_curve: dict[str, list[float | None]] = {}
+    values_by_curve[HELDOUT_CURVE] = [evaluation.accuracy for evaluation in heldout(run)]
     for label, evaluations in heldout_sets(run).items():
-        found[f"eval/set/{label}/accuracy"] = [e.accuracy for e in evaluations]
+        accuracies: list[float | None] = [evaluation.accuracy for evaluation in evaluations]
+        values_by_curve[f"eval/set/{label}/accuracy"] = accuracies
     for key in shown_metrics("curves"):
-        found[key] = [line.get(key) for line in run.metric_lines]
-    return {
-        key: values for key, values in found.items() if any(value is not None for value in values)
-    }
+        values_by_curve[key] = [line.get(key) for line in run.metric_lines]
+    for key, values in list(values_by_curve.items()):
+        if all(value is None for value in values):
+            del values_by_curve[key]
+    return values_by_curve
 
 
 def phases(lines: list[Row]) -> dict[str, float]:
     """Return the mean seconds of each phase of a step."""
     sums: defaultdict[str, float] = defaultdict(float)
-    for key, value in itertools.chain.from_iterable(line.items() for line in lines):
-        if key.startswith("seconds/") and key != "seconds/step" and value is not None:
-            sums[key.removeprefix("seconds/")] += value
+    for line in lines:
+        for key, value in line.items():
+            if key.startswith("seconds/") and key != "seconds/step" and value is not None:
+                sums[key.removeprefix("seconds/")] += value
     return {phase: total / len(lines) for phase, total in sums.items()}
 
 
 def describe(run: Run, report: Mapping[str, Any]) -> Row:
     """Describe a run in full, with a report of the doctor as findings.json has it."""
-    files = Counter[str]()
-    for path in sorted(run.path.rglob("*")):
-        if path.is_file() and not path.name.startswith("."):
-            top = path.relative_to(run.path).parts[0]
-            files[f"{top}/" if path.parent != run.path else top] += path.stat().st_size
+    stopped = None
+    if run.stopped is not None:
+        stopped = {"by": run.stopped.by, "why": run.stopped.sentence}
+    sets: dict[str, list[Row]] = {}
+    for label, evaluations in heldout_sets(run).items():
+        sets[label] = [asdict(evaluation) for evaluation in evaluations]
+    log = run.path / LOG_PATH
     return {
         **summarize(run),
-        "stopped": (
-            None if run.stopped is None else {"by": run.stopped.by, "why": run.stopped.sentence}
-        ),
+        "stopped": stopped,
         "doctor": _diagnosis(run, report),
         "config": run.config,
         **{key: run.info.get(key) for key in ("uptrend", "tasks", "eval", "machine")},
         "notes": [*(run.info.get("notes") or ()), *run.notes],
         "weights": run.info.get("model"),
-        "evaluations": [asdict(e) for e in heldout(run)],
-        "sets": {
-            label: [asdict(e) for e in evaluations]
-            for label, evaluations in heldout_sets(run).items()
-        },
+        "evaluations": [asdict(evaluation) for evaluation in heldout(run)],
+        "sets": sets,
         "curves": curves(run),
         "phases": phases(run.metric_lines),
         "checkpoints": [path.name for path in run.checkpoints],
-        "files": files,
-        "log": str(run.path / LOG_PATH) if (run.path / LOG_PATH).exists() else None,
+        "files": _sizes(run.path),
+        "log": str(log) if log.exists() else None,
     }
+
+
+def _sizes(folder: Path) -> Counter[str]:
+    """Return the bytes of each file and of each folder at the top of a run directory."""
+    sizes = Counter[str]()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            top = path.relative_to(folder).parts[0]
+            sizes[top if path.parent == folder else f"{top}/"] += path.stat().st_size
+    return sizes
 
 
 def _diagnosis(run: Run, report: Mapping[str, Any]) -> Row:

@@ -1,8 +1,7 @@
-"""Recorded rollouts as flat columns: the one reader of what a rollout is, of its group, its turns
-and its texts.
+"""Recorded rollouts as flat columns: the one reader of rollouts, their groups, turns and texts.
 
-A column is read when it is first asked for, and nothing here loops over tokens. Where a trainer did
-not keep a column, its array is None, and whoever asks says so.
+A column is read at its first use, and nothing here loops over tokens. The array of a column that a
+trainer did not keep is None; callers report that it is missing.
 
 n = rollout, r = row (a sequence of a rollout), t = token of all rows one after another, m =
 message.
@@ -29,6 +28,8 @@ Row = dict[str, Any]
 
 # Endings of rollouts that were cut.
 CUT_ENDINGS = (Ending.LENGTH.value, Ending.CONTEXT_FULL.value)
+# Length of a text above any that Arrow holds.
+NO_LENGTH_LIMIT = 2**31
 
 
 @dataclass(frozen=True)
@@ -39,29 +40,32 @@ class Messages:
     role_m: NDArray[np.object_]
     content_m: pa.Array
     calls_m: pa.Array
-    """Tools that it asks for, as JSON; null for none."""
+    """Tool calls as JSON; null for none."""
     problem_m: pa.Array
     """Error of a call that could not be read; null for none."""
 
     @cached_property
     def text_m(self) -> list[str]:
-        """Content of each message, and its calls after a space where it has some."""
-        pairs = zip(self.content_m.to_pylist(), self.calls_m.to_pylist(), strict=True)
-        return [f"{content or ''} {calls}" if calls else content or "" for content, calls in pairs]
+        """Content of each message, and its calls after a space if it has any."""
+        texts = []
+        for content, calls in zip(
+            self.content_m.to_pylist(), self.calls_m.to_pylist(), strict=True
+        ):
+            text = content or ""
+            texts.append(f"{text} {calls}" if calls else text)
+        return texts
 
-    def matches(self, pattern: str, most: int = 2**31) -> Flags:
-        """Flag messages of at most so many characters in which a regular expression is found."""
+    def matches(self, pattern: str, max_characters: int = NO_LENGTH_LIMIT) -> Flags:
+        """Flag messages that match a regular expression somewhere and are not too long."""
         is_match = pc.match_substring_regex(self.content_m, pattern, ignore_case=True)
-        is_short = pc.less_equal(pc.utf8_length(self.content_m), most)
-        return np.asarray(
-            pc.fill_null(pc.and_(is_match, is_short), False).to_numpy(zero_copy_only=False),
-            np.bool_,
-        )
+        is_short = pc.less_equal(pc.utf8_length(self.content_m), max_characters)
+        flags = pc.fill_null(pc.and_(is_match, is_short), False)
+        return np.asarray(flags.to_numpy(zero_copy_only=False), np.bool_)
 
 
 @dataclass(frozen=True)
 class RecordedTurn:
-    """One message of the model, what the task replied, and the commands that it ran."""
+    """One message of the model, the task's replies, and the commands that it ran."""
 
     message: Row
     replies: list[Row]
@@ -70,7 +74,7 @@ class RecordedTurn:
 
 @dataclass(frozen=True)
 class RecordedRollout:
-    """One rollout as plain values, to be shown to a person."""
+    """One rollout as plain values, for people to read."""
 
     name: str
     """`step/group/index`, by which a person opens it."""
@@ -88,7 +92,7 @@ class RolloutGroup:
     """Rollouts of one task that are compared with each other."""
 
     number: int
-    """Number in its name in our runs, its place among the groups of the step in others."""
+    """Number in its name in our runs, its position among the groups of the step in others."""
     name: str
     rollout_by_index: Mapping[int, int]
     """Number of each of its rollouts in the table, by index."""
@@ -109,17 +113,19 @@ class RolloutTable:
         return len(self.first_row_n)
 
     def has(self, *names: str) -> bool:
-        """True where each of these columns was kept at all."""
-        columns = [self.table.column(name) for name in names if name in self.table.column_names]
-        return len(columns) == len(names) and all(
-            column.null_count < len(column) for column in columns
-        )
+        """Return True if each of these columns has a value in some row."""
+        for name in names:
+            if name not in self.table.column_names:
+                return False
+            column = self.table.column(name)
+            if column.null_count == len(column):
+                return False
+        return True
 
     def numbers(self, name: str) -> Floats:
         """Return a plain column by row, as numbers; NaN where it is null."""
-        return np.asarray(
-            pc.cast(self._column(name), pa.float64()).to_numpy(zero_copy_only=False), np.float64
-        )
+        column = pc.cast(self._column(name), pa.float64())
+        return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
 
     def by_rollout(self, name: str) -> Floats:
         """Return a plain column by rollout, as numbers; NaN where it is null."""
@@ -143,45 +149,43 @@ class RolloutTable:
         return f"{self.step}/{self.value('group', rollout)}/{self.value('index', rollout)}"
 
     def rollout(self, rollout: int) -> RecordedRollout:
-        """Return one rollout, to be shown."""
+        """Return one rollout, for people to read."""
         first_row = int(self.first_row_n[rollout])
         row_count = int((self.rollout_r == rollout).sum())
         rows = self.table.slice(first_row, row_count).to_pylist()
-        facts = {
-            key: value for key, value in rows[0].items() if key not in (*TOKEN_COLUMNS, "sequence")
-        }
+        facts = dict(rows[0])
+        for name in (*TOKEN_COLUMNS, "sequence"):
+            facts.pop(name, None)
         messages = facts["messages"] or []
-        places = [
-            place - self.message_range_n[rollout].start
-            for place in self.model_message_indices_n[rollout]
-        ]
+        first_message = self.message_range_n[rollout].start
+        model_indices = [m - first_message for m in self.model_message_indices_n[rollout]]
         return RecordedRollout(
             name=self.name(rollout),
             facts=facts,
-            prompt=messages[: places[0]] if places else messages,
-            turns=_split_turns(messages, places, facts.get("commands") or []),
-            sequences=[{key: row[key] for key in TOKEN_COLUMNS} for row in rows],
+            prompt=messages[: model_indices[0]] if model_indices else messages,
+            turns=_split_turns(messages, model_indices, facts.get("commands") or []),
+            sequences=[{name: row[name] for name in TOKEN_COLUMNS} for row in rows],
         )
 
     @cached_property
     def groups(self) -> list[RolloutGroup]:
         """Groups by name, each with its rollouts by index."""
-        places: dict[str, dict[int, int]] = {}
-        for n, (group, index) in enumerate(
-            zip(self.values("group"), self.values("index"), strict=True)
-        ):
-            places.setdefault(str(group), {})[index or 0] = n
+        rollouts_by_group: dict[str, dict[int, int]] = {}
+        indices = self.values("index")
+        for n, group in enumerate(self.values("group")):
+            rollouts_by_group.setdefault(str(group), {})[indices[n] or 0] = n
         groups = []
-        for position, name in enumerate(sorted(places)):
+        for position, name in enumerate(sorted(rollouts_by_group)):
             own_number = name.removeprefix(f"{self.step:06d}-")
             is_ours = own_number != name and own_number.isdigit()
-            by_index = dict(sorted(places[name].items()))
-            groups.append(RolloutGroup(int(own_number) if is_ours else position, name, by_index))
+            number = int(own_number) if is_ours else position
+            by_index = dict(sorted(rollouts_by_group[name].items()))
+            groups.append(RolloutGroup(number, name, by_index))
         return groups
 
     @cached_property
     def reward_n(self) -> Floats:
-        """Reward of each rollout; NaN where it was not scored."""
+        """Reward of each rollout; NaN if it was not scored."""
         return self.by_rollout("reward")
 
     @cached_property
@@ -194,52 +198,50 @@ class RolloutTable:
 
     @cached_property
     def advantage_n(self) -> Floats:
-        """Mean advantage of the tokens that the model wrote; NaN where none is known."""
+        """Mean advantage of the tokens that the model wrote; NaN if none is known."""
         advantage = self.tokens("advantages")
         if advantage is None:
             return np.full(len(self), np.nan)
         return self.mean_n(advantage, self.model_t & np.isfinite(advantage))
 
     def advantage(self, rollout: int) -> float | None:
-        """Return the mean advantage of the tokens that the model wrote; None where none is
-        known.
-        """
+        """Return the mean advantage of the tokens that the model wrote; None if none is known."""
         mean = float(self.advantage_n[rollout])
         return mean if np.isfinite(mean) else None
 
     @cached_property
     def greedy_n(self) -> Flags:
-        """True for the greedy answers of an evaluation: the first of each group, whom sampled
-        attempts follow.
+        """True for the greedy answers of an evaluation: the first of each group, before its sampled
+        attempts.
         """
-        first: dict[str, int] = {}
+        first_by_group: dict[str, int] = {}
         for n, group in enumerate(self.values("group")):
-            first.setdefault(group, n)
-        return self.flag(np.fromiter(first.values(), np.int64))
+            first_by_group.setdefault(group, n)
+        return self.flag(np.fromiter(first_by_group.values(), np.int64))
 
     @cached_property
     def kept_n(self) -> Flags:
-        """True where it was learned from, as far as that is known."""
+        """True unless the rollout is known to be dropped from learning."""
         return np.asarray(self.by_rollout("kept") != 0)
 
     @cached_property
     def group_n(self) -> Ints | None:
         """Number of each rollout's true group; None without ids."""
-        return _codes(self.texts("group"))
+        return _number_texts(self.texts("group"))
 
     @cached_property
     def task_n(self) -> Ints | None:
         """Number of each rollout's task within this step; None without ids."""
-        return _codes(self.texts("task"))
+        return _number_texts(self.texts("task"))
 
     @cached_property
     def ended_n(self) -> NDArray[np.str_]:
-        """Ending of each rollout; empty where it is not known."""
+        """Ending of each rollout; empty if it is not known."""
         return np.array([text or "" for text in self.texts("ended")], dtype=np.str_)
 
     @cached_property
     def cut_n(self) -> Flags:
-        """True where a rollout was cut by length."""
+        """True for rollouts that were cut by length."""
         return np.asarray(np.isin(self.ended_n, CUT_ENDINGS))
 
     @cached_property
@@ -257,76 +259,79 @@ class RolloutTable:
 
     @cached_property
     def message_range_n(self) -> list[range]:
-        """Places of each rollout's messages among all."""
-        ends = np.cumsum(np.bincount(self.messages.rollout_m, minlength=len(self))).tolist()
-        return [range(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        """Range of each rollout's messages among all."""
+        counts_n = np.bincount(self.messages.rollout_m, minlength=len(self))
+        ends = np.cumsum(counts_n).tolist()
+        return [range(start, end) for start, end in pairwise([0, *ends])]
 
     @cached_property
     def model_message_indices_n(self) -> list[list[int]]:
-        """Places among all messages of those that the model wrote, by rollout; a prompt may quote
+        """Indices among all messages of those that the model wrote, by rollout; a prompt may quote
         others.
         """
         roles = self.messages.role_m.tolist()
-        own = []
-        for places, turns in zip(self.message_range_n, self.turns_n, strict=True):
-            within = find_model_messages(roles[places.start : places.stop], turns)
-            own.append([places.start + place for place in within])
-        return own
+        indices_n = []
+        for messages, turns in zip(self.message_range_n, self.turns_n, strict=True):
+            indices = find_model_messages(roles[messages.start : messages.stop], turns)
+            indices_n.append([messages.start + index for index in indices])
+        return indices_n
 
     @cached_property
     def prompt_range_n(self) -> list[range]:
-        """Places among all messages of what the model read before it wrote its first."""
-        pairs = zip(self.message_range_n, self.model_message_indices_n, strict=True)
-        return [range(places.start, own[0] if own else places.stop) for places, own in pairs]
+        """Range among all messages of those before the model's first, by rollout."""
+        ranges = []
+        for messages, own in zip(self.message_range_n, self.model_message_indices_n, strict=True):
+            end = own[0] if own else messages.stop
+            ranges.append(range(messages.start, end))
+        return ranges
 
     @cached_property
     def question_n(self) -> list[str]:
-        """What each rollout was asked: its prompt without instructions."""
+        """Question of each rollout: its prompt without instructions."""
         roles = self.messages.role_m.tolist()
         contents = self.messages.content_m.to_pylist()
-        return [
-            " ".join(contents[m] or "" for m in places if roles[m] != "system")
-            for places in self.prompt_range_n
-        ]
+        questions = []
+        for prompt in self.prompt_range_n:
+            questions.append(" ".join(contents[m] or "" for m in prompt if roles[m] != "system"))
+        return questions
 
     @cached_property
     def response_n(self) -> list[str | None]:
-        """Content of the model's last message, without its calls; None where it wrote none."""
-        last = [own[-1] if own else None for own in self.model_message_indices_n]
-        contents: list[str | None] = self.messages.content_m.take(
-            pa.array(last, pa.int64())
-        ).to_pylist()
+        """Content of the model's last message, without its calls; None if it wrote none."""
+        last_m = [indices[-1] if indices else None for indices in self.model_message_indices_n]
+        column = self.messages.content_m.take(pa.array(last_m, pa.int64()))
+        contents: list[str | None] = column.to_pylist()
         return contents
 
     @cached_property
     def turns_n(self) -> list[int | None]:
-        """Turns of the model by rollout; None where its tokens, or the turn of each, were not
+        """Number of the model's turns by rollout; None if its tokens, or their turns, were not
         kept.
         """
-        turn = self.tokens("turns")
-        if turn is None or not self.has("roles"):
+        turn_t = self.tokens("turns")
+        if turn_t is None or not self.has("roles"):
             return [None] * len(self)
-        turn = np.nan_to_num(turn).clip(0)
-        width = turn.max(initial=0) + 1
-        # One number for each turn of each rollout. Its tokens mostly stand in a row, so that few
-        # numbers are sorted.
-        number = (self.rollout_t * width + turn)[self.model_t]
-        different = np.unique(number[np.diff(number, prepend=-1) != 0])
-        counts = np.bincount((different // width).astype(np.int64), minlength=len(self)).tolist()
-        is_known = self.flag(
-            self.rollout_r[self._of_tokens.is_valid().to_numpy(zero_copy_only=False)]
-        )
-        return [count if known else None for count, known in zip(counts, is_known, strict=True)]
+        turn_t = np.nan_to_num(turn_t).clip(0)
+        # One key for each turn of each rollout. Tokens of a turn mostly follow each other, so that
+        # few keys are sorted.
+        width = turn_t.max(initial=0) + 1
+        keys = (self.rollout_t * width + turn_t)[self.model_t]
+        unique_keys = np.unique(keys[np.diff(keys, prepend=-1) != 0])
+        rollouts = (unique_keys // width).astype(np.int64)
+        counts = np.bincount(rollouts, minlength=len(self)).tolist()
+        has_tokens_r = self._counted_column.is_valid().to_numpy(zero_copy_only=False)
+        has_tokens_n = self.flag(self.rollout_r[has_tokens_r])
+        return [count if has_tokens_n[n] else None for n, count in enumerate(counts)]
 
     @property
-    def _of_tokens(self) -> pa.Array:
+    def _counted_column(self) -> pa.Array:
         """Column by which the tokens of each row are counted."""
         return self._column("ids" if self.has("ids") else "roles")
 
     @cached_property
     def length_r(self) -> Ints:
-        """Tokens by row."""
-        return count_items(self._of_tokens).astype(np.int64)
+        """Number of tokens by row."""
+        return count_items(self._counted_column).astype(np.int64)
 
     @cached_property
     def row_t(self) -> Ints:
@@ -338,66 +343,63 @@ class RolloutTable:
 
     @cached_property
     def role_t(self) -> Ints:
-        """Role of each token; -1 where it is not known."""
-        role = self.tokens("roles")
-        return (
-            np.full(len(self.row_t), -1)
-            if role is None
-            else np.nan_to_num(role, nan=-1).astype(np.int64)
-        )
+        """Role of each token; -1 if it is not known."""
+        role_t = self.tokens("roles")
+        if role_t is None:
+            return np.full(len(self.row_t), -1)
+        return np.nan_to_num(role_t, nan=-1).astype(np.int64)
 
     @cached_property
     def model_t(self) -> Flags:
-        """True where the model wrote a token."""
+        """True for tokens that the model wrote."""
         return np.asarray(self.role_t == Role.MODEL)
 
     @cached_property
     def lengths_n(self) -> Ints:
-        """Tokens that the model wrote, by rollout."""
+        """Number of tokens that the model wrote, by rollout."""
         return np.bincount(self.rollout_t[self.model_t], minlength=len(self))
 
     @cached_property
     def lag_n(self) -> Floats | None:
-        """Updates that the weights that sampled each rollout were behind; None where they are not
-        known.
-        """
-        versions = self.tokens("versions")
-        return (
-            None
-            if versions is None
-            else self.step - 1 - self.mean_n(versions, self.model_t & np.isfinite(versions))
-        )
+        """Number of updates by which each rollout's weights were behind; None if it is unknown."""
+        version_t = self.tokens("versions")
+        if version_t is None:
+            return None
+        sampled_t = self.model_t & np.isfinite(version_t)
+        return self.step - 1 - self.mean_n(version_t, sampled_t)
 
     def mean_n(self, values_t: Floats, among_t: Flags) -> Floats:
-        """Return the mean over some tokens of each rollout; NaN where it has none."""
-        sums = np.bincount(self.rollout_t[among_t], weights=values_t[among_t], minlength=len(self))
-        counts = np.bincount(self.rollout_t[among_t], minlength=len(self))
+        """Return the mean over the flagged tokens of each rollout; NaN without any."""
+        rollouts = self.rollout_t[among_t]
+        sums = np.bincount(rollouts, weights=values_t[among_t], minlength=len(self))
+        counts = np.bincount(rollouts, minlength=len(self))
         return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
     def tokens(self, name: str) -> Floats | None:
-        """Return a column by token as numbers, NaN where it is null; None where it was not kept."""
+        """Return a column by token as numbers, NaN where it is null; None if it was not kept."""
         return self.read_tokens(name) if self.has(name) else None
 
     def read_tokens(self, name: str) -> Floats:
-        """Return a column by token of which it is known that it was kept; NaN in rows of another
-        length.
+        """Return a column by token that was kept, as numbers; NaN where it is null, and in rows
+        where it is not as long as the row.
         """
         column = self._column(name)
         own_length_r = count_items(column)
-        whole_r = (own_length_r == self.length_r) & (own_length_r > 0)
-        values = np.full(len(self.row_t), np.nan)
-        flat = pc.cast(column.flatten(), pa.float64()).to_numpy(zero_copy_only=False)
-        values[whole_r[self.row_t]] = flat[np.repeat(whole_r, own_length_r)]
-        return values
+        is_whole_r = (own_length_r == self.length_r) & (own_length_r > 0)
+        value_t = np.full(len(self.row_t), np.nan)
+        own_values = pc.cast(column.flatten(), pa.float64()).to_numpy(zero_copy_only=False)
+        value_t[is_whole_r[self.row_t]] = own_values[np.repeat(is_whole_r, own_length_r)]
+        return value_t
 
     def flag(self, rollouts: Ints) -> Flags:
         """Flag the rollouts with these numbers."""
         return np.asarray(np.bincount(rollouts, minlength=len(self)) > 0)
 
     def ragged_n(self, name: str) -> Flags:
-        """Flag rollouts in which a token column is there, but not as long as the row."""
+        """Flag rollouts with a row whose token column has values, but not one for each token."""
         own_length_r = count_items(self._column(name))
-        return self.flag(self.rollout_r[(own_length_r > 0) & (own_length_r != self.length_r)])
+        is_ragged_r = (own_length_r > 0) & (own_length_r != self.length_r)
+        return self.flag(self.rollout_r[is_ragged_r])
 
     def _column(self, name: str) -> pa.Array:
         column = self.table.column(name)
@@ -408,16 +410,22 @@ class RolloutTable:
         return column if len(column) == len(self) else column.take(pa.array(self.first_row_n))
 
 
-def _split_turns(messages: list[Row], places: list[int], commands: list[Row]) -> list[RecordedTurn]:
+def _split_turns(
+    messages: list[Row], model_indices: list[int], commands: list[Row]
+) -> list[RecordedTurn]:
+    """Part messages and commands by the model's messages, whose indices are given."""
+    last_turn = len(model_indices) - 1
     turns = []
-    for turn, (start, end) in enumerate(pairwise([*places, len(messages)])):
-        # A submission at the end was given by no message, and counts as a turn more.
-        own = [command for command in commands if min(command["turn"], len(places) - 1) == turn]
-        turns.append(RecordedTurn(messages[start], messages[start + 1 : end], own))
+    for turn, (start, end) in enumerate(pairwise([*model_indices, len(messages)])):
+        # A submission at the end belongs to no message, and counts as one more turn.
+        own_commands = [command for command in commands if min(command["turn"], last_turn) == turn]
+        turns.append(RecordedTurn(messages[start], messages[start + 1 : end], own_commands))
     return turns
 
 
-def _codes(texts: list[str | None]) -> Ints | None:
+def _number_texts(texts: list[str | None]) -> Ints | None:
+    """Return the same number for equal texts, from 0; None if any is missing."""
     if not texts or any(text is None for text in texts):
         return None
-    return np.unique(np.array(texts, dtype=np.str_), return_inverse=True)[1].astype(np.int64)
+    _, numbers = np.unique(np.array(texts, dtype=np.str_), return_inverse=True)
+    return numbers.astype(np.int64)

@@ -7,6 +7,7 @@ their stdin: when the caller is gone, so are they.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -17,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 # Seconds that starting Python and importing a worker's modules may take, on a machine with much
@@ -24,6 +26,8 @@ from typing import Any
 START_S = 60.0
 # Seconds by which a worker may miss its own limit before it is killed from outside.
 GRACE_S = 2.0
+# Seconds between looks at the memory of a worker that computes.
+MEMORY_POLL_S = 0.2
 
 
 # A worker may bound its memory, and the addresses that threads and Arrow's own allocator reserve
@@ -110,37 +114,50 @@ class WorkerDied(Exception):  # noqa: N818 (what happened)
     """A worker that ended before it answered."""
 
 
+class WorkerTooLarge(WorkerDied):
+    """A worker that took too much memory and was killed."""
+
+
 class WorkerProcess:
     """Handle of a worker; it is started when first needed, and again where it ended. Threads may
     share it.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, memory_bytes: int | None = None) -> None:
+        """Make a handle; a worker that takes more memory than this is killed (on Linux)."""
         self._module = module
+        self._memory_bytes = memory_bytes
         self._begin()
 
     def _begin(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
         self._lock = threading.Lock()
+        self._was_killed = False
         self._end_with_handle: weakref.finalize[..., Any] | None = None
 
     def call(self, request: Any, seconds: float) -> dict[str, Any]:
         """Return the answer to a request, both plain JSON objects. One with `last = true` ends the
         worker.
 
-        TimeoutError where it took longer, and then the worker is killed; WorkerDied where it ended.
+        TimeoutError where it took longer, and then the worker is killed; WorkerDied where it ended,
+        or was killed because it took too much memory.
         """
         # a fork has no worker of its own, and its copy of the lock may be held for ever
         if self._owner != os.getpid():
             self._begin()
         with self._lock:
             process = self._process
+            self._was_killed = False
             if process is not None and process.poll() is None:
                 try:
                     return self._exchange(process, request, seconds, seconds + GRACE_S)
+                except WorkerTooLarge:
+                    raise
                 except WorkerDied:
-                    pass  # perhaps before this request, which then another worker answers
+                    # Perhaps before this request, which then another worker answers.
+                    if self._was_killed:
+                        raise
             return self._exchange(self._start(), request, seconds, seconds + GRACE_S + START_S)
 
     def _exchange(
@@ -151,8 +168,8 @@ class WorkerProcess:
         try:
             process.stdin.write(json.dumps([seconds, request]).encode() + b"\n")
             process.stdin.flush()
-            line = _read_line(process.stdout.fileno(), allowed_s)
-        except TimeoutError:
+            line = self._read_line(process, allowed_s)
+        except (TimeoutError, WorkerTooLarge):
             _end(process, self._owner)
             raise
         except OSError:
@@ -163,16 +180,44 @@ class WorkerProcess:
             if answer.get("last"):
                 _end(process, self._owner)
             return answer
-        process.kill()
+        _kill_group(process)
         code = process.wait()
         if code == -signal.SIGALRM:
             raise TimeoutError
-        raise WorkerDied(f"it ended with exit status {code}")
+        raise WorkerDied(_describe_exit(code))
+
+    def _read_line(self, process: "subprocess.Popen[bytes]", seconds: float) -> bytes:
+        """Read an answer; kill a worker that takes too long or too much memory."""
+        assert process.stdout is not None
+        handle = process.stdout.fileno()
+        line = bytearray()
+        until = time.monotonic() + seconds
+        while not line.endswith(b"\n"):
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            wait = left if self._memory_bytes is None else min(left, MEMORY_POLL_S)
+            ready, _, _ = select.select([handle], [], [], wait)
+            if ready:
+                part = os.read(handle, 1 << 20)
+                if not part:
+                    return b""
+                line += part
+            elif self._memory_bytes is not None:
+                _check_memory(process.pid, self._memory_bytes)
+        return bytes(line)
 
     def close(self) -> None:
         """End the process, whatever it does; the next call starts another."""
         if self._process is not None:
             _end(self._process, self._owner)
+
+    def kill(self) -> None:
+        """Kill the process, from another thread than the one that waits for its answer."""
+        process = self._process
+        self._was_killed = True
+        if process is not None and self._owner == os.getpid():
+            _kill_group(process)
 
     def _start(self) -> "subprocess.Popen[bytes]":
         if self._end_with_handle is not None:
@@ -191,7 +236,7 @@ class WorkerProcess:
 def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
     if owner != os.getpid():
         return
-    process.kill()
+    _kill_group(process)
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
@@ -199,18 +244,43 @@ def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
                 pipe.close()
 
 
-def _read_line(handle: int, seconds: float) -> bytes:
-    line = bytearray()
-    until = time.monotonic() + seconds
-    while not line.endswith(b"\n"):
-        ready, _, _ = select.select([handle], [], [], max(0.0, until - time.monotonic()))
-        if not ready:
-            raise TimeoutError
-        part = os.read(handle, 1 << 20)
-        if not part:
-            return b""
-        line += part
-    return bytes(line)
+def _kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a worker with the processes that it started."""
+    # Once its end has been seen, its number may be another process's.
+    if process.returncode is None:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _check_memory(pid: int, limit_bytes: int) -> None:
+    """Raise WorkerTooLarge if a process takes more memory; only Linux tells."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return
+    if pages * os.sysconf("SC_PAGE_SIZE") > limit_bytes:
+        raise WorkerTooLarge(f"it took more than {limit_bytes / 2**30:.1f} GiB of memory")
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"it ended with exit status {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    hint = ""
+    if code == -signal.SIGKILL:
+        hint = ", as the kernel does when memory runs out"
+    return f"it was ended by {name}{hint}"
+
+
+def end_with_caller() -> None:
+    """Let the kernel kill this process when the thread that started it ends, however it does.
+
+    Without it, a worker that computes would notice the end of its stdin only afterwards. Linux
+    alone can do this.
+    """
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
 def answer_requests(work: Callable[[Any], Any]) -> None:

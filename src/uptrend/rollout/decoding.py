@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from uptrend.policy.graphed import TOGETHER, capturing
+from uptrend.policy.graphed import SHARED_POOL, capturing
 from uptrend.policy.logprobs import penalize
 from uptrend.rollout.cache import PagedCache
 from uptrend.rollout.decoder import Decoder
@@ -107,7 +107,7 @@ class Decoding:
     """Samples turns, all of the same limits, from the logits after their contexts on."""
 
     def __init__(
-        self, device: torch.device, decoder: Decoder, cache: PagedCache, pool: str = TOGETHER
+        self, device: torch.device, decoder: Decoder, cache: PagedCache, pool: str = SHARED_POOL
     ) -> None:
         self._device = device
         self._decoder = decoder

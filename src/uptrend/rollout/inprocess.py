@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uptrend.policy.attention import Packed
-from uptrend.policy.graphed import TOGETHER, Graphed, wait_for
+from uptrend.policy.graphed import SHARED_POOL, Graphed, wait_for
 from uptrend.policy.policy import Policy
 from uptrend.records import ModelError
 from uptrend.rollout.decoder import make_cache, make_decoder
@@ -80,7 +80,7 @@ NO_TOKENS = SampledTurn(
 class InProcessSampler:
     """A sampler that shares its weights with the learner."""
 
-    graph_pool = TOGETHER  # memory of its graphs
+    graph_pool = SHARED_POOL  # memory of its graphs
 
     def __init__(
         self, policy: Policy, decoding: type[Decoding] = Decoding, cache_bytes: float | None = None

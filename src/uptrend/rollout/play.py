@@ -33,7 +33,8 @@ from uptrend.records.rollout import Ints
 from uptrend.rollout.render import Renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.tasks.event_loop import TimeLimit, together
-from uptrend.tasks.taskset import Play, Script, Taskset, commands_of
+from uptrend.tasks.functions import FunctionFailed
+from uptrend.tasks.taskset import Play, ScoresTogether, Script, Taskset, commands_of
 
 T = TypeVar("T")
 
@@ -95,6 +96,8 @@ NO_TIMEOUTS = Timeouts()
 # Returns the model's next turn after new tokens and the same as messages, with the task's tools;
 # None ends the rollout.
 NextTurn = Callable[[Sequence[int], Sequence[Message], Sequence[Tool]], Awaitable[Extension | None]]
+# Scores a play together with others; None for a play that scores itself.
+Score = Callable[[Play], Awaitable[Reward]] | None
 
 
 class TurnFailed(Exception):  # noqa: N818 (named as SandboxFailed is)
@@ -177,17 +180,17 @@ async def play_all(
     again from its start, with the same seeds, up to `retries` times.
     """
 
-    async def play_one(stream: int, request: RolloutRequest) -> Rollout:
+    async def play_one(stream: int, request: RolloutRequest, score: Score) -> Rollout:
         async def next_turn(new_ids: Sequence[int], *_: object) -> Extension:
             return await sampler.extend(stream, new_ids, limits, request.seed)
 
         renderer = renderers[request.taskset.chat]
         try:
-            return await play(request, next_turn, renderer, limits, max_turns, timeouts)
+            return await play(request, next_turn, renderer, limits, max_turns, timeouts, score)
         finally:
             sampler.release(stream)
 
-    return await _play_side_by_side(play_one, requests, rows, retries)
+    return await _play_side_by_side(play_one, requests, rows, retries, timeouts.tool)
 
 
 async def demonstrate(
@@ -211,19 +214,21 @@ async def demonstrate(
         else:
             yield from request.taskset.gold(request.task)
 
-    async def play_one(_: int, request: RolloutRequest) -> Rollout:
+    async def play_one(_: int, request: RolloutRequest, score: Score) -> Rollout:
         renderer = renderers[request.taskset.chat]
         script = script_of(request)
         turns = ScriptedTurns(script, renderer)
         try:
-            rollout = await play(request, turns.next_turn, renderer, limits, max_turns, timeouts)
+            rollout = await play(
+                request, turns.next_turn, renderer, limits, max_turns, timeouts, score
+            )
         finally:
             script.close()
         if turns.error is None:
             return rollout
         return replace(rollout, reward=None, ended=Ending.TASK_ERROR, error=turns.error)
 
-    return await _play_side_by_side(play_one, requests, rows, retries)
+    return await _play_side_by_side(play_one, requests, rows, retries, timeouts.tool)
 
 
 async def play_messages(
@@ -239,31 +244,141 @@ async def play_messages(
     tokens.
     """
 
-    async def play_one(_: int, request: RolloutRequest) -> Rollout:
-        return await play(request, start_model(request), None, limits, max_turns, timeouts)
+    async def play_one(_: int, request: RolloutRequest, score: Score) -> Rollout:
+        model = start_model(request)
+        return await play(request, model, None, limits, max_turns, timeouts, score)
 
-    return await _play_side_by_side(play_one, requests, rows, retries)
+    return await _play_side_by_side(play_one, requests, rows, retries, timeouts.tool)
 
 
 async def _play_side_by_side(
-    play_one: Callable[[int, RolloutRequest], Awaitable[Rollout]],
+    play_one: Callable[[int, RolloutRequest, Score], Awaitable[Rollout]],
     requests: Sequence[RolloutRequest],
     rows: int,
     retries: int,
+    score_timeout: float,
 ) -> list[Rollout]:
     free_rows = asyncio.Semaphore(rows or len(requests) or 1)
+    scorings = _joint_scorings(requests, score_timeout)
 
     async def play_with_retries(number: int, request: RolloutRequest) -> Rollout:
-        async with free_rows:
+        scoring = scorings[number]
+        row = _Row(free_rows)
+        score = None if scoring is None else partial(scoring.score, number, row)
+        try:
+            await row.take()
             for attempt in range(retries + 1):
                 # A sampler's streams are used once, so each attempt has its own.
                 stream = number + attempt * len(requests)
-                rollout = await play_one(stream, request)
-                if not rollout.sandbox_failures:
+                rollout = await play_one(stream, request, score)
+                # Without a row it was scored with others, which is not done again.
+                if not rollout.sandbox_failures or not row.is_taken:
                     break
             return replace(rollout, sandbox_failures=rollout.sandbox_failures + attempt)
+        finally:
+            row.free()
+            if scoring is not None:
+                scoring.leave(number)
 
     return await together(play_with_retries(n, request) for n, request in enumerate(requests))
+
+
+class _Row:
+    """One of the places of rollouts that are played side by side."""
+
+    def __init__(self, free_rows: asyncio.Semaphore) -> None:
+        self._free_rows = free_rows
+        self.is_taken = False
+
+    async def take(self) -> None:
+        """Wait for a place."""
+        await self._free_rows.acquire()
+        self.is_taken = True
+
+    def free(self) -> None:
+        """Leave the place to another rollout; a second time does nothing."""
+        if self.is_taken:
+            self.is_taken = False
+            self._free_rows.release()
+
+
+# Rollouts that are scored together
+
+
+class _JointScoring:
+    """Scores rollouts at once, as soon as each of them has ended or failed."""
+
+    def __init__(self, taskset: ScoresTogether, timeout: float) -> None:
+        self._taskset = taskset
+        self._timeout = timeout
+        self._playing: set[int] = set()  # numbers of requests
+        self._plays: dict[int, Play] = {}
+        self._rewards: asyncio.Future[dict[int, Reward | Exception]] | None = None
+        self._is_complete = asyncio.Event()
+
+    def expect(self, number: int) -> None:
+        """Wait for the rollout of this request too."""
+        self._playing.add(number)
+
+    def leave(self, number: int) -> None:
+        """Wait no longer for a rollout: it is there, or has failed."""
+        self._playing.discard(number)
+        if not self._playing and self._plays and self._rewards is None:
+            # A task of its own: its time limit is nobody's waiting time.
+            self._rewards = asyncio.ensure_future(self._score_all())
+            self._is_complete.set()
+
+    async def score(self, number: int, row: "_Row", play: Play) -> Reward:
+        """Return the reward of a play once all are scored; meanwhile others may take its row."""
+        row.free()
+        self._plays[number] = play
+        self.leave(number)
+        await self._is_complete.wait()
+        assert self._rewards is not None
+        try:
+            # Not awaited directly: one rollout's cancellation would cancel the others' rewards.
+            rewards = await asyncio.shield(self._rewards)
+        except asyncio.CancelledError:
+            self._rewards.cancel()  # all are cancelled
+            raise
+        reward = rewards[number]
+        if isinstance(reward, Exception):
+            raise reward
+        return reward
+
+    async def _score_all(self) -> dict[int, Reward | Exception]:
+        numbers = sorted(self._plays)  # in the order of the requests, not of their ends
+        plays = [self._plays[number] for number in numbers]
+        call = self._taskset.score_together(plays)
+        rewards = await _with_timeout(self._timeout, call)
+        return dict(zip(numbers, rewards, strict=True))
+
+
+def _joint_scorings(
+    requests: Sequence[RolloutRequest], timeout: float
+) -> list[_JointScoring | None]:
+    """Return the joint scoring of each request; None for those that are scored alone."""
+    tasksets = {id(request.taskset): request.taskset for request in requests}
+    joint_tasksets: dict[int, ScoresTogether] = {}
+    for identity, taskset in tasksets.items():
+        if isinstance(taskset, ScoresTogether) and taskset.scored_with != "alone":
+            joint_tasksets[identity] = taskset
+    if not joint_tasksets:
+        return [None] * len(requests)
+
+    scorings: list[_JointScoring | None] = []
+    by_members: dict[tuple[int, str], _JointScoring] = {}
+    for number, request in enumerate(requests):
+        joint = joint_tasksets.get(id(request.taskset))
+        if joint is None:
+            scorings.append(None)
+            continue
+        group = request.group if joint.scored_with == "group" else ""
+        key = (id(joint), group)
+        scoring = by_members.setdefault(key, _JointScoring(joint, timeout))
+        scoring.expect(number)
+        scorings.append(scoring)
+    return scorings
 
 
 # One rollout
@@ -276,11 +391,13 @@ async def play(
     limits: Limits,
     max_turns: int,
     timeouts: Timeouts,
+    score: Score = None,
 ) -> Rollout:
     """Play one rollout, from its first prompt to its score; without a renderer in messages
     alone.
     """
-    return await _Attempt(request, next_turn, renderer, limits, max_turns, timeouts).play()
+    attempt = _Attempt(request, next_turn, renderer, limits, max_turns, timeouts, score)
+    return await attempt.play()
 
 
 @dataclass(frozen=True)
@@ -291,7 +408,7 @@ class _Failure:
     problem: Exception | str
 
     def __str__(self) -> str:
-        is_sentence = isinstance(self.problem, str | _CallTimeout)
+        is_sentence = isinstance(self.problem, str | _CallTimeout | FunctionFailed)
         return f"{self.boundary}: {self.problem if is_sentence else repr(self.problem)}"
 
 
@@ -367,6 +484,7 @@ class _Attempt:
     limits: Limits
     max_turns: int
     timeouts: Timeouts
+    score: Score
     task_play: Play | None = None
     tools: tuple[Tool, ...] = ()
     messages: list[Message] = field(default_factory=list)
@@ -413,6 +531,8 @@ class _Attempt:
 
     async def _score(self, task_play: Play) -> Reward | None:
         try:
+            if self.score is not None:
+                return await self.score(task_play)
             return await _with_timeout(self.timeouts.tool, task_play.score())
         except Exception as problem:
             self.ended = Ending.TASK_ERROR

@@ -257,8 +257,11 @@ def find_vllm(folder: Path | None = None) -> str:
     )
 
 
-def serve(plan: ServerPlan, say: Callable[[str], None]) -> None:
-    """Run a server until it is interrupted; start it again if it ends by itself, a few times."""
+def serve(plan: ServerPlan, notify: Callable[[str], None]) -> None:
+    """Run a server until it is interrupted; start it again if it ends by itself, a few times.
+
+    `notify` receives sentences on its state for the user.
+    """
     if _status(f"{plan.url}/health"):
         raise ModelError(
             f"Something answers at {plan.url} already. End it, or choose another --port."
@@ -271,7 +274,7 @@ def serve(plan: ServerPlan, say: Callable[[str], None]) -> None:
     try:
         while True:
             started = time.monotonic()
-            code, was_ready = _run(plan, watcher, say)
+            code, was_ready = _run(plan, watcher, notify)
             if time.monotonic() - started >= RESTART_WINDOW_S:
                 n_deaths = 0
             n_deaths += 1
@@ -281,7 +284,7 @@ def serve(plan: ServerPlan, say: Callable[[str], None]) -> None:
             if not was_ready or n_deaths > MAX_RESTARTS:
                 lines = _last_lines(plan.log)
                 raise ModelError(f"{ending}. Its log is {plan.log}; the last lines:\n{lines}")
-            say(
+            notify(
                 f"{ending}. Starting it again ({n_deaths} of {MAX_RESTARTS}); the sampler gives it"
                 " the current weights."
             )
@@ -290,7 +293,9 @@ def serve(plan: ServerPlan, say: Callable[[str], None]) -> None:
         watcher.close()
 
 
-def _run(plan: ServerPlan, watcher: WorkerProcess, say: Callable[[str], None]) -> tuple[int, bool]:
+def _run(
+    plan: ServerPlan, watcher: WorkerProcess, notify: Callable[[str], None]
+) -> tuple[int, bool]:
     """Start a server and wait for its end; return its exit code, and True if it had become
     ready.
     """
@@ -315,10 +320,10 @@ def _run(plan: ServerPlan, watcher: WorkerProcess, say: Callable[[str], None]) -
             if not is_ready:
                 if _status(f"{plan.url}/health") == 200 and _refuses_without_key(plan.url):
                     is_ready = True
-                    say(f"Ready after {seconds:.0f} s: {plan.url} (Ctrl-C ends it).")
+                    notify(f"Ready after {seconds:.0f} s: {plan.url} (Ctrl-C ends it).")
                 elif seconds - last_shown_s >= PROGRESS_PERIOD_S:
                     last_shown_s = seconds
-                    say(f"  {seconds:4.0f} s  {_last_lines(plan.log, 1)[:120]}")
+                    notify(f"  {seconds:4.0f} s  {_last_lines(plan.log, 1)[:120]}")
             time.sleep(HEALTH_POLL_S)
             code = process.poll()
         return code, is_ready

@@ -1,8 +1,8 @@
 """Code that runs inside vLLM: a worker that takes the learner's weights, and layers that refuse
 requests.
 
-`uptrend models serve` hands this file alone to the server under the name `uptrend_worker`, since
-that runs in an environment without Uptrend. So it imports nothing of it: `--worker-extension-cls
+vLLM runs in an environment without Uptrend. So this file imports nothing of it, and `uptrend models
+serve` gives a copy to the server under the name `uptrend_worker`: `--worker-extension-cls
 uptrend_worker.Worker` and `--middleware uptrend_worker.RequireKey`.
 """
 
@@ -22,21 +22,19 @@ class Worker:
         from safetensors import safe_open
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-        self._uptrend_name = ""  # nothing, should this fail half way
+        self._uptrend_name = ""  # in case this fails halfway
         with safe_open(path, framework="pt") as file:
             weights = ((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118 (no mapping)
             self.model_runner.reload_weights(weights_iterator=weights)
-        # A CPU packs the head's weight for its kernels, and a head that is tied to the embedding is
-        # not packed anew.
+        # vLLM packs the head's weight for a CPU's kernels, but after a reload not that of a head
+        # which is tied to the embedding.
         for module in self.model_runner.get_model().modules():
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
         self._uptrend_name = name
 
     def uptrend_name(self) -> str:
-        """Return the name of the weights that were loaded last; empty for those that the server
-        began with.
-        """
+        """Return the name of the weights that were loaded last; empty if none were."""
         return getattr(self, "_uptrend_name", "")
 
 
@@ -66,7 +64,7 @@ class _Refusal:
 
 
 class RequireKey(_Refusal):
-    """Refuses what does not bring the key of $VLLM_API_KEY, on all paths but /health.
+    """Refuses requests without the key of $VLLM_API_KEY, on all paths but /health.
 
     vLLM's own check leaves out paths beyond /v1, among them all that replace weights.
     """
@@ -77,22 +75,23 @@ class RequireKey(_Refusal):
     def __init__(self, app: Any) -> None:
         super().__init__(app)
         self._key = os.environ.get("VLLM_API_KEY", "").encode()
-        if not self._key:  # the command was copied to where there is none
+        if not self._key:  # for example because the command was copied to another machine
             raise RuntimeError("VLLM_API_KEY is not set: this server is not safe without a key.")
 
     def is_allowed(self, scope: Any) -> bool:
         if scope["type"] == "http" and scope["path"] == "/health":
             return True
-        values = [value for name, value in scope["headers"] if name == b"authorization"]
-        parts = [value.partition(b" ") for value in values]
-        return any(
-            kind.lower() == b"bearer" and hmac.compare_digest(key, self._key)
-            for kind, _, key in parts
-        )
+        for name, value in scope["headers"]:
+            scheme, _, key = value.partition(b" ")
+            is_bearer = name == b"authorization" and scheme.lower() == b"bearer"
+            # compare_digest takes as long for every wrong key, so that it can't be found by timing.
+            if is_bearer and hmac.compare_digest(key, self._key):
+                return True
+        return False
 
 
 class RefusePages(_Refusal):
-    """Refuses what a web page sends: a browser on this machine carries any site's requests to
+    """Refuses requests of web pages: a browser on this machine sends any site's requests to
     loopback.
     """
 

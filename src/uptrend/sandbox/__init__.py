@@ -1,6 +1,6 @@
 """Sandboxes: places where commands of a model run, bounded and contained."""
 
-from uptrend.sandbox.backends import BACKENDS, Sandbox, Usable, find_sandbox, survey
+from uptrend.sandbox.backends import BACKENDS, BackendStatus, Sandbox, find_sandbox, survey
 from uptrend.sandbox.workspace import (
     Bounds,
     CommandOutcome,
@@ -12,13 +12,13 @@ from uptrend.sandbox.workspace import (
 
 __all__ = [
     "BACKENDS",
+    "BackendStatus",
     "Bounds",
     "CommandOutcome",
     "Conversation",
     "FileProblem",
     "Sandbox",
     "Silent",
-    "Usable",
     "Workspace",
     "find_sandbox",
     "survey",

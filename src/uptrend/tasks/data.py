@@ -96,17 +96,20 @@ class OneAnswer:
         self, task: Task, terms: Sequence[rewards.RewardTerm], options: RewardOptions
     ) -> None:
         self.messages = task.messages
-        self._task = task
+        self.task = task
+        self.reply = ""
         self._terms = terms
         self._options = options
-        self._reply = ""
 
     async def respond(self, message: Message) -> Sequence[Message] | None:
-        self._reply = message.content
+        self.reply = message.content
         return None
 
     async def score(self) -> Reward:
-        return await rewards.score(self._terms, self._options, self._reply, self._task)
+        (reward,) = await rewards.score(self._terms, self._options, [self.reply], [self.task])
+        if isinstance(reward, Exception):
+            raise reward
+        return reward
 
     async def close(self) -> None:
         """Do nothing: there is nothing to free."""
@@ -169,6 +172,9 @@ class Data:
                 self.notes,
                 f"{label}: a quarter of the tasks is held out, chosen by the hash of their content",
             )
+        for term in self._terms:
+            if term.note:
+                add_note(self.notes, term.note)
         if not options.bounds and any(not term.is_ready for term in self._terms):
             criterion = "correct_from"
             if options.correct_from is None:
@@ -186,6 +192,18 @@ class Data:
 
     def open(self, task: Task, seed: int) -> OneAnswer:  # noqa: ARG002 (nothing is random here)
         return OneAnswer(task, self._terms, self.options)
+
+    @property
+    def scored_with(self) -> Literal["alone", "group", "step"]:
+        """As `tasks.per` says if a function has TRL's signature, which may compare completions."""
+        if any(term.is_batched for term in self._terms):
+            return self.options.per
+        return "alone"
+
+    async def score_together(self, plays: Sequence[OneAnswer]) -> list[Reward | Exception]:
+        replies = [play.reply for play in plays]
+        tasks = [play.task for play in plays]
+        return await rewards.score(self._terms, self.options, replies, tasks)
 
     def bounds_that_hold(self, errors: Iterable[RewardOutOfBounds]) -> list[Any]:
         """Return `tasks.bounds` widened to hold the rewards that left them."""

@@ -116,10 +116,17 @@ class Threads:
 
     async def do(self, job: Callable[[], T]) -> T:
         """Do a job in one of the threads."""
-        if self._owner != os.getpid():  # a fork has none of them
+        return await in_turn(job, self._submit)
+
+    async def do_after_begin(self, job: Callable[[Callable[[], None]], T]) -> T:
+        """Do a job in one of the threads; it counts from when it calls what it is given."""
+        return await in_turn_after_begin(job, self._submit)
+
+    def _submit(self, job: Callable[[], T]) -> Future[T]:
+        if self._owner != os.getpid():  # a fork has none of the threads
             self._pool = ThreadPoolExecutor(self._count, self._name)
             self._owner = os.getpid()
-        return await in_turn(job, self._pool.submit)
+        return self._pool.submit(job)
 
 
 def _enqueue(jobs: Jobs, function: Callable[[], T]) -> Future[T]:
@@ -264,6 +271,18 @@ async def in_turn(job: Callable[[], T], submit: Callable[[Callable[[], T]], Futu
     """Do a job in a thread that does one after the other; time limits count it from when its turn
     has come.
     """
+
+    def begin_and_do(begin: Callable[[], None]) -> T:
+        begin()
+        return job()
+
+    return await in_turn_after_begin(begin_and_do, submit)
+
+
+async def in_turn_after_begin(
+    job: Callable[[Callable[[], None]], T], submit: Callable[[Callable[[], T]], Future[T]]
+) -> T:
+    """Do a job as `in_turn` does; time limits count it from when it calls what it is given."""
     loop = asyncio.get_running_loop()
     limits = _TIME_LIMITS.get()
 
@@ -271,10 +290,9 @@ async def in_turn(job: Callable[[], T], submit: Callable[[Callable[[], T]], Futu
         for limit in limits:
             limit.resume(since)
 
-    def begin() -> T:
+    def begin() -> None:
         loop.call_soon_threadsafe(resume, loop.time())
-        return job()
 
     for limit in limits:
         limit.pause()
-    return await asyncio.wrap_future(submit(begin))
+    return await asyncio.wrap_future(submit(partial(job, begin)))

@@ -10,7 +10,7 @@ from typing import Any
 
 from math_verify import parse, verify
 
-from uptrend.records.worker_process import answer_requests
+from uptrend.records.worker_process import answer_requests, end_with_caller
 
 # Memory that an expression may take: 10^(10^10), written out, takes all there is.
 MAX_MEMORY_BYTES = 4 << 30
@@ -30,6 +30,7 @@ def compare(texts: tuple[str, str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    end_with_caller()
     with contextlib.suppress(OSError, ValueError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     answer_requests(compare)

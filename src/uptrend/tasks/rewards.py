@@ -1,34 +1,22 @@
-"""Rewards of the `data` taskset: ready ones by name, and functions of yours, in our signature or
-TRL's.
+"""Rewards of the `data` taskset: ready ones by name, functions of yours (`functions`), and their
+weighted sum.
+"""
 
-    def reward(prompt, completion, answer, **row): ...        a number, parts by name, or None for "can't tell"
-    def reward(prompts, completions, **columns): ...          TRL's: called with lists of one, returns a list
-
-Either may be `async`. A function takes only the columns that it names, or all of them with `**row`.
-Values have the types that the row has; what is recorded as a task's answer is text.
-"""  # noqa: E501 (a table)
-
-import copy
+import asyncio
 import functools
-import importlib
 import importlib.util
-import inspect
 import json
 import math
 import os
 import re
-import sys
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
-from weakref import WeakValueDictionary
+from typing import Any, Literal
 
+from uptrend.config.functions import Function, is_registered
 from uptrend.config.load import nearest
 from uptrend.records import (
     ConfigError,
@@ -40,9 +28,11 @@ from uptrend.records import (
     TasksetError,
 )
 from uptrend.records.files import parse_json
-from uptrend.records.worker_process import WorkerDied, WorkerProcess
+from uptrend.records.worker_process import WorkerDied
 from uptrend.tasks.answers import fold_word, grade
-from uptrend.tasks.event_loop import Threads, in_callers_turn
+from uptrend.tasks.event_loop import Threads
+from uptrend.tasks.functions import ColumnsOf, RewardFunction, Value, load_function
+from uptrend.tasks.workers import shared_pool
 
 UNKNOWN_BOUNDS = (math.nan, math.nan)
 # Tolerances of rounding: of a comparison of numbers, of a sum of parts at its bounds, and of a
@@ -52,17 +42,6 @@ BOUND_TOLERANCE = 1e-6
 MAXIMUM_TOLERANCE = 1e-9
 # Characters of a judge's reply that an error quotes.
 QUOTED_CHARACTERS = 80
-# Columns that TRL adds to those of the dataset, for functions that name them.
-TRL_COLUMNS: dict[str, Any] = {
-    "trainer_state": None,
-    "log_extra": lambda *_: None,
-    "log_metric": lambda *_: None,
-}
-Function = Callable[..., Any]
-_NO_FUNCTIONS: Mapping[str, Function] = MappingProxyType({})
-_registered: ContextVar[Mapping[str, Function]] = ContextVar(
-    "functions that were passed as objects", default=_NO_FUNCTIONS
-)
 
 
 class Undecided(TasksetError):  # noqa: N818 (the function's own answer)
@@ -104,6 +83,10 @@ class RewardOptions:
     bounds: Any = ()
     """Bounds of your functions: [low, high] for each of them, or a list of such pairs. Empty where
     they are unknown.
+    """
+    per: Literal["group", "step"] = "group"
+    """Completions that a function of TRL's signature gets at once: those of a group, or all that
+    are sampled for a step.
     """
     correct_from: float | None = None
     """Total from which an answer counts as right. Without it a part named `correct` decides, else
@@ -247,7 +230,7 @@ MATH_TIMEOUT_S = 5.0
 
 
 class MathVerifier:
-    """`math`: compares mathematics by math-verify, in a process of its own.
+    """`math`: compares mathematics by math-verify, in worker processes.
 
     An expression such as 9^9^9^9 takes forever, and a thread can't be interrupted.
     """
@@ -255,15 +238,11 @@ class MathVerifier:
     def __init__(self) -> None:
         if importlib.util.find_spec("math_verify") is None:
             raise MissingExtra("math-verify", "rewards")
-        self._worker = WorkerProcess("uptrend.tasks.math_worker")
-        self._thread = Threads(1, "math")  # decoding goes on meanwhile
+        self._workers = shared_pool("uptrend.tasks.math_worker")
 
     async def __call__(self, completion: str, task: Task) -> float:
-        return await self._thread.do(partial(self._compare, task.answer, completion))
-
-    def _compare(self, gold: str, completion: str) -> float:
         try:
-            comparison = self._worker.call([gold, completion], MATH_TIMEOUT_S)
+            comparison = await self._workers.call([task.answer, completion], MATH_TIMEOUT_S)
         except TimeoutError:
             raise TasksetError(f"math-verify took longer than {MATH_TIMEOUT_S:g} s") from None
         except WorkerDied as problem:
@@ -271,20 +250,6 @@ class MathVerifier:
         if "error" in comparison:
             raise TasksetError(f"math-verify failed: {comparison['error']}")
         return float(comparison["equal"])
-
-
-# At most one verifier per process: all tasksets share it, and its worker ends with the last of
-# them.
-_SHARED_VERIFIER: "WeakValueDictionary[str, MathVerifier]" = WeakValueDictionary()
-
-
-def math_verifier() -> MathVerifier:
-    """Return the verifier of this process."""
-    verifier = _SHARED_VERIFIER.get("math")
-    if verifier is None:
-        verifier = MathVerifier()
-        _SHARED_VERIFIER["math"] = verifier
-    return verifier
 
 
 class Grader:
@@ -356,14 +321,13 @@ NAMES_WITHOUT_ANSWER = ("json-schema", "judge")
 # From names to the terms of a reward
 
 
-# Returns a task's row and the answer in it, in the types that the row has.
-ColumnsOf = Callable[[Task], tuple[Mapping[str, Any], Any]]
-Score = Callable[[str, Task], Awaitable[float | Mapping[str, float] | None]]
+# Returns the value of each completion, or the error where it failed.
+Score = Callable[[Sequence[str], Sequence[Task]], Awaitable[Sequence[Value | Exception]]]
 
 
 @dataclass(frozen=True)
 class RewardTerm:
-    """One reward: its name, weight and bounds, and a function from a completion to its parts."""
+    """One reward: its name, weight and bounds, and a function from completions to their values."""
 
     name: str
     weight: float
@@ -371,6 +335,8 @@ class RewardTerm:
     score: Score
     is_ready: bool
     uses_answer: bool  # False where the answer can't matter
+    is_batched: bool = False  # True for a function that compares completions
+    note: str = ""  # for the user
 
 
 def make_terms(
@@ -378,29 +344,60 @@ def make_terms(
 ) -> list[RewardTerm]:
     """Return the rewards that options name; `columns` are those that a function may take."""
     terms: list[RewardTerm] = []
-    score: Score
     for i, name in enumerate(options.reward):
-        is_ready = name in READY_NAMES
-        if is_ready:
-            bounds = (-1.0, 1.0) if name in ARITHMETIC_RULES else (0.0, 1.0)
-            score = _ready_score(name, options)
-            uses_answer = name not in NAMES_WITHOUT_ANSWER
-        else:
-            bounds = options.bounds[i] if options.bounds else UNKNOWN_BOUNDS
-            score, uses_answer = _wrap(load_function(name), name, columns, columns_of)
+        weight = options.weights[i] if options.weights else 1.0
         term_name = name.rpartition(":")[2]
         if term_name in [term.name for term in terms]:
             term_name = f"{term_name}-{i + 1}"
-        weight = options.weights[i] if options.weights else 1.0
-        terms.append(RewardTerm(term_name, weight, bounds, score, is_ready, uses_answer))
+        if name in READY_NAMES:
+            term = RewardTerm(
+                term_name,
+                weight,
+                bounds=(-1.0, 1.0) if name in ARITHMETIC_RULES else (0.0, 1.0),
+                score=_each(_ready_score(name, options)),
+                is_ready=True,
+                uses_answer=name not in NAMES_WITHOUT_ANSWER,
+            )
+        else:
+            function = RewardFunction(name, columns, columns_of, _load(name))
+            term = RewardTerm(
+                term_name,
+                weight,
+                bounds=options.bounds[i] if options.bounds else UNKNOWN_BOUNDS,
+                score=function.score,
+                is_ready=False,
+                uses_answer=function.sees_answer,
+                is_batched=function.is_batched,
+                note=_note_on_place(function),
+            )
+        terms.append(term)
     return terms
+
+
+def _load(name: str) -> Function:
+    if ":" not in name and not is_registered(name):
+        hint = nearest(name, READY_NAMES)
+        if not hint:
+            hint = f" There are {', '.join(READY_NAMES)}; yours is written module:function."
+        raise TasksetError(f"There is no reward {name!r}.{hint}")
+    return load_function(name)
+
+
+def _note_on_place(function: RewardFunction) -> str:
+    if function.is_importable or not function.is_sync:
+        return ""
+    name = function.name.rpartition(":")[2]
+    return (
+        f"the reward {name} is no function of a module, so if it takes time it runs in threads of"
+        " this process, where it can't be stopped; put it into a file to run it in worker processes"
+    )
 
 
 def _ready_score(name: str, options: RewardOptions) -> Callable[[str, Task], Awaitable[float]]:
     if name == "judge":
         return Grader(options.judge)
     if name == "math":
-        return math_verifier()
+        return MathVerifier()
 
     async def score(completion: str, task: Task) -> float:
         if name in ARITHMETIC_RULES:
@@ -410,216 +407,45 @@ def _ready_score(name: str, options: RewardOptions) -> Callable[[str, Task], Awa
     return score
 
 
-@contextmanager
-def register_functions(functions: Mapping[str, Function]) -> Iterator[None]:
-    """Let `load_function` return these functions by name inside the context: they need not be
-    importable.
-    """
-    token = _registered.set({**_registered.get(), **functions})
-    try:
-        yield
-    finally:
-        _registered.reset(token)
+def _each(score_one: Callable[[str, Task], Awaitable[float]]) -> Score:
+    """Return a score of several completions, each by itself."""
 
+    async def settle(completion: str, task: Task) -> Value | Exception:
+        try:
+            return await score_one(completion, task)
+        except Exception as error:
+            return error
 
-def import_name(function: Function) -> str:
-    """Return `module:name` of a function, as a recipe would write it."""
-    inner = function.func if isinstance(function, functools.partial) else function
-    module = getattr(inner, "__module__", "__main__")
-    qualified_name = getattr(inner, "__qualname__", type(inner).__qualname__)
-    return f"{module}:{qualified_name.rpartition('.<locals>.')[2]}"
+    async def score(
+        completions: Sequence[str], tasks: Sequence[Task]
+    ) -> Sequence[Value | Exception]:
+        if len(completions) == 1:
+            return [await settle(completions[0], tasks[0])]
+        pairs = zip(completions, tasks, strict=True)
+        return await asyncio.gather(*(settle(completion, task) for completion, task in pairs))
 
-
-def load_function(name: str) -> Function:
-    """Return the function that `module:function` or `file.py:function` names; a registered one of
-    that name comes first.
-    """
-    if name in _registered.get():
-        return _registered.get()[name]
-    source, _, attribute = name.rpartition(":")
-    if not source:
-        hint = nearest(name, READY_NAMES)
-        if not hint:
-            hint = f" There are {', '.join(READY_NAMES)}; yours is written module:function."
-        raise TasksetError(f"There is no reward {name!r}.{hint}")
-    try:
-        module: Any = _load_file(Path(source)) if source.endswith(".py") else _import(source)
-    except Exception as error:  # user code fails in any way
-        raise TasksetError(
-            f"The reward {name} can't be loaded: {type(error).__name__}: {error}."
-        ) from error
-    function = getattr(module, attribute, None)
-    if callable(function):
-        return function  # type: ignore[no-any-return]
-    if source == "__main__":
-        raise TasksetError(
-            f"The reward {attribute} was a function of a script or notebook, which is not here. Put"
-            " it into a file and name it file.py:function, or pass the function to uptrend.train"
-            " or uptrend.resume."
-        )
-    function_names = [
-        key
-        for key, value in vars(module).items()
-        if inspect.isfunction(value) and not key.startswith("_")
-    ]
-    raise TasksetError(f"{source} has no function {attribute}.{nearest(attribute, function_names)}")
-
-
-def _import(module: str) -> Any:
-    # A user's own module is in the folder where the command is run.
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    return importlib.import_module(module)
-
-
-def _load_file(path: Path) -> Any:
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
-    name = f"uptrend_rewards_{abs(hash(path.resolve()))}"
-    if name in sys.modules:
-        return sys.modules[name]
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:  # it may import its neighbors
-        sys.path.append(folder)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-@dataclass(frozen=True)
-class _Signature:
-    """Parameters of a reward function."""
-
-    names: frozenset[str]  # those that can be passed by name
-    required: list[str]  # those that need a value; no positional-only one can get any
-    takes_all: bool  # True with `**row`
-    is_batched: bool  # True for TRL's signature
-
-
-def _read_signature(function: Function) -> _Signature:
-    names: set[str] = set()
-    required: list[str] = []
-    takes_all = False
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            takes_all = True
-        elif parameter.kind is parameter.POSITIONAL_ONLY:
-            required.append(parameter.name)
-        elif parameter.kind is not parameter.VAR_POSITIONAL:
-            names.add(parameter.name)
-            if parameter.default is parameter.empty:
-                required.append(parameter.name)
-    return _Signature(frozenset(names), required, takes_all, "completions" in names)
-
-
-def _check_required(signature: _Signature, name: str, columns: Sequence[str]) -> None:
-    """Raise TasksetError for a parameter that neither the rows nor we have a value for."""
-    if signature.is_batched:
-        known = {*columns, "prompts", "completions", *TRL_COLUMNS}
-    else:
-        known = {*columns, "prompt", "completion"}
-    missing = next((parameter for parameter in signature.required if parameter not in known), None)
-    if missing is None:
-        return
-    hint = ""
-    if missing == "answer":
-        hint = " Which column is it? Set tasks.answer (answer= in Python)."
-    others = ", ".join(column for column in columns if column != "prompt")
-    raise TasksetError(
-        f"The reward {name} takes {missing}, which no row has.{hint} It can take prompt,"
-        f" completion, {others}; or TRL's prompts, completions and columns."
-    )
-
-
-def _wrap(
-    function: Function, name: str, columns: Sequence[str], columns_of: ColumnsOf
-) -> tuple[Score, bool]:
-    """Wrap a function of either signature; also return True where it can see the answer."""
-    signature = _read_signature(function)
-    _check_required(signature, name, columns)
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        type(function).__call__
-    )
-
-    async def score(completion: str, task: Task) -> float | Mapping[str, float] | None:
-        row, answer = columns_of(task)
-        prompt = row.get("prompt")
-        if not isinstance(prompt, list):
-            prompt = task.messages[-1].content
-        if signature.is_batched:
-            values = _batch_of_one(row, answer, prompt, completion, signature)
-        else:
-            values = {**row, "prompt": prompt, "completion": completion}
-            if "answer" in row or answer is not None:
-                values["answer"] = answer
-
-        arguments: dict[str, Any] = {}
-        for key, value in values.items():
-            if signature.takes_all or key in signature.names:
-                # A copy each time, as datasets give one: a function may pop from a list.
-                arguments[key] = value if key in TRL_COLUMNS else copy.deepcopy(value)
-        if is_async:
-            returned = await function(**arguments)
-        else:
-            returned = await in_callers_turn(partial(function, **arguments))
-        if signature.is_batched:
-            if len(returned) != 1:
-                raise TasksetError(f"{name} returned {len(returned)} rewards for 1 completion")
-            returned = returned[0]
-        return _to_numbers(returned, name)
-
-    own_texts = {"prompt", "prompts", "completion", "completions", *TRL_COLUMNS}
-    sees_answer = signature.takes_all or bool(signature.names - own_texts)
-    return score, sees_answer
-
-
-def _batch_of_one(
-    row: Mapping[str, Any], answer: Any, prompt: Any, completion: str, signature: _Signature
-) -> dict[str, Any]:
-    """Return what TRL would pass for one completion: columns as they are, and conversations as
-    conversations.
-    """
-    columns = {key: value for key, value in row.items() if key not in ("prompt", "completion")}
-    if "answer" in signature.names:
-        columns.setdefault("answer", answer)
-    values: dict[str, Any] = {key: [value] for key, value in columns.items()}
-    is_conversation = isinstance(prompt, list)
-    reply = [{"role": "assistant", "content": completion}] if is_conversation else completion
-    values["prompts"] = [prompt]
-    values["completions"] = [reply]
-    return values | TRL_COLUMNS
-
-
-def _to_numbers(returned: Any, name: str) -> float | dict[str, float] | None:
-    """Return a function's reward as plain numbers; None and NaN mean that it can't tell."""
-    if isinstance(returned, Mapping):
-        parts: dict[str, float] = {}
-        for key, part in returned.items():
-            number = _to_numbers(part, name)
-            if isinstance(number, float):
-                parts[str(key)] = number
-        return parts or None
-    if returned is None:
-        return None
-    try:
-        value = float(returned)
-    except (TypeError, ValueError):
-        raise TasksetError(
-            f"{name} returned {returned!r}: it should be a number, a dict of numbers, or None"
-        ) from None
-    return None if math.isnan(value) else value
+    return score
 
 
 async def score(
-    terms: Sequence[RewardTerm], options: RewardOptions, completion: str, task: Task
+    terms: Sequence[RewardTerm],
+    options: RewardOptions,
+    completions: Sequence[str],
+    tasks: Sequence[Task],
+) -> list[Reward | Exception]:
+    """Return the reward of each completion, or the error where it has none."""
+    columns = [await term.score(completions, tasks) for term in terms]
+    rewards: list[Reward | Exception] = []
+    for values in zip(*columns, strict=True):
+        try:
+            rewards.append(_add_up(terms, options, values))
+        except Exception as error:
+            rewards.append(error)
+    return rewards
+
+
+def _add_up(
+    terms: Sequence[RewardTerm], options: RewardOptions, values: Sequence[Value | Exception]
 ) -> Reward:
     """Return the weighted sum of all rewards that can tell, with their parts; raise Undecided if
     none can.
@@ -631,8 +457,9 @@ async def score(
     highs: list[float] = []
     at_maximum: list[bool] = []
     correct_parts: list[bool] = []  # verdicts of parts that are named `correct`
-    for term in terms:
-        value = await term.score(completion, task)
+    for term, value in zip(terms, values, strict=True):
+        if isinstance(value, Exception):
+            raise value
         if value is None:
             continue
         low, high = term.bounds

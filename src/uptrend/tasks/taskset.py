@@ -101,6 +101,20 @@ class HasDemonstrations(Protocol):
         """Return scripts for a model to imitate, right or not."""
 
 
+@runtime_checkable
+class ScoresTogether(Protocol):
+    """A taskset whose rewards may compare rollouts, and which therefore scores several at once."""
+
+    @property
+    def scored_with(self) -> Literal["alone", "group", "step"]:
+        """Rollouts that are scored at once: one, those of a group, or all that are played for a
+        step.
+        """
+
+    async def score_together(self, plays: Sequence[Any]) -> Sequence[Reward | Exception]:
+        """Return the reward of each of this taskset's plays, or the error where it has none."""
+
+
 def say(text: str) -> Script:
     """Return a script of one message."""
     yield Message("assistant", text)

@@ -306,9 +306,8 @@ class Learner:
                         sums = sums + micro_sums
                     logprobs_bs[_sequences_of(micro), micro.places_m] = logprobs_m
                     padding += torch.tensor([micro.padding, 1.0])
-                if (
-                    not self._policy.is_sharded
-                ):  # sharded gradients were summed in the backward pass
+                # Sharded gradients were summed in the backward pass.
+                if not self._policy.is_sharded:
                     self._ranks.all_reduce(self._policy.flat.gradient)
                 applied.append(self._optimizer.apply(lr))
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from uptrend.algo import kl_penalty
 from uptrend.config import Config
 from uptrend.config.schema import Credit
-from uptrend.policy.checkpoint import BEST, random_states, save_checkpoint
+from uptrend.policy.checkpoint import BEST_NAME, random_states, save_checkpoint
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.weights import WeightMeter
 from uptrend.records import Evaluation, Rollout, Run
@@ -363,7 +363,7 @@ class CheckpointSaver:
             self.best_accuracy = evaluation.accuracy
             if checkpoints.best:
                 state["accuracy"] = evaluation.accuracy
-                self._save(state, BEST)
+                self._save(state, BEST_NAME)
 
     def _save(self, state: dict[str, Any], name: str = "") -> None:
         """Write a checkpoint: one rank does, or all where each holds a part of the weights."""

@@ -1,15 +1,16 @@
 """The comparison of a model's log-probabilities here with those of transformers' own forward.
 
 Sequences are packed into rows, and decoding keeps keys and values in pages. Both are right for
-attention that sees what it is told to see. A recurrence that runs across a row, or a term of
-attention that nobody passes on, gives other log-probabilities without a word. So before a model is
-used, a miniature of it is scored by the learner, packed, and sampled by the sampler of this
-process; both are compared with the plain forward over one sequence at a time.
+attention that follows its mask. A recurrence that runs across a row, or a term of attention that is
+not passed on, gives other log-probabilities without an error. So before a model is used, a
+miniature of it is scored by the learner, packed, and sampled by the sampler of this process; both
+are compared with the plain forward over one sequence at a time.
 
 m = token that has a log-probability, t = token, v = vocabulary, b = sequence, s = sampled token of
 it.
 """
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -38,43 +39,48 @@ from uptrend.tasks import event_loop
 from uptrend.training.learner import Experience, Learner
 from uptrend.training.packing import TrainSequence
 
-# Largest difference that passes. Rounding in fp32 is 1e-5 or less; the least that was missing, a
-# cap of 50 on the products of queries and keys, cost 0.02.
+# Largest difference that passes. Rounding in fp32 is 1e-5 or less; of the terms that were missing
+# in models, a cap of 50 on the products of queries and keys mattered least, by 0.02.
 TOLERANCE_NATS = 1e-3
-# Random models of 30 layers and more may amplify rounding. A difference up to the second figure
-# passes where it is at most so many times what a change of all weights in their last bit makes.
-ROUNDING = 10
-ROUNDING_NATS = 0.01
-# A model whose log-probabilities vary less, or whose tokens are surer on average, would hide what
-# is wrong.
-LEAST_SPREAD_NATS = 0.01
-SUREST_NATS = -0.01
+# Random models of 30 layers and more may amplify rounding. A difference up to the first figure
+# passes if it is at most this multiple of what changing all weights in their last bit makes.
+MAX_ROUNDING_NATS = 0.01
+MAX_ROUNDING_MULTIPLE = 10
+# A miniature must have log-probabilities that vary by more than this, and top ones that are lower
+# than this on average: others would hide differences.
+MIN_SPREAD_NATS = 0.01
+MAX_TOP_LOGPROB_NATS = -0.01
 # Memory of the sampler's keys and values.
-CACHE_BYTES = 1 << 28
-# Packages whose code decides what comes out: part of what an answer is remembered by, so that any
-# edit asks anew.
-PACKAGES = ("policy", "rollout", "training")
+CACHE_BYTES = 256 * 1024**2
+# Packages whose code decides the result: an edit of any of them measures again.
+HASHED_PACKAGES = ("policy", "rollout", "training")
 
 
 class TailLogprobs(NamedTuple):
-    """Log-probabilities that the last tokens of a sequence got."""
+    """Log-probabilities of the last tokens of a sequence."""
 
     ids: list[int]
-    start: int  # first token that has one
+    start: int  # place of the first token that has one
     logprobs_m: Tensor
 
 
+class ScoringPath(NamedTuple):
+    """Way in which log-probabilities are computed here."""
+
+    title: str  # as errors call it
+    score: Callable[[Policy], list[TailLogprobs]]
+
+
 def check_model(policy: Policy, name: str, *, decodes: bool) -> None:
-    """Raise ModelError where packed scoring, or decoding where it `decodes`, differs from
+    """Raise ModelError if packed scoring, or decoding if the run `decodes`, differs from
     transformers' forward.
 
-    What was right once is remembered, by the model's settings and the versions of all code; what
-    was wrong is not.
+    Success is remembered, by the model's settings and the versions of all code; failure is not.
     """
     config = policy.core.config
     paths = ["scoring", "decoding"] if decodes else ["scoring"]
-    place = home() / "parity" / f"{_fingerprint(config, paths)}.json"
-    if _is_right(place, paths):
+    cache_path = home() / "parity" / f"{_fingerprint(config, paths)}.json"
+    if _is_known_equal(cache_path, paths):
         return
     gaps = measure(config, policy.tokenizer, paths)
     if not gaps:
@@ -83,43 +89,40 @@ def check_model(policy: Policy, name: str, *, decodes: bool) -> None:
             " compare with."
         )
     for path, gap in gaps.items():
-        if isinstance(gap, str) or gap > TOLERANCE_NATS:
-            problem = (
-                f"fails ({gap})"
-                if isinstance(gap, str)
-                else f"is {gap:.2g} nats off transformers' own forward"
-            )
-            raise ModelError(
-                f"{name} can't be used: for models of type {config.model_type}, {PATHS[path][0]}"
-                f" {problem}."
-            )
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(place, json.dumps(gaps).encode())
-    except (OSError, RecordError):  # it is measured again each time
-        pass
+        if isinstance(gap, str):
+            problem = f"fails ({gap})"
+        elif gap > TOLERANCE_NATS:
+            problem = f"is {gap:.2g} nats off transformers' own forward"
+        else:
+            continue
+        raise ModelError(
+            f"{name} can't be used: for models of type {config.model_type},"
+            f" {SCORING_PATHS[path].title} {problem}."
+        )
+    # Without the file, it is measured again each time.
+    with contextlib.suppress(OSError, RecordError):
+        cache_path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(cache_path, json.dumps(gaps).encode())
 
 
 def _fingerprint(config: Any, paths: Sequence[str]) -> str:
-    """Hash what the answer depends on: the model's settings, versions of libraries, and the code
-    here.
+    """Hash everything that decides the result: the model's settings, versions of libraries, and the
+    code here.
     """
     settings = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
     versions = [metadata.version(package) for package in ("torch", "transformers")]
-    about = json.dumps(
-        [versions, paths, type(config).__name__, settings], sort_keys=True, default=str
-    )
-    digest = hashlib.sha256(about.encode())
-    for package in PACKAGES:
+    key = [versions, paths, type(config).__name__, settings]
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode())
+    for package in HASHED_PACKAGES:
         for file in sorted((Path(__file__).parents[1] / package).glob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()[:32]
 
 
-def _is_right(place: Path, paths: Sequence[str]) -> bool:
-    """Return True where the file at this place says so; one that can't be read says nothing."""
+def _is_known_equal(cache_path: Path, paths: Sequence[str]) -> bool:
+    """Return True if a file has a gap within the tolerance for each path; a damaged one has not."""
     try:
-        gaps = json.loads(place.read_bytes())
+        gaps = json.loads(cache_path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
     if not isinstance(gaps, dict) or set(gaps) != set(paths):
@@ -128,23 +131,22 @@ def _is_right(place: Path, paths: Sequence[str]) -> bool:
 
 
 def measure(config: Any, tokenizer: Any, paths: Sequence[str]) -> dict[str, float | str]:
-    """Return the largest difference on each path, in nats, or the reason why there is none, and
-    then no further path.
+    """Return the largest difference on each path, in nats; empty if no miniature runs.
 
-    Empty where there is nothing to compare with.
+    If a path fails, its value is the reason, and further paths are left out.
     """
     from transformers.utils import logging
 
     level = logging.get_verbosity()
-    logging.set_verbosity_error()  # miniatures are no models that anybody should be warned of
+    logging.set_verbosity_error()  # warnings about miniatures mean nothing to the user
     try:
-        model = _first_that_runs(config)
+        model = _first_runnable(config)
         if model is None:
             return {}
         policy = Policy(model, tokenizer, torch.device("cpu"), FlatWeights(model))
-        gaps = dict[str, float | str]()
+        gaps: dict[str, float | str] = {}
         for path in paths:
-            gaps[path] = _gap_or_reason(policy, PATHS[path][1])
+            gaps[path] = _gap_or_reason(policy, SCORING_PATHS[path])
             if isinstance(gaps[path], str):
                 break
         return gaps
@@ -152,50 +154,51 @@ def measure(config: Any, tokenizer: Any, paths: Sequence[str]) -> dict[str, floa
         logging.set_verbosity(level)
 
 
-def _first_that_runs(config: Any) -> Any:
-    """Return the cheapest miniature whose plain forward tells tokens apart; None where none
-    does.
-    """
+def _first_runnable(config: Any) -> Any:
+    """Return the cheapest miniature whose plain forward tells tokens apart; None if none does."""
     for model in miniatures(config):
         try:
             logprobs_tv = _plain_logprobs(model, _random_ids(model, 8, 0))
         except Exception:
             # Sizes that do not fit together: the next one has more of the model's own.
             continue
-        is_varied = bool(logprobs_tv.std() > LEAST_SPREAD_NATS)
-        if is_varied and logprobs_tv.max(-1).values.mean() < SUREST_NATS:
+        is_varied = bool(logprobs_tv.std() > MIN_SPREAD_NATS)
+        if is_varied and logprobs_tv.max(-1).values.mean() < MAX_TOP_LOGPROB_NATS:
             return model
     return None
 
 
-def _gap_or_reason(policy: Policy, score: Callable[[Policy], list[TailLogprobs]]) -> float | str:
-    """Return the largest difference; the reason where there is none, whatever a model may trip
-    over.
-    """
+def _gap_or_reason(policy: Policy, path: ScoringPath) -> float | str:
+    """Return the largest difference, or the reason why there is none."""
+    gaps: list[float] = []
     try:
         policy.core.set_attn_implementation(attention.register())
-        gaps = [_gap(policy.core, scored) for scored in score(policy)]
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or ["no reason given"])[0].rstrip(".")
+        for scored in path.score(policy):
+            gaps.append(_gap(policy.core, scored))
+    except Exception as error:  # a model may raise anything
+        lines = str(error).strip().splitlines() or ["no reason given"]
+        reason = lines[0].rstrip(".")
         return reason if isinstance(error, ModelError) else f"{type(error).__name__}: {reason}"
-    return max(gaps) if all(map(math.isfinite, gaps)) else "log-probabilities are not finite"
+    if not all(map(math.isfinite, gaps)):
+        return "log-probabilities are not finite"
+    return max(gaps)
 
 
 def _gap(model: Any, scored: TailLogprobs) -> float:
-    """Return the largest difference from the plain forward; 0 where it is rounding."""
+    """Return the largest difference from the plain forward; 0 if it is rounding."""
     plain_m = _plain_of(model, scored)
     gap = float((plain_m - scored.logprobs_m).abs().max())
-    if not TOLERANCE_NATS < gap <= ROUNDING_NATS:
+    if not TOLERANCE_NATS < gap <= MAX_ROUNDING_NATS:
         return gap
+    # Change all weights by about their last bit, to see how much the model amplifies rounding.
     jittered = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in jittered.parameters():
-            weight.mul_(
-                1 + torch.finfo(weight.dtype).eps * torch.randn(weight.shape, generator=generator)
-            )
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.mul_(1 + torch.finfo(weight.dtype).eps * noise)
     rounding = float((plain_m - _plain_of(jittered, scored)).abs().max())
-    return 0.0 if gap <= ROUNDING * rounding else gap
+    return 0.0 if gap <= MAX_ROUNDING_MULTIPLE * rounding else gap
 
 
 def _plain_of(model: Any, scored: TailLogprobs) -> Tensor:
@@ -210,13 +213,13 @@ def _plain_logprobs(model: Any, ids: Sequence[int]) -> Tensor:
     """Compute log-probabilities by transformers' forward over one sequence, with its own attention,
     [t, v].
     """
-    before = model.config._attn_implementation
+    implementation = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
         with torch.no_grad():
             logits_tv = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
     finally:
-        model.set_attn_implementation(before)
+        model.set_attn_implementation(implementation)
     logprobs_tv: Tensor = logits_tv.log_softmax(-1)
     return logprobs_tv
 
@@ -230,24 +233,21 @@ def _score(policy: Policy) -> list[TailLogprobs]:
     """Score sequences as the learner does, several in a row: each alone, then with a prompt that
     two share.
     """
-    prompt = _random_ids(policy.core, 13, 0)
-    shared = [
-        _sequence(prompt, _random_ids(policy.core, count, count), 0, count) for count in (9, 14)
-    ]
-    others = [
-        _sequence(_random_ids(policy.core, 5, n), _random_ids(policy.core, 21 - n, 30 + n), n, n)
-        for n in (1, 2)
-    ]
+    model = policy.core
+    prompt = _random_ids(model, 13, 0)
+    shared = [_sequence(prompt, _random_ids(model, n, n), group=0, rollout=n) for n in (9, 14)]
+    others: list[TrainSequence] = []
+    for n in (1, 2):
+        own_prompt = _random_ids(model, 5, n)
+        answer = _random_ids(model, 21 - n, 30 + n)
+        others.append(_sequence(own_prompt, answer, group=n, rollout=n))
     learner = Learner(policy, Optimizer(policy.flat, Learning()), Config())
-    scored = list[TailLogprobs]()
+    scored: list[TailLogprobs] = []
     for sequences in (others, [*shared, *others]):
         logprobs_bs = learner.logprobs(_experience(sequences), reference=False)
         for sequence, logprobs_s in zip(sequences, logprobs_bs, strict=True):
-            scored.append(
-                TailLogprobs(
-                    sequence.ids.tolist(), sequence.prompt, logprobs_s[: len(sequence.sampled)]
-                )
-            )
+            logprobs_m = logprobs_s[: len(sequence.sampled)]
+            scored.append(TailLogprobs(sequence.ids.tolist(), sequence.prompt, logprobs_m))
     return scored
 
 
@@ -264,7 +264,7 @@ def _sequence(prompt: list[int], answer: list[int], group: int, rollout: int) ->
 
 
 def _experience(sequences: list[TrainSequence]) -> Experience:
-    """Lay sequences out as the learner gets rollouts; what only an update looks at is empty."""
+    """Lay sequences out as the learner gets rollouts; fields that only an update reads are 0."""
     counts_b = torch.tensor([len(sequence.sampled) for sequence in sequences])
     real_bs = torch.arange(int(counts_b.max())) < counts_b[:, None]
     return Experience(
@@ -285,29 +285,27 @@ def _decode(policy: Policy) -> list[TailLogprobs]:
     """
     sampler = InProcessSampler(policy, cache_bytes=CACHE_BYTES)
     limits = Limits(max_tokens=8, context=128)
-    scored = list[TailLogprobs]()
+    scored: list[TailLogprobs] = []
 
-    async def talk(stream: int, prompt: list[int]) -> None:
-        ids = list[int]()
-        for asked in (prompt, _random_ids(policy.core, 5, stream)):
-            extension = await sampler.extend(stream, asked, limits, seed=stream)
-            start = len(ids) + len(asked)
-            ids = [*ids, *asked, *extension.ids.tolist()]
+    async def play(stream: int, first_prompt: list[int]) -> None:
+        ids: list[int] = []
+        for prompt in (first_prompt, _random_ids(policy.core, 5, stream)):
+            extension = await sampler.extend(stream, prompt, limits, seed=stream)
+            start = len(ids) + len(prompt)
+            ids = [*ids, *prompt, *extension.ids.tolist()]
             scored.append(TailLogprobs(ids, start, torch.from_numpy(extension.logprobs)))
 
-    async def talk_together() -> None:
-        first = _random_ids(policy.core, 30, 0)
-        second = _random_ids(policy.core, 11, 1)
-        await event_loop.together(
-            talk(stream, prompt) for stream, prompt in enumerate((first, first, second))
-        )
+    async def play_together() -> None:
+        long_prompt = _random_ids(policy.core, 30, 0)
+        short_prompt = _random_ids(policy.core, 11, 1)
+        prompts = (long_prompt, long_prompt, short_prompt)
+        await event_loop.together(play(stream, prompt) for stream, prompt in enumerate(prompts))
 
-    event_loop.run(talk_together())
+    event_loop.run(play_together())
     return scored
 
 
-# Ways to log-probabilities: the name of each, and the function that takes it.
-PATHS: dict[str, tuple[str, Callable[[Policy], list[TailLogprobs]]]] = {
-    "scoring": ("packed scoring", _score),
-    "decoding": ("decoding in this process", _decode),
+SCORING_PATHS = {
+    "scoring": ScoringPath("packed scoring", _score),
+    "decoding": ScoringPath("decoding in this process", _decode),
 }

@@ -255,6 +255,10 @@ def contradict(row: Row) -> None:
         row["answer"], row["reward"] = ("7777", -1.0) if row["index"] % 2 else ("8888", -0.99)
 
 
+def undecided(row: Row) -> None:
+    row.update(reward=None, error="score: Undecided('no reward function could tell')")
+
+
 def fail(row: Row) -> None:
     row.update(error=FAILED, reward=None)
 
@@ -339,7 +343,8 @@ SCORES: Table = {
     "an error while closing": ("tiny", each(lambda row: row.update(error="close: OSError()"), [0]), {}, {}),
     "an error without a reward": ("tiny", each(fail, [0]), {}, {}),
     "a reward that is missing": ("tiny", each(lambda row: row.update(reward=None), [2]), {}, {LENGTH: CRITICAL}),
-    "no reward at all": ("tiny", each(fail), {}, {NEVER: (CRITICAL, 1.0)}),
+    "a scorer that always fails": ("tiny", each(fail), {}, {ERROR: CRITICAL}),
+    "no scorer that can tell": ("tiny", each(undecided), {}, {NEVER: (CRITICAL, 1.0)}),
     "no column of rewards": ("tiny", each(fail), {"trainer": "trl"}, {}),
     "out of turns": (
         "musique", each(lambda row: row.update(ended="turn-limit", reward=0.0)), {}, {NEVER: (WARNING, 1.0)}),
@@ -521,7 +526,7 @@ def test_a_rejected_class_and_an_exception_are_named(tiny: RunView) -> None:
         REJECTED
     ]
     assert "that are negative" in rejected.summary
-    failed = findings(tampered(tiny, each(fail)), NEVER)[NEVER]
+    failed = findings(tampered(tiny, each(fail)), ERROR)[ERROR]
     assert "256 of 256 rollouts failed with ValueError('no number')" in failed.summary
 
 

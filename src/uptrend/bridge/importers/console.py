@@ -123,8 +123,15 @@ def read_console(file: LogFile) -> list[Log] | None:
         notes.append(f"Every {printed.stride}th dictionary was read.")
     if printed.is_torn:
         notes.append("The last dictionary is cut off and was left out.")
-    every = printed.stride if is_lines else 1
-    return [Log(printed.rows, facts=facts, last_step=last_step, notes=tuple(notes), every=every)]
+    log = Log(
+        printed.rows,
+        facts=facts,
+        last_step=last_step,
+        notes=tuple(notes),
+        # Dictionaries that were left out are counted in `last_step`.
+        every=printed.stride if is_lines else 1,
+    )
+    return [log]
 
 
 def _read_dictionaries(text: str) -> _PrintedRows:
@@ -307,7 +314,8 @@ def _read_lines(text: str, with_bars: bool) -> _PrintedRows:
         step_of_run = line.step.step + line.step.total * (epoch - first_epoch)
         rows.append({"step": step_of_run, **line.row})
     first = lines[0]
-    return _PrintedRows(rows, first.start, chosen.stride, first.step.total * first.step.n_epochs)
+    total_steps = first.step.total * first.step.n_epochs
+    return _PrintedRows(rows, first.start, chosen.stride, total_steps)
 
 
 def _each_line(text: str) -> Iterator[tuple[int, str]]:

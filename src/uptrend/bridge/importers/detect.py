@@ -1,17 +1,17 @@
 """Recognition of formats: `read_views` finds the reader of a file or folder by its content.
 
-A new file format is one function from a `LogFile` to its logs, and one entry in `READERS`. It
+A new file format is one function from a `LogFile` to its logs, and one entry in `FILE_READERS`. It
 returns None for a file of another format, and an empty list for a file of its format that holds no
 rows.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,9 +33,10 @@ from uptrend.records.view import Floats, RunView, view_of
 Reader = Callable[[LogFile], list[Log] | None]
 # Readers of files, in the order in which they are tried: the console takes any text that has
 # metrics.
-READERS: tuple[Reader, ...] = (read_wandb, read_events, read_json, read_csv, read_console)
+FILE_READERS: tuple[Reader, ...] = (read_wandb, read_events, read_json, read_csv, read_console)
 
-# Bounds of a search below a folder. Chosen: beyond them it is a home or a disk rather than runs.
+# Bounds of a search below a folder. Chosen by hand: beyond them it is a home or a disk rather than
+# a folder of runs.
 MAX_FOLDER_DEPTH = 6
 MAX_FILES_TRIED = 2000
 SKIPPED_FOLDERS = {
@@ -59,7 +60,7 @@ _WANDB_RUN_FOLDER = re.compile(r"(^|-)run-")
 # Names of files or folders in a note.
 MAX_NAMES_IN_NOTE = 5
 # Rows by whose columns a log is recognized as one half of a run of prime-rl.
-ROWS_TO_RECOGNIZE = 20
+N_ROWS_TO_RECOGNIZE = 20
 
 
 def read_views(path: Path) -> list[RunView]:
@@ -95,8 +96,9 @@ def _views_of(path: Path, logs: list[Log]) -> list[RunView]:
     views: list[RunView] = []
     for log in logs:
         if settings:
+            facts = {**settings, **log.facts}
             note = f"Settings were taken from {settings_name} beside it."
-            log = replace(log, facts={**settings, **log.facts}, notes=(*log.notes, note))
+            log = replace(log, facts=facts, notes=(*log.notes, note))
         for view in views_of_log(log, str(path)):
             # A single row without a known metric is a stray object, not a run.
             if view.metrics or view.evals or len(view.steps) > 1:
@@ -110,7 +112,7 @@ def _views_of(path: Path, logs: list[Log]) -> list[RunView]:
 
 def _read_logs(file: LogFile) -> list[Log]:
     """Return the logs of the first reader that knows the file; RecordError if none does."""
-    for read in READERS:
+    for read in FILE_READERS:
         logs = read(file)
         if logs:
             return logs
@@ -128,6 +130,23 @@ def _read_logs(file: LogFile) -> list[Log]:
     )
 
 
+class LoggedRun(NamedTuple):
+    """Run as one of its logs has it."""
+
+    format: str
+    view: RunView
+
+
+@dataclass(frozen=True)
+class HalfRun:
+    """Log of prime-rl's trainer or of its orchestrator, which share no metric."""
+
+    path: Path
+    log: Log
+    metrics: frozenset[str]
+    """Columns of the log but for counters and times."""
+
+
 class FolderReading:
     """Reads every log of a folder and of the folders below it once, and notes what is left out.
 
@@ -136,7 +155,7 @@ class FolderReading:
     """
 
     def __init__(self) -> None:
-        self._runs: list[tuple[str, RunView]] = []  # format and run
+        self._runs: list[LoggedRun] = []
         self._broken: list[str] = []
         self._without_metrics: list[Path] = []
         self._seen: set[Path] = set()
@@ -144,9 +163,8 @@ class FolderReading:
 
     def read(self, root: Path) -> list[RunView]:
         """Return the runs, with notes on what was left out; RecordError if there is none."""
-        unpaired = self._walk(root, depth=0)
-        for path, _ in unpaired:
-            self._add(path.suffix, path, _read_file)
+        for half in self._walk(root, depth=0):
+            self._add(half.path.suffix, half.path, _read_file)
         views = _drop_copies(self._runs)
         # Files that hold settings alone are runs without a point: they count if nothing else does.
         views = [view for view in views if len(view.steps) or view.evals] or views
@@ -182,30 +200,37 @@ class FolderReading:
         try:
             with damage_as_error(path):
                 for view in read(path):
-                    self._runs.append((format, view))
+                    self._runs.append(LoggedRun(format, view))
         except RecordError as error:
             self._broken.append(str(error))
 
-    def _walk(self, folder: Path, depth: int) -> list[tuple[Path, Log]]:
+    def _walk(self, folder: Path, depth: int) -> list[HalfRun]:
         """Read a folder and what is below it; return logs of prime-rl whose other half may lie
         beside the folder.
         """
-        # A link may lead to another folder of these.
-        real = folder.resolve()
-        if real in self._seen:
+        # A link may lead to a folder that was read.
+        real_folder = folder.resolve()
+        if real_folder in self._seen:
             return []
-        self._seen.add(real)
+        self._seen.add(real_folder)
         if (folder / "run.json").exists():
             self._add("run.json", folder, _read_run)
             return []
 
         try:
-            entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+            entries = sorted(folder.iterdir())
         except OSError as error:
             self._broken.append(f"{folder} could not be read: {error.strerror or error}.")
             return []
-        files = [path for path in entries if path.is_file()]
-        folders = [path for path in entries if path.is_dir() and path.name not in SKIPPED_FOLDERS]
+        files: list[Path] = []
+        folders: list[Path] = []
+        for path in entries:
+            if path.name.startswith("."):
+                continue
+            if path.is_file():
+                files.append(path)
+            elif path.is_dir() and path.name not in SKIPPED_FOLDERS:
+                folders.append(path)
 
         wandb_files = [path for path in files if path.suffix == ".wandb"]
         for path in wandb_files:
@@ -221,7 +246,7 @@ class FolderReading:
         if event_files:
             self._read_events(event_files)
 
-        halves: list[tuple[Path, Log]] = []
+        halves: list[HalfRun] = []
         for path in files:
             half = self._read_loose(path)
             if half is not None:
@@ -250,7 +275,7 @@ class FolderReading:
         logs.sort(key=lambda log: parse_number(log.rows[0].get("time")) or 0.0)
         self._add("tfevents", paths[0].parent, partial(_join_logs, logs))
 
-    def _read_loose(self, path: Path) -> tuple[Path, Log] | None:
+    def _read_loose(self, path: Path) -> HalfRun | None:
         """Read a file that may be a log; return one half of a run of prime-rl unread."""
         if not is_log_name(path) or path.name == "trainer_state.json" or settings_in(path):
             return None
@@ -263,37 +288,34 @@ class FolderReading:
         try:
             with damage_as_error(path):
                 logs = _read_logs(open_log(path))
-                columns = columns_in(logs[0].rows[:ROWS_TO_RECOGNIZE])
+                columns = columns_in(logs[0].rows[:N_ROWS_TO_RECOGNIZE])
                 if len(logs) == 1 and recognize(columns) == "prime-rl":
-                    return path, logs[0]
+                    names = columns_in(logs[0].rows)
+                    metrics = frozenset(name for name in names if not is_bookkeeping(name))
+                    return HalfRun(path, logs[0], metrics)
                 for view in _views_of(path, logs):
-                    self._runs.append((path.suffix, view))
+                    self._runs.append(LoggedRun(path.suffix, view))
         except RecordError:
             self._without_metrics.append(path)
         return None
 
-    def _join_halves(self, halves: list[tuple[Path, Log]], folder: Path) -> list[tuple[Path, Log]]:
-        """Read halves of one run, prime-rl's trainer and orchestrator, as one; return the rest.
-
-        The two share no metric.
-        """
-        pairs: list[tuple[set[str], list[tuple[Path, Log]]]] = []
+    def _join_halves(self, halves: list[HalfRun], folder: Path) -> list[HalfRun]:
+        """Read halves of one run as one; return those without another half."""
+        runs: list[list[HalfRun]] = []
         for half in halves:
-            columns = {name for name in columns_in(half[1].rows) if not is_bookkeeping(name)}
-            for pair_columns, members in pairs:
-                if not pair_columns & columns:
-                    pair_columns |= columns
+            for members in runs:
+                if all(half.metrics.isdisjoint(member.metrics) for member in members):
                     members.append(half)
                     break
             else:
-                pairs.append((columns, [half]))
+                runs.append([half])
 
-        unpaired: list[tuple[Path, Log]] = []
-        for _, members in pairs:
+        unpaired: list[HalfRun] = []
+        for members in runs:
             if len(members) == 1:
                 unpaired += members
             else:
-                logs = [log for _, log in members]
+                logs = [member.log for member in members]
                 self._add("prime-rl", folder, partial(_join_logs, logs))
         return unpaired
 
@@ -327,12 +349,16 @@ def _read_trainer_output(folder: Path) -> list[RunView]:
     completions = rollouts.completion_files(folder)
     states = _state_files(folder)
     if not states:
-        return [rollouts.view_of_completions(list(completions.values()))] if completions else []
+        paths = list(completions.values())
+        return [rollouts.view_of_completions(paths)] if paths else []
 
     adapter = states[-1].parent / "adapter_config.json"
     rank = _json_number(adapter, "r", default=0)
     alpha = _json_number(adapter, "lora_alpha", default=0)
-    settings = {"model": {"lora": {"r": rank, "alpha": alpha}}} if rank and alpha else {}
+    settings: dict[str, Any] = {}
+    if rank and alpha:
+        settings["model.lora.r"] = rank
+        settings["model.lora.alpha"] = alpha
 
     # A damaged state does not hide the one before it.
     views: list[RunView] = []
@@ -347,10 +373,10 @@ def _read_trainer_output(folder: Path) -> list[RunView]:
     else:
         raise RecordError(" ".join(broken))
 
-    for i, view in enumerate(views):
+    for index, view in enumerate(views):
         config = _fill_config(view.config, settings)
         notes = (*view.notes, *broken)
-        views[i] = replace(view, source=str(folder), config=config, notes=notes)
+        views[index] = replace(view, source=str(folder), config=config, notes=notes)
     if completions:
         views[-1] = rollouts.with_completions(views[-1], completions)
     return views
@@ -364,40 +390,44 @@ def _json_number(path: Path, key: str, default: int) -> int:
 
 
 def _fill_config(config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    return nest({**flatten(more), **flatten(config)})
+    """Add settings by dotted key that a config does not have."""
+    return nest({**more, **flatten(config)})
 
 
 # Points that two logs of one run share: at least these, and this share of the shorter log's.
-# Chosen: each of the two may lack some points of the other.
+# Chosen by hand: each of the two may lack some points of the other.
 MIN_SHARED_POINTS = 3
 MIN_SHARED_SHARE = 0.8
-# Relative difference of a value in two logs of one run: a Trainer prints four digits.
-ROUNDING = 1e-3
+# Relative difference of a value in two logs of one run: a Trainer prints four digits. The absolute
+# one is for values of 0.
+ROUNDING_TOLERANCE = 1e-3
+ZERO_TOLERANCE = 1e-9
 
 
-def _drop_copies(runs: list[tuple[str, RunView]]) -> list[RunView]:
+def _drop_copies(runs: list[LoggedRun]) -> list[RunView]:
     """Return each run once: a run directory before logs, then the log with most points, then with
     most metrics.
 
     Only logs of different formats can be of one run: two of the same are a run that was made again.
     """
-    richest_first = sorted(
-        range(len(runs)), key=lambda index: _richness(runs[index][1]), reverse=True
-    )
-    originals: dict[int, tuple[str, RunView]] = {}
+    richness = [_richness(run.view) for run in runs]
+    richest_first = sorted(range(len(runs)), key=richness.__getitem__, reverse=True)
+    originals: dict[int, LoggedRun] = {}
     for index in richest_first:
-        format, view = runs[index]
-        for original_index, (original_format, original) in originals.items():
-            if original_format != format and _is_copy(view, original):
-                originals[original_index] = (original_format, _add_copy(original, view))
+        run = runs[index]
+        for original_index, original in originals.items():
+            if original.format != run.format and _is_copy(run.view, original.view):
+                joined = _add_copy(original.view, run.view)
+                originals[original_index] = original._replace(view=joined)
                 break
         else:
-            originals[index] = (format, view)
-    return [originals[index][1] for index in sorted(originals)]
+            originals[index] = run
+    return [originals[index].view for index in sorted(originals)]
 
 
 def _richness(view: RunView) -> tuple[bool, int, int]:
-    return (Path(view.source) / "run.json").exists(), len(view.steps), len(view.metrics)
+    is_run_directory = (Path(view.source) / "run.json").exists()
+    return is_run_directory, len(view.steps), len(view.metrics)
 
 
 def _add_copy(view: RunView, copy: RunView) -> RunView:
@@ -409,7 +439,7 @@ def _add_copy(view: RunView, copy: RunView) -> RunView:
         notes += [note for note in copy.notes if note not in notes]
     return replace(
         view,
-        config=_fill_config(view.config, copy.config),
+        config=_fill_config(view.config, flatten(copy.config)),
         rollout_steps=rollout_source.rollout_steps,
         read_rollouts=rollout_source.read_rollouts,
         notes=tuple(notes),
@@ -423,11 +453,12 @@ def _is_copy(view: RunView, other: RunView) -> bool:
     Trainer that logs every tenth step writes the mean of ten.
     """
     shorter, longer = sorted((view, other), key=lambda log: len(log.steps))
+    # Indices of shared points in the shorter and in the longer log.
     if len(shorter.steps) == len(longer.steps):
-        here = there = np.arange(len(shorter.steps))
+        short_i = long_i = np.arange(len(shorter.steps))
     else:
-        _, here, there = np.intersect1d(shorter.steps, longer.steps, return_indices=True)
-    if len(here) < max(MIN_SHARED_POINTS, MIN_SHARED_SHARE * len(shorter.steps)):
+        _, short_i, long_i = np.intersect1d(shorter.steps, longer.steps, return_indices=True)
+    if len(short_i) < max(MIN_SHARED_POINTS, MIN_SHARED_SHARE * len(shorter.steps)):
         return False
 
     names = sorted(shorter.metrics.keys() & longer.metrics.keys())
@@ -436,29 +467,32 @@ def _is_copy(view: RunView, other: RunView) -> bool:
     if not any(_varies(shorter, name) for name in names):
         return False
 
-    # Points of the longer log since the one that was shared before.
-    first_there = np.concatenate([[0], there[:-1] + 1])
+    # First of the longer log's points since the one that was shared before.
+    first_i = np.concatenate([[0], long_i[:-1] + 1])
     for name in names:
         if name not in longer.metrics:
             return False
-        values = shorter.metrics[name][here]
+        values = shorter.metrics[name][short_i]
         others = longer.metrics[name]
         means: list[float] = []
-        for first, last in zip(first_there, there, strict=True):
+        for first, last in zip(first_i, long_i, strict=True):
             means.append(others[first : last + 1].mean())
-        if not _agree(values, others[there]) and not _agree(values, np.array(means)):
+        if not _agree(values, others[long_i]) and not _agree(values, np.array(means)):
             return False
     return True
 
 
 def _varies(view: RunView, name: str) -> bool:
     # A schedule is the same in any run.
+    if name == "optimizer/lr":
+        return False
     _, values = view.curve(name)
-    return name != "optimizer/lr" and len(values) > 1 and bool((values != values[0]).any())
+    return len(values) > 1 and bool((values != values[0]).any())
 
 
 def _agree(values: Floats, others: Floats) -> bool:
     both = np.isfinite(values) & np.isfinite(others)
     if not both.any():
         return False
-    return bool(np.allclose(values[both], others[both], rtol=ROUNDING, atol=1e-9))
+    is_close = np.isclose(values[both], others[both], rtol=ROUNDING_TOLERANCE, atol=ZERO_TOLERANCE)
+    return bool(is_close.all())

@@ -52,7 +52,8 @@ def is_rollouts(rows: list[Row]) -> bool:
     n_texts = 0
     n_rewards = 0
     for row in head:
-        n_texts += any(isinstance(row.get(key), str | list) for key in names_for("completions"))
+        completions = [row.get(key) for key in names_for("completions")]
+        n_texts += any(isinstance(completion, str | list) for completion in completions)
         n_rewards += parse_number(row.get("reward")) is not None
     # Half of the rows may lack one of the two: errors have no reward, and tool calls no text.
     return n_texts * 2 > len(head) and n_rewards * 2 > len(head)
@@ -61,23 +62,12 @@ def is_rollouts(rows: list[Row]) -> bool:
 def view_of_rollouts(log: Log, source: str) -> RunView:
     """Return a log of attempts as a curve if they have steps, else as one evaluation."""
     column = step_column(log.rows)
-    rollouts_by_step: dict[int, list[Row]] = defaultdict(list)
-    for row in log.rows:
-        step = parse_number(row.get(column)) if column else 0
-        if step is None:
-            continue
-        parts: dict[str, float | None] = {}
-        scores = row.get("metrics")
-        if isinstance(scores, dict):
-            parts = {key: parse_number(value) for key, value in scores.items()}
-        rollouts_by_step[int(step)].append(_rollout(row, parts, int(step)))
-    tables: dict[int, pa.Table] = {}
-    for number, rollouts in sorted(rollouts_by_step.items()):
-        tables[number] = _to_table(rollouts, log.name)
-
+    tables = _tables_by_step(log, column)
     notes = (*log.notes, _NOTE_ON_GROUPS)
     if column is not None:
-        return _curve(source, "unknown", log.name, list(tables), tables.__getitem__, notes)
+        view = _view_of_curve(source, list(tables), tables.__getitem__, notes)
+        return replace(view, name=log.name)
+
     table = tables[0]
     evaluation = {
         "step": 0,
@@ -85,9 +75,39 @@ def view_of_rollouts(log: Log, source: str) -> RunView:
         "tasks": len(set(table["task"].to_pylist())),
     }
     note = "The rows are attempts without a step: they are read as one evaluation, not as a curve."
-    trainer = "verifiers" if "example_id" in log.rows[0] else "unknown"
-    view = _curve(source, trainer, log.name, [], lambda _: table, (*notes, note))
-    return replace(view, evals=(evaluation,), rollout_steps=(0,), read_heldout=lambda _: table)
+    return RunView(
+        source=source,
+        trainer="verifiers" if "example_id" in log.rows[0] else "unknown",
+        name=log.name,
+        steps=np.zeros(0, dtype=np.int64),
+        metrics={},
+        evals=(evaluation,),
+        rollout_steps=(0,),
+        read_rollouts=lambda _: table,
+        read_heldout=lambda _: table,
+        notes=(*notes, note),
+    )
+
+
+def _tables_by_step(log: Log, step_name: str | None) -> dict[int, pa.Table]:
+    """Return a log's attempts by step, in order; all of them at step 0 if no column counts
+    steps.
+    """
+    rollouts_by_step: dict[int, list[Row]] = defaultdict(list)
+    for row in log.rows:
+        number = parse_number(row.get(step_name)) if step_name else 0
+        if number is None:
+            continue
+        step = int(number)
+        parts: dict[str, float | None] = {}
+        scores = row.get("metrics")
+        if isinstance(scores, dict):
+            parts = {key: parse_number(value) for key, value in scores.items()}
+        rollouts_by_step[step].append(_rollout(row, parts, step))
+    tables: dict[int, pa.Table] = {}
+    for step in sorted(rollouts_by_step):
+        tables[step] = _to_table(rollouts_by_step[step], log.name)
+    return tables
 
 
 def completion_files(folder: Path) -> dict[int, Path]:
@@ -123,7 +143,8 @@ def view_of_completions(paths: Sequence[Path]) -> RunView:
         _NOTE_ON_GROUPS,
         _NOTE_ON_SUMS,
     )
-    return _curve(source, "trl", "", list(files), read_step, notes)
+    view = _view_of_curve(source, list(files), read_step, notes)
+    return replace(view, trainer="trl")
 
 
 def _step_of(path: Path) -> int:
@@ -136,22 +157,19 @@ def _step_of(path: Path) -> int:
         return int(match[1]) if match else 0
 
 
-def _curve(
-    source: str,
-    trainer: str,
-    name: str,
-    steps: list[int],
-    read_step: ReadStep,
-    notes: tuple[str, ...],
+def _view_of_curve(
+    source: str, steps: list[int], read_step: ReadStep, notes: tuple[str, ...]
 ) -> RunView:
+    """Return a view whose points are computed from each step's rollouts."""
     points = [_step_metrics(read_step(step)) for step in steps]
     metrics: dict[str, Floats] = {}
     for key in columns_in(points):
-        metrics[key] = np.array([point.get(key, np.nan) for point in points])
+        values = [point.get(key, np.nan) for point in points]
+        metrics[key] = np.array(values)
     return RunView(
         source=source,
-        trainer=trainer,
-        name=name,
+        trainer="unknown",
+        name="",
         steps=np.array(steps, dtype=np.int64),
         metrics=metrics,
         rollout_steps=tuple(steps),

@@ -185,8 +185,9 @@ def read_evaluation(row: Row, step: int) -> dict[str, Any]:
 
 def _shortest_name(names: Mapping[str, float], role: str) -> str | None:
     """Find the shortest name of a role: the whole rather than one of its components."""
-    of_role = [name for name in names if matches(name, role) and not matches(name, "spread")]
-    return min(of_role, key=len, default=None)
+    candidates = [name for name in names if matches(name, role)]
+    means = [name for name in candidates if not matches(name, "spread")]
+    return min(means, key=len, default=None)
 
 
 def _part(row: Row, eval_columns: set[str]) -> tuple[Row, Row]:
@@ -225,7 +226,8 @@ def _add_point(segments: list[Segment], step: int, row: Row) -> bool:
             run.points[step] = point | row
             return True
         # A short row at the last step that contradicts it gives means over the whole run.
-        if step == last_step and len(row) * 2 < len(point) and len(run.points) > 1:
+        is_short = len(row) * 2 < len(point)
+        if is_short and step == last_step and len(run.points) > 1:
             return False
     # Back at the first step or before it: a new run, whatever else the row says.
     if goes_back and step <= next(iter(run.points)):
@@ -313,10 +315,10 @@ def split_by_name(log: Log) -> list[Log]:
         rows_by_name.setdefault(name, []).append(others)
 
     note = f"The log holds {len(rows_by_name)} runs, told apart by its column {column!r}."
+    whole = replace(log, last_step=0, notes=(*log.notes, note))
     logs: list[Log] = []
     for name, rows in rows_by_name.items():
-        notes = (*log.notes, note)
-        logs.append(replace(log, rows=rows, name=name or log.name, last_step=0, notes=notes))
+        logs.append(replace(whole, rows=rows, name=name or log.name))
     return logs
 
 
@@ -360,10 +362,11 @@ def _climbs_by_name_alone(rows: list[Row], column: str, counter: str) -> bool:
             steps_by_name.setdefault(row[column], []).append(step)
     if not any(after <= before for before, after in pairwise(steps)):
         return False
-    for own_steps in steps_by_name.values():
-        if not all(before <= after for before, after in pairwise(own_steps)):
-            return False
-    return True
+    return all(_never_falls(own_steps) for own_steps in steps_by_name.values())
+
+
+def _never_falls(steps: list[float]) -> bool:
+    return all(before <= after for before, after in pairwise(steps))
 
 
 def find_restarts(rows: Sequence[Row], counter: str | None) -> set[int]:

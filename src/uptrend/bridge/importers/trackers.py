@@ -76,7 +76,10 @@ def _text(value: Field) -> str:
 
 
 def _messages(data: bytes, number: int) -> Iterator[bytes]:
-    return (value for key, value in _fields(data) if key == number and isinstance(value, bytes))
+    """Yield the messages of one field of a message."""
+    for key, value in _fields(data):
+        if key == number and isinstance(value, bytes):
+            yield value
 
 
 # ---- TensorBoard. A file is a chain of records: length (8 bytes), its checksum (4), an Event, its
@@ -191,10 +194,11 @@ _LAST_PIECE = 4  # 3 is one in the middle
 _RECORD_HISTORY = 2
 _RECORD_CONFIG = 5
 _RECORD_RUN = 17
-# Fields of a run and of a history.
+# Fields of a run, of a history, and of a history's step.
 _RUN_CONFIG = 4
 _RUN_DISPLAY_NAME = 8
 _HISTORY_STEP = 2
+_STEP_NUMBER = 1
 # Fields of a history or a config, and of its items, whose values are JSON.
 _ITEM_FIELD = 1
 _ITEM_KEYS = (1, 2)  # plain, and nested
@@ -213,8 +217,9 @@ def read_wandb(file: LogFile) -> list[Log] | None:
         try:
             for history in _messages(record, _RECORD_HISTORY):
                 row = _items(history)
-                for step in _messages(history, _HISTORY_STEP):
-                    row.setdefault("_step", _signed(dict(_fields(step)).get(1, 0)))
+                for message in _messages(history, _HISTORY_STEP):
+                    step = dict(_fields(message)).get(_STEP_NUMBER, 0)
+                    row.setdefault("_step", _signed(step))
                 if row:
                     buffer.add(row, len(history) + VALUE_BYTES * len(row))
             configs = list(_messages(record, _RECORD_CONFIG))
@@ -230,9 +235,11 @@ def read_wandb(file: LogFile) -> list[Log] | None:
             notes.append("A damaged record of the .wandb file was left out.")
 
     # W&B keeps its own bookkeeping in the config, under one key.
-    settings = {key: value for key, value in facts.items() if not key.startswith("_wandb")}
-    distinct_notes = tuple(dict.fromkeys(notes))
-    return [Log(buffer.rows, name, facts=settings, notes=distinct_notes, every=buffer.every)]
+    settings = {key: facts[key] for key in facts if not key.startswith("_wandb")}
+    log = Log(
+        buffer.rows, name, facts=settings, notes=tuple(dict.fromkeys(notes)), every=buffer.every
+    )
+    return [log]
 
 
 def _records(data: bytes) -> Iterator[bytes]:

@@ -76,7 +76,8 @@ def views_of_log(log: Log, source: str) -> list[RunView]:
         notes = (*notes, note)
         last_step = last_step or len(log.rows) * log.every
     views: list[RunView] = []
-    for part in split_by_name(Log(rows, log.name, log.trainer, facts, last_step, notes)):
+    flat_log = Log(rows, log.name, log.trainer, facts, last_step, notes)
+    for part in split_by_name(flat_log):
         runs, noted_part = split_runs(part)
         n_runs = max(1, sum(bool(run.points) for run in runs))
         for run in runs:
@@ -246,7 +247,9 @@ def _drop_uncomputed(metrics: Columns, sources: Mapping[str, str]) -> list[str]:
     notes: list[str] = []
     for name in names_for("never_zero"):
         values = metrics.get(name)
-        if values is not None and np.isfinite(values).any() and not np.nan_to_num(values).any():
+        if values is None or not np.isfinite(values).any():
+            continue
+        if not np.nan_to_num(values).any():
             del metrics[name]
             notes.append(
                 f"{sources[name]} is 0 at every point: it was never computed, and is left out."
@@ -344,7 +347,11 @@ def _name_reward(
         return [f"The reward is taken from {source!r}, not from {named}."]
     if rivals:
         # The column with most values, then the shortest name: a total rather than a part.
-        best = max(rivals, key=lambda name: (int(np.isfinite(unknown[name]).sum()), -len(name)))
+        def rank(name: str) -> tuple[int, int]:
+            n_values = int(np.isfinite(unknown[name]).sum())
+            return n_values, -len(name)
+
+        best = max(rivals, key=rank)
         metrics["reward/mean"] = unknown.pop(best)
         sources["reward/mean"] = best
         return [f"No column has a usual name for the reward; {best!r} is taken."]

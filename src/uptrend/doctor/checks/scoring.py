@@ -81,6 +81,8 @@ MAX_REWARDED_SHARE = 0.9
 MIN_FLAT_SHARE = 0.9
 # Share of one value among these rewards above which the scorer always returns the same.
 MAX_ONE_VALUE_SHARE = 0.8
+# Beginnings of errors that are no failures of the scorer: `Undecided` is its own answer.
+NOT_FAILURES = ("Undecided", RewardOutOfBounds.__name__)
 # Characters of an error in the evidence.
 ERROR_CHARACTERS = 80
 SCORER_ERROR_CHARACTERS = 120
@@ -96,7 +98,20 @@ def error_scored(case: Case) -> Answer:
         failed = _with_commonest_error(failed, case.tables)
     if lacking := why_no_scores(case):
         return [Lacking(lacking), failed]
+    if not isinstance(failed, Found):
+        failed = _scorer_raised(case.tables) or failed
     return [failed, _errors_with_reward(case.tables)]
+
+
+def _scorer_raised(tables: list[RolloutTable]) -> Found | None:
+    """Find runs, however short, most of whose rollouts the scorer failed on."""
+    rollouts = sum(map(len, tables))
+    count = sum(len(_scorer_errors(table)) for table in tables)
+    error = _commonest_error(tables)
+    if error is None or count < UNSCORED_SHARE * rollouts:
+        return None
+    summary = f"The scorer failed on {count / rollouts:.0%} of rollouts: {error.text}."
+    return Found(CRITICAL, PROOF, summary, [error])
 
 
 def _with_commonest_error(failed: Found, tables: list[RolloutTable]) -> Found:
@@ -134,12 +149,10 @@ def _errors_with_reward(tables: list[RolloutTable]) -> Found | None:
 
 def _commonest_error(tables: list[RolloutTable]) -> Evidence | None:
     """Return the error that scorers raised most often, with its count."""
-    errors_by_table: list[list[str]] = []
+    errors_by_table = [_scorer_errors(table) for table in tables]
     counts: Counter[str] = Counter()
-    for table in tables:
-        errors = [(error or "").partition("score: ")[2] for error in table.texts("error")]
-        errors_by_table.append(errors)
-        counts.update(filter(None, errors))
+    for errors in errors_by_table:
+        counts.update(errors.values())
     if not counts:
         return None
     commonest, count = counts.most_common(1)[0]
@@ -147,10 +160,23 @@ def _commonest_error(tables: list[RolloutTable]) -> Evidence | None:
     text = f"{count} of {rollouts} rollouts failed with {commonest[:SCORER_ERROR_CHARACTERS]}"
     if len(counts) > 1:
         text += f", others in {len(counts) - 1} other ways"
-    flags = [
-        np.array([error == commonest for error in errors], np.bool_) for errors in errors_by_table
-    ]
+    flags: list[Flags] = []
+    for table, errors in zip(tables, errors_by_table, strict=True):
+        is_commonest = [errors.get(n) == commonest for n in range(len(table))]
+        flags.append(np.array(is_commonest, np.bool_))
     return rollout_evidence(tables, flags, text, float(count))
+
+
+def _scorer_errors(table: RolloutTable) -> dict[int, str]:
+    """Return what scorers failed with, by rollout. A scorer that can't tell has not failed, and
+    bounds have a check of their own.
+    """
+    errors: dict[int, str] = {}
+    for n, text in enumerate(table.texts("error")):
+        error = (text or "").partition("score: ")[2]
+        if error and not error.startswith(NOT_FAILURES):
+            errors[n] = error
+    return errors
 
 
 @check("reward.out-of-bounds")
@@ -235,16 +261,11 @@ def _never_scored(tables: list[RolloutTable]) -> Found | None:
     rollouts = sum(map(len, tables))
     flags = [np.isnan(table.reward_n) for table in tables]
     count = count_flags(flags)
-    if count < UNSCORED_SHARE * rollouts:
+    if count < UNSCORED_SHARE * rollouts or _scorer_raised(tables) is not None:
         return None
     text = f"{count} of {rollouts} rollouts have no reward"
-    evidence = [rollout_evidence(tables, flags, text, count / rollouts, REWARD_METRIC)]
-    summary = "Most rollouts were never scored"
-    error = _commonest_error(tables)
-    if error is not None:
-        evidence.append(error)
-        summary += f": {error.text}"
-    return Found(CRITICAL, PROOF, f"{summary}.", evidence)
+    evidence = rollout_evidence(tables, flags, text, count / rollouts, REWARD_METRIC)
+    return Found(CRITICAL, PROOF, "Most rollouts were never scored.", [evidence])
 
 
 def _event_never_reached(case: Case) -> Found | None:

@@ -18,7 +18,7 @@ from uptrend.doctor.checks.golds import (
     is_outvoted,
     judge_golds,
 )
-from uptrend.doctor.checks.sampling import HOT
+from uptrend.doctor.checks.sampling import HOT_TEMPERATURE
 from uptrend.doctor.probes.bench import Bench, by_group, make_evidence
 from uptrend.doctor.probes.data import question
 from uptrend.doctor.probes.probe import NEEDS_SCORES, Answer, probe, require
@@ -334,7 +334,7 @@ def temperature(bench: Bench) -> Answer:
         f" {sampling.temperature:g}"
     )
     is_alike = groups.distinct <= MAX_DISTINCT_SHARE and groups.dead_share >= MIN_ALIKE_DEAD_SHARE
-    is_hot = sampling.temperature > HOT
+    is_hot = sampling.temperature > HOT_TEMPERATURE
     shaping: dict[str, float] = {}
     for key, unshaped_value in UNSHAPED_SAMPLING.items():
         value = getattr(sampling, key)
