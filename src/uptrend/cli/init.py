@@ -16,23 +16,30 @@ from uptrend.tasks.data import Data, read_dataset, read_file
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.rewards import NAMES_WITHOUT_SERVER
 
-OWN = "own"
-QUESTIONS = ("prompt", "question", "problem", "instruction", "input", "query")
-ANSWERS = ("answer", "solution", "target", "output", "gold", "label", "response")
-REWARDS = '''\
+# Choice of a reward function that the user writes.
+OWN_REWARD = "own"
+# Columns to choose where the user names none.
+QUESTION_COLUMNS = ("prompt", "question", "problem", "instruction", "input", "query")
+ANSWER_COLUMNS = ("answer", "solution", "target", "output", "gold", "label", "response")
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+# Options of ready rewards that have one to fill in.
+REWARD_OPTIONS = {"regex": {"pattern": "answer: (.+)"}, "json-schema": {"schema": "schema.json"}}
+MAX_GROUPS = 8
+MAX_HELDOUT_TASKS = 200
+REWARDS_FILE = '''\
 """The reward of this recipe: what a completion earns."""
 
 
 def reward(prompt, completion, answer, **row):
     """Return a number, a dict of parts, or None for "can't tell". `row` has the other columns."""
-    said = completion.strip().lower()
+    reply = completion.strip().lower()
     return {{
         # A part of this name decides held-out accuracy.
-        "correct": float(said == answer.strip().lower()),
+        "correct": float(reply == answer.strip().lower()),
         "short": 0.1 * float(len(completion) < 200),
     }}
 '''
-TEST = '''\
+TEST_FILE = '''\
 """Run with: pytest {folder}"""
 
 import sys
@@ -43,7 +50,8 @@ from rewards import reward
 
 
 def test_the_right_answer_earns_more_than_a_wrong_one():
-    right, wrong = (sum(reward("2 + 2 = ", said, "4").values()) for said in ("4", "5"))
+    right = sum(reward("2 + 2 = ", "4", "4").values())
+    wrong = sum(reward("2 + 2 = ", "5", "4").values())
     assert right > wrong
     assert right == 1.1
 '''
@@ -79,39 +87,35 @@ def command(
     A quarter of the rows is held out for evaluation. With --reward own, rewards.py has a function
     to change.
     """
-    asks = sys.stdin.isatty()
-    source = _ask(data, "Where is your data? (file, or dataset of the hub)", "--data", asks)
-    rows = [
-        row
-        for _, row in (
-            read_file(Path(source)) if _is_file(source) else read_dataset(source, "", "train")
-        )
-    ]
+    # The answers to three questions: flags, or what the user types.
+    if data is None:
+        data = _ask("Where is your data? (file, or dataset of the hub)", "--data")
+    numbered_rows = read_file(Path(data)) if _is_file(data) else read_dataset(data, "", "train")
+    rows = [row for _, row in numbered_rows]
     if not rows:
-        raise ConfigError(f"{source} has no rows.")
+        raise ConfigError(f"{data} has no rows.")
     columns = list(rows[0])
-    question = _column(prompt, "prompt", QUESTIONS, columns)
-    right = _column(answer, "answer", ANSWERS, columns, needed=reward not in (None, OWN))
-    kinds = [*NAMES_WITHOUT_SERVER, OWN]
-    scored = _ask(
-        reward,
-        f"How is an answer scored? ({', '.join(kinds)})",
-        "--reward",
-        asks,
-        "exact" if right else OWN,
-    )
-    if scored not in kinds:
+    needs_answer = reward not in (None, OWN_REWARD)
+    prompt = _choose_column(prompt, "prompt", QUESTION_COLUMNS, columns)
+    answer = _choose_column(answer, "answer", ANSWER_COLUMNS, columns, needed=needs_answer)
+    choices = [*NAMES_WITHOUT_SERVER, OWN_REWARD]
+    if reward is None:
+        default = "exact" if answer else OWN_REWARD
+        reward = _ask(f"How is an answer scored? ({', '.join(choices)})", "--reward", default)
+    if reward not in choices:
         raise ConfigError(
-            f"--reward {scored} is not one of {', '.join(kinds)}.{nearest(scored, kinds)}"
+            f"--reward {reward} is not one of {', '.join(choices)}.{nearest(reward, choices)}"
         )
-    name = _ask(
-        model, "Which model? (known model, hub id or folder)", "--model", asks, "smollm2-135m"
-    )
-    files = _files(folder, source, len(rows), question, right, scored, name)
-    if there := [path for path in files if path.exists() and not force]:
-        raise ConfigError(
-            f"{there[0]} exists already. Choose another folder, or overwrite it with --force."
-        )
+    if model is None:
+        question = "Which model? (known model, hub id or folder)"
+        model = _ask(question, "--model", "smollm2-135m")
+
+    files = _file_texts(folder, data, len(rows), prompt, answer, reward, model)
+    for path in files:
+        if path.exists() and not force:
+            raise ConfigError(
+                f"{path} exists already. Choose another folder, or overwrite it with --force."
+            )
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")
@@ -119,84 +123,90 @@ def command(
     config = load_config(recipe)
     taskset = make_taskset(config.tasks.name, config.tasks.options, config.tasks.seed)
     assert isinstance(taskset, Data)
-    train = len(taskset.train(config.tasks.train))
-    held_out = len(taskset.heldout(config.eval.tasks))
+    n_train = len(taskset.train(config.tasks.train))
+    n_heldout = len(taskset.heldout(config.eval.tasks))
     if as_json:
-        print_json({"files": [str(path) for path in files], "train": train, "heldout": held_out})
+        paths = [str(path) for path in files]
+        print_json({"files": paths, "train": n_train, "heldout": n_heldout})
         return
     typer.echo(
-        f"Wrote {', '.join(map(str, files))}: {train} tasks to train on, {held_out} held out."
+        f"Wrote {', '.join(map(str, files))}: {n_train} tasks to train on, {n_heldout} held out."
     )
     typer.echo(f"Check it:  uptrend tasks validate {recipe}\nTrain it:  uptrend train {recipe}")
 
 
-def _ask(
-    given: str | None, question: str, flag: str, asks: bool, default: str | None = None
-) -> str:
-    if given is not None:
-        return given
-    if not asks:
+def _ask(question: str, flag: str, default: str | None = None) -> str:
+    """Ask at the terminal; without one, raise the error that names the flag."""
+    if not sys.stdin.isatty():
         raise ConfigError(f"{flag} is missing: there is no terminal to ask at.")
     return str(typer.prompt(question, default=default))
 
 
 def _is_file(source: str) -> bool:
-    return Path(source).suffix in (".jsonl", ".json", ".csv", ".parquet") or Path(source).exists()
+    return Path(source).suffix in DATA_SUFFIXES or Path(source).exists()
 
 
-def _column(
-    given: str | None, kind: str, usual: tuple[str, ...], columns: list[str], needed: bool = True
+def _choose_column(
+    name: str | None,
+    kind: str,
+    usual_names: tuple[str, ...],
+    columns: list[str],
+    needed: bool = True,
 ) -> str:
-    """Return a column by its flag or by a usual name; empty where there is none and none is
-    needed.
+    """Return the column or template that a flag names, or a column with a usual name; empty if
+    neither exists and none is needed.
     """
-    found = next((name for name in usual if name in columns), "") if given is None else given
-    if (not found and needed) or (given and given not in columns and "{" not in given):
-        near = nearest(given or kind, columns)
+    column = name
+    if column is None:
+        column = next((usual for usual in usual_names if usual in columns), "")
+    is_missing = needed and not column
+    is_unknown = name and name not in columns and "{" not in name
+    if is_missing or is_unknown:
+        hint = nearest(name or kind, columns)
         raise ConfigError(
-            f"No column for the {kind}: name it with --{kind}.{near} There are"
+            f"No column for the {kind}: name it with --{kind}.{hint} There are"
             f" {', '.join(columns)}."
         )
-    return found
+    return column
 
 
-def _files(
-    folder: Path, source: str, rows: int, prompt: str, answer: str, reward: str, model: str
+def _file_texts(
+    folder: Path, source: str, n_rows: int, prompt: str, answer: str, reward: str, model: str
 ) -> dict[Path, str]:
-    path = Path(source)
-    where = {"dataset": source}
-    if _is_file(source):
-        # As seen from the recipe, which may be used from anywhere.
-        where = {"file": source if path.is_absolute() else os.path.relpath(source, folder)}
-    tasks: dict[str, Any] = {
-        "name": "data",
-        **where,
-        "train": max(1, rows - (rows + 2) // 4),
-        "prompt": prompt,
-    }
-    tasks |= {"answer": answer} if answer else {}
-    tasks |= (
-        {"reward": "rewards.py:reward", "bounds": [0.0, 1.1]}
-        if reward == OWN
-        else {"reward": reward}
-    )
-    extra = {"regex": {"pattern": "answer: (.+)"}, "json-schema": {"schema": "schema.json"}}.get(
-        reward, {}
-    )
-    groups = max(1, min(8, tasks["train"]))
+    """Return the texts of the files to write, by path."""
+    n_heldout = (n_rows + 2) // 4  # a quarter, rounded
+    n_train = max(1, n_rows - n_heldout)
+
+    tasks: dict[str, Any] = {"name": "data"}
+    if not _is_file(source):
+        tasks["dataset"] = source
+    elif Path(source).is_absolute():
+        tasks["file"] = source
+    else:
+        # Relative to the recipe, which may be used from any folder.
+        tasks["file"] = os.path.relpath(source, folder)
+    tasks["train"] = n_train
+    tasks["prompt"] = prompt
+    if answer:
+        tasks["answer"] = answer
+    if reward == OWN_REWARD:
+        tasks["reward"] = "rewards.py:reward"
+        tasks["bounds"] = [0.0, 1.1]  # those of the function in rewards.py
+    else:
+        tasks["reward"] = reward
+        tasks |= REWARD_OPTIONS.get(reward, {})
+
     table = {
         "name": folder.resolve().name.replace(" ", "-") or "recipe",
         "model": {"name": model},
-        "tasks": tasks | extra,
-        "eval": {"tasks": min(200, max(1, (rows + 2) // 4)), "every": 20},
-        "sampling": {"groups": groups, "size": 8, "max_tokens": 128},
+        "tasks": tasks,
+        "eval": {"tasks": min(MAX_HELDOUT_TASKS, max(1, n_heldout)), "every": 20},
+        "sampling": {"groups": min(MAX_GROUPS, n_train), "size": 8, "max_tokens": 128},
         "learning": {"steps": 100, "lr": 1e-5},
         "checkpoints": {"every": 50},
     }
     files = {folder / "recipe.toml": to_recipe(table)}
-    if reward == OWN:
-        files |= {
-            folder / "rewards.py": REWARDS.format(),
-            folder / "test_rewards.py": TEST.format(folder=folder),
-        }
+    if reward == OWN_REWARD:
+        files[folder / "rewards.py"] = REWARDS_FILE.format()
+        files[folder / "test_rewards.py"] = TEST_FILE.format(folder=folder)
     return files

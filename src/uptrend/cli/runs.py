@@ -4,12 +4,14 @@ import heapq
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from uptrend.bridge.importers.detect import is_log_name
@@ -43,15 +45,23 @@ STATUS_COLORS = {
     "failed": "red",
     "killed": "red",
 }
-MAKE_ONE = "Make one with: uptrend train recipe.toml"
+HOW_TO_MAKE_ONE = "Make one with: uptrend train recipe.toml"
 SEVERITY_COLORS = {"critical": "red", "warning": "yellow"}
-WIDE_FROM = 140
-"""Terminal width from which a list of runs shows intervals and settings."""
-WIDE = ("model", "taskset", "loss", "started", "per step")
-SETTINGS = {
+# Terminal width from which a list of runs shows intervals and settings.
+MIN_WIDE_WIDTH = 140
+WIDE_HEADINGS = ("model", "taskset", "loss", "started", "per step")
+WIDE_KEYS = ("model", "taskset", "loss")
+# Config keys that `runs show` prints, by section.
+SETTINGS_SHOWN = {
     "sampling": ("groups", "size", "temperature", "max_tokens", "max_turns"),
     "learning": ("loss", "scale", "lr", "kl.beta", "updates", "minibatches"),
 }
+# Width of a curve; its name and its first and last value take the rest of the terminal.
+MIN_CURVE_WIDTH = 8
+MAX_CURVE_WIDTH = 60
+CURVE_TEXTS_WIDTH = 49
+# Different rewards that a group's row lists.
+MAX_REWARDS_LISTED = 4
 
 
 @app.command("list")
@@ -66,49 +76,47 @@ def list_runs(
     uptrend runs list elsewhere --json
     """
     if not folder.is_dir() and folder != Path("runs"):
-        raise RecordError(
-            f"{folder} is a file; runs are folders."
-            if folder.exists()
-            else f"{folder} does not exist. {MAKE_ONE}"
-        )
+        if folder.exists():
+            raise RecordError(f"{folder} is a file; runs are folders.")
+        raise RecordError(f"{folder} does not exist. {HOW_TO_MAKE_ONE}")
     if (folder / "run.json").exists():
         raise RecordError(f"{folder} is a run itself: uptrend runs show {folder}")
     runs, broken = find_runs(folder)
     if as_json:
-        print_json(
-            {
-                "runs": runs,
-                "broken": [{"path": str(path), "reason": why} for path, why in broken.items()],
-            }
-        )
+        failures = [{"path": str(path), "reason": reason} for path, reason in broken.items()]
+        print_json({"runs": runs, "broken": failures})
         return
     console = terminal()
     if not runs and not broken:
-        text = f"There are no runs in {folder}/. {MAKE_ONE}"
-        is_log = folder.is_dir() and any(is_log_name(path) for path in folder.iterdir())
-        logs = f" Other trainers' logs: uptrend doctor {folder}" if is_log else ""
-        console.print(text + logs, soft_wrap=True)
-    is_wide = console.width >= WIDE_FROM
+        text = f"There are no runs in {folder}/. {HOW_TO_MAKE_ONE}"
+        if folder.is_dir() and any(is_log_name(path) for path in folder.iterdir()):
+            text += f" Other trainers' logs: uptrend doctor {folder}"
+        console.print(text, soft_wrap=True)
+    if runs:
+        console.print(_runs_table(runs, console.width >= MIN_WIDE_WIDTH))
+    for path, reason in broken.items():
+        console.print(Text.assemble((path.name, "bold"), (" can't be read: ", "red"), reason))
+
+
+def _runs_table(runs: Sequence[dict[str, Any]], is_wide: bool) -> Table:
+    headings = ["run", "status", "step", "held-out", "reward"]
+    if is_wide:
+        headings = ["run", "status", "step", "held-out (95% interval)", "reward", *WIDE_HEADINGS]
     rows = []
     for run in runs:
-        status = Text(run["status"], STATUS_COLORS.get(run["status"], ""))
         row = [
             run["name"],
-            status,
+            Text(run["status"], STATUS_COLORS.get(run["status"], "")),
             f"{run['step']}/{run['steps'] or NO_VALUE}",
             _heldout(run, is_wide),
+            number(run["reward"]),
         ]
-        row.append(number(run["reward"]))
         if is_wide:
-            created = str(run["created"] or NO_VALUE)[:16].replace("T", " ")
-            row += [*(str(run[key]) for key in WIDE[:3]), created, duration(run["per_step"])]
+            minute = str(run["created"] or NO_VALUE)[: len("2026-01-31T12:00")].replace("T", " ")
+            settings = [str(run[key]) for key in WIDE_KEYS]
+            row += [*settings, minute, duration(run["per_step"])]
         rows.append(row)
-    if rows:
-        heldout = "held-out (95% interval)" if is_wide else "held-out"
-        headings = ("run", "status", "step", heldout, "reward", *(WIDE if is_wide else ()))
-        console.print(columns(*headings, rows=rows, wraps="run"))
-    for path, why in broken.items():
-        console.print(Text.assemble((path.name, "bold"), (" can't be read: ", "red"), why))
+    return columns(*headings, rows=rows, wraps="run")
 
 
 @app.command("show")
@@ -149,13 +157,14 @@ def show_run(
     elif as_json:
         print_json(describe(opened, latest_report(opened)))
     else:
-        described = describe(opened, latest_report(opened))
-        console.print(_headline(described))
-        drawn = _draw_curves(described["curves"], console.width)
-        for section in (_diagnosis(described), _facts(described), drawn, _results(described)):
-            if section:
+        description = describe(opened, latest_report(opened))
+        console.print(_headline(description))
+        curve_rows = _draw_curves(description["curves"], console.width)
+        sections = (_diagnosis(description), _facts(description), curve_rows, _results(description))
+        for rows in sections:
+            if rows:
                 console.print()
-                console.print(columns(rows=section))
+                console.print(columns(rows=rows))
 
 
 @app.command("compare")
@@ -167,29 +176,27 @@ def compare_runs(a: RunArgument, b: RunArgument, as_json: AsJson = False) -> Non
 
     It shows settings that differ, curves side by side, and the held-out tasks pair by pair.
     """
-    compared = _compare(open_run(a), open_run(b))
+    comparison = _compare(open_run(a), open_run(b))
     if as_json:
-        print_json(compared)
+        print_json(comparison)
         return
     console = terminal()
-    paired = compared["paired"]
     for side in ("a", "b"):
-        console.print(Text(f"{side.upper()}  ", "bold").append_text(_headline(compared[side])))
-    rows = [
-        (key, *(setting(v, quote=False) for v in pair))
-        for key, pair in compared["difference"].items()
-    ]
+        console.print(Text(f"{side.upper()}  ", "bold").append_text(_headline(comparison[side])))
+
+    rows = []
+    for key, pair in comparison["difference"].items():
+        rows.append((key, *(setting(value, quote=False) for value in pair)))
     console.print()
     console.print(columns("config", "A", "B", rows=rows) if rows else "The configs are the same.")
     console.print()
-    console.print(columns(rows=_draw_curves(compared["curves"], console.width)))
+    console.print(columns(rows=_draw_curves(comparison["curves"], console.width)))
     console.print()
     for side in ("a", "b"):
-        console.print(
-            Text(side.upper(), "bold").append(
-                f"  held-out {_heldout(compared[side], True)}", "not bold"
-            )
-        )
+        accuracy = f"  held-out {_heldout(comparison[side], True)}"
+        console.print(Text(side.upper(), "bold").append(accuracy, "not bold"))
+
+    paired = comparison["paired"]
     if paired is None:
         console.print("They share no held-out task, so their accuracies can't be paired.")
         return
@@ -202,32 +209,37 @@ def compare_runs(a: RunArgument, b: RunArgument, as_json: AsJson = False) -> Non
 
 
 def _compare(a: Run, b: Run) -> dict[str, Any]:
-    # scipy only where two runs are compared: `runs list` stays fast
+    # Imported only here, with scipy: `runs list` stays fast.
     from uptrend.stats.comparison import pair_runs
 
     curves_a = curves(a)
     curves_b = curves(b)
-    keys = dict.fromkeys([*curves_a, *curves_b])
+    curve_pairs = {}
+    for key in [*curves_a, *curves_b]:
+        curve_pairs[key] = {"a": curves_a.get(key, []), "b": curves_b.get(key, [])}
     return {
         "a": summarize(a),
         "b": summarize(b),
         "difference": {key: list(pair) for key, pair in difference(a.config, b.config).items()},
-        "curves": {key: {"a": curves_a.get(key, []), "b": curves_b.get(key, [])} for key in keys},
+        "curves": curve_pairs,
         "paired": pair_runs(a, b),
     }
 
 
 def _heldout(run: dict[str, Any], has_intervals: bool) -> str:
+    """Format held-out accuracy before and after training."""
     texts = []
     for evaluation in (run["before"], run["after"]):
         if evaluation is None:
             texts.append(NO_VALUE)
+        elif has_intervals:
+            texts.append(_accuracy(evaluation))
         else:
-            texts.append(
-                _accuracy(evaluation) if has_intervals else percent(evaluation["accuracy"])
-            )
+            texts.append(percent(evaluation["accuracy"]))
     before, after = texts
-    return before if after == NO_VALUE else f"{before} → {after}"
+    if after == NO_VALUE:
+        return before
+    return f"{before} → {after}"
 
 
 def _accuracy(evaluation: Mapping[str, Any]) -> str:
@@ -237,78 +249,93 @@ def _accuracy(evaluation: Mapping[str, Any]) -> str:
 def _headline(run: dict[str, Any]) -> Text:
     pace = "" if run["per_step"] is None else f", {duration(run['per_step'])} per step"
     status = (run["status"], STATUS_COLORS.get(run["status"], ""))
-    where = f"  {run['step']} of {run['steps']} steps{pace}  {run['path']}"
-    return Text.assemble((run["name"], "bold"), "  ", status, where)
+    progress = f"  {run['step']} of {run['steps']} steps{pace}  {run['path']}"
+    return Text.assemble((run["name"], "bold"), "  ", status, progress)
 
 
 def _diagnosis(run: dict[str, Any]) -> list[tuple[str, str | Text]]:
     doctor = run["doctor"]
-    findings = run["doctor"]["findings"]
-    rows: list[tuple[str, str | Text]] = [("doctor", dated(doctor["step"]))]
+    stop = run["stopped"]
+    rows: list[tuple[str, str | Text]] = []
+    if stop:
+        rows.append((f"stopped by {stop['by']}", stop["why"]))
+    rows.append(("doctor", dated(doctor["step"])))
     rows.append(("trend", f"{doctor['headline']}: {doctor['sentence']}"))
-    if stopped := run["stopped"]:
-        rows.insert(0, (f"stopped by {stopped['by']}", stopped["why"]))
-    for found in findings[:1]:
-        color = SEVERITY_COLORS.get(found["severity"], "")
-        rows.append(
-            ("finding", Text(f"{found['severity']}: {found['id']}: {found['summary']}", color))
-        )
-        rows += [("fix", found["fix"])] if found["fix"] else []
+    findings = doctor["findings"]
+    if findings:
+        finding = findings[0]
+        color = SEVERITY_COLORS.get(finding["severity"], "")
+        text = f"{finding['severity']}: {finding['id']}: {finding['summary']}"
+        rows.append(("finding", Text(text, color)))
+        if finding["fix"]:
+            rows.append(("fix", finding["fix"]))
     if len(findings) > 1:
-        rows.append(
-            ("also", ", ".join(f"{found['id']} ({found['severity']})" for found in findings[1:]))
-        )
-    return [*rows, ("more", doctor["more"])]
+        others = [f"{finding['id']} ({finding['severity']})" for finding in findings[1:]]
+        rows.append(("also", ", ".join(others)))
+    rows.append(("more", doctor["more"]))
+    return rows
 
 
 def _facts(run: dict[str, Any]) -> list[tuple[str, str]]:
-    config = flatten(run["config"])
-    machine = run["machine"] or {}
-    count = (run["weights"] or {}).get("parameters")
-    rows = [("model", f"{run['model']}" + (f", {plural(count, 'parameter')}" if count else ""))]
+    model = str(run["model"])
+    n_parameters = (run["weights"] or {}).get("parameters")
+    if n_parameters:
+        model += f", {plural(n_parameters, 'parameter')}"
+    rows = [("model", model)]
     for section in ("tasks", "eval"):
-        scalars = [
-            (k, v) for k, v in (run[section] or {}).items() if isinstance(v, str | int | float)
-        ]
-        rows.append((section, ", ".join(f"{key} {value}" for key, value in scalars)))
-    for section, keys in SETTINGS.items():
-        settings = [f"{key} {setting(config.get(f'{section}.{key}'), quote=False)}" for key in keys]
+        parts = []
+        for key, value in (run[section] or {}).items():
+            if isinstance(value, str | int | float):
+                parts.append(f"{key} {value}")
+        rows.append((section, ", ".join(parts)))
+    config = flatten(run["config"])
+    for section, keys in SETTINGS_SHOWN.items():
+        settings = []
+        for key in keys:
+            value = config.get(f"{section}.{key}")
+            settings.append(f"{key} {setting(value, quote=False)}")
         rows.append((section, ", ".join(settings)))
-    threads = f"{machine['threads']} threads" if machine.get("threads") else None
-    parts = (machine.get("device"), machine.get("gpu") or machine.get("cpu"), threads)
-    rows.append(("machine", ", ".join(str(part) for part in parts if part)))
+    machine = run["machine"] or {}
+    machine_parts = [machine.get("device"), machine.get("gpu") or machine.get("cpu")]
+    if machine.get("threads"):
+        machine_parts.append(f"{machine['threads']} threads")
+    rows.append(("machine", ", ".join(str(part) for part in machine_parts if part)))
     return rows + [("note", str(note)) for note in run["notes"] or []]
 
 
 def _draw_curves(curves: Mapping[str, Any], width: int) -> list[tuple[str, Text]]:
-    """Draw curves as blocks with their first and last value; of two runs, under each other on one
-    scale.
+    """Draw curves as blocks with their first and last value; those of two runs below each other, on
+    one scale.
     """
-    pairs = {
-        key: found if isinstance(found, dict) else {"": found} for key, found in curves.items()
-    }
-    longest = max((len(values) for pair in pairs.values() for values in pair.values()), default=1)
-    space = max(8, min(60, width - 49, longest))
+    pairs: dict[str, dict[str, list[float | None]]] = {}
+    longest = 1
+    for key, curve in curves.items():
+        pairs[key] = curve if isinstance(curve, dict) else {"": curve}
+        longest = max(longest, *map(len, pairs[key].values()))
+    full_width = max(MIN_CURVE_WIDTH, min(MAX_CURVE_WIDTH, width - CURVE_TEXTS_WIDTH, longest))
+
     rows = []
     for key, pair in pairs.items():
-        finite = [
-            v for values in pair.values() for v in values if v is not None and math.isfinite(v)
-        ]
-        for place, (side, values) in enumerate(pair.items()):
-            # A shorter run gets a shorter line, so that equal places are equal steps.
-            share = (
-                space
-                if key == HELDOUT_CURVE or key.startswith("eval/")
-                else max(1, space * len(values) // longest)
-            )
-            metric = "eval/accuracy" if key == HELDOUT_CURVE else key
-            line = sparkline(values, share, min(finite, default=0), max(finite, default=0), metric)
-            known = [value for value in values if value is not None]
-            ends = f"{number(known[0])} → {number(known[-1])}" if known else NO_VALUE
+        is_heldout = key == HELDOUT_CURVE
+        metric = "eval/accuracy" if is_heldout else key
+        values_of_both = list(chain.from_iterable(pair.values()))
+        finite = [value for value in values_of_both if value is not None and math.isfinite(value)]
+        low = min(finite, default=0)
+        high = max(finite, default=0)
+        name = key
+        for side, values in pair.items():
+            curve_width = full_width
+            if not is_heldout and not key.startswith("eval/"):
+                # A shorter run gets a shorter line, so that the same column is the same step.
+                curve_width = max(1, full_width * len(values) // longest)
+            line = sparkline(values, curve_width, low, high, metric)
+            recorded = [value for value in values if value is not None]
+            ends = NO_VALUE
+            if recorded:
+                ends = f"{number(recorded[0])} → {number(recorded[-1])}"
             label = (f"{side.upper()}  " if side else "", "bold")
-            rows.append(
-                (key if not place else "", Text.assemble(label, f"{line:<{space}}  {ends}"))
-            )
+            rows.append((name, Text.assemble(label, f"{line:<{full_width}}  {ends}")))
+            name = ""  # only beside the first of two
     return rows
 
 
@@ -317,56 +344,53 @@ def _results(run: dict[str, Any]) -> list[tuple[str, str]]:
     for name, evaluations in {"held-out": run["evaluations"], **run["sets"]}.items():
         for evaluation in evaluations:
             counts = f"{evaluation['correct']} of {evaluation['tasks']}"
-            rows.append(
-                (f"{name} after step {evaluation['step']}", f"{_accuracy(evaluation)}  {counts}")
-            )
+            heading = f"{name} after step {evaluation['step']}"
+            rows.append((heading, f"{_accuracy(evaluation)}  {counts}"))
     if run["phases"]:
         rows.append(("step time", phase_shares(run["phases"])))
-    rows += [("log", run["log"])] if run["log"] else []
-    return [
-        *rows,
-        ("files", ", ".join(f"{name} {size(count)}" for name, count in run["files"].items())),
-    ]
+    if run["log"]:
+        rows.append(("log", run["log"]))
+    files = [f"{name} {size(n_bytes)}" for name, n_bytes in run["files"].items()]
+    rows.append(("files", ", ".join(files)))
+    return rows
 
 
-def _show_rollouts(console: Console, run: Run, named: str, as_json: bool, full: bool) -> None:
-    """Show what is named: a step's groups, a group's rollouts, or one rollout with its tokens."""
-    table, groups, place = find_rollouts(run, named)
-    if place is not None:
-        rollout = table.rollout(place)
+def _show_rollouts(console: Console, run: Run, name: str, as_json: bool, full: bool) -> None:
+    """Show a step's groups, a group's rollouts, or one rollout with its tokens, as named."""
+    table, groups, rollout_row = find_rollouts(run, name)
+    if rollout_row is not None:
+        rollout = table.rollout(rollout_row)
         if as_json:
             print_json({**rollout.facts, "sequences": rollout.sequences})
         else:
             print_rollout(console, rollout, decoder_of(run), full)
         return
-    described = [_describe_group(table, group) for group in groups]
-    is_group = "/" in named
-    listed = (
-        [
-            _describe_rollout(table, groups[0], place)
-            for place in groups[0].rollout_by_index.values()
-        ]
-        if is_group
-        else []
-    )
-    if as_json:
-        print_json(
-            {**described[0], "rollouts": listed}
-            if is_group
-            else {"step": table.step, "groups": described}
-        )
+    group_tables = [_describe_group(table, group) for group in groups]
+    if "/" not in name:
+        if as_json:
+            print_json({"step": table.step, "groups": group_tables})
+        else:
+            _print_groups(console, group_tables)
         return
-    _print_groups(console, described)
-    if is_group:
+
+    group = groups[0]
+    rollouts = [_describe_rollout(table, group, row) for row in group.rollout_by_index.values()]
+    if as_json:
+        print_json({**group_tables[0], "rollouts": rollouts})
+    else:
+        _print_groups(console, group_tables)
         console.print()
-        _print_listed(console, listed)
+        _print_rollouts(console, rollouts)
 
 
 def _describe_group(table: RolloutTable, group: RolloutGroup) -> dict[str, Any]:
     """Return a group's figures and its question."""
     first = next(iter(group.rollout_by_index.values()))
-    values = [table.value("reward", place) for place in group.rollout_by_index.values()]
-    rewards = [reward for reward in values if reward is not None]
+    rewards = []
+    for row in group.rollout_by_index.values():
+        reward = table.value("reward", row)
+        if reward is not None:
+            rewards.append(reward)
     return {
         "step": table.step,
         "number": group.number,
@@ -380,15 +404,15 @@ def _describe_group(table: RolloutTable, group: RolloutGroup) -> dict[str, Any]:
     }
 
 
-def _describe_rollout(table: RolloutTable, group: RolloutGroup, place: int) -> dict[str, Any]:
+def _describe_rollout(table: RolloutTable, group: RolloutGroup, row: int) -> dict[str, Any]:
     """Return a rollout's figures and the text that the model wrote."""
-    texts = [table.messages.text_m[at] for at in table.model_message_indices_n[place]]
+    texts = [table.messages.text_m[m] for m in table.model_message_indices_n[row]]
     keys = ("group", "index", "task", "reward", "correct", "ended", "error")
     return {
-        "rollout": f"{table.step}/{group.number}/{table.value('index', place)}",
-        **{key: table.value(key, place) for key in keys},
-        "advantage": table.advantage(place),
-        "tokens": int(table.lengths_n[place]),
+        "rollout": f"{table.step}/{group.number}/{table.value('index', row)}",
+        **{key: table.value(key, row) for key in keys},
+        "advantage": table.advantage(row),
+        "tokens": int(table.lengths_n[row]),
         "text": " ".join(" ".join(texts).split()),
     }
 
@@ -402,68 +426,74 @@ def _show_extremes(
             "--best and --worst list rollouts of a run or of a step: --rollout"
             f" {step.partition('/')[0]}"
         )
-    found = dict[str, list[dict[str, Any]]]()
-    for which, count in counts.items():
-        # One step at a time and without its tokens, so that a long run fits into memory; of equal
-        # rewards, the earlier.
-        rewards = (
-            (reward, one, place)
-            for one in ([int(step)] if step else run.rollout_steps)
-            for place, reward in enumerate(
-                RolloutTable(one, run.rollouts(one).select(["reward", "sequence"])).values("reward")
-            )
-            if reward is not None
-        )
-        choose = heapq.nlargest if which == "best" else heapq.nsmallest
-        listed = []
-        for _, one, place in choose(count, rewards, key=lambda row: row[0]):
-            table = RolloutTable(one, run.rollouts(one))
-            group = next(
-                group for group in table.groups if place in group.rollout_by_index.values()
-            )
-            listed.append(_describe_rollout(table, group, place))
-        found |= {which: listed} if count else {}
+    steps = [int(step)] if step else run.rollout_steps
+    rollouts_by_end: dict[str, list[dict[str, Any]]] = {}
+    for end, count in counts.items():
+        if not count:
+            continue
+        choose = heapq.nlargest if end == "best" else heapq.nsmallest
+        # Of equal rewards, the earlier.
+        extremes = choose(count, _read_rewards(run, steps), key=lambda entry: entry[0])
+        rollouts = []
+        for _, rollout_step, row in extremes:
+            table = RolloutTable(rollout_step, run.rollouts(rollout_step))
+            for group in table.groups:
+                if row in group.rollout_by_index.values():
+                    rollouts.append(_describe_rollout(table, group, row))
+                    break
+        rollouts_by_end[end] = rollouts
     if as_json:
-        print_json(found)
+        print_json(rollouts_by_end)
         return
-    for which, listed in found.items():
-        console.print(Text(f"{which} {plural(len(listed), 'rollout')} by reward", "bold"))
-        _print_listed(console, listed)
+    for end, rollouts in rollouts_by_end.items():
+        console.print(Text(f"{end} {plural(len(rollouts), 'rollout')} by reward", "bold"))
+        _print_rollouts(console, rollouts)
+
+
+def _read_rewards(run: Run, steps: Iterable[int]) -> Iterator[tuple[float, int, int]]:
+    """Yield reward, step and row of every rollout that has a reward.
+
+    Steps are read one at a time and without their tokens, so that a long run fits into memory.
+    """
+    for step in steps:
+        table = RolloutTable(step, run.rollouts(step).select(["reward", "sequence"]))
+        for row, reward in enumerate(table.values("reward")):
+            if reward is not None:
+                yield reward, step, row
 
 
 def _print_groups(console: Console, groups: Sequence[dict[str, Any]]) -> None:
     rows: list[Sequence[str | Text]] = []
     for group in groups:
         counted = Counter(group["rewards"]).most_common()
-        rewards = ", ".join(f"{number(reward)} ×{count}" for reward, count in counted[:4])
-        state = Text("dead" if group["kept"] else "replaced", "red") if group["dead"] else "alive"
-        question = Text(
-            visible(group["question"] or str(group["task"])), no_wrap=True, overflow="ellipsis"
+        rewards = [f"{number(reward)} ×{count}" for reward, count in counted[:MAX_REWARDS_LISTED]]
+        if len(counted) > MAX_REWARDS_LISTED:
+            rewards.append("…")
+        state: str | Text = "alive"
+        if group["dead"]:
+            state = Text("dead" if group["kept"] else "replaced", "red")
+        question = visible(group["question"] or str(group["task"]))
+        row = (
+            f"{group['step']}/{group['number']}",
+            number(group["mean"]),
+            state,
+            ", ".join(rewards),
+            Text(question, no_wrap=True, overflow="ellipsis"),
         )
-        rows.append(
-            (
-                f"{group['step']}/{group['number']}",
-                number(group["mean"]),
-                state,
-                rewards + (", …" if len(counted) > 4 else ""),
-                question,
-            )
-        )
+        rows.append(row)
     console.print(
         columns("group", "mean", "", "rewards", "task", rows=rows, right=["mean"], wraps="task")
     )
 
 
-def _print_listed(console: Console, listed: Sequence[dict[str, Any]]) -> None:
+def _print_rollouts(console: Console, rollouts: Sequence[dict[str, Any]]) -> None:
     rows = []
-    for one in listed:
-        text = Text(
-            visible(one["error"] or one["text"]),
-            "red" if one["error"] else "",
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-        figures = (number(one["reward"]), number(one["advantage"]), number(one["tokens"]))
-        rows.append((one["rollout"], *figures, one["ended"], text))
+    for rollout in rollouts:
+        text = Text(visible(rollout["text"]), no_wrap=True, overflow="ellipsis")
+        if rollout["error"]:
+            text = Text(visible(rollout["error"]), "red", no_wrap=True, overflow="ellipsis")
+        numbers = [number(rollout[key]) for key in ("reward", "advantage", "tokens")]
+        rows.append((rollout["rollout"], *numbers, rollout["ended"], text))
     headings = ("rollout", "reward", "advantage", "tokens", "ended", "text")
-    console.print(columns(*headings, rows=rows, right=headings[1:4], wraps="text"))
+    right = ("reward", "advantage", "tokens")
+    console.print(columns(*headings, rows=rows, right=right, wraps="text"))

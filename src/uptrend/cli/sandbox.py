@@ -6,6 +6,7 @@ import typer
 from rich.text import Text
 
 from uptrend.cli.console import AsJson, make_app, print_json
+from uptrend.present.formatting import NO_VALUE
 from uptrend.present.terminal import columns, terminal
 from uptrend.sandbox import survey
 from uptrend.sandbox.backends import CONTAINERFILE
@@ -20,7 +21,7 @@ def sandbox() -> None:
 
 @app.command()
 def check(as_json: AsJson = False) -> None:
-    """Say which sandboxes work here.
+    """List the sandboxes that work here.
 
     \b
     uptrend sandbox check
@@ -29,23 +30,20 @@ def check(as_json: AsJson = False) -> None:
     Each is opened, runs Python and is closed. `auto` takes the first that works, but never
     `process`, which contains nothing; the exit code is 1 if there is none.
     """
-    found = survey()
-    chosen = next(
-        (usable.name for usable in found if usable.works and usable.name != "process"), None
+    backends = survey()
+    auto = next(
+        (backend.name for backend in backends if backend.works and backend.name != "process"), None
     )
     if as_json:
-        backends = [asdict(usable) for usable in found]
-        print_json({"auto": chosen, "backends": backends, "containerfile": str(CONTAINERFILE)})
+        tables = [asdict(backend) for backend in backends]
+        print_json({"auto": auto, "backends": tables, "containerfile": str(CONTAINERFILE)})
     else:
-        marks = {True: Text("✓", "green"), False: Text("✗", "red")}
-        took = [
-            "–" if usable.seconds is None else f"{usable.seconds * 1000:.0f} ms" for usable in found
-        ]
-        rows = [
-            (marks[usable.works], usable.name, time, usable.why)
-            for usable, time in zip(found, took, strict=True)
-        ]
+        rows = []
+        for backend in backends:
+            mark = Text("✓", "green") if backend.works else Text("✗", "red")
+            time = NO_VALUE if backend.seconds is None else f"{backend.seconds * 1000:.0f} ms"
+            rows.append((mark, backend.name, time, backend.why))
         terminal().print(columns("", "sandbox", "opens in", "", rows=rows, right=["opens in"]))
-        terminal().print(f"\nauto takes {chosen or 'none: install bubblewrap, or name one'}.")
-    if chosen is None:
+        terminal().print(f"\nauto takes {auto or 'none: install bubblewrap, or name one'}.")
+    if auto is None:
         raise typer.Exit(1)

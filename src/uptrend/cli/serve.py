@@ -13,7 +13,9 @@ from uptrend.policy.known import home, need_extra
 from uptrend.present.formatting import size
 from uptrend.records import UptrendError
 
-DEFAULT = Path("runs")
+DEFAULT_FOLDER = Path("runs")
+# Addresses that listen on every interface; a browser needs a name.
+ALL_INTERFACES = ("0.0.0.0", "::")
 
 
 def command(
@@ -44,7 +46,7 @@ def command(
     ] = None,
     opens: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = False,
     reindex: Annotated[
-        bool, typer.Option("--reindex", help="Forget what was read before, and read it again.")
+        bool, typer.Option("--reindex", help="Discard the cache, and read everything again.")
     ] = False,
 ) -> None:
     """Open the dashboard: runs, tokens, findings and verdicts in a browser.
@@ -56,9 +58,8 @@ def command(
     uptrend serve --port 0 --open       any port, and a browser
 
     It reads run directories, logs that `uptrend doctor` reads, and labs; nothing is written to
-    them. What was read is kept in the cache (UPTREND_HOME). The address that is printed has a
-    token, without which nobody reads anything. Over SSH, forward the port: ssh -L
-    8765:localhost:8765 MACHINE
+    them. Records are cached under UPTREND_HOME. The address that is printed has a token, which
+    every request needs. Over SSH, forward the port: ssh -L 8765:localhost:8765 MACHINE
     """
     for package in ("starlette", "uvicorn", "plotly"):
         need_extra(package, "dashboard")
@@ -67,35 +68,39 @@ def command(
     from uptrend.dashboard.server import LOOPBACK_NAMES, DashboardServer, new_token, open_socket
     from uptrend.rollout.http import is_loopback
 
-    asked = folders or [DEFAULT]
-    if missing := [path for path in asked if not path.exists() and path != DEFAULT]:
-        raise UptrendError(
-            f"{missing[0]} does not exist. Name a folder of runs, a journal or a log."
-        )
+    paths = folders or [DEFAULT_FOLDER]
+    for path in paths:
+        if not path.exists() and path != DEFAULT_FOLDER:
+            raise UptrendError(f"{path} does not exist. Name a folder of runs, a journal or a log.")
     if no_token and token:
         raise UptrendError("--no-token and --token exclude each other: leave one out.")
     if no_token and not is_loopback(host):
         raise UptrendError(
             f"--no-token would show everything to whoever reaches {host}. Leave it out, or --host."
         )
-    token = "" if no_token else token or new_token()
+    if not no_token:
+        token = token or new_token()
     cache = home() / "dashboard"
     if reindex:
         delete_index(cache)
     listener = open_socket(host, port)
     port = listener.getsockname()[1]
-    shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
-    shown = f"[{shown}]" if ":" in shown else shown
-    url = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
-    server = DashboardServer(
-        Library(asked, cache), [*LOOPBACK_NAMES, host, shown, *(names or ())], token
-    )
-    typer.echo(f"Uptrend dashboard: {url}\nReading {', '.join(map(str, asked))}. Ctrl-C ends it.")
-    if not asked[0].exists():
-        typer.echo(f"There is no {asked[0]}/ yet: its runs appear as they are made.")
+    url_host = host
+    if host in ALL_INTERFACES:
+        url_host = socket.gethostname()
+    if ":" in url_host:  # IPv6
+        url_host = f"[{url_host}]"
+    url = f"http://{url_host}:{port}/"
+    if token:
+        url += f"?token={token}"
+    allowed_hosts = [*LOOPBACK_NAMES, host, url_host, *(names or ())]
+    server = DashboardServer(Library(paths, cache), allowed_hosts, token)
+    typer.echo(f"Uptrend dashboard: {url}\nReading {', '.join(map(str, paths))}. Ctrl-C ends it.")
+    if not paths[0].exists():
+        typer.echo(f"There is no {paths[0]}/ yet: its runs appear as they are made.")
     if opens:
         webbrowser.open(url)
-    with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+    with contextlib.suppress(KeyboardInterrupt):  # the usual way to end it
         server.run(sockets=[listener])
 
 
@@ -105,7 +110,7 @@ def export(
         Path | None, typer.Option("--out", "-o", help="File to write. Default: NAME.html.")
     ] = None,
     rollouts: Annotated[
-        int, typer.Option(min=0, help="Most rollouts to take along, with their tokens.")
+        int, typer.Option(min=0, help="Maximum number of rollouts to include, with their tokens.")
     ] = 200,
 ) -> None:
     """Write one run as a single page that opens without a server.
@@ -127,5 +132,5 @@ def export(
         )
     opened = open_run(run)
     target = out or Path(f"{opened.name}.html")
-    kept = export_run(opened.path, target, rollouts)
-    typer.echo(f"Wrote {target} ({size(target.stat().st_size)}, {kept} rollouts)")
+    n_rollouts = export_run(opened.path, target, rollouts)
+    typer.echo(f"Wrote {target} ({size(target.stat().st_size)}, {n_rollouts} rollouts)")

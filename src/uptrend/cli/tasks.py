@@ -1,7 +1,7 @@
 """`uptrend tasks`: look at tasksets, and check without a model that they are fit to train on."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from uptrend.tasks.pool import (
     stage_sections,
 )
 from uptrend.tasks.registry import LIBRARY_BY_PREFIX, names
-from uptrend.tasks.validate import validate
+from uptrend.tasks.validate import ValidationReport, validate
 
 app = make_app("Look at tasksets, and check without a model that they are fit to train on.")
 Name = Annotated[
@@ -38,33 +38,31 @@ Name = Annotated[
 ]
 
 
-LINE_EVERY_S = 2.0
-"""Seconds between two lines of progress: quick plays are not worth one each."""
+# Seconds between two lines of progress: quick plays don't get one each.
+LINE_INTERVAL_S = 2.0
 
 
-class PlayLines:
-    """Tells on stderr what a validation does, and how far it is; stdout may be JSON for a
-    program.
-    """
+class ValidationProgress:
+    """Prints the progress of a validation on stderr; stdout may be JSON for a program."""
 
     def __init__(self) -> None:
         self._console = terminal(stderr=True)
         self._section = ""
         self._part = ""
-        self._printed = 0.0  # time of the last line
+        self._line_time = 0.0
 
     def begin(self, section: str, taskset: str) -> None:
-        """Tell that a section's tasks are made."""
+        """Print that the tasks of a section are being made."""
         self._section = section
         self._part = ""
         self._console.print(f"[{section}] making tasks of {taskset}", style="dim")
 
     def __call__(self, part: str, done: int, total: int) -> None:
-        """Tell how many answers were played, from time to time."""
+        """Print the number of answers played, in intervals and when a part begins."""
         now = time.monotonic()
-        if part != self._part or now - self._printed >= LINE_EVERY_S:
+        if part != self._part or now - self._line_time >= LINE_INTERVAL_S:
             self._part = part
-            self._printed = now
+            self._line_time = now
             self._console.print(f"[{self._section}] {part}: played {done} of {total}", style="dim")
 
 
@@ -93,34 +91,36 @@ def show(
         --set 'tasks.operations=["+"]'
     uptrend tasks show my_tasks.jsonl --count 3 --json
     """
-    config = _config(name, overrides or ())
-    _, where, section = stage_sections(config)[0]
-    taskset = make_taskset(section.name, section.options, section.seed, where)
+    config = _load(name, overrides or ())
+    _, section_name, section = stage_sections(config)[0]
+    taskset = make_taskset(section.name, section.options, section.seed, section_name)
+    options = resolved(section.name, section.options, section_name)
     train = taskset.train(section.train)
-    held_out = taskset.heldout(config.eval.tasks)
-    facts: dict[str, Any] = {
-        "name": taskset.name,
-        "version": taskset.version,
-        "seed": section.seed,
-        "options": resolved(section.name, section.options, where),
-        "train": len(train),
-        "heldout": len(held_out),
-        "notes": taskset.notes,
-    }
+    heldout = taskset.heldout(config.eval.tasks)
     if as_json:
-        print_json({**facts, "tasks": [asdict(task) for task in train[:count]]})
+        table: dict[str, Any] = {
+            "name": taskset.name,
+            "version": taskset.version,
+            "seed": section.seed,
+            "options": options,
+            "train": len(train),
+            "heldout": len(heldout),
+            "notes": taskset.notes,
+            "tasks": [asdict(task) for task in train[:count]],
+        }
+        print_json(table)
         return
     console = terminal()
     console.print(
-        f"{taskset.name}: {len(train)} to train on, {len(held_out)} held out", style="bold"
+        f"{taskset.name}: {len(train)} to train on, {len(heldout)} held out", style="bold"
     )
-    console.print(assignments(facts["options"]), style="dim")
+    console.print(assignments(options), style="dim")
     rows = []
     for task in train[:count]:
-        # instructions are the same for all
-        told = [m for m in task.messages if m.role != "system"] or task.messages
-        said = "\n".join(message.content for message in told)
-        rows.append((repr(said), task.answer, f"{task.difficulty:g}", task.family))
+        # The system prompt is the same for all tasks.
+        messages = [message for message in task.messages if message.role != "system"]
+        prompt = "\n".join(message.content for message in messages or task.messages)
+        rows.append((repr(prompt), task.answer, f"{task.difficulty:g}", task.family))
     console.print(columns("prompt", "answer", "difficulty", "family", rows=rows))
     _print_notes(console, taskset.notes)
 
@@ -150,45 +150,59 @@ def validate_tasksets(
     Gold answers must earn the maximum reward, corrupted ones must not, and nothing may leak; exit
     code 1 otherwise.
     """
-    config = _config(name, overrides or ())
-    is_recipe = name.endswith(".toml")
-    lines = PlayLines()
-    reports = {}
-    for _, where, section in stage_sections(config):
-        lines.begin(where, section.name)
-        make = partial(make_taskset, section.name, section.options, section.seed, where)
-        # A recipe evaluates on something else: ask its stages only for a share that a 3 to 1 split
-        # can give.
-        held_out = max(1, section.train // 4) if is_recipe else config.eval.tasks
-        reports[where] = validate(
-            make, section.train, held_out, limit, only_trains=is_recipe, progress=lines
-        )
-    if is_recipe:
-        # sections that do not go together are an error, not a failed check
-        make_pool(config, make_heldout(config))
-        for label, held in eval_sections(config).items():
-            where = f"eval.sets.{label}" if label else "eval"
-            lines.begin(where, held.name)
-            make = partial(make_taskset, held.name, eval_options(config, held), held.seed, where)
-            reports[where] = validate(make, 0, held.tasks, limit, progress=lines)
+    config = _load(name, overrides or ())
+    reports = _validate_sections(config, name.endswith(".toml"), limit)
     passed = all(report.passed for report in reports.values())
     if as_json:
-        listed = [
-            {"section": where, "passed": r.passed, **asdict(r)} for where, r in reports.items()
-        ]
-        print_json({"passed": passed, "reports": listed})
+        rows = []
+        for section_name, report in reports.items():
+            rows.append({"section": section_name, "passed": report.passed, **asdict(report)})
+        print_json({"passed": passed, "reports": rows})
     else:
-        console = terminal()
-        marks = {True: Text("✓", "green"), False: Text("✗", "red")}
-        for where, report in reports.items():
-            console.print(f"[{where}] {report.taskset}", style="bold")
-            rows = [(marks[check.passed], check.name, check.figure) for check in report.checks]
-            console.print(columns("", "check", "figures", rows=rows))
-            more = "; --limit 0 plays all" if report.played < report.tasks else ""
-            console.print(f"Played {report.played} of {report.tasks} tasks{more}.", style="dim")
-            _print_notes(console, report.notes)
+        _print_reports(terminal(), reports)
     if not passed:
         raise typer.Exit(1)
+
+
+def _validate_sections(
+    config: Config, is_recipe: bool, limit: int | None
+) -> dict[str, ValidationReport]:
+    """Validate all tasksets of a recipe, or the one in [tasks]; return reports by section."""
+    progress = ValidationProgress()
+    reports = {}
+    for _, section_name, section in stage_sections(config):
+        progress.begin(section_name, section.name)
+        make = partial(make_taskset, section.name, section.options, section.seed, section_name)
+        n_heldout = config.eval.tasks
+        if is_recipe:
+            # A recipe evaluates on [eval]: its stages hold out no more than a 3 to 1 split can.
+            n_heldout = max(1, section.train // 4)
+        reports[section_name] = validate(
+            make, section.train, n_heldout, limit, only_trains=is_recipe, progress=progress
+        )
+    if is_recipe:
+        # Sections that do not go together are an error, not a failed check.
+        make_pool(config, make_heldout(config))
+        for label, eval_section in eval_sections(config).items():
+            section_name = f"eval.sets.{label}" if label else "eval"
+            progress.begin(section_name, eval_section.name)
+            options = eval_options(config, eval_section)
+            make = partial(
+                make_taskset, eval_section.name, options, eval_section.seed, section_name
+            )
+            reports[section_name] = validate(make, 0, eval_section.tasks, limit, progress=progress)
+    return reports
+
+
+def _print_reports(console: Console, reports: Mapping[str, ValidationReport]) -> None:
+    marks = {True: Text("✓", "green"), False: Text("✗", "red")}
+    for section_name, report in reports.items():
+        console.print(f"[{section_name}] {report.taskset}", style="bold")
+        rows = [(marks[check.passed], check.name, check.figure) for check in report.checks]
+        console.print(columns("", "check", "figures", rows=rows))
+        more = "; --limit 0 plays all" if report.played < report.tasks else ""
+        console.print(f"Played {report.played} of {report.tasks} tasks{more}.", style="dim")
+        _print_notes(console, report.notes)
 
 
 @app.command("package")
@@ -209,44 +223,56 @@ def package_taskset(
     """
     from uptrend.bridge.environments.export import export
 
-    config = _config(name, overrides or ())
-    _, where, section = stage_sections(config)[0]
-    held = config.eval if name.endswith(".toml") else section
-    options = eval_options(config) if held is config.eval else section.options
+    config = _load(name, overrides or ())
+    _, section_name, section = stage_sections(config)[0]
+    # A taskset by its name is evaluated on its own held-out tasks.
+    eval_name = section.name
+    options = section.options
+    max_turns: int | None = None
+    if name.endswith(".toml"):
+        eval_name = config.eval.name
+        options = eval_options(config)
+        max_turns = config.sampling.max_turns
     splits = {
         "train": {
             "name": section.name,
-            "options": resolved(section.name, section.options, where),
+            "options": resolved(section.name, section.options, section_name),
             "seed": section.seed,
             "count": section.train,
         },
         "eval": {
-            "name": held.name,
-            "options": resolved(held.name, options, "eval"),
+            "name": eval_name,
+            "options": resolved(eval_name, options, "eval"),
             "seed": config.eval.seed,
             "count": config.eval.tasks,
         },
     }
-    title = export(splits, config.sampling.max_turns if name.endswith(".toml") else None, to)
+    title = export(splits, max_turns, to)
     if as_json:
         print_json({"package": title, "folder": str(to)})
     else:
         terminal().print(f"{title} is in {to}. Install it with: pip install {to}")
 
 
-def _config(name: str, overrides: Iterable[str]) -> Config:
+def _load(name: str, overrides: Iterable[str]) -> Config:
+    """Load a recipe, or a config whose [tasks] is a taskset or a file of rows."""
     if name.endswith(".toml"):
         return load_config(Path(name), overrides)
-    # a taskset by its name stands in [tasks]: options of [eval] would have no effect
+    # Options of [eval] would have no effect.
     for override in overrides:
-        section, _, option = override.partition("=")[0].replace(" ", "").partition(".")
+        key = override.partition("=")[0].replace(" ", "")
+        section, _, option = key.partition(".")
         if section == "eval" and option not in ("tasks", "seed"):
-            right = "tasks." + override.partition(".")[2].strip() if option else "tasks.KEY=VALUE"
-            raise ConfigError(f"--set {override}: {name} is read as [tasks]; write --set {right}.")
-    named = {"name": name}
+            replacement = "tasks.KEY=VALUE"
+            if option:
+                replacement = "tasks." + override.partition(".")[2].strip()
+            raise ConfigError(
+                f"--set {override}: {name} is read as [tasks]; write --set {replacement}."
+            )
+    tasks = {"name": name}
     if name.endswith((".jsonl", ".json", ".csv", ".parquet")):
-        named = {"name": "musique" if count_musique(Path(name)) else "data", "file": name}
-    return load_config({"tasks": named}, overrides)
+        tasks = {"name": "musique" if count_musique(Path(name)) else "data", "file": name}
+    return load_config({"tasks": tasks}, overrides)
 
 
 def _print_notes(console: Console, notes: Iterable[str]) -> None:

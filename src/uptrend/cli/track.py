@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from uptrend.bridge.tracking import Sender
 from uptrend.cli.console import AsJson, RunArgument, open_run, print_json
 from uptrend.config import Track, build
 from uptrend.doctor.report import latest_report
-from uptrend.records import RecordError
+from uptrend.records import RecordError, Run
 
 
 def command(
@@ -47,44 +48,48 @@ def command(
             f"{opened.path} is still running. Wait for its end; [track] of a recipe tracks from the"
             " start."
         )
-    table = {
-        key: value for key, value in opened.config.get("track", {}).items() if key != "webhook"
-    }
-    track = build(Track, {**table, "to": to}, "track")
-    track = replace(track, project=project or track.project, name=name or track.name)
-    names = select_trackers(track)
+    track = _track_config(opened, to, project, name)
+    trackers = select_trackers(track)
     report = latest_report(opened)
-    sent = list[dict[str, Any]]()
+    n_lines = len(opened.metric_lines) + len(opened.eval_lines)
+    results: list[dict[str, Any]] = []
     bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # Trackers print; stdout is for the answer.
+    is_off = not sys.stderr.isatty()
+    # Trackers print to stdout, which is for the results.
     with (
         contextlib.redirect_stdout(sys.stderr),
-        Progress(
-            *bar, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-        ) as progress,
+        Progress(*bar, console=Console(stderr=True), transient=True, disable=is_off) as progress,
     ):
-        for each in names:
-            task = progress.add_task(each, total=len(opened.metric_lines) + len(opened.eval_lines))
-            advance = lambda task=task: progress.advance(task)  # noqa: E731
+        for tracker in trackers:
+            task = progress.add_task(tracker, total=n_lines)
+            advance = partial(progress.advance, task)
             sender = Sender(
-                opened.path, each, make_tracker(each, track), track, on_line_sent=advance
+                opened.path, tracker, make_tracker(tracker, track), track, on_line_sent=advance
             )
-            done = {"tracker": each, "project": track.project}
+            result: dict[str, Any] = {"tracker": tracker, "project": track.project}
             try:
                 sender.send()
                 sender.finish(report)
-                sent.append(
-                    {**done, "id": sender.id, "place": sender.location, "sent": dict(sender.counts)}
-                )
-            except Exception as error:  # of any kind: it comes from the tracker
-                sent.append({**done, "error": f"{type(error).__name__}: {error}"})
+                result |= {"id": sender.id, "place": sender.location, "sent": dict(sender.counts)}
+            except Exception as error:  # a tracker's client may raise anything
+                result["error"] = f"{type(error).__name__}: {error}"
+            results.append(result)
+
     if as_json:
-        print_json({"run": str(opened.path), "trackers": sent})
-    for one in sent:
-        if "error" in one:
-            typer.echo(f"error: {one['tracker']}: {one['error']}", err=True)
+        print_json({"run": str(opened.path), "trackers": results})
+    for result in results:
+        if "error" in result:
+            typer.echo(f"error: {result['tracker']}: {result['error']}", err=True)
         elif not as_json:
-            counts = ", ".join(f"{count} {what}" for what, count in one["sent"].items())
-            typer.echo(f"{one['tracker']}: {counts}\n{one['place']}")
-    if any("error" in one for one in sent):
+            counts = ", ".join(f"{count} {kind}" for kind, count in result["sent"].items())
+            typer.echo(f"{result['tracker']}: {counts}\n{result['place']}")
+    if any("error" in result for result in results):
         raise typer.Exit(2)
+
+
+def _track_config(run: Run, to: list[str], project: str, name: str) -> Track:
+    """Return the run's [track] with the trackers, project and name of this command."""
+    table = {**run.config.get("track", {}), "to": to}
+    table.pop("webhook", None)  # it reports a run while it trains, not afterwards
+    track = build(Track, table, "track")
+    return replace(track, project=project or track.project, name=name or track.name)

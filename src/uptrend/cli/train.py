@@ -89,8 +89,8 @@ def command(
                     keeps_refused=keep_refused,
                 )
             except RunRefused as refusal:
-                way_on = f"To train anyway: --allow {refusal.finding.id}, or --no-preflight"
-                typer.echo(f"{refusal} {way_on}", err=True)
+                advice = f"To train anyway: --allow {refusal.finding.id}, or --no-preflight"
+                typer.echo(f"{refusal} {advice}", err=True)
                 raise typer.Exit(1) from None
     sentence = stop_sentence(run, f"uptrend train --resume {run.path}")
     if sentence:
@@ -128,5 +128,7 @@ def teach(
     folder = out or Path("models") / config.name
     with terminal_observers(quiet=quiet, doctor=False) as observers:
         run = warmstart(config, folder, runs=runs, name=name, observers=observers)
-    stopped = f"Stopped after step {run.last_step}; no model folder was made."
-    typer.echo(stopped if run.status == "stopped" else f"Model: {folder}")
+    if run.status == "stopped":
+        typer.echo(f"Stopped after step {run.last_step}; no model folder was made.")
+    else:
+        typer.echo(f"Model: {folder}")

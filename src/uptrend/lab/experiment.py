@@ -53,7 +53,7 @@ class Health:
     """
 
     healthy: str = ""  # evidence that there is nothing to cure
-    unseen: str = ""  # reason why that could not be told
+    unseen: str = ""  # reason why the doctor can't tell that
 
 
 def signs_of(run: Run, cause: str) -> Signs:

@@ -70,7 +70,7 @@ class RayWorkers(Workers):
         """Start or join Ray, and leave a file by which a node knows that it sees the lab's
         folder.
         """
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no statistics are sent
         try:
             import ray
         except ImportError:
