@@ -16,7 +16,15 @@ from uptrend.cli import experiments
 from uptrend.cli.console import AsFormat, LabFolder, make_app, print_json, write_text
 from uptrend.config.tables import to_recipe
 from uptrend.doctor.catalogue import CATALOGUE, resolve_experiment
-from uptrend.lab.draft import Draft, all_ready, by_hand, find_cause, of_cause, of_ready, retitled
+from uptrend.lab.draft import (
+    Draft,
+    all_ready,
+    blank_draft,
+    draft_from_cause,
+    draft_from_ready,
+    find_cause,
+    with_title,
+)
 from uptrend.lab.importing import Imported, hypothesis_key, import_journals
 from uptrend.lab.importing.reading import Journal, reported
 from uptrend.lab.journal.page import page, to_markdown, to_table
@@ -97,11 +105,11 @@ def new(
             f"--from names what to start from, and so does {what[0]}: leave one of them out."
         )
     if found:
-        _write(notebook, retitled(_from_finding(notebook, found, recipe), title))
+        _write(notebook, with_title(_from_finding(notebook, found, recipe), title))
     elif not what:
         _write(
             notebook,
-            retitled(by_hand(notebook.next_id(), recipe, notebook.folder), title),
+            with_title(blank_draft(notebook.next_id(), recipe, notebook.folder), title),
             is_whole=False,
         )
     for named in what or ():
@@ -109,10 +117,10 @@ def new(
         next_id = notebook.next_id()
         if re.fullmatch(r"h\d+", named):
             id = next_id if any(h.id == named for h in there) else named
-            draft = of_ready(named, id, recipe, notebook.folder, there)
+            draft = draft_from_ready(named, id, recipe, notebook.folder, there)
         else:
-            draft = of_cause(next_id, find_cause(named), recipe, notebook.folder)
-        _write(notebook, retitled(draft, title))
+            draft = draft_from_cause(next_id, find_cause(named), recipe, notebook.folder)
+        _write(notebook, with_title(draft, title))
 
 
 def _from_finding(notebook: Notebook, found: str, recipe: Path | None) -> Draft:
@@ -150,7 +158,9 @@ def _from_finding(notebook: Notebook, found: str, recipe: Path | None) -> Draft:
             place += 1
             recipe = recipe.with_name(f"{opened.name}-{place}.toml")
         write_atomically(recipe, text.encode())
-    return of_cause(notebook.next_id(), find_cause(id), recipe, notebook.folder, findings[id])
+    return draft_from_cause(
+        notebook.next_id(), find_cause(id), recipe, notebook.folder, findings[id]
+    )
 
 
 def _write(notebook: Notebook, draft: Draft, is_whole: bool = True) -> None:
