@@ -174,7 +174,7 @@ def test_a_graph_is_the_function_without_one(folder: Path) -> None:
     gradients = []
     for most in (0, 32):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("uptrend.policy.graphed.MOST", most)
+            patch.setattr("uptrend.policy.graphed.MAX_GRAPHS", most)
             gradients += update(policy, rollouts, config)[1]
     assert apart(gradients[1], gradients[0]) < 0.01
 

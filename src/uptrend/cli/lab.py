@@ -16,7 +16,15 @@ from uptrend.cli import experiments
 from uptrend.cli.console import AsFormat, Format, LabFolder, make_app, print_json, write_text
 from uptrend.config.tables import to_recipe
 from uptrend.doctor.catalogue import CATALOGUE, resolve_experiment
-from uptrend.lab.draft import Draft, all_ready, by_hand, find_cause, of_cause, of_ready, retitled
+from uptrend.lab.draft import (
+    Draft,
+    all_ready,
+    blank_draft,
+    draft_from_cause,
+    draft_from_ready,
+    find_cause,
+    with_title,
+)
 from uptrend.lab.importing import Imported, hypothesis_key, import_journals
 from uptrend.lab.importing.reading import Journal, reported
 from uptrend.lab.journal.page import page, to_markdown, to_table
@@ -98,20 +106,20 @@ def new(
         )
     if finding:
         draft = _from_finding(notebook, finding, recipe)
-        _write(notebook, retitled(draft, title))
+        _write(notebook, with_title(draft, title))
     elif not what:
-        draft = by_hand(notebook.next_id(), recipe, notebook.folder)
-        _write(notebook, retitled(draft, title), is_complete=False)
+        draft = blank_draft(notebook.next_id(), recipe, notebook.folder)
+        _write(notebook, with_title(draft, title), is_complete=False)
     for name in what or ():
         existing = notebook.hypotheses
         next_id = notebook.next_id()
         if re.fullmatch(r"h\d+", name):
             is_taken = any(hypothesis.id == name for hypothesis in existing)
             id = next_id if is_taken else name
-            draft = of_ready(name, id, recipe, notebook.folder, existing)
+            draft = draft_from_ready(name, id, recipe, notebook.folder, existing)
         else:
-            draft = of_cause(next_id, find_cause(name), recipe, notebook.folder)
-        _write(notebook, retitled(draft, title))
+            draft = draft_from_cause(next_id, find_cause(name), recipe, notebook.folder)
+        _write(notebook, with_title(draft, title))
 
 
 def _from_finding(notebook: Notebook, name: str, recipe: Path | None) -> Draft:
@@ -136,7 +144,9 @@ def _from_finding(notebook: Notebook, name: str, recipe: Path | None) -> Draft:
         )
     if recipe is None:
         recipe = _write_recipe(notebook, Path(report.source))
-    return of_cause(notebook.next_id(), find_cause(id), recipe, notebook.folder, findings[id])
+    return draft_from_cause(
+        notebook.next_id(), find_cause(id), recipe, notebook.folder, findings[id]
+    )
 
 
 def _write_recipe(notebook: Notebook, source: Path) -> Path:

@@ -8,7 +8,7 @@ from uptrend.doctor.case import Case
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.check import PROOF, alarms, rank
 from uptrend.doctor.checks import run_checks
-from uptrend.doctor.checks.rewards import TOP
+from uptrend.doctor.checks.rewards import NEAR_TOP
 from uptrend.doctor.report import from_finding_table
 from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.present.drawing import thin_curve
@@ -107,7 +107,7 @@ def _headline(case: Case, findings: Iterable[Finding]) -> str:
 
     if case.is_learning:
         is_left_behind = heldout is not None and (
-            heldout.fell or (heldout.effect <= 0 and heldout.interval and heldout.last < TOP)
+            heldout.fell or (heldout.effect <= 0 and heldout.interval and heldout.last < NEAR_TOP)
         )
         is_doubtful = is_left_behind or alarm_ids & REWARD_ONLY_IDS
         return "reward rises, task not shown" if is_doubtful else kind

@@ -22,7 +22,7 @@ from uptrend.records import Arm, Confidence, ConfigError, Hypothesis, LabError, 
 from uptrend.records.files import parse_toml, read_file
 from uptrend.records.renamed import current
 
-FENCE = "+++"
+FENCE_LINE = "+++"
 # Any block that commands write within people's text: its name, and its content.
 BLOCK_FORM = re.compile(
     r"^<!-- uptrend:(.+?) -->[ \t\r]*\n(.*?)^<!-- /uptrend:\1 -->[ \t\r]*$",
@@ -97,17 +97,18 @@ def read_page(path: Path) -> Page:
     except RecordError as error:  # a folder or a pipe, or too large
         raise LabError(str(error)) from None
     lines = _lines(text)
-    if not lines or lines[0].removeprefix("\ufeff").rstrip() != FENCE:
+    if not lines or lines[0].removeprefix("\ufeff").rstrip() != FENCE_LINE:
         raise LabError(
-            f"{path}:1: a hypothesis begins with a line {FENCE}, then TOML, then {FENCE} again."
+            f"{path}:1: a hypothesis begins with a line {FENCE_LINE}, then TOML, then {FENCE_LINE}"
+            " again."
         )
     for number, line in enumerate(lines[1:], start=1):
-        if line.rstrip() == FENCE:
+        if line.rstrip() == FENCE_LINE:
             head = "".join(lines[: number + 1])
             return Page(path, head, text[len(head) :])
     raise LabError(
-        f"{path}: the front matter is not closed. Write a line {FENCE} between the TOML and the"
-        " prose."
+        f"{path}: the front matter is not closed. Write a line {FENCE_LINE} between the TOML and"
+        " the prose."
     )
 
 

@@ -20,7 +20,7 @@ from uptrend.lab.compare import (
     tasks_to_decide,
     towards,
 )
-from uptrend.lab.measure import amount, effect_text, interval_text, level, room
+from uptrend.lab.measure import amount, effect_text, headroom, interval_text, level
 from uptrend.present.formatting import p_value
 from uptrend.records import Comparison, Confidence, Direction, Hypothesis, Measured, Status, Verdict
 from uptrend.records.metrics import first_step, name_of
@@ -133,7 +133,7 @@ def _why_no_room(hypothesis: Hypothesis, paired_arms: Sequence[Pairs]) -> str:
     if not hypothesis.cause or not levels or is_open:
         return ""
     mean = sum(levels) / len(levels)
-    if room(metric, hypothesis.direction, mean) >= hypothesis.smallest:
+    if headroom(metric, hypothesis.direction, mean) >= hypothesis.smallest:
         return ""
     effect = f"{EFFECT_WORDS[hypothesis.direction]} of {amount(metric, hypothesis.smallest)}"
     return (

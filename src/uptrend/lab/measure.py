@@ -65,7 +65,7 @@ def bounds(metric: str) -> tuple[float, float] | None:
     return row.low, row.high
 
 
-def room(metric: str, direction: Direction, level: float) -> float:
+def headroom(metric: str, direction: Direction, level: float) -> float:
     """Return how far a metric can still go from a level in the claimed direction; infinite where
     nothing bounds it.
     """

@@ -133,7 +133,7 @@ class Notebook:
         return self.folder / LOG_PAGE
 
     def text(self, name: str) -> str:
-        """Return one of its pages; empty where there is none."""
+        """Return one of its pages; empty if it does not exist."""
         path = self.folder / name
         return read_text(path, errors="replace") if path.exists() else ""
 
@@ -198,7 +198,7 @@ class Notebook:
         return str(hypothesis.status)
 
     def _verdict(self, hypothesis: Hypothesis) -> dict[str, Any]:
-        """Read a hypothesis's verdict; empty where there is none that can be read."""
+        """Read a hypothesis's verdict; empty if it has none, or one that can't be read."""
         path = self.folder / "experimental-results" / hypothesis.id / "verdict.json"
         try:
             return dict(parse_json(read_file(path)))

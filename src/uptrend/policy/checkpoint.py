@@ -1,7 +1,7 @@
 """Checkpoints: weights, optimizer, random states and whatever else a run needs to go on exactly.
 
 step-000050/
-    model/ or adapter/      a transformers folder, or a PEFT adapter: ready for use by anybody
+    model/ or adapter/      a transformers folder, or a PEFT adapter, ready for use elsewhere
     optimizer.safetensors   AdamW's memory, flat, in the order of the weights
     optimizer/              the same where weights are sharded: a file of each process
     reference.safetensors   weights of the KL penalty's reference, once it was reset
@@ -36,8 +36,9 @@ from uptrend.records.files import sync
 from uptrend.records.run import step_folders
 from uptrend.records.schema import SCHEMA_VERSION
 
-REFERENCE = "reference.safetensors"
-BEST = "best"  # name of the checkpoint with the highest held-out accuracy
+REFERENCE_FILE = "reference.safetensors"
+BEST_NAME = "best"  # name of the checkpoint with the highest held-out accuracy
+CHECK_SUM_CHUNK_BYTES = 1 << 22
 
 
 def save_checkpoint(
@@ -52,7 +53,7 @@ def save_checkpoint(
     """Write `checkpoints/step-N` (or `name`) under a run, and remove the oldest steps beyond
     `keep`.
 
-    `also` writes further files into the folder that it is given. Where weights are sharded all
+    `also` writes further files into the folder that it gets. Where weights are sharded all
     processes call this. `state["others"]` has the random states of processes after the first.
     """
     place = folder / "checkpoints" / (name or f"step-{state['step']:06d}")
@@ -61,7 +62,7 @@ def save_checkpoint(
     try:
         with writing(place):
             if is_first:
-                # not the run's folder: it is there, unless somebody moved it
+                # Not the run's folder: if that is gone, it was moved.
                 place.parent.mkdir(exist_ok=True)
                 shutil.rmtree(beside, ignore_errors=True)
                 beside.mkdir()
@@ -72,17 +73,16 @@ def save_checkpoint(
                 reference = {
                     name: weight.clone() for name, weight in policy.reference_weights().items()
                 }
-                save_file(reference, beside / REFERENCE)
+                save_file(reference, beside / REFERENCE_FILE)
             policy.wait()
             if not is_first:
                 return place
             also(beside)
-            sums = {
-                str(f.relative_to(beside)): _check_sum(f)
-                for f in sorted(beside.rglob("*"))
-                if f.is_file()
-            }
-            _write_state(beside, {**state, "random": random_states(), "files": sums})
+            check_sums: dict[str, list[int]] = {}
+            for path in sorted(beside.rglob("*")):
+                if path.is_file():
+                    check_sums[str(path.relative_to(beside))] = _check_sum(path)
+            _write_state(beside, {**state, "random": random_states(), "files": check_sums})
             for path in (*beside.rglob("*"), beside):
                 sync(path)
             _put_in_place(beside, place)
@@ -96,13 +96,11 @@ def save_checkpoint(
 
 @contextlib.contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Turn what goes wrong while a model or a checkpoint is written into a CheckpointError."""
+    """Turn errors of writing a model or a checkpoint into a CheckpointError."""
     try:
         yield
-    except (
-        OSError,
-        SafetensorError,
-    ) as error:  # safetensors has errors of its own, for a full disk too
+    # safetensors has errors of its own, for a full disk too.
+    except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise CheckpointError(f"{place} could not be written: {reason}.") from error
 
@@ -134,8 +132,16 @@ def best_checkpoint(run: Path) -> Path | None:
     """Return the checkpoint with the highest held-out accuracy, also where a process was killed as
     it replaced it.
     """
-    place = run / "checkpoints" / BEST
-    return next((path for path in (place, _before(place)) if path.is_dir()), None)
+    folders = _best_folders(run)
+    return folders[0] if folders else None
+
+
+def _best_folders(run: Path) -> list[Path]:
+    """Return the folders of the best checkpoint that are there: its own, and where it lies while it
+    is replaced.
+    """
+    place = run / "checkpoints" / BEST_NAME
+    return [path for path in (place, _before(place)) if path.is_dir()]
 
 
 def find_checkpoint(run: Run, which: str | int | None = None) -> Path:
@@ -143,30 +149,31 @@ def find_checkpoint(run: Run, which: str | int | None = None) -> Path:
     places = {str(step): path for step, path in step_folders(run.path / "checkpoints").items()}
     if which is None and places:
         return run.checkpoints[-1]
-    if (best := best_checkpoint(run.path)) is not None:
-        places[BEST] = best
-    if str(which) not in places:
-        wanted = (
-            f" {which}; it has {', '.join(places) or 'none'}"
-            if which is not None
-            else " to evaluate"
-        )
-        raise CheckpointError(f"{run.path} has no checkpoint{wanted}.")
-    return places[str(which)]
+    best = best_checkpoint(run.path)
+    if best is not None:
+        places[BEST_NAME] = best
+    if str(which) in places:
+        return places[str(which)]
+    if which is None:
+        raise CheckpointError(f"{run.path} has no checkpoint to evaluate.")
+    raise CheckpointError(
+        f"{run.path} has no checkpoint {which}; it has {', '.join(places) or 'none'}."
+    )
 
 
 def later_checkpoints(run: Path, step: int) -> list[Path]:
     """Return the checkpoints of steps after this one, which are going to be made again; the best
     may be one.
     """
-    later = [path for its, path in step_folders(run / "checkpoints").items() if its > step]
-    place = run / "checkpoints" / BEST
-    for best in (path for path in (place, _before(place)) if path.is_dir()):
+    folders = step_folders(run / "checkpoints")
+    later = [path for own_step, path in folders.items() if own_step > step]
+    for best in _best_folders(run):
         try:
             is_later = json.loads((best / "state.json").read_bytes())["step"] > step
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            is_later = True  # nobody can tell, and nobody could load it
-        later += [best] if is_later else []
+            is_later = True  # its step is unknown, and it can't be loaded
+        if is_later:
+            later.append(best)
     return later
 
 
@@ -180,13 +187,13 @@ def _export(policy: Policy, folder: Path) -> Path:
     name = "adapter" if policy.has_adapters else "model"
     # Weights are views of one buffer, which safetensors would take for shared: give it tensors of
     # their own.
-    own = policy.state()
-    if not own:
+    weights = policy.state()
+    if not weights:
         return folder / name
     if not policy.has_adapters and getattr(policy.model.config, "tie_word_embeddings", False):
         tied = set(getattr(policy.model, "_tied_weights_keys", None) or ())
-        own = {k: v for k, v in own.items() if k not in tied}
-    policy.model.save_pretrained(folder / name, state_dict=own)
+        weights = {key: weight for key, weight in weights.items() if key not in tied}
+    policy.model.save_pretrained(folder / name, state_dict=weights)
     policy.tokenizer.save_pretrained(folder / name)
     return folder / name
 
@@ -202,11 +209,11 @@ def load_checkpoint(place: Path, policy: Policy, optimizer: Optimizer) -> dict[s
             f"{place} has the memory of another optimizer: learning.optimizer should be as in its"
             " run, or a replay start from step 0."
         )
-    if REFERENCE in state["files"]:
-        policy.put_reference(load_file(place / REFERENCE, device=str(policy.device)))
-    each = [state.get("random", {}), *state.get("others", ())]
-    if rank() < len(each):  # one that the run did not have keeps its own
-        _put_random_states(place, each[rank()])
+    if REFERENCE_FILE in state["files"]:
+        policy.put_reference(load_file(place / REFERENCE_FILE, device=str(policy.device)))
+    states_by_rank = [state.get("random", {}), *state.get("others", ())]
+    if rank() < len(states_by_rank):  # a process that the run did not have keeps its own
+        _put_random_states(place, states_by_rank[rank()])
     return state
 
 
@@ -224,33 +231,34 @@ def check_resumable(run: Run) -> None:
 
 
 def digests(policy: Policy) -> dict[str, str]:
-    """Return the digests that run.json keeps of a model as a run begins: of what trains, and of a
-    frozen base.
+    """Return the digests that run.json keeps of a model as a run begins: of the weights that train,
+    and of a frozen base.
     """
-    return {"digest": digest(policy.flat)} | (
-        {"base_digest": policy.base_digest} if policy.has_adapters else {}
-    )
+    model_digests = {"digest": digest(policy.flat)}
+    if policy.has_adapters:
+        model_digests["base_digest"] = policy.base_digest
+    return model_digests
 
 
 def check_model(policy: Policy, run: Run, *, from_start: bool) -> None:
     """Refuse a model whose frozen base is not the one that a run began with; `from_start`, also
-    what trains.
+    one whose other weights are not.
     """
-    was = run.info["model"]
-    now = digests(policy)
+    recorded = run.info["model"]
+    current = digests(policy)
     for key in ("base_digest", "digest") if from_start else ("base_digest",):
-        if key in now and now[key] != was.get(key, now[key]):  # earlier runs have none of the base
-            base, device = (
-                ("frozen ", "")
-                if key == "base_digest"
-                else ("", ", or are adapters made on another device")
-            )
-            raise ModelError(
-                f"{was['name']} is not the model any more that {run.path} began with: its"
-                f" {base}weights have the digest {now[key]}, and had {was[key]}. Was its folder"
-                f" changed{device if policy.has_adapters else ''}? Put the model back as it was, or"
-                " begin a new run."
-            )
+        # Earlier runs have no digest of the base.
+        if key not in current or current[key] == recorded.get(key, current[key]):
+            continue
+        weights = "frozen weights" if key == "base_digest" else "weights"
+        other_cause = ""
+        if key == "digest" and policy.has_adapters:
+            other_cause = ", or are adapters made on another device"
+        raise ModelError(
+            f"{recorded['name']} is not the model any more that {run.path} began with: its"
+            f" {weights} have the digest {current[key]}, and had {recorded[key]}. Was its folder"
+            f" changed{other_cause}? Put the model back as it was, or begin a new run."
+        )
 
 
 def load_weights(place: Path, policy: Policy) -> dict[str, Any]:
@@ -265,20 +273,20 @@ def load_weights(place: Path, policy: Policy) -> dict[str, Any]:
 def _put_weights(place: Path, policy: Policy) -> None:
     name = "adapter" if policy.has_adapters else "model"
     with contextlib.ExitStack() as stack, torch.no_grad():
-        files = [
-            stack.enter_context(safe_open(f, framework="pt"))
-            for f in sorted((place / name).glob("*.safetensors"))
-        ]
-        found = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (a file)
+        file_by_key: dict[str, Any] = {}
+        for path in sorted((place / name).glob("*.safetensors")):
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            file_by_key |= dict.fromkeys(file.keys(), file)
         for slot in policy.flat.slots:
             # PEFT leaves the adapter's name out of its file's keys; otherwise names are the
             # model's.
-            key = slot.name if slot.name in found else slot.name.replace(".default.", ".")
-            if key not in found or torch.Size(found[key].get_slice(key).get_shape()) != slot.shape:
+            key = slot.name if slot.name in file_by_key else slot.name.replace(".default.", ".")
+            file = file_by_key.get(key)
+            if file is None or torch.Size(file.get_slice(key).get_shape()) != slot.shape:
                 raise CheckpointError(
                     f"{place} does not fit this model: {slot.name} is missing or has another shape."
                 )
-            policy.flat.put(slot, found[key].get_tensor(key))
+            policy.flat.put(slot, file.get_tensor(key))
 
 
 def read_state(place: Path) -> dict[str, Any]:
@@ -333,7 +341,7 @@ def read_resumable(place: Path) -> dict[str, Any]:
 def _check_sum(path: Path) -> list[int]:
     total = 0
     with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
+        while chunk := file.read(CHECK_SUM_CHUNK_BYTES):
             total = zlib.crc32(chunk, total)
     return [path.stat().st_size, total]
 
@@ -344,7 +352,7 @@ def rank() -> int:
 
 
 # Components may draw from any of these generators. Their states are numbers and raw bytes: a run
-# directory may come from anybody, and a pickle would run its author's code.
+# directory may come from elsewhere, and a pickle would run its author's code.
 def random_states() -> dict[str, Any]:
     """Return the states of all generators of this process."""
     version, words, gauss = random.getstate()
@@ -367,9 +375,9 @@ def _put_random_states(place: Path, states: dict[str, Any]) -> None:
         np.random.set_state((name, _from_text(keys, np.uint32), *rest))
         torch.set_rng_state(torch.from_numpy(_from_text(states["torch"], np.uint8)))
         if "cuda" in states and torch.cuda.is_available():
-            there = states["cuda"][: torch.cuda.device_count()]
+            texts = states["cuda"][: torch.cuda.device_count()]
             torch.cuda.set_rng_state_all(
-                [torch.from_numpy(_from_text(text, np.uint8)) for text in there]
+                [torch.from_numpy(_from_text(text, np.uint8)) for text in texts]
             )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
@@ -382,5 +390,5 @@ def _to_text(array: np.ndarray) -> str:
 
 
 def _from_text(text: str, kind: type[np.generic]) -> np.ndarray:
-    # bytes that can be written to, as torch wants
+    # A bytearray can be written to, as torch wants.
     return np.frombuffer(bytearray(base64.b64decode(text)), kind)

@@ -13,25 +13,33 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-# The most graphs of one function; further shapes run as they are.
-MOST = 32
+# Graphs of one function; further shapes run as they are.
+MAX_GRAPHS = 32
 Inputs = tuple[Any, ...]
 # The pool of graphs that run one at a time: all, but for those of a sampler that works while the
 # learner does.
-TOGETHER = "together"
-_CAPTURES = threading.Lock()  # one capture at a time
+SHARED_POOL = "together"
+_CAPTURE_LOCK = threading.Lock()  # one capture at a time
+
+
+class Capture(NamedTuple):
+    """A graph with the tensors that it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Inputs
+    outputs: tuple[Tensor, ...]
 
 
 class Graphed:
     """Calls a function, through a CUDA graph where that is possible.
 
-    Its inputs are tensors, None, or numbers that decide on shapes. `harmless` makes inputs of the
-    same shapes from given ones, with which a call changes nothing: one is made before a graph is
+    Its inputs are tensors, None, or numbers that decide on shapes. `harmless` makes, from inputs,
+    others of the same shapes with which a call changes nothing: such a call comes before a graph is
     captured, so that whatever is loaded, compiled or tuned at first use is there.
     """
 
@@ -44,35 +52,34 @@ class Graphed:
         function: Callable[..., tuple[Tensor, ...]],
         device: torch.device,
         harmless: Callable[[Inputs], Inputs] = lambda inputs: inputs,
-        pool: str = TOGETHER,
+        pool: str = SHARED_POOL,
     ) -> None:
         self._function = function
         self._device = device
         self._harmless = harmless
         self._pool = pool
-        # A graph with the tensors that it reads and writes.
-        self._captures: dict[Inputs, tuple[torch.cuda.CUDAGraph, Inputs, tuple[Tensor, ...]]] = {}
+        self._captures: dict[Inputs, Capture] = {}  # by shapes
 
     def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
         if self._device.type != "cuda":
             return self._function(*inputs)
         key = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in inputs)
         if key not in self._captures:
-            if len(self._captures) >= MOST:
+            if len(self._captures) >= MAX_GRAPHS:
                 return self._function(*inputs)
             self._captures[key] = self._capture(inputs)
-        graph, own_inputs, outputs = self._captures[key]
-        for own, given in zip(own_inputs, inputs, strict=True):
-            if isinstance(own, Tensor):
-                own.copy_(given, non_blocking=True)
-        graph.replay()
-        return tuple(x.clone() for x in outputs)
+        capture = self._captures[key]
+        for own_input, new_input in zip(capture.inputs, inputs, strict=True):
+            if isinstance(own_input, Tensor):
+                own_input.copy_(new_input, non_blocking=True)
+        capture.graph.replay()
+        return tuple(output.clone() for output in capture.outputs)
 
     def forget(self) -> None:
         """Drop all graphs: what they were captured from has changed."""
         self._captures.clear()
 
-    def _capture(self, inputs: Inputs) -> tuple[torch.cuda.CUDAGraph, Inputs, tuple[Tensor, ...]]:
+    def _capture(self, inputs: Inputs) -> Capture:
         try:
             self._try_out(inputs)
         except torch.OutOfMemoryError:  # graphs of other shapes hold as much
@@ -80,13 +87,13 @@ class Graphed:
             gc.collect()
             torch.cuda.empty_cache()
             self._try_out(inputs)
-        # the graph takes the same memory once more, from a pool of its own
+        # The graph takes the same memory once more, from a pool of its own.
         torch.cuda.empty_cache()
-        own = tuple(x.clone() if isinstance(x, Tensor) else x for x in inputs)
+        own_inputs = tuple(x.clone() if isinstance(x, Tensor) else x for x in inputs)
         graph = torch.cuda.CUDAGraph()
         with capturing(graph, self._device, self._pool):
-            outputs = self._function(*own)
-        return graph, own, outputs
+            outputs = self._function(*own_inputs)
+        return Capture(graph, own_inputs, outputs)
 
     def _try_out(self, inputs: Inputs) -> None:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -100,13 +107,13 @@ class Graphed:
 
 def wait_for(device: torch.device) -> None:
     """Wait until a GPU has done everything, of all threads, while none of them captures."""
-    with _CAPTURES:
+    with _CAPTURE_LOCK:
         torch.cuda.synchronize(device)
 
 
 @contextmanager
 def capturing(
-    graph: torch.cuda.CUDAGraph, device: torch.device, pool: str = TOGETHER
+    graph: torch.cuda.CUDAGraph, device: torch.device, pool: str = SHARED_POOL
 ) -> Iterator[None]:
     """Capture what follows, in memory that all graphs of a pool share; other threads may go on
     meanwhile.
@@ -114,7 +121,7 @@ def capturing(
     The memory lives as long as the process: without a graph of its own it would go with the last
     one.
     """
-    with _CAPTURES:
+    with _CAPTURE_LOCK:
         if pool not in Graphed._keepers:
             Graphed._keepers[pool] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(Graphed._keepers[pool], capture_error_mode="thread_local"):

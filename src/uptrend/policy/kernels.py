@@ -3,14 +3,13 @@
 m = token, v = vocabulary.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096
+# Words of the vocabulary that a program loads at once.
+BLOCK_SIZE = 4096
 
 
 @triton.jit
@@ -56,9 +55,8 @@ def _grad(
     """Compute a block of a row of the gradient by the logits."""
     m = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    logp = tl.load(Z + m.to(tl.int64) * stride + at, mask=at < v, other=-float("inf")) - tl.load(
-        TOTAL + m
-    )
+    z = tl.load(Z + m.to(tl.int64) * stride + at, mask=at < v, other=-float("inf"))
+    logp = z - tl.load(TOTAL + m)
     p = tl.exp(logp)
     grad = tl.zeros_like(p)
     if HAS_LOGPROB:
@@ -72,7 +70,9 @@ def _grad(
 def reduce(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the targets' log-probabilities, the entropies and the logarithms of the sums."""
     logprob, entropy, total = torch.empty(3, len(z), device=z.device)
-    _reduce[(len(z),)](z, y, logprob, entropy, total, z.stride(0), z.shape[1], BLOCK, num_warps=8)
+    _reduce[(len(z),)](
+        z, y, logprob, entropy, total, z.stride(0), z.shape[1], BLOCK_SIZE, num_warps=8
+    )
     return logprob, entropy, total
 
 
@@ -86,12 +86,21 @@ def grad_logits(
 ) -> Tensor:
     """Return the gradient by the logits, in bf16."""
     out = torch.empty_like(z, dtype=torch.bfloat16)
-    given: list[Any] = [
-        total if grad is None else grad.contiguous() for grad in (grad_logprob, grad_entropy)
-    ]
-    grid = len(z), triton.cdiv(z.shape[1], BLOCK)
-    has = grad_logprob is not None, grad_entropy is not None
+    grid = len(z), triton.cdiv(z.shape[1], BLOCK_SIZE)
+    # A gradient that is not there is not read: any tensor stands in for it.
     _grad[grid](
-        z, y, total, entropy, *given, out, z.stride(0), z.shape[1], *has, BLOCK, num_warps=8
+        z,
+        y,
+        total,
+        entropy,
+        total if grad_logprob is None else grad_logprob.contiguous(),
+        total if grad_entropy is None else grad_entropy.contiguous(),
+        out,
+        z.stride(0),
+        z.shape[1],
+        grad_logprob is not None,
+        grad_entropy is not None,
+        BLOCK_SIZE,
+        num_warps=8,
     )
     return out

@@ -22,22 +22,20 @@ from torch import Tensor
 
 # Logits per chunk: 256 MiB of fp32, and as much again for their gradient.
 CHUNK_ELEMENTS = 1 << 26
-
-
-# The logit of a token that is left out: exp gives 0, and 0 times it is still 0.
-LEFT_OUT = -1e30
+# Logit of a token that is left out: exp gives 0, and 0 times it is still 0.
+LEFT_OUT_LOGIT = -1e30
 
 
 @dataclass(frozen=True)
 class Shaping:
     """Changes of the distributions that tokens were drawn from, beside the temperature."""
 
-    # tokens that could be drawn, filled up with any of them; None for all
+    # Tokens that could be drawn, filled up with any of them; None for all.
     support_mk: Tensor | None = None
     penalty: float = 1.0  # repetition penalty
     contexts_st: Tensor | None = None  # with a penalty: ids of each sequence
     lines_m: Tensor | None = None  # sequence of each token
-    places_m: Tensor | None = None  # its place there: what stands before it is its context
+    places_m: Tensor | None = None  # its place there: the tokens before it are its context
 
     def seen(self, part: slice, width: int) -> Tensor | None:
         """Return the tokens of the vocabulary that the contexts of some tokens hold; None without a
@@ -97,21 +95,28 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # no gradient of the entropy, no work for it
         kind = hidden_mh.device.type
-        ctx.compute = (
-            torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight_vh.dtype
-        )
-        found = []
-        ctx.kept = None
+        ctx.compute_dtype = weight_vh.dtype
+        if torch.is_autocast_enabled(kind):
+            ctx.compute_dtype = torch.get_autocast_dtype(kind)
+        logprobs: list[Tensor] = []
+        entropies: list[Tensor] = []
+        totals: list[Tensor] = []
+        # A product over the vocabulary takes a CPU longer than keeping the result.
+        keeps_logits = kind == "cpu" and size >= len(targets_m) and hidden_mh.requires_grad
+        ctx.logits_and_slope = None
         with torch.autocast(kind, enabled=False):
-            weight = weight_vh.to(ctx.compute)
-            for part, h, y in _chunks(hidden_mh.to(ctx.compute), targets_m, size):
+            weight = weight_vh.to(ctx.compute_dtype)
+            for part, h, y in _chunks(hidden_mh.to(ctx.compute_dtype), targets_m, size):
                 z, slope = _logits(h, weight, temperature, shaping, part)
-                found.append(by_device(z).reduce(z, y))
-                # A product over the vocabulary takes a CPU longer than keeping the result; reducing
-                # leaves it changed.
-                if kind == "cpu" and size >= len(targets_m) and hidden_mh.requires_grad:
-                    ctx.kept = z.add_(found[-1][2][:, None]), slope
-        logprobs_m, entropies_m, totals_m = (torch.cat(parts) for parts in zip(*found, strict=True))
+                logprob, entropy, total = by_device(z).reduce(z, y)
+                logprobs.append(logprob)
+                entropies.append(entropy)
+                totals.append(total)
+                if keeps_logits:  # reducing left the total subtracted
+                    ctx.logits_and_slope = z.add_(total[:, None]), slope
+        logprobs_m = torch.cat(logprobs)
+        entropies_m = torch.cat(entropies)
+        totals_m = torch.cat(totals)
         ctx.save_for_backward(hidden_mh, weight_vh, targets_m, totals_m, entropies_m)
         ctx.temperature = temperature
         ctx.size = size
@@ -120,24 +125,29 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_mh, weight_vh, targets_m, totals, entropies = ctx.saved_tensors
+        hidden_mh, weight_vh, targets_m, totals_m, entropies_m = ctx.saved_tensors
+        by_logprob_m, by_entropy_m = grads
         grad_hidden = torch.empty_like(hidden_mh)
         grad_weight: Tensor | None = None
         with torch.autocast(hidden_mh.device.type, enabled=False):
-            weight = weight_vh.to(ctx.compute)
-            for part, h, y in _chunks(hidden_mh.to(ctx.compute), targets_m, ctx.size):
-                z, slope = ctx.kept or _logits(h, weight, ctx.temperature, ctx.shaping, part)
-                grad_logprob, grad_entropy = (
-                    None if grad is None else grad[part] for grad in grads
+            weight = weight_vh.to(ctx.compute_dtype)
+            for part, h, y in _chunks(hidden_mh.to(ctx.compute_dtype), targets_m, ctx.size):
+                z, slope = ctx.logits_and_slope or _logits(
+                    h, weight, ctx.temperature, ctx.shaping, part
                 )
                 grad_z = by_device(z).grad_logits(
-                    z, y, totals[part], entropies[part], grad_logprob, grad_entropy
+                    z,
+                    y,
+                    totals_m[part],
+                    entropies_m[part],
+                    None if by_logprob_m is None else by_logprob_m[part],
+                    None if by_entropy_m is None else by_entropy_m[part],
                 )
-                grad_z = grad_z if slope is None else grad_z.mul_(slope)
-                grad_z = grad_z.to(ctx.compute)
-                grad_hidden[part] = (
-                    _product(grad_z, weight).mul_(1 / ctx.temperature).to(grad_hidden.dtype)
-                )
+                if slope is not None:
+                    grad_z = grad_z.mul_(slope)
+                grad_z = grad_z.to(ctx.compute_dtype)
+                grad_h = _product(grad_z, weight).mul_(1 / ctx.temperature)
+                grad_hidden[part] = grad_h.to(grad_hidden.dtype)
                 if ctx.needs_input_grad[1]:
                     share = _product(grad_z.T, h).mul_(1 / ctx.temperature).to(weight_vh.dtype)
                     grad_weight = share if grad_weight is None else grad_weight.add_(share)
@@ -167,14 +177,14 @@ class _Plain:
         """Return the gradient by the logits."""
         logp = z.sub_(total[:, None])
         p = logp.exp()
-        bonus = (
-            None if grad_entropy is None else grad_entropy[:, None] * p * (logp + entropy[:, None])
-        )
+        by_entropy = None  # to be subtracted
+        if grad_entropy is not None:
+            by_entropy = grad_entropy[:, None] * p * (logp + entropy[:, None])
         if grad_logprob is None:
-            return torch.zeros_like(p) if bonus is None else -bonus
+            return torch.zeros_like(p) if by_entropy is None else -by_entropy
         grad = p.mul_(-grad_logprob[:, None])
         grad.scatter_add_(-1, y[:, None], grad_logprob[:, None])
-        return grad if bonus is None else grad.sub_(bonus)
+        return grad if by_entropy is None else grad.sub_(by_entropy)
 
 
 def by_device(z: Tensor) -> Any:
@@ -201,14 +211,16 @@ def _logits(
     """Compute a chunk's logits, and the penalty's factor of each where there is one."""
     z = _product(h, weight.T).float()
     seen = shaping.seen(part, z.shape[1])
-    slope = None if seen is None else _slope(z, seen, shaping.penalty)
-    z = z if slope is None else z.mul_(slope)
-    z = z if temperature == 1 else z.div_(temperature)
+    slope = None
+    if seen is not None:
+        slope = _slope(z, seen, shaping.penalty)
+        z.mul_(slope)
+    if temperature != 1:
+        z.div_(temperature)
     if shaping.support_mk is not None:
-        is_left_out = torch.ones_like(z, dtype=torch.bool).scatter_(
-            1, shaping.support_mk[part], False
-        )
-        z.masked_fill_(is_left_out, LEFT_OUT)
+        is_left_out = torch.ones_like(z, dtype=torch.bool)
+        is_left_out.scatter_(1, shaping.support_mk[part], False)
+        z.masked_fill_(is_left_out, LEFT_OUT_LOGIT)
     return z, slope
 
 

@@ -1,7 +1,7 @@
 """Memory that is free, and how many tokens of a pass fit into it, measured on the model itself.
 
-For a micro-batch, a forward and a backward pass are run on two small ones. What a token more costs
-is their difference, and what is left of the free memory is divided by it.
+A forward and a backward pass are run on two small micro-batches. The memory of one more token is
+their difference, and the rest of the free memory is divided by it.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from uptrend.records.machine import free_memory
 
-# Tokens of the first measurement, and the most that a micro-batch gets. More are no faster: on a
-# CPU from far fewer on.
+# Tokens of the first measurement, and maximum tokens of a micro-batch. More are no faster: on a CPU
+# from far fewer on.
 FIRST_TOKENS = 1024
 MAX_TOKENS = {"cuda": 1 << 17, "cpu": 1 << 14}
-# Share of the free memory that is used: what was measured is not all that can come.
+# Share of the free memory that is used: a pass may take more than the measured ones.
 USED_SHARE = 0.7
 # On a GPU, bytes that are left to the sampler, whose cache and graphs still grow after the first
 # step.
@@ -28,9 +28,9 @@ class Fitted:
     """Result of a measurement."""
 
     tokens: int  # tokens per micro-batch
-    # true where activations are recomputed, because a rollout did not fit otherwise
+    # True where activations are recomputed, because a rollout did not fit otherwise.
     gradient_checkpointing: bool
-    bytes_per_token: int  # memory that a token more takes
+    bytes_per_token: int  # memory of one more token
     free_gib: float  # memory that was free
 
 
@@ -57,27 +57,28 @@ def max_tokens_that_fit(
     `run(n)` makes a pass over at least n tokens, and returns how many they were.
     """
     try:
-        few, small = bytes_of(run, FIRST_TOKENS, device)
-        more, large = bytes_of(run, 2 * FIRST_TOKENS, device)
+        few_tokens, few_bytes = bytes_of(run, FIRST_TOKENS, device)
+        more_tokens, more_bytes = bytes_of(run, 2 * FIRST_TOKENS, device)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return 0, 0
-    each = max(1.0, (large - small) / (more - few))
-    fits = few + (USED_SHARE * free - small) / each
-    return max(0, int(min(fits, MAX_TOKENS[device.type]))), round(each)
+    bytes_per_token = max(1.0, (more_bytes - few_bytes) / (more_tokens - few_tokens))
+    fitting = few_tokens + (USED_SHARE * free - few_bytes) / bytes_per_token
+    tokens = max(0, int(min(fitting, MAX_TOKENS[device.type])))
+    return tokens, round(bytes_per_token)
 
 
 def bytes_of(run: Callable[[int], int], tokens: int, device: torch.device) -> tuple[int, int]:
-    """Make a pass; return its tokens and the memory it took at its peak (on a CPU, what it kept for
-    its way back).
+    """Make a pass; return its tokens and its peak memory, on a CPU that of tensors saved for the
+    backward pass.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        ran = run(tokens)
+        actual_tokens = run(tokens)
         torch.cuda.synchronize(device)
-        return ran, torch.cuda.max_memory_allocated(device) - before
+        return actual_tokens, torch.cuda.max_memory_allocated(device) - before
     saved_bytes: dict[int, int] = {}
 
     def save(tensor: Tensor) -> Tensor:
@@ -86,5 +87,5 @@ def bytes_of(run: Callable[[int], int], tokens: int, device: torch.device) -> tu
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-        ran = run(tokens)
-    return ran, sum(saved_bytes.values())
+        actual_tokens = run(tokens)
+    return actual_tokens, sum(saved_bytes.values())

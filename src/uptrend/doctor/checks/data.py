@@ -21,7 +21,7 @@ from uptrend.doctor.check import (
     check,
     warn_if,
 )
-from uptrend.doctor.checks.rewards import EVALUATIONS, stands_still
+from uptrend.doctor.checks.rewards import MIN_EVALUATIONS, stands_still
 from uptrend.doctor.groups import group_sum, rollout_evidence
 from uptrend.doctor.trend import SIGNIFICANCE_LEVEL, HeldoutChange, trend_until
 from uptrend.present.formatting import number
@@ -370,7 +370,7 @@ def _rewarded_alone(case: Case, change: HeldoutChange) -> Found | None:
     """Find a held-out score that falls while the training reward does not."""
     right = case.summary(CORRECT_METRIC)
     # Without right answers in training, several evaluations must show it.
-    is_all_we_know = right is None and len(change.scores) >= EVALUATIONS
+    is_all_we_know = right is None and len(change.scores) >= MIN_EVALUATIONS
     does_not_fall = is_all_we_know and case.trend.kind is not TrendKind.FALLING
     rises_elsewhere = case.is_learning and not (right and right.rises)
     if not does_not_fall and not rises_elsewhere:

@@ -1,7 +1,11 @@
-"""Rewards over the run: one value for all, components, and a reward that rises without the task."""
+"""Rewards over the run: one value for all, components, and a reward that rises without the task.
+
+Suffixes: n = rollout, g = group, both within one step.
+"""
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -28,86 +32,117 @@ from uptrend.records.rollout import OVERLONG_PART
 from uptrend.records.table import Floats
 from uptrend.stats.trend import rank_correlation
 
-CORRECT = "reward/correct/share"
-LENGTH = "sampling/length/mean"
+CORRECT_METRIC = "reward/correct/share"
+LENGTH_METRIC = "sampling/length/mean"
 
 # Steps of one value in a row that chance does not make.
 CONSTANT_STEPS = 5
-# A share, or a place in the reward's range, from which on little is left to gain.
-TOP = 0.95
+# Standard deviation of rewards that is 0 up to rounding.
+MAX_CONSTANT_DEVIATION = 1e-9
+# Share of the run from which a stretch of one value is critical, and counts although it passed.
+CRITICAL_CONSTANT_SHARE = 0.5
+# A share, or a height in the reward's range, from which on little is left to gain.
+NEAR_TOP = 0.95
 
 
 @check("reward.constant", needs=[REWARD_METRIC])
 def constant_reward(case: Case) -> Found | None:
     """Report the longest stretch in which every rollout had one reward, whatever the value."""
     steps, values = case.curve(REWARD_METRIC)
-    metrics = case.view.metrics
-    spread = np.full(len(values), np.nan)
-    if logged := [metric for metric in ("reward/std", "reward/group_std/mean") if case.has(metric)]:
-        spread = metrics[logged[0]][np.isfinite(metrics[REWARD_METRIC])]
-    is_flat = ~(spread > 1e-9)
-    goes_on = np.append(False, is_flat[1:] & is_flat[:-1] & (values[1:] == values[:-1]))
-    begins = np.flatnonzero(is_flat & ~goes_on)
-    lengths = np.bincount(np.cumsum(is_flat & ~goes_on)[is_flat], minlength=len(begins) + 1)[1:]
-    length = int(lengths.max(initial=0))
+    begin, length = _longest_constant_stretch(case, values)
     if length < CONSTANT_STEPS:
         return None
-    begin = int(begins[lengths.argmax()])
     share = length / len(values)
     value = float(values[begin])
-    is_top = case.is_learning and case.scaled_reward(value) > TOP
+    first_step = int(steps[begin])
+    is_top = case.is_learning and case.scaled_reward(value) > NEAR_TOP
     # A stretch that the run left again is worth knowing, unless it is half of the run.
-    is_past = share < 0.5 and begin + length < len(values)
-    severity = (
-        NOTE
-        if is_top or is_past or _is_hard(case, value)
-        else severity_by_share(share, critical=0.5)
-    )
-    text = (
+    is_past = share < CRITICAL_CONSTANT_SHARE and begin + length < len(values)
+    severity = severity_by_share(share, CRITICAL_CONSTANT_SHARE)
+    if is_top or is_past or _is_hard(case, value):
+        severity = NOTE
+    summary = (
         f"Every rollout had the reward {value:.3g} on {length} logged steps in a row, from step"
-        f" {steps[begin]}"
+        f" {first_step}: there was nothing to learn from."
     )
-    shown = Evidence(f"That is {share:.0%} of the run.", value, REWARD_METRIC, int(steps[begin]))
-    return Found(severity, PROOF, f"{text}: there was nothing to learn from.", [shown])
+    evidence = Evidence(f"That is {share:.0%} of the run.", value, REWARD_METRIC, first_step)
+    return Found(severity, PROOF, summary, [evidence])
+
+
+def _longest_constant_stretch(case: Case, values: Floats) -> tuple[int, int]:
+    """Return the first point and the length of the longest stretch in which rewards of all rollouts
+    are one value.
+    """
+    metrics = case.view.metrics
+    is_constant = np.ones(len(values), np.bool_)
+    for metric in ("reward/std", "reward/group_std/mean"):
+        if case.has(metric):
+            deviation = metrics[metric][np.isfinite(metrics[REWARD_METRIC])]
+            # Where no deviation was logged, equal means have to do.
+            is_constant = ~(deviation > MAX_CONSTANT_DEVIATION)
+            break
+
+    longest = (0, 0)
+    begin = 0
+    length = 0
+    for i in range(len(values)):
+        if not is_constant[i]:
+            length = 0
+            continue
+        if length and values[i] == values[i - 1]:
+            length += 1
+        else:
+            begin = i
+            length = 1
+        if length > longest[1]:
+            longest = (begin, length)
+    return longest
 
 
 def _is_hard(case: Case, value: float) -> bool:
-    """Tell whether a reward at the bottom is the tasks' doing: gold answers were said to the
-    scorer, and it paid.
+    """Return True if a reward at the bottom is the tasks' doing: the scorer was given gold answers,
+    and paid.
     """
-    passed = {
-        p.get("name")
-        for e in case.view.events
-        if e.get("event") == "preflight"
-        for p in e.get("probes", ())
-        if p.get("ok") and not p.get("skipped")
-    }
-    ends = [r.by_rollout(f"reward_{side}") for r in case.tables[:1] for side in ("low", "high")]
-    return "gold" in passed and bool(ends) and value < float(np.nanmean(ends))
+    passed_probes: set[str] = set()
+    for event in case.view.events:
+        if event.get("event") != "preflight":
+            continue
+        for probe in event.get("probes", ()):
+            if probe.get("ok") and not probe.get("skipped"):
+                passed_probes.add(probe.get("name"))
+    if "gold" not in passed_probes or not case.tables:
+        return False
+    table = case.tables[0]
+    bounds = [table.by_rollout("reward_low"), table.by_rollout("reward_high")]
+    return value < float(np.nanmean(bounds))
 
 
 # Components are told apart by their names: paid for how an answer looks, or for being right.
-FORMAT = re.compile(
+FORMAT_WORDS = re.compile(
     r"format|length|style|structur|xml|tag|json|schema|syntax|compil|pars|think|brev|concise|verbos|diversity|"
     r"penalt|repeti|langu|soft|strict|polite|cosine"
 )
-RIGHT = re.compile(
+ANSWER_WORDS = re.compile(
     r"correct|accura|answer|exact|solve|equation|outcome|env|success|win|f1|pass|test|terminal|truth|gold|verif|task|"
     r"trace|action|match|score"
 )
 # A part so named measures the answer, whatever else its name has: parsed_correct. format_exact
 # measures the form.
-CORRECTNESS = re.compile(r"correct|accura|exact")
-# The rise, in deviations between rollouts, that a component which stands still can at most have
-# had.
-NOTHING = 0.1
+CORRECTNESS_WORDS = re.compile(r"correct|accura|exact")
+# Rise, in deviations between rollouts, up to which a component stands still.
+MAX_STILL_RISE = 0.1
 # Shares of the variance: below the first a component teaches nothing, from the second on it is all
 # that is taught.
-DEAD = 0.02
-DOMINANT = 0.7
-# Correlation of two components' changes from which they are one thing, counted twice.
-SAME = 0.99
-FEWEST_STEPS = 10
+DEAD_VARIANCE = 0.02
+DOMINANT_VARIANCE = 0.7
+# Correlation of two components' changes from which they are one thing, counted twice, and the
+# points that it takes.
+MIN_DOUBLED_CORRELATION = 0.99
+MIN_DOUBLED_POINTS = 20
+# Points below which components are not judged.
+MIN_PART_POINTS = 10
+# Range of a component that is constant up to rounding, as a share of its level.
+MAX_FIXED_RANGE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -125,126 +160,138 @@ class PartCurve:
     def is_format(self) -> bool:
         """True where its name says that it pays for how an answer looks."""
         name = self.name.lower()
-        is_correctness = CORRECTNESS.search(name) and "format" not in name
-        return bool(FORMAT.search(name)) and not is_correctness
+        is_correctness = CORRECTNESS_WORDS.search(name) and "format" not in name
+        return bool(FORMAT_WORDS.search(name)) and not is_correctness
 
     def stands_still(self, unit: float) -> bool:
-        """Tell whether noise can't hide a rise that matters."""
+        """Return True if it did not rise, and noise can't hide a rise that matters."""
         line = self.mean.trend
-        return line is not None and not self.mean.rises and line.interval()[1] < NOTHING * unit
+        if line is None or self.mean.rises:
+            return False
+        _, highest_rise = line.interval()
+        return highest_rise < MAX_STILL_RISE * unit
 
 
 def parts_of(case: Case) -> list[PartCurve]:
     """Return the components whose means were logged, less those that are differences of others."""
-    found = []
+    parts: list[PartCurve] = []
     for name in case.view.parts():
         mean = case.summary(f"reward/part/{name}/mean")
-        # A penalty for length that nobody incurs is as it should be.
-        if mean is not None and "_minus_" not in name and name != OVERLONG_PART:
-            between = case.curve(f"reward/part/{name}/std")[1]
-            inside = float(np.mean(between**2)) if len(between) else 0.0
-            found.append(PartCurve(name, mean, inside + float(np.var(mean.values))))
-    return found
+        # A penalty for length that no rollout incurs is as it should be.
+        if mean is None or "_minus_" in name or name == OVERLONG_PART:
+            continue
+        deviations = case.curve(f"reward/part/{name}/std")[1]
+        variance = float(np.var(mean.values))
+        if len(deviations):
+            variance += float(np.mean(deviations**2))
+        parts.append(PartCurve(name, mean, variance))
+    return parts
 
 
 @check("reward.component-dead", "reward.component-dominates")
 def components(case: Case) -> Answer:
-    """Share out the reward's variance among its components: parts that teach nothing, and parts
-    that teach alone.
+    """Divide the reward's variance among its components: parts that teach nothing, and parts that
+    teach alone.
     """
     parts = case.cached(parts_of)
-    if len(parts) < 2 or len(parts[0].mean.values) < FEWEST_STEPS:
+    if len(parts) < 2 or len(parts[0].mean.values) < MIN_PART_POINTS:
         return Lacking(
-            f"fewer than two components of the reward were logged over {FEWEST_STEPS} steps"
+            f"fewer than two components of the reward were logged over {MIN_PART_POINTS} steps"
         )
     total = sum(part.variance for part in parts)
     if total == 0:
         return Lacking("no component of the reward ever varied", "reward.component-dominates")
-    dead = [
-        _dead(case, part, part.variance / total) for part in parts if part.variance / total < DEAD
-    ]
-    return [*dead, _dominant(case, parts, total), _doubled(parts)]
+    answers: list[Found | None] = []
+    for part in parts:
+        share = part.variance / total
+        if share < DEAD_VARIANCE:
+            answers.append(_dead(case, part, share))
+    return [*answers, _dominant(case, parts, total), _doubled(parts)]
 
 
 def _dead(case: Case, part: PartCurve, share: float) -> Found:
+    """Describe a component that brings hardly any variance; a fault where it is never earned."""
     values = part.mean.values
     last = part.mean.last
-    is_fixed = float(np.ptp(values)) <= 1e-6 * max(1.0, abs(last))
-    # One that is constant above 0 may be earned by everybody, rightly; one stuck at 0 or below is
-    # earned by nobody.
-    is_floor = (
-        is_fixed and last <= 0 and not part.is_format and case.trend.kind is not TrendKind.TOO_SHORT
-    )
+    is_fixed = float(np.ptp(values)) <= MAX_FIXED_RANGE * max(1.0, abs(last))
+    # One that is constant above 0 may be earned by every rollout, rightly; one stuck at 0 or below
+    # is earned by none.
+    is_never_earned = is_fixed and last <= 0
+    has_run_on = case.trend.kind is not TrendKind.TOO_SHORT
+    is_fault = is_never_earned and has_run_on and not part.is_format
     stays = "is constant at" if is_fixed else "hardly moves from"
-    text = f"The component {part.name} {stays} {last:.3g} all run long, so that it teaches nothing."
-    spans = f"{values.min():.3g} to {values.max():.3g} over {len(values)} points"
-    shown = case.evidence(
-        part.mean.metric, f"{part.name} brings {share:.2%} of the reward's variance; {spans}."
+    summary = (
+        f"The component {part.name} {stays} {last:.3g} all run long, so that it teaches nothing."
     )
-    return Found(
-        warn_if(is_floor), PROOF if is_fixed else SIGNAL, text, [shown], "reward.component-dead"
+    text = (
+        f"{part.name} brings {share:.2%} of the reward's variance; {values.min():.3g} to"
+        f" {values.max():.3g} over {len(values)} points."
     )
+    evidence = case.evidence(part.mean.metric, text)
+    basis = PROOF if is_fixed else SIGNAL
+    return Found(warn_if(is_fault), basis, summary, [evidence], "reward.component-dead")
 
 
 def _dominant(case: Case, parts: list[PartCurve], total: float) -> Found | None:
-    part = max(parts, key=lambda p: p.variance)
-    share = part.variance / total
-    others = [p for p in parts if not p.is_format]
-    if share < DOMINANT or not part.is_format or not others:
+    """Find a format component that brings most of the variance."""
+    largest = max(parts, key=lambda part: part.variance)
+    share = largest.variance / total
+    answer_parts = [part for part in parts if not part.is_format]
+    if share < DOMINANT_VARIANCE or not largest.is_format or not answer_parts:
         return None
-    is_still = all(p.stands_still(case.rollout_spread) for p in others)
-    text = (
-        f"{part.name} brings {share:.0%} of the reward's variance: the run learns that, and hardly"
-        " the task."
+    is_still = all(part.stands_still(case.rollout_spread) for part in answer_parts)
+    summary = (
+        f"{largest.name} brings {share:.0%} of the reward's variance: the run learns that, and"
+        " hardly the task."
     )
-    shown = _courses(case, [part, *others])
-    return Found(
-        warn_if(is_still and case.is_learning), SIGNAL, text, shown, "reward.component-dominates"
-    )
+    evidence = _levels(case, [largest, *answer_parts])
+    severity = warn_if(is_still and case.is_learning)
+    return Found(severity, SIGNAL, summary, evidence, "reward.component-dominates")
 
 
-def _courses(case: Case, parts: list[PartCurve]) -> list[Evidence]:
-    return [
-        case.evidence(p.mean.metric, f"{p.name}: {p.mean.first:.3g} → {p.mean.last:.3g}.")
-        for p in parts
-    ]
+def _levels(case: Case, parts: list[PartCurve]) -> list[Evidence]:
+    """Return the first and last level of each component."""
+    evidence: list[Evidence] = []
+    for part in parts:
+        text = f"{part.name}: {part.mean.first:.3g} → {part.mean.last:.3g}."
+        evidence.append(case.evidence(part.mean.metric, text))
+    return evidence
 
 
 def _doubled(parts: list[PartCurve]) -> Found | None:
     """Find two components that are numerically one series: one signal with twice the weight."""
     for one, other in combinations(parts, 2):
-        if len(one.mean.values) != len(other.mean.values) or len(one.mean.values) < 20:
+        n_points = len(one.mean.values)
+        if len(other.mean.values) != n_points or n_points < MIN_DOUBLED_POINTS:
             continue
         # Differences, so that two that merely rise together are not taken for one.
-        moves = np.diff(one.mean.values), np.diff(other.mean.values)
-        likeness = (
-            float(np.corrcoef(*moves)[0, 1])
-            if np.ptp(moves[0]) > 0 and np.ptp(moves[1]) > 0
-            else 0.0
-        )
-        if likeness > SAME:
-            text = (
+        one_moves = np.diff(one.mean.values)
+        other_moves = np.diff(other.mean.values)
+        if np.ptp(one_moves) == 0 or np.ptp(other_moves) == 0:
+            continue
+        correlation = float(np.corrcoef(one_moves, other_moves)[0, 1])
+        if correlation > MIN_DOUBLED_CORRELATION:
+            summary = (
                 f"The components {one.name} and {other.name} are one series, so that one thing is"
                 " paid for twice."
             )
-            shown = Evidence(
-                f"Their changes from step to step correlate at {likeness:.3f}.",
-                likeness,
-                one.mean.metric,
-            )
-            return Found(NOTE, PROOF, text, [shown], "reward.component-dominates")
+            text = f"Their changes from step to step correlate at {correlation:.3f}."
+            evidence = Evidence(text, correlation, one.mean.metric)
+            return Found(NOTE, PROOF, summary, [evidence], "reward.component-dominates")
     return None
 
 
-# A component that never reaches this share of another, with the answer in neither's name, has not
-# been earned.
-FLOOR = 0.05
-# The share of the training score's rise that the held-out one can at most have moved by.
-HALF = 0.5
+# Share of another component's level that one which was never earned does not reach, with the answer
+# in neither's name.
+MAX_FLOOR_SHARE = 0.05
+# Share of the training score's rise up to which the held-out one did not follow.
+MAX_FOLLOWED_SHARE = 0.5
 # Evaluations below which a fall may be one bad draw.
-EVALUATIONS = 4
-# The share of training's rise that a held-out score at the same level may lie below it.
-STILL = 0.25
+MIN_EVALUATIONS = 4
+# Evaluations from which those after the first quarter are judged alone.
+MIN_LATE_EVALUATIONS = 8
+# Share of training's rise by which a held-out score at the same level may lie below it.
+MAX_LEVEL_GAP = 0.25
 
 
 @check("reward.hackable")
@@ -252,230 +299,267 @@ def hackable(case: Case) -> Answer:
     """Report a reward that rises while what it stands for does not."""
     change = case.heldout
     parts = case.cached(parts_of)
-    right = case.summary(CORRECT)
+    right = case.summary(CORRECT_METRIC)
     if not case.is_learning:
         return None
     if change is None and len(parts) < 2 and right is None:
         return Lacking("neither held-out evaluations nor components of the reward were logged")
-    found = (_beside_heldout(case, change) if change and right is None else None) or _only_format(
-        case, parts
-    )
-    if found or right is None or not right.falls:
-        return found
-    text = (
+
+    if change is not None and right is None:
+        finding = _heldout_stands_still(case, change)
+        if finding:
+            return finding
+    finding = _only_format(case, parts)
+    if finding or right is None or not right.falls:
+        return finding
+    summary = (
         f"The reward rose while the share of right answers fell from {right.first:.0%} to"
         f" {right.last:.0%}."
     )
-    shown = case.evidence(CORRECT, f"Right answers {right.first:.3g} → {right.last:.3g}.")
-    return Found(WARNING, PROOF, text, [shown])
+    text = f"Right answers {right.first:.3g} → {right.last:.3g}."
+    return Found(WARNING, PROOF, summary, [case.evidence(CORRECT_METRIC, text)])
 
 
-def _beside_heldout(case: Case, change: HeldoutChange) -> Found | None:
+def _heldout_stands_still(case: Case, change: HeldoutChange) -> Found | None:
     """Judge a held-out score that did not follow: not at all, or not beyond its first
     evaluations.
     """
     first = change.steps[0]
     last = change.steps[-1]
     line = trend_until(case.view, REWARD_METRIC, last)
-    told = (
-        f"Held out {change.effect:+.3g} between steps {first} and {last}, {len(change.scores)}"
-        " evaluations."
-    )
-    shown = [Evidence(told, change.effect, "eval", last)]
-    moved = f"{change.first:.3g} → {change.last:.3g}"
     if line is None or not stands_still(case, REWARD_METRIC, case.rollout_spread, change):
         return None
-    rested = f"did not follow ({moved})"
+    how = f"did not follow ({change.first:.3g} → {change.last:.3g})"
     if change.interval is not None and change.interval[0] > 0:
         later = change.scores[len(change.scores) // 4 :]
-        rested = (
+        how = (
             f"only at its first evaluations (then {min(later):.3g} to {max(later):.3g} in"
             f" {len(later)} of them)"
         )
-    text = f"The training reward rose by {line.effect:.3g} and the held-out figure {rested}"
-    shown.insert(
-        0,
-        Evidence(
-            f"Training reward {line.effect:+.3g} to that step.", line.effect, REWARD_METRIC, last
-        ),
+    summary = (
+        f"The training reward rose by {line.effect:.3g} and the held-out figure {how}: the reward"
+        " may be had without the task."
     )
-    return Found(WARNING, SIGNAL, f"{text}: the reward may be had without the task.", shown)
+    rise = f"Training reward {line.effect:+.3g} to that step."
+    heldout = (
+        f"Held out {change.effect:+.3g} between steps {first} and {last}, {len(change.scores)}"
+        " evaluations."
+    )
+    evidence = [
+        Evidence(rise, line.effect, REWARD_METRIC, last),
+        Evidence(heldout, change.effect, "eval", last),
+    ]
+    return Found(WARNING, SIGNAL, summary, evidence)
 
 
 def _only_format(case: Case, parts: list[PartCurve]) -> Found | None:
     """Find a rise of format components alone, or a component about the answer that lies at its
     floor throughout.
     """
-    risen = [p for p in parts if p.mean.rises]
-    largest = max((abs(p.mean.last) for p in risen), default=0.0)
-    floored = [
-        p for p in parts if not p.is_format and float(abs(p.mean.values).max()) < FLOOR * largest
-    ]
-    risen = [p for p in risen if p not in floored]
-    still = floored or [p for p in parts if not p.is_format and p.stands_still(case.rollout_spread)]
-    if (
-        not risen
-        or not still
-        or any(not p.is_format and RIGHT.search(p.name.lower()) for p in risen)
-    ):
+    risen = [part for part in parts if part.mean.rises]
+    answer_parts = [part for part in parts if not part.is_format]
+    highest = max((abs(part.mean.last) for part in risen), default=0.0)
+    floored: list[PartCurve] = []
+    for part in answer_parts:
+        if float(abs(part.mean.values).max()) < MAX_FLOOR_SHARE * highest:
+            floored.append(part)
+    risen = [part for part in risen if part not in floored]
+    still = floored
+    if not floored:
+        still = [part for part in answer_parts if part.stands_still(case.rollout_spread)]
+    if not risen or not still:
         return None
-    if not floored and not all(p.is_format for p in risen):
-        return None
-    carrier = max(risen, key=lambda p: p.mean.last - p.mean.first)
+    for part in risen:
+        if part.is_format:
+            continue
+        # A component about the answer rose too; one of an unknown kind may be the answer's, unless
+        # another lies at its floor.
+        if not floored or ANSWER_WORDS.search(part.name.lower()):
+            return None
+
+    carrier = max(risen, key=lambda part: part.mean.last - part.mean.first)
     left = still[0]
-    rose = f"What rose is {carrier.name} ({carrier.mean.first:.3g} → {carrier.mean.last:.3g})"
-    text = (
-        f"{rose}, while {left.name} stayed at {left.mean.last:.3g}: the reward may be had without"
-        " the task."
+    summary = (
+        f"What rose is {carrier.name} ({carrier.mean.first:.3g} → {carrier.mean.last:.3g}), while"
+        f" {left.name} stayed at {left.mean.last:.3g}: the reward may be had without the task."
     )
-    return Found(WARNING, SIGNAL, text, _courses(case, [carrier, *still]))
+    return Found(WARNING, SIGNAL, summary, _levels(case, [carrier, *still]))
 
 
 def stands_still(case: Case, metric: str, unit: float, change: HeldoutChange) -> bool:
-    """Tell whether the held-out score surely rose much less than a training score did over the same
-    steps.
+    """Return True if the held-out score surely rose much less than a training score did over the
+    same steps.
     """
     # The two may have different scales, so that each is measured in its own deviation between
     # rollouts.
     rise = _sure_rise(case, metric, unit, change, 0)
     if rise <= 0 or change.interval is None:
         return False
-    own = _deviation(change, unit)
-    if change.interval[0] <= 0 and change.interval[1] / own < HALF * rise:
+    heldout_unit = _deviation(change, unit)
+    low, high = change.interval
+    if low <= 0 and high / heldout_unit < MAX_FOLLOWED_SHARE * rise:
         return True
+
     # Later evaluations alone, too: a first one before the model knew the format would hide that
     # nothing came after. They are compared with what training gained after them: once a task is
     # solved, both rest.
-    skipped = len(change.scores) // 4
-    later = change.scores[skipped:]
+    if len(change.scores) < MIN_LATE_EVALUATIONS:
+        return False
+    n_skipped = len(change.scores) // 4
+    later = change.scores[n_skipped:]
     line = trend_until(case.view, metric, change.steps[-1])
     level = case.summary(metric)
-    is_level = (
-        line is not None and level is not None and min(later) >= level.last - STILL * line.effect
-    )
-    is_top = min(change.scores) >= 0 and TOP <= min(later) <= max(later) <= 1
-    if len(change.scores) < 8 or is_level or is_top:
+    is_level = False
+    if line is not None and level is not None:
+        is_level = min(later) >= level.last - MAX_LEVEL_GAP * line.effect
+    is_share = min(change.scores) >= 0 and max(later) <= 1
+    if is_level or (is_share and min(later) >= NEAR_TOP):
         return False
-    return float(np.ptp(later)) / own < HALF * _sure_rise(case, metric, unit, change, skipped)
+    later_rise = _sure_rise(case, metric, unit, change, n_skipped)
+    return float(np.ptp(later)) / heldout_unit < MAX_FOLLOWED_SHARE * later_rise
 
 
-def _sure_rise(case: Case, metric: str, unit: float, change: HeldoutChange, skipped: int) -> float:
+def _sure_rise(
+    case: Case, metric: str, unit: float, change: HeldoutChange, n_skipped: int
+) -> float:
     """Return the least that a training score rose since an evaluation, in deviations; 0 where it
     may not have.
     """
-    line = trend_until(
-        case.view, metric, change.steps[-1], change.steps[skipped] if skipped else -1
-    )
+    first_step = change.steps[n_skipped] if n_skipped else -1
+    line = trend_until(case.view, metric, change.steps[-1], first_step)
     if line is None or line.p > SIGNIFICANCE_LEVEL or line.effect <= 0 or unit <= 0:
         return 0.0
-    return line.interval()[0] / unit
+    lowest_rise, _ = line.interval()
+    return lowest_rise / unit
 
 
 def _deviation(change: HeldoutChange, unit: float) -> float:
     """Return the deviation of the held-out score between rollouts: a share has its own, anything
     else training's.
     """
-    return math.sqrt(max(0.01, change.last * (1 - change.last))) if 0 <= change.last <= 1 else unit
+    if not 0 <= change.last <= 1:
+        return unit
+    # √(p (1 − p)), that of right or wrong; not 0 where all are alike by chance.
+    return math.sqrt(max(0.01, change.last * (1 - change.last)))
 
 
-# Growth of answers for more than a note, and for a note.
-GROWTH = 1.5
-NOTED = 1.15
-# Rank correlation of length and reward that says that they go together.
-TOGETHER = 0.5
-# The shares cut by length at first and at last, where answers have grown into their limit.
-ENDED = 0.25
-UNENDED = 0.9
-# Correlation of changes between neighboring steps, where longer answers pay.
-STEP_BY_STEP = 0.3
+# Length at the end / at first, for more than a note, and for a note.
+HACKED_GROWTH = 1.5
+NOTED_GROWTH = 1.15
+# Rank correlation of length and reward from which they go together.
+MIN_LENGTH_CORRELATION = 0.5
+# Held-out change below which the score did not follow.
+MAX_HELDOUT_RISE = 0.02
+# Shares cut by length in the first and the last quarter, where answers have grown into their limit,
+# and the points that a quarter takes.
+MAX_EARLY_CUT = 0.25
+MIN_LATE_CUT = 0.9
+MIN_QUARTER_POINTS = 3
+# Correlation of changes between neighboring steps, and of rollouts in a group, from which longer
+# answers pay.
+MIN_PAID_CORRELATION = 0.3
 
 
-@check("reward.length-hacking", needs=[LENGTH, REWARD_METRIC])
+@check("reward.length-hacking", needs=[LENGTH_METRIC, REWARD_METRIC])
 def length_hacking(case: Case) -> Found | None:
     """Report answers that grow, with a reward that grows with them and nothing else."""
-    length = case.summary(LENGTH)
-    change = case.heldout
+    length = case.summary(LENGTH_METRIC)
     assert length is not None
     growth = length.last / length.initial if length.initial > 0 else 1.0
-    if growth < NOTED or not (length.rises or growth >= GROWTH):
+    if growth < NOTED_GROWTH or not (length.rises or growth >= HACKED_GROWTH):
         return None
-    lengths = case.view.metrics[LENGTH]
+    lengths = case.view.metrics[LENGTH_METRIC]
     rewards = case.view.metrics[REWARD_METRIC]
-    both = np.isfinite(lengths) & np.isfinite(rewards)
-    together = rank_correlation(lengths[both], rewards[both])
-    inside = _paid_by_length(case)
-    # two curves that rise go together; longer rollouts earn no more
-    if inside is not None and inside < STEP_BY_STEP:
+    has_both = np.isfinite(lengths) & np.isfinite(rewards)
+    lengths = lengths[has_both]
+    rewards = rewards[has_both]
+    over_steps = rank_correlation(lengths, rewards)
+    in_groups = _paid_by_length(case)
+    # Two curves that rise go together; within a group, longer rollouts earn no more.
+    if in_groups is not None and in_groups < MIN_PAID_CORRELATION:
         return None
-    is_paid = (
-        case.is_learning
-        and growth >= GROWTH
-        and (together if inside is None else inside) > TOGETHER
-    )
-    is_empty = (
-        change is not None
-        and change.interval is not None
-        and change.interval[0] <= 0
-        and change.effect < 0.02
-    )
-    is_boundless = is_paid and _runs_into_its_limit(case, lengths[both], rewards[both])
-    text = f"Completions grew from {length.initial:.0f} to {length.last:.0f} tokens"
-    if abs(together) > TOGETHER:
-        text += (
-            ", together with the reward" if together > 0 else ", and the reward fell as they did"
-        )
+
+    correlation = over_steps if in_groups is None else in_groups
+    is_grown = case.is_learning and growth >= HACKED_GROWTH
+    is_paid = is_grown and correlation > MIN_LENGTH_CORRELATION
+    is_boundless = is_paid and _runs_into_its_limit(case, lengths, rewards)
+    is_empty = is_paid and _heldout_did_not_rise(case.heldout)
+    summary = f"Completions grew from {length.initial:.0f} to {length.last:.0f} tokens"
+    if over_steps > MIN_LENGTH_CORRELATION:
+        summary += ", together with the reward"
+    elif over_steps < -MIN_LENGTH_CORRELATION:
+        summary += ", and the reward fell as they did"
     if is_boundless:
-        text += ", until nearly all are cut by the limit"
-    if is_paid and is_empty:
-        text += ", and the held-out figure does not follow"
-    within = "" if inside is None else f", {inside:+.2f} between rollouts of a group"
+        summary += ", until nearly all are cut by the limit"
+    if is_empty:
+        summary += ", and the held-out figure does not follow"
+
+    growth_text = f"Length × {growth:.2f} from the first steps to the last quarter."
+    within = "" if in_groups is None else f", {in_groups:+.2f} between rollouts of a group"
+    correlation_text = f"Rank correlation of length and reward {over_steps:+.2f}{within}."
     evidence = [
-        case.evidence(LENGTH, f"Length × {growth:.2f} from the first steps to the last quarter."),
-        Evidence(
-            f"Rank correlation of length and reward {together:+.2f}{within}.",
-            together,
-            REWARD_METRIC,
-        ),
+        case.evidence(LENGTH_METRIC, growth_text),
+        Evidence(correlation_text, over_steps, REWARD_METRIC),
     ]
-    sure = (WARNING, SIGNAL) if is_paid and (is_empty or is_boundless) else (NOTE, SUSPICION)
-    return Found(*sure, f"{text}.", evidence)
+    severity, basis = (WARNING, SIGNAL) if is_empty or is_boundless else (NOTE, SUSPICION)
+    return Found(severity, basis, f"{summary}.", evidence)
+
+
+def _heldout_did_not_rise(change: HeldoutChange | None) -> bool:
+    """Return True if the held-out score was measured, and did not surely rise."""
+    if change is None or change.interval is None:
+        return False
+    return change.interval[0] <= 0 and change.effect < MAX_HELDOUT_RISE
 
 
 def _paid_by_length(case: Case) -> float | None:
     """Return the correlation of length and reward between the rollouts of a group; None where it is
     not known.
     """
-    steps = [
-        (g, g.table.lengths_n[g.index_n].astype(np.float64))
-        for g in case.grouped_steps
-        if g.table.has("roles")
-    ]
-    x = np.concatenate(
-        [n - (group_sum(n, g.group_n) / g.size_g)[g.group_n] for g, n in steps] or [np.zeros(0)]
-    )
-    y = np.concatenate([g.centered_n for g, _ in steps] or [np.zeros(0)])
-    return float(x @ y / math.sqrt((x @ x) * (y @ y) or 1.0)) if len(x) else None
+    lengths: list[Floats] = []
+    rewards: list[Floats] = []
+    for step in case.grouped_steps:
+        if step.table.has("roles"):
+            length_n = step.table.lengths_n[step.index_n].astype(np.float64)
+            mean_length_g = group_sum(length_n, step.group_n) / step.size_g
+            lengths.append(length_n - mean_length_g[step.group_n])
+            rewards.append(step.centered_n)
+    if not lengths:
+        return None
+    x = np.concatenate(lengths)
+    y = np.concatenate(rewards)
+    if not len(x):
+        return None
+    return float(x @ y / math.sqrt((x @ x) * (y @ y) or 1.0))
 
 
 def _runs_into_its_limit(case: Case, lengths: Floats, rewards: Floats) -> bool:
-    """Tell whether answers grew until nearly all are cut, and steps with longer ones pay more."""
+    """Return True if answers grew until nearly all are cut, and steps with longer ones pay more."""
     # Reasoning that pays grows too, but has to end in order to answer. Two curves that both rise go
     # together anyway, so that their changes from step to step are compared as well.
     cut = case.cut_by_length
     quarter = len(cut) // 4
-    if quarter < 3 or float(cut[:quarter].mean()) > ENDED or float(cut[-quarter:].mean()) < UNENDED:
+    if quarter < MIN_QUARTER_POINTS:
         return False
-    return float(np.corrcoef(np.diff(lengths), np.diff(rewards))[0, 1]) > STEP_BY_STEP
+    early_cut = float(cut[:quarter].mean())
+    late_cut = float(cut[-quarter:].mean())
+    if early_cut > MAX_EARLY_CUT or late_cut < MIN_LATE_CUT:
+        return False
+    correlation = np.corrcoef(np.diff(lengths), np.diff(rewards))[0, 1]
+    return float(correlation) > MIN_PAID_CORRELATION
 
 
-# Bounds: steps at either end that are compared, how far the mean upper bound must move against its
-# size, the steps and the groups in each half that a correlation needs, and its deviations from
-# chance.
-ENDS = 3
-MOVED = 0.2
-STEPS = 4
-GROUPS = 16
-DEVIATIONS = 5.0
+# Steps at either end whose upper bounds are compared.
+STEPS_PER_END = 3
+# Share of its size that the mean upper bound must move by, between the ends and between groups, and
+# deviations of its noise.
+MIN_BOUND_MOVE = 0.2
+MIN_GROUP_BOUND_MOVE = 0.1
+MIN_BOUND_DEVIATIONS = 3
+# Steps, and groups in each half of them, that a correlation takes, and its deviations from chance.
+MIN_BOUND_STEPS = 4
+MIN_HALF_GROUPS = 16
+MIN_ORDER_DEVIATIONS = 5.0
 
 
 @check("reward.scale-moves", columns=["reward_high"])
@@ -483,59 +567,79 @@ def scale_moves(case: Case) -> Answer:
     """Report bounds of the reward that change over the run, so that its curve shows the order of
     the tasks.
     """
-    # which states no bounds: the largest reward seen so far stands for them
+    # TRL states no bounds: the largest reward seen so far stands for them.
     if case.view.trainer == "trl":
         return Lacking("bounds of the reward are not declared")
-    # A curriculum that the config states is no fault of the order.
-    return [_bounds_at_ends(case), None if case.value("tasks.stages") else _bounds_by_group(case)]
+    by_group = None
+    if not case.value("tasks.stages"):  # a curriculum in the config is no fault of the order
+        by_group = _bounds_by_group(case)
+    return [_bounds_at_ends(case), by_group]
 
 
 def _bounds_at_ends(case: Case) -> Found | Lacking | None:
-    tops = [r.by_rollout("reward_high") for r in case.tables]
-    ends = [
-        np.concatenate(part)[np.isfinite(np.concatenate(part))]
-        for part in (tops[:ENDS], tops[-ENDS:])
-    ]
-    if len(tops) < 2 * ENDS or not len(ends[0]) or not len(ends[1]):
-        return Lacking(
-            f"rollouts with bounds of their rewards were kept at fewer than {2 * ENDS} steps"
-        )
-    first, last = (float(end.mean()) for end in ends)
+    """Compare the mean upper bound of the first steps with that of the last."""
+    bounds_by_step = [table.by_rollout("reward_high") for table in case.tables]
+    lacking = Lacking(
+        f"rollouts with bounds of their rewards were kept at fewer than {2 * STEPS_PER_END} steps"
+    )
+    if len(bounds_by_step) < 2 * STEPS_PER_END:
+        return lacking
+    first_bounds = _finite(bounds_by_step[:STEPS_PER_END])
+    last_bounds = _finite(bounds_by_step[-STEPS_PER_END:])
+    if not len(first_bounds) or not len(last_bounds):
+        return lacking
+    first = float(first_bounds.mean())
+    last = float(last_bounds.mean())
     # A mix of bounds that is shuffled scatters between steps by its own deviation over the root of
     # the tasks.
-    noise = float(np.std([np.nanmean(top) for top in tops[:ENDS]]))
-    is_far = abs(last - first) > max(MOVED * max(abs(first), abs(last)), 3 * noise, 1e-9)
+    means = [np.nanmean(bounds) for bounds in bounds_by_step[:STEPS_PER_END]]
+    noise = float(np.std(means))
+    least = max(MIN_BOUND_MOVE * max(abs(first), abs(last)), MIN_BOUND_DEVIATIONS * noise, 1e-9)
+    is_far = abs(last - first) > least
     return _moved(first, last, last, case.tables[-1].step) if is_far else None
 
 
+def _finite(parts: Sequence[Floats]) -> Floats:
+    """Return the finite values of all parts."""
+    values = np.concatenate(parts)
+    return values[np.isfinite(values)]
+
+
 def _bounds_by_group(case: Case) -> Found | Lacking | None:
-    rows = [(r, r.group_n) for r in case.tables if r.group_n is not None]
-    high = [
-        r.by_rollout("reward_high")[np.unique(group_n, return_index=True)[1]] for r, group_n in rows
-    ]
-    half = len(high) // 2
-    if len(high) < STEPS or min(sum(map(len, high[:half])), sum(map(len, high[half:]))) < GROUPS:
-        return Lacking(f"fewer than {STEPS} steps, or {GROUPS} groups in a half")
-    step = np.repeat([r.step for r, _ in rows], [len(h) for h in high])
-    bound = np.concatenate(high)
-    step = step[np.isfinite(bound)]
-    bound = bound[np.isfinite(bound)]
-    if len(bound) < 2 * GROUPS or np.ptp(bound) == 0:
+    """Correlate the upper bounds of groups with their steps."""
+    steps: list[int] = []
+    bounds_by_step: list[Floats] = []  # one bound per group
+    for table in case.tables:
+        if table.group_n is not None:
+            _, first_of_group = np.unique(table.group_n, return_index=True)
+            bounds_by_step.append(table.by_rollout("reward_high")[first_of_group])
+            steps.append(table.step)
+    half = len(steps) // 2
+    n_first_half = sum(map(len, bounds_by_step[:half]))
+    n_second_half = sum(map(len, bounds_by_step[half:]))
+    if len(steps) < MIN_BOUND_STEPS or min(n_first_half, n_second_half) < MIN_HALF_GROUPS:
+        return Lacking(f"fewer than {MIN_BOUND_STEPS} steps, or {MIN_HALF_GROUPS} groups in a half")
+
+    bounds = np.concatenate(bounds_by_step)
+    step_of_group = np.repeat(steps, [len(part) for part in bounds_by_step])
+    is_finite = np.isfinite(bounds)
+    bounds = bounds[is_finite]
+    if len(bounds) < 2 * MIN_HALF_GROUPS or np.ptp(bounds) == 0:
         return None
-    correlation = float(np.corrcoef(step, bound)[0, 1])
-    first, last = (float(np.nanmean(np.concatenate(part))) for part in (high[:2], high[-2:]))
-    is_far = abs(correlation) * np.sqrt(len(bound)) >= DEVIATIONS and abs(
-        last - first
-    ) >= 0.1 * abs(first)
-    return _moved(first, last, last - first, rows[-1][0].step) if is_far else None
+    correlation = float(np.corrcoef(step_of_group[is_finite], bounds)[0, 1])
+    first = float(np.nanmean(np.concatenate(bounds_by_step[:2])))
+    last = float(np.nanmean(np.concatenate(bounds_by_step[-2:])))
+    # The standard error of a correlation of independent values is 1/sqrt(n).
+    is_ordered = abs(correlation) * np.sqrt(len(bounds)) >= MIN_ORDER_DEVIATIONS
+    is_far = abs(last - first) >= MIN_GROUP_BOUND_MOVE * abs(first)
+    return _moved(first, last, last - first, steps[-1]) if is_ordered and is_far else None
 
 
 def _moved(first: float, last: float, value: float, step: int) -> Found:
-    text = (
+    """Describe an upper bound that moved."""
+    summary = (
         f"The most that a rollout can earn moves from {first:.3g} to {last:.3g} on average over"
-        " the run"
+        " the run: its reward curve shows the order of the tasks."
     )
-    shown = Evidence(
-        f"Mean upper bound {first:.3g} at first, {last:.3g} at last.", value, "reward/max", step
-    )
-    return Found(WARNING, PROOF, f"{text}: its reward curve shows the order of the tasks.", [shown])
+    text = f"Mean upper bound {first:.3g} at first, {last:.3g} at last."
+    return Found(WARNING, PROOF, summary, [Evidence(text, value, "reward/max", step)])

@@ -1,6 +1,10 @@
 """Completions: their entropy, lengths and endings, prompts that leave them no room, and groups that
 are all alike.
+
+Suffixes: n = rollout, g = group, t = token, all within one step.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,158 +25,189 @@ from uptrend.doctor.check import (
     warn_if,
 )
 from uptrend.doctor.checks import advantages, kl, optimizer, rewards
-from uptrend.doctor.groups import GroupedRollouts, count_flags, group_rollouts, rollout_evidence
+from uptrend.doctor.groups import (
+    GroupedRollouts,
+    count_flags,
+    group_rollouts,
+    rollout_evidence,
+    subset_evidence,
+)
 from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.records import Ending, Evidence, Role, TrendKind, boundary_of
-from uptrend.records.table import Flags, Floats
+from uptrend.records.table import Flags, Floats, Ints
 from uptrend.stats.intervals import all_right
 from uptrend.stats.trend import rank_correlation, residuals
 
-ENTROPY = "learner/entropy/mean"
-LENGTH = "sampling/length/mean"
-LENGTH_ENDED = "sampling/ended/length/share"
-COLLAPSE = "sampling.entropy-collapse"
-EXPLOSION = "sampling.entropy-explosion"
-CUT = "context.completion-truncated"
+ENTROPY_METRIC = "learner/entropy/mean"
+LENGTH_METRIC = "sampling/length/mean"
+CUT_METRIC = "sampling/ended/length/share"
+ENTROPY_COLLAPSE = "sampling.entropy-collapse"
+ENTROPY_EXPLOSION = "sampling.entropy-explosion"
+COMPLETION_TRUNCATED = "context.completion-truncated"
 NO_STOP = "sampling.no-stop"
-COLD = "sampling.temperature-low"
-FEW = "sampling.few-generations"
-FEWEST = 10
+TEMPERATURE_LOW = "sampling.temperature-low"
+FEW_GENERATIONS = "sampling.few-generations"
 
-# Entropy: shares of its start below which it has collapsed, while the reward does not rise, and is
-# worth a note; and nats below which there is nothing left to explore with, where the start is that
-# low already.
-GONE = 0.1
-NOTED = 0.5
-EMPTY = 0.05
+# Points of a curve below which it is not judged.
+MIN_CURVE_POINTS = 10
+# Entropy / entropy at its start below which it has collapsed, while the reward does not rise, and
+# is worth a note.
+COLLAPSED_ENTROPY_SHARE = 0.1
+NOTED_ENTROPY_SHARE = 0.5
+# Nats below which there is nothing left to explore with, where the start is that low already; the
+# share of its start that it has then fallen to at least.
+SPENT_ENTROPY = 0.05
+MAX_SPENT_SHARE = 0.7
 # Temperature above any in use, and nats of entropy from which a text is mostly noise.
-HOT = 1.5
-NOISY = 1.0
+HOT_TEMPERATURE = 1.5
+NOISE_ENTROPY = 1.0
 # Entropy at the end / at first, and nats more, from which a text turns towards noise.
 MIN_ENTROPY_GROWTH = 3.0
 MIN_ENTROPY_RISE = 0.5
-# Place in its range from which a reward has little left to learn, so that certainty is what was
+# Height in its range from which a reward has little left to learn, so that certainty is what was
 # asked for.
 NEAR_TOP = 0.9
 
 
-@check(COLLAPSE, EXPLOSION, needs=[ENTROPY])
+@check(ENTROPY_COLLAPSE, ENTROPY_EXPLOSION, needs=[ENTROPY_METRIC])
 def entropy(case: Case) -> Found | None:
     """Compare entropy at the end with its start, and with what the reward did."""
-    curve = case.summary(ENTROPY)
-    if curve is None or len(curve.values) < FEWEST or curve.first <= 0:
+    curve = case.summary(ENTROPY_METRIC)
+    if curve is None or len(curve.values) < MIN_CURVE_POINTS or curve.first <= 0:
         return None
     begin = float(curve.values[:3].mean())
+    noise = _noise_from_start(case, begin)
+    if noise:
+        return noise
+    return _entropy_fell(case, curve, begin) or _entropy_grew(case, curve, begin)
+
+
+def _noise_from_start(case: Case, begin: float) -> Found | None:
+    """Find a temperature at which the model writes noise."""
     temperature = case.value("sampling.temperature")
-    if (
-        isinstance(temperature, int | float)
-        and temperature > HOT
-        and begin > NOISY
-        and not case.is_learning
-    ):
-        text = (
-            f"At temperature {temperature:g} the model speaks at random: {begin:.2g} nats of"
-            " entropy from the start."
-        )
-        return Found(
-            WARNING,
-            SIGNAL,
-            text,
-            [case.evidence(ENTROPY, f"Entropy {begin:.3g} at first.")],
-            EXPLOSION,
-        )
-    found = _entropy_gone(case, curve, begin)
-    if found or curve.last < MIN_ENTROPY_GROWTH * begin:
-        return found
-    if curve.last - begin < MIN_ENTROPY_RISE:
+    if not isinstance(temperature, int | float) or temperature <= HOT_TEMPERATURE:
         return None
-    trend = case.trend.kind
-    severity = {TrendKind.FALLING: CRITICAL, TrendKind.LEARNING: NOTE}.get(trend, WARNING)
+    if begin <= NOISE_ENTROPY or case.is_learning:
+        return None
+    summary = (
+        f"At temperature {temperature:g} the model speaks at random: {begin:.2g} nats of"
+        " entropy from the start."
+    )
+    evidence = case.evidence(ENTROPY_METRIC, f"Entropy {begin:.3g} at first.")
+    return Found(WARNING, SIGNAL, summary, [evidence], ENTROPY_EXPLOSION)
+
+
+def _entropy_grew(case: Case, curve: CurveSummary, begin: float) -> Found | None:
+    """Find an entropy that grows towards noise; worst where the reward falls with it."""
+    if curve.last < MIN_ENTROPY_GROWTH * begin or curve.last - begin < MIN_ENTROPY_RISE:
+        return None
+    severity = WARNING
+    basis = SIGNAL
+    if case.trend.kind is TrendKind.FALLING:
+        severity = CRITICAL
+        basis = PROOF
+    elif case.trend.kind is TrendKind.LEARNING:
+        severity = NOTE
     summary = (
         f"Entropy grew from {begin:.3g} to {curve.last:.3g} nats: the text has turned towards"
         " noise."
     )
-    shown = case.evidence(ENTROPY, f"Entropy × {curve.last / begin:.1f}.")
-    return Found(
-        severity, PROOF if trend is TrendKind.FALLING else SIGNAL, summary, [shown], EXPLOSION
-    )
+    evidence = case.evidence(ENTROPY_METRIC, f"Entropy × {curve.last / begin:.1f}.")
+    return Found(severity, basis, summary, [evidence], ENTROPY_EXPLOSION)
 
 
-def _entropy_gone(case: Case, curve: CurveSummary, begin: float) -> Found | None:
+def _entropy_fell(case: Case, curve: CurveSummary, begin: float) -> Found | None:
+    """Find an entropy that fell; a fault only where the reward stands still below its top."""
     share = curve.last / max(begin, curve.first)
-    reward = case.summary(REWARD_METRIC)
-    is_spent = case.is_stuck and curve.last < EMPTY and curve.first < EMPTY and share < 0.7
-    if share >= NOTED and not is_spent:
+    is_low = curve.last < SPENT_ENTROPY and curve.first < SPENT_ENTROPY
+    is_spent = case.is_stuck and is_low and share < MAX_SPENT_SHARE
+    if share >= NOTED_ENTROPY_SHARE and not is_spent:
         return None
+
+    reward = case.summary(REWARD_METRIC)
     # Means alone do not show how high a reward goes.
     knows_top = case.trend.kind is not TrendKind.FALLING and case.has("reward/max")
     is_at_top = reward is not None and knows_top and case.scaled_reward(reward.last) >= NEAR_TOP
     is_paid = case.entropy_weight < 0  # a bonus of the wrong sign asks for it
-    is_fault = case.is_stuck and (is_paid or (not is_at_top and (share < GONE or is_spent)))
+    is_collapsed = share < COLLAPSED_ENTROPY_SHARE
+    is_fault = case.is_stuck and (is_paid or (not is_at_top and (is_collapsed or is_spent)))
+
     meanwhile = "over the run"
     basis = SUSPICION
     if is_fault:
         meanwhile = "while the reward stood still: there is nothing left to explore with"
-        basis = PROOF if share < GONE or is_paid else SIGNAL
+        basis = PROOF if is_collapsed or is_paid else SIGNAL
     elif is_at_top or case.is_learning:
         when = "with the reward near its top" if is_at_top else "while the reward rose"
         meanwhile = f"{when}: a policy that is right grows sure, and that is normal"
     summary = f"Entropy fell from {begin:.3g} to {curve.last:.3g} nats {meanwhile}."
-    shown = case.evidence(ENTROPY, f"Entropy at {share:.1%} of its start.")
-    return Found(warn_if(is_fault), basis, summary, [shown], COLLAPSE)
+    evidence = case.evidence(ENTROPY_METRIC, f"Entropy at {share:.1%} of its start.")
+    return Found(warn_if(is_fault), basis, summary, [evidence], ENTROPY_COLLAPSE)
 
 
 # Length / length at first, up to which its shortest quarter is worth a note, and below which the
 # end is a fault where the reward falls too.
 NOTED_LENGTH = 0.55
 COLLAPSED_LENGTH = 0.25
+# Tokens at first below which completions are too short to shrink.
+MIN_INITIAL_TOKENS = 8
 
 
 @check("sampling.length-collapse")
 def length_collapse(case: Case) -> Found | None:
     """Report completions that shrink; a fault where the reward falls with them."""
-    length = case.summary(LENGTH)
-    if length is None or len(length.values) < FEWEST or length.initial < 8:
+    length = case.summary(LENGTH_METRIC)
+    if length is None or len(length.values) < MIN_CURVE_POINTS:
         return None
-    least = min(float(np.median(part)) for part in np.array_split(length.values, 4))
+    if length.initial < MIN_INITIAL_TOKENS:
+        return None
+    least = min(float(np.median(quarter)) for quarter in np.array_split(length.values, 4))
     if least > NOTED_LENGTH * length.initial:
         return None
     is_short = length.last < COLLAPSED_LENGTH * length.initial
     is_fault = case.trend.kind is TrendKind.FALLING and is_short
+    severity, basis = (WARNING, SIGNAL) if is_fault else (NOTE, SUSPICION)
+    with_reward = " with the reward" if is_fault else ""
+    summary = f"Completions shrank from {length.initial:.0f} to {least:.0f} tokens{with_reward}."
     text = (
-        f"Completions shrank from {length.initial:.0f} to {least:.0f}"
-        f" tokens{' with the reward' * is_fault}."
-    )
-    share = (
         f"In its shortest quarter {least / length.initial:.0%} of its start; {length.last:.0f}"
         " tokens at the end."
     )
-    sure = (WARNING, SIGNAL) if is_fault else (NOTE, SUSPICION)
-    return Found(*sure, text, [case.evidence(LENGTH, share)])
+    return Found(severity, basis, summary, [case.evidence(LENGTH_METRIC, text)])
 
 
-# Share of rollouts cut by length, in some part of the run, that is worth a note, and that is nearly
-# all of them.
-MANY = 0.25
-NEARLY_ALL = 0.9
-# The same among single rollouts, of which it takes so many.
-SOME = 0.15
-ALL = 0.95
-ENOUGH = 32
-# Shares that earn the least, in groups with both kinds: of those cut at least, of others at most.
+# Share of rollouts cut by length, in some quarter of the run, that is worth a note, and that is
+# nearly all of them.
+NOTED_CUT_SHARE = 0.25
+NEARLY_ALL_CUT_SHARE = 0.9
+# Points of a curve from which its quarters are compared.
+MIN_QUARTERED_POINTS = 5
+# The same among single rollouts, and the number of them that it takes.
+NOTED_CUT_ROLLOUTS_SHARE = 0.15
+ALL_CUT_ROLLOUTS_SHARE = 0.95
+MIN_ROLLOUTS = 32
+# Groups with both cut and uncut rollouts that it takes to compare them.
+MIN_MIXED_GROUPS = 8
+# Shares that earn the least, in groups with both kinds: of those cut at least, of others at most;
+# and the standard errors by which they must differ.
 MIN_CUT_FAILURES = 0.9
 MAX_OTHER_FAILURES = 0.6
+MIN_FAILURE_ERRORS = 4
 # Margin by which right completions outnumber those that end by themselves, where cut ones are paid.
-PAID = 0.1
-# Share of rollouts cut by length from which an end of turn stops nothing.
-MOSTLY = 0.9
+MIN_PAID_MARGIN = 0.1
+# Shares of rollouts that go on after an end of turn, and that are cut by length, from which an end
+# of turn stops nothing.
+MIN_UNHEEDED_SHARE = 0.5
+MIN_UNHEEDED_CUT_SHARE = 0.9
+# Rounding of rewards that are equal.
+REWARD_TOLERANCE = 1e-6
 # Tokens in which hardly any answer fits.
-BRIEF = 4
+BRIEF_TOKENS = 4
 # Nats per token below which completions of one prompt are mostly one text.
 SURE_ENTROPY = 0.1
 
 
-@check(CUT, NO_STOP)
+@check(COMPLETION_TRUNCATED, NO_STOP)
 def endings(case: Case) -> Answer:
     """Judge completions that the length limit cut: some of them, or nearly all, which never stop by
     themselves.
@@ -188,95 +223,111 @@ def endings(case: Case) -> Answer:
 
 
 def _unheeded_ends(case: Case) -> Found | None:
-    """Find special tokens after which the model had to go on: it said that it was done, and was not
+    """Find special tokens after which the model had to go on: it ended its turn, and was not
     stopped.
     """
-    special: list[int] = (case.view.info.get("model") or {}).get("special") or []
-    rows = case.tables_with("ids", "turns", "roles") if special else []
-    flags = []
-    for r in rows:
-        is_special = np.isin(r.read_tokens("ids"), special) & (r.role_t == Role.MODEL)
-        turns = r.read_tokens("turns")
-        goes_on = (
-            (r.rollout_t[1:] == r.rollout_t[:-1])
-            & (turns[1:] == turns[:-1])
-            & (r.role_t[1:] == Role.MODEL)
-        )
-        flags.append(np.bincount(r.rollout_t[:-1][is_special[:-1] & goes_on], minlength=len(r)) > 0)
-    count = count_flags(flags)
-    total = sum(map(len, rows))
-    if not total or count < 0.5 * total or float(case.cut_by_length.mean()) < MOSTLY:
+    special_ids: list[int] = (case.view.info.get("model") or {}).get("special") or []
+    tables = case.tables_with("ids", "turns", "roles") if special_ids else []
+    flags: list[Flags] = []
+    for table in tables:
+        is_model_t = table.role_t == Role.MODEL
+        is_end_t = np.isin(table.read_tokens("ids"), special_ids) & is_model_t
+        turn_t = table.read_tokens("turns")
+        # The next token is of the same turn of the same rollout.
+        goes_on_t = table.rollout_t[1:] == table.rollout_t[:-1]
+        goes_on_t &= turn_t[1:] == turn_t[:-1]
+        goes_on_t &= is_model_t[1:]
+        unheeded_rollouts = table.rollout_t[:-1][is_end_t[:-1] & goes_on_t]
+        flags.append(np.bincount(unheeded_rollouts, minlength=len(table)) > 0)
+    n_unheeded = count_flags(flags)
+    n_rollouts = sum(map(len, tables))
+    if not n_rollouts or n_unheeded < MIN_UNHEEDED_SHARE * n_rollouts:
         return None
-    text = (
-        f"in {count} of {total} rollouts a special token such as an end of turn is followed by more"
-        " of the same turn"
-    )
+    if float(case.cut_by_length.mean()) < MIN_UNHEEDED_CUT_SHARE:
+        return None
     summary = (
         "The model says that it is done, and sampling goes on to the length limit: its end token is"
-        " not among the "
+        " not among the stop tokens."
     )
-    return Found(
-        WARNING,
-        PROOF,
-        f"{summary}stop tokens.",
-        [rollout_evidence(rows, flags, text, count / total)],
-        NO_STOP,
+    text = (
+        f"in {n_unheeded} of {n_rollouts} rollouts a special token such as an end of turn is"
+        " followed by more of the same turn"
     )
+    evidence = rollout_evidence(tables, flags, text, n_unheeded / n_rollouts)
+    return Found(WARNING, PROOF, summary, [evidence], NO_STOP)
 
 
 def _endings_by_curve(case: Case) -> Found | Lacking | None:
+    """Judge cut completions by the curve of their share."""
     cut = case.cut_by_length
     if len(cut) == 0:
         return Lacking("it was not logged how completions ended")
-    quarters = [float(part.mean()) for part in np.array_split(cut, 4) if len(cut) >= 5]
-    if max(quarters, default=0.0) < MANY:
+    if len(cut) < MIN_QUARTERED_POINTS:
+        return None
+    quarters = [float(part.mean()) for part in np.array_split(cut, 4)]
+    most = max(quarters)
+    if most < NOTED_CUT_SHARE:
         return None
     harm = _harm(case, cut)
-    is_always = min(quarters) >= NEARLY_ALL
-    head = (
-        "Nearly every completion ended"
-        if is_always
-        else f"Up to {max(quarters):.0%} of completions were cut"
-    )
-    text = (
+    is_always = min(quarters) >= NEARLY_ALL_CUT_SHARE
+    head = f"Up to {most:.0%} of completions were cut"
+    if is_always:
+        head = "Nearly every completion ended"
+    summary = (
         f"{head} by the length limit, {harm or 'which may be harmless if the answer comes first'}."
     )
-    told = f"Cut by length, by quarters of the run: {', '.join(f'{q:.2f}' for q in quarters)}."
-    shown = [Evidence(told, max(quarters), LENGTH_ENDED)]
-    if limit := case.value("sampling.max_tokens"):
-        shown.append(Evidence(f"The limit is {limit} tokens.", float(limit), "sampling/length/max"))
+    listed = ", ".join(f"{share:.2f}" for share in quarters)
+    evidence = [Evidence(f"Cut by length, by quarters of the run: {listed}.", most, CUT_METRIC)]
+    limit = case.value("sampling.max_tokens")
+    if limit:
+        text = f"The limit is {limit} tokens."
+        evidence.append(Evidence(text, float(limit), "sampling/length/max"))
     basis = SIGNAL if harm and not _is_unmoved(case) else SUSPICION
-    return Found(
-        warn_if(bool(harm)),
-        basis,
-        text,
-        shown,
-        NO_STOP if is_always and not _is_brief(case) else CUT,
-    )
+    cause = NO_STOP if is_always and not _is_brief(case) else COMPLETION_TRUNCATED
+    return Found(warn_if(bool(harm)), basis, summary, evidence, cause)
+
+
+# What it takes to correlate cut completions with the reward: points, a standard deviation of the
+# share of cut ones around its line, and the least correlation that is called harm.
+MIN_CORRELATED_POINTS = 20
+MIN_CUT_DEVIATION = 0.02
+MIN_HARM_CORRELATION = 0.3
+# Standard errors of a rank correlation of independent values (1/sqrt(n)) that it must exceed too.
+MIN_CORRELATION_ERRORS = 3
+# Height in its range below which a reward that stands still is low.
+LOW_REWARD = 0.5
 
 
 def _harm(case: Case, cut: Floats) -> str:
     """Tell how curves show that cut completions score lower; empty where they do not."""
-    paid = case.curve(REWARD_METRIC)[1]
+    rewards_by_point = case.curve(REWARD_METRIC)[1]
     trend = case.trend.kind
-    if len(paid) == len(cut) >= 20 and float(np.std(residuals(cut, 1))) > 0.02:
-        together = rank_correlation(residuals(cut, 1), residuals(paid, 1))
-        if together < -max(0.3, 3 / np.sqrt(len(cut))):
-            return f"and steps with more of them score lower (rank correlation {together:+.2f})"
+    is_long = len(rewards_by_point) == len(cut) >= MIN_CORRELATED_POINTS
+    if is_long and float(np.std(residuals(cut, 1))) > MIN_CUT_DEVIATION:
+        correlation = rank_correlation(residuals(cut, 1), residuals(rewards_by_point, 1))
+        least = max(MIN_HARM_CORRELATION, MIN_CORRELATION_ERRORS / np.sqrt(len(cut)))
+        if correlation < -least:
+            return f"and steps with more of them score lower (rank correlation {correlation:+.2f})"
+
     quarter = len(cut) // 4 or 1
-    if trend is TrendKind.FALLING and float(cut[-quarter:].mean() - cut[:quarter].mean()) > MANY:
+    rise = float(cut[-quarter:].mean() - cut[:quarter].mean())
+    if trend is TrendKind.FALLING and rise > NOTED_CUT_SHARE:
         return "and the reward fell as they became more"
-    is_low = len(paid) > 0 and case.scaled_reward(float(np.median(paid))) < 0.5
+
+    if trend is not TrendKind.FLAT or not len(rewards_by_point):
+        return ""
+    is_low = case.scaled_reward(float(np.median(rewards_by_point))) < LOW_REWARD
     # Where more completions are right than end by themselves, those that are cut are right too.
+    cut_share = float(np.median(cut))
     right = case.curve("reward/correct/share")[1]
-    is_paid = len(right) > 0 and float(np.median(right)) > 1 - float(np.median(cut)) + PAID
-    if trend is TrendKind.FLAT and is_low and float(np.median(cut)) >= NEARLY_ALL and not is_paid:
+    is_paid = len(right) > 0 and float(np.median(right)) > 1 - cut_share + MIN_PAID_MARGIN
+    if is_low and cut_share >= NEARLY_ALL_CUT_SHARE and not is_paid:
         return "and the reward does not rise from where it lies"
     return ""
 
 
 def _is_unmoved(case: Case) -> bool:
-    """Tell whether the updates already explain why the policy stays where it is: then its endings
+    """Return True if the updates already explain why the policy stays where it is: then its endings
     need not.
     """
     checks = (
@@ -290,105 +341,123 @@ def _is_unmoved(case: Case) -> bool:
 
 
 def _is_sure_of_itself(case: Case) -> bool:
-    """Tell whether completions of one prompt are mostly one text."""
-    curve = case.summary(ENTROPY)
+    """Return True if completions of one prompt are mostly one text."""
+    curve = case.summary(ENTROPY_METRIC)
     return curve is not None and curve.initial < SURE_ENTROPY
 
 
 def _is_brief(case: Case) -> bool:
-    """Tell whether the limit leaves so few tokens that hardly any answer fits."""
-    longest = case.summary("sampling/length/max")
+    """Return True if the limit leaves so few tokens that hardly any answer fits."""
     limit = case.value("sampling.max_tokens")
-    return limit <= BRIEF if limit else longest is not None and longest.last <= BRIEF
+    if limit:
+        return bool(limit <= BRIEF_TOKENS)
+    longest = case.summary("sampling/length/max")
+    return longest is not None and longest.last <= BRIEF_TOKENS
 
 
 def _suspected_endings(case: Case) -> Found | None:
     """Suspect completions that are cut before they answer, where groups fail alike."""
     cut = case.cut_by_length
-    if len(cut) == 0 or (share := float(cut.min())) < ALL or _is_sure_of_itself(case):
+    share = float(cut.min()) if len(cut) else 0.0
+    if share < ALL_CUT_ROLLOUTS_SHARE or _is_sure_of_itself(case):
         return None
     # A reward that is the same for all may be so because none answers; one above the least was
     # given for something.
-    is_constant = (
-        bool(rewards.constant_reward.alarms(case))
-        and case.curve(REWARD_METRIC)[1][-1] <= case.reward_range[0]
-    )
-    if advantages.unexplained_dead_groups(case) != advantages.AT_BOTTOM and not is_constant:
+    is_constant = bool(rewards.constant_reward.alarms(case))
+    is_constant_at_bottom = is_constant and case.curve(REWARD_METRIC)[1][-1] <= case.reward_range[0]
+    is_dead_at_bottom = advantages.unexplained_dead_groups(case) == advantages.AT_BOTTOM
+    if not is_dead_at_bottom and not is_constant_at_bottom:
         return None
-    is_brief = _is_brief(case)
-    when = "after a few tokens" if is_brief else "by the length limit"
-    what = "be cut before they answer" if is_brief else "never stop by themselves"
-    text = f"Nearly all completions are cut {when}, and most groups fail alike: they may {what}."
-    sure = (NOTE, SUSPICION) if _is_unmoved(case) else (WARNING, SIGNAL)
-    shown = Evidence(f"At least {share:.0%} cut at every step.", share, LENGTH_ENDED)
-    return Found(*sure, text, [shown], CUT if is_brief else NO_STOP)
+    cause = NO_STOP
+    when = "by the length limit"
+    what = "never stop by themselves"
+    if _is_brief(case):
+        cause = COMPLETION_TRUNCATED
+        when = "after a few tokens"
+        what = "be cut before they answer"
+    summary = f"Nearly all completions are cut {when}, and most groups fail alike: they may {what}."
+    severity, basis = (NOTE, SUSPICION) if _is_unmoved(case) else (WARNING, SIGNAL)
+    evidence = Evidence(f"At least {share:.0%} cut at every step.", share, CUT_METRIC)
+    return Found(severity, basis, summary, [evidence], cause)
 
 
 def _endings_by_rollout(case: Case) -> Found | Lacking | None:
-    if lacking := case.why_no_rollouts(("ended", "reward", "group")):
+    """Compare cut rollouts with the others of their group."""
+    lacking = case.why_no_rollouts(("ended", "reward", "group"))
+    if lacking:
         return Lacking(lacking)
-    if not case.grouped_steps:
+    steps = case.grouped_steps
+    if not steps:
         return Lacking("some rollouts have no group id")
-    rows = []
-    cut = []
-    failed = []
-    cut_flags = []
-    failed_flags = []
-    pairs = list[Floats]()
-    for g in case.grouped_steps:
-        low = g.table.by_rollout("reward_low")[g.index_n]
-        low_n = g.reward_n <= np.where(np.isfinite(low), low, g.reward_n.min()) + 1e-6
-        cut_n = g.table.cut_n[g.index_n]
-        rows.append(g.table)
-        cut.append(cut_n)
-        failed.append(low_n)
-        cut_flags.append(g.flags_over_step(cut_n))
-        failed_flags.append(g.flags_over_step(cut_n & low_n))
-        for group in np.unique(g.group_n[cut_n]):
-            mine = g.group_n == group
-            if not cut_n[mine].all():
-                pairs.append(np.array([low_n[mine & cut_n].mean(), low_n[mine & ~cut_n].mean()]))
-    share = float(np.concatenate(cut).mean())
-    if share < SOME or sum(map(len, cut)) < ENOUGH:
+    cut_flags: list[Flags] = []
+    failed_flags: list[Flags] = []
+    for step in steps:
+        low_n = step.table.by_rollout("reward_low")[step.index_n]
+        # Where the least reward is not declared, the step's least stands for it.
+        low_n = np.where(np.isfinite(low_n), low_n, step.reward_n.min())
+        failed_flags.append(step.reward_n <= low_n + REWARD_TOLERANCE)
+        cut_flags.append(step.table.cut_n[step.index_n])
+    is_cut = np.concatenate(cut_flags)
+    share = float(is_cut.mean())
+    if share < NOTED_CUT_ROLLOUTS_SHARE or len(is_cut) < MIN_ROLLOUTS:
         return None
-    # nothing to compare with: only where nearly all also earn the least that there is
-    if share >= ALL:
-        fail = float(np.concatenate(failed).mean())
-        stops = count_flags(r.ended_n == Ending.STOP_TOKEN.value for r in rows)
+    if share >= ALL_CUT_ROLLOUTS_SHARE:
+        # Nothing to compare with: a fault only where nearly all also earn the least that there is.
+        failed_share = float(np.concatenate(failed_flags).mean())
+        if failed_share < ALL_CUT_ROLLOUTS_SHARE:
+            return None
+        n_stopped = count_flags(step.table.ended_n == Ending.STOP_TOKEN.value for step in steps)
         text = (
-            f"{share:.0%} of the rollouts are cut by length, {stops} ended with a stop token, and"
-            f" {fail:.0%} fail"
+            f"{share:.0%} of the rollouts are cut by length, {n_stopped} ended with a stop token,"
+            f" and {failed_share:.0%} fail"
         )
-        shown = rollout_evidence(rows, cut_flags, text, share, LENGTH_ENDED)
-        return (
-            Found(WARNING, SIGNAL, PAGE_SUMMARY, [shown], CUT if _is_brief(case) else NO_STOP)
-            if fail >= ALL
-            else None
-        )
-    if len(pairs) < 8:
+        evidence = subset_evidence(steps, cut_flags, text, share, CUT_METRIC)
+        cause = COMPLETION_TRUNCATED if _is_brief(case) else NO_STOP
+        return Found(WARNING, SIGNAL, PAGE_SUMMARY, [evidence], cause)
+
+    failures = _failures_in_mixed_groups(steps, cut_flags, failed_flags)
+    if len(failures) < MIN_MIXED_GROUPS:
         return None
-    both = np.array(pairs)
-    cut_fails, whole_fails = both.mean(axis=0)
-    difference = both[:, 0] - both[:, 1]
+    cut_failures, other_failures = failures.mean(axis=0)
+    if cut_failures < MIN_CUT_FAILURES or other_failures > MAX_OTHER_FAILURES:
+        return None
+    difference = failures[:, 0] - failures[:, 1]
     error = difference.std(ddof=1) / np.sqrt(len(difference))
-    if cut_fails < MIN_CUT_FAILURES or whole_fails > MAX_OTHER_FAILURES:
+    if difference.mean() < MIN_FAILURE_ERRORS * error:
         return None
-    if difference.mean() < 4 * error:
-        return None
-    fails = (
-        f"{cut_fails:.0%} of the cut ones and {whole_fails:.0%} of the others earn the least"
+    text = (
+        f"{share:.0%} of the rollouts are cut; in {len(failures)} groups that have both kinds"
+        f" {cut_failures:.0%} of the cut ones and {other_failures:.0%} of the others earn the least"
         " there is"
     )
-    text = (
-        f"{share:.0%} of the rollouts are cut; in {len(pairs)} groups that have both kinds {fails}"
-    )
-    return Found(
-        WARNING,
-        SIGNAL,
-        PAGE_SUMMARY,
-        [rollout_evidence(rows, failed_flags, text, share, LENGTH_ENDED)],
-        CUT,
-    )
+    pairs = zip(cut_flags, failed_flags, strict=True)
+    cut_and_failed = [is_cut_n & is_failed_n for is_cut_n, is_failed_n in pairs]
+    evidence = subset_evidence(steps, cut_and_failed, text, share, CUT_METRIC)
+    return Found(WARNING, SIGNAL, PAGE_SUMMARY, [evidence], COMPLETION_TRUNCATED)
+
+
+def _failures_in_mixed_groups(
+    steps: Sequence[GroupedRollouts], cut_flags: Sequence[Flags], failed_flags: Sequence[Flags]
+) -> Floats:
+    """Return, for each group with both kinds, the shares of cut and of other rollouts that fail."""
+    failures: list[tuple[float, float]] = []
+    for step, is_cut_n, is_failed_n in zip(steps, cut_flags, failed_flags, strict=True):
+        for group in np.unique(step.group_n[is_cut_n]):
+            is_member_n = step.group_n == group
+            others_n = is_member_n & ~is_cut_n
+            if others_n.any():
+                cut_failures = is_failed_n[is_member_n & is_cut_n].mean()
+                failures.append((float(cut_failures), float(is_failed_n[others_n].mean())))
+    return np.array(failures, np.float64).reshape(-1, 2)
+
+
+# Points of length 0 that chance does not make.
+MIN_EMPTY_POINTS = 3
+# Shares of rollouts refused for their prompt from which that is critical, and a warning.
+CRITICAL_REFUSED_SHARE = 0.5
+WARNING_REFUSED_SHARE = 0.01
+# Share of prompts at exactly their limit from which they were cut there.
+MIN_FULL_SHARE = 0.05
 
 
 @check("context.prompt-truncated")
@@ -397,170 +466,188 @@ def prompts(case: Case) -> Answer:
     no token at all.
     """
     answer = _prompts_by_rollout(case)
-    steps, lengths = case.curve(LENGTH)
-    if len(lengths) < 3 or lengths.any():  # a model that answers says at least its stop token
+    steps, lengths = case.curve(LENGTH_METRIC)
+    # A model that answers writes its stop token at least.
+    if len(lengths) < MIN_EMPTY_POINTS or lengths.any():
         return answer
-    text = "No completion has a single token: prompts leave no room for an answer, or are refused."
-    shown = Evidence(f"Length 0 at each of {len(lengths)} steps.", 0.0, LENGTH, int(steps[0]))
-    return [answer, Found(CRITICAL, SIGNAL, text, [shown])]
+    summary = (
+        "No completion has a single token: prompts leave no room for an answer, or are refused."
+    )
+    text = f"Length 0 at each of {len(lengths)} steps."
+    evidence = Evidence(text, 0.0, LENGTH_METRIC, int(steps[0]))
+    return [answer, Found(CRITICAL, SIGNAL, summary, [evidence])]
 
 
 def _prompts_by_rollout(case: Case) -> Found | Lacking | None:
-    if lacking := case.why_no_rollouts():
+    """Find rollouts whose prompt was refused, or is exactly at the limit."""
+    lacking = case.why_no_rollouts()
+    if lacking:
         return Lacking(lacking)
-    rows = case.tables
-    total = sum(map(len, case.tables))
-    refused = [
-        np.array([boundary_of(e) == "prompt" for e in r.texts("error")], np.bool_) for r in rows
-    ]
-    if count := count_flags(refused):
-        text = f"{count} of {total} rollouts never began, because their prompt does not fit"
-        severity = severity_by_share(count / total, 0.5, 0.01)
-        shown = rollout_evidence(rows, refused, text, count / total)
-        return Found(severity, PROOF, "Prompts are longer than the run has room for.", [shown])
+    n_rollouts = sum(map(len, case.tables))
+    refused: list[Flags] = []
+    for table in case.tables:
+        boundaries = [boundary_of(error) for error in table.texts("error")]
+        refused.append(np.array([boundary == "prompt" for boundary in boundaries], np.bool_))
+    n_refused = count_flags(refused)
+    if n_refused:
+        share = n_refused / n_rollouts
+        prompts_text = "rollouts never began, because their prompt does not fit"
+        text = f"{n_refused} of {n_rollouts} {prompts_text}"
+        severity = severity_by_share(share, CRITICAL_REFUSED_SHARE, WARNING_REFUSED_SHARE)
+        evidence = rollout_evidence(case.tables, refused, text, share)
+        return Found(severity, PROOF, "Prompts are longer than the run has room for.", [evidence])
+
     if case.view.trainer == "uptrend":  # its prompts are never cut
         return None
     limit = int(case.value("sampling.max_prompt") or 0)
-    rows = case.tables_with("roles")
-    if not limit or not rows:
+    tables = case.tables_with("roles")
+    if not limit or not tables:
         return Lacking("no limit of prompts is known, or no tokens were kept")
-    full = [
-        np.bincount(r.rollout_t[r.role_t == Role.PROMPT], minlength=len(r)) >= limit for r in rows
-    ]
-    count = count_flags(full)
-    total = sum(map(len, rows))
-    if count < 0.05 * total:
+    full: list[Flags] = []
+    for table in tables:
+        prompt_rollouts = table.rollout_t[table.role_t == Role.PROMPT]
+        length_n = np.bincount(prompt_rollouts, minlength=len(table))
+        full.append(length_n >= limit)
+    n_full = count_flags(full)
+    n_rollouts = sum(map(len, tables))
+    if n_full < MIN_FULL_SHARE * n_rollouts:
         return None
-    text = f"{count} of {total} prompts have exactly the {limit} tokens that are allowed"
-    return Found(WARNING, SIGNAL, PAGE_SUMMARY, [rollout_evidence(rows, full, text, count / total)])
+    text = f"{n_full} of {n_rollouts} prompts have exactly the {limit} tokens that are allowed"
+    evidence = rollout_evidence(tables, full, text, n_full / n_rollouts)
+    return Found(WARNING, SIGNAL, PAGE_SUMMARY, [evidence])
 
 
-# Groups that it takes to judge their variety; the size of a group that may be too small, the one to
-# compare with, and by how much fewer of these must be dead.
-GROUPS = 12
+# Groups that it takes to judge their variety.
+MIN_GROUPS = 12
+# Size of a group that may be too small, the one to compare with, and by how much fewer of these
+# must be dead.
 SMALL_GROUP = 8
-LARGE = 16
+LARGE_GROUP = 16
 MIN_DEAD_FALL = 0.2
 # Share of dead groups from which a group compares too little.
 MIN_DEAD_SHARE = 0.5
+# Share of right rollouts above which tasks are too easy, which is another cause.
+MAX_RIGHT_SHARE = 0.8
 # Different texts / rollouts of a group up to which these are copies, and the temperature below
-# which that is no wonder.
+# which that is to be expected.
 MAX_DISTINCT_SHARE = 0.25
 LOW_TEMPERATURE = 0.6
+# Different texts per group below which nearly every group has one.
+MAX_GREEDY_TEXTS = 1.5
 
 
-@check(COLD, FEW)
+@check(TEMPERATURE_LOW, FEW_GENERATIONS)
 def diversity(case: Case) -> Answer:
     """Judge whether groups are large and varied enough to compare, before the run has had an effect
     on them.
     """
-    if lacking := case.why_no_rollouts(("group", "reward")):
+    lacking = case.why_no_rollouts(("group", "reward"))
+    if lacking:
         return [_suspected_copies(case), Lacking(lacking)]
-    steps = [g for g in map(group_rollouts, case.tables[:FIRST_STEPS_READ]) if g is not None]
-    if sum(len(g.size_g) for g in steps) < GROUPS:
-        return Lacking(f"fewer than {GROUPS} groups in the first {FIRST_STEPS_READ} steps")
-    dead = float(np.mean(np.concatenate([g.dead_g for g in steps])))
-    right = float(np.mean(np.concatenate([_right(g) for g in steps])))
-    # groups that compare, or tasks that are too easy: neither is at fault
-    if dead < MIN_DEAD_SHARE or right > 0.8:
+    steps: list[GroupedRollouts] = []
+    for table in case.tables[:FIRST_STEPS_READ]:
+        step = group_rollouts(table)
+        if step is not None:
+            steps.append(step)
+    if sum(len(step.size_g) for step in steps) < MIN_GROUPS:
+        return Lacking(f"fewer than {MIN_GROUPS} groups in the first {FIRST_STEPS_READ} steps")
+    dead_share_now = float(np.mean(np.concatenate([step.dead_g for step in steps])))
+    right_share = float(np.mean(np.concatenate([_right(step) for step in steps])))
+    # Groups that compare, or tasks that are too easy: neither is at fault.
+    if dead_share_now < MIN_DEAD_SHARE or right_share > MAX_RIGHT_SHARE:
         return None
-    if (
-        np.ptp(np.concatenate([g.table.reward_n[np.isfinite(g.table.reward_n)] for g in steps]))
-        == 0
-    ):
+    all_rewards = np.concatenate([step.table.reward_n for step in steps])
+    if np.ptp(all_rewards[np.isfinite(all_rewards)]) == 0:
         return None  # one reward for everything: no variety of rollouts would show in it
-    return [_copies(case, steps, dead), _small_groups(steps, dead)]
+    return [_copies(case, steps, dead_share_now), _small_groups(steps, dead_share_now)]
 
 
 def _suspected_copies(case: Case) -> Found | None:
     """Suspect rollouts that are nearly deterministic before anything was learned."""
-    curve = case.summary(ENTROPY)
-    if (
-        curve is None
-        or not _is_sure_of_itself(case)
-        or not advantages.unexplained_dead_groups(case)
-    ):
+    curve = case.summary(ENTROPY_METRIC)
+    if curve is None or not _is_sure_of_itself(case):
         return None
-    why = (
-        "There is almost no entropy from the first steps on, and rollouts of a group get one reward"
+    if not advantages.unexplained_dead_groups(case):
+        return None
+    summary = (
+        "There is almost no entropy from the first steps on, and rollouts of a group get one"
+        " reward: they may be copies. The temperature, or the texts of one group, would settle it."
     )
-    text = (
-        f"{why}: they may be copies. The temperature, or the texts of one group, would settle it."
-    )
-    shown = Evidence(
-        f"Entropy {curve.initial:.2g} at first.", curve.initial, ENTROPY, int(case.view.steps[0])
-    )
-    return Found(WARNING, SIGNAL, text, [shown], COLD)
+    text = f"Entropy {curve.initial:.2g} at first."
+    evidence = Evidence(text, curve.initial, ENTROPY_METRIC, int(case.view.steps[0]))
+    return Found(WARNING, SIGNAL, summary, [evidence], TEMPERATURE_LOW)
 
 
-def _copies(case: Case, steps: list[GroupedRollouts], dead: float) -> Found | None:
-    if not all(g.table.has("ids", "roles") for g in steps):
+def _copies(case: Case, steps: Sequence[GroupedRollouts], dead_share_now: float) -> Found | None:
+    """Find groups whose rollouts are nearly the same text."""
+    if not all(step.table.has("ids", "roles") for step in steps):
         return None
-    distinct = float(np.mean(np.concatenate([_distinct(g) for g in steps])))
-    if distinct > MAX_DISTINCT_SHARE:
+    distinct_by_step = [_distinct(step) for step in steps]
+    distinct_share = float(np.mean(np.concatenate(distinct_by_step)))
+    if distinct_share > MAX_DISTINCT_SHARE:
         return None
-    size = int(np.median(np.concatenate([g.size_g for g in steps])))
-    text = (
-        f"of {size} rollouts per group {distinct * size:.1f} differ, and {dead:.0%} of the groups"
-        " are dead"
-    )
-    shown = [_seen_dead(steps, text, distinct, "sampling/distinct/share")]
-    temperature = case.value("sampling.temperature")
-    entropy = case.summary(ENTROPY)
-    if temperature is not None:
-        shown.append(Evidence(f"sampling.temperature is {temperature:g}", float(temperature)))
-    # One text for all, before any update, from a policy that is not sure of itself: nothing was
-    # drawn at random.
-    is_greedy = (
-        float(_distinct(steps[0]).mean()) * size < 1.5
-        and entropy is not None
-        and entropy.values[0] > SURE_ENTROPY
-    )
+    size = int(np.median(np.concatenate([step.size_g for step in steps])))
     summary = (
         "The rollouts of a group are nearly the same: at this temperature there is nothing to"
         " compare."
     )
-    sure = (
-        (WARNING, SIGNAL)
-        if is_greedy or (temperature or 1.0) < LOW_TEMPERATURE
-        else (NOTE, SUSPICION)
+    text = (
+        f"of {size} rollouts per group {distinct_share * size:.1f} differ, and"
+        f" {dead_share_now:.0%} of the groups are dead"
     )
-    return Found(*sure, summary, shown, COLD)
+    evidence = [_dead_evidence(steps, text, distinct_share, "sampling/distinct/share")]
+    temperature = case.value("sampling.temperature")
+    if temperature is not None:
+        text = f"sampling.temperature is {temperature:g}"
+        evidence.append(Evidence(text, float(temperature)))
+
+    # One text for all, before any update, from a policy that is not sure of itself: nothing was
+    # drawn at random.
+    curve = case.summary(ENTROPY_METRIC)
+    is_one_text = float(distinct_by_step[0].mean()) * size < MAX_GREEDY_TEXTS
+    is_greedy = is_one_text and curve is not None and curve.values[0] > SURE_ENTROPY
+    is_cold = (temperature or 1.0) < LOW_TEMPERATURE
+    severity, basis = (WARNING, SIGNAL) if is_greedy or is_cold else (NOTE, SUSPICION)
+    return Found(severity, basis, summary, evidence, TEMPERATURE_LOW)
 
 
-def _small_groups(steps: list[GroupedRollouts], dead: float) -> Found | None:
+def _small_groups(steps: Sequence[GroupedRollouts], dead_share_now: float) -> Found | None:
     """Report groups that are mostly dead at this size and would not be at a larger one."""
-    # Rollouts that failed count: a group that lost half of them is not small.
-    size = int(
-        np.median(
-            np.concatenate(
-                [np.bincount(g.table.group_n) for g in steps if g.table.group_n is not None]
-            )
-        )
-    )
-    rates = np.concatenate([np.bincount(g.group_n, weights=_right(g)) / g.size_g for g in steps])
+    sizes: list[Ints] = []
+    rates_by_step: list[Floats] = []
+    for step in steps:
+        # Rollouts that failed count: a group that lost half of them is not small.
+        if step.table.group_n is not None:
+            sizes.append(np.bincount(step.table.group_n))
+        rates_by_step.append(np.bincount(step.group_n, weights=_right(step)) / step.size_g)
+    size = int(np.median(np.concatenate(sizes)))
+    rates = np.concatenate(rates_by_step)
     if not 2 <= size < SMALL_GROUP or rates.std() == 0:
         return None
-    now, then = (dead_share(*fit_beta(rates, size), n) for n in (size, LARGE))
-    if now < MIN_DEAD_SHARE or now - then < MIN_DEAD_FALL:
+    alpha, beta = fit_beta(rates, size)
+    expected_now = dead_share(alpha, beta, size)
+    expected_large = dead_share(alpha, beta, LARGE_GROUP)
+    fall = expected_now - expected_large
+    if expected_now < MIN_DEAD_SHARE or fall < MIN_DEAD_FALL:
         return None
-    text = (
-        f"{dead:.0%} of groups of {size} are dead; such pass rates predict {now:.0%}, and"
-        f" {then:.0%} at {LARGE}"
-    )
     summary = (
         f"Groups of {size} are too small for these tasks: most hold only failures or only"
         " successes."
     )
-    return Found(
-        WARNING, SIGNAL, summary, [_seen_dead(steps, text, now - then, "advantage/dead/share")], FEW
+    text = (
+        f"{dead_share_now:.0%} of groups of {size} are dead; such pass rates predict"
+        f" {expected_now:.0%}, and {expected_large:.0%} at {LARGE_GROUP}"
     )
+    evidence = _dead_evidence(steps, text, fall, "advantage/dead/share")
+    return Found(WARNING, SIGNAL, summary, [evidence], FEW_GENERATIONS)
 
 
 def fit_beta(rates: Floats, size: int) -> tuple[float, float]:
     """Fit a Beta distribution to pass rates by moments: how tasks vary, beyond the noise of `size`
     rollouts.
     """
+    # The variance of a beta-binomial rate is mean (1 − mean) (1/size + (1 − 1/size) rho), with
+    # rho = 1 / (alpha + beta + 1).
     mean = float(np.clip(rates.mean(), 1e-3, 1 - 1e-3))
     spread = float(rates.var(ddof=1)) / (mean * (1 - mean))
     rho = float(np.clip((spread - 1 / size) / (1 - 1 / size), 1e-3, 0.999))
@@ -575,29 +662,27 @@ def dead_share(alpha: float, beta: float, size: int) -> float:
     return all_right(alpha, beta, size) + all_right(beta, alpha, size)
 
 
-def _right(g: GroupedRollouts) -> Flags:
-    correct = g.table.by_rollout("correct")[g.index_n]
-    return np.asarray(
-        np.where(np.isfinite(correct), correct == 1, g.reward_n >= g.reward_n.max()), np.bool_
-    )
+def _right(step: GroupedRollouts) -> Flags:
+    """Flag right rollouts; those with the step's best reward where it was not recorded."""
+    correct_n = step.table.by_rollout("correct")[step.index_n]
+    is_best_n = step.reward_n >= step.reward_n.max()
+    return np.asarray(np.where(np.isfinite(correct_n), correct_n == 1, is_best_n), np.bool_)
 
 
-def _distinct(g: GroupedRollouts) -> Floats:
+def _distinct(step: GroupedRollouts) -> Floats:
     """Return the number of different texts per rollout, by group."""
-    ids = g.table.read_tokens("ids")
-    said = np.split(ids[np.flatnonzero(g.table.model_t)], np.cumsum(g.table.lengths_n)[:-1])
-    texts = {
-        (int(group), said[place].tobytes())
-        for place, group in zip(g.index_n, g.group_n, strict=True)
-    }
-    return np.bincount([group for group, _ in texts], minlength=len(g.size_g)) / g.size_g
+    model_ids = step.table.read_tokens("ids")[np.flatnonzero(step.table.model_t)]
+    ids_by_rollout = np.split(model_ids, np.cumsum(step.table.lengths_n)[:-1])
+    texts: set[tuple[int, bytes]] = set()
+    for n, group in zip(step.index_n, step.group_n, strict=True):
+        texts.add((int(group), ids_by_rollout[n].tobytes()))
+    n_texts_g = np.bincount([group for group, _ in texts], minlength=len(step.size_g))
+    return n_texts_g / step.size_g
 
 
-def _seen_dead(steps: list[GroupedRollouts], text: str, value: float, metric: str) -> Evidence:
-    return rollout_evidence(
-        [g.table for g in steps],
-        [g.flags_over_step(g.dead_g[g.group_n]) for g in steps],
-        text,
-        value,
-        metric,
-    )
+def _dead_evidence(
+    steps: Sequence[GroupedRollouts], text: str, value: float, metric: str
+) -> Evidence:
+    """Return evidence that points at the first rollout of a dead group."""
+    flags = [step.dead_g[step.group_n] for step in steps]
+    return subset_evidence(steps, flags, text, value, metric)

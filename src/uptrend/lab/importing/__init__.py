@@ -49,11 +49,9 @@ def import_journals(paths: Sequence[Path], notebook: Notebook) -> Imported:
         imported.entries += n_new
         imported.already += len(entries) - n_new
 
-        page = (
-            PROBLEM_PAGE
-            if journal.is_problem
-            else f"{IMPORTED_FOLDER}/{Path(journal.name).stem}.md"
-        )
+        page = f"{IMPORTED_FOLDER}/{Path(journal.name).stem}.md"
+        if journal.is_problem:
+            page = PROBLEM_PAGE
         text = _page_text(journal)
         _put_blocks(notebook, imported, page, {_key(journal.title): text})
     notebook.refresh()

@@ -273,7 +273,7 @@ def _is_expectation(text: str, match: re.Match[str]) -> bool:
 
 
 def _date_in(texts: Iterable[str]) -> str:
-    """Return the first date in any of the texts; empty where there is none."""
+    """Return the first date in the texts; empty if they have none."""
     for text in texts:
         match = LINE_FORMS["date"].search(text)
         if match:

@@ -93,7 +93,7 @@ def read_verdict(path: Path) -> tuple[Verdict, Entry | None] | None:
 
 
 def read_rows(kind: type[T], path: Path) -> tuple[T, ...]:
-    """Read the runs or the curves that an experiment has so far; nothing where there are none."""
+    """Read the runs or the curves that an experiment has so far; empty before the first."""
 
     def parse(table: Any) -> tuple[T, ...]:
         return tuple(build(kind, row) for row in table.get("runs", []))
