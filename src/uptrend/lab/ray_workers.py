@@ -124,9 +124,9 @@ class RayWorkers(Workers):
             n_runs = min(n_runs, n_by_gpus)
         return max(1, n_runs)
 
-    def _is_going(self, job: Job) -> bool:
+    def _is_running(self, job: Job) -> bool:
         if job.handle is None:
-            return super()._is_going(job)
+            return super()._is_running(job)
         return not self._ray.wait([job.handle], timeout=0)[0]
 
     def _outcome(self, job: Job) -> Outcome:

@@ -95,10 +95,11 @@ def processes_of(planned: PlannedRun) -> int:
 
 def threads_of(planned: PlannedRun) -> int:
     """Return the CPU threads of a run."""
-    return max(1, int(planned.config["compute"]["threads"])) * processes_of(planned)
+    threads = int(planned.config["compute"]["threads"])
+    return max(1, threads) * processes_of(planned)
 
 
-def takes_all(planned: PlannedRun) -> bool:
+def needs_all_gpus(planned: PlannedRun) -> bool:
     """Return True if a run has the machine's GPUs for itself."""
     return uses_gpu(planned) and processes_of(planned) > 1
 
@@ -113,7 +114,7 @@ def log_of(planned: PlannedRun) -> Path:
     return planned.folder.with_name(f"{planned.folder.name}.log")
 
 
-def make_way(planned: PlannedRun) -> None:
+def set_aside_unfinished(planned: PlannedRun) -> None:
     """Set a run aside that can't be continued; started again from its seed, it gives the same."""
     if not planned.folder.exists():
         return
@@ -131,7 +132,7 @@ def start(
     """Start a run in its own process and session, on a GPU by name; `setup` is called in the new
     process.
     """
-    make_way(planned)
+    set_aside_unfinished(planned)
     planned.folder.parent.mkdir(parents=True, exist_ok=True)
     compute = planned.config["compute"]
     variables = {
@@ -140,7 +141,7 @@ def start(
         "OMP_NUM_THREADS": str(compute["threads"]),
     }
     # A device such as cuda:1 is the user's choice, which stays.
-    if gpu and compute["device"] == "cuda" and not takes_all(planned):
+    if gpu and compute["device"] == "cuda" and not needs_all_gpus(planned):
         variables["CUDA_VISIBLE_DEVICES"] = gpu
     with log_of(planned).open("ab") as log:
         return subprocess.Popen(
@@ -177,14 +178,18 @@ def _end_of_process(planned: PlannedRun, code: int | None) -> str:
     if code is not None and code < 0:
         end = f"it was ended by signal {-code}"
     log = log_of(planned)
-    text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
+    text = ""
+    if log.exists():
+        text = log.read_text(encoding="utf-8", errors="replace").strip()
     last_line = text.split("\n")[-1]
     return f"{last_line.strip()} ({end})" if last_line else end
 
 
 def _events(planned: PlannedRun) -> Sequence[dict[str, Any]]:
     """Return the events of a run; none before it has records."""
-    return Run(planned.folder).events if (planned.folder / "run.json").exists() else ()
+    if not (planned.folder / "run.json").exists():
+        return ()
+    return Run(planned.folder).events
 
 
 def need_gib(planned: PlannedRun) -> float | None:
@@ -274,7 +279,7 @@ class Workers:
             try:
                 while queue.waiting or queue.running:
                     yield from self._start_waiting(queue, launcher, wanted, watch)
-                    ended = [job for job in queue.running if not self._is_going(job)]
+                    ended = [job for job in queue.running if not self._is_running(job)]
                     for job in ended:
                         outcome = self._take_out(job, queue)
                         if outcome is not None:
@@ -347,8 +352,8 @@ class Workers:
         """Return the name of a GPU for one more run, '' for the machine's memory; None if it does
         not fit beside our `own`.
         """
-        needs_machine = any(takes_all(job.planned) for job in own)
-        if own and (needs_machine or takes_all(planned)):
+        is_taken = any(needs_all_gpus(job.planned) for job in own)
+        if own and (is_taken or needs_all_gpus(planned)):
             return None
         if not own or self.at_once is not None:
             if self.at_once is not None and len(own) >= self.at_once:
@@ -375,7 +380,7 @@ class Workers:
             return None
         return emptiest
 
-    def _is_going(self, job: Job) -> bool:
+    def _is_running(self, job: Job) -> bool:
         """Return True until a run's process has ended."""
         if job.handle is None:
             return is_being_written(job.planned.folder)
