@@ -8,11 +8,11 @@ import pytest
 
 import uptrend
 from uptrend.config import load_config, to_table
+from uptrend.config.functions import register_functions
 from uptrend.doctor.catalogue import CATALOGUE, Cause, complete_fix
 from uptrend.doctor.diagnose import diagnose
 from uptrend.records import Fix, Run, RunRefused, from_lines
 from uptrend.tasks.data import serialize_rows
-from uptrend.tasks.functions import register_functions
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.validate import validate
 

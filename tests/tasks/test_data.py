@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from uptrend.config import load_config
+from uptrend.config.functions import register_functions
 from uptrend.records import ConfigError, TasksetError, task_id
 from uptrend.records.rollout import Message
 from uptrend.tasks import rewards
 from uptrend.tasks.data import serialize_rows
-from uptrend.tasks.functions import register_functions
 from uptrend.tasks.pool import make_heldout, make_pool, make_taskset
 from uptrend.tasks.taskset import known_gold, play_script, say
 from uptrend.tasks.validate import validate

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from uptrend.config.functions import register_functions
 from uptrend.records import Ending, Message, Rollout, TasksetError
 from uptrend.rollout.play import (
     RolloutRequest,
@@ -25,7 +26,7 @@ from uptrend.rollout.play import (
 )
 from uptrend.rollout.sampler import Limits
 from uptrend.tasks import event_loop
-from uptrend.tasks.functions import QUICK_S, read_values, register_functions
+from uptrend.tasks.functions import QUICK_S, read_values
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.taskset import Taskset
 from uptrend.tasks.workers import count_cores

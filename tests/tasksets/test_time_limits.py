@@ -13,12 +13,12 @@ import pytest
 
 import uptrend
 from mlgym_folder import write_folder
+from uptrend.config.functions import register_functions
 from uptrend.records import Ending, Message, Rollout, Run
 from uptrend.rollout.play import RolloutRequest, Timeouts, play_messages, repeat_messages
 from uptrend.rollout.sampler import Limits
 from uptrend.tasks import event_loop
 from uptrend.tasks.event_loop import holding
-from uptrend.tasks.functions import register_functions
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.taskset import Taskset
 from uptrend.tasksets.mlgym.taskset import MlGym, MlGymOptions

@@ -19,9 +19,10 @@ probability rose a lot would outweigh all others (two-sided clipping, INTELLECT-
     gspo     1/N Σ_i term with one ratio per rollout, exp(mean_t log r)    Zheng et al. 2025, arXiv 2507.18071
     cispo    −1/Σ_i|o_i| Σ_i Σ_t stop_gradient(min(r, clip_high)) A log π  MiniMax-M1 2025, arXiv 2506.13585
 
-b = row, t = token. A new loss is one entry in `LOSSES`.
+b = row, t = token. A new loss is one entry in `LOSSES`, or a function that a recipe names.
 """  # noqa: E501 (a table)
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor
 
 from uptrend.algo.masks import rollout_sum, within
+from uptrend.config.functions import load_named
 from uptrend.config.schema import Learning
 
 
@@ -175,6 +177,33 @@ LOSSES: dict[str, Loss] = {
     # weight. The bound is on the ratio itself (5, say, not 1 + ε), and there is none below.
     "cispo": Loss(mean_of_tokens, bounded),
 }
+
+
+def find_loss(name: str) -> Loss:
+    """Return the loss of this name, or one of a user's own, as `module:function`.
+
+    That is a `Loss`, or a surrogate, `(ratio_bt, advantages_bt, logprobs_bt, clips)`, which returns
+    the loss of each token, with or without where the clips cut it. Each token then counts the same.
+    """
+    return LOSSES.get(name) or _load_loss(name)
+
+
+@functools.cache
+def _load_loss(name: str) -> Loss:
+    own = load_named(name, "loss", lambda own: callable(own) or isinstance(own, Loss))
+    if isinstance(own, Loss):
+        return own
+
+    def surrogate(
+        ratio_bt: Tensor, advantages_bt: Tensor, logprobs_bt: Tensor, clips: Clips
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        outcome = own(ratio_bt, advantages_bt, logprobs_bt, clips)
+        if isinstance(outcome, tuple):
+            return outcome
+        uncut_bt = torch.zeros_like(ratio_bt, dtype=torch.bool)
+        return outcome, uncut_bt, uncut_bt
+
+    return Loss(mean_of_tokens, surrogate)
 
 
 # The distance to the reference is estimated from one sampled token each, with d = log π(token) −

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from uptrend.algo.losses import ESTIMATORS, LOSSES, Clips, mean_of_tokens
+from uptrend.algo.losses import ESTIMATORS, Clips, find_loss, mean_of_tokens
 from uptrend.algo.masks import number_rollouts, rollout_sum, within
 from uptrend.config.schema import Estimator, Learning
 
@@ -75,7 +75,7 @@ def prepare(
     assert reference_bt is not None or learning.kl.beta == 0, (
         "a KL penalty needs the reference's log-probabilities"
     )
-    loss = LOSSES[learning.loss]
+    loss = find_loss(learning.loss)
     rollouts_bt, count = number_rollouts(rollouts_b, mask_bt)
     return Batch(
         mask_bt=mask_bt,
@@ -129,7 +129,7 @@ def objective(
     old_bt = logprobs_bt.detach() if batch.old_bt is None else batch.old_bt
     sampler_bt = old_bt if batch.sampler_bt is None else batch.sampler_bt
 
-    terms = LOSSES[learning.loss].terms(
+    terms = find_loss(learning.loss).terms(
         logprobs_bt,
         old_bt,
         batch.advantages_bt,

@@ -17,7 +17,7 @@ from rich.markdown import Markdown
 
 from uptrend.cli.console import AsJson, print_json
 from uptrend.config.load import bounds_in_words, bounds_of, choices_in_words, config_hint
-from uptrend.config.schema import Config
+from uptrend.config.schema import Config, FunctionName
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
 from uptrend.present.terminal import columns, terminal
@@ -183,6 +183,9 @@ def _type_in_words(type_: Any, annotation: Any) -> str:
     """Return a type in words; its bounds are in the annotation."""
     if dataclasses.is_dataclass(type_):
         return "table"
+    options = typing.get_args(type_)
+    if FunctionName in options:
+        return f"{', '.join(choices_in_words(options[0]))}, or module:function"
     if typing.get_origin(type_) is typing.Literal:
         return ", ".join(choices_in_words(type_))
     if typing.get_origin(type_) is tuple:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, Predicate
 
-from uptrend.config.schema import Config, Otherwise, Tasks
+from uptrend.config.schema import Config, FunctionName, Otherwise, Tasks
 from uptrend.config.tables import flatten, join, to_toml
 from uptrend.records import ConfigError
 from uptrend.records.dialects import meanings
@@ -90,6 +90,8 @@ def load_config(
 
 # Options that name files, and those by which `[eval]` has rows of its own.
 _FILE_OPTIONS = ("file", "schema", "reward")
+# Keys of `[learning]` that may name functions.
+_FUNCTION_OPTIONS = ("loss", "advantages")
 _SOURCE_OPTIONS = ("file", "dataset", "config", "split")
 
 
@@ -124,6 +126,11 @@ def _resolve_paths(table: dict[str, Any], folder: Path) -> None:
                 section[key] = [_resolve_path(entry, folder) for entry in option]
             elif option is not None:
                 section[key] = _resolve_path(option, folder)
+    learning = table.get("learning")
+    if isinstance(learning, dict):
+        for key in _FUNCTION_OPTIONS:
+            if key in learning:
+                learning[key] = _resolve_path(learning[key], folder)
 
 
 def _task_sections(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -327,6 +334,13 @@ def convert(kind: Any, value: Any, where: str) -> Any:
         raise ConfigError(
             f"{where} = {value!r} is not one of {', '.join(words)}.{nearest(str(value), words)}"
         )
+    if origin in (types.UnionType, typing.Union) and FunctionName in type_arguments:
+        if isinstance(value, str) and ":" in value:
+            return value
+        try:
+            return convert(type_arguments[0], value, where)
+        except ConfigError as error:
+            raise ConfigError(f"{error} A function of yours is module:function.") from None
     if origin in (types.UnionType, typing.Union):
         inner = next(option for option in type_arguments if option is not type(None))
         # TOML has no null, so `false` stands for the absence of a table.

@@ -7,12 +7,14 @@ against its dataclass.
 
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NewType
 
 from annotated_types import Ge, Gt, Le, Lt, Predicate
 
 Weights = Literal["fp32", "bf16"]
 Loss = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo"]
+# A function of a user's own: module:function or file.py:function.
+FunctionName = NewType("FunctionName", str)
 Scale = Literal["group", "batch", "none"]
 Baseline = Literal["mean", "leave_one_out"]
 Estimator = Literal["k1", "k2", "k3"]
@@ -229,8 +231,14 @@ class Learning:
     """
     warmup: Annotated[int, Ge(0)] = 0
     """Steps over which the learning rate rises from 0."""
-    loss: Loss = "grpo"
-    """Variant of the loss: how tokens are weighted and clipped."""
+    loss: Loss | FunctionName = "grpo"
+    """Variant of the loss: how tokens are weighted and clipped; or your own, as `module:function`
+    or `file.py:function`.
+    """
+    advantages: Literal["group"] | FunctionName = "group"
+    """Rewards compared with their group's; or your own advantages, as `module:function` or
+    `file.py:function`.
+    """
     scale: Scale = "group"
     """Divide advantages by the deviation of the group's rewards, of the step's, or not at all."""
     baseline: Baseline = "mean"

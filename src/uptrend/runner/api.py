@@ -15,12 +15,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from uptrend.bridge.convert import load_recipe
 from uptrend.config import Config
+from uptrend.config.functions import Function, import_name, register_functions
 from uptrend.config.load import config_hint
 from uptrend.records import ConfigError, Run, RunRefused, TasksetError
 from uptrend.records.files import write_atomically
 from uptrend.runner.runs import resume_run, train_recipe
 from uptrend.tasks.data import serialize_rows
-from uptrend.tasks.functions import Function, import_name, register_functions
 from uptrend.tasks.taskset import ALL_TASKS
 from uptrend.training.observer import Observer
 

@@ -1,4 +1,4 @@
-"""Reward functions of yours: how they are found, what they are called with, and where they run.
+"""Reward functions of yours: what they are called with, where they run, and what they may return.
 
     def reward(prompt, completion, answer, **row): ...        a number, parts by name, or None for "can't tell"
     def reward(prompts, completions, **columns): ...          TRL's: a list of numbers, one per completion
@@ -16,9 +16,6 @@ import asyncio
 import base64
 import contextlib
 import copy
-import functools
-import importlib
-import importlib.util
 import inspect
 import math
 import numbers
@@ -28,18 +25,15 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from uptrend.config.load import nearest
-from uptrend.records import Task, TasksetError
+from uptrend.config.functions import Function, is_registered, load_named
+from uptrend.records import ConfigError, Task, TasksetError
 from uptrend.records.worker_process import WorkerDied
 from uptrend.tasks.event_loop import Threads, in_callers_turn
 from uptrend.tasks.workers import count_cores, shared_pool
@@ -61,108 +55,23 @@ TRL_COLUMNS: dict[str, Any] = {
     "log_extra": lambda *_: None,
     "log_metric": lambda *_: None,
 }
-Function = Callable[..., Any]
 # What a function says of one completion: a number, parts by name, or None if it can't tell.
 Value = float | dict[str, float] | None
 # Returns a task's row and the answer in it, in the types that the row has.
 ColumnsOf = Callable[[Task], tuple[Mapping[str, Any], Any]]
-_NO_FUNCTIONS: Mapping[str, Function] = MappingProxyType({})
-_registered: ContextVar[Mapping[str, Function]] = ContextVar(
-    "functions that were passed as objects", default=_NO_FUNCTIONS
-)
 
 
 class FunctionFailed(TasksetError):  # noqa: N818 (what happened to a rollout)
     """A function that raised, or whose worker ended: where, and with what."""
 
 
-# From names to functions
-
-
-@contextmanager
-def register_functions(functions: Mapping[str, Function]) -> Iterator[None]:
-    """Let `load_function` return these functions by name inside the context: they need not be
-    importable.
-    """
-    token = _registered.set({**_registered.get(), **functions})
-    try:
-        yield
-    finally:
-        _registered.reset(token)
-
-
-def import_name(function: Function) -> str:
-    """Return `module:name` of a function, as a recipe would write it."""
-    inner = function.func if isinstance(function, functools.partial) else function
-    module = getattr(inner, "__module__", "__main__")
-    qualified_name = getattr(inner, "__qualname__", type(inner).__qualname__)
-    return f"{module}:{qualified_name.rpartition('.<locals>.')[2]}"
-
-
-def is_registered(name: str) -> bool:
-    """Return True for a name of `register_functions`."""
-    return name in _registered.get()
-
-
 def load_function(name: str) -> Function:
-    """Return the function that `module:function` or `file.py:function` names; a registered one of
-    that name comes first.
-    """
-    if is_registered(name):
-        return _registered.get()[name]
-    source, _, attribute = name.rpartition(":")
-    if not source:
-        raise TasksetError(f"The function {name!r} should be module:function or file.py:function.")
+    """Return the reward function that `module:function` or `file.py:function` names."""
     try:
-        module: Any = _load_file(Path(source)) if source.endswith(".py") else _import(source)
-    except Exception as error:  # user code fails in any way
-        raise TasksetError(
-            f"The reward {name} can't be loaded: {type(error).__name__}: {error}."
-        ) from error
-    function = getattr(module, attribute, None)
-    if callable(function):
-        return function  # type: ignore[no-any-return]
-    if source == "__main__":
-        raise TasksetError(
-            f"The reward {attribute} was a function of a script or notebook, which is not here. Put"
-            " it into a file and name it file.py:function, or pass the function to uptrend.train"
-            " or uptrend.resume."
-        )
-    function_names = [
-        key
-        for key, value in vars(module).items()
-        if inspect.isfunction(value) and not key.startswith("_")
-    ]
-    raise TasksetError(f"{source} has no function {attribute}.{nearest(attribute, function_names)}")
-
-
-def _import(module: str) -> Any:
-    # A user's own module is in the folder where the command is run.
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    return importlib.import_module(module)
-
-
-def _load_file(path: Path) -> Any:
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
-    name = f"uptrend_rewards_{abs(hash(path.resolve()))}"
-    if name in sys.modules:
-        return sys.modules[name]
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:  # it may import its neighbors
-        sys.path.append(folder)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+        function: Function = load_named(name, "reward")
+    except ConfigError as error:
+        raise TasksetError(str(error)) from error.__cause__
+    return function
 
 
 # Signatures

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from uptrend.config.functions import Function, is_registered
 from uptrend.config.load import nearest
 from uptrend.records import (
     ConfigError,
@@ -30,14 +31,7 @@ from uptrend.records.files import parse_json
 from uptrend.records.worker_process import WorkerDied
 from uptrend.tasks.answers import fold_word, grade
 from uptrend.tasks.event_loop import Threads
-from uptrend.tasks.functions import (
-    ColumnsOf,
-    Function,
-    RewardFunction,
-    Value,
-    is_registered,
-    load_function,
-)
+from uptrend.tasks.functions import ColumnsOf, RewardFunction, Value, load_function
 from uptrend.tasks.workers import shared_pool
 
 UNKNOWN_BOUNDS = (math.nan, math.nan)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from uptrend import algo
 from uptrend.config import Config, Learning
+from uptrend.config.functions import load_named
 from uptrend.policy.checkpoint import load_checkpoint
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
@@ -65,6 +66,9 @@ def choose_components(config: Config, ranks: Ranks) -> Components:
         components = Components(optimizer=ZeroOptimizer)
     else:
         components = Components()
+    if config.learning.advantages != "group":
+        own = load_named(config.learning.advantages, "advantages")
+        components = replace(components, advantages=own)
 
     sampling = config.sampling
     if sampling.engine == "vllm":

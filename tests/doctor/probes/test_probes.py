@@ -22,6 +22,7 @@ from benchmarks.faults.planted.sampling import TemperatureIgnored
 
 from small_musique import write_questions, write_small
 from uptrend.config import load_config
+from uptrend.config.functions import register_functions
 from uptrend.doctor.probes import PROBES, differential, run_probes
 from uptrend.doctor.probes.bench import Bench
 from uptrend.doctor.probes.probe import Result
@@ -32,7 +33,6 @@ from uptrend.policy.weights import digest
 from uptrend.records import Ending, Finding, Message, Reward, Task, Tool
 from uptrend.runner.prepare import prepare
 from uptrend.tasks.answers import is_right
-from uptrend.tasks.functions import register_functions
 from uptrend.tasksets.arithmetic import Arithmetic
 
 ROOT = Path(__file__).parents[3]
