@@ -121,8 +121,8 @@ class Data:
     name: ClassVar[str] = "data"
     version: ClassVar[str] = "1"
     Options: ClassVar[type[Any]] = DataOptions
-    WHOLE: ClassVar[dict[str, Any]] = {"hold_out": "all"}
-    LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 128}
+    HOLD_OUT_ALL: ClassVar[dict[str, Any]] = {"hold_out": "all"}
+    SAMPLING_LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 128}
 
     def __init__(self, options: DataOptions, seed: int) -> None:
         self.options = options

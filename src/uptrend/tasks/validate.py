@@ -118,7 +118,7 @@ def validate(
 
     # Requirements of what scripted answers earn.
     if limit is None:
-        limit = getattr(taskset, "VALIDATED", PLAYED_TASKS)
+        limit = getattr(taskset, "MAX_VALIDATED_TASKS", PLAYED_TASKS)
     played = _draw_by_family(tasks, limit or len(tasks))
     proven = proving(taskset)
     scored = _play(proven, played, "gold and corrupted answers", progress, times=2)
