@@ -28,7 +28,7 @@ from uptrend.tasks.proof import (
 from uptrend.tasks.rewards import Undecided
 from uptrend.tasks.taskset import LoadedTasks, Script, Taskset, known_gold
 
-# Tasks that are played, unless a taskset sets a number of its own (VALIDATED).
+# Tasks that are played, unless a taskset sets a number of its own (MAX_VALIDATED_TASKS).
 PLAYED_TASKS = 200
 # Tasks on which each variant's ceiling is measured, and cheaters play: a semantic retriever takes
 # its time.
