@@ -113,12 +113,15 @@ def train(
             table = config
             if table is None:
                 table = _recipe_table(data, names, weights, Path(runs))
+            known_bounds: Any = bounds
+            if isinstance(bounds, Sequence):
+                known_bounds = list(bounds) or None
             arguments = {
                 "tasks.prompt": prompt,
                 "tasks.answer": answer,
                 "tasks.system": system,
                 "model.name": model,
-                "tasks.bounds": list(bounds) or None if isinstance(bounds, Sequence) else bounds,
+                "tasks.bounds": known_bounds,
                 "learning.steps": steps,
             }
             changes = []
