@@ -13,7 +13,7 @@ from typing import Any
 from uptrend.config import difference
 from uptrend.dashboard import findings, journals, rollouts
 from uptrend.dashboard.curves import DEFAULT_POINTS, STEP_KEY, TIME_KEY, thin
-from uptrend.dashboard.filters import COLUMNS, BadRequest, choose, known_key, value_of
+from uptrend.dashboard.filters import COLUMNS, MAX_QUOTED, BadRequest, choose, known_key, value_of
 from uptrend.dashboard.library import Library, LibraryEntry
 from uptrend.dashboard.rollouts import RolloutSet
 from uptrend.records import RecordError
@@ -36,8 +36,7 @@ PARAMETER_TYPES: dict[str, tuple[Callable[[str], Any], str]] = {
 MAX_EXACT = 2**53
 # Runs on one plot: more lines can't be told apart.
 MAX_RUNS_COMPARED = 40
-# Characters of a mistyped name or value that an error quotes, and names that it lists.
-MAX_QUOTED = 80
+# Names that an error lists.
 MAX_LISTED = 20
 # The whole step: `seconds/*` matches it, and it is not one of the phases.
 STEP_SECONDS_KEY = "seconds/step"
@@ -121,7 +120,7 @@ def list_runs(
     rows = choose(library.rows(), filter, sort)
     config_keys = _config_keys(library)
     shown_keys = [key for key in columns.split(",") if key]
-    if config_keys:  # else there is no run yet, and any key may come
+    if config_keys:  # before the first run, any key may be one of its config
         for key in (group, *shown_keys):
             if key:
                 known_key(key, {*COLUMNS, *config_keys})

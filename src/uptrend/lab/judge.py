@@ -296,7 +296,8 @@ def _sentence(
         )
 
     unreached: dict[str, int] = {}
-    for name, runs in ((hypothesis.control.name, pairs.control), (pairs.arm, pairs.treated)):
+    runs_by_arm = {hypothesis.control.name: pairs.control, pairs.arm: pairs.treated}
+    for name, runs in runs_by_arm.items():
         count = sum(not run.reached for run in runs)
         if count:
             unreached[name] = count
@@ -329,7 +330,8 @@ def _sentence(
 
 def _render_sentences(template: str, **values: Any) -> str:
     """Render a template of sentences, and join its white space."""
-    return " ".join(templates().get_template(f"{template}.jinja").render(values).split())
+    text = templates().get_template(f"{template}.jinja").render(values)
+    return " ".join(text.split())
 
 
 def adjust(verdicts: Sequence[Verdict]) -> list[Verdict]:

@@ -207,7 +207,8 @@ def extend(notebook: Notebook, then: Specification, count: int) -> Specification
     if first_step(criteria["metric"]):
         raise lab_error("extend-median", id=then.hypothesis, **criteria)
     first = max([*criteria["seeds"], *then.more]) + 1
-    extended = replace(then, more=(*then.more, *range(first, first + count)))
+    added = range(first, first + count)
+    extended = replace(then, more=(*then.more, *added))
     write(notebook, extended)
     return extended
 

@@ -95,7 +95,8 @@ def processes_of(planned: PlannedRun) -> int:
 
 def threads_of(planned: PlannedRun) -> int:
     """Return the CPU threads of a run."""
-    return max(1, int(planned.config["compute"]["threads"])) * processes_of(planned)
+    threads = int(planned.config["compute"]["threads"])
+    return max(1, threads) * processes_of(planned)
 
 
 def needs_all_gpus(planned: PlannedRun) -> bool:
@@ -177,14 +178,18 @@ def _end_of_process(planned: PlannedRun, code: int | None) -> str:
     if code is not None and code < 0:
         end = f"it was ended by signal {-code}"
     log = log_of(planned)
-    text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
+    text = ""
+    if log.exists():
+        text = log.read_text(encoding="utf-8", errors="replace").strip()
     last_line = text.split("\n")[-1]
     return f"{last_line.strip()} ({end})" if last_line else end
 
 
 def _events(planned: PlannedRun) -> Sequence[dict[str, Any]]:
     """Return the events of a run; none before it has records."""
-    return Run(planned.folder).events if (planned.folder / "run.json").exists() else ()
+    if not (planned.folder / "run.json").exists():
+        return ()
+    return Run(planned.folder).events
 
 
 def need_gib(planned: PlannedRun) -> float | None:
