@@ -406,6 +406,10 @@ def _answer_text(answer: Any) -> str:
     return str(answer).strip()
 
 
+# Suffixes of files of rows.
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+
+
 def read_file(path: Path) -> Rows:
     """Yield every row of a file, with its place."""
     if path.suffix not in (".json", ".csv", ".parquet"):

@@ -41,7 +41,7 @@ Anything else is bash. A command takes at most {seconds:g} seconds; there is no 
 
 @dataclass(frozen=True, kw_only=True)
 class MlGymOptions:
-    """The options of `mlgym`."""
+    """Options of `mlgym`."""
 
     problems: tuple[str, ...] = ()
     """MLGym tasks by name (the YAML file's, without its ending); empty for all."""
