@@ -221,7 +221,7 @@ def _limit_overrides(target: str, table: dict[str, Any], note: Callable[[str], N
     # A rule that grades the start of an answer needs no more tokens than [sampling]'s default.
     if table["eval"].get("reward") in ARITHMETIC_RULES:
         return []
-    # A taskset has SAMPLING_LIMITS if the defaults of [sampling] (one turn of 8 tokens) are too low;
+    # A taskset has SAMPLING_LIMITS if [sampling]'s defaults (one turn of 8 tokens) are too low;
     # most have none.
     user_limits = table.get("sampling", {})
     taskset_limits = getattr(find(name), "SAMPLING_LIMITS", {})
