@@ -27,7 +27,7 @@ from uptrend.records import Message, Task
 from uptrend.stats.intervals import bootstrap_mean
 from uptrend.tasks import event_loop
 from uptrend.tasks.taskset import Script, play_script
-from uptrend.tasksets.mlgym.play import AUTOMATIC, ResearchPlay
+from uptrend.tasksets.mlgym.play import AUTOMATIC_SUBMISSION, ResearchPlay
 from uptrend.tasksets.mlgym.taskset import MlGym, MlGymOptions, Player, read_players
 
 # {n} is a number from 1 to 20.
@@ -86,7 +86,9 @@ async def play(taskset: MlGym, task: Task, script: Script) -> dict[str, float | 
     finally:
         await opened.close()
     end = opened.commands[-1] if opened.commands else None
-    score = end.score if end is not None and end.command in ("submit", AUTOMATIC) else None
+    score = (
+        end.score if end is not None and end.command in ("submit", AUTOMATIC_SUBMISSION) else None
+    )
     parts = {part.name: part.value for part in reward.parts}
     return {"score": score, "reward": reward.total, "validated": parts["validated"]}
 

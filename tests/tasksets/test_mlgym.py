@@ -57,7 +57,7 @@ def test_the_editor_shows_changes_and_lints() -> None:
     ("command", "says"),
     [
         ("edit 5:5\nx", "end_of_edit"), ("edit 5\nx\nend_of_edit", "no range"), ("edit 5:50\nx\nend_of_edit", "has 8"),
-        ("goto 90", "has 8"), ("goto x", "no line number"), ("open", "Usage: open"), ("open none.py", "none.py"),
+        ("goto 90", "has 8"), ("goto 0", "has 8"), ("goto x", "no line number"), ("open", "Usage: open"), ("open none.py", "none.py"),
         ("open .", "folder"), ("create a.py", "exists already"), ("search_file", "Usage"), ('open "a', "quot"),
         ("ls none", "exit code 2"), ("sleep 60", "longer than 5 seconds"),
     ],
@@ -164,10 +164,10 @@ def test_validation_and_test_score_different_rows(tmp_path: Path) -> None:
             "submission.csv": ("id,y\n" + "".join(f"{n},{n % 2}\n" for n in range(20))).encode()
         }
         assert event_loop.run(scorer.judge(files, split, example.test)).score == 1  # type: ignore[arg-type]
-    from uptrend.tasksets.mlgym.scoring import _half
+    from uptrend.tasksets.mlgym.scoring import _cut_to_split
 
     halves = [
-        _half(problem, files, example.test, split)[1]["data/answers.csv"]
+        _cut_to_split(problem, files, example.test, split)[1]["data/answers.csv"]
         for split in ("validation", "test")
     ]  # type: ignore[arg-type]
     rows = [set(half.decode().splitlines()[1:]) for half in halves]

@@ -91,7 +91,7 @@ class PagedCache:
         return max(0, int(self._max_bytes // self.page_bytes) - 1)
 
     def pages_for(self, tokens: int) -> int:
-        """Return the number of pages that hold so many tokens."""
+        """Return the number of pages that hold this many tokens."""
         return -(-tokens // self.page_tokens)
 
     def take(self, count: int) -> list[int] | None:
@@ -163,11 +163,11 @@ class PagedCache:
     # Decoding: one new token for each row.
 
     def cover(self, tokens: int, first_pages: Sequence[int] = ()) -> None:
-        """Let attention cover so many places of each row, until the next call.
+        """Let attention cover this many places of each row, until the next call.
 
-        `first_pages` has each row's first page, 0 for a row whose pages are not contiguous. Where
-        the rows are contiguous and equally far apart, attention reads them in place; else from a
-        copy that is made for each token.
+        `first_pages` has each row's first page, 0 for a row whose pages are not contiguous. If all
+        rows are contiguous and equally far apart, attention reads them in place; else from a copy
+        that is made for each token.
         """
         self.covered_tokens = self.pages_for(tokens) * self.page_tokens
         self._page_stride = None

@@ -290,7 +290,7 @@ class Decoding:
         # With slot 0 in every row, the steps that a capture takes change no turn.
         self._cache.cover(covered)
         state.slots_n[:n] = 0
-        # A step before the capture, so that whatever is loaded or tuned at first use is there.
+        # A step before the capture, so that everything loaded or tuned at first use is there.
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -351,8 +351,8 @@ def choose(
     """Choose one token per row; return tokens and their log-probabilities in the distribution that
     they were drawn from.
 
-    Where limits leave tokens out, those that could be drawn are returned as well, [n, k], with -1
-    in the place of the others.
+    If limits leave tokens out, those that could be drawn are returned as well, [n, k], with -1 in
+    place of the others.
     """
     logits = logits_nv.float()
     if seen_nv is not None:
@@ -408,7 +408,7 @@ def _invert_cumulative(mass_nbw: Tensor, mass_nb: Tensor, uniforms_n: Tensor) ->
 def _choose_among_likeliest(
     logits_nv: Tensor, uniforms_n: Tensor, limits: Limits
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose where top-k, then top-p, then min-p leave tokens out; the likeliest one always
+    """Choose after top-k, then top-p, then min-p have left tokens out; the likeliest one always
     stays.
     """
     # The likeliest tokens come first.

@@ -1,10 +1,9 @@
 """Ends of turns: stop tokens, and stop texts of any number of tokens.
 
-While turns are decoded, nobody reads their text: on a GPU the host does not even see the tokens. So
-the search for stop texts runs where tokens are chosen, as an automaton (Aho and Corasick 1975) over
-the characters of tokens. Its table says, for each of its states and each token, which state comes
-next; a turn ends where that is `ENDED`. After the turn, its decoded text decides which tokens
-belong to it.
+While turns are decoded, their text is not available: on a GPU the host does not even have the
+tokens. So the search for stop texts runs on the device, as an automaton (Aho and Corasick 1975)
+over the characters of tokens. Its table has the next state for each state and token; the turn ends
+when that is `ENDED`. After the turn, its decoded text decides which tokens belong to it.
 
 v = vocabulary, k = state of the automaton, c = character, m = sampled token of a turn.
 """
@@ -48,8 +47,8 @@ class Endings:
     def table(self, limits: Limits) -> Tensor:
         """Return the automaton that ends turns: the next state, [k, v].
 
-        It knows a stop text by the texts of single tokens. What they do not show, such as a
-        character whose bytes lie in two tokens, only `find` sees.
+        It knows a stop text by the texts of single tokens. A character whose bytes lie in two
+        tokens, for example, has none of them; only `find` notices it.
         """
         return self._tables_of(limits.stop)[1]
 
@@ -125,27 +124,30 @@ def text_table(token_texts: Sequence[str], stop_texts: Sequence[str]) -> NDArray
     next_kc = character_table(stop_texts, characters)
     n_states = len(next_kc) - 1  # the last row is that of `ENDED`
 
-    # Tokens without any character of the stop texts lead to the first state. The others are walked
-    # through together, character by character.
+    # Tokens without any character of the stop texts lead to the first state, those without a text
+    # to the same state.
     table_kv = np.full((n_states, len(token_texts)), FIRST_STATE, np.int32)
+    column_of = {character: c for c, character in enumerate(characters)}
+    tokens: list[int] = []
     for token, text in enumerate(token_texts):
         if not text:
             table_kv[:, token] = np.arange(n_states)
-    number_of = {character: c for c, character in enumerate(characters)}
-    other = len(characters)
-    tokens = [
-        token for token, text in enumerate(token_texts) if not number_of.keys().isdisjoint(text)
-    ]
+        elif not column_of.keys().isdisjoint(text):
+            tokens.append(token)
+
+    # The others lead through the automaton by character. All do so at once, the longest first.
     tokens.sort(key=lambda token: len(token_texts[token]), reverse=True)
-    numbers = [
-        [number_of.get(character, other) for character in token_texts[token]] for token in tokens
-    ]
-    lengths = np.array([len(line) for line in numbers])
+    other_column = len(characters)
+    columns_by_token: list[list[int]] = []
+    for token in tokens:
+        columns = [column_of.get(character, other_column) for character in token_texts[token]]
+        columns_by_token.append(columns)
+    lengths = np.array([len(columns) for columns in columns_by_token])
     states_nk = np.tile(np.arange(n_states), (len(tokens), 1))
     for place in range(max(lengths, default=0)):
-        n_longer = int((lengths > place).sum())  # the first ones, because the longest come first
-        character_n = np.array([line[place] for line in numbers[:n_longer]])
-        states_nk[:n_longer] = next_kc[states_nk[:n_longer], character_n[:, None]]
+        n_longer = int((lengths > place).sum())
+        column_n = np.array([columns[place] for columns in columns_by_token[:n_longer]])
+        states_nk[:n_longer] = next_kc[states_nk[:n_longer], column_n[:, None]]
     table_kv[:, tokens] = states_nk.T
     return table_kv
 
@@ -167,7 +169,7 @@ def character_table(stop_texts: Sequence[str], characters: Sequence[str]) -> NDA
             node = children[node][character]
         complete.add(node)
 
-    # Breadth first: where a character does not go on, the state of the longest shorter end does.
+    # Breadth first: if a character leads to no child, the state of the longest shorter end decides.
     n_states = len(children)
     next_kc = np.full((n_states + 1, len(characters) + 1), FIRST_STATE, np.int32)
     shorter_end = [FIRST_STATE] * n_states

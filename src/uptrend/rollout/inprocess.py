@@ -1,6 +1,6 @@
 """The sampler in this process, on the weights that train.
 
-Turns run side by side and join between tokens: what is new of their contexts is read, back to back
+Turns run side by side and join between tokens: new tokens of their contexts are read, back to back
 in one row, with contexts that are the same (a group's) computed once and shared. The work is done
 in short jobs, in the thread that waits for the plays: see which turns are done, read the contexts
 of those that wait, launch the next tokens. Plays are answered, and their tools work, while a GPU
@@ -85,8 +85,8 @@ class InProcessSampler:
     def __init__(
         self, policy: Policy, decoding: type[Decoding] = Decoding, cache_bytes: float | None = None
     ) -> None:
-        """Make a sampler whose cache takes up to `cache_bytes`; None for a share of what is
-        free.
+        """Make a sampler whose cache takes up to `cache_bytes`; None for a share of the free
+        memory.
         """
         self._policy = policy
         self._vocabulary = policy.core.config.vocab_size
@@ -130,8 +130,8 @@ class InProcessSampler:
             self._forget(self._released)
 
     async def load(self, weights: Iterable[tuple[str, Tensor]] | Path, version: int) -> None:
-        """Take the new version; the weights are the learner's own, so only what was copied from
-        them is refreshed.
+        """Note the new version; the weights are the learner's own, so only copies of them are
+        refreshed.
         """
         del weights
         self._version = version
@@ -223,7 +223,7 @@ class InProcessSampler:
         return answers
 
     def _end_turn(self, request: _Request, version: int, sampled: SampledTurn) -> Extension:
-        """Append what belongs to the turn to its stream; free the pages that it does not need."""
+        """Append the turn's tokens to its stream; free the pages that it does not need."""
         count, ending = self._endings.find(sampled.ids_m, request.limits)
         ids_m = sampled.ids_m[:count].astype(np.int32)
         stream = self._streams.pop(request.stream)
@@ -381,9 +381,9 @@ class InProcessSampler:
         return None
 
     def _begin(self, joining: "_JoiningTurns", limits: Limits) -> None:
-        """Read what is new of the contexts and start to decode the turns."""
+        """Read new tokens of the contexts and start to decode the turns."""
         logits_uv = self._prefill_streams([stream for _, stream in joining.readers.values()])
-        # After the prefill, which writes what is copied.
+        # After the prefill, which writes the pages that are copied.
         self.cache.copy(joining.copy_sources, joining.copy_targets)
         device = self._policy.device
         seen_nv = None
@@ -401,7 +401,7 @@ class InProcessSampler:
     # Prefill.
 
     def _prefill_streams(self, streams: list[_Stream]) -> Tensor:
-        """Read what is new of streams; return the logits after it, one row each."""
+        """Read new tokens of streams; return the logits after them, one row each."""
         max_tokens = MAX_PREFILL_TOKENS if self._decoder.packs else MAX_MASKED_PREFILL_TOKENS
         batches: list[list[_Stream]] = []
         batch_tokens = 0
@@ -586,13 +586,13 @@ def draw_uniforms(draws: Sequence[tuple[int, int]], count: int) -> NDArray[np.fl
     """Return random numbers from 0 to 1, [n, count], for pairs of a seed and how many numbers were
     drawn from it before.
 
-    A hash of seed and number (SplitMix64: Steele, Lea and Flood 2014), for all at once: a generator
-    for each rollout takes longer to make than what it draws.
+    A hash of seed and number (SplitMix64: Steele, Lea and Flood 2014), for all at once: making a
+    generator for each rollout takes longer than drawing its numbers.
     """
     seeds_n1 = np.array([[seed % 2**64] for seed, _ in draws], np.uint64)
     firsts_n1 = np.array([[n_drawn + 1] for _, n_drawn in draws], np.uint64)
     numbers_nm = firsts_n1 + np.arange(count, dtype=np.uint64)
-    # SplitMix64's state after so many numbers: it grows by 2**64 over the golden ratio for each.
+    # SplitMix64's state after this many numbers: it grows by 2**64 over the golden ratio for each.
     # The seed is mixed first, so that sequences of neighboring seeds are unrelated.
     increments_nm = numbers_nm * np.uint64(0x9E3779B97F4A7C15)
     states_nm = np.add(_mix(seeds_n1), increments_nm, dtype=np.uint64)

@@ -1,5 +1,4 @@
-"""Triton kernels of a decoding step on a GPU, one new token per row. Import it only where there is
-Triton.
+"""Triton kernels of a decoding step on a GPU, one new token per row. Importing it needs Triton.
 
 n = row, s = slot (see `decoding`), h = hidden, d = head dimension, g = query head of a group that
 shares a key-value head, c = cell of a page (see `cache`), p = page of a slot, v = vocabulary.

@@ -37,7 +37,7 @@ from uptrend.tasks import event_loop
 SERVER_PREFIX = "openai:"
 KEY_VARIABLE = "OPENAI_API_KEY"
 REPLY_TIMEOUT_S = 600.0
-# Rollouts side by side where sampling.rows = 0 would be all; each has one request at a time.
+# Rollouts side by side if sampling.rows = 0, which would be all; each has one request at a time.
 DEFAULT_ROWS = 32
 # A request is tried again after 1, 2, 4, … seconds, or after what the server asks for.
 MAX_RETRIES = 5

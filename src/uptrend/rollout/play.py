@@ -69,7 +69,7 @@ class RolloutRequest:
     index: int
     seed: int  # seed of its sampling
     open_seed: int = 0  # seed that its task is opened with, the same for a whole group
-    # what `demonstrate` plays; None for the task's expert
+    # Script that `demonstrate` plays; None for the task's expert.
     script: Callable[[], Script] | None = None
 
 

@@ -197,7 +197,7 @@ def gather(
     """Sample one step: full groups of the same task; dead ones are drawn again up to
     `sampling.resample` times.
 
-    No task comes twice in a step: where too few others are left, dead groups are kept.
+    No task comes twice in a step: if too few others are left, dead groups stay.
     """
     started = time.perf_counter()
     sampling = config.sampling

@@ -69,9 +69,8 @@ class Experience:
     real_bs: Tensor  # True for tokens, False for padding
     sampler_bs: Tensor  # log-probabilities by the sampler
     turns_bs: Tensor  # turn that each token belongs to
-    supports: list[Support | None]  # by sequence; None where all tokens could be drawn
-    # Log-probabilities by the learner of the recorded run; None where the rollouts are this run's
-    # own.
+    supports: list[Support | None]  # by sequence; None if all tokens could be drawn
+    # Log-probabilities by the learner of the recorded run; None if the rollouts are this run's own.
     behavior_bs: Tensor | None = None
 
 
@@ -155,8 +154,7 @@ def lay_out(rollouts: Sequence[Rollout], config: Config, *, recorded: bool = Fal
         sampler_bs[b, :count] = sampler_s
         behavior_bs[b, :count] = sampler_s
         if recorded and sequence.learner is not None:
-            # The recorded learner's log-probabilities before its update; the sampler's where it
-            # computed none.
+            # The recorded learner's log-probabilities before its update, or else the sampler's.
             learner_s = sequence.learner[sampled]
             behavior_bs[b, :count] = np.where(np.isnan(learner_s), sampler_s, learner_s)
         if sequence.support is None:
@@ -205,7 +203,7 @@ class Learner:
         self._free_memory = free
         self._has_dropout = config.model.lora is not None and config.model.lora.dropout > 0
         self._recomputes = config.model.gradient_checkpointing
-        self.fitted: Fitted | None = None  # result of the measurement where `learning.tokens` is 0
+        self.fitted: Fitted | None = None  # result of the measurement if `learning.tokens` is 0
         # Packing.
         self._min_prompt_saving = MIN_SHARED_PROMPT_SHARE[device.type]
         self._shapes = Shapes(is_free=device.type == "cpu")
@@ -254,10 +252,10 @@ class Learner:
         old_bs: Tensor | None,
         reference_bs: Tensor | None,
     ) -> Update:
-        """Make all of a step's optimizer updates; `old_bs` is needed where there is more than one.
+        """Make all of a step's optimizer updates; `old_bs` is needed if there is more than one.
 
-        Ratios are against `old_bs`, or against the policy that sampled where the experience knows
-        it.
+        Ratios are against `old_bs`, or against the policy that sampled if the experience has its
+        log-probabilities.
         """
         self._fit_memory(exp)
         learning = self._config.learning
@@ -338,7 +336,7 @@ class Learner:
 
     @property
     def needs_old(self) -> bool:
-        """True where log-probabilities before the update must be computed apart from it."""
+        """True if log-probabilities before the update must be computed apart from it."""
         learning = self._config.learning
         return (
             learning.updates * learning.minibatches > 1
@@ -347,8 +345,8 @@ class Learner:
         )
 
     def consider_compiling(self, seconds: float, steps_left: int) -> None:
-        """Compile where the rest of the run is long enough to win the time back; `seconds` is what
-        an update took.
+        """Compile if the rest of the run is long enough to win the time back; `seconds` is the time
+        of an update.
         """
         policy = self._policy
         if self._config.compute.compile != "auto" or policy.compiled or policy.is_sharded:
@@ -441,7 +439,7 @@ class Learner:
         return self._packed[key]
 
     def _with_distributions(self, micro: MicroBatch, exp: Experience) -> MicroBatch:
-        """Add what the sampler did to the distributions of a micro-batch's tokens."""
+        """Add the sampler's changes to the distributions of a micro-batch's tokens."""
         is_real_m = micro.places_m.numpy() < exp.sampler_bs.shape[1]  # the others only fill up
         supports = [exp.supports[b] for b in micro.numbers]
         known_supports = [support for support in supports if support is not None]
@@ -475,7 +473,7 @@ class Learner:
 
     @property
     def _has_graphs(self) -> bool:
-        """True where the update runs as CUDA graphs, on a GPU."""
+        """True if the update runs as CUDA graphs, on a GPU."""
         # Activations that are recomputed come with a random state, which a graph can't remember; a
         # mask is made on the host. Weights that are sharded come and go.
         return not self._recomputes and self._policy.packs and not self._policy.is_sharded
@@ -505,7 +503,7 @@ class Learner:
         micro_inputs = inputs[: len(INPUT_NAMES)]
         batch_values = inputs[len(INPUT_NAMES) :]
         batch = Batch(**dict(zip(BATCH_NAMES, batch_values, strict=True)))
-        # Training mode only where it matters: for dropout, and for transformers' gradient
+        # Training mode only if it matters: for dropout, and for transformers' gradient
         # checkpointing.
         self._policy.model.train(self._has_dropout or self._recomputes)
         try:
@@ -553,7 +551,7 @@ class Learner:
         )
 
     def _empty_logprobs(self, exp: Experience) -> Tensor:
-        """Return a tensor for log-probabilities, infinite where there is none yet."""
+        """Return a tensor for log-probabilities, infinite for those not computed yet."""
         # One place more than the longest sequence needs: tokens that only fill up a shape are
         # written there.
         rows, longest = exp.sampler_bs.shape
@@ -575,7 +573,7 @@ class Learner:
 
     def _fit_memory(self, exp: Experience) -> None:
         """Measure how many tokens fit into memory if `learning.tokens` is 0; recompute activations
-        where a rollout might not.
+        if a rollout might not.
         """
         if self._config.learning.tokens or self.fitted is not None or not exp.real_bs.any():
             return

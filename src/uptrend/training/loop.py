@@ -8,7 +8,7 @@ Several processes run it side by side (ranks.py): each plays and computes its pa
 same update.
 
 Left out on purpose: a critic and a reward model (answers are checked, not judged), and every
-reaction to what happens: whatever watches, warns or stops is an observer.
+reaction to events: code that watches, warns or stops is an observer.
 
 n = rollout, k = turn (one column for all turns where credit goes to the whole rollout), b =
 sequence, s = sampled token of it.
@@ -117,8 +117,8 @@ def run_loop(context: RunContext, plan: LoopPlan) -> Stop | None:
                 policy.reset_reference()
                 plan.directory.event("reference-reset", step=step)
 
-            # Evaluate where it is due, let observers see all of it, and save where that is due or
-            # one of them stops the run here.
+            # Evaluate if it is due, let observers see all of it, and save if that is due or one of
+            # them stops the run here.
             evaluations = {}
             if plan.is_due(step, config.eval.every):
                 evaluations = evaluate_heldout(context, trainer.player, recorder, step)
@@ -217,9 +217,7 @@ def learn(
 
 
 def returns_of(exp: Experience, rollouts: Sequence[Rollout], credit: Credit) -> Tensor:
-    """Return each rollout's reward, or by turn the rewards from there on; NaN where there is none:
-    [n, k].
-    """
+    """Return each rollout's reward, or by turn the rewards from there on, [n, k]; NaN for none."""
     rewards: list[float] = []
     has_turn_rewards = False
     for rollout in rollouts:
@@ -266,8 +264,8 @@ def open_recorder(context: RunContext, plan: LoopPlan) -> Iterator[Recorder]:
 def compare_ranks(
     context: RunContext, plan: LoopPlan, meter: WeightMeter, step: int
 ) -> dict[str, int]:
-    """Count the different sets of weights that ranks hold, and record each rank's digest where
-    there is more than one.
+    """Count the different sets of weights that ranks hold, and record each rank's digest if there
+    is more than one.
     """
     if context.ranks.count == 1:
         return {}
@@ -321,7 +319,7 @@ def notify_observers(
 
 
 class CheckpointSaver:
-    """Writes a run's checkpoints where they are due, and the one with the best held-out
+    """Writes a run's checkpoints when they are due, and the one with the best held-out
     accuracy.
     """
 
@@ -346,8 +344,8 @@ class CheckpointSaver:
     def save_if_due(
         self, step: int, cursor: Cursor, evaluation: Evaluation | None, stop: Stop | None
     ) -> None:
-        """Save at every `checkpoints.every`-th step, at the last one and where a Stop ends the run,
-        and beside these where the evaluation is the best so far.
+        """Save at every `checkpoints.every`-th step, at the last one and when a Stop ends the run,
+        and beside these if the evaluation is the best so far.
         """
         if not self._plan.saves:
             return
@@ -366,7 +364,7 @@ class CheckpointSaver:
                 self._save(state, BEST_NAME)
 
     def _save(self, state: dict[str, Any], name: str = "") -> None:
-        """Write a checkpoint: one rank does, or all where each holds a part of the weights."""
+        """Write a checkpoint: one rank does, or all if each holds a part of the weights."""
         context = self._context
         self._recorder.drain()  # records first: a checkpoint is never ahead of them
         self._plan.directory.sync()

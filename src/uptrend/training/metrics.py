@@ -2,7 +2,7 @@
 key.
 
 No torch is loaded here: the process that records a watched TRL computes its lines with the same
-functions. A value that does not exist at a step (a mean over no tokens, a reward where nothing was
+functions. A value that does not exist at a step (a mean over no tokens, a reward when nothing was
 scored) is left out of the line. One that was computed and is not finite stays in it, so that the
 check run.nonfinite sees it.
 """
@@ -72,7 +72,7 @@ def reward_metrics(
 ) -> Line:
     """Compute statistics of the scored rollouts' rewards.
 
-    `correct` replaces the rewards' own flags, with None where it is unknown.
+    `correct` replaces the rewards' own flags, with None if it is unknown.
     """
     rewards = [r.reward for r in rollouts if r.reward is not None]
     if correct is None:
@@ -315,7 +315,7 @@ def k3(log_ratio: Floats) -> Floats:
 
 
 def gap_metrics(learner: Floats, sampler: Floats) -> Line:
-    """Compare learner and sampler by their log-probabilities of the same tokens; NaN where a side
+    """Compare learner and sampler by their log-probabilities of the same tokens; NaN if a side
     has none.
     """
     is_known = ~(np.isnan(learner) | np.isnan(sampler))

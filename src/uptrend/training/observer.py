@@ -17,7 +17,7 @@ class StepRecord:
     metrics: dict[str, Any]  # its metrics line; empty for step 0
     # Its rollouts, with everything that the learner computed on them; empty for step 0.
     rollouts: Sequence[Rollout]
-    evaluation: Evaluation | None  # on the held-out set; None where none was due
+    evaluation: Evaluation | None  # on the held-out set; None if none was due
     # Evaluations on further held-out sets, by label.
     sets: Mapping[str, Evaluation] = field(default_factory=dict)
 

@@ -1,8 +1,8 @@
-"""From sequences to what goes through the model: micro-batches of tokens back to back, within a
+"""From sequences to the model's inputs: micro-batches of tokens back to back, within a
 token budget.
 
 A micro-batch is one row of tokens. Each sequence is a segment of it that no other sequence attends
-to (policy/attention.py), at the positions that it would have alone: no padding, whatever the
+to (policy/attention.py), at the positions that it would have alone: no padding at any
 lengths. Only tokens that matter are there: none after the last one that predicts a sampled token.
 
 The rollouts of a group begin with the same prompt. Where it pays, the prompt is there once, and its
@@ -58,7 +58,7 @@ class Size(NamedTuple):
     """Numbers that make the shapes of a micro-batch."""
 
     tokens: int
-    keys: int  # 0 where each segment's keys are its own tokens
+    keys: int  # 0 if each segment's keys are its own tokens
     segments: int
     sampled: int
     longest: int  # maximum tokens or keys of a segment
@@ -121,7 +121,7 @@ class MicroBatch:
     starts_n: Tensor  # first token of each segment; see Packed
     key_starts_n: Tensor
     longest: int  # maximum tokens or keys of a segment
-    keys_k: Tensor | None  # place of each key; None where each segment's keys are its own tokens
+    keys_k: Tensor | None  # place of each key; None if each segment's keys are its own tokens
     predictors_m: Tensor  # place of the hidden state that predicts each sampled token
     targets_m: Tensor  # the sampled tokens
     # Each sampled token's index in `numbers`, and its place among that sequence's sampled tokens:
@@ -193,7 +193,7 @@ def pack(
     """Pack the sequences with these numbers into micro-batches of at most `budget` tokens, about
     equal in size; a rollout longer than that goes alone.
 
-    Prompts are shared where that saves at least the share `min_saving` of a group's tokens.
+    Prompts are shared if that saves at least the share `min_saving` of a group's tokens.
     `longest` is the number of places that a sequence has for sampled tokens.
     """
     units: list[_Unit] = []

@@ -1,7 +1,7 @@
 """Processes that train one policy together, each on whole groups of every step.
 
 All of them hold the same rollouts, advantages and counts: only playing and passes through the model
-are shared out. So the update is the same whatever their number is, to rounding. Rank 0 writes the
+are shared out. So the update is the same for any number of them, to rounding. Rank 0 writes the
 run directory and calls observers.
 """
 

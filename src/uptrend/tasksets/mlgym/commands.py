@@ -14,15 +14,25 @@ from dataclasses import dataclass, replace
 from uptrend.records import Message
 from uptrend.sandbox import FileProblem, Workspace
 
-FENCE = re.compile(r"```[^\n`]*\n(.*?)\n?```", re.DOTALL)
-RANGE = re.compile(r"^([0-9]{1,9}):([0-9]{1,9})$")
-LONGEST = 400  # characters of a line that the editor shows
-LARGEST = 1 << 20  # bytes of a file that the editor opens
-# Scrolls in a row before the agent is told of a better way.
-SCROLLS = 3
+FENCED_BLOCK = re.compile(r"```[^\n`]*\n(.*?)\n?```", re.DOTALL)
+LINE_NUMBER = re.compile(r"[0-9]{1,9}")
+LINE_RANGE = re.compile(r"^([0-9]{1,9}):([0-9]{1,9})$")
+MAX_CHARACTERS_SHOWN = 400  # of a line in the editor
+MAX_FILE_BYTES = 1 << 20  # that the editor opens
+# Lines that a search returns; more are only counted.
+MAX_MATCHES_SHOWN = 100
+# Scrolls in a row after which the reply names a better way.
+SCROLLS_BEFORE_HINT = 3
+SCROLL_HINT = "Scrolling many times is slow: search_file <term> finds a line, goto <line> shows it."
+LINT_TIMEOUT_S = 10
+# Lines around a refused edit that the reply shows.
+REFUSED_EDIT_CONTEXT = 3
+# A line that is gone to appears a sixth of the window below its top, with what leads up to it.
+LINES_ABOVE_SHARE = 6
 
-# Runs inside the sandbox: syntax errors, and names that nothing in the file defines.
-LINT = r"""
+# Runs inside the sandbox: reads source from stdin, and prints syntax errors and names that nothing
+# in it defines.
+LINT_PROGRAM = r"""
 import ast, builtins, sys
 try:
     tree = ast.parse(sys.stdin.buffer.read())
@@ -50,17 +60,17 @@ class CommandReply:
     """Answer to one command."""
 
     text: str
-    code: int = 0  # of the shell; 1 where a command of ours was refused
+    code: int = 0  # of the shell; 1 for a refused command of the editor or search
     stopped: str = ""  # bound that ended it
     kind: str = ""  # edit or shell, for the rates of errors
 
 
 class WrongCommand(Exception):  # noqa: N818 (what it is)
-    """A command that can't be carried out; its text teaches."""
+    """A command that can't be carried out; its text tells the agent what would be right."""
 
 
 def command_of(message: Message) -> str:
-    """Return the one command of a message: a tool call, a fenced block, or all that was said."""
+    """Return the one command of a message: a tool call, a fenced block, or the whole text."""
     if message.problem:
         raise WrongCommand(message.problem)
     if len(message.calls) > 1:
@@ -68,11 +78,13 @@ def command_of(message: Message) -> str:
             f"You gave {len(message.calls)} commands, and none was carried out. Give one per turn."
         )
     if message.calls:
-        given = message.calls[0].arguments.get("command")
-        if message.calls[0].name != "command" or not isinstance(given, str):
+        call = message.calls[0]
+        argument = call.arguments.get("command")
+        if call.name != "command" or not isinstance(argument, str):
             raise WrongCommand("There is one tool, command, with one argument, command: a text.")
-        return given.encode("utf-8", "replace").decode().strip("\n")
-    blocks = FENCE.findall(message.content)
+        # Surrogates, which JSON may have, can't be sent to a sandbox.
+        return argument.encode("utf-8", "replace").decode().strip("\n")
+    blocks = FENCED_BLOCK.findall(message.content)
     if len(blocks) > 1:
         raise WrongCommand(
             f"You gave {len(blocks)} commands, and none was carried out. Give one per turn, in one"
@@ -92,9 +104,9 @@ class Terminal:
         self._window = window
         self._seconds = seconds
         self.open_file = ""  # path of the open file, from the root
-        self._top = 1  # first line that is shown
-        self._scrolls = 0
-        self._verbs: dict[str, Callable[[str], Awaitable[CommandReply]]] = {
+        self._top = 1  # first line of the window
+        self._scrolls = 0  # in a row
+        self._commands: dict[str, Callable[[str], Awaitable[CommandReply]]] = {
             "open": self._open,
             "goto": self._goto,
             "scroll_up": self._scroll_up,
@@ -114,21 +126,18 @@ class Terminal:
         if not verb.startswith("scroll_"):
             self._scrolls = 0
         try:
-            if verb in self._verbs:
-                return await self._verbs[verb](
-                    f"{arguments.strip()}\n{rest}" if rest else arguments.strip()
-                )
-            return await self._shell(command)
-        except WrongCommand as refused:
-            return CommandReply(
-                str(refused), code=1, kind="edit" if verb in ("edit", "insert") else ""
-            )
+            if verb not in self._commands:
+                return await self._shell(command)
+            arguments = arguments.strip()
+            return await self._commands[verb](f"{arguments}\n{rest}" if rest else arguments)
+        except WrongCommand as refusal:
+            kind = "edit" if verb in ("edit", "insert") else ""
+            return CommandReply(str(refusal), code=1, kind=kind)
         except FileProblem as problem:
             return CommandReply(f"Error: {problem}", code=1)
         except UnicodeDecodeError:
-            return CommandReply(
-                f"Error: {self.open_file} is no UTF-8 text, which the editor needs.", code=1
-            )
+            error = f"Error: {self.open_file} is no UTF-8 text, which the editor needs."
+            return CommandReply(error, code=1)
 
     async def _shell(self, command: str) -> CommandReply:
         outcome = await self.workspace.run(command, seconds=self._seconds)
@@ -139,63 +148,66 @@ class Terminal:
             text += f"\nStopped: it exceeded the bound on {outcome.stopped}."
         elif outcome.code:
             text += f"\n(exit code {outcome.code})"
-        return CommandReply(
-            text.strip("\n") or "The command ran and printed nothing.",
-            outcome.code,
-            outcome.stopped,
-            "shell",
-        )
+        text = text.strip("\n") or "The command ran and printed nothing."
+        return CommandReply(text, outcome.code, outcome.stopped, "shell")
 
     # The editor.
 
     async def _lines(self, to_edit: bool = False) -> list[str]:
         if not self.open_file:
             raise WrongCommand("No file is open. Open one first: open <path>")
-        text = (await self.workspace.read(self.open_file, LARGEST)).decode(
-            "utf-8", "strict" if to_edit else "replace"
-        )
+        content = await self.workspace.read(self.open_file, MAX_FILE_BYTES)
+        text = content.decode("utf-8", "strict" if to_edit else "replace")
         return text.removesuffix("\n").split("\n") if text else []
 
-    async def _show(self, before: str = "", after: str = "") -> CommandReply:
+    async def _show(self, note: str = "") -> CommandReply:
+        """Return the window of the open file, with a note below it."""
         lines = await self._lines()
         self._top = max(1, min(self._top, len(lines) - self._window + 1))
-        end = min(len(lines), self._top + self._window - 1)
-        above = self._top - 1
-        below = len(lines) - end
-        parts = [
-            before,
-            f"[File: {self.open_file} ({len(lines)} lines)]",
-            f"({above} more lines above)" if above else "",
-        ]
-        parts += [f"{number}:{lines[number - 1][:LONGEST]}" for number in range(self._top, end + 1)]
-        parts += [f"({below} more lines below)" if below else "", after]
-        return CommandReply("\n".join(part for part in parts if part))
+        bottom = min(len(lines), self._top + self._window - 1)
+        n_above = self._top - 1
+        n_below = len(lines) - bottom
+        parts = [f"[File: {self.open_file} ({len(lines)} lines)]"]
+        if n_above:
+            parts.append(f"({n_above} more lines above)")
+        for number in range(self._top, bottom + 1):
+            parts.append(f"{number}:{lines[number - 1][:MAX_CHARACTERS_SHOWN]}")
+        if n_below:
+            parts.append(f"({n_below} more lines below)")
+        if note:
+            parts.append(note)
+        return CommandReply("\n".join(parts))
+
+    def _move_to(self, line: int) -> None:
+        self._top = max(1, line - self._window // LINES_ABOVE_SHARE)
 
     async def _open(self, arguments: str) -> CommandReply:
-        words = _words(arguments, "open <path> [<line>]", 1, 2)
-        line = _number(words[1], "open <path> [<line>]") if len(words) > 1 else 1
-        # a folder, a link or a missing file is refused here
-        await self.workspace.read(words[0], LARGEST)
-        self.open_file, self._top = self._absolute(words[0]), max(1, line - self._window // 6)
+        usage = "open <path> [<line>]"
+        path, *more = _words(arguments, usage, 1, 2)
+        line = _number(more[0], usage) if more else 1
+        # A folder, a link out of the workspace or a missing file is refused here.
+        await self.workspace.read(path, MAX_FILE_BYTES)
+        self.open_file = self._absolute(path)
+        self._move_to(line)
         return await self._show()
 
     def _absolute(self, path: str) -> str:
         return path if path.startswith("/") else f"{self.workspace.cwd}/{path.removeprefix('./')}"
 
     async def _goto(self, arguments: str) -> CommandReply:
-        line = _number(_words(arguments, "goto <line>", 1)[0], "goto <line>")
-        if not 1 <= line <= (count := len(await self._lines())):
-            raise WrongCommand(f"There is no line {line}: the file has {count}.")
-        self._top = max(1, line - self._window // 6)
+        usage = "goto <line>"
+        (word,) = _words(arguments, usage, 1)
+        line = _number(word, usage)
+        n_lines = len(await self._lines())
+        if not 1 <= line <= n_lines:
+            raise WrongCommand(f"There is no line {line}: the file has {n_lines}.")
+        self._move_to(line)
         return await self._show()
 
     async def _scroll(self, lines: int) -> CommandReply:
         self._top = max(1, self._top + lines)
         self._scrolls += 1
-        hint = (
-            "Scrolling many times is slow: search_file <term> finds a line, goto <line> shows it."
-        )
-        return await self._show(after=hint if self._scrolls >= SCROLLS else "")
+        return await self._show(SCROLL_HINT if self._scrolls >= SCROLLS_BEFORE_HINT else "")
 
     async def _scroll_down(self, arguments: str) -> CommandReply:
         _words(arguments, "scroll_down", 0)
@@ -206,122 +218,128 @@ class Terminal:
         return await self._scroll(2 - self._window)
 
     async def _create(self, arguments: str) -> CommandReply:
-        path = _words(arguments, "create <path>", 1)[0]
+        (path,) = _words(arguments, "create <path>", 1)
         try:
-            await self.workspace.read(path, LARGEST)
+            await self.workspace.read(path, MAX_FILE_BYTES)
         except FileProblem as problem:
             if "No such file" not in str(problem):
                 raise
             await self.workspace.write(path, b"\n")
             return await self._open(shlex.quote(path))
-        shown = await self._open(shlex.quote(path))
-        return CommandReply(f"Error: {path} exists already.\n{shown.text}", code=1)
+        window = await self._open(shlex.quote(path))
+        return CommandReply(f"Error: {path} exists already.\n{window.text}", code=1)
 
     async def _edit(self, arguments: str) -> CommandReply:
         usage = "edit <first line>:<last line>\n<new lines>\nend_of_edit"
-        head, text = _block(arguments, "end_of_edit", usage)
-        if (found := RANGE.match(head)) is None:
+        head, new_lines = _block(arguments, "end_of_edit", usage)
+        line_range = LINE_RANGE.match(head)
+        if line_range is None:
             raise WrongCommand(f"{head!r} is no range of lines. Usage:\n{usage}")
-        first = int(found[1])
-        last = int(found[2])
+        first = int(line_range[1])
+        last = int(line_range[2])
         lines = await self._lines(to_edit=True)
+        # With last = first - 1, nothing is replaced: the lines are inserted before `first`.
         if not 1 <= first <= last + 1 or last > len(lines):
             raise WrongCommand(f"There are no lines {first} to {last}: the file has {len(lines)}.")
-        return await self._replace(lines, first - 1, last, text)
+        return await self._replace(lines, first - 1, last, new_lines)
 
     async def _insert(self, arguments: str) -> CommandReply:
         usage = "insert <line>\n<new lines>\nend_of_insert"
-        head, text = _block(arguments, "end_of_insert", usage)
-        after = _number(head, usage)
+        head, new_lines = _block(arguments, "end_of_insert", usage)
+        line = _number(head, usage)
         lines = await self._lines(to_edit=True)
-        if after > len(lines):
-            raise WrongCommand(f"There is no line {after}: the file has {len(lines)}.")
-        return await self._replace(lines, after, after, text)
+        if line > len(lines):
+            raise WrongCommand(f"There is no line {line}: the file has {len(lines)}.")
+        return await self._replace(lines, line, line, new_lines)
 
     async def _replace(
-        self, lines: list[str], start: int, end: int, text: list[str]
+        self, lines: list[str], start: int, end: int, new_lines: list[str]
     ) -> CommandReply:
-        """Put lines in the place of others, unless the linter finds something that was not there
-        before.
+        """Replace lines from `start` up to `end`, unless the linter reports errors that were not
+        there before.
         """
-        changed = [*lines[:start], *text, *lines[end:]]
-        if self.open_file.endswith(".py"):
-            problems = await self.lint("\n".join(changed))
-            if problems and _new(problems, await self.lint("\n".join(lines))):
-                low = max(0, start - 3)
-                high = start + len(text) + 3
-                shown = "\n".join(
-                    f"{n}:{line}" for n, line in enumerate(changed[low:high], low + 1)
+        edited = [*lines[:start], *new_lines, *lines[end:]]
+        is_python = self.open_file.endswith(".py")
+        if is_python:
+            errors = await self.lint("\n".join(edited))
+            if errors and _has_new_errors(errors, await self.lint("\n".join(lines))):
+                low = max(0, start - REFUSED_EDIT_CONTEXT)
+                high = start + len(new_lines) + REFUSED_EDIT_CONTEXT
+                excerpt = "\n".join(
+                    f"{number}:{line}" for number, line in enumerate(edited[low:high], low + 1)
                 )
                 raise WrongCommand(
-                    f"The edit was NOT applied, since it brings in errors:\n{problems}\n"
-                    f"It would have looked like this:\n{shown}\n"
+                    f"The edit was NOT applied, since it brings in errors:\n{errors}\n"
+                    f"It would have looked like this:\n{excerpt}\n"
                     "Correct the lines or their numbers; the same edit again fails again."
                 )
-        await self.workspace.write(self.open_file, ("\n".join(changed) + "\n").encode())
-        self._top = max(1, start + 1 - self._window // 6)
-        checked = ", and the linter found no new errors" if self.open_file.endswith(".py") else ""
+        await self.workspace.write(self.open_file, ("\n".join(edited) + "\n").encode())
+        self._move_to(start + 1)
+        lint_result = ", and the linter found no new errors" if is_python else ""
         reply = await self._show(
-            after=f"File updated{checked}. Check the lines, and edit again where needed."
+            f"File updated{lint_result}. Check the lines, and edit again where needed."
         )
         return replace(reply, kind="edit")
 
     async def lint(self, source: str) -> str:
-        """Return what is wrong with Python source, one line per error; empty where nothing is."""
+        """Return the errors of Python source, one per line; empty if there are none."""
         outcome = await self.workspace.run(
-            f"python -I -S -c {shlex.quote(LINT)}", stdin=source.encode(), seconds=10
+            f"python -I -S -c {shlex.quote(LINT_PROGRAM)}",
+            stdin=source.encode(),
+            seconds=LINT_TIMEOUT_S,
         )
         return outcome.output.strip() if outcome.code or outcome.stopped else ""
 
     # Search, by grep and find inside the sandbox.
 
     async def _search_dir(self, arguments: str) -> CommandReply:
-        words = _words(arguments, "search_dir <term> [<folder>]", 1, 2)
-        folder = shlex.quote(words[1] if len(words) > 1 else ".")
-        return await self._matches(
-            f"grep -rnIF --exclude-dir='.?*' -e {shlex.quote(words[0])} {folder}", words[0]
-        )
+        term, *more = _words(arguments, "search_dir <term> [<folder>]", 1, 2)
+        folder = shlex.quote(more[0] if more else ".")
+        options = "-rnIF --exclude-dir='.?*'"
+        return await self._search(f"grep {options} -e {shlex.quote(term)} {folder}", term)
 
     async def _search_file(self, arguments: str) -> CommandReply:
-        words = _words(arguments, "search_file <term> [<file>]", 1, 2)
-        if len(words) < 2 and not self.open_file:
+        term, *more = _words(arguments, "search_file <term> [<file>]", 1, 2)
+        if not more and not self.open_file:
             raise WrongCommand("No file is open. Name one: search_file <term> <file>")
-        file = shlex.quote(words[1] if len(words) > 1 else self.open_file)
-        return await self._matches(f"grep -nIF -e {shlex.quote(words[0])} {file}", words[0])
+        file = shlex.quote(more[0] if more else self.open_file)
+        return await self._search(f"grep -nIF -e {shlex.quote(term)} {file}", term)
 
     async def _find_file(self, arguments: str) -> CommandReply:
-        words = _words(arguments, "find_file <name> [<folder>]", 1, 2)
-        folder = shlex.quote(words[1] if len(words) > 1 else ".")
-        return await self._matches(
-            f"find {folder} -type f -name {shlex.quote(words[0])} | sort", words[0]
-        )
+        name, *more = _words(arguments, "find_file <name> [<folder>]", 1, 2)
+        folder = shlex.quote(more[0] if more else ".")
+        return await self._search(f"find {folder} -type f -name {shlex.quote(name)} | sort", name)
 
-    async def _matches(self, command: str, term: str) -> CommandReply:
+    async def _search(self, command: str, term: str) -> CommandReply:
         outcome = await self.workspace.run(command, seconds=self._seconds)
+        # grep returns 1 if nothing matches.
         if outcome.code > 1 or outcome.stopped:
-            raise WrongCommand(
-                outcome.output.strip() or f"The search was stopped: {outcome.stopped}."
-            )
-        found = outcome.output.splitlines()
-        if not found:
+            error = outcome.output.strip() or f"The search was stopped: {outcome.stopped}."
+            raise WrongCommand(error)
+        matches = outcome.output.splitlines()
+        n_matches = len(matches)
+        if not matches:
             return CommandReply(f"Nothing found for {term!r}.")
-        if len(found) > 100:
-            return CommandReply(
-                f"{len(found)} lines match {term!r}: search for something narrower."
-            )
-        return CommandReply("\n".join([f"{len(found)} found for {term!r}:", *found]))
+        if n_matches > MAX_MATCHES_SHOWN:
+            return CommandReply(f"{n_matches} lines match {term!r}: search for something narrower.")
+        return CommandReply("\n".join([f"{n_matches} found for {term!r}:", *matches]))
 
 
-def _new(problems: str, before: str) -> bool:
-    """Return True where there are errors that were not there before, wherever they stand now."""
-    now, then = (
-        {line.partition(": ")[2] for line in text.splitlines()} for text in (problems, before)
-    )
-    was_broken = bool(before) and "undefined name" not in before  # then nothing else was looked for
-    return bool(now - then) and not was_broken
+def _has_new_errors(errors: str, errors_before: str) -> bool:
+    """Return True if there are errors that were not there before, on whatever line."""
+    # After a syntax error, the linter looked for nothing else.
+    had_syntax_error = bool(errors_before) and "undefined name" not in errors_before
+    if had_syntax_error:
+        return False
+    return not _without_lines(errors) <= _without_lines(errors_before)
+
+
+def _without_lines(errors: str) -> set[str]:
+    return {error.partition(": ")[2] for error in errors.splitlines()}
 
 
 def _words(arguments: str, usage: str, least: int, most: int | None = None) -> list[str]:
+    """Split arguments as a shell does; `most` is `least` by default."""
     try:
         words = shlex.split(arguments)
     except ValueError as error:
@@ -332,17 +350,17 @@ def _words(arguments: str, usage: str, least: int, most: int | None = None) -> l
 
 
 def _number(text: str, usage: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
+    if not LINE_NUMBER.fullmatch(text.strip()):
         raise WrongCommand(f"{text!r} is no line number. Usage: {usage}")
     return int(text)
 
 
 def _block(arguments: str, end: str, usage: str) -> tuple[str, list[str]]:
-    """Split a command of several lines into what follows its verb and its text, which a line with
-    `end` closes.
+    """Split a command of several lines into the rest of its first line, and the lines up to one
+    with `end`.
     """
     head, *lines = arguments.split("\n")
-    places = [i for i, line in enumerate(lines) if line.strip() == end]
-    if not places:
-        raise WrongCommand(f"A line with {end} is missing. Usage:\n{usage}")
-    return head.strip(), lines[: places[0]]
+    for i, line in enumerate(lines):
+        if line.strip() == end:
+            return head.strip(), lines[:i]
+    raise WrongCommand(f"A line with {end} is missing. Usage:\n{usage}")

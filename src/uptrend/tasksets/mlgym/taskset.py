@@ -1,5 +1,5 @@
-"""The taskset `mlgym`: problems in MLGym's format, those that come with Uptrend or a checkout's,
-and their examples.
+"""The taskset `mlgym`: problems in MLGym's format, those that come with Uptrend or those of a
+checkout, and their examples.
 """
 
 import asyncio
@@ -19,14 +19,18 @@ from annotated_types import Ge
 from uptrend.records import ConfigError, Message, Task, TasksetError
 from uptrend.sandbox import Bounds, find_sandbox
 from uptrend.tasks.taskset import Script, add_note
-from uptrend.tasksets.mlgym.play import COMMAND, Arena, DenseParts, ResearchPlay, Scheme
+from uptrend.tasksets.mlgym.play import COMMAND_TOOL, Arena, DenseParts, ResearchPlay, Scheme
 from uptrend.tasksets.mlgym.problem import Problem, load_problem, names
 from uptrend.tasksets.mlgym.scoring import SubmissionScorer
 
-# Number of the first held-out seed: those to train on lie below it.
-HELD_OUT = 1_000_000
+# Seeds below it are to train on; those from it on are held out.
+FIRST_HELDOUT_SEED = 1_000_000
+# Bytes of an evaluator's output that its score is looked for in.
+SCORER_OUTPUT_BYTES = 1 << 16
+# A line between two turns of a scripted player's file.
+TURN_SEPARATOR = "\n%%\n"
 
-SYSTEM = """You solve a machine-learning task in a shell. Each turn you give one command and read its output.
+SYSTEM_PROMPT = """You solve a machine-learning task in a shell. Each turn you give one command and read its output.
 open <path> [<line>], goto <line>, scroll_down, scroll_up, create <path>: show and make files
 search_dir <term> [<folder>], search_file <term> [<file>], find_file <name> [<folder>]: search
 edit <first>:<last>, new lines, end_of_edit: replace these lines of the open file
@@ -37,7 +41,7 @@ Anything else is bash. A command takes at most {seconds:g} seconds; there is no 
 
 @dataclass(frozen=True, kw_only=True)
 class MlGymOptions:
-    """The options of `mlgym`."""
+    """Options of `mlgym`."""
 
     problems: tuple[str, ...] = ()
     """MLGym tasks by name (the YAML file's, without its ending); empty for all."""
@@ -52,19 +56,19 @@ class MlGymOptions:
     dense: DenseParts = field(default_factory=DenseParts)
     """Weights of parts beside the scheme's own reward."""
     keep: Literal["best", "last"] = "best"
-    """The submission that counts: the last, or the one that validated best."""
+    """Submission that counts: the last, or the one that validated best."""
     sandbox: Literal["auto", "bubblewrap", "podman", "docker", "process"] = "auto"
     """Back end: auto, bubblewrap, podman, docker, or process (which is no sandbox)."""
     turns: Annotated[int, Ge(0)] = 0
-    """Turns that the agent is told it has, and after which its work is submitted; 0 for
-    sampling.max_turns, untold.
+    """Turns after which the work is submitted; replies say how many are left. 0 for
+    sampling.max_turns, which replies do not mention.
     """
     seconds: float = 30.0
     """Seconds that one command may take, if the task's training_timeout is not shorter."""
     memory: int = 1024
     """Megabytes of memory of one workspace."""
     output: Annotated[int, Ge(200)] = 2000
-    """Bytes of a command's output that the agent is shown."""
+    """Bytes of a command's output in the reply to the agent."""
     window: Annotated[int, Ge(10)] = 100
     """Lines of a file that the editor shows."""
     workers: Annotated[int, Ge(0)] = 0
@@ -93,18 +97,25 @@ class MlGym:
     name: ClassVar[str] = "mlgym"
     version: ClassVar[str] = "1"
     Options: ClassVar[type[Any]] = MlGymOptions
-    FEW_PLAYS: ClassVar[int] = 2  # of a kind in a probe: each takes a second or more
+    # Plays of a kind in a probe: each takes a second or more.
+    MAX_PROBE_PLAYS: ClassVar[int] = 2
     # Tasks that `validate` plays: with all players, each takes 10 to 20 seconds on two cores.
-    VALIDATED: ClassVar[int] = 4
-    LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 256, "max_turns": 10, "context": 4096}
+    MAX_VALIDATED_TASKS: ClassVar[int] = 4
+    SAMPLING_LIMITS: ClassVar[dict[str, int]] = {
+        "max_tokens": 256,
+        "max_turns": 10,
+        "context": 4096,
+    }
     chat: bool | None = True
 
     def __init__(self, options: MlGymOptions, seed: int) -> None:
         self.options = options
         self.seed = seed
         self.notes: list[str] = []
-        chosen = options.problems or names(options.folder)
-        self.problems = {p.name: p for p in (load_problem(name, options.folder) for name in chosen)}
+        self.problems: dict[str, Problem] = {}
+        for name in options.problems or names(options.folder):
+            problem = load_problem(name, options.folder)
+            self.problems[problem.name] = problem
         for problem in self.problems.values():
             for note in problem.notes:
                 add_note(self.notes, note)
@@ -113,61 +124,57 @@ class MlGym:
                     f"{problem.name} submits a model, which runs beside its evaluator and could"
                     " forge its score. Set trust = true if you accept that, or leave the task out."
                 )
-        # Examples without a generator are one task; probes are told, and say so once.
-        self.repeated = frozenset(p.name for p in self.problems.values() if p.generator is None)
+        # Without a generator, all examples are one task.
+        self.repeated = frozenset(
+            name for name, problem in self.problems.items() if problem.generator is None
+        )
         if self.repeated:
-            listed = ", ".join(sorted(self.repeated))
+            repeated = ", ".join(sorted(self.repeated))
             add_note(
-                self.notes, f"examples of {listed} repeat one task, to train on and held out alike"
+                self.notes,
+                f"examples of {repeated} repeat one task, to train on and held out alike",
             )
         self._arenas: dict[str, Arena] = {}
-        # of all tasks together
+        # Shared by all problems.
         self._slots = asyncio.Semaphore(options.workers or os.cpu_count() or 1)
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
-        most = (
-            min(count, self.options.examples * len(self.problems))
-            if self.options.examples
-            else count
-        )
-        found = [
-            task
-            for task in self._examples(most + len(exclude), heldout=False)
-            if task.id not in exclude
-        ]
-        return found[:most]
+        if self.options.examples:
+            count = min(count, self.options.examples * len(self.problems))
+        tasks = self._examples(count + len(exclude), heldout=False)
+        return [task for task in tasks if task.id not in exclude][:count]
 
     def heldout(self, count: int) -> list[Task]:
         return self._examples(count, heldout=True)
 
     def _examples(self, count: int, heldout: bool) -> list[Task]:
-        """Return so many examples, the problems in turn and then shuffled; a seed is drawn once."""
-        chance = random.Random(f"{self.name}-{self.seed}-{heldout}")
-        seeds = chance.sample(range(HELD_OUT), -(-count // len(self.problems)))
-        made = [
-            self._task(p, seed + heldout * HELD_OUT, heldout)
-            for seed in seeds
-            for p in self.problems.values()
-        ]
-        chance.shuffle(made := made[:count])
-        return made
+        """Return `count` examples, evenly over the problems and shuffled; no seed occurs twice."""
+        rng = random.Random(f"{self.name}-{self.seed}-{heldout}")
+        n_seeds = -(-count // len(self.problems))  # rounded up
+        first_seed = FIRST_HELDOUT_SEED if heldout else 0
+        tasks = []
+        for seed in rng.sample(range(FIRST_HELDOUT_SEED), n_seeds):
+            for problem in self.problems.values():
+                tasks.append(self._task(problem, first_seed + seed, heldout))
+        tasks = tasks[:count]
+        rng.shuffle(tasks)
+        return tasks
 
     def _task(self, problem: Problem, seed: int, heldout: bool) -> Task:
-        data = f"\n\nData set: {problem.name}-{seed}" if problem.generator else ""
         seconds = min(self.options.seconds, problem.timeout)
+        if problem.generator:
+            data_set = f"\n\nData set: {problem.name}-{seed}"
+            task_id = ""  # the messages' own
+        else:
+            # All examples have the same messages, so they need ids of their own.
+            data_set = ""
+            task_id = hashlib.sha256(f"{problem.name}{seed}".encode()).hexdigest()[:16]
         messages = (
-            Message("system", SYSTEM.format(seconds=seconds)),
-            Message("user", f"{problem.title}\n{problem.description}{data}\nbash-$"),
+            Message("system", SYSTEM_PROMPT.format(seconds=seconds)),
+            Message("user", f"{problem.title}\n{problem.description}{data_set}\nbash-$"),
         )
-        # Without a generator the messages are the same: an example is then told apart by its
-        # number.
-        own = (
-            ""
-            if problem.generator
-            else hashlib.sha256(f"{problem.name}{seed}".encode()).hexdigest()[:16]
-        )
-        facts = {"task": problem.name, "seed": seed, "heldout": heldout}
-        return Task(messages, "", problem.name, data=facts, id=own)
+        data = {"task": problem.name, "seed": seed, "heldout": heldout}
+        return Task(messages, "", problem.name, data=data, id=task_id)
 
     def check_machine(self) -> None:
         """Raise where the sandbox does not work here."""
@@ -175,27 +182,37 @@ class MlGym:
 
     def open(self, task: Task, seed: int) -> ResearchPlay:  # noqa: ARG002 (nothing is left to chance)
         """Begin a rollout; its sandbox is opened by its first command."""
-        o = self.options
-        arena = self._arena(task.family)
-        tools = (COMMAND,) if o.tool_calls else ()
-        return ResearchPlay(task, arena, o.scheme, o.dense, o.keep, o.window, o.turns, tools)
+        options = self.options
+        return ResearchPlay(
+            task,
+            self._arena(task.family),
+            scheme=options.scheme,
+            dense=options.dense,
+            keep=options.keep,
+            window=options.window,
+            turn_limit=options.turns,
+            tools=(COMMAND_TOOL,) if options.tool_calls else (),
+        )
 
     def _arena(self, name: str) -> Arena:
         if name not in self._arenas:
-            o = self.options
+            options = self.options
             problem = self.problems[name]
-            sandbox = find_sandbox(o.sandbox)
-            bounds = Bounds(seconds=o.seconds, memory=o.memory << 20, output=o.output)
-            scorer = SubmissionScorer(
-                problem, sandbox, replace(bounds, seconds=problem.timeout, output=1 << 16), o.trust
+            sandbox = find_sandbox(options.sandbox)
+            bounds = Bounds(
+                seconds=options.seconds, memory=options.memory << 20, output=options.output
             )
+            scorer_bounds = replace(bounds, seconds=problem.timeout, output=SCORER_OUTPUT_BYTES)
+            scorer = SubmissionScorer(problem, sandbox, scorer_bounds, options.trust)
             self._arenas[name] = Arena(problem, sandbox, scorer, bounds, self._slots)
         return self._arenas[name]
 
     def players(self, task: Task, kind: str) -> "list[Player]":
-        """Return the scripted players of a kind."""
+        """Return the scripted players of a kind: expert, weak or cheat."""
         folder = self.problems[task.family].players
-        return [player for player in read_players(folder) if player.kind == kind] if folder else []
+        if folder is None:
+            return []
+        return [player for player in read_players(folder) if player.kind == kind]
 
     def gold(self, task: Task) -> Script:
         """Return the expert, which reaches par."""
@@ -208,28 +225,25 @@ class MlGym:
         return (player.play(task.data["seed"]) for player in self.players(task, "weak"))
 
     def cheaters(self, task: Task) -> Iterable[Script]:
-        """Yield players that go for the score and not for the task."""
+        """Yield players that aim at the score instead of the task."""
         return (player.play(task.data["seed"]) for player in self.players(task, "cheat"))
 
     def demonstrations(self, task: Task, count: int) -> list[Callable[[], Script]]:
         """Return scripts of mixed quality to imitate, drawn by the example: mostly weak, now and
         then the expert.
         """
-        weak = self.players(task, "weak")
         seed = task.data["seed"]
-        pool = [*weak, *self.players(task, "expert")]
-        return [
-            partial(p.play, seed + n)
-            for n, p in enumerate(random.Random(seed).choices(pool, k=count))
-        ]
+        pool = [*self.players(task, "weak"), *self.players(task, "expert")]
+        players = random.Random(seed).choices(pool, k=count)
+        return [partial(player.play, seed + n) for n, player in enumerate(players)]
 
     def proof(self) -> "MlGym":
-        """Return the same tasks under the reward that the expert reaches the maximum of."""
+        """Return the same tasks under a reward whose maximum the expert reaches."""
         return self._with(scheme="final", dense=DenseParts())
 
     def variants(self) -> "dict[str, Callable[[], MlGym]]":
-        """Return a maker of the tasks as they are: under `graded`, for one, weaker players reach
-        the maximum too.
+        """Return a maker of the same tasks: under `graded`, for one, weaker players reach the
+        maximum too.
         """
         return {self.options.scheme: self._with}
 
@@ -242,11 +256,12 @@ class MlGym:
 
 # Scripted players: text files with one command per turn.
 #
-# A file is named KIND-NAME.txt, with KIND one of expert, weak and cheat; a line `%%` parts its
+# A file is named KIND-NAME.txt, with KIND one of expert, weak and cheat; a line `%%` separates its
 # turns. `{{a|b|c}}` stands for one of the choices, drawn by the example's seed: the same one
 # wherever a file repeats the list.
 
-CHOICE = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
+PLAYER_KINDS = ("expert", "weak", "cheat")
+CHOICE_PATTERN = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -259,16 +274,19 @@ class Player:
 
     def turns(self, seed: int) -> list[str]:
         """Return its commands for an example."""
-        chance = random.Random(f"{self.name}-{seed}")
-        drawn = dict[str, str]()
+        rng = random.Random(f"{self.name}-{seed}")
+        choices: dict[str, str] = {}
 
-        def choose(found: re.Match[str]) -> str:
-            return drawn.setdefault(found[1], chance.choice(found[1].split("|")))
+        def choose(match: re.Match[str]) -> str:
+            # Drawn even if it is not used: the draws are part of the players' known results.
+            choice = rng.choice(match[1].split("|"))
+            return choices.setdefault(match[1], choice)
 
-        return [turn.strip("\n") for turn in CHOICE.sub(choose, self.text).split("\n%%\n")]
+        text = CHOICE_PATTERN.sub(choose, self.text)
+        return [turn.strip("\n") for turn in text.split(TURN_SEPARATOR)]
 
     def play(self, seed: int) -> Script:
-        """Give one command after the other, whatever is answered."""
+        """Yield one command after the other, whatever the replies."""
         for turn in self.turns(seed):
             yield Message("assistant", turn)
 
@@ -276,12 +294,14 @@ class Player:
 @cache
 def read_players(folder: Path) -> tuple[Player, ...]:
     """Read a problem's players, sorted by name."""
-    found = []
-    for path in sorted(path for path in folder.glob("*.txt") if path.is_file()):
+    players = []
+    for path in sorted(folder.glob("*.txt")):
+        if not path.is_file():
+            continue
         kind, dash, name = path.stem.partition("-")
-        if kind not in ("expert", "weak", "cheat") or not dash:
+        if kind not in PLAYER_KINDS or not dash:
             raise TasksetError(
                 f"{path}: a player's file is named expert-, weak- or cheat-NAME.txt."
             )
-        found.append(Player(kind, name, path.read_text(encoding="utf-8").strip("\n")))
-    return tuple(found)
+        players.append(Player(kind, name, path.read_text(encoding="utf-8").strip("\n")))
+    return tuple(players)
