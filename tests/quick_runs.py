@@ -20,7 +20,7 @@ from typing import Any
 from synthetic import evaluation_of, info_of, line_of, metrics_of, rollout_of
 from uptrend.config import load_config, to_table
 from uptrend.lab.plan import Launcher, PlannedRun, Resolved, is_finished
-from uptrend.lab.workers import Outcome, Progress, Workers, make_way, read_outcome
+from uptrend.lab.workers import Outcome, Progress, Workers, read_outcome, set_aside_unfinished
 from uptrend.records import Run, RunDirectory, Stop, rollouts_table
 
 TASKS = 40
@@ -70,7 +70,7 @@ class QuickWorkers(Workers):
             if is_finished(planned):
                 yield Outcome(planned, "finished", was_there=True)
                 continue
-            make_way(planned)
+            set_aside_unfinished(planned)
             planned.folder.parent.mkdir(exist_ok=True)
             watch.began(planned)
             script = launcher.command(planned)[1]

@@ -23,7 +23,7 @@ from quick_runs import QuickLauncher, QuickWorkers
 from quick_runs import main as make_quick_run
 from synthetic import write_run
 from uptrend.cli import experiments
-from uptrend.cli.experiments import take_runs
+from uptrend.cli.experiments import take_outcomes
 from uptrend.cli.lab_view import Board, LabView
 from uptrend.lab.experiment import ExperimentRuns, run_experiments
 from uptrend.lab.notebook import Notebook
@@ -233,7 +233,9 @@ def test_judging_takes_in_refused_and_failed_runs_and_misses_none(tmp_path: Path
         [ExperimentRuns(notebook, h, launcher)], launcher, QuickWorkers(), Mock()
     )[0]
     assert list(verdict.refused) == ["broken"]
-    assert take_runs(ExperimentRuns(notebook, h, launcher)).judge() == verdict
+    experiment = ExperimentRuns(notebook, h, launcher)
+    take_outcomes(experiment)
+    assert experiment.judge() == verdict
     made = [
         folder
         for folder in notebook.runs.glob("quick-s1-*/")
@@ -241,7 +243,7 @@ def test_judging_takes_in_refused_and_failed_runs_and_misses_none(tmp_path: Path
     ]
     shutil.rmtree(made[0])
     with pytest.raises(LabError, match="h01: 1 of its runs are missing"):
-        take_runs(ExperimentRuns(notebook, h, launcher))
+        take_outcomes(ExperimentRuns(notebook, h, launcher))
 
 
 def test_a_replay_is_given_only_what_differs_from_its_source(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from uptrend.doctor.check import make_finding
 from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.pages import cause_page
 from uptrend.doctor.report import print_report
-from uptrend.lab.draft import all_ready, of_cause
+from uptrend.lab.draft import all_ready, draft_from_cause
 from uptrend.lab.notebook import Notebook
 from uptrend.records import Basis, Finding, RunView, Severity, Times, from_lines
 
@@ -198,7 +198,7 @@ def test_a_hypothesis_leaves_its_rate_to_its_arm(tmp_path: Path, rate: float) ->
     recipe.write_text(f"[model]\nname = 'tiny'\n[learning]\nlr = {rate}\n")
     Notebook.init(tmp_path / "lab")
     for id in ("optimizer.lr-large", "optimizer.lr-small", "run.nonfinite"):
-        draft = of_cause("h01", CATALOGUE[id], recipe, tmp_path / "lab")
+        draft = draft_from_cause("h01", CATALOGUE[id], recipe, tmp_path / "lab")
         rates = [
             arm.overrides["learning.lr"]
             for arm in draft.hypothesis.arms

@@ -14,7 +14,7 @@ from uptrend.lab import specification
 from uptrend.lab.experiment import ExperimentRuns, run_experiments, seconds_of
 from uptrend.lab.journal.stored import Entry, write
 from uptrend.lab.notebook import Notebook
-from uptrend.lab.refuse import allowed, faults
+from uptrend.lab.refuse import allowed_ids, faults
 from uptrend.lab.workers import Outcome
 from uptrend.records import (
     Arm,
@@ -222,8 +222,8 @@ def test_a_critical_fault_is_told_unless_it_is_allowed(make_run: Any) -> None:
     assert [line.partition(":")[0] for line in told] == ["mask.tool-trained", "config.group-of-one"]
     assert faults(probed("b", "critical"), {"mask.tool-trained", "config.group-of-one"}) == []
     assert faults(probed("c", "warning"), {"config.group-of-one"}) == []
-    assert allowed(H) == ()
-    ids = allowed(replace(H, cause="kl.strangles", allows=("advantage.dead-groups-high",)))
+    assert allowed_ids(H) == ()
+    ids = allowed_ids(replace(H, cause="kl.strangles", allows=("advantage.dead-groups-high",)))
     assert {"kl.strangles", "advantage.dead-groups-high"} <= set(ids)
     assert len(ids) == len(set(ids))
 

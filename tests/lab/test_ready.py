@@ -11,7 +11,7 @@ from uptrend.config.tables import to_toml
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.probes import PROBES
 from uptrend.lab import hypothesis_file, refuse
-from uptrend.lab.draft import all_ready, by_hand, find_cause, of_cause, of_ready
+from uptrend.lab.draft import all_ready, blank_draft, draft_from_cause, draft_from_ready, find_cause
 from uptrend.lab.hypothesis_file import SECTION_NAMES, get_block
 from uptrend.lab.measure import titled
 from uptrend.lab.notebook import Notebook
@@ -57,14 +57,14 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def arms_of(id: str, lab: Path, recipe: str = "wrong") -> dict[str, dict[str, object]]:
-    h = of_cause("h01", find_cause(id), lab.parent / f"{recipe}.toml", lab).hypothesis
+    h = draft_from_cause("h01", find_cause(id), lab.parent / f"{recipe}.toml", lab).hypothesis
     return {arm.name: dict(arm.overrides) for arm in h.arms}
 
 
 @pytest.mark.parametrize("id", BY_ARMS)
 def test_a_cause_that_arms_decide_makes_a_whole_file(lab: Path, id: str) -> None:
     recipe = "pulled" if id in ("kl.strangles", "kl.dead-group-pull") else "wrong"
-    draft = of_cause("h01", find_cause(id), lab.parent / f"{recipe}.toml", lab)
+    draft = draft_from_cause("h01", find_cause(id), lab.parent / f"{recipe}.toml", lab)
     path = Notebook(lab).add(draft.hypothesis, draft.prose)
     h = hypothesis_file.read(path)
     assert h == draft.hypothesis
@@ -87,7 +87,7 @@ def test_a_cause_that_a_probe_or_records_decide_says_so(lab: Path, id: str) -> N
             else "The doctor reads it from a run's records"
         )
         with pytest.raises(LabError, match=rf"{id} can't be decided by comparing arms.*{decides}"):
-            of_cause("h01", find_cause(id), recipe, lab)
+            draft_from_cause("h01", find_cause(id), recipe, lab)
 
 
 def test_arms_are_made_concrete_by_the_recipe(lab: Path) -> None:
@@ -111,7 +111,7 @@ def test_arms_are_made_concrete_by_the_recipe(lab: Path) -> None:
     assert {arm["eval.attempts"] for arm in arms_of("sampling.entropy-collapse", lab).values()} == {
         8
     }
-    h = of_cause(
+    h = draft_from_cause(
         "h01", find_cause("sampling.entropy-collapse"), lab.parent / "wrong.toml", lab
     ).hypothesis
     assert h.metric == "eval/pass@8"
@@ -132,14 +132,16 @@ def test_a_finding_brings_its_evidence(lab: Path) -> None:
     finding = Finding(
         "kl.strangles", Severity.WARNING, Basis.SIGNAL, "The penalty holds it.", evidence
     )
-    draft = of_cause("h02", find_cause("kl.strangles"), lab.parent / "pulled.toml", lab, finding)
+    draft = draft_from_cause(
+        "h02", find_cause("kl.strangles"), lab.parent / "pulled.toml", lab, finding
+    )
     assert "(warning, medium confidence): The penalty holds it." in draft.prose["Description"]
     assert "- The KL is 0.9 at step 40.\n- Accuracy is 31%." in draft.prose["Description"]
     assert draft.hypothesis.priority is Priority.HIGH
 
 
 def test_a_file_to_fill_in_lacks_its_arms(lab: Path) -> None:
-    draft = by_hand("h01", lab.parent / "wrong.toml", lab)
+    draft = blank_draft("h01", lab.parent / "wrong.toml", lab)
     assert list(draft.prose) == list(SECTION_NAMES)
     with pytest.raises(
         LabError, match=r"the arms control and changed don't differ on ../wrong.toml"
@@ -149,7 +151,7 @@ def test_a_file_to_fill_in_lacks_its_arms(lab: Path) -> None:
 
 @pytest.mark.parametrize("id", all_ready())
 def test_a_ready_one_can_be_decided_on_its_recipe(lab: Path, id: str) -> None:
-    draft = of_ready(id, id, None, lab, [])
+    draft = draft_from_ready(id, id, None, lab, [])
     h = hypothesis_file.read(Notebook(lab).add(draft.hypothesis, draft.prose))
     assert h.explains
     assert all(draft.prose[section] for section in SECTION_NAMES)
@@ -182,9 +184,9 @@ CLAIMS = re.compile(
 def test_a_claim_says_what_is_measured_and_nothing_else(lab: Path, id: str) -> None:
     if id in CATALOGUE:
         recipe = "pulled" if id in ("kl.strangles", "kl.dead-group-pull") else "wrong"
-        h = of_cause("h01", find_cause(id), lab.parent / f"{recipe}.toml", lab).hypothesis
+        h = draft_from_cause("h01", find_cause(id), lab.parent / f"{recipe}.toml", lab).hypothesis
     else:
-        h = of_ready(id, "h01", None, lab, []).hypothesis
+        h = draft_from_ready(id, "h01", None, lab, []).hypothesis
     condition, comma, outcome = h.title.rpartition(", ")
     assert comma
     assert outcome == outcome_of(h.metric, h.direction)
@@ -203,9 +205,11 @@ def test_the_cure_of_a_collapse_is_measured_by_the_fall() -> None:
 
 
 def test_a_ready_one_waits_only_for_ready_ones_that_are_there(lab: Path) -> None:
-    first = of_ready("h01", "h05", None, lab, []).hypothesis
-    assert of_ready("h03", "h06", None, lab, [first]).hypothesis.prerequisites == ("h05",)
+    first = draft_from_ready("h01", "h05", None, lab, []).hypothesis
+    assert draft_from_ready("h03", "h06", None, lab, [first]).hypothesis.prerequisites == ("h05",)
     assert (
-        of_ready("h03", "h06", None, lab, [replace(first, title="Mine")]).hypothesis.prerequisites
+        draft_from_ready(
+            "h03", "h06", None, lab, [replace(first, title="Mine")]
+        ).hypothesis.prerequisites
         == ()
     )

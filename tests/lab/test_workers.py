@@ -18,7 +18,15 @@ import pytest
 from quick_runs import QuickLauncher, main
 from uptrend.lab import plan
 from uptrend.lab.plan import PlannedRun
-from uptrend.lab.workers import Outcome, Workers, free_gib, log_of, make_way, need_gib, threads_of
+from uptrend.lab.workers import (
+    Outcome,
+    Workers,
+    free_gib,
+    log_of,
+    need_gib,
+    set_aside_unfinished,
+    threads_of,
+)
 from uptrend.records import Arm, Hypothesis, Run
 from uptrend.records.directory import is_being_written
 from uptrend.runner.runs import TrainLauncher
@@ -309,7 +317,7 @@ def test_a_run_that_makes_way_is_set_aside(tmp_path: Path) -> None:
     for number in (1, 2):  # an attempt that fails at its first step, begun again by the next call
         assert main(planned.folder, dict(planned.config), []) == 1
         files[f"{planned.folder.name}-{number}"] = (planned.folder / "metrics.jsonl").read_bytes()
-        make_way(planned)
+        set_aside_unfinished(planned)
         assert not planned.folder.exists()
     aside = planned.folder.parent / "set-aside"
     assert {path.name: (path / "metrics.jsonl").read_bytes() for path in aside.iterdir()} == files

@@ -66,7 +66,7 @@ CONVERTIBLE_FILES = (
     "a training script of TRL (.py), a dumped GRPOConfig (.json), prime-rl's rl.toml, or a recipe"
 )
 MAX_REASON_CHARACTERS = 160
-# Tasks of a dataset whose number of rows is not known: more than any has.
+# Value of tasks.train for a dataset whose number of rows is not known.
 ALL_TASKS = 100_000
 
 

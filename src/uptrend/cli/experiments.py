@@ -47,15 +47,19 @@ from uptrend.lab.workers import Outcome, Workers, read_outcome
 from uptrend.policy.known import need_train_extra
 from uptrend.present.formatting import NO_VALUE, p_value, percent, plural
 from uptrend.present.terminal import columns, terminal
-from uptrend.records import Hypothesis, LabError, Run, Status, Verdict
+from uptrend.records import Hypothesis, LabError, Measured, Run, Status, Verdict
 from uptrend.records.files import write_atomically
 from uptrend.records.lines import plain
 from uptrend.runner.runs import TrainLauncher
 
-# Deviation of differences by which power is announced before any run: 4 to 7 points were seen with
-# 200 tasks.
-SUPPOSED = 0.05
-COLORS = {
+# Deviation of differences between seeds that the power announced before any run supposes: 4 to 7
+# points were seen with 200 tasks.
+SUPPOSED_DEVIATION = 0.05
+# Power below which the seeds that would reach it are announced.
+USUAL_POWER = 0.8
+# Version of a sweep's JSON file.
+SWEEP_SCHEMA = 1
+STATUS_COLORS = {
     Status.VALIDATED: "bold green",
     Status.INVALIDATED: "bold red",
     Status.INCONCLUSIVE: "bold yellow",
@@ -117,33 +121,39 @@ def run(
     began = time.time()
     notebook = Notebook(folder)
     launcher = TrainLauncher()
-    chosen = _choose(notebook, ids or [], all_, anyway)
-    for h in chosen if restart or seeds_more else ():  # before anything is set aside or added
-        recorded = None if restart else specification.read(notebook, h.id)
-        added = len(recorded.more) if recorded else 0
-        refuse.check(h, notebook.folder, more_seeds=added + seeds_more)
-    for h in chosen:
+    hypotheses = _choose(notebook, ids or [], all_, anyway)
+
+    # All are checked before any is restarted or extended.
+    if restart or seeds_more:
+        for hypothesis in hypotheses:
+            recorded = None if restart else specification.read(notebook, hypothesis.id)
+            n_added = len(recorded.more) if recorded else 0
+            refuse.check(hypothesis, notebook.folder, more_seeds=n_added + seeds_more)
+    for hypothesis in hypotheses:
         if restart:
-            specification.restart(notebook, h.id)
+            specification.restart(notebook, hypothesis.id)
         if seeds_more:
-            specification.extend(notebook, specification.freeze(notebook, h, launcher), seeds_more)
+            frozen = specification.freeze(notebook, hypothesis, launcher)
+            specification.extend(notebook, frozen, seeds_more)
+
     workers = _make_workers(on, address, at_once, gpus, keep_checkpoints)
-    experiments = [ExperimentRuns(notebook, h, launcher) for h in chosen]
-    boards = [
-        Board(
-            f"{e.hypothesis.id} {e.hypothesis.title}",
-            e.hypothesis.metric,
-            e.planned_runs,
-            e.refused,
-        )
-        for e in experiments
-    ]
+    experiments = [ExperimentRuns(notebook, hypothesis, launcher) for hypothesis in hypotheses]
+    boards = []
+    announcements: list[str] = []
+    for experiment in experiments:
+        hypothesis = experiment.hypothesis
+        title = f"{hypothesis.id} {hypothesis.title}"
+        board = Board(title, hypothesis.metric, experiment.planned_runs, experiment.refused)
+        boards.append(board)
+        announcements += _announce(experiment)
     view = LabView(boards, terminal(stderr=format == "json"))
-    for line in [line for experiment in experiments for line in _announce(experiment)]:
+    for line in announcements:
         view.say(line)
-    with _stoppable(f"uptrend lab run {' '.join(h.id for h in chosen)} --dir {folder}"), view:
+
+    command = f"uptrend lab run {' '.join(each.id for each in hypotheses)} --dir {folder}"
+    with _stoppable(command), view:
         verdicts = run_experiments(experiments, launcher, workers, view)
-    _finish(experiments, verdicts, round(time.time() - began, 1), format)
+    _report(experiments, verdicts, round(time.time() - began, 1), format)
     if any(verdict.void for verdict in verdicts):
         raise typer.Exit(1)
 
@@ -169,52 +179,58 @@ def judge(
     launcher = TrainLauncher()
     experiments = []
     for id in dict.fromkeys(ids):
-        h = notebook.hypothesis(id)
-        if specification.read(notebook, h.id) is None:
+        hypothesis = notebook.hypothesis(id)
+        if specification.read(notebook, hypothesis.id) is None:
             raise LabError(
-                f"{h.id} has not been run yet. Run it: uptrend lab run {h.id} --dir {folder}"
+                f"{hypothesis.id} has not been run yet. Run it: uptrend lab run {hypothesis.id}"
+                f" --dir {folder}"
             )
-        experiments.append(take_runs(ExperimentRuns(notebook, h, launcher, makes_runs=False)))
-    _finish(experiments, judge_all(experiments), None, format)
+        experiment = ExperimentRuns(notebook, hypothesis, launcher, makes_runs=False)
+        take_outcomes(experiment)
+        experiments.append(experiment)
+    _report(experiments, judge_all(experiments), None, format)
 
 
-def take_runs(experiment: ExperimentRuns) -> ExperimentRuns:
+def take_outcomes(experiment: ExperimentRuns) -> None:
     """Give an experiment the outcome of every run that has ended, in the order in which they are
     made.
     """
-    before = {row["hash"]: row for row in experiment.rows_before()}
-    ended = {
-        planned.hash: _ended(planned, before.get(planned.hash, {}))
-        for planned in experiment.planned_runs
-    }
-    gone = [
-        row["folder"]
-        for row in before.values()
-        if row["status"] == "finished" and not ended.get(row["hash"])
-    ]
-    if gone and not experiment.changes:
+    recorded_rows = {row["hash"]: row for row in experiment.rows_before()}
+    outcomes: dict[str, Outcome] = {}
+    for planned in experiment.planned_runs:
+        outcome = _read_ended(planned, recorded_rows.get(planned.hash, {}))
+        if outcome is not None:
+            outcomes[planned.hash] = outcome
+
+    missing = []
+    for hash, row in recorded_rows.items():
+        if row["status"] == "finished" and hash not in outcomes:
+            missing.append(row["folder"])
+    if missing and not experiment.changes:
+        id = experiment.hypothesis.id
         raise LabError(
-            f"{experiment.hypothesis.id}: {len(gone)} of its runs are missing ({gone[0]} for one)."
-            f" Put them back, or make them again: uptrend lab run {experiment.hypothesis.id} --dir"
-            f" {experiment.notebook.folder}"
+            f"{id}: {len(missing)} of its runs are missing ({missing[0]} for one). Put them back,"
+            f" or make them again: uptrend lab run {id} --dir {experiment.notebook.folder}"
         )
-    for found in filter(None, ended.values()):
-        experiment.take(found)
-    return experiment
+    for outcome in outcomes.values():
+        experiment.take(outcome)
 
 
-def _ended(planned: PlannedRun, before: Mapping[str, Any]) -> Outcome | None:
-    """Return a run's outcome from its records, or from runs.json where it failed for good; None if
-    it has not ended.
+def _read_ended(planned: PlannedRun, recorded_row: Mapping[str, Any]) -> Outcome | None:
+    """Return a run's outcome from its records, or from its row of runs.json where it failed for
+    good; None if it has not ended.
     """
     if plan.is_finished(planned):
         return Outcome(planned, "finished", was_there=True)
-    if before.get("status") == "failed":
-        return Outcome(planned, "failed", reason=before["reason"])
+    if recorded_row.get("status") == "failed":
+        return Outcome(planned, "failed", reason=recorded_row["reason"])
     # A run that the probes refused has records but no steps; one that was interrupted is still to
     # come.
-    found = read_outcome(planned, 0.0, None) if (planned.folder / "run.json").exists() else None
-    return found if found and found.status == "refused" else None
+    if (planned.folder / "run.json").exists():
+        outcome = read_outcome(planned, 0.0, None)
+        if outcome.status == "refused":
+            return outcome
+    return None
 
 
 def _make_workers(
@@ -228,16 +244,18 @@ def _make_workers(
 
 
 @contextmanager
-def _stoppable(again: str) -> Iterator[None]:
-    """Treat SIGTERM, with which clusters end jobs, as Ctrl-C, and print how to continue."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _stoppable(command: str) -> Iterator[None]:
+    """Treat SIGTERM, with which clusters end jobs, as Ctrl-C, and print the command that
+    continues.
+    """
+    previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
-        print(f"Nothing is lost. Continue with: {again}", file=sys.stderr)
+        print(f"Nothing is lost. Continue with: {command}", file=sys.stderr)
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
 def _choose(notebook: Notebook, ids: Sequence[str], all_: bool, anyway: bool) -> list[Hypothesis]:
@@ -251,112 +269,113 @@ def _choose(notebook: Notebook, ids: Sequence[str], all_: bool, anyway: bool) ->
         )
     chosen = [notebook.hypothesis(id) for id in dict.fromkeys(ids)]
     if all_:
-        chosen = [h for h in notebook.hypotheses if h.status in (Status.PENDING, Status.TESTING)]
+        open_statuses = (Status.PENDING, Status.TESTING)
+        chosen = [each for each in notebook.hypotheses if each.status in open_statuses]
     if not chosen:
         raise LabError(
             f"Every hypothesis of {notebook.folder} has a verdict. Name one to run it again."
         )
-    for h in chosen:
-        waits = [
-            notebook.hypothesis(id) for id in h.prerequisites if id not in {h.id for h in chosen}
-        ]
-        undecided = [
-            f"{w.id} ({w.status})"
-            for w in waits
-            if w.status not in (Status.VALIDATED, Status.INVALIDATED)
-        ]
-        if undecided and not anyway:
-            raise LabError(
-                f"{h.id} waits for {', '.join(undecided)}. Run that first, or run this one with"
-                " --anyway."
-            )
-        if undecided:
-            typer.echo(f"warning: {h.id} waits for {', '.join(undecided)}.", err=True)
+    chosen_ids = {hypothesis.id for hypothesis in chosen}
+    for hypothesis in chosen:
+        undecided = []
+        for id in hypothesis.prerequisites:
+            if id in chosen_ids:
+                continue
+            prerequisite = notebook.hypothesis(id)
+            if prerequisite.status not in (Status.VALIDATED, Status.INVALIDATED):
+                undecided.append(f"{prerequisite.id} ({prerequisite.status})")
+        if not undecided:
+            continue
+        reason = f"{hypothesis.id} waits for {', '.join(undecided)}."
+        if not anyway:
+            raise LabError(f"{reason} Run that first, or run this one with --anyway.")
+        typer.echo(f"warning: {reason}", err=True)
     return prerequisites_first(chosen)
 
 
 def _announce(experiment: ExperimentRuns) -> Iterator[str]:
-    """Describe the runs to make, and the power of so many seeds."""
-    h = experiment.hypothesis
+    """Describe the runs to make, and the power of an experiment with that many seeds."""
+    hypothesis = experiment.hypothesis
+    id = hypothesis.id
+    metric = hypothesis.metric
     if experiment.changes:
         yield (
-            f"{h.id}: the specification changed after the first step:"
+            f"{id}: the specification changed after the first step:"
             f" {'; '.join(experiment.changes)}. Nothing is run, and the verdict is void. Undo the"
-            f" change, or start again: uptrend lab run {h.id} --restart"
+            f" change, or start again: uptrend lab run {id} --restart"
         )
         return
-    there = sum(plan.is_finished(planned) for planned in experiment.planned_runs)
-    runs = f"{len(h.arms)} arms × {len(h.seeds)} seeds = {len(experiment.planned_runs)} runs"
-    yield f"{h.id} {titled(h)}: {runs}{f', {there} there already' if there else ''}"
-    steps = min(planned.config["learning"]["steps"] for planned in experiment.planned_runs)
-    for warning in warn_of_length(h, steps):
-        yield f"{h.id}: warning: {warning}"
-    # Before any run only shares have a known scale; other metrics deviate by who knows how much.
-    if is_share(h.metric):
-        seen = compare.plan(h, SUPPOSED)
-        needed = (
-            f"; 80% would take {seen.seeds_for_80} seeds"
-            if seen.seeds_for_80 and seen.power < 0.8
-            else ""
+    planned_runs = experiment.planned_runs
+    line = (
+        f"{id} {titled(hypothesis)}: {len(hypothesis.arms)} arms × {len(hypothesis.seeds)} seeds ="
+        f" {len(planned_runs)} runs"
+    )
+    n_finished = sum(plan.is_finished(planned) for planned in planned_runs)
+    if n_finished:
+        line += f", {n_finished} there already"
+    yield line
+    steps = min(planned.config["learning"]["steps"] for planned in planned_runs)
+    for warning in warn_of_length(hypothesis, steps):
+        yield f"{id}: warning: {warning}"
+    # Before any run only shares have a known scale: the deviation of other metrics is unknown.
+    if is_share(metric):
+        power = compare.plan(hypothesis, SUPPOSED_DEVIATION)
+        line = (
+            f"{id}: if differences deviate by {amount(metric, SUPPOSED_DEVIATION)} between seeds,"
+            f" an effect of {amount(metric, hypothesis.smallest)} is validated with a chance of"
+            f" {percent(power.power, 0)}"
         )
-        yield (
-            f"{h.id}: if differences deviate by {amount(h.metric, SUPPOSED)} between seeds, an"
-            f" effect of {amount(h.metric, h.smallest)} is validated with a chance of"
-            f" {percent(seen.power, 0)}{needed}"
-        )
+        if power.seeds_for_80 and power.power < USUAL_POWER:
+            line += f"; 80% would take {power.seeds_for_80} seeds"
+        yield line
 
 
-def _finish(
+def _report(
     experiments: Sequence[ExperimentRuns],
     verdicts: Sequence[Verdict],
     seconds: float | None,
     format: Format,
 ) -> None:
-    judged = list(zip(experiments, verdicts, strict=True))
-    written = [
-        journal.record(e.notebook, e.hypothesis, verdict, _entry(e, seconds))
-        for e, verdict in judged
-    ]
+    """Write verdicts into the journal, then print them."""
+    journal_files = []
+    for experiment, verdict in zip(experiments, verdicts, strict=True):
+        entry = _make_entry(experiment, seconds)
+        paths = journal.record(experiment.notebook, experiment.hypothesis, verdict, entry)
+        journal_files.append(next(path for path in paths if path.suffix == ".md"))
     if format == "json":
-        print_json(
-            [
-                plain({**asdict(verdict), "runs": experiment.rows()})
-                for experiment, verdict in judged
-            ]
-        )
+        tables = []
+        for experiment, verdict in zip(experiments, verdicts, strict=True):
+            tables.append(plain({**asdict(verdict), "runs": experiment.rows()}))
+        print_json(tables)
         return
     console = terminal(soft_wrap=True)
-    for (experiment, verdict), paths in zip(judged, written, strict=True):
-        head = Text(f"\n{experiment.hypothesis.id} {titled(experiment.hypothesis)}: ", "bold")
-        console.print(head.append(verdict.outcome, COLORS[verdict.status]))
+    for experiment, verdict, path in zip(experiments, verdicts, journal_files, strict=True):
+        heading = Text(f"\n{experiment.hypothesis.id} {titled(experiment.hypothesis)}: ", "bold")
+        console.print(heading.append(verdict.outcome, STATUS_COLORS[verdict.status]))
         console.print(f"{verdict.sentence}\nConfidence {verdict.confidence}: {verdict.because}.")
         for note in experiment.notes:
             console.print(f"note: {note}")
-        console.print(
-            f"Written: {next(path for path in paths if path.suffix == '.md')}", style="dim"
-        )
+        console.print(f"Written: {path}", style="dim")
 
 
-def _entry(experiment: ExperimentRuns, seconds: float | None) -> journal.Entry:
+def _make_entry(experiment: ExperimentRuns, seconds: float | None) -> journal.Entry:
+    """Return the journal's entry on an experiment."""
     arms = experiment.specification.arms
     control = experiment.hypothesis.control.name
-    differences = {
-        name: difference(
-            plan.what_matters(arms[control]["config"]), plan.what_matters(arm["config"])
-        )
-        for name, arm in arms.items()
-        if name != control and control in arms
-    }
-    folders = [
-        planned.folder
-        for planned in experiment.planned_runs
-        if (planned.folder / "run.json").exists()
-    ]
+    differences = {}
+    if control in arms:
+        control_config = plan.what_matters(arms[control]["config"])
+        for name, arm in arms.items():
+            if name != control:
+                arm_config = plan.what_matters(arm["config"])
+                differences[name] = difference(control_config, arm_config)
     machine = platform.machine()
-    if folders:
-        info = Run(folders[0]).info.get("machine", {})
-        threads = plural(info.get("threads") or 1, "thread")
-        machine = str(info.get("gpu") or f"{info.get('cpu', 'a CPU')}, {threads} per run")
+    for planned in experiment.planned_runs:
+        if (planned.folder / "run.json").exists():
+            info = Run(planned.folder).info.get("machine", {})
+            threads = plural(info.get("threads") or 1, "thread")
+            machine = str(info.get("gpu") or f"{info.get('cpu', 'a CPU')}, {threads} per run")
+            break
     return journal.Entry(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         command=shlex.join(["uptrend", *sys.argv[1:]]),
@@ -406,103 +425,122 @@ def sweep(
     verdict.
     """
     need_train_extra()
-    asked = make_sweep(recipe, sets or (), listed, seeds, metric, steps)
+    grid = make_sweep(recipe, sets or (), listed, seeds, metric, steps)
     launcher = TrainLauncher()
-    h = Hypothesis(
-        "sweep", asked.title, str(asked.recipe), asked.arms, metric=asked.metric, seeds=asked.seeds
-    )
-    fixed = {"learning.steps": asked.steps} if asked.steps else {}
-    resolved = {arm.name: plan.resolve(h, arm, asked.recipe, launcher, **fixed) for arm in h.arms}
-    planned_runs = plan.planned_runs(h, resolved, folder)
-    # Points with the same config would show a difference of exactly 0.
-    first = dict[str, PlannedRun]()
-    for planned in planned_runs:
-        if (other := first.setdefault(planned.hash, planned)) is not planned:
-            raise LabError(
-                f"The points {other.arm} and {planned.arm} have the same config. Leave one of them"
-                " out."
-            )
-    view = LabView(
-        [Board(asked.title, asked.metric, planned_runs)], terminal(stderr=format == "json")
-    )
-    points = plural(len(asked.arms), "point")
-    count = plural(len(planned_runs), "run")
-    view.say(f"{asked.title}: {points} × {plural(len(asked.seeds), 'seed')} = {count}")
+    planned_runs = _plan_points(grid, folder, launcher)
+
+    # Make the runs.
+    board = Board(grid.title, grid.metric, planned_runs)
+    view = LabView([board], terminal(stderr=format == "json"))
+    points = plural(len(grid.arms), "point")
+    n_runs = plural(len(planned_runs), "run")
+    view.say(f"{grid.title}: {points} × {plural(len(grid.seeds), 'seed')} = {n_runs}")
     workers = _make_workers(on, address, at_once, gpus, keep_checkpoints)
     outcomes: list[Outcome] = []
-    making = closing(workers.run(planned_runs, launcher, lambda _: True, view))
-    with _stoppable("the same command"), view, making as ended:
-        for each in ended:
-            outcomes.append(each)
-            view.ended(each)
-    finished = sorted(
-        (o.planned for o in outcomes if o.status == "finished"), key=planned_runs.index
-    )
-    measured = [measure(Run(e.folder), asked.metric, e.arm, e.seed, folder) for e in finished]
-    rows = sweep_rows(asked, measured)
-    failed = [o for o in outcomes if o.status != "finished"]
-    notes = [f"{o.planned.arm}, seed {o.planned.seed} {o.status}: {o.reason}" for o in failed]
-    for arm in dict.fromkeys(planned.arm for planned in finished):
-        # the first run of every point
-        examined = next(planned for planned in finished if planned.arm == arm)
-        notes += [
-            f"{arm}: the doctor found {fault}" for fault in faults(Run(examined.folder), set())
-        ]
-    told = {
-        "title": asked.title,
-        "recipe": asked.recipe,
-        "metric": asked.metric,
-        "seeds": asked.seeds,
+    outcome_stream = workers.run(planned_runs, launcher, lambda _: True, view)
+    with _stoppable("the same command"), view, closing(outcome_stream):
+        for outcome in outcome_stream:
+            outcomes.append(outcome)
+            view.ended(outcome)
+
+    # Measure those that finished, in the order of the points.
+    finished = [outcome.planned for outcome in outcomes if outcome.status == "finished"]
+    finished.sort(key=planned_runs.index)
+    measured = []
+    for planned in finished:
+        run = Run(planned.folder)
+        measured.append(measure(run, grid.metric, planned.arm, planned.seed, folder))
+    rows = sweep_rows(grid, measured)
+
+    result = {
+        "schema": SWEEP_SCHEMA,
+        "title": grid.title,
+        "recipe": grid.recipe,
+        "metric": grid.metric,
+        "seeds": grid.seeds,
+        "arms": {arm.name: arm.overrides for arm in grid.arms},
+        "rows": [asdict(row) for row in rows],
+        "runs": [_measured_table(each) for each in measured],
+        "notes": list(_sweep_notes(outcomes, finished)),
+        "says": best_point(grid, rows),
     }
-    arms = {arm.name: arm.overrides for arm in asked.arms}
-    runs = [
-        {"arm": m.arm, "seed": m.seed, "value": m.value, "before": m.before, "folder": m.run}
-        for m in measured
-    ]
-    says = best_point(asked, rows)
-    lines = [asdict(row) for row in rows]
-    result = plain(
-        {
-            "schema": 1,
-            **told,
-            "arms": arms,
-            "rows": lines,
-            "runs": runs,
-            "notes": notes,
-            "says": says,
-        }
-    )
-    path = folder / "sweeps" / f"{slug(asked.title)}.json"
+    result = plain(result)
+    path = folder / "sweeps" / f"{slug(grid.title)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(result, indent=1, ensure_ascii=False).encode() + b"\n")
     if format == "json":
         print_json(result)
         return
-    _print_rows(asked, rows)
+    _print_rows(grid, rows)
     for note in result["notes"]:
         typer.echo(f"note: {note}")
     typer.echo(f"{result['says']}\nWritten: {path}")
 
 
-def _print_rows(asked: Sweep, rows: Sequence[SweepRow]) -> None:
+def _plan_points(grid: Sweep, folder: Path, launcher: TrainLauncher) -> list[PlannedRun]:
+    """Plan the runs of all points, and refuse two points with the same config."""
+    hypothesis = Hypothesis(
+        "sweep", grid.title, str(grid.recipe), grid.arms, metric=grid.metric, seeds=grid.seeds
+    )
+    steps = {"learning.steps": grid.steps} if grid.steps else {}
+    resolved = {}
+    for arm in grid.arms:
+        resolved[arm.name] = plan.resolve(hypothesis, arm, grid.recipe, launcher, **steps)
+    planned_runs = plan.planned_runs(hypothesis, resolved, folder)
+    # Points with the same config would show a difference of exactly 0.
+    first_by_hash: dict[str, PlannedRun] = {}
+    for planned in planned_runs:
+        first = first_by_hash.setdefault(planned.hash, planned)
+        if first is not planned:
+            raise LabError(
+                f"The points {first.arm} and {planned.arm} have the same config. Leave one of them"
+                " out."
+            )
+    return planned_runs
+
+
+def _measured_table(measured: Measured) -> dict[str, Any]:
+    return {
+        "arm": measured.arm,
+        "seed": measured.seed,
+        "value": measured.value,
+        "before": measured.before,
+        "folder": measured.run,
+    }
+
+
+def _sweep_notes(outcomes: Sequence[Outcome], finished: Sequence[PlannedRun]) -> Iterator[str]:
+    """Write which runs did not finish, and what the doctor finds in the first run of each point."""
+    for outcome in outcomes:
+        if outcome.status != "finished":
+            planned = outcome.planned
+            yield f"{planned.arm}, seed {planned.seed} {outcome.status}: {outcome.reason}"
+    examined_arms: set[str] = set()
+    for planned in finished:
+        if planned.arm not in examined_arms:
+            examined_arms.add(planned.arm)
+            for fault in faults(Run(planned.folder), set()):
+                yield f"{planned.arm}: the doctor found {fault}"
+
+
+def _print_rows(grid: Sweep, rows: Sequence[SweepRow]) -> None:
     """Print one row per point: over seeds with intervals, or with one seed by tasks."""
-    metric = asked.metric
-    least, most = bounds(metric) or (-math.inf, math.inf)
+    metric = grid.metric
+    lowest, highest = bounds(metric) or (-math.inf, math.inf)
     lines = []
     for row in rows:
-        ends = NO_VALUE
-        against = ""
-        d = row.difference
-        # no wider than the metric itself can be
+        interval = NO_VALUE
         if row.interval is not None and math.isfinite(row.interval.low):
-            ends = (
-                f"{level(metric, max(least, row.interval.low))} to"
-                f" {level(metric, min(most, row.interval.high))}"
-            )
-        if d is not None:
-            against = f"{change(metric, d.effect)} ({interval_text(metric, d, 1.0)})"
+            # No wider than the metric's own range.
+            low = level(metric, max(lowest, row.interval.low))
+            high = level(metric, min(highest, row.interval.high))
+            interval = f"{low} to {high}"
+        against = ""
+        if row.difference is not None:
+            effect = change(metric, row.difference.effect)
+            against = f"{effect} ({interval_text(metric, row.difference, 1.0)})"
         if row.only is not None:
             against = f"{row.only[0]} and {row.only[1]} tasks (McNemar p {p_value(row.p)})"
-        lines.append([row.arm, str(len(row.seeds)), level(metric, row.mean), ends, against])
-    numbers = ["seeds", metric, "95% interval of the mean", f"against {asked.arms[0].name}"]
+        lines.append([row.arm, str(len(row.seeds)), level(metric, row.mean), interval, against])
+    numbers = ["seeds", metric, "95% interval of the mean", f"against {grid.arms[0].name}"]
     terminal().print(columns("point", *numbers, rows=lines, right=numbers))

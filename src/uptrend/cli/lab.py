@@ -13,10 +13,18 @@ import typer
 from rich.table import Table
 
 from uptrend.cli import experiments
-from uptrend.cli.console import AsFormat, LabFolder, make_app, print_json, write_text
+from uptrend.cli.console import AsFormat, Format, LabFolder, make_app, print_json, write_text
 from uptrend.config.tables import to_recipe
 from uptrend.doctor.catalogue import CATALOGUE, resolve_experiment
-from uptrend.lab.draft import Draft, all_ready, by_hand, find_cause, of_cause, of_ready, retitled
+from uptrend.lab.draft import (
+    Draft,
+    all_ready,
+    blank_draft,
+    draft_from_cause,
+    draft_from_ready,
+    find_cause,
+    with_title,
+)
 from uptrend.lab.importing import Imported, hypothesis_key, import_journals
 from uptrend.lab.importing.reading import Journal, reported
 from uptrend.lab.journal.page import page, to_markdown, to_table
@@ -38,7 +46,7 @@ app = make_app("""Test one suspicion at a time; the verdict is computed.
     uptrend lab run h01 --dir debug     run it, and judge it
     uptrend lab report debug --html     write the journal
     """)
-PAGE = "report.html"
+PAGE_FILE = "report.html"
 JournalFormat = Literal["markdown", "json", "html"]
 
 
@@ -73,7 +81,7 @@ def new(
     folder: LabFolder = Path("."),
     recipe: Annotated[Path | None, typer.Option(help="Recipe that the arms start from.")] = None,
     title: Annotated[str, typer.Option(help="The claim in a few words.")] = "",
-    found: Annotated[
+    finding: Annotated[
         str, typer.Option("--from", help="A finding of the doctor.", metavar="RUN#ID")
     ] = "",
 ) -> None:
@@ -92,79 +100,85 @@ def new(
     lists ready ones.
     """
     notebook = Notebook(folder)
-    if what and found:
+    if what and finding:
         raise LabError(
             f"--from names what to start from, and so does {what[0]}: leave one of them out."
         )
-    if found:
-        _write(notebook, retitled(_from_finding(notebook, found, recipe), title))
+    if finding:
+        draft = _from_finding(notebook, finding, recipe)
+        _write(notebook, with_title(draft, title))
     elif not what:
-        _write(
-            notebook,
-            retitled(by_hand(notebook.next_id(), recipe, notebook.folder), title),
-            is_whole=False,
-        )
-    for named in what or ():
-        there = notebook.hypotheses
+        draft = blank_draft(notebook.next_id(), recipe, notebook.folder)
+        _write(notebook, with_title(draft, title), is_complete=False)
+    for name in what or ():
+        existing = notebook.hypotheses
         next_id = notebook.next_id()
-        if re.fullmatch(r"h\d+", named):
-            id = next_id if any(h.id == named for h in there) else named
-            draft = of_ready(named, id, recipe, notebook.folder, there)
+        if re.fullmatch(r"h\d+", name):
+            is_taken = any(hypothesis.id == name for hypothesis in existing)
+            id = next_id if is_taken else name
+            draft = draft_from_ready(name, id, recipe, notebook.folder, existing)
         else:
-            draft = of_cause(next_id, find_cause(named), recipe, notebook.folder)
-        _write(notebook, retitled(draft, title))
+            draft = draft_from_cause(next_id, find_cause(name), recipe, notebook.folder)
+        _write(notebook, with_title(draft, title))
 
 
-def _from_finding(notebook: Notebook, found: str, recipe: Path | None) -> Draft:
-    """Start from a cause that the doctor finds in a run, on the run's own config unless a recipe is
-    given.
+def _from_finding(notebook: Notebook, name: str, recipe: Path | None) -> Draft:
+    """Start from RUN#ID, a cause that the doctor finds in a run; without a recipe, on the run's own
+    config.
     """
-    run, _, id = found.rpartition("#")
+    run, _, id = name.rpartition("#")
     if not run or not id:
         raise LabError(
-            f"--from {found}: write a run and a finding of it, for example"
+            f"--from {name}: write a run and a finding of it, for example"
             " runs/quickstart#kl.strangles."
         )
     id = current(id)
     report = diagnose(run)
-    findings = {
-        finding.id: finding for cause in report.findings for finding in (cause, *cause.explains)
-    }
+    findings = {}
+    for cause in report.findings:
+        for finding in (cause, *cause.explains):
+            findings[finding.id] = finding
     if id not in findings:
         raise LabError(
             f"The doctor finds no {id} in {run}; it finds {', '.join(findings) or 'nothing'}."
         )
-    # the run's config becomes a recipe of the lab, without the machine that it ran on
     if recipe is None:
-        source = Path(report.source)
-        if not (source / "run.json").is_file():
-            raise LabError(f"{source} has no config of Uptrend: name a recipe with --recipe.")
-        opened = Run(source)
-        place = 1
-        text = to_recipe({key: value for key, value in opened.config.items() if key != "compute"})
-        recipe = notebook.folder / "recipes" / f"{opened.name}.toml"
-        recipe.parent.mkdir(exist_ok=True)
-        # The same recipe is written once; another one of this name is never overwritten, as
-        # verdicts refer to it.
-        while recipe.exists() and recipe.read_text(encoding="utf-8") != text:
-            place += 1
-            recipe = recipe.with_name(f"{opened.name}-{place}.toml")
-        write_atomically(recipe, text.encode())
-    return of_cause(notebook.next_id(), find_cause(id), recipe, notebook.folder, findings[id])
+        recipe = _write_recipe(notebook, Path(report.source))
+    return draft_from_cause(
+        notebook.next_id(), find_cause(id), recipe, notebook.folder, findings[id]
+    )
 
 
-def _write(notebook: Notebook, draft: Draft, is_whole: bool = True) -> None:
+def _write_recipe(notebook: Notebook, source: Path) -> Path:
+    """Write a run's config as a recipe of the lab, without the machine that it ran on."""
+    if not (source / "run.json").is_file():
+        raise LabError(f"{source} has no config of Uptrend: name a recipe with --recipe.")
+    run = Run(source)
+    text = to_recipe({key: value for key, value in run.config.items() if key != "compute"})
+    recipe = notebook.folder / "recipes" / f"{run.name}.toml"
+    recipe.parent.mkdir(exist_ok=True)
+    # The same recipe is written once; another one of this name is never overwritten, as verdicts
+    # refer to it.
+    number = 1
+    while recipe.exists() and recipe.read_text(encoding="utf-8") != text:
+        number += 1
+        recipe = recipe.with_name(f"{run.name}-{number}.toml")
+    write_atomically(recipe, text.encode())
+    return recipe
+
+
+def _write(notebook: Notebook, draft: Draft, is_complete: bool = True) -> None:
     """Write the file; a hypothesis that comes with its arms must be decidable."""
-    h = draft.hypothesis
-    if is_whole and h.arms:
-        check(h, notebook.folder)
-    path = notebook.add(h, draft.prose)
-    typer.echo(f"{h.id}  {path}  {h.title}")
-    if is_whole and not h.arms:
+    hypothesis = draft.hypothesis
+    if is_complete and hypothesis.arms:
+        check(hypothesis, notebook.folder)
+    path = notebook.add(hypothesis, draft.prose)
+    typer.echo(f"{hypothesis.id}  {path}  {hypothesis.title}")
+    if is_complete and not hypothesis.arms:
         typer.echo("A probe decides it: its validation method names the probe.")
-    else:
-        before = "Next" if is_whole else "Fill in its title, arms and criteria, then"
-        typer.echo(f"{before}: uptrend lab run {h.id} --dir {notebook.folder}")
+        return
+    advice = "Next" if is_complete else "Fill in its title, arms and criteria, then"
+    typer.echo(f"{advice}: uptrend lab run {hypothesis.id} --dir {notebook.folder}")
 
 
 @app.command("list")
@@ -181,44 +195,23 @@ def list_hypotheses(
     uptrend lab list --dir debug
     uptrend lab list --ready
     """
-    console = terminal()
     if ready:
-        hypotheses = [draft.hypothesis for draft in all_ready().values()]
-        causes = {
-            id: resolve_experiment(cause)
-            for id, cause in CATALOGUE.items()
-            if cause.experiment.arms
-        }
-        if format == "json":
-            listed = [
-                {"id": id, "claim": one.claim, "arms": list(one.arms)} for id, one in causes.items()
-            ]
-            print_json({"ready": [_hypothesis_row(h) for h in hypotheses], "causes": listed})
-            return
-        console.print("Ready, as uptrend lab new h01:")
-        console.print(_table(hypotheses, lambda h: str(h.status)))
-        console.print("\nFrom the catalogue, as uptrend lab new kl.strangles --recipe RECIPE:")
-        console.print(
-            columns(
-                "id", "claim", rows=[(id, experiment.claim) for id, experiment in causes.items()]
-            )
-        )
+        _list_ready(format)
         return
+    console = terminal()
     notebook = Notebook(folder)
     hypotheses, broken = notebook.readable
     if format == "json":
-        listed = [
-            {
-                **_hypothesis_row(h),
-                "outcome": notebook.outcome_of(h),
-                "path": str(notebook.path_of(h.id)),
-            }
-            for h in hypotheses
-        ]
-        print_json({"hypotheses": listed, "broken": broken})
+        tables = []
+        for hypothesis in hypotheses:
+            table = _to_table(hypothesis)
+            table["outcome"] = notebook.outcome_of(hypothesis)
+            table["path"] = str(notebook.path_of(hypothesis.id))
+            tables.append(table)
+        print_json({"hypotheses": tables, "broken": broken})
         return
     if hypotheses:
-        console.print(_table(hypotheses, notebook.outcome_of))
+        console.print(_hypotheses_table(hypotheses, notebook.outcome_of))
     elif not broken:
         console.print(
             f"There are no hypotheses in {folder}/. Start one with: uptrend lab new --dir {folder}"
@@ -227,16 +220,48 @@ def list_hypotheses(
         console.print(f"can't be read: {reason}", style="red")
 
 
-def _table(hypotheses: list[Hypothesis], outcome_of: Callable[[Hypothesis], str]) -> Table:
+def _list_ready(format: Format) -> None:
+    """List ready hypotheses, and causes of the catalogue that have an experiment."""
+    hypotheses = [draft.hypothesis for draft in all_ready().values()]
+    experiment_by_cause = {}
+    for id, cause in CATALOGUE.items():
+        if cause.experiment.arms:
+            experiment_by_cause[id] = resolve_experiment(cause)
+    if format == "json":
+        causes = []
+        for id, experiment in experiment_by_cause.items():
+            causes.append({"id": id, "claim": experiment.claim, "arms": list(experiment.arms)})
+        print_json({"ready": [_to_table(each) for each in hypotheses], "causes": causes})
+        return
+    console = terminal()
+    console.print("Ready, as uptrend lab new h01:")
+    console.print(_hypotheses_table(hypotheses, lambda hypothesis: str(hypothesis.status)))
+    console.print("\nFrom the catalogue, as uptrend lab new kl.strangles --recipe RECIPE:")
+    rows = [(id, experiment.claim) for id, experiment in experiment_by_cause.items()]
+    console.print(columns("id", "claim", rows=rows))
+
+
+def _hypotheses_table(
+    hypotheses: list[Hypothesis], outcome_of: Callable[[Hypothesis], str]
+) -> Table:
     rows = []
-    for h in hypotheses:
-        arms = ", ".join(arm.name for arm in h.arms) or "a probe decides"
-        status = f"{STATUS_MARKS[h.status]} {outcome_of(h)}"
-        rows.append((h.id, h.priority, status, h.confidence or NO_VALUE, titled(h), arms))
+    for hypothesis in hypotheses:
+        row = (
+            hypothesis.id,
+            hypothesis.priority,
+            f"{STATUS_MARKS[hypothesis.status]} {outcome_of(hypothesis)}",
+            hypothesis.confidence or NO_VALUE,
+            titled(hypothesis),
+            ", ".join(arm.name for arm in hypothesis.arms) or "a probe decides",
+        )
+        rows.append(row)
     return columns("id", "priority", "status", "confidence", "hypothesis", "arms", rows=rows)
 
 
-def _hypothesis_row(h: Hypothesis) -> dict[str, Any]:
+def _to_table(hypothesis: Hypothesis) -> dict[str, Any]:
+    arms = {}
+    for arm in hypothesis.arms:
+        arms[arm.name] = {"control": arm.is_control, "overrides": arm.overrides}
     keys = (
         "id",
         "title",
@@ -252,9 +277,7 @@ def _hypothesis_row(h: Hypothesis) -> dict[str, Any]:
         "seeds",
         "prerequisites",
     )
-    return _pick(h, *keys) | {
-        "arms": {a.name: {"control": a.is_control, "overrides": a.overrides} for a in h.arms}
-    }
+    return {**_pick(hypothesis, *keys), "arms": arms}
 
 
 app.command("run")(experiments.run)
@@ -266,7 +289,8 @@ app.command("sweep")(experiments.sweep)
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the lab.")] = Path(),
     html: Annotated[
-        bool, typer.Option("--html", help=f"Write one self-contained page: DIR/{PAGE}, or --out.")
+        bool,
+        typer.Option("--html", help=f"Write one self-contained page: DIR/{PAGE_FILE}, or --out."),
     ] = False,
     format: Annotated[
         JournalFormat | None, typer.Option("--format", "-f", help="Default: markdown.")
@@ -290,13 +314,11 @@ def report(
         )
     notebook = Notebook(folder)
     if html or opens or format == "html":
-        out = out or folder / PAGE
+        out = out or folder / PAGE_FILE
         write_text(page(notebook), out)
     elif format == "json":
-        write_text(
-            json.dumps(to_table(notebook), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
-            out,
-        )
+        text = json.dumps(to_table(notebook), indent=1, ensure_ascii=False, allow_nan=False)
+        write_text(text + "\n", out)
     else:
         write_text(to_markdown(notebook), out)
     if opens and out:
@@ -320,21 +342,24 @@ def import_files(
     Reported results stay reports: every hypothesis is pending. Importing the same text again adds
     nothing.
     """
-    brought = import_journals(files, Notebook(into) if is_lab(into) else Notebook.init(into))
+    notebook = Notebook(into) if is_lab(into) else Notebook.init(into)
+    imported = import_journals(files, notebook)
     if format == "json":
-        print_json(_plain_import(brought))
+        print_json(_import_table(imported))
         return
     rows = []
-    for journal in brought.journals:
-        spans = ", ".join(
-            str(first) if first == last else f"{first}–{last}" for first, last in journal.prose
-        )
-        rows.append((journal.name, *map(str, _counts(journal).values()), spans or "none"))
+    for journal in imported.journals:
+        spans = []
+        for first, last in journal.prose:
+            spans.append(str(first) if first == last else f"{first}–{last}")
+        counts = map(str, _counts(journal).values())
+        rows.append((journal.name, *counts, ", ".join(spans) or "none"))
     console = terminal()
-    console.print(columns("file", *_counts(brought.journals[0]), "lines kept as prose", rows=rows))
+    count_headings = _counts(imported.journals[0])
+    console.print(columns("file", *count_headings, "lines kept as prose", rows=rows))
     console.print(
-        f"\nNew in {into}/: {len(brought.ids)} hypotheses, {brought.entries} log entries;"
-        f" {brought.already} were there already. All are pending: nothing was run here.\nNext:"
+        f"\nNew in {into}/: {len(imported.ids)} hypotheses, {imported.entries} log entries;"
+        f" {imported.already} were there already. All are pending: nothing was run here.\nNext:"
         f" uptrend lab list --dir {into}",
         soft_wrap=True,
     )
@@ -342,49 +367,60 @@ def import_files(
 
 def _counts(journal: Journal) -> dict[str, int]:
     experiments = journal.experiments
+    runs: set[str] = set()
+    for experiment in experiments:
+        runs.update(experiment.runs)
     return {
         "experiments": len(experiments),
         "hypotheses": len(journal.hypotheses),
-        "statuses": sum(bool(one.statuses) for one in (*experiments, *journal.hypotheses)),
-        "runs": len({run for one in experiments for run in one.runs}),
-        "figures": sum(len(one.figures) for one in experiments),
-        "commands": sum(len(one.commands) for one in experiments),
+        "statuses": sum(bool(item.statuses) for item in (*experiments, *journal.hypotheses)),
+        "runs": len(runs),
+        "figures": sum(len(experiment.figures) for experiment in experiments),
+        "commands": sum(len(experiment.commands) for experiment in experiments),
     }
 
 
-def _plain_import(brought: Imported) -> dict[str, Any]:
-    files = list[Any]()
-    experiments = list[Any]()
-    hypotheses = list[Any]()
-    for journal in brought.journals:
-        lines = {
+def _import_table(imported: Imported) -> dict[str, Any]:
+    """Return an import as plain values, as `--format json` prints it."""
+    files: list[dict[str, Any]] = []
+    experiments: list[dict[str, Any]] = []
+    hypotheses: list[dict[str, Any]] = []
+    for journal in imported.journals:
+        file = {
+            **_pick(journal, "name", "title", "is_problem", "prose"),
             "lines": sum(bool(line.text.strip()) for line in journal.lines),
             "recognized": len(journal.recognized),
+            **_counts(journal),
         }
-        files.append(
-            _pick(journal, "name", "title", "is_problem", "prose") | lines | _counts(journal)
-        )
-        for one in (*journal.experiments, *journal.hypotheses):
-            where = {"file": journal.name, "line": one.lines[0].number}
-            if one.kind == "experiment":
-                figures = [_pick(figure, "name", "value", "line") for figure in one.figures]
-                about = _pick(
-                    one, "key", "title", "date", "runs", "settings", "commands", "outcome"
-                )
-                experiments.append(
-                    {**where, "status": reported(one.statuses), **about, "figures": figures}
-                )
-            else:
-                ids = {
-                    "id": brought.ids.get(hypothesis_key(one, journal)),
-                    "named": one.key,
-                    "claim": one.title,
-                }
-                about = _pick(one, "priority", "confidence", "notes", "runs")
-                hypotheses.append({**ids, **where, "reported": reported(one.statuses), **about})
-    new = {"hypotheses": len(brought.ids), "entries": brought.entries}
-    told = {"files": files, "experiments": experiments, "hypotheses": hypotheses, "new": new}
-    return {**told, "already": brought.already, "written": [str(path) for path in brought.written]}
+        files.append(file)
+        for item in journal.experiments:
+            experiment = {
+                "file": journal.name,
+                "line": item.lines[0].number,
+                "status": reported(item.statuses),
+                **_pick(item, "key", "title", "date", "runs", "settings", "commands", "outcome"),
+                "figures": [_pick(figure, "name", "value", "line") for figure in item.figures],
+            }
+            experiments.append(experiment)
+        for item in journal.hypotheses:
+            hypothesis = {
+                "id": imported.ids.get(hypothesis_key(item, journal)),
+                "named": item.key,
+                "claim": item.title,
+                "file": journal.name,
+                "line": item.lines[0].number,
+                "reported": reported(item.statuses),
+                **_pick(item, "priority", "confidence", "notes", "runs"),
+            }
+            hypotheses.append(hypothesis)
+    return {
+        "files": files,
+        "experiments": experiments,
+        "hypotheses": hypotheses,
+        "new": {"hypotheses": len(imported.ids), "entries": imported.entries},
+        "already": imported.already,
+        "written": [str(path) for path in imported.written],
+    }
 
 
 def _pick(source: object, *names: str) -> dict[str, Any]:

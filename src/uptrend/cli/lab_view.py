@@ -28,6 +28,10 @@ class Board:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Refused arms with the reason; grows during the experiment."""
 
+    def has(self, planned: PlannedRun) -> bool:
+        """Return True if a run is, or equals, one of these."""
+        return any(own.hash == planned.hash for own in self.planned_runs)
+
 
 class LabView(View, Progress):
     """One line for every run that starts or ends; in a terminal, a live table under them."""
@@ -64,65 +68,64 @@ class LabView(View, Progress):
         self.outcomes[planned.hash] = outcome
         if outcome.seconds is not None and outcome.status == "finished":
             self.seconds.append(outcome.seconds)
-        line = f"{self._name(planned)}: {'there already' if outcome.was_there else outcome.status}"
-        for board in [
-            board
-            for board in self.boards
-            if any(own.hash == planned.hash for own in board.planned_runs)
-        ]:
+        status = "there already" if outcome.was_there else outcome.status
+        line = f"{self._name(planned)}: {status}"
+        for board in self.boards:
+            if not board.has(planned):
+                continue
             if outcome.status == "finished":
-                self.values[board.title, planned.hash] = _measured(planned, board.metric)
-            line += (
-                f", {board.metric}"
-                f" {level(board.metric, self.values.get((board.title, planned.hash)))}"
-            )
-        line += "" if outcome.seconds is None else f", {duration(outcome.seconds)}"
-        line += f": {outcome.reason}" if outcome.reason else ""
+                self.values[board.title, planned.hash] = _measure(planned, board.metric)
+            value = self.values.get((board.title, planned.hash))
+            line += f", {board.metric} {level(board.metric, value)}"
+        if outcome.seconds is not None:
+            line += f", {duration(outcome.seconds)}"
+        if outcome.reason:
+            line += f": {outcome.reason}"
         self.say(f"{line}  [{self.progress()}]")
 
     def progress(self) -> str:
         """Format the number of finished runs and the time left at the present pace."""
-        runs = {
-            e.hash: e
-            for board in self.boards
-            for e in board.planned_runs
-            if e.arm not in board.refused
-        }
+        runs: dict[str, PlannedRun] = {}  # a run that two boards show counts once
+        for board in self.boards:
+            for planned in board.planned_runs:
+                if planned.arm not in board.refused:
+                    runs[planned.hash] = planned
         left = [planned for hash, planned in runs.items() if hash not in self.outcomes]
         text = f"{len(runs) - len(left)} of {len(runs)} runs"
         if self.seconds and left:
-            work = sum(
-                1 - _share_done(planned) if planned.hash in self.running else 1.0
-                for planned in left
-            )
+            runs_left = float(len(left))
+            for planned in left:
+                if planned.hash in self.running:
+                    runs_left -= _share_done(planned)
             # Runs side by side share the work; towards the end there are fewer than could run.
             at_once = max(1, min(self.most_at_once, len(left)))
-            text += f", about {duration(work * fmean(self.seconds) / at_once)} left"
+            text += f", about {duration(runs_left * fmean(self.seconds) / at_once)} left"
         return text
 
     def draw(self) -> Group:
         """Draw one table per board: arms with the value of every seed and their mean."""
-        # A terminal cuts off what is too high for it: tables that are done make room for the
-        # others.
-        going = [b for b in self.boards if any(e.hash not in self.outcomes for e in b.planned_runs)]
-        return Group(
-            *(self._table(board) for board in going or self.boards), Text(self.progress(), "dim")
-        )
+        # A terminal cuts off tables that are too high for it: finished ones make way for others.
+        unfinished = []
+        for board in self.boards:
+            if any(planned.hash not in self.outcomes for planned in board.planned_runs):
+                unfinished.append(board)
+        tables = [self._table(board) for board in unfinished or self.boards]
+        return Group(*tables, Text(self.progress(), "dim"))
 
     def _table(self, board: Board) -> Table:
         rows = []
         for arm in dict.fromkeys(planned.arm for planned in board.planned_runs):
-            runs = [planned for planned in board.planned_runs if planned.arm == arm]
-            known = [
-                self.values[board.title, e.hash]
-                for e in runs
-                if (board.title, e.hash) in self.values
-            ]
-            # wraps where it is too long
-            cells = Text("  ").join(self._cell(board, planned) for planned in runs)
-            rows.append(
-                (arm, cells, Text(level(board.metric, fmean(known)) if known else "", "bold"))
-            )
+            cells = []
+            values = []
+            for planned in board.planned_runs:
+                if planned.arm == arm:
+                    cells.append(self._cell(board, planned))
+                    value = self.values.get((board.title, planned.hash))
+                    if value is not None:
+                        values.append(value)
+            mean = level(board.metric, fmean(values)) if values else ""
+            # One text for all seeds: it is wrapped where the terminal is too narrow.
+            rows.append((arm, Text("  ").join(cells), Text(mean, "bold")))
         table = columns("arm", "by seed", "mean", rows=rows, right=["mean"])
         table.title = board.title
         table.title_justify = "left"
@@ -137,17 +140,19 @@ class LabView(View, Progress):
         if planned.arm in board.refused:
             return Text("refused", "red")
         outcome = self.outcomes.get(planned.hash)
-        return Text("·", "dim") if outcome is None else Text(outcome.status, "red")
+        if outcome is None:
+            return Text("·", "dim")
+        return Text(outcome.status, "red")
 
     def _name(self, planned: PlannedRun) -> str:
-        own = [
-            (board, e)
-            for board in self.boards
-            for e in board.planned_runs
-            if e.hash == planned.hash
-        ]
-        titles = ", ".join(f"{board.title.partition(' ')[0]} {e.arm}" for board, e in own)
-        return f"{titles}, seed {planned.seed}"
+        """Name a run by every arm that it belongs to: hypotheses share runs."""
+        arms = []
+        for board in self.boards:
+            id = board.title.partition(" ")[0]
+            for own in board.planned_runs:
+                if own.hash == planned.hash:
+                    arms.append(f"{id} {own.arm}")
+        return f"{', '.join(arms)}, seed {planned.seed}"
 
 
 def _share_done(planned: PlannedRun) -> float:
@@ -158,8 +163,8 @@ def _share_done(planned: PlannedRun) -> float:
     return lines / max(1, int(planned.config["learning"]["steps"]))
 
 
-def _measured(planned: PlannedRun, metric: str) -> float:
+def _measure(planned: PlannedRun, metric: str) -> float:
     try:
         return measure(Run(planned.folder), metric, planned.arm, planned.seed, planned.folder).value
     except UptrendError:
-        return float("nan")  # the verdict says what is wrong with it
+        return float("nan")  # the verdict gives the reason

@@ -225,7 +225,7 @@ class Case:
         not.
         """
         # loss = policy part + beta · KL − bonus · entropy. With centered advantages and one update
-        # per batch the policy part is 0 by construction, so such a loss shows a weight that nobody
+        # per batch the policy part is 0 by construction, so such a loss shows a weight that was not
         # logged.
         if not self.has("loss/total", metric):
             return 0.0

@@ -4,7 +4,7 @@ torch.
     python -P -m uptrend.doctor.live runs/quickstart
 
 It writes one line of JSON per finding as soon as it holds, and one when it no longer does. Each
-report goes to findings.json. A line on its stdin asks for the last one; the end of stdin ends it.
+report goes to findings.json. A line on its stdin requests the last one; the end of stdin ends it.
 It is a process, not a thread: checks and training would share one interpreter, and a step would
 wait for them.
 """
@@ -27,11 +27,17 @@ from uptrend.doctor.report import finding_table, save_report
 from uptrend.records import Basis, Finding, RecordError, Report, Run, Severity, view_of
 from uptrend.records.worker_process import SideProcess
 
-# Seconds between two diagnoses: at least so many, and so many times what the last one took, which
+# Time between two diagnoses, and for long ones a multiple of the time that the last one took, which
 # leaves the doctor at most a tenth of one core.
-PAUSE = 1.0
-REST = 9.0
-# Seconds that the last report may take after the run has ended.
+MIN_PAUSE_S = 1.0
+PAUSE_PER_DIAGNOSIS = 9.0
+# Niceness that is added, so that training goes first.
+ADDED_NICENESS = 10
+# A judgment on a curve is announced when it has lasted for a tenth of the run so far, and at least
+# for a few steps. Chosen by hand.
+MIN_STEPS_TO_HOLD = 3
+RUN_PARTS = 10
+# Time that the last report may take after the run has ended.
 REPORT_TIMEOUT_S = 60.0
 
 
@@ -42,91 +48,101 @@ class DoctorProcess(SideProcess):
         super().__init__("uptrend.doctor.live", str(path))
 
     def last_lines(self) -> list[dict[str, Any]]:
-        """Ask for the report of the whole run and end the process; return its last lines, empty
-        where it fails.
+        """Request the report of the whole run and end the process; return its last lines, none if
+        it fails.
         """
         return self.end(REPORT_TIMEOUT_S) or []
 
 
 class Announced:
-    """Alarms that have been announced, and those that wait to be seen a second time."""
+    """Alarms that have been announced, and those that have to be seen a second time."""
 
     def __init__(self, announced: Mapping[str, Severity] | None = None) -> None:
-        self._told = dict(announced or {})
+        self._severity_by_id = dict(announced or {})
         # Steps from which on every diagnosis has had an alarm, or has lacked one that was
         # announced.
-        self._since: dict[str, int] = {}
-        self._absent: dict[str, int] = {}
+        self._present_since: dict[str, int] = {}
+        self._absent_since: dict[str, int] = {}
 
     def news(self, report: Report, step: int) -> list[Finding]:
         """Return alarms that hold and were not announced, or not as bad."""
-        # A curve that is judged again and again will look bad once by chance: what rests on one is
-        # told when a later diagnosis, a tenth of the run on, still has it. An invariant that a
-        # proof shows to be broken is broken.
-        now = alarms(report.findings)
-        self._since = {f.id: self._since.get(f.id, step) for f in now}
-        news = []
-        for finding in now:
-            told = self._told.get(finding.id)
-            is_certain = (
-                finding.basis is Basis.PROOF and CATALOGUE[finding.id].kind is not Kind.CURVE
-            )
-            holds = is_certain or step - self._since[finding.id] >= steps_that_decide(step)
-            if holds and (
-                told is None or not is_at_least(replace(finding, severity=told), finding.severity)
-            ):
-                self._told[finding.id] = finding.severity
+        findings = alarms(report.findings)
+        self._present_since = {
+            finding.id: self._present_since.get(finding.id, step) for finding in findings
+        }
+        news: list[Finding] = []
+        for finding in findings:
+            # A curve that is judged again and again will look bad once by chance: a finding that
+            # rests on one is announced when a later diagnosis still has it. An invariant that is
+            # proven to be broken is broken.
+            is_of_curve = CATALOGUE[finding.id].kind is Kind.CURVE
+            is_certain = finding.basis is Basis.PROOF and not is_of_curve
+            n_steps = step - self._present_since[finding.id]
+            holds = is_certain or n_steps >= steps_to_hold(step)
+            if holds and not self._is_known(finding):
+                self._severity_by_id[finding.id] = finding.severity
                 news.append(finding)
         return news
 
+    def _is_known(self, finding: Finding) -> bool:
+        """Return True if a finding was announced, and as bad as it is now."""
+        severity = self._severity_by_id.get(finding.id)
+        if severity is None:
+            return False
+        return is_at_least(replace(finding, severity=severity), finding.severity)
+
     def withdrawn(self, report: Report, step: int, is_last: bool = False) -> list[str]:
-        """Return causes that were announced and ask for nothing any more; they may be announced
+        """Return causes that were announced and no longer ask for action; they may be announced
         again.
         """
-        alarming = {f.id for cause in report.findings for f in alarms((cause, *cause.explains))}
-        self._absent = {id: self._absent.get(id, step) for id in self._told if id not in alarming}
-        gone = [
-            id
-            for id, since in self._absent.items()
-            if is_last or step - since >= steps_that_decide(step)
-        ]
-        for id in gone:
-            del self._told[id]
-        return gone
+        alarm_ids: set[str] = set()
+        for cause in report.findings:
+            alarm_ids.update(finding.id for finding in alarms((cause, *cause.explains)))
+        absent_ids = [id for id in self._severity_by_id if id not in alarm_ids]
+        self._absent_since = {id: self._absent_since.get(id, step) for id in absent_ids}
+        withdrawn: list[str] = []
+        for id, since in self._absent_since.items():
+            if is_last or step - since >= steps_to_hold(step):
+                withdrawn.append(id)
+                del self._severity_by_id[id]
+        return withdrawn
 
 
-def steps_that_decide(step: int) -> int:
+def steps_to_hold(step: int) -> int:
     """Return for how many steps a judgment on a curve has to last before it is announced."""
-    return max(3, step // 10)
+    return max(MIN_STEPS_TO_HOLD, step // RUN_PARTS)
 
 
-def attend(path: Path, orders: TextIO, say: Callable[[dict[str, Any]], None]) -> None:
-    """Diagnose a growing run whenever it has new steps, until told to end; findings.json has each
-    report.
+def watch_run(path: Path, requests: TextIO, write: Callable[[dict[str, Any]], None]) -> None:
+    """Diagnose a growing run whenever it has new steps, until a request ends it; findings.json has
+    each report.
     """
     announced = Announced(announced_before(Run(path)))
     last_step = -1
-    pause = PAUSE
-    while not select.select([orders], [], [], pause)[0]:
-        began = time.perf_counter()
-        # half-written for a moment: the next diagnosis will do
+    pause_s = MIN_PAUSE_S
+    while not select.select([requests], [], [], pause_s)[0]:
+        start = time.perf_counter()
+        # A file may be half-written for a moment: the next diagnosis will do.
         with contextlib.suppress(RecordError):
             run = Run(path)
             if run.last_step > last_step:
                 last_step = run.last_step
                 report = diagnose(view_of(run))
                 for finding in announced.news(report, last_step):
-                    say({"step": last_step, **finding_table(finding)})
+                    write({"step": last_step, **finding_table(finding)})
                 for id in announced.withdrawn(report, last_step):
-                    say({"step": last_step, "withdrawn": id})
+                    write({"step": last_step, "withdrawn": id})
                 save_report(path, [report])
-        pause = max(PAUSE, REST * (time.perf_counter() - began))
-    if orders.readline():
+        duration_s = time.perf_counter() - start
+        pause_s = max(MIN_PAUSE_S, PAUSE_PER_DIAGNOSIS * duration_s)
+
+    # An empty line is the end of stdin: the run is gone, and nothing reads a last report.
+    if requests.readline():
         report = diagnose(view_of(Run(path)))
         table = save_report(path, [report])
         for id in announced.withdrawn(report, report.step, is_last=True):
-            say({"step": report.step, "withdrawn": id})
-        say({"report": table})
+            write({"step": report.step, "withdrawn": id})
+        write({"report": table})
 
 
 def announced_before(run: Run) -> dict[str, Severity]:
@@ -144,8 +160,8 @@ def announced_before(run: Run) -> dict[str, Severity]:
 
 
 if __name__ == "__main__":
-    os.nice(10)  # training goes first
-    attend(
+    os.nice(ADDED_NICENESS)
+    watch_run(
         Path(sys.argv[1]),
         sys.stdin,
         lambda line: print(json.dumps(line, ensure_ascii=False), flush=True),

@@ -198,8 +198,8 @@ MAX_CONSTANT_RANGE = 1e-9
 DEAD_RUN_SHARE = 0.97
 # All updates / the weights' norm that teach nothing.
 MAX_IDLE_UPDATE = 1e-5
-# KL, and p-value of a rise, that prove a move although every gradient was logged as 0: somebody
-# rounded the norm away.
+# KL, and p-value of a rise, that prove a move although every gradient was logged as 0: the norm was
+# rounded away.
 MOVED_KL = 1e-3
 SURE_P_VALUE = 1e-3
 # Last level / first level of the entropy, and of the gradient norm, of a policy that is frozen.

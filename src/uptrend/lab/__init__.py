@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 @cache
 def texts(section: str) -> Mapping[str, str]:
     """Return the sentences of one section of texts.toml."""
-    return dict(
-        tomllib.loads((files("uptrend.lab") / "texts.toml").read_text(encoding="utf-8"))[section]
-    )
+    text = (files("uptrend.lab") / "texts.toml").read_text(encoding="utf-8")
+    return dict(tomllib.loads(text)[section])
 
 
 def lab_error(reason: str, **values: Any) -> LabError:

@@ -60,10 +60,13 @@ class Pairs:
     def table(self) -> Floats:
         """Differences by seed and task, for the tasks that all these runs have."""
         runs = (*self.control, *self.treated)
-        tasks: list[str] = []
-        if runs:
-            tasks = [task for task in runs[0].tasks if all(task in run.tasks for run in runs)]
-        values = np.array([[run.tasks[task] for task in tasks] for run in runs], dtype=np.float64)
+        tasks = list(runs[0].tasks) if runs else []
+        for run in runs:
+            tasks = [task for task in tasks if task in run.tasks]
+        rows: list[list[float]] = []
+        for run in runs:
+            rows.append([run.tasks[task] for task in tasks])
+        values = np.array(rows, dtype=np.float64)
         control, treated = values.reshape(2, len(self.seeds), len(tasks))
         table: Floats = self.sign * (treated - control)
         return table[:, np.isfinite(table).all(axis=0)]
@@ -91,10 +94,11 @@ class Pairs:
 
 def _means_by_family(run: Measured) -> dict[str, float]:
     """Return the mean over the tasks of each taskset."""
-    values: dict[str, list[float]] = {}
+    values_by_family: dict[str, list[float]] = {}
     for task, value in run.tasks.items():
-        values.setdefault(run.families.get(task, ""), []).append(value)
-    return {family: sum(of_family) / len(of_family) for family, of_family in values.items()}
+        family = run.families.get(task, "")
+        values_by_family.setdefault(family, []).append(value)
+    return {family: sum(values) / len(values) for family, values in values_by_family.items()}
 
 
 def pair(hypothesis: Hypothesis, measured: Sequence[Measured], arm: str) -> Pairs:

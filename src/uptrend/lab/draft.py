@@ -47,14 +47,14 @@ class Draft:
     prose: Mapping[str, str]
 
 
-def by_hand(id: str, recipe: Path | None, folder: Path) -> Draft:
+def blank_draft(id: str, recipe: Path | None, folder: Path) -> Draft:
     """Return a file to fill in: a control, and an arm in which nothing is changed yet."""
     arms = (Arm(CONTROL_NAME, {}, is_control=True), Arm("changed"))
     hypothesis = Hypothesis(id, "Say what you suspect", relative(recipe, folder), arms)
     return Draft(hypothesis, sections(render("lab/templates/by-hand.md")))
 
 
-def retitled(draft: Draft, title: str) -> Draft:
+def with_title(draft: Draft, title: str) -> Draft:
     """Return a draft with another title; with its own if that is empty."""
     if not title:
         return draft
@@ -72,7 +72,7 @@ def find_cause(id: str) -> Cause:
     return CATALOGUE[id]
 
 
-def of_cause(
+def draft_from_cause(
     id: str, cause: Cause, recipe: Path | None, folder: Path, finding: Finding | None = None
 ) -> Draft:
     """Return a cause of the catalogue as a hypothesis, its experiment's arms made concrete for a
@@ -189,7 +189,7 @@ def all_ready() -> dict[str, Draft]:
     return drafts
 
 
-def of_ready(
+def draft_from_ready(
     ready_id: str, id: str, recipe: Path | None, folder: Path, existing: Sequence[Hypothesis]
 ) -> Draft:
     """Return a ready hypothesis under an id of a lab, on its own recipe or another.

@@ -20,7 +20,7 @@ from uptrend.lab import judge, measure, plan, refuse, specification
 from uptrend.lab.journal.stored import RUNS_FILE, VERDICT_FILE, read_verdict, write
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.plan import Launcher, PlannedRun
-from uptrend.lab.refuse import allowed, faults
+from uptrend.lab.refuse import allowed_ids, faults
 from uptrend.lab.workers import Outcome, Progress, Workers
 from uptrend.present.formatting import plural
 from uptrend.records import (
@@ -53,7 +53,7 @@ class Health:
     """
 
     healthy: str = ""  # evidence that there is nothing to cure
-    unseen: str = ""  # reason why that could not be told
+    unseen: str = ""  # reason why the doctor can't tell that
 
 
 def signs_of(run: Run, cause: str) -> Signs:
@@ -144,7 +144,7 @@ class ExperimentRuns:
                 self.hypothesis,
                 frozen.resolved(),
                 notebook.folder,
-                allowed(self.hypothesis),
+                allowed_ids(self.hypothesis),
                 made_by=frozen.uptrend,
             )
         is_other_version = frozen.uptrend != now.uptrend

@@ -22,7 +22,9 @@ from uptrend.records import Arm, Confidence, ConfigError, Hypothesis, LabError, 
 from uptrend.records.files import parse_toml, read_file
 from uptrend.records.renamed import current
 
-FENCE = "+++"
+Match = re.Match[str]
+
+FENCE_LINE = "+++"
 # Any block that commands write within people's text: its name, and its content.
 BLOCK_FORM = re.compile(
     r"^<!-- uptrend:(.+?) -->[ \t\r]*\n(.*?)^<!-- /uptrend:\1 -->[ \t\r]*$",
@@ -97,17 +99,18 @@ def read_page(path: Path) -> Page:
     except RecordError as error:  # a folder or a pipe, or too large
         raise LabError(str(error)) from None
     lines = _lines(text)
-    if not lines or lines[0].removeprefix("\ufeff").rstrip() != FENCE:
+    if not lines or lines[0].removeprefix("\ufeff").rstrip() != FENCE_LINE:
         raise LabError(
-            f"{path}:1: a hypothesis begins with a line {FENCE}, then TOML, then {FENCE} again."
+            f"{path}:1: a hypothesis begins with a line {FENCE_LINE}, then TOML, then {FENCE_LINE}"
+            " again."
         )
     for number, line in enumerate(lines[1:], start=1):
-        if line.rstrip() == FENCE:
+        if line.rstrip() == FENCE_LINE:
             head = "".join(lines[: number + 1])
             return Page(path, head, text[len(head) :])
     raise LabError(
-        f"{path}: the front matter is not closed. Write a line {FENCE} between the TOML and the"
-        " prose."
+        f"{path}: the front matter is not closed. Write a line {FENCE_LINE} between the TOML and"
+        " the prose."
     )
 
 
@@ -146,7 +149,7 @@ def read(path: Path) -> Hypothesis:
     for key in ("metric", "cause"):
         if key in values:
             values[key] = current(values[key])
-    values["allows"] = tuple(current(id) for id in values.get("allows", ()))
+    values["allows"] = tuple(map(current, values.get("allows", ())))
     return Hypothesis(id=name[1], arms=arms, **values)
 
 
@@ -199,7 +202,9 @@ def render(hypothesis: Hypothesis, prose: Mapping[str, str]) -> str:
     values["confidence"] = hypothesis.confidence or ""
     if hypothesis.source is not None:
         values["source"] = asdict(hypothesis.source)
-    sections = {name: prose.get(name, "").strip("\n") for name in (*SECTION_NAMES, *prose)}
+    sections: dict[str, str] = {}
+    for name in (*SECTION_NAMES, *prose):
+        sections[name] = prose.get(name, "").strip("\n")
     template = templates().get_template("hypothesis.jinja")
     text = template.render(
         hypothesis=hypothesis, comments=KEY_COMMENTS, values=values, prose=sections
@@ -209,8 +214,11 @@ def render(hypothesis: Hypothesis, prose: Mapping[str, str]) -> str:
 
 def sections(body: str) -> dict[str, str]:
     """Return the prose under each `##` heading; the title before the first is left out."""
+    # Text before the first heading, then a name and a text by turns.
     _, *parts = re.split(r"^## (.+?)[ \t\r]*$\n?", body, flags=re.MULTILINE)
-    return {name: text.strip("\n") for name, text in zip(parts[::2], parts[1::2], strict=True)}
+    names = parts[::2]
+    texts = [text.strip("\n") for text in parts[1::2]]
+    return dict(zip(names, texts, strict=True))
 
 
 def put_block(text: str, name: str, content: str, after: str = "") -> str:
@@ -252,7 +260,7 @@ def get_block(text: str, name: str) -> str | None:
     return text[opening.end() : closing.start()].strip("\r\n")
 
 
-def _marks(text: str, name: str) -> tuple[re.Match[str], re.Match[str]] | None:
+def _marks(text: str, name: str) -> tuple[Match, Match] | None:
     """Find the two marks of a block; None if it has neither."""
     opening = f"<!-- uptrend:{name} -->"
     closing = f"<!-- /uptrend:{name} -->"
@@ -266,7 +274,7 @@ def _marks(text: str, name: str) -> tuple[re.Match[str], re.Match[str]] | None:
     return openings[0], closings[0]
 
 
-def _find_lines(text: str, line: str) -> list[re.Match[str]]:
+def _find_lines(text: str, line: str) -> list[Match]:
     """Find each occurrence of a line, whatever white space ends it."""
     return list(re.finditer(rf"^{re.escape(line)}(?=[ \t\r]*$)", text, re.MULTILINE))
 

@@ -20,7 +20,7 @@ from uptrend.lab.compare import (
     tasks_to_decide,
     towards,
 )
-from uptrend.lab.measure import amount, effect_text, interval_text, level, room
+from uptrend.lab.measure import amount, effect_text, headroom, interval_text, level
 from uptrend.present.formatting import p_value
 from uptrend.records import Comparison, Confidence, Direction, Hypothesis, Measured, Status, Verdict
 from uptrend.records.metrics import first_step, name_of
@@ -133,7 +133,7 @@ def _why_no_room(hypothesis: Hypothesis, paired_arms: Sequence[Pairs]) -> str:
     if not hypothesis.cause or not levels or is_open:
         return ""
     mean = sum(levels) / len(levels)
-    if room(metric, hypothesis.direction, mean) >= hypothesis.smallest:
+    if headroom(metric, hypothesis.direction, mean) >= hypothesis.smallest:
         return ""
     effect = f"{EFFECT_WORDS[hypothesis.direction]} of {amount(metric, hypothesis.smallest)}"
     return (
@@ -296,7 +296,8 @@ def _sentence(
         )
 
     unreached: dict[str, int] = {}
-    for name, runs in ((hypothesis.control.name, pairs.control), (pairs.arm, pairs.treated)):
+    runs_by_arm = {hypothesis.control.name: pairs.control, pairs.arm: pairs.treated}
+    for name, runs in runs_by_arm.items():
         count = sum(not run.reached for run in runs)
         if count:
             unreached[name] = count
@@ -329,7 +330,8 @@ def _sentence(
 
 def _render_sentences(template: str, **values: Any) -> str:
     """Render a template of sentences, and join its white space."""
-    return " ".join(templates().get_template(f"{template}.jinja").render(values).split())
+    text = templates().get_template(f"{template}.jinja").render(values)
+    return " ".join(text.split())
 
 
 def adjust(verdicts: Sequence[Verdict]) -> list[Verdict]:

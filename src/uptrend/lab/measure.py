@@ -65,14 +65,20 @@ def bounds(metric: str) -> tuple[float, float] | None:
     return row.low, row.high
 
 
-def room(metric: str, direction: Direction, level: float) -> float:
+def headroom(metric: str, direction: Direction, level: float) -> float:
     """Return how far a metric can still go from a level in the claimed direction; infinite where
     nothing bounds it.
     """
     row = compared_row(metric)
-    up = math.inf if row is None or row.high is None else row.high - level
-    down = math.inf if row is None or row.low is None else level - row.low
-    return {Direction.UP: up, Direction.DOWN: down, Direction.EITHER: max(up, down)}[direction]
+    up = math.inf
+    down = math.inf
+    if row is not None and row.high is not None:
+        up = row.high - level
+    if row is not None and row.low is not None:
+        down = level - row.low
+    if direction is Direction.EITHER:
+        return max(up, down)
+    return up if direction is Direction.UP else down
 
 
 def curve_of(metric: str) -> str:
@@ -157,7 +163,8 @@ def _value(run: Run, line: EvaluationLine, metric: str) -> float:
     value = in_line(line, metric)
     if value is not None:
         return value
-    names = [*line.get("parts", ()), *(f"pass@{k}" for k in line.get("pass_at", ()))]
+    names = list(line.get("parts", ()))
+    names += [f"pass@{k}" for k in line.get("pass_at", ())]
     recorded = ", ".join(names) or "none"
     raise lab_error("no-metric", run=run.path, metric=metric, step=line["step"], recorded=recorded)
 

@@ -133,7 +133,7 @@ class Notebook:
         return self.folder / LOG_PAGE
 
     def text(self, name: str) -> str:
-        """Return one of its pages; empty where there is none."""
+        """Return one of its pages; empty if it does not exist."""
         path = self.folder / name
         return read_text(path, errors="replace") if path.exists() else ""
 
@@ -171,7 +171,9 @@ class Notebook:
         else:
             text = new_pages(self.folder.absolute().name, "")[README_PAGE]
         hypotheses, errors = self.readable
-        links = {id: file.relative_to(self.folder).as_posix() for id, file in self._files().items()}
+        links: dict[str, str] = {}
+        for id, file in self._files().items():
+            links[id] = file.relative_to(self.folder).as_posix()
         notes = {hypothesis.id: self._note(hypothesis) for hypothesis in hypotheses}
         outcomes = {hypothesis.id: self.outcome_of(hypothesis) for hypothesis in hypotheses}
         table = status_table(hypotheses, links, notes, outcomes)
@@ -198,7 +200,7 @@ class Notebook:
         return str(hypothesis.status)
 
     def _verdict(self, hypothesis: Hypothesis) -> dict[str, Any]:
-        """Read a hypothesis's verdict; empty where there is none that can be read."""
+        """Read a hypothesis's verdict; empty if it has none, or one that can't be read."""
         path = self.folder / "experimental-results" / hypothesis.id / "verdict.json"
         try:
             return dict(parse_json(read_file(path)))
@@ -208,8 +210,7 @@ class Notebook:
     def _files(self) -> dict[str, Path]:
         """Return every hypothesis's file by id; two of one id are an error."""
         paths = list((self.folder / "hypotheses").glob("h[0-9]*.md"))
-        # By number: h100 comes after h99.
-        paths.sort(key=lambda path: (int(re.findall(r"\d+", path.name)[0]), path.name))
+        paths.sort(key=_number_and_name)
         files: dict[str, Path] = {}
         for path in paths:
             id = path.name.partition("-")[0].removesuffix(".md")
@@ -219,6 +220,12 @@ class Notebook:
                 )
             files[id] = path
         return files
+
+
+def _number_and_name(path: Path) -> tuple[int, str]:
+    """Return a hypothesis's number and its file's name: h100 comes after h99."""
+    number = re.findall(r"\d+", path.name)[0]
+    return int(number), path.name
 
 
 def _ignore_runs(gitignore: Path) -> None:

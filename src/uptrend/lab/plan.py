@@ -210,7 +210,9 @@ def _source(hypothesis: Hypothesis, seed: int, lab: Path) -> Source | None:
     if "{seed}" not in hypothesis.source.run and len(hypothesis.seeds) > 1:
         raise lab_error("one-source", hypothesis=hypothesis, count=len(hypothesis.seeds))
     pattern = hypothesis.source.run.replace("{seed}", str(seed))
-    paths = [Path(pattern)] if Path(pattern).is_absolute() else sorted(lab.glob(pattern))
+    paths = [Path(pattern)]
+    if not Path(pattern).is_absolute():
+        paths = sorted(lab.glob(pattern))
     runs = [path for path in paths if (path / "run.json").exists()]
     if len(runs) != 1:
         raise LabError(

@@ -70,7 +70,7 @@ class RayWorkers(Workers):
         """Start or join Ray, and leave a file by which a node knows that it sees the lab's
         folder.
         """
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no statistics are sent
         try:
             import ray
         except ImportError:
@@ -124,9 +124,9 @@ class RayWorkers(Workers):
             n_runs = min(n_runs, n_by_gpus)
         return max(1, n_runs)
 
-    def _is_going(self, job: Job) -> bool:
+    def _is_running(self, job: Job) -> bool:
         if job.handle is None:
-            return super()._is_going(job)
+            return super()._is_running(job)
         return not self._ray.wait([job.handle], timeout=0)[0]
 
     def _outcome(self, job: Job) -> Outcome:

@@ -306,7 +306,7 @@ def _check_prerequisites(hypothesis: Hypothesis, folder: Path) -> None:
                 paths.append([*path, id])
 
 
-def allowed(hypothesis: Hypothesis) -> tuple[str, ...]:
+def allowed_ids(hypothesis: Hypothesis) -> tuple[str, ...]:
     """Return catalogue ids that may be found in an arm: the cause, what it explains, and what the
     author allows.
     """

@@ -171,7 +171,8 @@ def _changes_of_arm(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
         if key.startswith("compute.device"):
             continue
         if key == "model.chat" and key not in old_keys:
-            # Decided since then by what the model was taught; its runs keep how they were asked.
+            # A key that came later, decided by how the model was trained; recorded runs keep the
+            # form of prompt that they used.
             continue
         # `model.lora.r` is on record too where `model.lora` was null.
         is_on_record = any(f"{key}.".startswith(f"{old_key}.") for old_key in old_keys)
@@ -206,7 +207,8 @@ def extend(notebook: Notebook, then: Specification, count: int) -> Specification
     if first_step(criteria["metric"]):
         raise lab_error("extend-median", id=then.hypothesis, **criteria)
     first = max([*criteria["seeds"], *then.more]) + 1
-    extended = replace(then, more=(*then.more, *range(first, first + count)))
+    added = range(first, first + count)
+    extended = replace(then, more=(*then.more, *added))
     write(notebook, extended)
     return extended
 

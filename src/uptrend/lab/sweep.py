@@ -84,7 +84,9 @@ def make(
         if not isinstance(values, list) or not values:
             raise LabError(f"grid.{key} = {values!r} should be a list of values to try.")
     values_by_key |= grid(sets)
-    arms = [Arm(name, flatten(overrides)) for name, overrides in table.get("arms", {}).items()]
+    arms: list[Arm] = []
+    for name, overrides in table.get("arms", {}).items():
+        arms.append(Arm(name, flatten(overrides)))
     points = _points(arms, values_by_key)
 
     metric = current(metric or table.get("metric", "eval/accuracy"))
@@ -174,9 +176,10 @@ class SweepRow:
 
 def rows(sweep: Sweep, measured: Sequence[Measured]) -> list[SweepRow]:
     """Return every point that has a finished run, with its intervals."""
-    runs_by_arm: dict[str, dict[int, Measured]] = {}  # and by seed
-    for arm in sweep.arms:
-        runs_by_arm[arm.name] = {run.seed: run for run in measured if run.arm == arm.name}
+    runs_by_arm: dict[str, dict[int, Measured]] = {arm.name: {} for arm in sweep.arms}
+    for run in measured:
+        if run.arm in runs_by_arm:
+            runs_by_arm[run.arm][run.seed] = run
     first_arm = sweep.arms[0].name
     first_runs = runs_by_arm[first_arm]
     # Shared among the comparisons (Bonferroni).

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -77,6 +77,15 @@ class Job:
     gpu: str = ""  # by index or UUID; empty on a CPU
 
 
+@dataclass
+class RunQueue:
+    """Runs that wait, and runs that are being made."""
+
+    waiting: deque[Job]
+    running: list[Job] = field(default_factory=list)
+    next_start: float = 0.0  # time before which no run is started
+
+
 def processes_of(planned: PlannedRun) -> int:
     """Return the number of processes that train a run together."""
     if planned.method is not Method.TRAIN:
@@ -86,10 +95,11 @@ def processes_of(planned: PlannedRun) -> int:
 
 def threads_of(planned: PlannedRun) -> int:
     """Return the CPU threads of a run."""
-    return max(1, int(planned.config["compute"]["threads"])) * processes_of(planned)
+    threads = int(planned.config["compute"]["threads"])
+    return max(1, threads) * processes_of(planned)
 
 
-def takes_all(planned: PlannedRun) -> bool:
+def needs_all_gpus(planned: PlannedRun) -> bool:
     """Return True if a run has the machine's GPUs for itself."""
     return uses_gpu(planned) and processes_of(planned) > 1
 
@@ -104,7 +114,7 @@ def log_of(planned: PlannedRun) -> Path:
     return planned.folder.with_name(f"{planned.folder.name}.log")
 
 
-def make_way(planned: PlannedRun) -> None:
+def set_aside_unfinished(planned: PlannedRun) -> None:
     """Set a run aside that can't be continued; started again from its seed, it gives the same."""
     if not planned.folder.exists():
         return
@@ -122,7 +132,7 @@ def start(
     """Start a run in its own process and session, on a GPU by name; `setup` is called in the new
     process.
     """
-    make_way(planned)
+    set_aside_unfinished(planned)
     planned.folder.parent.mkdir(parents=True, exist_ok=True)
     compute = planned.config["compute"]
     variables = {
@@ -131,7 +141,7 @@ def start(
         "OMP_NUM_THREADS": str(compute["threads"]),
     }
     # A device such as cuda:1 is the user's choice, which stays.
-    if gpu and compute["device"] == "cuda" and not takes_all(planned):
+    if gpu and compute["device"] == "cuda" and not needs_all_gpus(planned):
         variables["CUDA_VISIBLE_DEVICES"] = gpu
     with log_of(planned).open("ab") as log:
         return subprocess.Popen(
@@ -168,14 +178,18 @@ def _end_of_process(planned: PlannedRun, code: int | None) -> str:
     if code is not None and code < 0:
         end = f"it was ended by signal {-code}"
     log = log_of(planned)
-    text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
+    text = ""
+    if log.exists():
+        text = log.read_text(encoding="utf-8", errors="replace").strip()
     last_line = text.split("\n")[-1]
     return f"{last_line.strip()} ({end})" if last_line else end
 
 
 def _events(planned: PlannedRun) -> Sequence[dict[str, Any]]:
     """Return the events of a run; none before it has records."""
-    return Run(planned.folder).events if (planned.folder / "run.json").exists() else ()
+    if not (planned.folder / "run.json").exists():
+        return ()
+    return Run(planned.folder).events
 
 
 def need_gib(planned: PlannedRun) -> float | None:
@@ -260,55 +274,62 @@ class Workers:
         """Make the runs that are wanted when their turn comes, and yield the end of each; closing
         it stops them.
         """
-        waiting = deque(Job(planned) for planned in planned_runs)
-        running: list[Job] = []
-        next_start = 0.0  # time before which no run is tried to start
+        queue = RunQueue(deque(Job(planned) for planned in planned_runs))
         with self._open(planned_runs):
             try:
-                while waiting or running:
-                    # Start what fits.
-                    while waiting and time.monotonic() >= next_start:
-                        job = waiting.popleft()
-                        if not wanted(job.planned):
-                            continue
-                        if is_finished(job.planned):
-                            if job.began:  # made by another process, which is gone: we waited
-                                self._tidy(job.planned)
-                            yield Outcome(job.planned, "finished", was_there=True)
-                            continue
-                        is_anothers = is_being_written(job.planned.folder)
-                        if not is_anothers and not self._start(job, running, launcher):
-                            waiting.appendleft(job)
-                            next_start = time.monotonic() + self.retry_s
-                            break
-                        job.began = time.monotonic()
-                        running.append(job)
-                        note = f"try {job.tries}" if job.tries > 1 else ""
-                        if is_anothers:
-                            note = "made by another process"
-                        watch.began(job.planned, note)
-
-                    # Take in what has ended.
-                    ended = [job for job in running if not self._is_going(job)]
+                while queue.waiting or queue.running:
+                    yield from self._start_waiting(queue, launcher, wanted, watch)
+                    ended = [job for job in queue.running if not self._is_running(job)]
                     for job in ended:
-                        next_start = 0.0
-                        running.remove(job)
-                        if job.handle is None:
-                            # Another process's: check again, and make it if that did not.
-                            waiting.appendleft(job)
-                            continue
-                        outcome = self._outcome(job)
-                        if outcome.status == "failed" and job.tries < MAX_TRIES:
-                            waiting.appendleft(Job(job.planned, job.tries + 1))
-                            continue
-                        if outcome.status == "finished":
-                            self._tidy(job.planned)
-                        yield outcome
-                    if running and not ended:
+                        outcome = self._take_out(job, queue)
+                        if outcome is not None:
+                            yield outcome
+                    if queue.running and not ended:
                         watch.tick()
                         time.sleep(self.poll_s)
             finally:
-                self._stop([job for job in running if job.handle is not None], watch)
+                self._stop([job for job in queue.running if job.handle is not None], watch)
+
+    def _start_waiting(
+        self, queue: RunQueue, launcher: Launcher, wanted: Wanted, watch: Progress
+    ) -> Generator[Outcome, None, None]:
+        """Start the runs that fit, and yield the outcome of those that exist already."""
+        while queue.waiting and time.monotonic() >= queue.next_start:
+            job = queue.waiting.popleft()
+            if not wanted(job.planned):
+                continue
+            if is_finished(job.planned):
+                if job.began:  # we waited for another process, which is gone
+                    self._tidy(job.planned)
+                yield Outcome(job.planned, "finished", was_there=True)
+                continue
+            is_anothers = is_being_written(job.planned.folder)
+            if not is_anothers and not self._start(job, queue.running, launcher):
+                queue.waiting.appendleft(job)
+                queue.next_start = time.monotonic() + self.retry_s
+                return
+            job.began = time.monotonic()
+            queue.running.append(job)
+            note = f"try {job.tries}" if job.tries > 1 else ""
+            if is_anothers:
+                note = "made by another process"
+            watch.began(job.planned, note)
+
+    def _take_out(self, job: Job, queue: RunQueue) -> Outcome | None:
+        """Take a run that has ended out of the queue; return None if it waits for another try."""
+        queue.next_start = 0.0
+        queue.running.remove(job)
+        if job.handle is None:
+            # Another process's: check again, and make it if that did not.
+            queue.waiting.appendleft(job)
+            return None
+        outcome = self._outcome(job)
+        if outcome.status == "failed" and job.tries < MAX_TRIES:
+            queue.waiting.appendleft(Job(job.planned, job.tries + 1))
+            return None
+        if outcome.status == "finished":
+            self._tidy(job.planned)
+        return outcome
 
     def _tidy(self, planned: PlannedRun) -> None:
         """Remove a finished run's checkpoints: they are the most of it, and no verdict needs
@@ -331,8 +352,8 @@ class Workers:
         """Return the name of a GPU for one more run, '' for the machine's memory; None if it does
         not fit beside our `own`.
         """
-        needs_machine = any(takes_all(job.planned) for job in own)
-        if own and (needs_machine or takes_all(planned)):
+        is_taken = any(needs_all_gpus(job.planned) for job in own)
+        if own and (is_taken or needs_all_gpus(planned)):
             return None
         if not own or self.at_once is not None:
             if self.at_once is not None and len(own) >= self.at_once:
@@ -359,7 +380,7 @@ class Workers:
             return None
         return emptiest
 
-    def _is_going(self, job: Job) -> bool:
+    def _is_running(self, job: Job) -> bool:
         """Return True until a run's process has ended."""
         if job.handle is None:
             return is_being_written(job.planned.folder)

@@ -1,11 +1,11 @@
 """Writing a run directory: one process at a time, readable whenever it is killed.
 
-Whole files are written beside their place and renamed; lines are flushed. Neither a kill nor a full
-disk leaves half. A step counts as recorded with its line, which is written after its rollouts; so
-does an evaluation.
+Whole files are written under another name and renamed; lines are flushed. Neither a kill nor a full
+disk leaves half a file or line. A step is recorded with its line, which is written after its
+rollouts; so is an evaluation.
 
-Nothing that was recorded is removed. What a resumed run takes back moves to set-aside/1,
-set-aside/2, …, with the layout of the run directory itself; no reader looks there.
+Nothing that was recorded is removed. Steps that a resumed run repeats move to set-aside/1,
+set-aside/2, …, with the layout of the run directory itself; readers leave these folders out.
 """
 
 import contextlib
@@ -33,12 +33,18 @@ from uptrend.records.errors import RecordError, RunLocked
 from uptrend.records.files import explain_disk_errors, open_file, sync, write_atomically
 from uptrend.records.lines import append_line, parse_lines
 
-# folders of rollouts, and the lines that they go with
+# Files of lines, by the folder of rollouts that they go with.
 LINES_FILES = {"rollouts": "metrics.jsonl", "evals": "evals.jsonl"}
 LOG_PATH = "logs/train.log"
 SET_ASIDE_FOLDER = "set-aside"
 START_EVENTS = ("started", "resumed")
 END_EVENTS = ("finished", "stopped", "failed")
+# Lost steps that an error names.
+MAX_STEPS_NAMED = 5
+# A reader that tests the lock holds it for a moment itself: a writer waits that long.
+LOCK_TIMEOUT_S = 1
+# Where the lock can only be tested by taking it, a reader tries this long.
+LOCK_TEST_S = 0.05
 StoppedBy = Literal["user", "doctor", "preflight", "observer"]
 
 
@@ -48,15 +54,15 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._identity = _identity(path)
-        # A reader that asks whether the lock is held holds it for a moment itself: wait that long.
-        self._lock = filelock.FileLock(path / ".lock", timeout=1, thread_local=False)
+        self._lock = filelock.FileLock(path / ".lock", timeout=LOCK_TIMEOUT_S, thread_local=False)
 
     @classmethod
     def create(cls, path: Path, info: dict[str, Any]) -> Self:
-        """Make a new run directory; refused where one is already, or what is left of one."""
-        if taken := why_occupied(path):
+        """Make a new run directory; refuse a folder with a run, or with the remains of one."""
+        reason = why_occupied(path)
+        if reason:
             raise RecordError(
-                f"{taken} Choose another --name, continue it with --resume, or move it elsewhere."
+                f"{reason} Choose another --name, continue it with --resume, or move it elsewhere."
             )
         with explain_disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -80,10 +86,11 @@ class RunDirectory:
             raise RecordError(f"{path} holds no run (no run.json).")
         directory = cls(path)
         directory.lock()
-        for left in (*path.glob(".*.*"), *path.glob("rollouts/*/.*"), *path.glob("evals/.*")):
-            # a killed process left it half-written
-            if left.suffix[1:].isdigit() and left.is_file():
-                left.unlink()
+        # Files that a killed process left half-written: `write_atomically` adds its process id.
+        hidden = (*path.glob(".*.*"), *path.glob("rollouts/*/.*"), *path.glob("evals/.*"))
+        for file in hidden:
+            if file.suffix[1:].isdigit() and file.is_file():
+                file.unlink()
         return directory
 
     def lock(self) -> None:
@@ -108,28 +115,28 @@ class RunDirectory:
         self.unlock()
 
     def check_not_moved(self) -> None:
-        """Raise RecordError where the folder that is written to is no longer at its path."""
-        now = _identity(self.path)
-        self._identity = self._identity or now
-        if now is None or now != self._identity:
+        """Raise RecordError if the folder that is written to is no longer at its path."""
+        identity = _identity(self.path)
+        self._identity = self._identity or identity
+        if identity is None or identity != self._identity:
             raise RecordError(
                 f"{self.path} was renamed, moved or removed while its run was going on, so the run"
                 " ends here. Where the folder is now it can go on: uptrend train --resume FOLDER"
             )
 
     def write_info(self, info: dict[str, Any]) -> None:
+        """Write run.json."""
         self.check_not_moved()
-        write_atomically(
-            self.path / "run.json", json.dumps(info, indent=2, ensure_ascii=False).encode()
-        )
+        text = json.dumps(info, indent=2, ensure_ascii=False)
+        write_atomically(self.path / "run.json", text.encode())
 
     def event(self, kind: str, **values: Any) -> None:
-        """Append to events.jsonl; kinds and fields are those of events.toml, which readers
-        trust.
+        """Append to events.jsonl; kinds and fields are those of events.toml, on which readers
+        rely.
         """
-        known = event_fields()
-        assert kind in known, f"{kind} is no kind of event: add it to events.toml"
-        unknown = [field for field in values if field not in known[kind]]
+        fields_by_kind = event_fields()
+        assert kind in fields_by_kind, f"{kind} is no kind of event: add it to events.toml"
+        unknown = [name for name in values if name not in fields_by_kind[kind]]
         assert not unknown, (
             f"the event {kind} has no field {', '.join(unknown)}: add it to events.toml"
         )
@@ -142,20 +149,18 @@ class RunDirectory:
         """
         self.check_not_moved()
         path = self.path / LOG_PATH
-        moment = (
-            datetime.fromtimestamp(at or time.time())
-            .astimezone()
-            .isoformat(sep=" ", timespec="seconds")
-        )
+        moment = datetime.fromtimestamp(at or time.time()).astimezone()
+        line = f"{moment.isoformat(sep=' ', timespec='seconds')} {' '.join(text.split())}\n"
         with explain_disk_errors(path):
             path.parent.mkdir(exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
-                file.write(f"{moment} {' '.join(text.split())}\n")
+                file.write(line)
 
     def step(self, line: dict[str, Any], *tables: pa.Table) -> None:
-        """Write a step: its rollouts, in parts, then its line, with which it counts as recorded."""
+        """Write a step: its rollouts, in parts, then its line, with which it is recorded."""
         step = line["step"]
-        with _all_or_nothing([_part_path(self.path, step, part) for part in range(len(tables))]):
+        paths = [_part_path(self.path, step, part) for part in range(len(tables))]
+        with _all_or_nothing(paths):
             for part, table in enumerate(tables):
                 self.rollouts(step, table, part)
             append_line(self.path / "metrics.jsonl", line)
@@ -163,21 +168,20 @@ class RunDirectory:
     def evaluation(
         self, line: dict[str, Any], table: pa.Table, sets: Mapping[str, pa.Table] | None = None
     ) -> None:
-        """Write an evaluation: its rollouts, those on further sets by label, then the line with
-        which it counts.
+        """Write an evaluation: its rollouts, those on further sets by label, then its line, with
+        which it is recorded.
         """
-        tables = {
-            eval_path(self.path, line["step"], label): one
-            for label, one in {"": table, **(sets or {})}.items()
-        }
+        tables: dict[Path, pa.Table] = {}
+        for label, set_table in {"": table, **(sets or {})}.items():
+            tables[eval_path(self.path, line["step"], label)] = set_table
         with _all_or_nothing(tables):
-            for path, one in tables.items():
-                self._write_parquet(path, one)
+            for path, set_table in tables.items():
+                self._write_parquet(path, set_table)
             append_line(self.path / "evals.jsonl", line)
 
     def rollouts(self, step: int, table: pa.Table, part: int = 0) -> None:
-        """Write a part of a step's rollouts apart from its line; without a line nobody reads
-        them.
+        """Write a part of a step's rollouts without its line; they are not read before the line is
+        there.
         """
         self._write_parquet(_part_path(self.path, step, part), table)
 
@@ -188,8 +192,8 @@ class RunDirectory:
     def _write_parquet(self, path: Path, table: pa.Table) -> None:
         self.check_not_moved()
         with explain_disk_errors(path):
+            # Folder by folder, because the run's own is never made anew.
             folder = self.path
-            # the run's own folder is never made anew
             for name in path.parent.relative_to(self.path).parts:
                 folder /= name
                 folder.mkdir(exist_ok=True)
@@ -209,65 +213,70 @@ class RunDirectory:
                     sync(path)
 
     def check_lines(self, step: int) -> None:
-        """Raise RecordError where lines up to a step are gone although its rollouts are there.
+        """Raise RecordError if lines up to a step are gone although their rollouts exist.
 
-        A line that can't be read is no reason: it may be the line of any step.
+        Each line that can't be read may be that of any step, and makes up for one that is missing.
         """
         for folder, name in LINES_FILES.items():
-            kept, _ = _split_lines(self.path / name, step)
-            with_line = {
-                record["step"]
-                for _, record in kept
-                if record is not None and record["step"] <= step
-            }
-            recorded = {its for its in recorded_steps(self.path / folder).values() if its <= step}
-            lost = sorted(recorded - with_line)
-            if len(lost) > sum(record is None or record["step"] > step for _, record in kept):
-                named = ", ".join(map(str, lost[:5])) + (f" … {lost[-1]}" if len(lost) > 5 else "")
+            lines, _ = _split_lines(self.path / name, step)
+            steps_with_line: set[int] = set()
+            n_unclear = 0
+            for _, record in lines:
+                if record is None or record["step"] > step:
+                    n_unclear += 1
+                else:
+                    steps_with_line.add(record["step"])
+            rollout_steps = set(recorded_steps(self.path / folder).values())
+            lost = sorted(lost for lost in rollout_steps - steps_with_line if lost <= step)
+            if len(lost) > n_unclear:
+                steps_text = ", ".join(map(str, lost[:MAX_STEPS_NAMED]))
+                if len(lost) > MAX_STEPS_NAMED:
+                    steps_text += f" … {lost[-1]}"
                 raise RecordError(
                     f"{self.path / name} has lost lines: {folder}/ holds steps that have none any"
-                    f" more ({named}). Put the lines back from a copy of the file; or, to go on"
-                    f" without them, move the rollouts of these steps out of {self.path / folder}."
+                    f" more ({steps_text}). Put the lines back from a copy of the file; or, to go"
+                    " on without them, move the rollouts of these steps out of"
+                    f" {self.path / folder}."
                 )
 
     def rewind(self, step: int, also: Iterable[Path] = ()) -> Path | None:
-        """Set aside what was recorded after a step, so that the run can go on from its checkpoint.
+        """Set aside the records of all later steps, so that the run can go on from its checkpoint.
 
-        `also` names further files and folders of the run to be moved. Return the folder below
-        set-aside that has it all now, None where there was nothing; what stays is not rewritten.
+        `also` are further files and folders of the run to move. Returns the folder below set-aside
+        that has them now, None if there were none; other files are not rewritten.
         """
         self.check_not_moved()
-        numbers = [
-            int(path.name)
-            for path in (self.path / SET_ASIDE_FOLDER).glob("*")
-            if path.name.isdecimal()
-        ]
-        place = self.path / SET_ASIDE_FOLDER / str(max(numbers, default=0) + 1)
-        moved = [
-            path
-            for folder in LINES_FILES
-            for path, its in recorded_steps(self.path / folder).items()
-            if its > step
-        ]
-        # Lines come last: where a file can't be moved, the run is still as it was for its readers.
+        target_folder = self._next_set_aside_folder()
+        moved: list[Path] = []
+        for folder in LINES_FILES:
+            for path, recorded_step in recorded_steps(self.path / folder).items():
+                if recorded_step > step:
+                    moved.append(path)
+        # Lines come last: if a file can't be moved, the run is still as it was for its readers.
         for path in (*moved, *also):
-            target = place / path.relative_to(self.path)
+            target = target_folder / path.relative_to(self.path)
             with explain_disk_errors(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(path, target)  # checkpoints/ may be a link to another disk
         for name in LINES_FILES.values():
-            kept, later = _split_lines(self.path / name, step)
+            lines, later = _split_lines(self.path / name, step)
             if later:
-                with explain_disk_errors(place):
-                    place.mkdir(parents=True, exist_ok=True)
-                # before they are cut off: a kill between leaves them twice
-                write_atomically(place / name, later)
-                write_atomically(self.path / name, b"".join(line for line, _ in kept))
-        if not place.exists():
+                with explain_disk_errors(target_folder):
+                    target_folder.mkdir(parents=True, exist_ok=True)
+                # Before they are cut off: a kill between the two leaves them twice.
+                write_atomically(target_folder / name, later)
+                write_atomically(self.path / name, b"".join(line for line, _ in lines))
+        if not target_folder.exists():
             return None
-        self.event("set-aside", step=step, folder=str(place.relative_to(self.path)))
-        self.log(f"What was recorded after step {step} is in {place.relative_to(self.path)} now.")
-        return place
+        relative = target_folder.relative_to(self.path)
+        self.event("set-aside", step=step, folder=str(relative))
+        self.log(f"What was recorded after step {step} is in {relative} now.")
+        return target_folder
+
+    def _next_set_aside_folder(self) -> Path:
+        folder = self.path / SET_ASIDE_FOLDER
+        numbers = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
+        return folder / str(max(numbers, default=0) + 1)
 
 
 class PartDirectory(RunDirectory):
@@ -276,8 +285,8 @@ class PartDirectory(RunDirectory):
     """
 
     def check_not_moved(self) -> None:
-        """Make the folder where this machine has none: not every machine of a run sees the first
-        one's disk.
+        """Make the folder if this machine has none: not every machine of a run sees the first one's
+        disk.
         """
         if self._identity is None:
             with explain_disk_errors(self.path):
@@ -285,7 +294,7 @@ class PartDirectory(RunDirectory):
         super().check_not_moved()
 
     def write_info(self, info: dict[str, Any]) -> None:
-        """Leave it to the process that writes the directory, as all that follows."""
+        """Do nothing, as the methods below: the process that writes the directory does it."""
 
     def event(self, kind: str, **values: Any) -> None: ...
 
@@ -297,48 +306,46 @@ class PartDirectory(RunDirectory):
 
 
 def why_occupied(path: Path) -> str:
-    """Return what keeps a new run out of a folder, in a sentence; empty where nothing does."""
+    """Return the reason why a new run can't use a folder, as a sentence; empty if it can."""
     if (path / "run.json").exists():
         return f"{path} already holds a run."
-    left = [
-        name
-        for name in (*LINES_FILES, *LINES_FILES.values(), "checkpoints")
-        if (path / name).exists()
-    ]
-    return (
-        f"{path} holds {left[0]}, and no run.json: of a run that lost it, or of somebody's own."
-        if left
-        else ""
-    )
+    for name in (*LINES_FILES, *LINES_FILES.values(), "checkpoints"):
+        if (path / name).exists():
+            return f"{path} holds {name}, and no run.json: a run lost it, or {name} is no run's."
+    return ""
 
 
 def free_path(path: Path) -> Path:
-    """Return the path; where something keeps a new run out, with the first number from 2 at which
-    nothing does.
+    """Return the path if a new run can use it, else the path with the first number from 2 that is
+    free.
     """
+    if not why_occupied(path):
+        return path
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(place for place in itertools.chain([path], numbered) if not why_occupied(place))
+    return next(candidate for candidate in numbered if not why_occupied(candidate))
 
 
 def describe_location(path: Path, name: str) -> str:
-    """Say where a run of that name records, why its folder got a number, and how to look at it; one
-    line.
+    """Return one line on where a run of that name records, why its folder got a number, and how to
+    look at it.
     """
-    is_numbered = re.fullmatch(re.escape(name) + r"-\d+", path.name)
-    taken = why_occupied(path.with_name(name)) if is_numbered else ""
-    reason = f", since {taken.rstrip('.')}" if taken else ""
+    reason = ""
+    if re.fullmatch(re.escape(name) + r"-\d+", path.name):
+        occupied = why_occupied(path.with_name(name))
+        if occupied:
+            reason = f", since {occupied.rstrip('.')}"
     return f"{path}{reason}. To look at it: uptrend runs show {shlex.quote(str(path))}"
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return what a folder keeps when it is renamed, and another one in its place has not; None
-    without a folder.
+    """Return the device and inode of a folder, which renaming does not change; None without a
+    folder.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _part_path(folder: Path, step: int, part: int) -> Path:
@@ -351,33 +358,33 @@ def eval_path(folder: Path, step: int, label: str = "") -> Path:
 
 
 def set_aside(path: Path) -> Path:
-    """Move a file or a folder to `set-aside` beside it, under its name and a number; return where
-    it is now.
+    """Move a file or a folder to `set-aside` beside it, under its name and a number; return its new
+    path.
     """
-    places = (
-        path.parent / SET_ASIDE_FOLDER / f"{path.name}-{number}" for number in itertools.count(1)
-    )
-    place = next(place for place in places if not place.exists())
-    with explain_disk_errors(place):
-        place.parent.mkdir(exist_ok=True)
-        path.rename(place)
-    return place
+    folder = path.parent / SET_ASIDE_FOLDER
+    candidates = (folder / f"{path.name}-{number}" for number in itertools.count(1))
+    target = next(candidate for candidate in candidates if not candidate.exists())
+    with explain_disk_errors(target):
+        target.parent.mkdir(exist_ok=True)
+        path.rename(target)
+    return target
 
 
 def recorded_steps(folder: Path) -> dict[Path, int]:
-    """Return what a folder of rollouts or evaluations holds, by its step; a user's own files are
-    left out.
+    """Return the steps of the files and folders in a folder of rollouts or evaluations; a user's
+    own files are left out.
     """
-    items = (
-        (path, re.fullmatch(r"(\d{6,})(?:(?:-.+)?\.parquet)?", path.name))
-        for path in folder.glob("[0-9]*")
-    )
-    return {path: int(match[1]) for path, match in sorted(items) if match}
+    steps: dict[Path, int] = {}
+    for path in sorted(folder.glob("[0-9]*")):
+        match = re.fullmatch(r"(\d{6,})(?:(?:-.+)?\.parquet)?", path.name)
+        if match:
+            steps[path] = int(match[1])
+    return steps
 
 
 @contextlib.contextmanager
 def _all_or_nothing(paths: Collection[Path]) -> Iterator[None]:
-    """Take files back where they, or the line with which they count, could not be written."""
+    """Remove files again if one of them, or the line that records them, could not be written."""
     try:
         yield
     except Exception:
@@ -386,41 +393,40 @@ def _all_or_nothing(paths: Collection[Path]) -> Iterator[None]:
             for path in paths:
                 path.unlink(missing_ok=True)
             for folder in {path.parent for path in paths}:
-                folder.rmdir()  # fails where it holds more
+                folder.rmdir()  # fails unless it is empty
         raise
 
 
 def _split_lines(path: Path, step: int) -> tuple[list[tuple[bytes, dict[str, Any] | None]], bytes]:
-    """Part a run's lines after the last one up to a step: lines to keep with their records, and the
-    rest as it is.
+    """Part a run's lines after the last one up to a step: lines that stay with their records, and
+    the rest as it is.
 
-    Where the step's own line is missing, damaged lines that follow may be it, and are kept; a torn
-    end is later.
+    If the step's own line is missing, damaged lines that follow may be it, and stay; a torn end is
+    later.
     """
     lines = list(parse_lines(path))
-    is_kept = [record is not None and record["step"] <= step for _, record in lines]
-    count = len(lines) - is_kept[::-1].index(True) if True in is_kept else 0
-    last = max(
-        (record["step"] for _, record in lines[:count] if record and record["step"] <= step),
-        default=-1,
-    )
-    while (
-        last < step
-        and count < len(lines)
-        and lines[count][1] is None
-        and lines[count][0].endswith(b"\n")
-    ):
-        count += 1
+    count = 0  # lines that stay
+    last_step = -1
+    for number, (_, record) in enumerate(lines, start=1):
+        if record is not None and record["step"] <= step:
+            count = number
+            last_step = max(last_step, record["step"])
+    if last_step < step:
+        for line, record in lines[count:]:
+            is_damaged = record is None and line.endswith(b"\n")
+            if not is_damaged:
+                break
+            count += 1
     return lines[:count], b"".join(line for line, _ in lines[count:])
 
 
 def is_being_written(folder: Path) -> bool:
-    """Return True where a living process holds the lock of a run directory."""
-    # Asked with a shared lock on a file opened to read: readers neither take each other for the
-    # writer nor need the right to write.
+    """Return True if a living process holds the lock of a run directory."""
+    # By a shared lock on a file opened to read: readers neither take each other for the writer nor
+    # need the right to write.
     path = folder / ".lock"
     if sys.platform == "win32":
-        lock = filelock.FileLock(path, timeout=0.05)
+        lock = filelock.FileLock(path, timeout=LOCK_TEST_S)
         try:
             with lock:
                 return False
@@ -435,31 +441,31 @@ def is_being_written(folder: Path) -> bool:
     except BlockingIOError:
         return True
     except (OSError, RecordError):
-        # No lock was ever taken, this disk knows none, or it is something else.
+        # There never was a lock, this disk has no locks, or the path is something else.
         return False
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Wish to end a run after the current step, with its origin; the run's record keeps it."""
+    """Request to end a run after the current step, with its origin; the run's record keeps it."""
 
     reason: str
     by: StoppedBy = "observer"
     finding: str = ""
-    """Cause that the doctor or the preflight found; empty for others."""
+    """Cause that the doctor or the preflight reported; empty for others."""
 
     @property
     def sentence(self) -> str:
-        """Reason, after the cause where there is one."""
+        """Reason, after the cause if there is one."""
         return f"{self.finding}: {self.reason}" if self.finding else self.reason
 
     def to_event(self) -> dict[str, str]:
         """Return the fields of the event `stopped`."""
-        return {
-            "stopped_by": self.by,
-            **({"finding": self.finding} if self.finding else {}),
-            "reason": self.reason,
-        }
+        event: dict[str, str] = {"stopped_by": self.by}
+        if self.finding:
+            event["finding"] = self.finding
+        event["reason"] = self.reason
+        return event
 
 
 @cache

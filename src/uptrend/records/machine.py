@@ -14,55 +14,55 @@ from importlib import metadata
 from pathlib import Path
 
 HUB_TIMEOUT_S = 3.0
-"""Seconds within which the hub must answer."""
+"""Time limit of the hub's answer."""
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 
 
 def hub_problem() -> str:
-    """Return why the hub does not answer; empty where it does, and where the user switched it off:
-    then libraries look into their caches at once.
+    """Return the reason why the hub does not answer; empty if it does, or if the user switched it
+    off: then libraries use their caches at once.
     """
-    if any(
-        os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in OFFLINE_VARIABLES
-    ):
-        return ""
+    for name in OFFLINE_VARIABLES:
+        if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
+            return ""
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     scheme = endpoint.partition(":")[0]
     proxies = urllib.request.getproxies()
     proxy = proxies.get(scheme) or proxies.get("all") or ""
-    if proxy.startswith("socks"):  # the libraries speak it, urllib does not
+    if proxy.startswith("socks"):  # the libraries can use it, urllib can't
         return ""
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({scheme: proxy} if proxy else {})
     )
-    said = [f"no answer within {HUB_TIMEOUT_S:g} s"]
+    # The last one counts, empty for an answer.
+    problems = [f"no answer within {HUB_TIMEOUT_S:g} s"]
 
-    def ask() -> None:
+    def request_head() -> None:
+        request = urllib.request.Request(endpoint, method="HEAD")
         try:
-            opener.open(
-                urllib.request.Request(endpoint, method="HEAD"), timeout=HUB_TIMEOUT_S
-            ).close()
-            said.append("")
-        except urllib.error.HTTPError:  # an answer, whatever it says
-            said.append("")
+            opener.open(request, timeout=HUB_TIMEOUT_S).close()
+            problems.append("")
+        except urllib.error.HTTPError:  # any status is an answer
+            problems.append("")
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
-            # the libraries may trust certificates that Python does not
+            # The libraries may trust certificates that Python does not.
             if isinstance(reason, ssl.SSLError):
-                said.append("")
+                problems.append("")
             elif not isinstance(reason, TimeoutError):
-                said.append(getattr(reason, "strerror", None) or str(reason))
+                problems.append(getattr(reason, "strerror", None) or str(reason))
 
-    # In a thread, as no timeout holds for looking up a name.
-    thread = threading.Thread(target=ask, daemon=True)
+    # In a thread, because no timeout applies to the lookup of a host name.
+    thread = threading.Thread(target=request_head, daemon=True)
     thread.start()
     thread.join(HUB_TIMEOUT_S)
-    if not said[-1]:
+    problem = problems[-1]
+    if not problem:
         return ""
-    through = f" through the proxy {proxy}" if proxy else ""
+    proxy_text = f" through the proxy {proxy}" if proxy else ""
     return (
-        f"{endpoint} can't be reached{through} ({said[-1]}). Connect to it, or set HF_ENDPOINT to a"
-        " mirror"
+        f"{endpoint} can't be reached{proxy_text} ({problem}). Connect to it, or set HF_ENDPOINT to"
+        " a mirror"
     )
 
 
@@ -70,7 +70,9 @@ def count_cores() -> int:
     """Return the number of cores that this process may use: a container may allow fewer than the
     machine has.
     """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
@@ -85,14 +87,14 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def free_memory() -> float:
-    """Return the bytes of memory that are free, within the limit of a container; infinite where
-    nothing says so.
+    """Return the bytes of free memory, within the limit of a container; infinite if the system does
+    not report it.
     """
     free = math.inf
     try:
         free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            # memory in use by the disk cache alone counts as free
+            # Memory that only the disk cache uses counts as free.
             if line.startswith("MemAvailable:"):
                 free = 1024.0 * int(line.split()[1])
         group = Path("/sys/fs/cgroup")

@@ -1,7 +1,7 @@
 """The table of metrics: unit, bounds, meaning, healthy range and the causes that each points to.
 
-metrics.toml holds the rows, and the figures that tables and plots have; its head says what each
-field means. `uptrend explain`, plots, the lab and checks read them here. In a key, a word in
+metrics.toml has the rows, and the figures that tables and plots show; its head describes the
+fields. `uptrend explain`, plots, the lab and checks read them here. In a key, a word in
 capitals stands for a name: `reward/part/NAME/mean`.
 """
 
@@ -37,13 +37,13 @@ class Metric:
     title: str = ""
     """Heading of a plot; empty for the key."""
     better: Literal["", "more"] = ""
-    """`more` where more is wanted, whatever a hypothesis claims."""
+    """`more` if higher values are better, whatever a hypothesis claims; else empty."""
     finite: bool = False
-    """True where null in a line stands for NaN or infinity."""
+    """True if null in a line means NaN or infinity."""
     compared: str = ""
-    """Name by which the lab compares it; empty where it can't be compared."""
+    """Name by which the lab compares it; empty if it can't be compared."""
     own: bool = True
-    """False where only other trainers' runs have it."""
+    """False if only other trainers' runs have it."""
 
     @property
     def is_share(self) -> bool:
@@ -68,62 +68,79 @@ def _file() -> Mapping[str, Any]:
 
 @cache
 def shown_metrics(place: str) -> Mapping[str, str]:
-    """Return the metrics to show in a place, such as `log`, in order; each with its short name."""
+    """Return the metrics of a place, such as `log`, in order; each with its short name."""
     table = _file()
     return {key: table["labels"].get(key, key) for key in table["figures"][place]}
 
 
 def panels() -> Sequence[Mapping[str, Any]]:
     """Return the plots of a run's page, in order."""
-    found: Sequence[Mapping[str, Any]] = _file()["panel"]
-    return found
+    plots: Sequence[Mapping[str, Any]] = _file()["panel"]
+    return plots
 
 
 @cache
 def sections() -> tuple[MetricSection, ...]:
-    """The whole table."""
+    """Return the whole table."""
     table = _file()
-    found = []
+    sections = []
     for row in table["section"]:
-        rest = {"own": row.get("own", True), "compared": row.get("compared", True)}
-        metrics = tuple(_metric(rest | metric, table["units"]) for metric in row["metric"])
-        found.append(
-            MetricSection(
-                row["title"], row.get("intro", ""), row.get("file", "metrics.jsonl"), metrics
-            )
+        defaults = {"own": row.get("own", True), "compared": row.get("compared", True)}
+        section = MetricSection(
+            title=row["title"],
+            intro=row.get("intro", ""),
+            file=row.get("file", "metrics.jsonl"),
+            metrics=tuple(
+                _to_metric(defaults | metric, table["units"]) for metric in row["metric"]
+            ),
         )
-    return tuple(found)
+        sections.append(section)
+    return tuple(sections)
 
 
-def _metric(row: Mapping[str, Any], units: Mapping[str, Mapping[str, float]]) -> Metric:
-    compared = row["compared"]
-    named = compared if isinstance(compared, str) else row["key"] if compared else ""
+def _to_metric(row: Mapping[str, Any], units: Mapping[str, Mapping[str, float]]) -> Metric:
+    compared = row["compared"]  # a name, or True for the key
+    if not isinstance(compared, str):
+        compared = row["key"] if compared else ""
     warns = tuple(Sign(sign["when"], tuple(sign["causes"])) for sign in row.get("warns", ()))
-    return Metric(**{**units[row["unit"]], **row, "compared": named, "warns": warns})
+    return Metric(**{**units[row["unit"]], **row, "compared": compared, "warns": warns})
 
 
 def step_metrics() -> Iterator[Metric]:
-    """Metrics of metrics.jsonl."""
-    return (m for section in sections() if section.file == "metrics.jsonl" for m in section.metrics)
+    """Yield the metrics of metrics.jsonl."""
+    for section in sections():
+        if section.file == "metrics.jsonl":
+            yield from section.metrics
+
+
+def _compared_metrics() -> Iterator[Metric]:
+    """Yield the metrics that the lab compares."""
+    for section in sections():
+        for metric in section.metrics:
+            if metric.compared:
+                yield metric
 
 
 def compared_metrics() -> tuple[str, ...]:
-    """Names of all metrics that the lab compares, held-out ones first."""
-    names = [m.compared for section in sections() for m in section.metrics if m.compared]
+    """Return the names of all metrics that the lab compares, held-out ones first."""
+    names = [metric.compared for metric in _compared_metrics()]
     return tuple(sorted(names, key=lambda name: not name.startswith("eval/")))
 
 
 def find_metric(name: str) -> Metric | None:
-    """Row of a key of metrics.jsonl, or of a name by which the lab compares (`eval/accuracy`); None
-    if unknown.
+    """Return the row of a key of metrics.jsonl, or of a name by which the lab compares
+    (`eval/accuracy`); None if unknown.
     """
     exact, patterns = _index()
-    return exact.get(name) or next(
-        (metric for pattern, metric in patterns if pattern.fullmatch(name)), None
-    )
+    if name in exact:
+        return exact[name]
+    for pattern, metric in patterns:
+        if pattern.fullmatch(name):
+            return metric
+    return None
 
 
-# What the lab computes from a metric: its name begins with the metric's.
+# Marks of what the lab computes from a metric, in names that begin with the metric's.
 FIRST_STEP_MARK = "/first-step@"
 GAIN_SUFFIX = "/gain"
 FALL_SUFFIX = "/fall"
@@ -133,32 +150,34 @@ def first_step(metric: str) -> tuple[str, float] | None:
     """Return the held-out metric and the value to reach of a first-step metric; None for any
     other.
     """
-    base, found, value = metric.partition(FIRST_STEP_MARK)
+    base, mark, value = metric.partition(FIRST_STEP_MARK)
+    if not mark or not base.startswith("eval/"):
+        return None
     try:
-        reached = float(value) if found and base.startswith("eval/") else math.nan
+        goal = float(value)
     except ValueError:
         return None
-    return (base, reached) if math.isfinite(reached) else None
+    return (base, goal) if math.isfinite(goal) else None
 
 
 def is_gain(metric: str) -> bool:
-    """Return True for what a run gained of a held-out metric."""
-    is_named_so = metric.startswith("eval/") and metric.endswith(GAIN_SUFFIX)
-    return is_named_so and find_metric(metric) is None  # a part of the reward may be called "gain"
+    """Return True for the gain in a held-out metric over a run."""
+    has_form = metric.startswith("eval/") and metric.endswith(GAIN_SUFFIX)
+    return has_form and find_metric(metric) is None  # a part of the reward may be called "gain"
 
 
 def is_fall(metric: str) -> bool:
-    """Return True for how far a metric of the steps lies below its best at the end of a run."""
+    """Return True for the fall of a metric of the steps from its best to the end of a run."""
+    has_form = not metric.startswith("eval/") and metric.endswith(FALL_SUFFIX)
+    if not has_form or find_metric(metric) is not None:
+        return False
     base = find_metric(metric.removesuffix(FALL_SUFFIX))
-    is_named_so = not metric.startswith("eval/") and metric.endswith(FALL_SUFFIX)
-    return (
-        is_named_so and find_metric(metric) is None and base is not None and base.better == "more"
-    )
+    return base is not None and base.better == "more"
 
 
 def compared_row(metric: str) -> Metric | None:
-    """Return the row of a metric that a hypothesis may name, with the bounds of what is computed
-    from it.
+    """Return the row of a metric that a hypothesis may name; that of a gain or a fall has its
+    bounds.
     """
     if is_gain(metric):
         row = find_metric(metric.removesuffix(GAIN_SUFFIX))
@@ -176,15 +195,17 @@ def compared_row(metric: str) -> Metric | None:
 
 def name_of(metric: str) -> str:
     """Return the name of a compared metric in words: held-out accuracy, or training reward."""
-    if (goal := first_step(metric)) is not None:
-        return f"steps to {name_of(goal[0])} {goal[1]:g}"
+    first = first_step(metric)
+    if first is not None:
+        base, goal = first
+        return f"steps to {name_of(base)} {goal:g}"
     if is_gain(metric):
         return f"gain in {name_of(metric.removesuffix(GAIN_SUFFIX))}"
     if is_fall(metric):
         return f"fall of {name_of(metric.removesuffix(FALL_SUFFIX))} from its best"
     if not metric.startswith("eval/"):
         row = find_metric(metric)
-        # The title of a pattern says nothing of the name that stands in it.
+        # The title of a pattern does not contain the name in it.
         if row is None or not row.title or row.key != metric:
             return metric
         is_acronym = row.title[:2].isupper()
@@ -193,14 +214,14 @@ def name_of(metric: str) -> str:
     return f"the held-out reward's part {part}" if kind == "part" else f"held-out {kind}"
 
 
-# What is claimed of a level at the end of a run, and of an amount.
+# Claims about a level at the end of a run, and about an amount.
 LEVEL_OUTCOMES = {"up": "ends higher", "down": "ends lower", "either": "ends elsewhere"}
 AMOUNT_OUTCOMES = {"up": "is larger", "down": "is smaller", "either": "differs"}
 
 
 def outcome_of(metric: str, direction: str) -> str:
-    """Return what a claim about a metric says of an arm against the control: held-out accuracy ends
-    higher.
+    """Return the outcome that a claim predicts for an arm against the control: held-out accuracy
+    ends higher.
     """
     if first_step(metric):
         return f"the number of {name_of(metric)} {AMOUNT_OUTCOMES[direction]}"
@@ -214,40 +235,40 @@ OUTCOME_PLACEHOLDER = "{outcome}"
 
 
 def complete_claim(claim: str, metric: str, direction: str) -> str:
-    """Return a claim whose outcome is generated from the metric that decides it."""
+    """Return a claim with its outcome filled in from the metric that decides it."""
     return claim.replace(OUTCOME_PLACEHOLDER, outcome_of(metric, direction))
 
 
 @cache
 def _index() -> tuple[Mapping[str, Metric], tuple[tuple[re.Pattern[str], Metric], ...]]:
-    """Metrics by name where it is fixed, and by pattern where it has a placeholder."""
-    named = {metric.key: metric for metric in step_metrics()}
-    named |= {m.compared: m for section in sections() for m in section.metrics if m.compared}
-    patterns = {
-        name: re.compile(re.sub("[A-Z]+", "[^/]+", name.replace("@K", "@[1-9][0-9]*")))
-        for name in named
-        if re.search("[A-Z]", name)
-    }
-    exact = {name: metric for name, metric in named.items() if name not in patterns}
-    return exact, tuple((pattern, named[name]) for name, pattern in patterns.items())
+    """Return metrics by fixed name, and by pattern for names with a placeholder."""
+    metric_by_name = {metric.key: metric for metric in step_metrics()}
+    metric_by_name |= {metric.compared: metric for metric in _compared_metrics()}
+    exact: dict[str, Metric] = {}
+    patterns: list[tuple[re.Pattern[str], Metric]] = []
+    for name, metric in metric_by_name.items():
+        if re.search("[A-Z]", name):
+            text = re.sub("[A-Z]+", "[^/]+", name.replace("@K", "@[1-9][0-9]*"))
+            patterns.append((re.compile(text), metric))
+        else:
+            exact[name] = metric
+    return exact, tuple(patterns)
 
 
 def label_of(name: str) -> str:
-    """Heading of a plot: the title with its unit where a reader needs it, or the name where there
-    is no title.
+    """Return the heading of a plot: the title, with its unit if a reader needs it; the name of a
+    metric without title.
     """
     metric = find_metric(name)
     if metric is None or not metric.title:
         return name
-    return (
-        f"{metric.title} ({metric.unit})"
-        if metric.unit in ("nats", "tokens", "seconds", "GiB")
-        else metric.title
-    )
+    if metric.unit in ("nats", "tokens", "seconds", "GiB"):
+        return f"{metric.title} ({metric.unit})"
+    return metric.title
 
 
 @cache
 def must_be_finite(key: str) -> bool:
-    """True where null or NaN in a line means that the arithmetic broke."""
+    """Return True if null or NaN in a line means that the arithmetic broke."""
     metric = find_metric(key)
     return metric is not None and metric.finite

@@ -1,9 +1,9 @@
 """Names and records of earlier versions, read as today's: renamed.toml has the names, this module
 applies them.
 
-Two kinds of readers need it. A run directory of schema 1 is upgraded as it is read, without a word.
-A name that a person writes (a flag, a recipe, a hypothesis file) goes through `current`, which says
-once what it is called now.
+Two kinds of readers need it. A run directory of schema 1 is upgraded as it is read, without a note.
+A name that a person writes (a flag, a recipe, a hypothesis file) goes through `current`, which
+notes today's name once.
 """
 
 import copy
@@ -15,10 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_ALWAYS_EXIST = ("loss/", "gradient/", "sampler/", "weights/")
-_OF_THE_UPDATE = ("learner/", "clip/", "kl/")
-# Openings of schema 1's reasons.
-_STOPPED_BY = {
+# Prefixes of metrics that every step has, and of those that every update has.
+_STEP_PREFIXES = ("loss/", "gradient/", "sampler/", "weights/")
+_UPDATE_PREFIXES = ("learner/", "clip/", "kl/")
+# Prefixes of the reasons in schema 1, by origin of the stop.
+_REASON_PREFIXES = {
     "preflight": "preflight: ",
     "doctor": "the doctor found ",
     "user": "interrupted by the user",
@@ -26,14 +27,17 @@ _STOPPED_BY = {
 
 
 class RenamedWarning(FutureWarning):
-    """Note that a name of an earlier version was given; the command line prints it as one line."""
+    """Note on the use of a name of an earlier version; the command line prints it as one line."""
 
 
 @cache
 def names(*sections: str) -> Mapping[str, str]:
     """Return today's name by old name, of these sections of renamed.toml."""
     tables = tomllib.loads(Path(__file__).with_name("renamed.toml").read_text(encoding="utf-8"))
-    return {old: new for section in sections for old, new in tables[section].items()}
+    new_by_old: dict[str, str] = {}
+    for section in sections:
+        new_by_old |= tables[section]
+    return new_by_old
 
 
 def current(name: str) -> str:
@@ -61,29 +65,31 @@ def upgrade_keys(
     """
     upgraded = copy.deepcopy(dict(table))
     for old, new in (names("config") if renamed is None else renamed).items():
-        holder, last = _holder(upgraded, old, make=False)
-        if holder is None or last not in holder:
+        old_table, old_key = _find_parent(upgraded, old, make=False)
+        if old_table is None or old_key not in old_table:
             continue
-        value = holder.pop(last)
-        holder, last = _holder(upgraded, new, make=True)
-        if holder is not None:
-            holder.setdefault(last, value)
+        value = old_table.pop(old_key)
+        new_table, new_key = _find_parent(upgraded, new, make=True)
+        if new_table is not None:
+            new_table.setdefault(new_key, value)
         if noted:
             _note(old, new)
     return upgraded
 
 
-def _holder(table: dict[str, Any], key: str, *, make: bool) -> tuple[dict[str, Any] | None, str]:
-    """Return the table that holds a dotted key, and the key's last part; None where there is no
-    such table.
+def _find_parent(
+    table: dict[str, Any], key: str, *, make: bool
+) -> tuple[dict[str, Any] | None, str]:
+    """Return the table that a dotted key is in, and the key's last part; None without such a
+    table.
     """
-    *path, last = key.split(".")
-    place: Any = table
-    for part in path:
-        place = place.setdefault(part, {}) if make else place.get(part)
-        if not isinstance(place, dict):
+    *parents, last = key.split(".")
+    parent: Any = table
+    for name in parents:
+        parent = parent.setdefault(name, {}) if make else parent.get(name)
+        if not isinstance(parent, dict):
             return None, last
-    return place, last
+    return parent, last
 
 
 def upgrade(value: Any, *sections: str) -> Any:
@@ -102,39 +108,40 @@ def upgrade(value: Any, *sections: str) -> Any:
 
 @cache
 def _pattern(*sections: str) -> re.Pattern[str]:
-    return re.compile(
-        "|".join(rf"(?<![\w.-]){re.escape(old)}(?![\w-])" for old in names(*sections))
-    )
+    patterns = [rf"(?<![\w.-]){re.escape(old)}(?![\w-])" for old in names(*sections)]
+    return re.compile("|".join(patterns))
 
 
 def upgrade_metrics(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a metrics line of schema 1 as schema 2 has it."""
     # Schema 1 wrote null for a number that is not finite and for one that does not exist, such as
-    # the entropy of a step whose groups were all dead. Where loss and gradient are finite, a null
-    # beside them is of the second kind.
-    broken = any(
+    # the entropy of a step whose groups were all dead. If loss and gradient are finite, a null
+    # beside them is of the second kind, which schema 2 leaves out.
+    is_broken = any(
         value is None for key, value in line.items() if key.startswith(("loss/", "gradient/"))
     )
-    kept = _ALWAYS_EXIST + (_OF_THE_UPDATE if broken else ())
-    known = names("metrics")
-    return {
-        known.get(key, key): value
-        for key, value in line.items()
-        if value is not None or key.startswith(kept)
-    }
+    nullable = _STEP_PREFIXES + (_UPDATE_PREFIXES if is_broken else ())
+    new_names = names("metrics")
+    upgraded: dict[str, Any] = {}
+    for key, value in line.items():
+        if value is not None or key.startswith(nullable):
+            upgraded[new_names.get(key, key)] = value
+    return upgraded
 
 
 def upgrade_event(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an event of schema 1 with today's names; who stopped a run stood in its reason."""
-    new: dict[str, Any] = upgrade(event, "metrics", "causes", "probes")
+    """Return an event of schema 1 with today's names; the origin of a stop was in its reason."""
+    upgraded: dict[str, Any] = upgrade(event, "metrics", "causes", "probes")
+    if event.get("event") != "stopped" or "stopped_by" in event:
+        return upgraded
     reason = str(event.get("reason", ""))
-    if event.get("event") == "stopped" and "stopped_by" not in event:
-        by = next(
-            (by for by, opening in _STOPPED_BY.items() if reason.startswith(opening)), "observer"
-        )
-        reason = reason.removeprefix(_STOPPED_BY.get(by, ""))
-        new["stopped_by"] = by
-        if by in ("preflight", "doctor"):
-            finding, _, new["reason"] = reason.partition(": ")
-            new["finding"] = names("causes").get(finding, finding)
-    return new
+    upgraded["stopped_by"] = "observer"
+    for origin, prefix in _REASON_PREFIXES.items():
+        if reason.startswith(prefix):
+            upgraded["stopped_by"] = origin
+            if origin in ("preflight", "doctor"):
+                finding, _, rest = reason.removeprefix(prefix).partition(": ")
+                upgraded["finding"] = names("causes").get(finding, finding)
+                upgraded["reason"] = rest
+            break
+    return upgraded

@@ -37,9 +37,12 @@ from uptrend.records.lines import parse_lines
 from uptrend.records.renamed import upgrade, upgrade_event, upgrade_keys, upgrade_metrics
 from uptrend.records.schema import ROLLOUT_SCHEMA, SCHEMA_VERSION
 
+# Causes in a notebook's table; the report has all.
+MAX_CAUSES_SHOWN = 3
+
 
 class Run:
-    """View of a run directory; one that still grows or was killed half-way reads too.
+    """View of a run directory; one that still grows or whose process was killed reads too.
 
     A run of an older schema has today's names here; its files stay as they are.
     """
@@ -50,14 +53,13 @@ class Run:
         self._damaged: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        told = f", {self.stopped.sentence}" if self.stopped is not None else ""
-        return (
-            f"Run({str(self.path)!r}, {self.status}, {self.last_step} of {self.steps} steps{told})"
-        )
+        reason = f", {self.stopped.sentence}" if self.stopped is not None else ""
+        steps = f"{self.last_step} of {self.steps} steps"
+        return f"Run({str(self.path)!r}, {self.status}, {steps}{reason})"
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks: where it is, held-out accuracy, last metrics, findings."""
-        from uptrend.records.summary import summarize  # it reads runs itself
+        """Return a table for notebooks: path, status, held-out accuracy, last metrics, findings."""
+        from uptrend.records.summary import summarize  # which imports this module
 
         row = summarize(self)
         rows = [
@@ -69,14 +71,16 @@ class Run:
                 ends = f"{evaluation['low']:.1%} to {evaluation['high']:.1%}"
                 accuracy = f"{evaluation['accuracy']:.1%} ({ends})"
                 rows.append((f"held-out after step {evaluation['step']}", accuracy))
-        last = self.metric_lines[-1] if self.metric_lines else {}
+        last_line = self.metric_lines[-1] if self.metric_lines else {}
         for key in ("reward/mean", "advantage/dead/share"):
-            if last.get(key) is not None:
-                rows.append((key, f"{last[key]:.4g}"))
-        if (report := self.report) is not None:
+            if last_line.get(key) is not None:
+                rows.append((key, f"{last_line[key]:.4g}"))
+        report = self.report
+        if report is not None:
             rows.append(("doctor", f"{dated(report['step'])}: {headline(report)}"))
             if report["step"] == self.last_step or self.status == "running":
-                rows += [(f["severity"], f"{f['id']}: {f['summary']}") for f in causes(report)[:3]]
+                for cause in causes(report)[:MAX_CAUSES_SHOWN]:
+                    rows.append((cause["severity"], f"{cause['id']}: {cause['summary']}"))
             else:
                 rows.append(("", f"Out of date. A new one: uptrend.diagnose({str(self.path)!r})"))
         return html_table(rows)
@@ -87,7 +91,7 @@ class Run:
 
     @property
     def schema(self) -> int:
-        """Version of the layout that it was written in."""
+        """Version of the directory's layout."""
         return int(self.info["schema"])
 
     @property
@@ -103,7 +107,7 @@ class Run:
 
     @cached_property
     def metric_lines(self) -> list[dict[str, Any]]:
-        """Metrics as they were when first asked for, one dictionary per step."""
+        """Metrics as they were at the first use, one dictionary per step."""
         lines = self._records("metrics.jsonl")
         return lines if self.schema > 1 else list(map(upgrade_metrics, lines))
 
@@ -114,7 +118,7 @@ class Run:
 
     @cached_property
     def eval_lines(self) -> list[dict[str, Any]]:
-        """Evaluations as they were when first asked for."""
+        """Evaluations as they were at the first use."""
         return self._records("evals.jsonl")
 
     @property
@@ -124,6 +128,7 @@ class Run:
         return lines if self.schema > 1 else list(map(upgrade_event, lines))
 
     def _records(self, name: str) -> list[dict[str, Any]]:
+        """Return the records of a file of lines, and count its damaged lines."""
         path = self.path / name
         with contextlib.suppress(OSError):  # parse_lines says what is wrong
             check_size(path, path.stat().st_size, MAX_LOG_BYTES)
@@ -134,27 +139,28 @@ class Run:
             if record is not None:
                 size += size_in_memory(line)
                 check_size(path, size, MAX_LINES_BYTES)
-                # else each has its own
+                # Interned, because each record would have its own copy of all keys.
                 records.append({sys.intern(key): value for key, value in record.items()})
-            elif line.endswith(b"\n"):  # else it is being written, or was as its process was killed
+            elif line.endswith(b"\n"):  # without it, its process still writes it, or was killed
                 self._damaged[name] += 1
         return records
 
     @property
     def notes(self) -> list[str]:
         """Sentences on lines that could not be read, one per file."""
-        self.metric_lines, self.eval_lines, self.events  # noqa: B018 (each counts its own)
-        return [
-            f"{count} line{'' if count == 1 else 's'} of {name} could not be read and"
-            f" {'is' if count == 1 else 'are'} left out."
-            for name, count in self._damaged.items()
-            if count
-        ]
+        self.metric_lines, self.eval_lines, self.events  # noqa: B018 (each counts its damaged lines)
+        notes = []
+        for name, count in self._damaged.items():
+            if count == 1:
+                notes.append(f"1 line of {name} could not be read and is left out.")
+            elif count > 1:
+                notes.append(f"{count} lines of {name} could not be read and are left out.")
+        return notes
 
     @property
     def report(self) -> dict[str, Any] | None:
-        """Last report of the doctor, as findings.json has it; its `step` dates it. None where there
-        is none.
+        """Last report of the doctor, as findings.json has it; its `step` dates it. None without
+        one.
         """
         path = self.path / "findings.json"
         if not path.exists():
@@ -167,7 +173,7 @@ class Run:
             ) from None
         if report.get("schema", 1) == 1:
             report = upgrade(report, "report", "metrics", "causes", "probes")
-        if "step" not in report:  # of a version that counted points alone
+        if "step" not in report:  # from a version that counted points alone
             points = self.metric_lines[: report.get("steps", 0)]
             report["step"] = int(points[-1]["step"]) if points else 0
         return report
@@ -178,19 +184,20 @@ class Run:
         if step is not None and step not in steps:
             recorded = f"{steps[0]} to {steps[-1]}" if steps else "none yet"
             raise RecordError(f"{self.path} has no rollouts of step {step}; it has {recorded}.")
-        folders = [
-            self.path / "rollouts" / f"{one:06d}" for one in (steps if step is None else [step])
-        ]
-        tables = [read_parquet(sorted(folder.glob("part-*.parquet"))) for folder in folders]
-        return pa.concat_tables([ROLLOUT_SCHEMA.empty_table(), *tables], promote_options="default")
+        tables = [ROLLOUT_SCHEMA.empty_table()]
+        for number in steps if step is None else [step]:
+            folder = self.path / "rollouts" / f"{number:06d}"
+            tables.append(read_parquet(sorted(folder.glob("part-*.parquet"))))
+        return pa.concat_tables(tables, promote_options="default")
 
     @property
     def rollout_steps(self) -> list[int]:
-        """Steps whose rollouts were recorded, ascending; a step counts where its line is, which
-        comes after them.
+        """Steps whose rollouts were recorded, ascending; a step is recorded with its line, which
+        comes after its rollouts.
         """
-        lines = {line["step"] for line in self.metric_lines}
-        return sorted(lines.intersection(recorded_steps(self.path / "rollouts").values()))
+        steps_with_line = {line["step"] for line in self.metric_lines}
+        rollout_steps = recorded_steps(self.path / "rollouts").values()
+        return sorted(steps_with_line.intersection(rollout_steps))
 
     def eval_rollouts(self, step: int, label: str = "") -> pa.Table:
         """Read the held-out rollouts of the evaluation after a step; those of a further set by its
@@ -200,9 +207,9 @@ class Run:
         steps = [line["step"] for line in self.eval_lines]
         if step not in steps or not path.exists():
             recorded = ", ".join(map(str, steps)) or "none"
-            on = f" on {label}" if label else ""
+            set_text = f" on {label}" if label else ""
             raise RecordError(
-                f"{self.path} has no evaluation{on} after step {step}; it has {recorded}."
+                f"{self.path} has no evaluation{set_text} after step {step}; it has {recorded}."
             )
         return read_parquet([path])
 
@@ -213,94 +220,79 @@ class Run:
 
     @property
     def start(self) -> int:
-        """Step whose weights it began with: 0, but for a replay."""
+        """Step whose weights it began with: 0, except for a replay."""
         return int(self.info.get("replay", {}).get("step", 0))
 
     @property
     def steps(self) -> int | None:
-        """Last step that is planned; None where that is not known."""
-        found = self.info.get("replay", {}).get("last") or self.config.get("learning", {}).get(
-            "steps"
-        )
-        return None if found is None else int(found)
+        """Last planned step; None if it is not known."""
+        steps = self.info.get("replay", {}).get("last")
+        steps = steps or self.config.get("learning", {}).get("steps")
+        return None if steps is None else int(steps)
 
     @property
     def status(self) -> str:
         """State: running, finished, stopped (interrupted, or by an observer), failed, or killed."""
         if is_being_written(self.path):
             return "running"
-        kind = self._turning_point.get("event")
+        kind = self._last_start_or_end.get("event")
         return str(kind) if kind in END_EVENTS else "killed"
 
     @property
     def stopped(self) -> Stop | None:
-        """Reason of a run that was stopped, and by whom; None for a run that ended otherwise or
-        goes on.
-        """
-        last = self._turning_point
-        if last.get("event") != "stopped":
+        """Reason and origin of a stop; None for a run that ended otherwise or goes on."""
+        event = self._last_start_or_end
+        if event.get("event") != "stopped":
             return None
         return Stop(
-            str(last.get("reason", "")),
-            last.get("stopped_by", "observer"),
-            str(last.get("finding", "")),
+            str(event.get("reason", "")),
+            event.get("stopped_by", "observer"),
+            str(event.get("finding", "")),
         )
 
     @property
-    def _turning_point(self) -> dict[str, Any]:
-        return next(
-            (
-                event
-                for event in reversed(self.events)
-                if event.get("event") in START_EVENTS + END_EVENTS
-            ),
-            {},
-        )
+    def _last_start_or_end(self) -> dict[str, Any]:
+        kinds = START_EVENTS + END_EVENTS
+        events = [event for event in self.events if event.get("event") in kinds]
+        return events[-1] if events else {}
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Checkpoints, oldest first; copies that a user keeps beside them under other names are
-        none.
-        """
+        """Checkpoints, oldest first, without copies that a user keeps under other names."""
         return list(step_folders(self.path / "checkpoints").values())
 
 
 def step_folders(checkpoints: Path) -> dict[int, Path]:
     """Return the checkpoints in a folder by their step, ascending."""
-    found = (
-        (re.fullmatch(r"step-(\d{6,})", path.name), path)
-        for path in checkpoints.glob("step-*")
-        if path.is_dir()
-    )
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
+    folder_by_step: dict[int, Path] = {}
+    for path in sorted(checkpoints.glob("step-*")):
+        match = re.fullmatch(r"step-(\d{6,})", path.name)
+        if match and path.is_dir():
+            folder_by_step[int(match[1])] = path
+    return dict(sorted(folder_by_step.items()))
 
 
 def _read_info(folder: Path) -> dict[str, Any]:
     path = folder / "run.json"
     try:
-        info = read_json(path)
+        info: dict[str, Any] = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise RecordError(f"{folder} holds no run (no run.json).") from None
     except OSError as error:
         raise RecordError(f"{path} could not be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} is not JSON: {error}.") from None
-    if (
-        not isinstance(info, dict)
-        or not isinstance(info.get("schema"), int)
-        or not isinstance(info.get("config"), dict)
-    ):
+    has_schema = isinstance(info, dict) and isinstance(info.get("schema"), int)
+    if not has_schema or not isinstance(info.get("config"), dict):
         raise RecordError(f"{path} does not describe a run: it needs schema and config.")
     if info["schema"] > SCHEMA_VERSION:
         raise RecordError(
             f"{folder} was written by a newer Uptrend (schema {info['schema']}, this one reads"
             f" {SCHEMA_VERSION}). Upgrade Uptrend to read it."
         )
-    return (
-        info
-        if info["schema"] > 1
-        else {**info, "config": upgrade_keys(info["config"], noted=False)}
-    )
+    if info["schema"] > 1:
+        return info
+    return {**info, "config": upgrade_keys(info["config"], noted=False)}
 
 
 def to_polars(table: pa.Table) -> Any:
@@ -331,11 +323,9 @@ def read_parquet(paths: list[Path], columns: list[str] | None = None) -> pa.Tabl
     """Read several files of rollouts as one table, or some of its columns; one that an older
     version lacks is null.
     """
-    tables = [
-        ROLLOUT_SCHEMA.empty_table()
-        if columns is None
-        else ROLLOUT_SCHEMA.empty_table().select(columns)
-    ]
+    empty = ROLLOUT_SCHEMA.empty_table()
+    tables = [empty if columns is None else empty.select(columns)]
     for path in paths:
-        tables.append(read_table(path, columns, sum(table.nbytes for table in tables)))
+        size_before = sum(table.nbytes for table in tables)
+        tables.append(read_table(path, columns, size_before))
     return pa.concat_tables(tables, promote_options="default")

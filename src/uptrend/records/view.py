@@ -1,8 +1,8 @@
-"""A run as checks see it: curves under one set of names, and rollouts where they were kept.
+"""A run as checks see it: curves under one set of names, and rollouts if they were kept.
 
-Whoever trained it, a run becomes a view: our own directory through `view_of`, another trainer's log
-through an importer. Metrics have the names of records/metrics.toml; other names are translated on
-the way in.
+Runs of all trainers become views: our own directory through `view_of`, another trainer's log
+through an importer. Metrics have the names of records/metrics.toml; importers translate other
+names.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,13 +34,13 @@ class RunView:
     """uptrend, trl, verl, prime-rl, verifiers, tinker, or unknown."""
     name: str
     steps: NDArray[np.int64]
-    """The step of each logged point, ascending."""
+    """Step of each logged point, ascending."""
     metrics: Mapping[str, Floats]
-    """Each metric by Uptrend's name, one value per point; NaN where the point lacks it or where it
-    is not finite.
+    """Metrics by Uptrend's name, one value per point; NaN where the point lacks it or where it is
+    not finite.
     """
     nonfinite: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """The steps where a metric was written down as NaN or infinite."""
+    """Steps by metric that was logged as NaN or infinite there."""
     evals: tuple[Mapping[str, Any], ...] = ()
     """Evaluations in order, with the keys of evals.jsonl as far as known: step, accuracy, reward,
     tasks, correct.
@@ -53,54 +53,56 @@ class RunView:
     """
     events: tuple[Mapping[str, Any], ...] = ()
     rollout_steps: tuple[int, ...] = ()
-    """The steps whose rollouts were kept."""
+    """Steps whose rollouts were kept."""
     read_rollouts: Callable[[int], pa.Table] = _no_rollouts
-    """The rollouts of a step with the columns of `records.schema`; null where the trainer did not
-    keep one.
+    """Reader of the rollouts of a step, with the columns of `records.schema`; null for those that
+    the trainer did not keep.
     """
     read_heldout: Callable[[int], pa.Table] = _no_rollouts
-    """The rollouts of the evaluation after a step."""
+    """Reader of the rollouts of the evaluation after a step."""
     unknown: Mapping[str, Floats] = field(default_factory=dict)
+    """Numeric columns of another trainer's log that are no known metric."""
     columns: Mapping[str, Floats] = field(default_factory=dict)
     """Every numeric column of another trainer's log under its own name, known or not."""
     runs_in_log: int = 1
-    """Runs that the log held one after the other; this is one of them."""
+    """Number of runs in the log, one after the other; this is one of them."""
     notes: tuple[str, ...] = ()
     """Sentences on how the log was read: restarts split, repeated values dropped, torn lines."""
 
     def has(self, *metrics: str) -> bool:
-        """True where each of these metrics has at least one finite value."""
-        return all(
-            name in self.metrics and bool(np.isfinite(self.metrics[name]).any()) for name in metrics
-        )
+        """Return True if each of these metrics has at least one finite value."""
+        for metric in metrics:
+            if metric not in self.metrics or not np.isfinite(self.metrics[metric]).any():
+                return False
+        return True
 
     def curve(self, metric: str) -> tuple[NDArray[np.int64], Floats]:
-        """The steps and values of a metric where it is finite; two empty arrays where there is
-        none.
+        """Return the steps and values of a metric where it is finite; empty arrays for an unknown
+        metric.
         """
         if metric not in self.metrics:
             return self.steps[:0], np.zeros(0)
         values = self.metrics[metric]
-        finite = np.isfinite(values)
-        return self.steps[finite], values[finite]
+        is_finite = np.isfinite(values)
+        return self.steps[is_finite], values[is_finite]
 
     def value(self, key: str, default: Any = None) -> Any:
-        """A config value by its dotted key, if it is known."""
+        """Return a config value by its dotted key; the default if it is unknown."""
         return value_at(self.config, key, default)
 
     def parts(self) -> list[str]:
-        """The names of the reward's components whose means were logged."""
-        head = "reward/part/"
-        tail = "/mean"
-        return [
-            name[len(head) : -len(tail)]
-            for name in self.metrics
-            if name.startswith(head) and name.endswith(tail)
-        ]
+        """Return the names of the reward's parts whose means were logged."""
+        prefix = "reward/part/"
+        suffix = "/mean"
+        names = []
+        for metric in self.metrics:
+            if metric.startswith(prefix) and metric.endswith(suffix):
+                names.append(metric[len(prefix) : -len(suffix)])
+        return names
 
 
 def value_at(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """Return a value of a nested table by its dotted key; the default where it has none."""
+    """Return a value of a nested table by its dotted key; the default if the table lacks it."""
     table: Any = config
     for part in key.split("."):
         if not isinstance(table, Mapping) or part not in table:
@@ -115,7 +117,7 @@ def values_of(lines: Sequence[Mapping[str, Any]], key: str) -> Floats:
 
 
 def view_of(run: Run) -> RunView:
-    """A run directory as a view."""
+    """Return a run directory as a view."""
     return from_lines(
         run.metric_lines,
         trainer=str(run.info.get("trainer", "uptrend")),
@@ -133,28 +135,25 @@ def view_of(run: Run) -> RunView:
 
 
 def from_lines(lines: list[dict[str, Any]], trainer: str = "uptrend", **rest: Any) -> RunView:
-    """Make a view from metrics lines with Uptrend's names: one dictionary per step, null or NaN
-    where not finite.
+    """Return a view of metrics lines with Uptrend's names: one dictionary per step, null or NaN
+    for values that are not finite.
     """
     keys = list(dict.fromkeys(key for line in lines for key in line if key != "step"))
     check_cells(str(rest.get("source", "The run")), len(lines), len(keys))
-    metrics = {key: values_of(lines, key) for key in keys}
-    nonfinite = {
-        key: tuple(
-            int(line["step"])
-            for line in lines
-            if key in line and not np.isfinite(_number(line[key]))
-        )
-        for key in keys
-        if must_be_finite(key)
-    }
-    return RunView(
-        trainer=trainer,
-        steps=np.array([line["step"] for line in lines], dtype=np.int64),
-        metrics=metrics,
-        nonfinite={key: steps for key, steps in nonfinite.items() if steps},
-        **rest,
-    )
+    metrics: dict[str, Floats] = {}
+    nonfinite: dict[str, tuple[int, ...]] = {}
+    for key in keys:
+        values = values_of(lines, key)
+        metrics[key] = values
+        if must_be_finite(key):
+            broken_steps = []
+            for line, is_finite in zip(lines, np.isfinite(values), strict=True):
+                if key in line and not is_finite:  # a line without the key is NaN too
+                    broken_steps.append(int(line["step"]))
+            if broken_steps:
+                nonfinite[key] = tuple(broken_steps)
+    steps = np.array([line["step"] for line in lines], dtype=np.int64)
+    return RunView(trainer=trainer, steps=steps, metrics=metrics, nonfinite=nonfinite, **rest)
 
 
 def _number(value: Any) -> float:

@@ -36,15 +36,16 @@ MIN_COUNTED_SHARE = 0.6
 MIN_RISES_PER_FALL = 3
 # Above this a float holds no fractions that could be tested.
 MAX_TESTED_COUNT = 1e15
-# Damaged event files hold steps beyond any real one.
+# Damaged event files have steps beyond any real one.
 MAX_STEP = 2**62
 # Rows that are searched for the first column of a role, and for columns of texts.
 N_HEAD_ROWS = 3
 N_ROWS_WITH_TEXTS = 50
 # Fewest points of a run where a column names runs: one with more names counts something else.
 MIN_POINTS_PER_NAME = 3
-# A value that only grows begins again: value / first value of the run and value / its highest,
-# which must both be small, or the second alone if it is tiny.
+# A value that only grows, such as an epoch, falls: a restart if value / first value of the run and
+# value / its highest are both below the first two limits, or the latter is below the third. A
+# resumed run falls less.
 MAX_RESTART_TO_FIRST = 1.5
 MAX_RESTART_TO_TOP = 0.5
 MAX_SURE_RESTART_TO_TOP = 0.01

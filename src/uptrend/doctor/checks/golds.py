@@ -82,7 +82,7 @@ MIN_PAIRS = 16
 MAX_CORRELATION_ERRORS = 3.0
 MAX_GAIN_ERRORS = 2.0
 # Gain that is only rounding, where all gains are equal.
-ROUNDING = 1e-9
+ROUNDING_GAIN = 1e-9
 
 # Golds that the model outvotes. Share of a task's rollouts that agree where the model is sure, and
 # rollouts below which agreement says nothing.
@@ -398,4 +398,4 @@ def is_positive(gains: Spread | None) -> bool:
     if gains is None:
         return False
     noise = MAX_GAIN_ERRORS * gains.deviation / gains.seeds**0.5
-    return bool(gains.mean > noise + ROUNDING)
+    return bool(gains.mean > noise + ROUNDING_GAIN)

@@ -306,12 +306,12 @@ def hackable(case: Case) -> Answer:
         return Lacking("neither held-out evaluations nor components of the reward were logged")
 
     if change is not None and right is None:
-        found = _heldout_stands_still(case, change)
-        if found:
-            return found
-    found = _only_format(case, parts)
-    if found or right is None or not right.falls:
-        return found
+        finding = _heldout_stands_still(case, change)
+        if finding:
+            return finding
+    finding = _only_format(case, parts)
+    if finding or right is None or not right.falls:
+        return finding
     summary = (
         f"The reward rose while the share of right answers fell from {right.first:.0%} to"
         f" {right.last:.0%}."

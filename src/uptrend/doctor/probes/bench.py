@@ -202,7 +202,7 @@ class Bench:
         """Return the number of plays of a kind that a probe may make: `wanted`, or the limit of a
         slow taskset.
         """
-        return min(wanted, getattr(self.stage.taskset, "FEW_PLAYS", wanted))
+        return min(wanted, getattr(self.stage.taskset, "MAX_PROBE_PLAYS", wanted))
 
     @cached_property
     def tools(self) -> tuple[Tool, ...]:
@@ -292,8 +292,8 @@ class Bench:
         """Say each rollout's turns (or others) to its task (or another) again, one by one or all
         side by side.
 
-        The last `late` of them begin when each of the others has had two answers: whatever these
-        leave behind is there by then.
+        The last `late` of them begin when each of the others has had two answers: by then, what
+        these leave behind is there.
         """
         if plays is None:
             plays = [self.tasks[rollout.task] for rollout in rollouts]

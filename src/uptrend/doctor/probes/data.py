@@ -12,7 +12,7 @@ import numpy as np
 from uptrend.doctor.check import CRITICAL, NOTE, WARNING
 from uptrend.doctor.probes.bench import Bench, make_evidence
 from uptrend.doctor.probes.probe import Answer, probe, require
-from uptrend.records import Ending, Finding, Fix, RewardOutOfBounds, Task, boundary_of
+from uptrend.records import Ending, Finding, Fix, RewardOutOfBounds, Rollout, Task, boundary_of
 from uptrend.tasks.answers import Form, draw_every_class, forms_of, plain_question
 from uptrend.tasks.data import Data
 from uptrend.tasks.pool import Cursor
@@ -43,28 +43,45 @@ HELD_OUT_TASKS = 25
 # Fewer show nothing.
 FORM_TASKS = 6
 MIN_FORM_TASKS = 5
-# Shares of wrong answers that earn the maximum, or as much as gold where nobody said what the
-# maximum is: a reward of unknown bounds may pay for more than the answer.
+# Share of wrong answers that earn the maximum from which on it is critical; or as much as gold if
+# the maximum is not stated: a reward of unknown bounds may pay for more than the answer.
 CRITICAL_PAID_SHARE = 0.05
 CRITICAL_PAID_SHARE_UNBOUNDED = 0.4
+# Share of gold answers, or of prompts, from which on a fault is critical. A few rows of a dataset
+# may be odd.
+CRITICAL_FAULTY_SHARE = 0.5
+# Share of prompts that are too long from which on it is more than a note.
+WARNING_LONG_PROMPT_SHARE = 0.01
+# Tasks whose cheating answers are scored, and answers of the model that are scored again, for their
+# bounds.
+CHEATED_TASKS = 8
+REPLAYED_ROLLOUTS = 32
+RENDERED_PROMPTS = 200
+# Times the timeout that is proposed where the expert runs out of time.
+TIMEOUT_FACTOR = 4
+# Pieces of evidence, characters of a quoted text, and values that a finding lists.
+MAX_EXAMPLES = 3
+MAX_QUOTED = 60
+MAX_QUESTION_QUOTED = 80
+MAX_VALUES_LISTED = 8
 
 
 def try_golds(bench: Bench) -> list[ScoredTask]:
     """Play gold and corrupted answers of 50 tasks, of every class of answers."""
     stage = bench.stage
-    held_out = bench.heldout
-    evaluated = min(bench.max_plays(HELD_OUT_TASKS), len(held_out.tasks))
-    trained = min(bench.max_plays(GOLD_TASKS) - evaluated, len(stage.tasks))
+    heldout = bench.heldout
+    n_heldout = min(bench.max_plays(HELD_OUT_TASKS), len(heldout.tasks))
+    n_trained = min(bench.max_plays(GOLD_TASKS) - n_heldout, len(stage.tasks))
     generator = random.Random(0)
-    tried = []
+    scored_tasks: list[ScoredTask] = []
     for tasks, count, taskset in (
-        (stage.tasks, trained, stage.taskset),
-        (held_out.tasks, evaluated, held_out.taskset),
+        (stage.tasks, n_trained, stage.taskset),
+        (heldout.tasks, n_heldout, heldout.taskset),
     ):
         shuffled = generator.sample(tasks, len(tasks))
         for task in draw_every_class(shuffled, lambda task: task.answer, count):
-            tried.append(try_task(proving(taskset), task))
-    return tried
+            scored_tasks.append(try_task(proving(taskset), task))
+    return scored_tasks
 
 
 @probe(
@@ -82,37 +99,40 @@ def gold(bench: Bench) -> Answer:
     """Score gold and corrupted answers of 50 tasks, of every class of answers, and gold in the
     model's tokens.
     """
-    tried = bench.compute_once(try_golds)
-    accepted, rejected = split_golds(tried)
+    scored_tasks = bench.compute_once(try_golds)
+    accepted, rejected = split_golds(scored_tasks)
+    taskset = bench.stage.taskset
     form = None
-    if 2 * len(rejected) > len(tried):
-        form = _accepted_form(tried, bench.stage.taskset)
+    if 2 * len(rejected) > len(scored_tasks):
+        form = _accepted_form(scored_tasks, taskset)
     if form is not None:
-        tried = [_try_in(form, each, bench.stage.taskset) for each in tried]
-        accepted, rejected = split_golds(tried)
+        scored_tasks = [_try_in(form, scored, taskset) for scored in scored_tasks]
+        accepted, rejected = split_golds(scored_tasks)
         yield f"written as {form}, "
-    is_bounded = all(each.is_bounded for each in tried)
+
+    is_bounded = all(scored.is_bounded for scored in scored_tasks)
     paid = paid_wrong(accepted, by_maximum=is_bounded)
-    right = sum(bool(each.golds) for each in accepted)
-    judged = right + len(rejected)
-    corrupted = sum(len(each.others) for each in tried)
-    require(judged or corrupted, "no answer is known that should earn the most, or should not")
+    n_right = sum(bool(scored.golds) for scored in accepted)
+    n_judged = n_right + len(rejected)
+    n_corrupted = sum(len(scored.others) for scored in scored_tasks)
+    require(n_judged or n_corrupted, "no answer is known that should earn the most, or should not")
     yield (
-        f"{right} of {judged} gold answers reach the maximum, {len(paid)} of {corrupted} corrupted"
-        " ones do"
+        f"{n_right} of {n_judged} gold answers reach the maximum, {len(paid)} of {n_corrupted}"
+        " corrupted ones do"
     )
-    yield from _failures(bench, tried)
+
+    yield from _failures(bench, scored_tasks)
     yield from _rejections(bench, accepted, rejected)
     if paid:
-        limit = CRITICAL_PAID_SHARE if is_bounded else CRITICAL_PAID_SHARE_UNBOUNDED
+        max_share = CRITICAL_PAID_SHARE if is_bounded else CRITICAL_PAID_SHARE_UNBOUNDED
+        severity = CRITICAL if len(paid) > max_share * n_corrupted else WARNING
         summary = (
-            f"{len(paid)} of {corrupted} corrupted answers earn the maximum: the reward can be had"
-            " without one."
+            f"{len(paid)} of {n_corrupted} corrupted answers earn the maximum: the reward can be"
+            " had without one."
         )
-        evidence = [make_evidence(_describe(*each)) for each in paid[:3]]
-        severity = CRITICAL if len(paid) > limit * corrupted else WARNING
+        evidence = [make_evidence(_describe(task, play)) for task, play in paid[:MAX_EXAMPLES]]
         yield bench.finding("reward.gold-rejected", severity, summary, evidence)
-    if judged == len(tried) and not rejected and form is None:
+    if n_judged == len(scored_tasks) and not rejected and form is None:
         yield from _gold_in_tokens(bench)
 
 
@@ -122,94 +142,114 @@ def _rejections(
     """Report gold answers that do not earn the most, and a reward that pays them less than wrong
     ones.
     """
-    low = [each for each in rejected if each.golds[0].reward]
-    if not low:
+    underpaid = [scored for scored in rejected if scored.golds[0].reward]
+    if not underpaid:
         return
-    tried = [*others, *rejected]
-    accepted = [each for each in others if each.golds]
-    judged = len(accepted) + len(rejected)
-    worse = sum(each.earned < each.rival for each in low)
-    is_inverted = earnings_of(tried).is_inverted
-    summary = describe_rejections("The reward", accepted, low)
+    scored_tasks = [*others, *rejected]
+    accepted = [scored for scored in others if scored.golds]
+    n_judged = len(accepted) + len(rejected)
+    n_worse = sum(scored.earned < scored.rival for scored in underpaid)
+    is_inverted = earnings_of(scored_tasks).is_inverted
     if is_inverted:
         summary = (
-            f"Right answers earn less than wrong ones on {worse} of {judged} tasks: is a sign"
+            f"Right answers earn less than wrong ones on {n_worse} of {n_judged} tasks: is a sign"
             " flipped?"
         )
-    # Without bounds, and where no gold is accepted, it may want words that nobody knows here.
-    is_known = all(each.is_bounded for each in tried) or accepted or worse
-    severity = CRITICAL if is_known and len(low) > CRITICAL_REJECTED_SHARE * judged else WARNING
-    evidence = [make_evidence(_describe(each.task, each.golds[0])) for each in low[:3]]
-    evidence += [make_evidence(text) for text in _typed_answer(bench.stage.taskset, low[0].task)]
+    else:
+        summary = describe_rejections("The reward", accepted, underpaid)
+
+    # Without bounds, and if no gold is accepted, it may require a form that is not tried here.
+    is_bounded = all(scored.is_bounded for scored in scored_tasks)
+    is_known = is_bounded or accepted or n_worse
+    is_critical = is_known and len(underpaid) > CRITICAL_REJECTED_SHARE * n_judged
+    severity = CRITICAL if is_critical else WARNING
+    texts = [_describe(scored.task, scored.golds[0]) for scored in underpaid[:MAX_EXAMPLES]]
+    texts += _type_of_answer(bench.stage.taskset, underpaid[0].task)
+    evidence = [make_evidence(text) for text in texts]
     if is_inverted:
         yield bench.finding("advantage.sign", severity, summary, evidence)
         severity = WARNING
     yield bench.finding("reward.gold-rejected", severity, summary, evidence)
 
 
-def _try_in(form: Form, tried: ScoredTask, taskset: Taskset) -> ScoredTask:
+def _try_in(form: Form, scored: ScoredTask, taskset: Taskset) -> ScoredTask:
     """Play a task's answers again, written in another form."""
-    texts = [tried.task.answer, *(play.last_text for play in tried.others)]
-    first, *others = play_scripts(taskset, tried.task, [say(form.write(text)) for text in texts])
-    return ScoredTask(tried.task, [first], others)
+    texts = [scored.task.answer, *(play.last_text for play in scored.others)]
+    scripts = [say(form.write(text)) for text in texts]
+    gold_play, *other_plays = play_scripts(taskset, scored.task, scripts)
+    return ScoredTask(scored.task, [gold_play], other_plays)
 
 
-def _accepted_form(tried: Sequence[ScoredTask], taskset: Taskset) -> Form | None:
-    """Return the form of an answer in which a reward accepts gold; None where it does in none."""
-    plain = [
-        each for each in tried if each.golds and each.golds[0].texts == ((each.task.answer,),)
-    ][:FORM_TASKS]
-    if len(plain) < MIN_FORM_TASKS:
+def _accepted_form(scored_tasks: Sequence[ScoredTask], taskset: Taskset) -> Form | None:
+    """Return the form of an answer in which a reward accepts gold; None if it accepts none."""
+    plain_tasks: list[ScoredTask] = []
+    for scored in scored_tasks:
+        if scored.golds and scored.golds[0].texts == ((scored.task.answer,),):
+            plain_tasks.append(scored)
+    plain_tasks = plain_tasks[:FORM_TASKS]
+    if len(plain_tasks) < MIN_FORM_TASKS:
         return None
-    for form in forms_of([each.task.answer for each in plain])[1:]:  # the plain one was tried
-        if judge_form([_try_in(form, each, taskset) for each in plain]):
+    # The first form is the plain one, which was played already.
+    _, *other_forms = forms_of([scored.task.answer for scored in plain_tasks])
+    for form in other_forms:
+        if judge_form([_try_in(form, scored, taskset) for scored in plain_tasks]):
             return form
     return None
 
 
-def _typed_answer(taskset: Taskset, task: Task) -> list[str]:
-    """Say what a function of one's own is given as the answer where that is no text; nothing where
-    it is.
-    """
-    if (
-        not isinstance(taskset, Data)
-        or "row" not in task.data
-        or set(taskset.options.reward) <= set(READY_NAMES)
-    ):
+def _type_of_answer(taskset: Taskset, task: Task) -> list[str]:
+    """Return what a user's function gets as the answer if that is not a text; nothing if it is."""
+    if not isinstance(taskset, Data) or "row" not in task.data:
+        return []
+    has_own_function = not set(taskset.options.reward) <= set(READY_NAMES)
+    if not has_own_function:
         return []
     _, answer = taskset.columns_of(task)
     if isinstance(answer, str):
         return []
-    return [f"the function gets this row's answer as {type(answer).__name__}: {answer!r:.60}"]
+    quoted = repr(answer)[:MAX_QUOTED]
+    return [f"the function gets this row's answer as {type(answer).__name__}: {quoted}"]
 
 
-def _failures(bench: Bench, tried: Sequence[ScoredTask]) -> Answer:
-    """Report gold answers that a reward can't judge, and answers that it fails on, with the
-    commonest exception.
+def _failures(bench: Bench, scored_tasks: Sequence[ScoredTask]) -> Answer:
+    """Report gold answers that a reward can't judge, and answers that it fails on, with the most
+    frequent exception.
     """
-    golds = [play for each in tried for play in each.golds]
-    everything = [play for each in tried for play in (*each.golds, *each.others)]
-    for id, plays, is_undecided in (
-        ("reward.never-computed", golds, True),
-        ("reward.error-scored", everything, False),
-    ):
+    golds = [play for scored in scored_tasks for play in scored.golds]
+    yield from _failures_among(bench, golds, "reward.never-computed", is_undecided=True)
+    plays = _all_plays(scored_tasks)
+    yield from _failures_among(bench, plays, "reward.error-scored", is_undecided=False)
+
+
+def _failures_among(
+    bench: Bench, plays: Sequence[ScoredPlay], id: str, *, is_undecided: bool
+) -> Answer:
+    """Report plays without a reward, either because it is undecided or because it failed."""
+    errors: list[str] = []
+    for play in plays:
         # A reward that leaves its bounds is another fault, which `bounds` finds.
-        failed = [
-            play
-            for play in plays
-            if play.reward is None and not isinstance(play.error, RewardOutOfBounds)
-        ]
-        texts = [
-            play.last_text for play in failed if isinstance(play.error, Undecided) is is_undecided
-        ]
-        if texts:
-            share = len(texts) / len(plays)
-            text, count = Counter(texts).most_common(1)[0]
-            summary = (
-                f"The reward gives no number for {len(texts)} of {len(plays)} answers: {count}"
-                f" times {text}."
-            )
-            yield bench.finding(id, CRITICAL if share > 0.5 else WARNING, summary, text, share)
+        if play.reward is not None or isinstance(play.error, RewardOutOfBounds):
+            continue
+        if isinstance(play.error, Undecided) is is_undecided:
+            errors.append(play.last_text)
+    if not errors:
+        return
+    share = len(errors) / len(plays)
+    text, count = Counter(errors).most_common(1)[0]
+    summary = (
+        f"The reward gives no number for {len(errors)} of {len(plays)} answers: {count} times"
+        f" {text}."
+    )
+    severity = CRITICAL if share > CRITICAL_FAULTY_SHARE else WARNING
+    yield bench.finding(id, severity, summary, text, share)
+
+
+def _all_plays(scored_tasks: Sequence[ScoredTask]) -> list[ScoredPlay]:
+    plays: list[ScoredPlay] = []
+    for scored in scored_tasks:
+        plays += scored.golds
+        plays += scored.others
+    return plays
 
 
 @probe("bounds", finds=["reward.out-of-bounds"])
@@ -223,39 +263,44 @@ def bounds(bench: Bench) -> Answer:
         "no function of one's own states bounds",
     )
     assert isinstance(taskset, Data)
-    plays = [play for each in bench.compute_once(try_golds) for play in (*each.golds, *each.others)]
-    for task in bench.stage.tasks[: bench.max_plays(8)]:
+    plays = _all_plays(bench.compute_once(try_golds))
+    for task in bench.stage.tasks[: bench.max_plays(CHEATED_TASKS)]:
         plays += play_scripts(taskset, task, taskset.cheaters(task))
-    failed = [r for r in bench.played if boundary_of(r.error) == "score" and r.task in bench.tasks]
-    plays += bench.replay(failed[: bench.max_plays(32)])
+    unscored: list[Rollout] = []
+    for rollout in bench.played:
+        if boundary_of(rollout.error) == "score" and rollout.task in bench.tasks:
+            unscored.append(rollout)
+    plays += bench.replay(unscored[: bench.max_plays(REPLAYED_ROLLOUTS)])
     errors = [play.error for play in plays if isinstance(play.error, RewardOutOfBounds)]
     yield f"{len(errors)} of {len(plays)} answers earn more or less than the bounds"
     if not errors:
         return
+
     furthest = furthest_outside(errors)
     summary = f"{furthest.sentence}: {len(errors)} of {len(plays)} answers could not be scored."
-    right = taskset.bounds_that_hold(errors)
-    in_python = str(right).replace("[", "(").replace("]", ")")
-    way = f"Set tasks.bounds = {right} in the recipe, or bounds={in_python} in uptrend.train"
+    wider_bounds = taskset.bounds_that_hold(errors)
+    in_python = str(wider_bounds).replace("[", "(").replace("]", ")")
     fix = Fix(
-        f"{way}: the least and the most that the reward pays.", {"uptrend": {"tasks.bounds": right}}
+        f"Set tasks.bounds = {wider_bounds} in the recipe, or bounds={in_python} in uptrend.train:"
+        " the least and the most that the reward pays.",
+        {"uptrend": {"tasks.bounds": wider_bounds}},
     )
     values = sorted({error.value for error in errors})
-    paid = ", ".join(f"{value:.9g}" for value in values[:8]) + ", …" * (len(values) > 8)
-    evidence = make_evidence(
-        f"outside [{furthest.low:.9g}, {furthest.high:.9g}] it pays {paid}", furthest.value
-    )
+    listed = ", ".join(f"{value:.9g}" for value in values[:MAX_VALUES_LISTED])
+    more = ", …" if len(values) > MAX_VALUES_LISTED else ""
+    text = f"outside [{furthest.low:.9g}, {furthest.high:.9g}] it pays {listed}{more}"
+    evidence = make_evidence(text, furthest.value)
     yield bench.finding("reward.out-of-bounds", CRITICAL, summary, [evidence], fix=fix)
 
 
 def _describe(task: Task, play: ScoredPlay) -> str:
-    question_end = next((m.content for m in reversed(task.messages) if m.role != "system"), "")[
-        -60:
-    ]
+    contents = [message.content for message in task.messages if message.role != "system"]
+    last_content = contents[-1] if contents else ""
+    question_end = last_content[-MAX_QUOTED:]
     if play.reward is None:
         return f"{question_end!r} answered '' failed: {play.last_text}"
     return (
-        f"{question_end!r} answered {play.last_text[-60:]!r} earned {play.total:g} of"
+        f"{question_end!r} answered {play.last_text[-MAX_QUOTED:]!r} earned {play.total:g} of"
         f" {play.reward.high:g}"
     )
 
@@ -264,69 +309,114 @@ def _gold_in_tokens(bench: Bench) -> Answer:
     """Judge gold in the model's tokens: a tokenizer may change the words, and limits may be too
     tight for them.
     """
-    shown = bench.demonstrations
-    s = bench.config.sampling
-    scored = [(r, r.reward) for r in shown if r.reward is not None]
-    time = {"sampling.rollout_timeout": 4 * s.rollout_timeout}
-    longer = Fix("Give rollouts as many seconds as the task takes.", {"uptrend": time})
-    for ending, what, limit, more in (
+    demonstrations = bench.demonstrations
+    exhausted = list(_exhausted_limits(bench))
+    if exhausted:
+        yield from exhausted
+        return
+
+    sampling = bench.config.sampling
+    # A weak retriever bounds the expert's reward too.
+    is_expert_limited = isinstance(bench.stage.taskset, HasVariants)
+    wrong: list[Rollout] = []
+    n_long = 0
+    n_faulty = 0
+    longest_turn = 0
+    for rollout in demonstrations:
+        n_tokens = _longest_turn(rollout)
+        longest_turn = max(longest_turn, n_tokens)
+        is_long = n_tokens > sampling.max_tokens
+        is_wrong = _is_wrong(rollout, is_expert_limited)
+        if is_wrong:
+            wrong.append(rollout)
+        n_long += is_long
+        n_faulty += is_long or is_wrong
+    n_demonstrations = len(demonstrations)
+    yield (
+        f"; {n_demonstrations - n_faulty} of {n_demonstrations} can be said in the model's tokens"
+    )
+    if not n_faulty:
+        return
+
+    share = n_faulty / n_demonstrations
+    fix = None
+    if wrong and all(boundary_of(rollout.error) == "prompt" for rollout in wrong):
+        id = "context.prompt-truncated"
+        text = str(wrong[0].error)
+        summary = f"{share:.0%} of prompts can't be played: they exceed the limits of [sampling]."
+    elif n_long or any(rollout.error and "sampling." in rollout.error for rollout in wrong):
+        id = "context.completion-truncated"
+        text = "; ".join(why_left_out(demonstrations, sampling)) or str(wrong[0].error)
+        summary = f"{share:.0%} of gold answers do not fit into the limits of [sampling]: {text}."
+        if n_long:
+            fix = bench.more_tokens(longest_turn)
+    else:
+        id = "reward.gold-rejected"
+        text = f"The expert's words became {wrong[0].messages[-1].content!r}"
+        summary = f"{share:.0%} of gold answers are wrong once they are said in the model's tokens."
+    severity = CRITICAL if share > CRITICAL_FAULTY_SHARE else WARNING
+    yield bench.finding(id, severity, summary, text, fix=fix)
+
+
+def _exhausted_limits(bench: Bench) -> Answer:
+    """Report the first limit that the expert runs out of on most tasks."""
+    sampling = bench.config.sampling
+    n_demonstrations = len(bench.demonstrations)
+    longer_timeout = Fix(
+        "Give rollouts as many seconds as the task takes.",
+        {"uptrend": {"sampling.rollout_timeout": TIMEOUT_FACTOR * sampling.rollout_timeout}},
+    )
+    for ending, name, setting, fix in (
         (
             Ending.TURN_LIMIT,
             "turns",
-            f"sampling.max_turns = {s.max_turns} is too few",
+            f"sampling.max_turns = {sampling.max_turns} is too few",
             bench.more_turns,
         ),
         (
             Ending.TIME_LIMIT,
             "time",
-            f"sampling.rollout_timeout = {s.rollout_timeout:g} is too short",
-            longer,
+            f"sampling.rollout_timeout = {sampling.rollout_timeout:g} is too short",
+            longer_timeout,
         ),
     ):
-        out = sum(r.ended is ending and not reward.is_best for r, reward in scored)
-        if out > 0.5 * len(scored):  # a few rows of a dataset may be odd
-            yield f"; {len(shown) - out} of {len(shown)} end within the {what}"
-            text = f"the expert runs out of {what} in {out} of {len(shown)} tasks"
-            id = "context.completion-truncated"
-            yield bench.finding(id, CRITICAL, f"{limit}: {text}.", text, out / len(shown), fix=more)
+        n_scored = 0
+        n_exhausted = 0
+        for rollout in bench.demonstrations:
+            if rollout.reward is not None:
+                n_scored += 1
+                n_exhausted += rollout.ended is ending and not rollout.reward.is_best
+        if n_exhausted > CRITICAL_FAULTY_SHARE * n_scored:
+            n_within = n_demonstrations - n_exhausted
+            yield f"; {n_within} of {n_demonstrations} end within the {name}"
+            text = f"the expert runs out of {name} in {n_exhausted} of {n_demonstrations} tasks"
+            yield bench.finding(
+                "context.completion-truncated",
+                CRITICAL,
+                f"{setting}: {text}.",
+                text,
+                n_exhausted / n_demonstrations,
+                fix=fix,
+            )
             return
-    turns = [
-        [np.unique(t.turns[t.sampled], return_counts=True)[1].max(initial=0) for t in r.sequences]
-        for r in shown
-    ]
-    long = [
-        r for r, sizes in zip(shown, turns, strict=True) if max(sizes, default=0) > s.max_tokens
-    ]
-    # Without bounds nobody said what is right.
-    wrong = [
-        r for r in shown if r.reward is None or not (r.reward.correct or math.isnan(r.reward.high))
-    ]
-    if isinstance(bench.stage.taskset, HasVariants):
-        wrong = [r for r in wrong if r.reward is None]  # a weak retriever bounds the expert too
-    bad = sum(any(r is other for other in (*wrong, *long)) for r in shown)
-    yield f"; {len(shown) - bad} of {len(shown)} can be said in the model's tokens"
-    if not bad:
-        return
-    share = bad / len(shown)
-    if wrong and all(boundary_of(r.error) == "prompt" for r in wrong):
-        id = "context.prompt-truncated"
-        text = str(wrong[0].error)
-        summary = f"{share:.0%} of prompts can't be played: they exceed the limits of [sampling]."
-    elif long or any(r.error and "sampling." in r.error for r in wrong):
-        id = "context.completion-truncated"
-        text = "; ".join(why_left_out(shown, s)) or str(wrong[0].error)
-        summary = f"{share:.0%} of gold answers do not fit into the limits of [sampling]: {text}."
-    else:
-        id = "reward.gold-rejected"
-        text = f"The expert's words became {wrong[0].messages[-1].content!r}"
-        summary = f"{share:.0%} of gold answers are wrong once they are said in the model's tokens."
-    longest = max((max(sizes, default=0) for sizes in turns), default=0)
-    fix = (
-        bench.more_tokens(int(longest))
-        if id == "context.completion-truncated" and longest > s.max_tokens
-        else None
-    )
-    yield bench.finding(id, CRITICAL if share > 0.5 else WARNING, summary, text, fix=fix)
+
+
+def _longest_turn(rollout: Rollout) -> int:
+    """Return the most tokens that the model's side says in one turn of a rollout."""
+    longest = 0
+    for sequence in rollout.sequences:
+        _, counts = np.unique(sequence.turns[sequence.sampled], return_counts=True)
+        longest = max(longest, int(counts.max(initial=0)))
+    return longest
+
+
+def _is_wrong(rollout: Rollout, is_expert_limited: bool) -> bool:
+    """Return True if a rollout of the expert failed, or is not right although it should be."""
+    if rollout.reward is None:
+        return True
+    # Without bounds it is not known what is right.
+    has_bounds = not math.isnan(rollout.reward.high)
+    return has_bounds and not rollout.reward.correct and not is_expert_limited
 
 
 def repeated_families(taskset: Taskset) -> frozenset[str]:
@@ -335,16 +425,13 @@ def repeated_families(taskset: Taskset) -> frozenset[str]:
 
 
 def question(task: Task) -> str:
-    """Return a task's question without instructions, case, spaces and punctuation that carry
-    nothing.
-    """
-    said = (
-        " ".join(m.content for m in task.messages if m.role != "system") or task.messages[0].content
-    )
-    return plain_question(said)
+    """Return a task's question without instructions, case, spaces and irrelevant punctuation."""
+    contents = [message.content for message in task.messages if message.role != "system"]
+    return plain_question(" ".join(contents) or task.messages[0].content)
 
 
-# Different questions / tasks below which a set repeats itself, and is mostly repeats.
+# Share of different questions among the tasks below which a set repeats itself, and below which it
+# is mostly repeats.
 MIN_UNIQUE_SHARE = 0.9
 CRITICAL_UNIQUE_SHARE = 0.5
 
@@ -352,53 +439,64 @@ CRITICAL_UNIQUE_SHARE = 0.5
 @probe("repeats", finds=["data.duplicates", "data.batch-exceeds"])
 def repeats(bench: Bench) -> Answer:
     """Count different questions, in the pool and in the step that was drawn."""
-    findings = list[Finding]()
-    worst = 1.0
+    findings: list[Finding] = []
+    lowest_share = 1.0
     for stage in bench.pool.stages:
-        declared = {task.family for task in stage.tasks} & repeated_families(stage.taskset)
+        repeated = repeated_families(stage.taskset)
+        declared = {task.family for task in stage.tasks} & repeated
         if declared:
             summary = (
                 f"Examples of {', '.join(sorted(declared))} repeat one task by declaration,"
                 " held-out ones too."
             )
-            findings.append(
-                bench.finding(
-                    "data.duplicates", NOTE, summary, "no generator makes different examples", 1.0
-                )
-            )
-        told_apart = [task for task in stage.tasks if task.family not in declared]
-        unique = len({question(task) for task in told_apart})
-        share = unique / len(told_apart) if told_apart else 1.0
-        worst = min(worst, share)
+            text = "no generator makes different examples"
+            findings.append(bench.finding("data.duplicates", NOTE, summary, text, 1.0))
+
+        other_tasks = [task for task in stage.tasks if task.family not in declared]
+        n_unique = len({question(task) for task in other_tasks})
+        share = n_unique / len(other_tasks) if other_tasks else 1.0
+        lowest_share = min(lowest_share, share)
         if share < MIN_UNIQUE_SHARE:
-            summary = f"Of {len(told_apart)} training tasks only {unique} are different."
+            summary = f"Of {len(other_tasks)} training tasks only {n_unique} are different."
             severity = CRITICAL if share < CRITICAL_UNIQUE_SHARE else WARNING
-            findings.append(
-                bench.finding(
-                    "data.duplicates", severity, summary, f"{share:.0%} are unique", share
-                )
-            )
-    drawn = {r.group: r.task for r in bench.played}
-    families = repeated_families(bench.stage.taskset)
-    known = {task: bench.tasks[task][0] for task in drawn.values() if task in bench.tasks}
-    asked = {
-        question(known[task]) if task in known and known[task].family not in families else task
-        for task in drawn.values()
-    }
-    repeated = len(drawn) - len(asked)
+            text = f"{share:.0%} are unique"
+            findings.append(bench.finding("data.duplicates", severity, summary, text, share))
+
+    n_groups, n_repeated = _repeats_in_step(bench)
     yield (
-        f"{worst:.1%} of training tasks are unique; {repeated} of {len(drawn)} groups repeat a task"
+        f"{lowest_share:.1%} of training tasks are unique; {n_repeated} of {n_groups} groups repeat"
+        " a task"
     )
     yield from findings
     groups = bench.config.sampling.groups
-    tasks = min(len(s.tasks) for s in bench.pool.stages)
-    if groups > tasks or (repeated and worst >= MIN_UNIQUE_SHARE):
-        summary = f"A step draws the same task more than once: {groups} groups of {tasks} tasks."
-        text = f"{repeated} of {len(drawn)} groups repeat another's task"
-        yield bench.finding("data.batch-exceeds", WARNING, summary, text, repeated)
+    n_tasks = min(len(stage.tasks) for stage in bench.pool.stages)
+    # Repeats of a set that repeats itself were reported above.
+    is_repeated_by_draw = n_repeated and lowest_share >= MIN_UNIQUE_SHARE
+    if groups > n_tasks or is_repeated_by_draw:
+        summary = f"A step draws the same task more than once: {groups} groups of {n_tasks} tasks."
+        text = f"{n_repeated} of {n_groups} groups repeat another's task"
+        yield bench.finding("data.batch-exceeds", WARNING, summary, text, n_repeated)
 
 
-# Share of held-out tasks that are trained on above which their accuracy means nothing.
+def _repeats_in_step(bench: Bench) -> tuple[int, int]:
+    """Return the number of groups in the step that was drawn, and of those that repeat another's
+    task.
+    """
+    families = repeated_families(bench.stage.taskset)
+    task_by_group = {rollout.group: rollout.task for rollout in bench.played}
+    # By question, and by id where the question is not known or is the same by declaration.
+    names: set[str] = set()
+    for id in task_by_group.values():
+        name = id
+        if id in bench.tasks:
+            task, _ = bench.tasks[id]
+            if task.family not in families:
+                name = question(task)
+        names.add(name)
+    return len(task_by_group), len(task_by_group) - len(names)
+
+
+# Share of held-out tasks that are trained on above which held-out accuracy means nothing.
 CRITICAL_LEAKED_SHARE = 0.01
 
 
@@ -406,25 +504,26 @@ CRITICAL_LEAKED_SHARE = 0.01
 def leak(bench: Bench) -> Answer:
     """Compare held-out tasks with all training tasks, by id and by wording."""
     declared = repeated_families(bench.heldout.taskset)
-    held = [task for task in bench.heldout.tasks if task.family not in declared]
-    require(held, "all examples repeat one task by declaration")
-    asked = {question(task) for stage in bench.pool.stages for task in stage.tasks}
-    leaked = [task for task in held if task.id in bench.tasks or question(task) in asked]
-    yield f"{len(leaked)} of {len(held)} held-out tasks occur in training"
-    if leaked:
-        share = len(leaked) / len(held)
-        text = f"for example {question(leaked[0])[:80]!r}"
-        summary = (
-            f"{len(leaked)} of {len(held)} held-out tasks are trained on: held-out accuracy can't"
-            " be believed."
-        )
-        yield bench.finding(
-            "data.leak",
-            CRITICAL if share > CRITICAL_LEAKED_SHARE else WARNING,
-            summary,
-            text,
-            share,
-        )
+    heldout_tasks = [task for task in bench.heldout.tasks if task.family not in declared]
+    require(heldout_tasks, "all examples repeat one task by declaration")
+    trained: set[str] = set()
+    for stage in bench.pool.stages:
+        trained.update(question(task) for task in stage.tasks)
+    leaked: list[Task] = []
+    for task in heldout_tasks:
+        if task.id in bench.tasks or question(task) in trained:
+            leaked.append(task)
+    yield f"{len(leaked)} of {len(heldout_tasks)} held-out tasks occur in training"
+    if not leaked:
+        return
+    share = len(leaked) / len(heldout_tasks)
+    severity = CRITICAL if share > CRITICAL_LEAKED_SHARE else WARNING
+    summary = (
+        f"{len(leaked)} of {len(heldout_tasks)} held-out tasks are trained on: held-out accuracy"
+        " can't be believed."
+    )
+    text = f"for example {question(leaked[0])[:MAX_QUESTION_QUOTED]!r}"
+    yield bench.finding("data.leak", severity, summary, text, share)
 
 
 @probe("order", finds=["data.order"])
@@ -433,14 +532,15 @@ def order(bench: Bench) -> Answer:
     for number, stage in enumerate(bench.pool.stages):
         drawn, _ = bench.pool.draw(stage.start, len(stage.tasks), Cursor(stage=number))
         check = check_order([task for task, _ in drawn])
-        yield f"{'; ' if number else ''}{check.figure}"
+        separator = "; " if number else ""
+        yield f"{separator}{check.figure}"
         if not check.passed:
             summary = f"Training draws its tasks in an order of difficulty or kind: {check.figure}."
             yield bench.finding("data.order", WARNING, summary, check.figure)
 
 
-# Σ lr / that of a constant rate that a schedule must leave, and share of the steps that a warm-up
-# may take.
+# Σ lr as a share of a constant rate's that a schedule must leave, and share of the steps that a
+# warm-up may take.
 MIN_RATE_SHARE = 0.3
 MAX_WARM_UP_SHARE = 0.5
 
@@ -466,13 +566,8 @@ def schedule(bench: Bench) -> Answer:
             f"The warm-up takes {learning.warmup} of {learning.steps} steps: most of the run learns"
             " too slowly."
         )
-        yield bench.finding(
-            "optimizer.schedule",
-            WARNING,
-            summary,
-            f"Σ lr is {share:.0%} of a constant rate's",
-            share,
-        )
+        text = f"Σ lr is {share:.0%} of a constant rate's"
+        yield bench.finding("optimizer.schedule", WARNING, summary, text, share)
 
 
 @probe("prompts", finds=["context.prompt-truncated"])
@@ -480,25 +575,32 @@ def prompts(bench: Bench) -> Answer:
     """Render prompts of 200 training tasks, and count rollouts that fill the context. A long prompt
     is never cut.
     """
-    s = bench.config.sampling
-    rollouts = bench.rollouts
-    lengths = [
-        len(bench.renderer.first_prompt(task.messages, bench.tools))
-        for task in bench.stage.tasks[:200]
-    ]
-    limit = min(s.max_prompt or s.context, s.context - 1)
-    over = sum(length > limit for length in lengths)
-    full = sum(r.ended is Ending.CONTEXT_FULL and r.reward is not None for r in rollouts)
+    sampling = bench.config.sampling
+    lengths: list[int] = []
+    for task in bench.stage.tasks[:RENDERED_PROMPTS]:
+        lengths.append(len(bench.renderer.first_prompt(task.messages, bench.tools)))
+    # A prompt that fills the context leaves no token to sample.
+    limit = min(sampling.max_prompt or sampling.context, sampling.context - 1)
+    n_long = sum(length > limit for length in lengths)
+    n_full = 0
+    for rollout in bench.rollouts:
+        n_full += rollout.ended is Ending.CONTEXT_FULL and rollout.reward is not None
     yield (
-        f"the longest of {len(lengths)} prompts has {max(lengths)} tokens of {limit}; {over} do not"
-        " fit, "
+        f"the longest of {len(lengths)} prompts has {max(lengths)} tokens of {limit}; {n_long} do"
+        " not fit, "
     )
-    yield f"{full} of {len(rollouts)} rollouts fill the context"
-    if over:
-        share = over / len(lengths)
-        text = f"the longest has {max(lengths)} tokens"
-        severity = CRITICAL if share > 0.5 else WARNING if share > 0.01 else NOTE
-        summary = (
-            f"{over} of {len(lengths)} prompts are longer than {limit} tokens and can't be played."
-        )
-        yield bench.finding("context.prompt-truncated", severity, summary, text, share)
+    yield f"{n_full} of {len(bench.rollouts)} rollouts fill the context"
+    if not n_long:
+        return
+    share = n_long / len(lengths)
+    if share > CRITICAL_FAULTY_SHARE:
+        severity = CRITICAL
+    elif share > WARNING_LONG_PROMPT_SHARE:
+        severity = WARNING
+    else:
+        severity = NOTE
+    summary = (
+        f"{n_long} of {len(lengths)} prompts are longer than {limit} tokens and can't be played."
+    )
+    text = f"the longest has {max(lengths)} tokens"
+    yield bench.finding("context.prompt-truncated", severity, summary, text, share)

@@ -87,7 +87,7 @@ def pass_rates(rollouts: Iterable[Rollout]) -> PassRates:
         lows.append(rewards[0].low)
         highs.append(rewards[0].high)
         distinct_shares.append(len({_sampled_bytes(rollout) for rollout in group}) / len(group))
-    # Where nobody said what a reward can be, the least and the most that was earned are its bounds.
+    # If the bounds of a reward are not stated, they are the least and the most that was earned.
     earned = [total for group_totals in totals for total in group_totals]
     least = min(earned, default=0.0)
     most = max(earned, default=0.0)
@@ -104,9 +104,8 @@ def _sampled_bytes(rollout: Rollout) -> bytes:
     return b"".join(sequence.ids[sequence.sampled].tobytes() for sequence in rollout.sequences)
 
 
-# Limits of the distribution of pass rates that is fitted to a few groups: its mean is never nearer
-# to 0 or 1 than the first, its variance never less than the second, and it weighs as much as so
-# many rollouts.
+# Limits of the distribution of pass rates that is fitted to a few groups: distance of its mean from
+# 0 and 1, its variance, and the number of rollouts that it weighs as much as.
 MIN_MEAN_RATE = 0.02
 MIN_RATE_VARIANCE = 1e-3
 MIN_PRIOR_ROLLOUTS = 0.2
@@ -122,8 +121,8 @@ def predict_dead(groups: PassRates, size: int) -> float:
 def _predict_by_value(groups: PassRates, size: int) -> float:
     """Predict dead groups of many-valued rewards: a group is dead if all earn one of its values.
 
-    Unbiased where the size is at most what was played; half a rollout of something else is taken to
-    be about.
+    Unbiased for sizes up to the one that was played. To be able to predict larger ones, half a
+    rollout with another reward is added to each group.
     """
     chances = list[float]()
     for totals in groups.rewards:
@@ -207,7 +206,7 @@ def dead_groups(bench: Bench) -> Answer:
 
 # Rollouts of which one is right where a model can do 5% of its tasks (95%).
 MIN_ROLLOUTS_NONE_RIGHT = 64
-# Tasks and rollouts of each that are played to come to so many.
+# Tasks, and rollouts of each, that are played to reach that number.
 MORE_TASKS = 16
 MORE_ROLLOUTS = 4
 # Share of rollouts that end by the turn limit, from which turns are what is missing.
@@ -223,7 +222,7 @@ def none_right(bench: Bench) -> Answer:
     """Count right rollouts; if there are none, play up to 64, and see what still varies."""
     require(bench.config.sampling.max_turns == 1, "rollouts have several turns: see paid")
     gold_totals = [rollout.reward.total for rollout in bench.demonstrations if rollout.reward]
-    # Where nobody said what a reward can be, earning as much as a gold answer does is right too.
+    # If the bounds of a reward are not stated, earning as much as a gold answer is right too.
     gold_total = float(np.median(gold_totals)) if gold_totals else np.inf
 
     played = bench.played
@@ -309,8 +308,8 @@ def _varying_rewards(bench: Bench, played: Sequence[Rollout], text: str) -> Answ
 
 # The model's own distribution.
 UNSHAPED_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-# Different texts / rollouts of a group up to which these are alike, where so many groups are dead;
-# and by how much fewer must be dead at temperature 1.
+# Different texts / rollouts of a group up to which these are alike, if the share of dead groups is
+# that large; and by how much it must fall at temperature 1.
 MAX_DISTINCT_SHARE = 0.3
 MIN_ALIKE_DEAD_SHARE = 0.4
 MIN_DEAD_FALL = 0.25
@@ -336,11 +335,11 @@ def temperature(bench: Bench) -> Answer:
     )
     is_alike = groups.distinct <= MAX_DISTINCT_SHARE and groups.dead_share >= MIN_ALIKE_DEAD_SHARE
     is_hot = sampling.temperature > HOT_TEMPERATURE
-    shaping = {
-        key: getattr(sampling, key)
-        for key, unshaped in UNSHAPED_SAMPLING.items()
-        if getattr(sampling, key) != unshaped
-    }
+    shaping: dict[str, float] = {}
+    for key, unshaped_value in UNSHAPED_SAMPLING.items():
+        value = getattr(sampling, key)
+        if value != unshaped_value:
+            shaping[key] = value
     if not shaping or not (is_alike or is_hot):
         return
 
@@ -748,11 +747,11 @@ def _judge_budget(bench: Bench, cut_share: float, n_stopped: int) -> Answer:
 
     nearly_all_cut = cut_share >= NEARLY_ALL
     hardly_stops = nearly_all_cut and n_stopped < MIN_STOPPING_SHARE * len(rollouts)
-    # Where more room lets it stop, room is what was missing.
+    # A model that stops within a larger budget lacked budget.
     stopping_share = 1 - _cut_share(longer)
     never_stops = stopping_share < MIN_STOPPING_SHARE and (n_stopped == 0 or hardly_stops)
     ranges = [rollout.reward.high - rollout.reward.low for rollout in rollouts if rollout.reward]
-    reward_range = np.nanmax([1e-9, *ranges])  # NaN where nobody said what the bounds are
+    reward_range = np.nanmax([1e-9, *ranges])  # NaN if the bounds are not stated
     text = f"{cut_share:.0%} are cut; {gain:+.3f} ± {noise:.3f} with twice the tokens"
     if gain > MIN_BUDGET_GAIN_ERRORS * noise and gain > MIN_BUDGET_GAIN * reward_range:
         id = "context.completion-truncated"

@@ -49,11 +49,9 @@ def import_journals(paths: Sequence[Path], notebook: Notebook) -> Imported:
         imported.entries += n_new
         imported.already += len(entries) - n_new
 
-        page = (
-            PROBLEM_PAGE
-            if journal.is_problem
-            else f"{IMPORTED_FOLDER}/{Path(journal.name).stem}.md"
-        )
+        page = f"{IMPORTED_FOLDER}/{Path(journal.name).stem}.md"
+        if journal.is_problem:
+            page = PROBLEM_PAGE
         text = _page_text(journal)
         _put_blocks(notebook, imported, page, {_key(journal.title): text})
     notebook.refresh()
@@ -113,10 +111,10 @@ def _assign_ids(hypotheses: Sequence[JournalItem], existing_ids: Sequence[str]) 
     """Return an id for each new hypothesis: its own number where that is free, else the next."""
     taken = list(existing_ids)
     for hypothesis in hypotheses:
-        last = max((int(id[1:]) for id in taken), default=0)
         id = hypothesis.key
         if not id or id in taken:
-            id = f"h{last + 1:02d}"
+            numbers = [int(other[1:]) for other in taken]
+            id = f"h{max(numbers, default=0) + 1:02d}"
         taken.append(id)
     return taken[len(existing_ids) :]
 
@@ -140,7 +138,10 @@ def _render(template: str, item: JournalItem, source: str, **values: Any) -> str
     """
     numbers = _spans([line.number for line in item.lines])
     word = "lines" if len(item.lines) > 1 else "line"
-    lines = "\n".join(line.text for line in item.lines).rstrip().split("\n")
+    text = "\n".join(line.text for line in item.lines)
+    quoted: list[str] = []
+    for line in text.rstrip().split("\n"):
+        quoted.append(f"> {line}" if line.strip() else ">")
     figures = [f"{figure.name} {figure.value:g}" for figure in item.figures]
     return render(
         f"lab/templates/{template}",
@@ -149,20 +150,23 @@ def _render(template: str, item: JournalItem, source: str, **values: Any) -> str
         status=reported(item.statuses),
         figures=dict.fromkeys(figures),
         where=f"{source}, {word} {numbers}",
-        quoted="\n".join(f"> {line}" if line.strip() else ">" for line in lines),
+        quoted="\n".join(quoted),
         **values,
     )
 
 
 def _spans(numbers: Sequence[int]) -> str:
     """Format line numbers, consecutive ones as a span: 3–7 and 12."""
-    spans: list[list[int]] = []
+    spans: list[tuple[int, int]] = []
     for number in numbers:
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1].append(number)
+        if spans and number == spans[-1][1] + 1:
+            first, _ = spans[-1]
+            spans[-1] = (first, number)
         else:
-            spans.append([number])
-    texts = [f"{span[0]}–{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans]
+            spans.append((number, number))
+    texts: list[str] = []
+    for first, last in spans:
+        texts.append(f"{first}–{last}" if last > first else str(first))
     return " and ".join(texts)
 
 
@@ -174,9 +178,12 @@ def _put_blocks(notebook: Notebook, imported: Imported, page: str, texts: Mappin
     text = before or template
     if page == PROBLEM_PAGE and before == template:  # not filled in yet: the journal's replaces it
         text = ""
-    n_new = sum(get_block(text, f"{IMPORTED_FOLDER} {key}") is None for key in texts)
+    n_new = 0
     for key, content in texts.items():
-        text = put_block(text, f"{IMPORTED_FOLDER} {key}", content)
+        name = f"{IMPORTED_FOLDER} {key}"
+        if get_block(text, name) is None:
+            n_new += 1
+        text = put_block(text, name, content)
     if texts and text != before:
         with explain_disk_errors(path.parent):
             path.parent.mkdir(exist_ok=True)

@@ -206,22 +206,24 @@ def _titles_above(sections: Sequence[Section], level: int) -> tuple[str, ...]:
 
 def runs_in(text: str, known: Collection[str] = ()) -> list[str]:
     """Return the run ids in a text, in order."""
-    places: list[tuple[int, str]] = []
+    positions: list[tuple[int, str]] = []
     for match in LINE_FORMS["run"].finditer(text):
-        places.append((match.start(), match[match.lastindex or 0]))
+        positions.append((match.start(), match[match.lastindex or 0]))
     for match in LINE_FORMS["bracketed"].finditer(text):
         is_word_or_number = match[1].isalpha() or match[1].isdigit()
         if match[1] in known or not is_word_or_number:
-            places.append((match.start(), match[1]))
-    places.sort()
-    return list(dict.fromkeys(run for _, run in places))
+            positions.append((match.start(), match[1]))
+    positions.sort()
+    return list(dict.fromkeys(run for _, run in positions))
 
 
 def fields_in(text: str) -> dict[str, str]:
     """Return the `**Key**: value` pairs of a line, several where bars part them, or `- Key:
     value`.
     """
-    fields = {match[1].strip(): match[2] for match in LINE_FORMS["field"].finditer(text)}
+    fields: dict[str, str] = {}
+    for match in LINE_FORMS["field"].finditer(text):
+        fields[match[1].strip()] = match[2]
     if fields:
         return fields
     bare = LINE_FORMS["bare_field"].match(text)
@@ -258,7 +260,8 @@ def figures_in(text: str, line: int) -> list[Figure]:
     for match in matches:
         if _is_expectation(text, match):
             continue
-        value = float(match["number"].lstrip("~").rstrip(".,").replace(",", ""))
+        digits = match["number"].lstrip("~").rstrip(".,").replace(",", "")
+        value = float(digits)
         if match["percent"]:
             value /= 100
         name = " ".join(match["name"].lower().split())
@@ -273,7 +276,7 @@ def _is_expectation(text: str, match: re.Match[str]) -> bool:
 
 
 def _date_in(texts: Iterable[str]) -> str:
-    """Return the first date in any of the texts; empty where there is none."""
+    """Return the first date in the texts; empty if they have none."""
     for text in texts:
         match = LINE_FORMS["date"].search(text)
         if match:
@@ -413,7 +416,8 @@ def _items_of_sections(sections: Sequence[Section]) -> list[JournalItem]:
             items.append(item)
             level = section.level
         elif level and section.level > level:
-            items[-1] = replace(items[-1], lines=(*items[-1].lines, *section.lines))
+            last = items[-1]
+            items[-1] = replace(last, lines=(*last.lines, *section.lines))
         else:
             level = 0
     return [_fill_in(item, known_runs) for item in items]
@@ -430,7 +434,7 @@ def _item_begun_by(section: Section, known_runs: Collection[str]) -> JournalItem
     if match:
         flag = re.search(r"\[(\w+)", title)
         claim = LINE_FORMS["around_claim"].sub("", match[2]).strip()
-        priority = PRIORITY_WORDS.get(flag[1].lower(), "") if flag else ""
+        priority = _read_priority(flag[1]) if flag else ""
         key = f"h{int(match[1]):02d}"
         return JournalItem("hypothesis", key, claim, lines, date, priority=priority)
 
@@ -450,9 +454,8 @@ def _item_begun_by(section: Section, known_runs: Collection[str]) -> JournalItem
     if not runs and names.isdisjoint(FIELD_NAMES["claim"]):
         return None
     key = runs[0] if runs else ""
-    return JournalItem(
-        "experiment", key, LINE_FORMS["around_title"].sub("", title).strip(), lines, date
-    )
+    title = LINE_FORMS["around_title"].sub("", title).strip()
+    return JournalItem("experiment", key, title, lines, date)
 
 
 def _items_of_sentences(
@@ -492,12 +495,17 @@ def _listed_hypotheses(lines: Sequence[OutlineLine]) -> list[JournalItem]:
                 title,
                 (line,),
                 statuses=statuses_in(texts["status"]),
-                priority=PRIORITY_WORDS.get(texts["priority"].lower(), ""),
-                confidence=PRIORITY_WORDS.get(texts.get("confidence", "").lower(), ""),
+                priority=_read_priority(texts["priority"]),
+                confidence=_read_priority(texts.get("confidence", "")),
                 notes=texts.get("notes", ""),
             )
             items.append(item)
     return items
+
+
+def _read_priority(word: str) -> str:
+    """Return high, medium or low; empty for another word."""
+    return PRIORITY_WORDS.get(word.lower(), "")
 
 
 def _claimed_hypotheses(experiments: Iterable[JournalItem]) -> list[JournalItem]:
@@ -525,4 +533,8 @@ def _claimed_hypotheses(experiments: Iterable[JournalItem]) -> list[JournalItem]
 
 def _lines_to_heading(lines: Iterable[OutlineLine]) -> tuple[OutlineLine, ...]:
     """Return the lines before the first heading."""
-    return tuple(takewhile(lambda line: line.in_code or not line.text.startswith("#"), lines))
+
+    def is_text(line: OutlineLine) -> bool:
+        return line.in_code or not line.text.startswith("#")
+
+    return tuple(takewhile(is_text, lines))

@@ -20,7 +20,7 @@ from uptrend.records.metrics import name_of
 # Width and height in inches of one picture on the page.
 PANEL_SIZE_IN = (4.2, 2.9)
 # Pattern of a line at the smallest effect that matters: dashes of 4 line widths, gaps of 3.
-DASHES = (0, (4, 3))
+DASH_PATTERN = (0, (4, 3))
 
 
 def color_of(hypothesis: Hypothesis, arm: str) -> int:
@@ -110,7 +110,7 @@ def draw_intervals(axes: Any, hypothesis: Hypothesis, verdict: Verdict) -> None:
     smallest = scale * hypothesis.smallest
     sides = (1, -1) if hypothesis.direction is Direction.EITHER else (1,)
     for side in sides:
-        axes.axvline(side * smallest, color=INK, linewidth=1, linestyle=DASHES)
+        axes.axvline(side * smallest, color=INK, linewidth=1, linestyle=DASH_PATTERN)
     axes.text(
         smallest,
         1,
@@ -208,7 +208,7 @@ def strip(ends: Sequence[float], reach: float, either: bool) -> str:
         axes.set_axis_off()
         axes.axvline(0, color=INK, linewidth=1)
         for smallest in (1, -1) if either else (1,):
-            axes.axvline(smallest, color=INK, linewidth=1, linestyle=DASHES, alpha=0.6)
+            axes.axvline(smallest, color=INK, linewidth=1, linestyle=DASH_PATTERN, alpha=0.6)
         axes.plot([low, high], [0, 0], color=INK, linewidth=2.5, solid_capstyle="butt")
         axes.plot(effect, 0, "o", color=INK, markersize=7)
         axes.set_xlim(-1.08 * reach, 1.08 * reach)

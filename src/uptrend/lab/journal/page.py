@@ -28,6 +28,8 @@ from uptrend.records import Comparison, Direction, Hypothesis, LabError, Verdict
 from uptrend.records.files import read_text
 from uptrend.records.lines import plain
 
+HeadAndBody = tuple[str, str]
+
 COMMENT_LINE = re.compile(r"^<!--.*?-->[ \t]*$\n?", re.MULTILINE | re.DOTALL)
 # First heading of a text, wherever it stands, and one that the text begins with.
 ANY_TITLE = re.compile(r"^# +(.+?)[ \t#]*$", re.MULTILINE)
@@ -167,12 +169,12 @@ def page(notebook: Notebook) -> str:
     )
 
 
-def _entries(notebook: Notebook) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+def _entries(notebook: Notebook) -> tuple[list[HeadAndBody], list[HeadAndBody]]:
     """Return heads and bodies (HTML) of the log, and of imported text; people's text has no
     head.
     """
-    log: list[tuple[str, str]] = []
-    imported: list[tuple[str, str]] = []
+    log: list[HeadAndBody] = []
+    imported: list[HeadAndBody] = []
     # Text between blocks, then a block's name, its content, and text again.
     parts = BLOCK_FORM.split(notebook.text(notebook.log.name))
     texts_between = parts[::3]

@@ -93,7 +93,7 @@ def read_verdict(path: Path) -> tuple[Verdict, Entry | None] | None:
 
 
 def read_rows(kind: type[T], path: Path) -> tuple[T, ...]:
-    """Read the runs or the curves that an experiment has so far; nothing where there are none."""
+    """Read the runs or the curves that an experiment has so far; empty before the first."""
 
     def parse(table: Any) -> tuple[T, ...]:
         return tuple(build(kind, row) for row in table.get("runs", []))
@@ -109,11 +109,13 @@ def keep_curves(path: Path, lab: Path, metric: str, runs: Sequence[ArmRun]) -> t
     all_curves: list[Curves] = []
     for run in runs:
         curves = _read_curves(lab / run.folder, metric, run) if run.folder else None
-        if curves is None and run.folder in before:
-            curves = replace(before[run.folder], arm=run.arm, seed=run.seed)
+        old_curves = before.get(run.folder)
+        if curves is None and old_curves is not None:
+            curves = replace(old_curves, arm=run.arm, seed=run.seed)
         if curves is not None:
             all_curves.append(curves)
-    write(path, {"metric": metric, "runs": [asdict(curves) for curves in all_curves]})
+    rows = [asdict(curves) for curves in all_curves]
+    write(path, {"metric": metric, "runs": rows})
     return tuple(all_curves)
 
 
@@ -192,10 +194,12 @@ def _convert(kind: Any, value: Any) -> Any:
         kinds = [option for option in inner if option is not type(None)]
         return _convert(kinds[0], value)
     if origin is tuple:
-        is_any_length = len(inner) == 2 and inner[1] is ...
-        return tuple(_convert(inner[0], item) for item in value) if is_any_length else tuple(value)
+        if len(inner) == 2 and inner[1] is ...:  # tuple[kind, ...]
+            return tuple(_convert(inner[0], item) for item in value)
+        return tuple(value)
     if origin is not None and issubclass(origin, Mapping):
-        return {str(key): _convert(inner[1], item) for key, item in value.items()}
+        _, item_kind = inner
+        return {str(key): _convert(item_kind, item) for key, item in value.items()}
     if kind is float:  # null stands for a number that was not finite
         return math.nan if value is None else float(value)
     if isinstance(kind, type) and issubclass(kind, StrEnum):

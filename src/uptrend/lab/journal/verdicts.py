@@ -105,7 +105,8 @@ def arms_table(hypothesis: Hypothesis, verdict: Verdict) -> Table:
         str(len(first.seeds)),
         level(hypothesis.metric, first.control_mean),
     )
-    rows = [(*control, *[""] * (len(head) - len(control)))]
+    empty_cells = [""] * (len(head) - len(control))
+    rows = [(*control, *empty_cells)]
     for comparison in verdict.comparisons:
         rows.append(_arm_row(hypothesis, comparison))
     return head, rows
@@ -161,7 +162,8 @@ def changed(entry: Entry, arm: str, to_control: bool = False) -> dict[str, Any]:
     control's.
     """
     values: dict[str, Any] = {}
-    for key, (of_control, of_arm) in entry.differences.get(arm, {}).items():
+    differences_of_arm = entry.differences.get(arm, {})
+    for key, (of_control, of_arm) in differences_of_arm.items():
         if key not in KEYS_OF_RUN:
             values[key] = of_control if to_control else of_arm
     return values
