@@ -9,7 +9,7 @@ import pytest
 
 from journals import KL, SIZES, WEIGHTS, entry_of, judged, make_lab, validated_kl, write_runs
 from uptrend.config import load_config
-from uptrend.lab.hypothesis_file import BLOCK, get_block
+from uptrend.lab.hypothesis_file import BLOCK_FORM, get_block
 from uptrend.lab.journal import ArmRun, change_of, record
 from uptrend.lab.journal.figures import draw_intervals
 from uptrend.lab.journal.stored import Curves, read_rows, read_verdict
@@ -77,7 +77,7 @@ def test_a_second_verdict_replaces_the_results_adds_to_the_log_and_keeps_what_pe
     verdict = judged(KL, LESS, Status.INVALIDATED, confidence=Confidence.HIGH)
     record(notebook, KL, verdict, entry_of(KL, LESS, "2026-11-16T09:00:00+00:00"))
     assert notebook.log.read_text().startswith(first)
-    names = [name for name, _ in BLOCK.findall(notebook.log.read_text())]
+    names = [name for name, _ in BLOCK_FORM.findall(notebook.log.read_text())]
     assert names == ["entry h01 2026-11-15T12:30:05", "entry h01 2026-11-16T09:00:00+00:00"]
     assert (get_block(notebook.path_of("h01").read_text(), "results") or "").startswith(
         "**INVALIDATED: "

@@ -65,7 +65,7 @@ WARNING_WEIGHT = 1000
 # Relative difference up to which numbers are equal, chosen by hand: rounding, as of 57% to 0.57, is
 # smaller, and differences that people type are larger.
 EQUAL_TOLERANCE = 1e-9
-# Characters of a mistyped key or value that an error quotes.
+# Characters of a wrong key or value that an error quotes.
 MAX_QUOTED = 80
 
 

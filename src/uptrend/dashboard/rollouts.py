@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uptrend.dashboard.filters import BadRequest
+from uptrend.dashboard.curves import steps_of
+from uptrend.dashboard.filters import MAX_QUOTED, BadRequest
 from uptrend.dashboard.library import Library, LibraryEntry
 from uptrend.records import Ending, RecordError
 from uptrend.records.directory import eval_path
@@ -24,8 +25,6 @@ LINES_PER_QUERY = 500
 # Characters of a message, and tokens of a sequence, that a page gets unless it asks for more.
 DEFAULT_MAX_CHARACTERS = 20_000
 DEFAULT_MAX_TOKENS = 4_000
-# Characters of a mistyped value that an error quotes.
-MAX_QUOTED = 80
 # Columns of the index by the name of an order; `group` and `index` are words of SQL, so in quotes.
 COLUMNS_BY_ORDER = {
     "step": ("step", '"group"', '"index"'),
@@ -72,8 +71,7 @@ class RolloutSet:
         return dict(sorted(times_by_step.items()))
 
     def _trained_steps(self) -> set[int]:
-        table = self.library.table(self.entry)
-        return set(table["step"].to_pylist()) if len(table) else set()
+        return set(steps_of(self.library.table(self.entry)).tolist())
 
     def _evaluated_steps(self) -> set[int]:
         return {line["step"] for line in self.library.facts(self.entry)["evals"]}
@@ -174,7 +172,7 @@ def find_rollouts(
             " for the largest first."
         )
     if step is not None and step not in rollout_set.steps():
-        rollout_set.locate(step)  # raises what is missing
+        rollout_set.locate(step)  # raises RecordError
     n_indexed, n_steps = _update_index(rollout_set, step)
 
     values_by_condition = {
@@ -195,7 +193,7 @@ def find_rollouts(
             values.append(value)
     where = " and ".join(conditions)
 
-    # Other trainers have endings of their own, which are right where a rollout has them.
+    # Other trainers have endings of their own, which are valid if a rollout has them.
     is_foreign = ended and ended not in list(Ending)
     if is_foreign and not index.count_rollouts(rollout_set.key, "ended=?", [ended]):
         raise BadRequest(f"ended={ended[:MAX_QUOTED]} is no ending: {', '.join(Ending)}.")

@@ -22,8 +22,8 @@ from uptrend.records import ModelError
 # Name of this attention in transformers.
 ATTENTION_NAME = "uptrend"
 # Keywords that transformers passes to every attention and that change nothing of it: positions are
-# in the rotated queries and keys already, and a cache was asked before.
-_HARMLESS = {"position_ids", "use_cache", "output_attentions"}
+# in the rotated queries and keys already, and a cache comes before.
+_IGNORED_KEYWORDS = {"position_ids", "use_cache", "output_attentions"}
 # torch 2.11's lacks query heads that share keys; keys and values are repeated there.
 _HAS_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
@@ -66,7 +66,9 @@ def attend(
     Raises ModelError for a term of attention that is not here (`s_aux`, `softcap`): without it the
     log-probabilities would be another model's.
     """
-    terms = [name for name, term in kwargs.items() if term is not None and name not in _HARMLESS]
+    terms = [
+        name for name, term in kwargs.items() if term is not None and name not in _IGNORED_KEYWORDS
+    ]
     if kwargs.get("is_causal") is True:
         terms.remove("is_causal")
     if terms:

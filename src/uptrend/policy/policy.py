@@ -232,7 +232,7 @@ class Policy:
         return {name: weight.detach().clone() for name, weight in self.model.state_dict().items()}
 
     def wait(self) -> None:
-        """Wait for the other processes that hold a part of the weights: here there are none."""
+        """Wait for the other processes that hold a part of the weights: here it has none."""
 
     def copy(self) -> "Policy":
         """Return the policy with frozen weights of its own, for a sampler that goes on while this
@@ -240,7 +240,7 @@ class Policy:
 
         Weights that do not train are the same.
         """
-        # What is in its memo, deepcopy does not copy.
+        # deepcopy leaves objects in its memo as they are.
         shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
         model = freeze(copy.deepcopy(self.model, shared)).eval()
         for parameter in model.parameters():

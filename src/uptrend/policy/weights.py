@@ -29,7 +29,7 @@ NAME_PARTS_BY_GROUP = {
 NOT_DECAYED_PATTERN = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 
 
-# Of more weights than `MAX_MEASURED`, one block in so many is measured.
+# Of more weights than `MAX_MEASURED`, every sixteenth block is measured.
 MAX_MEASURED = 1 << 24
 BLOCK_SIZE = 4096
 MEASURED_BLOCK_EVERY = 16
@@ -66,8 +66,8 @@ class Stretch(NamedTuple):
 class FlatWeights:
     """The trainable weights of a model as one parameter.
 
-    What is not about `values` and `gradient` is also there where a process holds a part of the
-    weights (sharded.py).
+    All but `values` and `gradient` is the same where a process holds a part of the weights
+    (sharded.py).
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """Other libraries' environments as tasksets; the registry names each behind a prefix and loads it
 when one is named.
 
-Here is what they share: options that a recipe can set, made from another library's config.
+Shared by them: options that a recipe can set, made from another library's config.
 """
 
 import json

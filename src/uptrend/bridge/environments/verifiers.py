@@ -55,15 +55,15 @@ class EnvironmentOptions:
     """Options of every environment, beside its own."""
 
     heldout: dict[str, Any] = field(default_factory=dict)
-    """The environment's options for held-out tasks, such as {split = "test"}; without, a quarter is
-    held out.
+    """The environment's options for held-out tasks, such as {split = "test"}; by default a quarter
+    of its tasks is held out.
     """
     bounds: tuple[float, ...] = ()
-    """The lowest and the highest reward, which an environment does not tell. Without, 1 or more
-    counts as correct.
+    """Lowest and highest reward, which an environment does not state. By default a reward of 1 or
+    more counts as correct.
     """
     limit: Annotated[int, Ge(1)] = 10_000
-    """The most tasks that are read of an environment without an end."""
+    """Maximum number of tasks to read from an endless environment."""
     chat: bool = True
     """Send prompts through the model's chat template."""
 
@@ -424,7 +424,7 @@ def _taskset_config(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def taskset_of(name: str) -> type[Taskset]:
     """Return the taskset of an installed environment."""
-    if str(Path.cwd()) not in sys.path:  # a package of one's own may lie where the command is given
+    if str(Path.cwd()) not in sys.path:  # a user's package may be there
         sys.path.append(str(Path.cwd()))
     try:
         config = taskset_config_type(name)

@@ -94,7 +94,7 @@ class TrlBatch:
     prompts: list[Any]  # texts or messages
     completions: list[Any]  # texts or messages
     written: list[list[int]]  # token ids of the completions
-    rewards: Any  # one column per reward function; NaN where a function gave none [B, F]
+    rewards: Any  # one column per reward function; NaN for none [B, F]
     # what TRL keeps for the loss: padded ids, masks, advantages, log-probabilities
     output: dict[str, Any]
     calls: list[Call]  # calls of the sampler; empty where the user's own function sampled
@@ -223,8 +223,8 @@ def last_text(conversation: Any) -> str:
 def roles_of(
     prompt: list[int], written: list[int], calls: list[Call], row: int = 0
 ) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
-    """Return each token's author and turn, by the sampler's calls: what it did not write is a
-    tool's.
+    """Return each token's author and turn, by the sampler's calls: behind the prompt, tokens of no
+    call are a tool's.
     """
     ids = prompt + written
     prompt_size = len(prompt)

@@ -87,7 +87,7 @@ def probe_learner(
         unswapped, *swapped = map(as_float64, torch.split(logprobs, len(picked)))
         plain = _plain_logprobs(trainer, batch, rows, ids.device)
 
-    effects = [np.abs(unswapped - logprobs) for logprobs in swapped]
+    effects = [np.abs(unswapped - after_swap) for after_swap in swapped]
     _judge_swaps(log, swaps, effects, plain, step)
     learner = as_float64(loss_pass.logprobs)[as_numpy(picked)]
     is_half = trainer.args.bf16 or trainer.args.fp16 or trainer.model.dtype != torch.float32
@@ -101,19 +101,16 @@ def probe_learner(
 
     # A learner that is blind to the prompt can't agree with the row alone, and that is why; nor can
     # one that gets other tokens, or not all of them.
-    trained_ids = as_numpy(ids[:, -width:])
     n_other = 0
-    for trained, answer in zip(trained_ids, answers, strict=True):
-        n_other += trained[: len(answer)].tolist() != list(answer)
+    is_masked = False
+    for trained, attended, answer in zip(ids[:, -width:], is_attended, answers, strict=True):
+        n_other += as_numpy(trained)[: len(answer)].tolist() != list(answer)
+        is_masked |= not attended[: len(answer)].all()
     if n_other:
         summary = "Tokens that are trained are not those that were sampled."
         text = f"{n_other} of {len(rows)} completions that were compared."
         evidence = Evidence(text, float(n_other), step=step)
         log.report("tokens.retokenized", Severity.CRITICAL, summary, [evidence])
-    is_masked = any(
-        not attended[: len(answer)].all()
-        for attended, answer in zip(is_attended, answers, strict=True)
-    )
     is_blind = "mask.attention-blind" in log.reported_ranks
     if not n_other and not is_masked and not is_blind:
         _judge_padding(log, unswapped_logprobs, plain_logprobs, noise, len(rows), step)
@@ -121,7 +118,7 @@ def probe_learner(
 
 
 def probe_update(trainer: Any, batch: TrlBatch, loss_pass: LossPass) -> dict[str, float]:
-    """Compare an update with what it is made for: rollouts with an advantage above 0 must become
+    """Compare an update with its purpose: rollouts with an advantage above 0 must become
     likelier.
     """
     width = loss_pass.logprobs.shape[1]

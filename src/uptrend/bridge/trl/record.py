@@ -1,5 +1,5 @@
-"""The run directory of a watched run, from the trainer's side: made and held here, filled by a
-process beside it.
+"""The run directory of a watched run, from the trainer's side: created and locked here, filled by
+another process.
 
 Only this process writes run.json (TRL's arguments as a recipe) and events.jsonl, and prints; only
 the other one (writer.py) writes the rest.
@@ -180,7 +180,7 @@ class SubprocessRecorder:
         return None if self._process is None else self._process.pid
 
     def _deliver(self) -> None:
-        """Send what is queued; on a thread of its own."""
+        """Send queued calls, on a thread of its own."""
         while (call := self._calls.get()) is not None:
             if self._gone.is_set():
                 continue

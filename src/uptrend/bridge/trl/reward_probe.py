@@ -90,8 +90,8 @@ Suspects = tuple[str, list[str]]
 
 @dataclass(frozen=True)
 class GoldJudge:
-    """A reward function that tells right answers from wrong ones, and what they earn in the form
-    that it wants.
+    """A reward function that tells right answers from wrong ones, with its rewards of both in the
+    form that it wants.
     """
 
     function: int
@@ -101,7 +101,7 @@ class GoldJudge:
     wrong: float
 
 
-# Tasks, made of the dataset's rows
+# Tasks from the dataset's rows
 
 
 def answers_of(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -32,21 +32,21 @@ REWARD_ROUNDING = 1e-6
 
 @dataclass
 class RewardRange:
-    """Range of the reward: TRL states none, so it is what was seen, and what a gold answer
-    earns.
+    """Range of the reward. TRL states none: it covers all rewards so far, and that of a gold
+    answer.
     """
 
     names: list[str]  # reward functions
     weights: list[float]  # their factors in the total
-    low: NDArray[np.float64]  # least that each has given
-    high: NDArray[np.float64]  # most that each has given
-    # function that tells a right answer from a wrong one, where re-scoring found it
+    low: NDArray[np.float64]  # least reward of each so far
+    high: NDArray[np.float64]  # highest reward of each so far
+    # Index of the function that tells right answers from wrong ones; None if it is unknown.
     judge: int | None = None
-    right: float = float("nan")  # what it gives a gold answer
+    right: float = float("nan")  # its reward of a gold answer
 
     @classmethod
     def of(cls, names: Sequence[str], weights: Sequence[float]) -> Self:
-        """Begin with nothing seen."""
+        """Return the range of no rewards yet."""
         low = np.full(len(names), np.inf)
         high = np.full(len(names), -np.inf)
         return cls(list(names), list(weights), low, high)
@@ -65,7 +65,7 @@ class RewardRange:
         return (low, high) if low < high else (float("nan"), float("nan"))
 
     def reward(self, rewards: NDArray[np.float64]) -> Reward | None:
-        """Make one rollout's reward; None where no function gave any."""
+        """Make one rollout's reward; None where every function returned None."""
         if np.isnan(rewards).all():
             return None
         parts: list[Part] = []
@@ -98,7 +98,7 @@ def make_table(run: str, rollouts: Sequence[Rollout], reward_range: RewardRange)
         columns[name] = pa.array(values, pa.float64(), from_pandas=True)
     for name in ("sampler", "learner"):
         if not any(np.isfinite(getattr(r.sequences[0], name)).any() for r in rollouts):
-            # not one value: TRL kept none
+            # Without a single value, TRL keeps none.
             columns[name] = pa.nulls(len(table), table.schema.field(name).type)
     for name, column in columns.items():
         index = table.schema.get_field_index(name)
@@ -164,8 +164,8 @@ def name_groups(tasks: Sequence[str], size: int) -> list[str]:
 def token_columns(batch: TrlBatch, settings: Settings) -> list[Tokens]:
     """Cut TRL's padded tensors into the token columns of one row per rollout, without padding.
 
-    Roles and turns come from the sampler's calls, never from TRL's own masks: those are what is
-    checked.
+    Roles and turns come from the sampler's calls and not from TRL's own masks, which they serve to
+    check.
     """
     mask = batch.loss_mask
     weights = loss_weights(mask, settings.loss_type, settings.max_tokens)

@@ -1,10 +1,10 @@
-"""`watch(trainer)`: a TRL GRPO run writes an Uptrend run directory, and says what is wrong while it
+"""`watch(trainer)`: a TRL GRPO run writes an Uptrend run directory, and reports faults while it
 runs.
 
 The trainer's thread only keeps references to TRL's own tensors and copies a sample of the weights;
 rows, metrics and files are made in another process. Probes of the reward functions run at the first
-step, probes of the model at the first and then every so many steps. Whatever fails here is written
-down and the run goes on.
+step, probes of the model at the first and then every `every` steps. Failures of the watch are
+recorded, and the run goes on.
 """
 
 import functools
@@ -94,15 +94,15 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self.guard = Guard(lambda part, text: self._event("watch-failed", part=part, error=text))
         self.record: Record | None = None
         self._weights: WatchedWeights | None = None
-        self._before: Snapshot | None = None  # the weights as of the last look at them
-        self._older: Snapshot | None = None  # before the last update
+        self._latest: Snapshot | None = None  # the newest snapshot of the weights
+        self._before_update: Snapshot | None = None  # before the last update
         # Snapshot of what the trained model sampled with; None where it did not run.
         self._sampled_by: Snapshot | str | None = None
         # Faults that happened several times in a row: generations by other weights, updates that
         # were taken back, and micro-batches before which the last one's gradients were cleared.
-        self._strange = 0
-        self._undone = 0
-        self._cleared = 0
+        self._foreign_samplings = 0
+        self._undone_updates = 0
+        self._cleared_gradients = 0
         # Generations that the loss has not passed over completely.
         self._batches: dict[int, TrlBatch] = {}
         self._calls: list[Call] = []
@@ -113,8 +113,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._pass: LossPass | None = None
         # Row numbers of the loss that is being computed; None outside of one, and in an evaluation.
         self._rows: Any = None
-        self._is_first = True
-        self._now = TrlStep()
+        self._is_first_step = True
+        self._current = TrlStep()
         self._move: Move | None = None
         self._evaluated: list[TrlBatch] = []
         with self.guard("this trainer"):
@@ -169,7 +169,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     @property
     def _can_probe(self) -> bool:
         """True where the model may be probed with a pass of this step."""
-        return self._probes and bool(self._now.passes) and self._is_alone
+        return self._probes and bool(self._current.passes) and self._is_alone
 
     # A generation
 
@@ -184,7 +184,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         """
         if self._sampled_by is None and self._weights is not None:
             with self.guard("the sampler"):
-                self._sampled_by = self._before  # if the rest fails, nothing is concluded
+                self._sampled_by = self._latest  # if the rest fails, nothing is concluded
                 modules = self.trainer.model.modules()
                 adapters = [module for module in modules if hasattr(module, "merged_adapters")]
                 is_bare = bool(adapters) and all(
@@ -196,11 +196,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         trainer = self.trainer
         if self.record and self._weights and trainer.model.training and not trainer.use_vllm:
             sampler = name_wrong_sampler(self._sampled_by, self._weights.snapshot())
-            self._strange = self._strange + 1 if sampler else 0
+            self._foreign_samplings = self._foreign_samplings + 1 if sampler else 0
             judge_repeated(
                 self.record.findings_log,
                 "sync.stale-weights",
-                self._strange,
+                self._foreign_samplings,
                 f"Rollouts are sampled by {sampler}: what is learned does not reach the sampler.",
                 trainer.state.global_step + 1,
                 is_sure=self._sampled_by is not None,
@@ -253,7 +253,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
         # A step that samples again still has to look at the generation that its loss has passed
         # over.
-        in_this_step = {loss_pass.batch for loss_pass in self._now.passes}
+        in_this_step = {loss_pass.batch for loss_pass in self._current.passes}
         needed: dict[int, TrlBatch] = {}
         for n, earlier in self._batches.items():
             if not earlier.is_whole or n in in_this_step:
@@ -261,11 +261,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._batches = needed | {number: batch}
         # On the CPU: reading it must not wait for a GPU.
         output[ROWS_KEY] = torch.arange(batch.size) + number * ROWS_PER_BATCH
-        self._now.batches.append(batch)
-        self._now.sampling += batch.seconds
+        self._current.batches.append(batch)
+        self._current.sampling += batch.seconds
 
         self._judge_cast(record, batch.step)
-        if self._is_first and self._rescore and self._is_alone:
+        if self._is_first_step and self._rescore and self._is_alone:
             with self.guard("the reward functions"):
                 suspects = probe_rewards(
                     trainer, batch, self._scoring_seconds, record.reward_range, record.findings_log
@@ -274,11 +274,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
     def _judge_cast(self, record: Record, step: int) -> None:
         """Report weights that the trainer has cast while they sampled."""
-        before = self._before
+        before = self._latest
         if self._weights is None or before is None or self._weights.dtypes() == before.dtypes:
             return
         now = self._weights.snapshot()
-        self._before = now
+        self._latest = now
         record.event("precision", step=step, before=before.dtypes, after=now.dtypes)
         judge_cast(record.findings_log, before, now, self.trainer.args.learning_rate, step)
 
@@ -294,9 +294,9 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
     def _judge_accumulation(self, model: Any) -> None:
         """Report gradients that are gone when the next micro-batch of the same update begins."""
-        if self.record is None or not self._now.passes or not self._is_alone:
+        if self.record is None or not self._current.passes or not self._is_alone:
             return
-        last = self._now.passes[-1]
+        last = self._current.passes[-1]
         batch = self._batches.get(last.batch)
         if batch is None:
             return
@@ -306,11 +306,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         is_gone = not any(
             p.grad is not None and bool(p.grad.any()) for p in model.parameters() if p.requires_grad
         )
-        self._cleared = self._cleared + 1 if is_gone else 0
+        self._cleared_gradients = self._cleared_gradients + 1 if is_gone else 0
         judge_repeated(
             self.record.findings_log,
             "optimizer.accumulation",
-            self._cleared,
+            self._cleared_gradients,
             "Gradients are cleared between the micro-batches of one update: all but the last are"
             " lost.",
             self.trainer.state.global_step + 1,
@@ -346,10 +346,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         # Later passes over the same rows are after an update.
         loss_pass.is_first = not batch.is_whole
         batch.add_pass(loss_pass)
-        self._now.passes.append(loss_pass)
+        self._current.passes.append(loss_pass)
 
     def _after_gradient(self, norm: Any, *_: Any, **__: Any) -> None:
-        self._now.gradient = norm
+        self._current.gradient = norm
 
     # The trainer's callbacks
 
@@ -359,31 +359,36 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             self._weights = WatchedWeights(self.trainer.model)
             self.record = Record(self.trainer, self.path, self._weights, self.guard)
             self.path = self.record.path
-            self._before = self._weights.snapshot()
-            self._is_first = True
+            self._latest = self._weights.snapshot()
+            self._is_first_step = True
             self.trainer.model.get_input_embeddings().register_forward_pre_hook(self._on_forward)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Begin a step, before its first micro-batch."""
-        self._now = TrlStep(began=time.perf_counter())
+        self._current = TrlStep(began=time.perf_counter())
         self._move = None
         with self.guard("weights"):
             self._judge_undone()
 
     def _judge_undone(self) -> None:
         """Report an update after which the weights are again what they were before it."""
-        if self.record is None or self._weights is None or not self._older or not self._before:
+        if (
+            self.record is None
+            or self._weights is None
+            or not self._before_update
+            or not self._latest
+        ):
             return
-        older = self._older.values
-        updated = self._before.values
+        older = self._before_update.values
+        updated = self._latest.values
         now = self._weights.snapshot()
         is_undone = torch.equal(older, now.values) and not torch.equal(older, updated)
-        self._undone = self._undone + 1 if is_undone else 0
-        self._before = now
+        self._undone_updates = self._undone_updates + 1 if is_undone else 0
+        self._latest = now
         judge_repeated(
             self.record.findings_log,
             "optimizer.frozen",
-            self._undone,
+            self._undone_updates,
             "Every update is taken back: at the next step, weights are what they were before it.",
             self.trainer.state.global_step,
         )
@@ -391,16 +396,16 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
         """Probe the model: gradients are there, and the weights are still those that sampled."""
         with self.guard("updates"):
-            now = self._now
+            current = self._current
             step = self.trainer.state.global_step + 1
-            now.lr = float(optimizer.param_groups[0]["lr"])
-            is_due = self._is_first or step % self._every == 0
+            current.lr = float(optimizer.param_groups[0]["lr"])
+            is_due = self._is_first_step or step % self._every == 0
             if self.record is None or not is_due or not self._can_probe:
                 return
             with self.guard("the learner"), same_randomness():
-                loss_pass = now.passes[0]
+                loss_pass = current.passes[0]
                 batch = self._batches[loss_pass.batch]
-                now.gaps = probe_learner(
+                current.gaps = probe_learner(
                     self.trainer, batch, loss_pass, self.record.findings_log, step
                 )
 
@@ -408,30 +413,30 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         """Compare the weights with those before the update."""
         with self.guard("weights"):
             if self._weights is not None:
-                before = self._before
-                self._older = before
+                before = self._latest
+                self._before_update = before
                 now = self._weights.snapshot()
-                self._before = now
+                self._latest = now
                 self._move = None if before is None else self._weights.compare(before, now)
-                self._now.skipped = bool(self.trainer.accelerator.optimizer_step_was_skipped)
+                self._current.skipped = bool(self.trainer.accelerator.optimizer_step_was_skipped)
         step = self.trainer.state.global_step + 1
         is_due = step <= EARLY_STEPS or step % self._every == 0
         if self.record is not None and is_due and self._can_probe:
             with self.guard("the update"), same_randomness():
-                loss_pass = self._now.passes[0]
+                loss_pass = self._current.passes[0]
                 batch = self._batches[loss_pass.batch]
-                self._now.gaps |= probe_update(self.trainer, batch, loss_pass)
+                self._current.gaps |= probe_update(self.trainer, batch, loss_pass)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Hand the step over."""
         with self.guard("steps"):
-            now = self._now
-            now.step = self.trainer.state.global_step
-            now.waited = self.guard.take_seconds()
-            now.seconds = time.perf_counter() - now.began
+            current = self._current
+            current.step = self.trainer.state.global_step
+            current.waited = self.guard.take_seconds()
+            current.seconds = time.perf_counter() - current.began
             if self.record is not None:
-                self.record.take_step(now, self._move)
-                self._is_first = False
+                self.record.take_step(current, self._move)
+                self._is_first_step = False
 
     def on_evaluate(self, *_: Any, metrics: dict[str, Any] | None = None, **__: Any) -> None:
         """Hand an evaluation over."""

@@ -4,7 +4,7 @@ own. No torch.
     python -m uptrend.bridge.trl.writer SOCKET
 
 Steps come through the socket, and findings, events and failures go back through it (record.py is
-the other end). It ends with the trainer, however that ends, and writes what it still holds: a
+the other end). However the trainer ends, this process first writes the rest and then ends too: a
 killed trainer leaves a whole directory.
 """
 
