@@ -104,8 +104,8 @@ class Limit:
     """Value that switches the setting off, and is beyond the bound whatever its size."""
 
     def applied_to(self, current: Any) -> Any:
-        """Return the value for a run with this current one: the bound itself if that is no number or
-        switched off.
+        """Return the value for a run with this current one: the bound itself if the current one is
+        no number or off.
         """
         is_number = isinstance(current, int | float) and not isinstance(current, bool)
         if not is_number or current == self.off:
