@@ -57,7 +57,7 @@ def test_the_editor_shows_changes_and_lints() -> None:
     ("command", "says"),
     [
         ("edit 5:5\nx", "end_of_edit"), ("edit 5\nx\nend_of_edit", "no range"), ("edit 5:50\nx\nend_of_edit", "has 8"),
-        ("goto 90", "has 8"), ("goto x", "no line number"), ("open", "Usage: open"), ("open none.py", "none.py"),
+        ("goto 90", "has 8"), ("goto 0", "has 8"), ("goto x", "no line number"), ("open", "Usage: open"), ("open none.py", "none.py"),
         ("open .", "folder"), ("create a.py", "exists already"), ("search_file", "Usage"), ('open "a', "quot"),
         ("ls none", "exit code 2"), ("sleep 60", "longer than 5 seconds"),
     ],

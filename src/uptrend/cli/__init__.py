@@ -1,1 +1,1 @@
-"""The command line: one file a verb, and arguments and printing."""
+"""The command line: one file per verb, with its arguments and its printing."""

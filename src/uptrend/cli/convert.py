@@ -27,12 +27,12 @@ def command(
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for what is written.")] = Path(),
     flags: Annotated[
-        str, typer.Option(help="Flags that train.py is started with, as one text.")
+        str, typer.Option(help="Flags that train.py is started with, in one string.")
     ] = "",
     processes: Annotated[
         int, typer.Option(min=1, help="Number of processes that train.py is started with.")
     ] = 1,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn a TRL script or a prime-rl config into a recipe, or a recipe into theirs.

@@ -12,7 +12,7 @@ from uptrend.config import load_config
 from uptrend.config.load import nearest
 from uptrend.config.tables import to_recipe
 from uptrend.records import ConfigError
-from uptrend.tasks.data import Data, read_dataset, read_file
+from uptrend.tasks.data import DATA_SUFFIXES, Data, read_dataset, read_file
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.rewards import NAMES_WITHOUT_SERVER
 
@@ -21,7 +21,6 @@ OWN_REWARD = "own"
 # Columns to choose where the user names none.
 QUESTION_COLUMNS = ("prompt", "question", "problem", "instruction", "input", "query")
 ANSWER_COLUMNS = ("answer", "solution", "target", "output", "gold", "label", "response")
-DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 # Options of ready rewards that have one to fill in.
 REWARD_OPTIONS = {"regex": {"pattern": "answer: (.+)"}, "json-schema": {"schema": "schema.json"}}
 MAX_GROUPS = 8
@@ -72,7 +71,7 @@ def command(
     answer: Annotated[
         str | None, typer.Option(help="Column of the answer. Default: guessed from its name.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Start from your own data: write a recipe, a reward and its test.

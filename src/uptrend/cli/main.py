@@ -18,7 +18,11 @@ VERBS = {
     "init": ("uptrend.cli.init", "command", "Start from your own data: recipe, reward, test."),
     "train": ("uptrend.cli.train", "command", "Train a model on a recipe and record everything."),
     "preflight": ("uptrend.cli.preflight", "command", "Probe a recipe for faults before it runs."),
-    "warmstart": ("uptrend.cli.train", "teach", "Teach a model a taskset's expert rollouts."),
+    "warmstart": (
+        "uptrend.cli.train",
+        "warmstart_command",
+        "Teach a model a taskset's expert rollouts.",
+    ),
     "eval": ("uptrend.cli.evaluate", "command", "Score a model or checkpoint on held-out tasks."),
     "doctor": ("uptrend.cli.doctor", "command", "Explain why a run does not learn."),
     "explain": ("uptrend.cli.explain", "command", "Explain a cause, a config key or a metric."),

@@ -17,6 +17,7 @@ from uptrend.present.formatting import assignments
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import ConfigError
 from uptrend.runner.evaluation import count_musique
+from uptrend.tasks.data import DATA_SUFFIXES
 from uptrend.tasks.pool import (
     eval_options,
     eval_sections,
@@ -270,7 +271,7 @@ def _load(name: str, overrides: Iterable[str]) -> Config:
                 f"--set {override}: {name} is read as [tasks]; write --set {replacement}."
             )
     tasks = {"name": name}
-    if name.endswith((".jsonl", ".json", ".csv", ".parquet")):
+    if name.endswith(DATA_SUFFIXES):
         tasks = {"name": "musique" if count_musique(Path(name)) else "data", "file": name}
     return load_config({"tasks": tasks}, overrides)
 

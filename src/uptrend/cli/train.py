@@ -97,7 +97,7 @@ def command(
         typer.echo(sentence)
 
 
-def teach(
+def warmstart_command(
     recipe: Annotated[
         Path,
         typer.Argument(

@@ -70,6 +70,8 @@ class Model:
     """Send prompts through the model's chat template, unless the tasks decide it; auto: if it
     improves the model's answers.
     """
+    template: dict[str, Any] = field(default_factory=dict)
+    """Variables of the chat template, for example { enable_thinking = false }."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from uptrend.config.load import config_hint
 from uptrend.records import ConfigError, Run, RunRefused, TasksetError
 from uptrend.records.files import write_atomically
 from uptrend.runner.runs import resume_run, train_recipe
-from uptrend.tasks.data import serialize_rows
+from uptrend.tasks.data import DATA_SUFFIXES, serialize_rows
 from uptrend.tasks.taskset import ALL_TASKS
 from uptrend.training.observer import Observer
 
@@ -33,10 +33,9 @@ RECIPE_DEFAULTS: dict[str, Any] = {
     "learning": {"lr": 1e-5, "skip_dead": True},
     "checkpoints": {"every": 50},
 }
-# Tasks that such a recipe holds out; of rows in memory, at most this share.
+# Tasks that such a recipe holds out, and the largest share of rows in memory.
 MAX_HELDOUT_TASKS = 100
 MAX_HELDOUT_SHARE = 1 / 4
-DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 def suggest_settings(function: Callable[P, R]) -> Callable[P, R]:
@@ -114,12 +113,15 @@ def train(
             table = config
             if table is None:
                 table = _recipe_table(data, names, weights, Path(runs))
+            known_bounds: Any = bounds
+            if isinstance(bounds, Sequence):
+                known_bounds = list(bounds) or None
             arguments = {
                 "tasks.prompt": prompt,
                 "tasks.answer": answer,
                 "tasks.system": system,
                 "model.name": model,
-                "tasks.bounds": list(bounds) or None if isinstance(bounds, Sequence) else bounds,
+                "tasks.bounds": known_bounds,
                 "learning.steps": steps,
             }
             changes = []

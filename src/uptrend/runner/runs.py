@@ -4,7 +4,7 @@ them.
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -360,16 +360,10 @@ def replay(
         "last": replayed.last_step,
         "changed": changed,
     }
-    # A replay of this name that was not finished is made again in the same folder: it gives the
-    # same numbers.
-    is_repeated = False
-    if name is not None and (runs / name / "run.json").exists():
-        existing = Run(runs / name)
-        is_same_replay = existing.info.get("replay") == description
-        is_repeated = is_same_replay and existing.status != "finished"
-    if is_repeated:
-        path = runs / str(name)
-    else:
+    # A replay that was not finished is made again in its folder: it gives the same numbers.
+    path = _unfinished_replay(runs, name, description)
+    is_repeated = path is not None
+    if path is None:
         path = new_run_path(runs, name, f"{run.name}-replay", "Choose another --name.")
 
     # The model is checked with the run's own settings, then loaded with the changed ones.
@@ -384,18 +378,7 @@ def replay(
     context = with_recorded_rollouts(context, replayed)
 
     info = run_info(context, path)
-    notes = list(info["notes"])
-    if len(changed) > 1:
-        notes.append(
-            f"{len(changed)} keys were changed at once; what each of them does can't be told apart."
-        )
-    differing = [
-        key for key in ("machine", "packages", "uptrend") if info[key] != run.info.get(key)
-    ]
-    if differing:
-        notes.append(
-            f"{run.path} was made with other {' and '.join(differing)}: the last bits may differ."
-        )
+    notes = [*info["notes"], *_replay_notes(run, info, len(changed))]
     info |= {"kind": "replay", "replay": description, "notes": notes}
     if is_repeated:
         directory = RunDirectory.reopen(path)
@@ -421,6 +404,31 @@ def replay(
         )
         run_loop(context, plan)
     return Run(path)
+
+
+def _unfinished_replay(runs: Path, name: str | None, description: dict[str, Any]) -> Path | None:
+    """Return the folder of this replay, if it was begun under this name and not finished."""
+    if name is None or not (runs / name / "run.json").exists():
+        return None
+    existing = Run(runs / name)
+    if existing.info.get("replay") != description or existing.status == "finished":
+        return None
+    return existing.path
+
+
+def _replay_notes(source: Run, info: Mapping[str, Any], n_changed: int) -> Iterator[str]:
+    """Yield what limits the conclusions from a replay."""
+    if n_changed > 1:
+        yield f"{n_changed} keys were changed at once; what each of them does can't be told apart."
+    differing = []
+    for key in ("machine", "packages", "uptrend"):
+        if info[key] != source.info.get(key):
+            differing.append(key)
+    if differing:
+        yield (
+            f"{source.path} was made with other {' and '.join(differing)}: the last bits may"
+            " differ."
+        )
 
 
 class TrainLauncher:

@@ -107,7 +107,7 @@ class QuietView(View):
     title = ""
     start = 0
     steps = 0
-    size = 0
+    group_size = 0
     n_earlier = 0
     """Number of steps of the run that an earlier process recorded."""
     is_slow = False
@@ -130,7 +130,7 @@ class QuietView(View):
         self.title = f"{run.name} · {run.config['model']['name']} · {run.config['tasks']['name']}"
         self.start = run.start
         self.steps = run.steps or 0
-        self.size = run.config.get("sampling", {}).get("size", 0)
+        self.group_size = run.config.get("sampling", {}).get("size", 0)
         self.n_earlier = len(run.metric_lines)
         self.metrics = list(run.metric_lines)
         self.evaluations = heldout(run)
@@ -187,7 +187,7 @@ class QuietView(View):
         it is unknown.
         """
         replaced_groups = line.get("sampling/resampled/groups", 0)
-        rollouts = line.get("sampling/rollouts/count", 0) + replaced_groups * self.size
+        rollouts = line.get("sampling/rollouts/count", 0) + replaced_groups * self.group_size
         return float(rollouts * (line.get("sampling/length/mean") or 0.0))
 
     def after(self, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Sandboxes: places where commands of a model run, bounded and contained."""
+"""Sandboxes: isolated workspaces with resource limits, in which commands of a model run."""
 
 from uptrend.sandbox.backends import BACKENDS, BackendStatus, Sandbox, find_sandbox, survey
 from uptrend.sandbox.workspace import (

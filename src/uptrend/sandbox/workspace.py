@@ -97,7 +97,7 @@ class Workspace:
         self._to_agent = process.stdin
         self._from_agent = process.stdout
         self._root = root  # path of /workspace for the agent
-        self._cleanup = cleanup  # command that removes what an agent left that was killed
+        self._cleanup = cleanup  # command that removes what is left if the agent is killed
         self._request_lock = asyncio.Lock()
 
     async def __aenter__(self) -> Self:

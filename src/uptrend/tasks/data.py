@@ -121,8 +121,8 @@ class Data:
     name: ClassVar[str] = "data"
     version: ClassVar[str] = "1"
     Options: ClassVar[type[Any]] = DataOptions
-    WHOLE: ClassVar[dict[str, Any]] = {"hold_out": "all"}
-    LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 128}
+    HOLD_OUT_ALL: ClassVar[dict[str, Any]] = {"hold_out": "all"}
+    SAMPLING_LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 128}
 
     def __init__(self, options: DataOptions, seed: int) -> None:
         self.options = options
@@ -404,6 +404,10 @@ def _answer_text(answer: Any) -> str:
     if isinstance(answer, bool | int | float | list | dict):
         answer = json.dumps(answer, ensure_ascii=False, default=str)
     return str(answer).strip()
+
+
+# Suffixes of files of rows.
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 def read_file(path: Path) -> Rows:

@@ -159,7 +159,7 @@ def eval_options(config: Config, section: Eval | None = None) -> dict[str, Any]:
     options = dict(section.options)
     # Options by which a taskset that reads files or datasets holds out all of them; others have
     # none.
-    whole: dict[str, Any] = getattr(find(section.name), "WHOLE", {})
+    whole: dict[str, Any] = getattr(find(section.name), "HOLD_OUT_ALL", {})
     source = _source(options)
     if not any(source) or whole.keys() & options.keys():
         return options

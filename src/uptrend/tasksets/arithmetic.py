@@ -184,7 +184,7 @@ class ArithmeticProblems(NumberRange):
 
 @dataclass(frozen=True, kw_only=True)
 class ArithmeticOptions(ArithmeticProblems, Grading):
-    """The options of `arithmetic`."""
+    """Options of `arithmetic`."""
 
     examples: str = ""
     """Text before every question: worked examples, for instance."""
@@ -230,7 +230,7 @@ class CountingProblems:
 
 @dataclass(frozen=True, kw_only=True)
 class CountingOptions(CountingProblems, Grading):
-    """The options of `counting`."""
+    """Options of `counting`."""
 
 
 class Counting(Family):
@@ -266,7 +266,7 @@ class Counting(Family):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonOptions(NumberRange, Grading):
-    """The options of `comparison`."""
+    """Options of `comparison`."""
 
 
 class ComparisonFamily(Family):
@@ -296,7 +296,7 @@ class BinaryProblems:
 
 @dataclass(frozen=True, kw_only=True)
 class BinaryOptions(BinaryProblems, Grading):
-    """The options of `binary`."""
+    """Options of `binary`."""
 
 
 class Binary(Family):
@@ -321,7 +321,7 @@ FAMILIES: dict[str, type[Family]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MixedOptions(Grading):
-    """The options of `mixed`; reward and chat hold for all families."""
+    """Options of `mixed`; reward and chat hold for all families."""
 
     shares: dict[str, float] = field(
         default_factory=lambda: {"arithmetic": 0.5, "counting": 0.25, "comparison": 0.25}

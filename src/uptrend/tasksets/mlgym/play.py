@@ -88,12 +88,10 @@ class Facts:
 def reward_of(facts: Facts, scheme: Scheme, dense: DenseParts) -> Reward:
     """Return a rollout's reward; parts of weight 0 are recorded and not paid."""
     final = FAILURE_REWARD if facts.final is None else facts.final
-    has_validated = bool(facts.validations)
-    first = facts.validations[0] if has_validated else 0.0
-    last = facts.validations[-1] if has_validated else 0.0
-
     clean_weight = dense.clean
-    if scheme == "code-quality":
+    if scheme == "final":
+        parts = [Part("final", final, -1, 1)]
+    elif scheme == "code-quality":
         syntax = _clean_share(facts.bad_edits, facts.edits)
         runs = _clean_share(facts.bad_runs, facts.runs)
         parts = [
@@ -102,35 +100,33 @@ def reward_of(facts: Facts, scheme: Scheme, dense: DenseParts) -> Reward:
             Part("runs", runs, 0, 1, CODE_QUALITY_RUNS),
         ]
         clean_weight += CODE_QUALITY_CLEAN
-    elif scheme == "final":
-        parts = [Part("final", final, -1, 1)]
     else:
-        if scheme == "validation-change":  # from the baseline, whatever is submitted in the end
-            main = last
-        elif not has_validated:  # validate-required and graded
-            main = FAILURE_REWARD
-        elif scheme == "validate-required":
-            main = final
-        else:
-            main = _grade(facts)
-        parts = [Part(scheme, main, -1, 1), Part("final", final, -1, 1, 0.0)]
+        scheme_value = _scheme_value(facts, scheme)
+        parts = [Part(scheme, scheme_value, -1, 1), Part("final", final, -1, 1, 0.0)]
 
+    has_validated = bool(facts.validations)
     parts += [
         Part("validated", float(has_validated), 0, 1, dense.validated),
         Part("clean", 1 - facts.error_rate, 0, 1, clean_weight),
     ]
     if dense.change:
+        change = facts.validations[-1] - facts.validations[0] if has_validated else 0.0
         # Half, since a change between two values within [-1, 1] is within [-2, 2].
-        parts.append(Part("change", _clip((last - first) / 2), -1, 1, dense.change))
+        parts.append(Part("change", _clip(change / 2), -1, 1, dense.change))
     total = sum(part.weight * part.value for part in parts)
     low = sum(part.weight * part.low for part in parts)
     high = sum(part.weight * part.high for part in parts)
     return Reward(total, low, high, final >= 1, tuple(parts))
 
 
-def _grade(facts: Facts) -> float:
-    if facts.final is None:
+def _scheme_value(facts: Facts, scheme: Scheme) -> float:
+    """Return the value of validation-change, validate-required or graded."""
+    if scheme == "validation-change":  # whatever is submitted in the end
+        return facts.validations[-1] if facts.validations else 0.0
+    if not facts.validations or facts.final is None:
         return FAILURE_REWARD
+    if scheme == "validate-required":
+        return facts.final
     penalty = GRADED_ERROR_PENALTY * facts.error_rate
     return _clip(GRADED_SLOPE * facts.relative - GRADED_OFFSET - penalty)
 
@@ -225,6 +221,19 @@ class Arena:
 
 
 @dataclass
+class CommandCount:
+    """Number of commands of a kind, and of those with an error."""
+
+    total: int = 0
+    errors: int = 0
+
+    def add(self, is_error: bool) -> None:
+        """Count one command."""
+        self.total += 1
+        self.errors += is_error
+
+
+@dataclass
 class ResearchPlay:
     """A rollout in progress."""
 
@@ -246,8 +255,8 @@ class ResearchPlay:
     _is_submitted: bool = False
     _has_command: bool = False  # True from the first message on, whether its command ran or not
     _work: asyncio.Task[tuple[CommandReply, float | None]] | None = None  # the command under way
-    # of each kind, all and those with an error
-    _counts: dict[str, list[int]] = field(default_factory=lambda: {"edit": [0, 0], "shell": [0, 0]})
+    _edits: CommandCount = field(default_factory=CommandCount)
+    _shell_commands: CommandCount = field(default_factory=CommandCount)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -290,9 +299,10 @@ class ResearchPlay:
         self.commands.append(
             Executed(turn, command, seconds, reply.code, reply.stopped, score, is_error, unread)
         )
-        if reply.kind:
-            self._counts[reply.kind][0] += 1
-            self._counts[reply.kind][1] += is_error
+        if reply.kind == "edit":
+            self._edits.add(is_error)
+        elif reply.kind == "shell":
+            self._shell_commands.add(is_error)
         if is_last:
             return None
 
@@ -359,18 +369,16 @@ class ResearchPlay:
                 _, baseline = self._baseline
                 final = problem.improvement(verdict.score, baseline)
                 relative = problem.sign * (verdict.score - baseline) / (abs(baseline) or 1.0)
-        n_edits, n_bad_edits = self._counts["edit"]
-        n_runs, n_bad_runs = self._counts["shell"]
         facts = Facts(
             final=final,
             relative=relative,
             validations=self._validations,
             commands=n_commands,
             errors=n_errors,
-            edits=n_edits,
-            bad_edits=n_bad_edits,
-            runs=n_runs,
-            bad_runs=n_bad_runs,
+            edits=self._edits.total,
+            bad_edits=self._edits.errors,
+            runs=self._shell_commands.total,
+            bad_runs=self._shell_commands.errors,
         )
         return reward_of(facts, self.scheme, self.dense)
 

@@ -112,7 +112,7 @@ class SubmissionScorer:
         return await self.judge(await self.copy_out(workspace), split, answers)
 
     async def copy_out(self, workspace: Workspace) -> dict[str, bytes] | Judged:
-        """Return the submitted files, or a verdict that says why there are none."""
+        """Return the submitted files, or a verdict with the reason why there are none."""
         problem = self._problem
         if problem.kind == "model":  # everything but the datasets
             paths = []

@@ -26,18 +26,18 @@ from uptrend.tasksets.musique.atlas_world import (
     World,
 )
 
-# Shares, chosen by hand so that near misses and sentences beside the point are common:
-# of chains that end with a year, where they can;
+# Shares, chosen by hand so that near misses and filler sentences are common.
+# Chains that end with a year, where they can.
 YEAR_SHARE = 0.3
-# of paragraphs that state a second fact; the others have only sentences no question asks about;
+# Paragraphs that state a second fact; the others have only sentences that no question asks about.
 SECOND_FACT_SHARE = 0.75
-# of second facts that lead to the answer's kind, where they can, so that it has many rivals;
+# Second facts that lead to the answer's kind, where they can, so that it has many rivals.
 ANSWER_KIND_SHARE = 0.5
-# of paragraphs with three sentences; all others have two;
+# Paragraphs with three sentences; all others have two.
 THIRD_SENTENCE_SHARE = 0.35
-# of subjects, beyond one, whose name shares a word with a near miss's;
+# Subjects of the chain, beside one that always does, whose name shares a word with a near miss's.
 NAMESAKE_SHARE = 0.5
-# of additional paragraphs that are about an entity which another paragraph mentions.
+# Additional paragraphs about an entity that another paragraph mentions; the others' is new.
 MENTIONED_SHARE = 0.5
 MAX_PARAGRAPH_WORDS = 45
 # Beginnings of the ids in MuSiQue's files, by the number of hops.

@@ -1,4 +1,4 @@
-"""The options of `musique`, and one rollout: two tools over the question's documents, the reply's
+"""Options of `musique`, and one rollout: two tools over the question's documents, the reply's
 tags, and the reward.
 """
 
@@ -223,7 +223,7 @@ def reward(
 
 @dataclass(frozen=True, kw_only=True)
 class MusiqueOptions:
-    """The options of `musique`."""
+    """Options of `musique`."""
 
     file: str = ""
     """JSON lines in MuSiQue's own schema; a relative path starts at the current folder."""

@@ -57,7 +57,7 @@ def to_tasks(rows: Iterable[tuple[str, Mapping[str, Any]]], noise_rate: float) -
 
 
 def to_task(row: Mapping[str, Any], where: str, noise_rate: float = 1.0) -> Task:
-    """Return one row as a task, or raise a TasksetError that says where and what would be right."""
+    """Return one row as a task; raise a TasksetError with the place of what is missing or wrong."""
     question = _text(row, "question", where)
     answer = _text(row, "answer", where)
     paragraphs = _paragraphs(row, where)
@@ -130,7 +130,7 @@ def _drop_noise(
 def _step(step: Any, where: str) -> dict[str, str]:
     if not isinstance(step, Mapping):
         raise TasksetError(f"{where}: question_decomposition should hold objects, not {step!r}.")
-    return {ours: str(step.get(theirs, "")) for ours, theirs in STEP_KEYS.items()}
+    return {key: str(step.get(source_key, "")) for key, source_key in STEP_KEYS.items()}
 
 
 def _text(table: Mapping[str, Any], key: str, where: str) -> str:

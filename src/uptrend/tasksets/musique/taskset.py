@@ -46,8 +46,8 @@ class Musique:
     name: ClassVar[str] = "musique"
     version: ClassVar[str] = "2"
     Options: ClassVar[type[Any]] = MusiqueOptions
-    WHOLE: ClassVar[dict[str, Any]] = {"split": "heldout"}
-    LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 128, "max_turns": 8, "context": 4096}
+    HOLD_OUT_ALL: ClassVar[dict[str, Any]] = {"split": "heldout"}
+    SAMPLING_LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 128, "max_turns": 8, "context": 4096}
 
     def __init__(self, options: MusiqueOptions, seed: int) -> None:
         self.options = options
