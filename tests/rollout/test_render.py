@@ -301,9 +301,9 @@ def test_a_chat_needs_a_template(characters):
     assert make(characters, chat=False)
 
 
-def test_a_template_that_rewrites_history_is_refused(characters):
+def test_a_template_without_the_models_turn_can_not_be_appended_to(characters):
     characters.chat_template = "{{ messages[-1].content }}"
-    with pytest.raises(TasksetError, match="rewrites what was said before"):
+    with pytest.raises(TasksetError, match="none of the model's last turn"):
         make(characters).next_prompt([5, 2], [Message("user", "no")], ())
 
 

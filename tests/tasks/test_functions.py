@@ -7,6 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import date, datetime, timedelta
+from datetime import time as clock
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from uptrend.rollout.play import (
 )
 from uptrend.rollout.sampler import Limits
 from uptrend.tasks import event_loop
-from uptrend.tasks.functions import QUICK_S, read_values
+from uptrend.tasks.functions import QUICK_S, decode_arguments, encode_arguments, read_values
 from uptrend.tasks.pool import make_taskset
 from uptrend.tasks.taskset import Taskset
 from uptrend.tasks.workers import count_cores
@@ -339,6 +342,21 @@ def test_wrong_values_are_answered_with_a_sentence(
 )
 def test_numbers_are_read_as_numbers(returned: Any, count: int | None, values: list[Any]) -> None:
     assert read_values(returned, "f", count) == values
+
+
+def test_arguments_come_back_with_their_types() -> None:
+    row = {
+        "day": date(2024, 5, 6),
+        "moment": datetime(2024, 5, 6, 7, 8, 9, 123),
+        "hour": clock(7, 8),
+        "span": timedelta(days=2, microseconds=3),
+        "price": Decimal("1.50"),
+        "image": b"\x00\xff",
+        "nested": [{"text": "é", "none": None, "number": 0.1, "day": date(2024, 1, 1)}],
+    }
+    assert decode_arguments(encode_arguments(row)) == row
+    with pytest.raises(TypeError, match="a row has a object"):
+        encode_arguments({"x": object()})
 
 
 def test_quick_functions_cost_next_to_nothing(make) -> None:

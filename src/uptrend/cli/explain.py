@@ -188,6 +188,8 @@ def _type_in_words(type_: Any, annotation: Any) -> str:
         return f"{', '.join(choices_in_words(options[0]))}, or module:function"
     if typing.get_origin(type_) is typing.Literal:
         return ", ".join(choices_in_words(type_))
+    if typing.get_origin(type_) is dict:
+        return "table"
     if typing.get_origin(type_) is tuple:
         item = typing.get_args(type_)[0]
         return f"list of {ITEM_NAMES.get(item) or _type_in_words(item, item)}"

@@ -188,7 +188,7 @@ def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
 
 def show_run(library: Library, run: str) -> Json:
     entry = library.current_entry(run)
-    if entry.row.get("status") == "unreadable":
+    if not entry.is_readable:
         return {"row": entry.row, "error": entry.row["error"]}
     path = entry.source.path
     trainer = str(entry.row["trainer"])
@@ -199,7 +199,7 @@ def show_run(library: Library, run: str) -> Json:
     details = _details(library, entry)
 
     answer: Json = {
-        "row": {**entry.row, "config": {}},
+        "row": entry.row_without_config,
         "metrics": _metric_sections(metrics),
         "report": findings.page_report(report, str(path), trainer),
         "settings": findings.settings(details["config"], trainer),
@@ -298,7 +298,7 @@ def get_curves(
 def _readable_entry(library: Library, run: str) -> LibraryEntry:
     """Return a run or a log; RecordError if its files can't be read."""
     entry = library.entry(run, "run", "log")
-    if entry.row.get("status") == "unreadable":
+    if not entry.is_readable:
         raise RecordError(str(entry.row["error"]))
     return entry
 
@@ -329,15 +329,16 @@ def compare_runs(library: Library, runs: str) -> Json:
             f"{len(ids)} runs can't be told apart on one plot; choose {MAX_RUNS_COMPARED} at most."
         )
     entries = [library.current_entry(id) for id in ids]
-    readable = [entry for entry in entries if entry.row.get("status") != "unreadable"]
+    readable = [entry for entry in entries if entry.is_readable]
 
     names: dict[str, None] = {}  # columns of all runs, in the order of their first run
     for entry in readable:
         names |= dict.fromkeys(library.table(entry).column_names)
-    has_evals = any(entry.row.get("after") or entry.row.get("before") for entry in readable)
+    rows = [entry.row for entry in readable]
+    has_evals = any(row.get("after") or row.get("before") for row in rows)
     answer = {
-        "rows": [{**entry.row, "config": {}} for entry in entries],
-        "ids": [entry.row["id"] for entry in readable],
+        "rows": [entry.row_without_config for entry in entries],
+        "ids": [row["id"] for row in rows],
         "differences": _config_differences(readable),
         "seeds": _ids_by_config(readable),
         "paired": _pairs(library, readable),
@@ -454,8 +455,8 @@ def list_rollouts(library: Library, run: str, heldout: bool, label: str, **query
 
 def show_rollout(library: Library, run: str, heldout: bool, label: str, **query: Any) -> Json:
     rollout_set = _rollout_set(library, run, heldout, label)
-    row = {**rollout_set.entry.row, "config": {}}
-    return dict(plain({"row": row, "rollout": rollouts.show_rollout(rollout_set, **query)}))
+    rollout = rollouts.show_rollout(rollout_set, **query)
+    return dict(plain({"row": rollout_set.entry.row_without_config, "rollout": rollout}))
 
 
 def list_labs(library: Library) -> Json:

@@ -110,8 +110,10 @@ def _read_on(path: Path, before: _Reading | None, size: int) -> _Reading:
     data = data[: data.rfind(b"\n") + 1]  # a line that is being written is read next time
     end = start + len(data)
     table = parse(data)
-    if before is not None:
-        table = _concatenate([before.table, table]) if len(table) else before.table
+    if before is not None and len(table):
+        table = _concatenate([before.table, table])
+    elif before is not None:
+        table = before.table
     return _Reading(table, end, _tail(path, end), table.nbytes)
 
 
@@ -192,7 +194,8 @@ def _split_lines(data: bytes) -> Iterator[memoryview]:
 def _parse_piece(piece: memoryview) -> pa.Table:
     lines = bytes(piece).split(b"\n")
     # Arrow's reader ends the process at a value that is nested too deep.
-    if max(line.count(b"[") + line.count(b"{") for line in lines) <= MAX_DEPTH:
+    max_depth = max(line.count(b"[") + line.count(b"{") for line in lines)
+    if max_depth <= MAX_DEPTH:
         options = pj.ReadOptions(block_size=ARROW_BLOCK_BYTES)
         with contextlib.suppress(pa.ArrowInvalid, UnicodeError):
             table = _numbers(pj.read_json(pa.BufferReader(piece), read_options=options))
@@ -256,6 +259,14 @@ def _numbers(table: pa.Table) -> pa.Table:
     return numbers.filter(has_step)
 
 
+def steps_of(table: pa.Table) -> Integers:
+    """Return the steps of a table, which has no columns if it is empty."""
+    if not len(table):
+        return np.zeros(0, np.int64)
+    steps: Integers = table[STEP_KEY].to_numpy()
+    return steps
+
+
 def values_of(table: pa.Table, name: str) -> Floats:
     """Return a column as floats, NaN where it has no value; all NaN if the table lacks it."""
     if name not in table.column_names:
@@ -286,7 +297,7 @@ def thin(
     extremes, so that no spike is lost. `rollouts` and `time` are other axes: rollouts sampled so
     far, and seconds since the first step.
     """
-    steps = table[STEP_KEY].to_numpy() if len(table) else np.zeros(0, np.int64)
+    steps = steps_of(table)
     begin = 0 if first is None else int(np.searchsorted(steps, first))
     end = len(steps) if last is None else int(np.searchsorted(steps, last, "right"))
     chosen = slice(begin, end)
@@ -301,16 +312,19 @@ def thin(
             curves[key] = {"mean": _rounded(values)} if is_whole else _thinned(values, firsts)
 
     # A point's place on an axis is that of the last step that it stands for.
-    lasts = np.append(firsts[1:], len(steps)) - 1 if len(firsts) else firsts
+    lasts = firsts
+    if len(firsts):
+        lasts = np.append(firsts[1:], len(steps)) - 1
     rollouts = np.cumsum(np.nan_to_num(values_of(table, ROLLOUTS_KEY)))
     times = values_of(table, TIME_KEY)
     if len(times):
         times = times - times[0]
-    axes: dict[str, list[float | None]] = {}
-    for name, axis in (("rollouts", rollouts[chosen]), ("time", times[chosen])):
+    axes: dict[str, Any] = {"step": steps[lasts].tolist()}
+    other_axes = {"rollouts": rollouts[chosen], "time": times[chosen]}
+    for name, axis in other_axes.items():
         if len(axis) and np.nanmax(axis, initial=0.0) > 0:
             axes[name] = _rounded(axis[lasts])
-    return {"step": steps[lasts].tolist(), **axes, "curves": curves, "thinned": not is_whole}
+    return {**axes, "curves": curves, "thinned": not is_whole}
 
 
 def _thinned(values: Floats, firsts: Integers) -> dict[str, list[float | None]]:

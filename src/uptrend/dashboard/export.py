@@ -73,7 +73,7 @@ def _answers(
     """Return answers of the API by the request that asks for them, and the lines of the rollouts
     among them.
     """
-    if entry.row["status"] == "unreadable":
+    if not entry.is_readable:
         raise RecordError(str(entry.row["error"]))
     if library.known_report(entry) is None:
         library.diagnose(entry.source)
@@ -83,7 +83,9 @@ def _answers(
     for section in run["metrics"]:
         metrics += [metric["key"] for metric in section["metrics"]]
     curves = api.get_curves(library, id, ",".join(metrics), MAX_CURVE_POINTS, None, None)
-    answers: dict[str, Any] = {_request("run", run=id): run, _request("curves", run=id): curves}
+    answers: dict[str, Any] = {}
+    answers[_request("run", run=id)] = run
+    answers[_request("curves", run=id)] = curves
 
     lines = _chosen_lines(RolloutSet(entry, library), run["report"], max_rollouts)
     steps: set[int] = set()
@@ -98,7 +100,7 @@ def _answers(
             steps.add(line["step"])
             request = _request("rollout", run=id, **name)
         rollout = rollouts.show_rollout(rollout_set, **name)
-        answers[request] = plain({"row": {**entry.row, "config": {}}, "rollout": rollout})
+        answers[request] = plain({"row": entry.row_without_config, "rollout": rollout})
     answers["run"] = id
     answers["rollouts"] = plain(lines)
     answers[_request("steps", run=id)] = {

@@ -190,9 +190,10 @@ def page_report(report: Report | None, run: str, trainer: str) -> Report | None:
             {"trainer": TRAINERS.get(name, name), "line": _config_lines(settings)}
             for name, settings in changes.items()
         ]
+        explained = [symptoms.get(id, {"id": id, "summary": ""}) for id in cause["explains"]]
         finding = {
             **cause,
-            "explains": [symptoms.get(id, {"id": id, "summary": ""}) for id in cause["explains"]],
+            "explains": explained,
             "settings": settings_by_trainer,
             "command": _next_command(cause, run, trainer),
             "known": cause["id"] in CATALOGUE,

@@ -44,6 +44,16 @@ class LibraryEntry:
     part: int = 0
     """Number of the run in its log."""
 
+    @property
+    def is_readable(self) -> bool:
+        """False if its files could not be read; the row has the `error`."""
+        return bool(self.row.get("status") != "unreadable")
+
+    @property
+    def row_without_config(self) -> Row:
+        """Row for pages, which show the config elsewhere or not at all."""
+        return {**self.row, "config": {}}
+
 
 @dataclass
 class IndexProgress:

@@ -16,12 +16,11 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from uptrend.config.tables import flatten
-from uptrend.dashboard.curves import TIME_KEY, Columns, sparkline, values_of
+from uptrend.dashboard.curves import TIME_KEY, Columns, sparkline, steps_of, values_of
 from uptrend.dashboard.findings import markers, report_columns
 from uptrend.doctor.report import saved_report
 from uptrend.policy.known import tokenizer_of
@@ -124,8 +123,9 @@ def read_run(path: str, file: str, min_indexed_bytes: int) -> Row:
     seconds = None
     if created_s and last_step_s and last_step_s > created_s:
         seconds = last_step_s - created_s
+    updates = [created_s, last_step_s]
+    updates += [event.get("time") for event in run.events[-1:]]
     # A damaged event may have no number for its time.
-    updates = [created_s, last_step_s, *(event.get("time") for event in run.events[-1:])]
     update_times = [time for time in updates if isinstance(time, int | float)]
 
     row = {
@@ -140,7 +140,6 @@ def read_run(path: str, file: str, min_indexed_bytes: int) -> Row:
         "seconds": seconds,
         "config": flatten(run.config),
     }
-    steps = table["step"].to_numpy() if len(table) else np.zeros(0, np.int64)
     stopped = run.stopped
     return {
         "row": plain(row),
@@ -149,7 +148,7 @@ def read_run(path: str, file: str, min_indexed_bytes: int) -> Row:
         "saved": saved,
         "report": live,
         "notes": [*(run.info.get("notes") or ()), *run.notes],
-        "markers": markers(run, steps, times),
+        "markers": markers(run, steps_of(table), times),
         "info": {key: run.info[key] for key in INFO_KEYS if key in run.info},
         "stopped": {"by": stopped.by, "why": stopped.sentence} if stopped else None,
     }
@@ -204,7 +203,9 @@ def reward_bounds(path: str, location: StepLocation) -> list[float] | None:
     table = _read_step(path, location, ["reward_low", "reward_high"])
     if table["reward_low"].null_count == len(table):
         return None
-    return [pc.min(table["reward_low"]).as_py(), pc.max(table["reward_high"]).as_py()]
+    low = pc.min(table["reward_low"]).as_py()
+    high = pc.max(table["reward_high"]).as_py()
+    return [low, high]
 
 
 def rollout_lines(path: str, location: StepLocation, heldout: bool) -> list[Row]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from uptrend.dashboard.curves import steps_of
 from uptrend.dashboard.filters import MAX_QUOTED, BadRequest
 from uptrend.dashboard.library import Library, LibraryEntry
 from uptrend.records import Ending, RecordError
@@ -70,8 +71,7 @@ class RolloutSet:
         return dict(sorted(times_by_step.items()))
 
     def _trained_steps(self) -> set[int]:
-        table = self.library.table(self.entry)
-        return set(table["step"].to_pylist()) if len(table) else set()
+        return set(steps_of(self.library.table(self.entry)).tolist())
 
     def _evaluated_steps(self) -> set[int]:
         return {line["step"] for line in self.library.facts(self.entry)["evals"]}

@@ -47,12 +47,11 @@ class Shaping:
         places_m1 = self.places_m[part, None]
         before_mt = torch.arange(ids_mt.shape[1], device=ids_mt.device) < places_m1
         ids_mt = torch.where(before_mt, ids_mt, ids_mt[:, :1])  # the first one is in every context
-        return torch.zeros(len(ids_mt), width, dtype=torch.bool, device=ids_mt.device).scatter_(
-            1, ids_mt, True
-        )
+        seen_mv = torch.zeros(len(ids_mt), width, dtype=torch.bool, device=ids_mt.device)
+        return seen_mv.scatter_(1, ids_mt, True)
 
 
-PLAIN = Shaping()
+NO_SHAPING = Shaping()
 
 
 def penalize(logits_nv: Tensor, seen_nv: Tensor, penalty: float) -> Tensor:
@@ -63,7 +62,9 @@ def penalize(logits_nv: Tensor, seen_nv: Tensor, penalty: float) -> Tensor:
 
 
 def _slope(logits_nv: Tensor, seen_nv: Tensor, penalty: float) -> Tensor:
-    return torch.where(logits_nv > 0, 1 / penalty, penalty).masked_fill_(~seen_nv, 1)
+    """Return the factor of each logit: towards smaller probabilities for tokens seen before."""
+    slope_nv = torch.where(logits_nv > 0, 1 / penalty, penalty)
+    return slope_nv.masked_fill_(~seen_nv, 1)
 
 
 def token_logprobs(
@@ -72,7 +73,7 @@ def token_logprobs(
     targets_m: Tensor,
     temperature: float,
     chunk: int = CHUNK_ELEMENTS,
-    shaping: Shaping = PLAIN,
+    shaping: Shaping = NO_SHAPING,
 ) -> tuple[Tensor, Tensor]:
     """Compute each target's log-probability and its distribution's entropy, both with gradients."""
     size = max(1, chunk // weight_vh.shape[0])

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from uptrend.config import Lora, Model
 from uptrend.policy import attention
 from uptrend.policy.attention import Packed
-from uptrend.policy.logprobs import PLAIN, Shaping, token_logprobs
+from uptrend.policy.logprobs import NO_SHAPING, Shaping, token_logprobs
 from uptrend.policy.weights import FlatWeights, digest_of
 from uptrend.records import ModelError
 
@@ -178,7 +178,7 @@ class Policy:
         targets_m: Tensor,
         temperature: float,
         *,
-        shaping: Shaping = PLAIN,
+        shaping: Shaping = NO_SHAPING,
         reference: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Compute log-probabilities of targets, and entropies, from the hidden states that predict
@@ -203,7 +203,7 @@ class Policy:
         targets_m: Tensor,
         temperature: float,
         *,
-        shaping: Shaping = PLAIN,
+        shaping: Shaping = NO_SHAPING,
         reference: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Compute log-probabilities and entropies of the targets that some tokens of a row predict:

@@ -239,9 +239,11 @@ def change_of(before: Tensor, after: Tensor, scale: float) -> Tensor:
 
     The sums stay on the device, so that a caller need not wait for it.
     """
-    squared_change = (after.float() - before.float()).square().sum() * scale
-    squared_weights = after.float().square().sum() * scale
     n_changed = (after != before).sum() * scale
+    before = before.float()
+    after = after.float()
+    squared_change = (after - before).square().sum() * scale
+    squared_weights = after.square().sum() * scale
     return torch.stack([squared_change, squared_weights, n_changed])
 
 

@@ -5,13 +5,13 @@ UptrendError            what was wrong, where, and what would be right
 ├── TasksetError        a taskset, a task file or a task that cannot be used
 │   └── RewardOutOfBounds   a reward function that pays more or less than its bounds say
 ├── SandboxFailed       a sandbox that can't start or has died
-├── ModelError          a model that cannot be had or loaded
+├── ModelError          a model that cannot be downloaded or loaded
 ├── RecordError         a run directory that cannot be read or written
 │   ├── RecordTooLarge  a file that would take too much memory
 │   └── RunLocked       another process is writing this run directory
 ├── CheckpointError     a checkpoint that is missing or damaged
 ├── LabError            a hypothesis or an experiment that cannot be used
-├── RunRefused          preflight found what would keep a run from learning
+├── RunRefused          preflight found a cause that would keep a run from learning
 ├── RankLost            another process of the same run has ended
 └── MissingExtra        an optional dependency that is not installed
 
@@ -42,8 +42,8 @@ class ConfigError(UptrendError):
 
     def __init__(self, message: str, *, is_of_field: bool = False) -> None:
         super().__init__(message)
-        # Of a dataclass that checks itself: its message begins with a field, before which `build`
-        # puts the section.
+        # For dataclasses that check themselves: the message begins with a field, and `build` adds
+        # the section before it.
         self.is_of_field = is_of_field
 
 
@@ -52,11 +52,13 @@ class TasksetError(UptrendError):
 
 
 class SandboxFailed(UptrendError):  # noqa: N818 (what happened to it)
-    """A sandbox that can't start or has died: our own fault, so a rollout is played again."""
+    """A sandbox that can't start or has died: not the model's fault, so the rollout is played
+    again.
+    """
 
 
 class ModelError(UptrendError):
-    """A model that cannot be had or loaded."""
+    """A model that cannot be downloaded or loaded."""
 
 
 class RecordError(UptrendError):
@@ -82,7 +84,7 @@ class LabError(UptrendError):
 
 
 class RunRefused(UptrendError):  # noqa: N818 (what happened)
-    """A run that was not started: preflight found a critical cause, which `finding` is."""
+    """A run that was not started because of `finding`, a critical cause that preflight found."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(f"Not started: {finding.id}: {finding.summary}")
@@ -107,19 +109,19 @@ class RewardOutOfBounds(TasksetError):  # noqa: N818 (what happened)
 
     @classmethod
     def read(cls, text: str) -> "RewardOutOfBounds | None":
-        """Return the error that a recorded text is; None for any other."""
-        found = cls._TEXT.search(text)
-        return (
-            None
-            if found is None
-            else cls(found[1], float(found[2]), float(found[3]), float(found[4]))
-        )
+        """Return the error that was recorded as a text; None for any other text."""
+        match = cls._TEXT.search(text)
+        if match is None:
+            return None
+        name, value, low, high = match.groups()
+        return cls(name, float(value), float(low), float(high))
 
     @property
     def sentence(self) -> str:
-        """What the reward pays, and where its bounds end."""
-        end, bound = ("end", self.high) if self.value > self.high else ("begin", self.low)
-        return f"{self.name} pays {self.value:.9g}, but its bounds {end} at {bound:.9g}"
+        """Sentence with the reward's value and the bound that it leaves."""
+        if self.value > self.high:
+            return f"{self.name} pays {self.value:.9g}, but its bounds end at {self.high:.9g}"
+        return f"{self.name} pays {self.value:.9g}, but its bounds begin at {self.low:.9g}"
 
 
 class RankLost(UptrendError):  # noqa: N818 (what happened)
@@ -139,8 +141,8 @@ class MissingExtra(UptrendError):  # noqa: N818 (what is missing)
 
 @contextmanager
 def damage_as_error(path: Path) -> Iterator[None]:
-    """Raise RecordError for whatever a damaged file leads to: it holds anything, anywhere, and
-    nobody foresees it.
+    """Raise RecordError for any error that reading a damaged file leads to: it may contain anything
+    anywhere.
     """
     try:
         yield
@@ -167,9 +169,9 @@ def install_command(extra: str) -> str:
 
 
 def _installed_folder() -> Path | None:
-    """Return the folder that pip installed Uptrend from; None for an index or a folder now gone."""
+    """Return the folder that pip installed Uptrend from; None for an index, or if it is gone."""
     try:
-        # Where a package does not come from an index, pip notes the origin (PEP 610).
+        # For a package that does not come from an index, pip notes the origin (PEP 610).
         note = importlib.metadata.distribution("uptrend").read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
         return None

@@ -1,10 +1,10 @@
 """Reading files that others may write or change, within bounds, and the memory of this machine.
 
-What is opened is a regular file, and lies below some folders where a reader says so. A server looks
-at folders in which others write: between a look at a file and its opening a link or a pipe may take
-its place, so what was opened is judged, never what was there before.
+Only regular files are opened, and only below some folders if a reader sets them. A server reads
+folders in which others write: between a check of a path and its opening a link or a pipe may take
+its place, so the open file is checked, never the path before.
 
-What is beyond a bound is refused in a sentence before it is in memory: files of others may hold
+A file beyond a bound is refused in a sentence before it is in memory: files of others may have
 gigabytes in a few megabytes on disk. The bounds are far above any log that is known here: the
 largest has a million lines and 250 MB, the largest run 100,000 steps of 65 metrics.
 """
@@ -39,6 +39,7 @@ TOO_DEEP = "its values are nested too deeply"
 # Values in one piece of JSON. Python takes about 100 bytes for each, in a list or with its name.
 MAX_VALUES = 5_000_000
 VALUE_BYTES = 100
+_TEXT_OFFSET_BYTES = 4
 # Bytes, by `size_in_memory`, of the lines of a file that are held at a time: 100,000 lines of 65
 # metrics take 0.9 GB.
 MAX_LINES_BYTES = 1_500_000_000
@@ -51,15 +52,14 @@ MAX_TABLE_ROWS = 300_000
 MAX_TABLE_BYTES = 1 << 30
 _ROWS_AT_ONCE = 1024
 _BYTES_AT_ONCE = 128 << 20
-# Bytes by Parquet's type of a column; a text's are those of its place.
-_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
-# Bytes beyond what a process has at its start, for what no bound foresees: judging 100,000 steps
-# takes 1 GB.
+# Bytes of a value by Parquet's type of a column; other types are texts, whose offsets take 4.
+_BYTES_BY_TYPE = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
+# Bytes beyond those of a process at its start, for whatever the other bounds miss: judging 100,000
+# steps takes 1 GB.
 MAX_PROCESS_BYTES = 3 << 30
-# Tries to open a file that its writer is just putting another one in the place of.
+# Tries to open a file that its writer is just replacing.
 MAX_TRIES = 5
-# O_NONBLOCK: a pipe would be waited for, and with it whoever asked. Windows has neither the flag
-# nor such pipes.
+# O_NONBLOCK: opening a pipe would wait for its writer. Windows has neither the flag nor such pipes.
 OPEN_FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_NONBLOCK", 0)
@@ -72,24 +72,24 @@ _folders: ContextVar[tuple[Path, ...] | None] = ContextVar("folders", default=No
 
 @contextlib.contextmanager
 def reading_below(folders: Iterable[Path | str] | None) -> Iterator[None]:
-    """Let `open_file` open what lies below these folders alone, whatever links are on the way; None
+    """Let `open_file` open only files that are really below these folders, links followed; None
     sets no limit.
     """
-    places = (
-        None if folders is None else tuple(Path(os.path.realpath(folder)) for folder in folders)
-    )
-    before = _folders.set(places)
+    real_folders = None
+    if folders is not None:
+        real_folders = tuple(Path(os.path.realpath(folder)) for folder in folders)
+    token = _folders.set(real_folders)
     try:
         yield
     finally:
-        _folders.reset(before)
+        _folders.reset(token)
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file to read its bytes; RecordError where it is a pipe or a device, or lies where it
-    may not.
+    """Open a file to read its bytes; raise RecordError for a pipe, a device, or a file outside the
+    folders of `reading_below`.
 
-    What the system says, such as FileNotFoundError, is passed on.
+    Errors of the system, such as FileNotFoundError, are passed on.
     """
     folders = _folders.get()
     for _ in range(MAX_TRIES):
@@ -100,12 +100,11 @@ def open_file(path: Path) -> BinaryIO:
                 raise RecordError(f"{path} could not be read: it is no file.")
             if folders is None:
                 return os.fdopen(descriptor, "rb")
-            real = Path(os.path.realpath(path))
+            real_path = Path(os.path.realpath(path))
             with contextlib.suppress(FileNotFoundError):
-                # The place is that of the file which is open; else one took the other's place
-                # meanwhile.
-                if os.path.samestat(os.lstat(real), status):
-                    if not any(real.is_relative_to(folder) for folder in folders):
+                # The real path must be that of the open file: it may have been replaced since.
+                if os.path.samestat(os.lstat(real_path), status):
+                    if not any(real_path.is_relative_to(folder) for folder in folders):
                         raise RecordError(
                             f"{path} is a link to a place outside the folders that are read: not"
                             " read."
@@ -119,7 +118,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def open_named(path: Path) -> BinaryIO:
-    """Open a file that somebody named: where no folders are set it may be a pipe, such as
+    """Open a file that a user named: unless folders are set it may be a pipe, such as
     /dev/stdin.
     """
     return path.open("rb") if _folders.get() is None else open_file(path)
@@ -130,44 +129,44 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:,.0f} MB"
 
 
-def check_size(path: Path | str, size: int, most: int) -> None:
-    """Raise RecordError for a file that holds more bytes than are read."""
-    if size > most:
+def check_size(path: Path | str, size: int, max_bytes: int) -> None:
+    """Raise RecordError for a file with more bytes than are read."""
+    if size > max_bytes:
         raise RecordTooLarge(
-            f"{path} is too large: it holds {megabytes(size)}, and {megabytes(most)} at most are"
-            " read."
+            f"{path} is too large: it holds {megabytes(size)}, and {megabytes(max_bytes)} at most"
+            " are read."
         )
 
 
-def read_named(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
-    """Return the bytes of a file that somebody named; RecordError where there are too many."""
+def read_named(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """Return the bytes of a file that a user named; raise RecordError if there are too many."""
     with open_named(path) as file:
-        return _read_all(path, file, most)
+        return _read_all(path, file, max_bytes)
 
 
-def _read_all(path: Path, file: BinaryIO, most: int) -> bytes:
-    check_size(path, os.fstat(file.fileno()).st_size, most)
-    data = file.read(most + 1)  # a pipe has no size, and a file may grow
-    check_size(path, len(data), most)
+def _read_all(path: Path, file: BinaryIO, max_bytes: int) -> bytes:
+    check_size(path, os.fstat(file.fileno()).st_size, max_bytes)
+    data = file.read(max_bytes + 1)  # a pipe has no size, and a file may grow
+    check_size(path, len(data), max_bytes)
     return data
 
 
 def count_values(text: str | bytes) -> int:
-    """Return about how many values a text of JSON has, without making them."""
+    """Estimate the number of values in a text of JSON without parsing it."""
     if isinstance(text, bytes):
         return text.count(b",") + text.count(b"[") + text.count(b"{")
     return text.count(",") + text.count("[") + text.count("{")
 
 
 def size_in_memory(line: str | bytes) -> int:
-    """Return about how many bytes a line of JSON or of a table takes, with the values that are made
-    of it.
+    """Estimate the bytes of a line of JSON or of a table, together with its values as Python
+    objects.
     """
     return len(line) + VALUE_BYTES * (count_values(line) + 1)
 
 
 def check_values(path: Path, text: str) -> None:
-    """Raise RecordError for JSON that would become too many objects."""
+    """Raise RecordError for JSON with too many values."""
     count = count_values(text)
     if count > MAX_VALUES:
         raise RecordTooLarge(
@@ -188,32 +187,31 @@ def check_cells(path: Path | str, rows: int, columns: int) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a file of JSON holds; RecordError where it is too large, ValueError where it is
-    no JSON.
+    """Return the value in a file of JSON; raise RecordError for a file that is too large,
+    ValueError for one that is no JSON.
     """
     text = read_file(path).decode("utf-8")
     check_values(path, text)
     return parse_json(text)
 
 
-def read_file(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
-    """Return what a file of a folder holds; RecordError for a pipe or a device, and where there are
-    too many bytes.
+def read_file(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """Return the bytes of a file; raise RecordError for a pipe or a device, and if there are too
+    many.
     """
     with open_file(path) as file:
-        return _read_all(path, file, most)
+        return _read_all(path, file, max_bytes)
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
-    """Return the text of a file, read by `read_file`."""
-    # with one kind of line end
+    """Return the text of a file, read by `read_file`, with one kind of line end."""
     with io.StringIO(read_file(path).decode("utf-8", errors), newline=None) as text:
         return text.read()
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what a text of JSON holds; ValueError where it is none, or nested more deeply than
-    Python reads.
+    """Return the value in a text of JSON; raise ValueError for any other text, and for nesting that
+    is too deep for Python.
     """
     try:
         return json.loads(text)
@@ -222,8 +220,8 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return what a text of TOML holds; TOMLDecodeError for all that can't be read, depth and
-    digits included.
+    """Return the table in a text of TOML; raise TOMLDecodeError for any other text, for too deep
+    nesting and for too many digits.
     """
     try:
         return tomllib.loads(text)
@@ -238,16 +236,17 @@ def parse_toml(text: str) -> dict[str, Any]:
 def read_table(
     path: Path, columns: Sequence[str] | None = None, size_before: int = 0
 ) -> "pa.Table":
-    """Return a Parquet file, or some of its columns; RecordError where it is damaged or too large.
+    """Return a Parquet file, or some of its columns; raise RecordError if it is damaged or too
+    large.
 
-    `size_before` is the number of bytes of the tables that are held with it.
+    `size_before` are the bytes of tables in memory that count towards the limit.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        # pq.read_table would load pandas
-        with open_file(path) as opened, pq.ParquetFile(opened) as file:
+        # Not pq.read_table, which loads pandas.
+        with open_file(path) as raw_file, pq.ParquetFile(raw_file) as file:
             rows_at_once = _check_metadata(path, file.metadata, columns)
             schema = file.schema_arrow
             if columns is not None:
@@ -255,7 +254,7 @@ def read_table(
                 schema = pa.schema([schema.field(name) for name in columns])
             batches = []
             size = size_before
-            # What metadata say may be wrong: what comes out is counted too.
+            # Metadata may be wrong: decoded bytes are counted too.
             for batch in file.iter_batches(rows_at_once, columns=columns, use_threads=False):
                 size += batch.nbytes
                 check_size(path, size, MAX_TABLE_BYTES)
@@ -268,8 +267,8 @@ def read_table(
 
 
 def _check_metadata(path: Path, metadata: Any, columns: Sequence[str] | None) -> int:
-    """Return how many rows may be read at once; RecordTooLarge for a file that says itself that it
-    is too large.
+    """Return the number of rows to read at once; raise RecordTooLarge for a file that is too large
+    by its own metadata.
     """
     if metadata.num_rows > MAX_TABLE_ROWS:
         raise RecordTooLarge(
@@ -280,54 +279,55 @@ def _check_metadata(path: Path, metadata: Any, columns: Sequence[str] | None) ->
     chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
     if columns is not None:
         chunks = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
-    size = sum(chunk.num_values * _WIDTHS.get(chunk.physical_type, 4) for chunk in chunks)
-    # small integers take less in memory than Parquet's type says
-    check_size(path, size // 2, MAX_TABLE_BYTES)
-    # A text that many rows share is in the file once, and in each row when it is read.
-    longest: dict[str, int] = {}
+    size = 0
+    text_bytes: dict[str, int] = {}  # of the largest chunk, by column
     for chunk in chunks:
-        if chunk.physical_type not in _WIDTHS:
-            longest[chunk.path_in_schema] = max(
-                chunk.total_uncompressed_size, longest.get(chunk.path_in_schema, 1)
-            )
-    return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, sum(longest.values()))))
+        size += chunk.num_values * _BYTES_BY_TYPE.get(chunk.physical_type, _TEXT_OFFSET_BYTES)
+        if chunk.physical_type not in _BYTES_BY_TYPE:
+            column = chunk.path_in_schema
+            text_bytes[column] = max(chunk.total_uncompressed_size, text_bytes.get(column, 1))
+    # Small integers take less in memory than Parquet's types do.
+    check_size(path, size // 2, MAX_TABLE_BYTES)
+    # A text that many rows share is in the file once, and in each row when it is read: each row
+    # may have all texts.
+    max_row_bytes = max(1, sum(text_bytes.values()))
+    return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max_row_bytes))
 
 
-def limit_memory(most: int = MAX_PROCESS_BYTES) -> None:
-    """Let this process take so many bytes beyond those that it has, whatever the bounds above miss.
+def limit_memory(max_bytes: int = MAX_PROCESS_BYTES) -> None:
+    """Limit this process to `max_bytes` beyond its present memory, for whatever the bounds above
+    miss.
 
-    For a process of ours alone: what else reserves addresses, as CUDA and threads do, is counted
-    too.
+    Only for processes of our own: addresses that are reserved, as CUDA and threads do, count too.
     """
-    # Windows and macOS know no such limit
+    # Windows and macOS have no such limit.
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        wanted = pages * resource.getpagesize() + most
-        resource.setrlimit(
-            resource.RLIMIT_AS,
-            (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard),
-        )
+        limit = pages * resource.getpagesize() + max_bytes
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+        if hard_limit != resource.RLIM_INFINITY:
+            limit = min(limit, hard_limit)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
 
 
-def too_much_memory(path: Path | str, most: int = MAX_PROCESS_BYTES) -> RecordTooLarge:
+def too_much_memory(path: Path | str, max_bytes: int = MAX_PROCESS_BYTES) -> RecordTooLarge:
     """Return the error of a file that takes more memory than a process may have."""
     return RecordTooLarge(
-        f"{path} is too large: reading it takes more than {megabytes(most)} of memory."
+        f"{path} is too large: reading it takes more than {megabytes(max_bytes)} of memory."
     )
 
 
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on disk."""
-    if sys.platform == "win32":  # has no way to do so for a folder, or for a file that is only read
+    if sys.platform == "win32":  # which can't do so for a folder, nor for a file opened to read
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # some network disks know it for files alone
+        # Some network disks can do so only for files.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -335,20 +335,20 @@ def sync(path: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a whole file beside its place and rename it there, so that nobody sees half of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a whole file under another name and rename it, so that readers never see half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with explain_disk_errors(path):
         try:
-            with beside.open("wb") as file:
+            with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(path)
+            temporary.replace(path)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
-_REASONS = {
+_DISK_PROBLEMS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "it would be larger than a file may be here",
@@ -363,5 +363,5 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = _REASONS.get(error.errno or 0) or error.strerror or str(error)
+        reason = _DISK_PROBLEMS.get(error.errno or 0) or error.strerror or str(error)
         raise RecordError(f"{path} could not be written: {reason}.") from error

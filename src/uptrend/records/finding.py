@@ -1,6 +1,4 @@
-"""The doctor's words on a run: findings, checks that lacked data, and the report that holds
-both.
-"""
+"""Results of the doctor on a run: findings, checks that lacked data, and the report with both."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,31 +11,31 @@ class Severity(StrEnum):
     """Weight of a finding."""
 
     CRITICAL = "critical"
-    """The run can't learn what it is meant to, or its figures can't be believed."""
+    """The run can't learn its task, or its figures can't be trusted."""
     WARNING = "warning"
-    """The run learns less than it could, or will soon not."""
+    """The run learns less than it could, or will soon stop learning."""
     NOTE = "note"
-    """Worth knowing; nothing has to be done."""
+    """Worth knowing; no action is needed."""
 
 
 class Basis(StrEnum):
-    """What a finding rests on."""
+    """Kind of evidence that a finding rests on."""
 
     PROOF = "proof"
-    """Something that must hold does not, beyond rounding."""
+    """A condition that must hold does not, beyond rounding."""
     SIGNAL = "signal"
-    """A measurement beyond its noise, which other causes could give too."""
+    """A measurement beyond its noise, which other causes could have too."""
     SUSPICION = "suspicion"
-    """Something that goes with the cause; what would show it was not recorded."""
+    """An observation that goes with the cause; the data that would prove it was not recorded."""
 
 
 class Confidence(StrEnum):
-    """Certainty. Of a finding: how often such findings were right in trials, shrunk toward the mean
-    of their kind.
+    """Certainty. For a finding, the share of such findings that were right in trials, shrunk toward
+    the mean of their kind.
     """
 
     HIGH = "high"
-    """Right in at least 90%, by five runs of its own or more."""
+    """Right in at least 90%, in five runs of its own or more."""
     MEDIUM = "medium"
     """Right in 60 to 90%."""
     LOW = "low"
@@ -73,7 +71,7 @@ class Rival:
     """Another cause that looks the same."""
 
     id: str
-    """Its id in the catalogue, or a plain name where it is no fault."""
+    """Id in the catalogue, or a plain name if it is no fault."""
     tells_apart: str
 
 
@@ -85,35 +83,34 @@ class Times:
 
     @property
     def in_words(self) -> str:
-        """The same inside a sentence."""
+        """Value inside a sentence."""
         part = {2: "half", 3: "a third", 4: "a quarter"}.get(round(1 / self.factor))
         return f"{part} of its value" if part and self.factor < 1 else str(self)
 
     def __str__(self) -> str:
-        return (
-            f"{self.factor:g} × its value"
-            if self.factor >= 1
-            else f"its value / {1 / self.factor:g}"
-        )
+        if self.factor >= 1:
+            return f"{self.factor:g} × its value"
+        return f"its value / {1 / self.factor:g}"
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A config value that is changed only where the run's own lies on the wrong side of it."""
+    """A bound of a config value: only a run whose value is beyond it is changed."""
 
     value: Any
     is_minimum: bool
-    """True where the run should have at least this, False where at most."""
+    """True if the run should have at least this value, False if at most."""
     off: Any = None
-    """A value that means none at all, and so lies on the wrong side whatever its size."""
+    """Value that switches the setting off, and is beyond the bound whatever its size."""
 
-    def applied_to(self, now: Any) -> Any:
-        """Return the value that a run should have which has this one now; None where that is not
-        known.
+    def applied_to(self, current: Any) -> Any:
+        """Return the value for a run with this current one: the bound itself if the current one is
+        no number or off.
         """
-        if not isinstance(now, int | float) or isinstance(now, bool) or now == self.off:
+        is_number = isinstance(current, int | float) and not isinstance(current, bool)
+        if not is_number or current == self.off:
             return self.value
-        return max(now, self.value) if self.is_minimum else min(now, self.value)
+        return max(current, self.value) if self.is_minimum else min(current, self.value)
 
 
 @dataclass(frozen=True)
@@ -121,15 +118,14 @@ class Experiment:
     """Test that decides between a cause and its rivals, as the lab can run it."""
 
     claim: str
-    """One sentence; of a comparison of arms it ends with what is measured, generated from the
-    metric. A cause's may have `{learning.lr}` where the arms' values belong, and `{steps}`.
+    """One sentence; for a comparison of arms it ends with the measured outcome, generated from the
+    metric. A cause's may have placeholders for the arms' values, such as `{learning.lr}`, and
+    `{steps}`.
     """
     probe: str = ""
-    """A probe of `uptrend preflight` that settles it without training; empty where there is
-    none.
-    """
+    """Probe of `uptrend preflight` that settles it without training; empty for none."""
     arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Config overrides of each arm by Uptrend's keys, the control among them as {}; empty where a
+    """Config overrides of each arm by Uptrend's keys, the control among them as {}; empty if a
     probe settles it.
     """
     metric: str = "eval/accuracy"
@@ -145,19 +141,19 @@ class Fix:
     """Change that removes a cause."""
 
     sentence: str
-    """One or more sentences. A cause's has `{learning.lr}` where the value of that change
-    belongs.
+    """One or more sentences. A cause's has placeholders for the values of its changes, such as
+    `{learning.lr}`.
     """
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The same as config differences, by trainer. A cause gives ours and what only another trainer
-    has; a finding has ours translated for every trainer that has such a setting, without what is in
-    force in the run.
+    """Config differences of the fix, by trainer. A cause has ours and those of settings that only
+    another trainer has; a finding has ours translated for every trainer with such a setting,
+    without those in force in the run.
     """
     untranslated: tuple[str, ...] = ()
-    """Keys of ours whose value suits no other trainer."""
+    """Our keys whose value no other trainer can have."""
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     in_force: Mapping[str, Any] = field(default_factory=dict)
-    """What the cause would change and the run has already, in its trainer's words."""
+    """Changes that the run has already, in its trainer's words."""
 
 
 @dataclass(frozen=True)
@@ -170,13 +166,11 @@ class Finding:
     summary: str
     evidence: tuple[Evidence, ...]
     confidence: Confidence = Confidence.MEDIUM
-    """How often such a finding was right where it could be checked."""
+    """Share of such findings that were right in trials, as a grade."""
     measured: str = ""
-    """The count behind the confidence, in words."""
+    """Counts behind the confidence, in words."""
     is_doubted: bool = False
-    """True where another cause lay behind nearly every trial run in which this one was named
-    first.
-    """
+    """True if nearly every trial run in which this cause was named first had another one."""
     rivals: tuple[Rival, ...] = ()
     experiment: Experiment | None = None
     fix: Fix | None = None
@@ -191,37 +185,35 @@ class CannotTell:
 
     id: str
     needs: str
-    """Data that it would need, or why what is there does not do."""
+    """Data that it would need, or why the present data is not enough."""
 
 
 @dataclass(frozen=True)
 class Trend:
-    """Change of the training reward, and the chance that this run would have shown one."""
+    """Change of the training reward, and the probability that this run would have shown one."""
 
     kind: TrendKind
     sentence: str
     effect: float | None = None
-    """The fitted change of the mean reward from the first step to the last."""
+    """Fitted change of the mean reward from the first step to the last."""
     interval: tuple[float, float] | None = None
-    """Its 95% interval, corrected for autocorrelation."""
+    """95% interval of the change, corrected for autocorrelation."""
     power: float | None = None
-    """The chance that this run would have shown the smallest effect that matters."""
+    """Probability that this run would have shown the smallest effect that matters."""
     held_out: Mapping[str, Any] = field(default_factory=dict)
-    """The held-out change: first, last, effect, interval, tasks; empty where nothing was held
-    out.
-    """
+    """Held-out change: first, last, effect, interval, tasks; empty without held-out tasks."""
     headline: str = ""
-    """The kind in words, qualified where held-out scores or findings disagree with it."""
+    """Kind in words, qualified if held-out scores or findings disagree with it."""
 
     @property
     def in_words(self) -> str:
-        """The headline; the kind alone where nobody has judged what else is seen."""
+        """Headline; the kind alone if there is none yet."""
         return self.headline or str(self.kind)
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that the doctor says of one run."""
+    """All results of the doctor on one run."""
 
     source: str
     trainer: str
@@ -229,38 +221,39 @@ class Report:
     steps: int
     trend: Trend
     findings: tuple[Finding, ...]
-    """The causes, likeliest first; symptoms folded under them."""
+    """Causes, likeliest first; symptoms are folded under them."""
     cannot_tell: tuple[CannotTell, ...]
     missing: tuple[str, ...] = ()
     """Kinds of evidence that the run lacks, each with how to get it."""
     notes: tuple[str, ...] = ()
     """Sentences on how the log was read."""
     step: int = 0
-    """Last step that it knows; 0 before the first."""
+    """Last step that it covers; 0 before the first."""
     unknown: tuple[str, ...] = ()
     curve: tuple[tuple[int, float], ...] = ()
     """Step and mean training reward, thinned for a picture."""
     runs: tuple["Report", ...] = ()
-    """Of a file that holds several runs, the report of each; then this one is the longest run's."""
+    """Reports of all runs in a file of several; this one is then the longest run's."""
 
     def __repr__(self) -> str:
-        found = "".join(f"\n  {f.severity.value}  {f.id}: {f.summary}" for f in self.findings)
-        return f"Report({self.source!r}, {self.steps} steps, {self.trend.in_words}){found}"
+        lines = [f"Report({self.source!r}, {self.steps} steps, {self.trend.in_words})"]
+        for finding in self.findings:
+            lines.append(f"  {finding.severity.value}  {finding.id}: {finding.summary}")
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: trend, then each finding with its fix."""
         trend = f"{self.trend.in_words}: {self.trend.sentence}"
         rows = [("report", f"{self.source} {dated(self.step)}"), ("trend", trend)]
-        for f in self.findings:
-            rows.append(
-                (f"{f.severity.value}: {f.id}", f"{f.summary} {f.fix.sentence if f.fix else ''}")
-            )
+        for finding in self.findings:
+            fix = finding.fix.sentence if finding.fix else ""
+            rows.append((f"{finding.severity.value}: {finding.id}", f"{finding.summary} {fix}"))
         return html_table(rows)
 
 
 def headline(report: Mapping[str, Any]) -> str:
-    """Return what a report in its JSON form says of a run, in words: its trend, qualified by what
-    else is seen. Reports of 0.1 have the trend alone.
+    """Return the headline of a report in its JSON form: its trend, qualified by its findings.
+    Reports of 0.1 have the trend alone.
     """
     return str(report.get("headline") or report["trend"])
 

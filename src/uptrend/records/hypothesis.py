@@ -15,7 +15,7 @@ class Status(StrEnum):
     TESTING = "testing"
     VALIDATED = "validated"
     INVALIDATED = "invalidated"
-    """Its invalidation criterion is met: an effect that matters is excluded."""
+    """The invalidation criterion is met: an effect that matters is excluded."""
     INCONCLUSIVE = "inconclusive"
     """Neither criterion is met, or the experiment does not count."""
 
@@ -41,10 +41,10 @@ class Method(StrEnum):
 
     TRAIN = "train"
     REPLAY = "replay"
-    """The recorded rollouts of another run, updated from again; nothing is sampled."""
+    """Updates from the recorded rollouts of another run; nothing is sampled."""
 
 
-# Words for an inconclusive verdict on a cure whose control is not ill.
+# Outcome of an inconclusive verdict on a cure whose control does not have the cause.
 NOTHING_TO_CURE = "nothing to cure"
 
 VALIDATED_IF = "low > 0"
@@ -67,7 +67,7 @@ class Source:
 
     run: str
     step: int = 0
-    """The step whose weights it begins with; 0 is the model before training."""
+    """Step whose weights it begins with; 0 is the model before training."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Hypothesis:
     id: str
     title: str
     recipe: str
-    """The base recipe, relative to the lab's folder."""
+    """Base recipe, relative to the lab's folder."""
     arms: tuple[Arm, ...]
     priority: Priority = Priority.MEDIUM
     status: Status = Status.PENDING
@@ -90,10 +90,10 @@ class Hypothesis:
     """
     direction: Direction = Direction.UP
     smallest: float = 0.05
-    """The smallest effect that matters, in the metric's unit."""
+    """Smallest effect that matters, in the metric's unit."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     alpha: float = 0.05
-    """The chance of a wrong verdict that is accepted."""
+    """Accepted probability of a wrong verdict."""
     steps: int = 0
     """Steps per run; 0 for the recipe's."""
     method: Method = Method.TRAIN
@@ -101,14 +101,14 @@ class Hypothesis:
     stops_early: bool = True
     """End when the confidence sequence over seeds is clear or hopeless."""
     validated_if: str = VALIDATED_IF
-    """The same for every claim; low and high are those of the interval, in the claimed
+    """Criterion, the same for every claim; low and high are those of the interval, in the claimed
     direction.
     """
     invalidated_if: str = INVALIDATED_IF
-    """Likewise; where both are met, it is invalidated: an effect, but smaller than matters."""
+    """Criterion; if both are met, the claim is invalidated: the effect is smaller than matters."""
     prerequisites: tuple[str, ...] = ()
     allows: tuple[str, ...] = ()
-    """Catalogue ids that may be found in an arm besides the cause itself."""
+    """Catalogue ids of findings that an arm may have besides the cause itself."""
 
     @property
     def control(self) -> Arm:
@@ -127,15 +127,15 @@ class Measured:
     seed: int
     value: float
     before: float | None = None
-    """The same before the first step, where it is known."""
+    """Value before the first step; None if it is unknown."""
     tasks: Mapping[str, float] = field(default_factory=dict)
-    """The same by held-out task; empty for a metric that has none."""
+    """Values by held-out task; empty for a metric of the steps."""
     families: Mapping[str, str] = field(default_factory=dict)
     run: str = ""
-    """The run directory, relative to the lab's folder."""
+    """Run directory, relative to the lab's folder."""
     reached: bool = True
-    """False where the metric is a first step that never came: the value is then later than every
-    step that was run.
+    """False if the metric is a first step that was never reached: the value is then later than
+    every step of the run.
     """
 
 
@@ -158,40 +158,39 @@ class Comparison:
     control_mean: float
     arm_mean: float
     interval: Interval
-    """Over seeds: Student's paired interval at `level`, or the confidence sequence's where it
+    """Interval over seeds: Student's paired interval at `level`, or the confidence sequence's if it
     stopped early.
     """
     level: float
     """1 − alpha, shared among the arms."""
     p: float
-    """Of the paired t test, two-sided; the confidence sequence's where that is the interval."""
+    """Two-sided p of the paired t test; the confidence sequence's if that is the interval."""
     p_adjusted: float | None
-    """After Benjamini and Hochberg, where several hypotheses are judged together."""
+    """p after Benjamini and Hochberg, if several hypotheses are judged together."""
     sign_flip: float
-    """The exact sign-flip test's p, one-sided in the claimed direction."""
+    """One-sided p of the exact sign-flip test, in the claimed direction."""
     sign_flip_both: float
+    """Two-sided p of the exact sign-flip test."""
     sign_flip_least: float
-    """The least one-sided p that this many seeds can give."""
+    """Smallest one-sided p that this many seeds can have."""
     improvement: Interval
     tasks_too: Interval | None
-    """The effect with its interval over seeds and tasks both: about other tasks of the kind too."""
+    """Effect with its interval over seeds and tasks, which covers other tasks of the kind too."""
     iqm: Interval | None
-    """The difference of interquartile means across tasksets, where there are several."""
+    """Difference of interquartile means across tasksets, if there are several."""
     power: float
-    """The chance that these seeds, deviating as they did, would validate the smallest effect that
+    """Probability that these seeds, with their deviation, would validate the smallest effect that
     matters.
     """
     seeds_needed: int | None
-    """Number of seeds that would decide, where these did not; None where they did or it can't be
-    told.
-    """
+    """Number of seeds that would decide, if these did not; None if they did or it is unknown."""
     status: Status
     sentence: str
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on one hypothesis."""
+    """Verdict on one hypothesis."""
 
     hypothesis: str
     status: Status
@@ -200,14 +199,14 @@ class Verdict:
     sentence: str
     comparisons: tuple[Comparison, ...]
     stopped_early: bool = False
-    """True where the confidence sequence decided before all seeds were run."""
+    """True if the confidence sequence decided before all seeds were run."""
     void: str = ""
-    """Reason why it does not count; empty where it does."""
+    """Reason why it does not count; empty if it does."""
     refused: Mapping[str, str] = field(default_factory=dict)
     specification: str = ""
     nothing_to_cure: str = ""
-    """Reason why no arm could cure the control of the cause; empty where it has it, or where no
-    cause is named.
+    """Reason why no arm could cure the control of the cause; empty if the control has the cause, or
+    if none is named.
     """
 
     @property

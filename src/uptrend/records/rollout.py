@@ -1,7 +1,7 @@
 """The nouns of training: task, message, reward, rollout, evaluation.
 
-A rollout has one sequence of tokens where its history is only appended to, several where a chat
-template rewrites it.
+A rollout has one sequence of tokens if its history is only appended to, several if a chat template
+rewrites it.
 """
 
 import hashlib
@@ -22,10 +22,16 @@ Bytes = NDArray[np.int8]
 Flags = NDArray[np.bool_]
 Speaker = Literal["system", "user", "assistant", "tool"]
 
+# Characters of an id of tasks: 64 bits.
+HASH_CHARACTERS = 16
+# Rounding of a reward: of a sum of parts at its upper bound, and of other comparisons.
+MAXIMUM_TOLERANCE = 1e-9
+REWARD_TOLERANCE = 1e-6
+
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A tool that the model asked for."""
+    """Call of a tool by the model."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -33,24 +39,24 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Message:
-    """One thing that was said."""
+    """One message of a conversation."""
 
     role: Speaker
     content: str
-    """The text, as the model wrote it or shall read it; calls that could be read are not in it."""
+    """Text as the model writes or reads it, without the calls that could be read."""
     calls: tuple[ToolCall, ...] = ()
     problem: str = ""
-    """The fault of a call that the model tried to make and that could not be read."""
+    """Error of a call that could not be read; empty for none."""
 
 
 def find_model_messages(roles: Several[str], turns: int | None) -> list[int]:
-    """Return the places of the model's own messages, as many as its turns: a prompt may hold others
-    as examples.
+    """Return the indices of the model's own messages: the last `turns` by an assistant, because a
+    prompt may have others as examples.
 
-    None for a number of turns that is not known: then every message of an assistant counts.
+    If the number of turns is unknown (None), every message by an assistant counts.
     """
-    places = [place for place, role in enumerate(roles) if role == "assistant"]
-    return places if turns is None else places[max(0, len(places) - turns) :]
+    indices = [index for index, role in enumerate(roles) if role == "assistant"]
+    return indices if turns is None else indices[max(0, len(indices) - turns) :]
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class Tool:
     name: str
     description: str
     parameters: Mapping[str, Any]
-    """Its arguments as a JSON schema."""
+    """Arguments as a JSON schema."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +77,13 @@ class Task:
     answer: str
     family: str
     difficulty: float = 0.0
-    """Larger is harder, comparable within a family."""
+    """Difficulty: larger is harder, comparable within a family."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Values that its taskset needs to play and score it: plain JSON, and what has a text of its
-    own, such as dates.
+    """Values that its taskset needs to play and score it: plain JSON, and values that `str` writes,
+    such as dates.
     """
     id: str = ""
-    """A hash of the messages, filled in by itself: equal questions have equal ids in every
-    taskset.
-    """
+    """Hash of the messages, computed if empty: equal questions have equal ids in every taskset."""
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -87,22 +91,19 @@ class Task:
 
 
 def task_id(messages: Several[Message]) -> str:
-    """Return the content hash of a question: the same question has the same id wherever it comes
-    from.
-    """
-    said = [[m.role, m.content] for m in messages]
-    return hashlib.sha256(json.dumps(said, ensure_ascii=False).encode()).hexdigest()[:16]
+    """Return the content hash of a question: the same question has the same id in every taskset."""
+    texts = [[message.role, message.content] for message in messages]
+    digest = hashlib.sha256(json.dumps(texts, ensure_ascii=False).encode())
+    return digest.hexdigest()[:HASH_CHARACTERS]
 
 
 def tasks_hash(tasks: Several[Task]) -> str:
-    """Return one hash over a list of tasks with their answers and all that they are played with, in
-    order.
-    """
+    """Return one hash over a list of tasks with their answers and data, in order."""
     digest = hashlib.sha256()
     for task in tasks:
         data = json.dumps(task.data, sort_keys=True, ensure_ascii=False, default=str)
         digest.update(f"{task.id}\0{task.answer}\0{data}\0".encode())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:HASH_CHARACTERS]
 
 
 # Name of a part of the reward that is not the task's: the penalty of `sampling.overlong`.
@@ -116,7 +117,7 @@ class Part:
     name: str
     value: float
     low: float
-    """NaN where its bounds are unknown."""
+    """Lower bound; NaN if the bounds are unknown."""
     high: float
     weight: float = 1.0
 
@@ -127,35 +128,41 @@ class Reward:
 
     total: float
     low: float
-    """NaN where nobody said what the bounds are."""
+    """Lower bound; NaN if the bounds are unknown."""
     high: float
-    """A gold answer reaches it."""
+    """Upper bound, which a gold answer reaches."""
     correct: bool
-    """True where the answer is right, however it is graded: held-out accuracy counts these."""
+    """True if the answer is right, however it is graded: held-out accuracy counts these."""
     parts: tuple[Part, ...] = ()
     turns: tuple[float, ...] = ()
-    """Rewards by turn, which add up to the total; empty where the task gives none."""
+    """Rewards by turn, which add up to the total; empty if the task has none."""
 
     def __post_init__(self) -> None:
-        if self.turns and not math.isclose(sum(self.turns), self.total, rel_tol=1e-6, abs_tol=1e-6):
+        if not self.turns:
+            return
+        total = sum(self.turns)
+        if not math.isclose(total, self.total, rel_tol=REWARD_TOLERANCE, abs_tol=REWARD_TOLERANCE):
             raise ValueError(
                 f"rewards by turn {self.turns} do not add up to the total {self.total}"
             )
 
     @property
     def is_best(self) -> bool:
-        """True at the upper bound, up to rounding of a sum; where it is unknown, for a right
+        """True at the upper bound, up to rounding of a sum; if the bound is unknown, for a right
         answer.
         """
-        return self.correct if math.isnan(self.high) else self.total >= self.high - 1e-9
+        if math.isnan(self.high):
+            return self.correct
+        return self.total >= self.high - MAXIMUM_TOLERANCE
 
     @property
     def is_lowest(self) -> bool:
-        """True at the lower bound; never where it is unknown."""
-        return self.total <= self.low + 1e-6
+        """True at the lower bound; False if it is unknown."""
+        return self.total <= self.low + REWARD_TOLERANCE
 
     @classmethod
     def of(cls, name: str, value: float, low: float, high: float, correct: bool) -> "Reward":
+        """Return a reward of one part."""
         return cls(value, low, high, correct, (Part(name, value, low, high),))
 
 
@@ -185,8 +192,8 @@ LIMIT_ENDINGS = (Ending.LENGTH, Ending.CONTEXT_FULL, Ending.TURN_LIMIT, Ending.T
 
 
 def boundary_of(error: str | None) -> str:
-    """Return where a rollout failed: open, prompt, turn N, respond, score, close or gold; empty
-    where nothing did.
+    """Return the boundary at which a rollout failed: open, prompt, turn N, respond, score, close or
+    gold; empty for none.
     """
     return (error or "").partition(":")[0]
 
@@ -197,33 +204,36 @@ class Sequence:
 
     ids: Ints
     turns: Ints
-    """The turn that each token belongs to; the first prompt and the first answer are turn 0."""
+    """Turn of each token; the first prompt and the first answer are turn 0."""
     roles: Bytes
     versions: Ints
-    """The policy version that sampled each token; -1 where it was not sampled."""
+    """Policy version that sampled each token; -1 for tokens that were not sampled."""
     sampler: Floats
-    """The sampler's log-probability at the sampling temperature; NaN where not sampled."""
-    weights: Floats | None = None
-    """Each token's weight in the loss: 0 where it is not trained."""
-    attended: Flags | None = None
-    """True where attention could see the token."""
-    advantages: Floats | None = None
-    learner: Floats | None = None
-    """The learner's log-probability before the update, at the sampling temperature; NaN where not
+    """Log-probabilities by the sampler at the sampling temperature; NaN for tokens that were not
     sampled.
     """
+    weights: Floats | None = None
+    """Weight of each token in the loss: 0 for tokens that are not trained."""
+    attended: Flags | None = None
+    """True for tokens that attention could see."""
+    advantages: Floats | None = None
+    learner: Floats | None = None
+    """Log-probabilities by the learner before the update, at the sampling temperature; NaN for
+    tokens that were not sampled.
+    """
     reference: Floats | None = None
-    """The reference model's log-probability; NaN where there is none."""
+    """Log-probabilities by the reference model; NaN for tokens without any."""
     support: tuple[Ints, Ints] | None = None
-    """Tokens that each one was drawn from: their number by token, and all their ids in a row.
+    """Tokens that each one was drawn from: their number by token, 0 for tokens that were not
+    sampled, and all their ids one after another.
 
-    None where all could be drawn, and 0 where nothing was sampled: top-p, top-k and min-p leave
-    tokens out.
+    None if all tokens could be drawn: top-p, top-k and min-p leave some out.
     """
 
     @property
     def sampled(self) -> Flags:
-        # numpy compares with a plain int ten times faster
+        """True for tokens that the model wrote."""
+        # numpy compares with a plain int ten times faster.
         return np.asarray(self.roles == int(Role.MODEL))
 
 
@@ -232,19 +242,19 @@ class Executed:
     """One command of a rollout that ran in a sandbox."""
 
     turn: int
-    """The model's message that gave it, from 0."""
+    """Turn of the model's message with the command, from 0."""
     command: str
     seconds: float
     code: int
     """Exit status; negative for a signal."""
     stopped: str = ""
-    """The bound that ended it: time, memory, processes, disk, files or output; empty where it ended
-    by itself.
+    """Limit that ended it: time, memory, processes, disk, files or output; empty if it ended by
+    itself.
     """
     score: float | None = None
-    """Validation or final score that came of it; None where it gave none."""
+    """Validation or final score that it led to; None without one."""
     error: bool = False
-    """True where the task calls it an error: bad syntax, a non-zero exit, a refused edit."""
+    """True if the task calls it an error: bad syntax, a non-zero exit, a refused edit."""
     said: str = ""
     """Output that the model did not read: of a last command, or why a submission has no score."""
 
@@ -254,7 +264,7 @@ class Rollout:
     """One attempt at one task."""
 
     step: int
-    """The step that sampled it; 0 for an evaluation before the first step."""
+    """Step that sampled it; 0 for an evaluation before the first step."""
     group: str
     index: int
     task: str
@@ -262,23 +272,23 @@ class Rollout:
     answer: str
     seed: int
     messages: tuple[Message, ...]
-    """All that was said, the task's first messages included."""
+    """All messages, the task's first ones included."""
     sequences: tuple[Sequence, ...]
     reward: Reward | None
-    """Its reward; None where it could not be scored, and then `error` says why."""
+    """Reward; None if it could not be scored, for the reason in `error`."""
     ended: Ending
     error: str | None
-    """The boundary that failed, a colon and the error (`boundary_of` reads it); None where nothing
+    """The boundary that failed, a colon and the error (`boundary_of` reads it); None if nothing
     failed.
     """
     seconds: float
     kept: bool = True
-    """False where its group was dead and another was sampled in its place."""
+    """False if its group was dead and another was sampled in its place."""
     commands: tuple[Executed, ...] = ()
-    """Commands that ran in a sandbox, in order; empty where its task has none."""
+    """Commands that ran in a sandbox, in order; empty if its task has none."""
     sandbox_failures: int = 0
-    """Times that its sandbox failed; after each but the last it was played again, and this is the
-    last attempt.
+    """Number of failures of its sandbox, after which it was played again; this is the last
+    attempt.
     """
 
     @property
@@ -288,28 +298,31 @@ class Rollout:
 
     @property
     def sampled_tokens(self) -> int:
-        return int(sum(s.sampled.sum() for s in self.sequences))
+        """Number of tokens that the model wrote."""
+        return int(sum(sequence.sampled.sum() for sequence in self.sequences))
 
     @property
     def model_message_indices(self) -> list[int]:
-        """Places among its messages of those that the model wrote."""
-        turns = {int(turn) for s in self.sequences for turn in s.turns[s.sampled]}
+        """Indices of the messages that the model wrote."""
+        turns: set[int] = set()
+        for sequence in self.sequences:
+            turns.update(sequence.turns[sequence.sampled].tolist())
         return find_model_messages([message.role for message in self.messages], len(turns))
 
     @property
     def model_messages(self) -> list[Message]:
         """Messages that the model wrote, turn by turn."""
-        return [self.messages[place] for place in self.model_message_indices]
+        return [self.messages[index] for index in self.model_message_indices]
 
     @property
     def response(self) -> str:
-        """Content of the model's last message; empty where it wrote none."""
-        own = self.model_messages
-        return own[-1].content if own else ""
+        """Content of the model's last message; empty if it wrote none."""
+        messages = self.model_messages
+        return messages[-1].content if messages else ""
 
     @property
     def is_truncated(self) -> bool:
-        """True where it was cut off by the limit of a turn or of the context."""
+        """True if it was cut off by the limit of a turn or of the context."""
         return self.ended in (Ending.LENGTH, Ending.CONTEXT_FULL)
 
 
@@ -325,16 +338,17 @@ class Evaluation:
     high: float
     """Ends of the accuracy's 95% interval."""
     failed: int
-    """Tasks that could not be scored; they count as not right, and are shown apart."""
+    """Tasks that could not be scored; they count as not right, and are listed apart."""
     reward: float | None
-    """Mean reward over the tasks that were scored; None where none was."""
+    """Mean reward over the tasks that were scored; None if none was."""
     by_family: dict[str, float]
     parts: dict[str, float]
     """Mean of each component of the reward over the tasks that were scored."""
     pass_at: dict[int, float]
-    """Chance that one of k sampled answers is right, by k; empty unless asked for."""
+    """Probability that one of k sampled answers is right, by k; empty without sampled attempts."""
     seconds: float
 
     @property
     def accuracy(self) -> float:
+        """Share of tasks with a right answer."""
         return self.correct / self.tasks if self.tasks else math.nan

@@ -1,9 +1,9 @@
-"""Processes of ours beside this one, for what nothing else can interrupt or must not share an
-interpreter. No torch.
+"""Processes of our own beside this one, for work that nothing else can interrupt or that must not
+share an interpreter. No torch.
 
 `WorkerProcess` answers requests, one at a time and within a time limit; `answer_requests` is the
-worker's side. `SideProcess` goes beside a run and tells what it has to tell, unasked. Both end with
-their stdin: when the caller is gone, so are they.
+worker's side. `SideProcess` goes beside a run and prints lines by itself. Both end with their
+stdin: when the caller is gone, so are they.
 """
 
 import contextlib
@@ -17,16 +17,19 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-# Seconds that starting Python and importing a worker's modules may take, on a machine with much
-# else to do.
+# Seconds that starting Python and importing a worker's modules may take, on a busy machine.
 START_S = 60.0
 # Seconds by which a worker may miss its own limit before it is killed from outside.
 GRACE_S = 2.0
-# Seconds between looks at the memory of a worker that computes.
+# Smallest limit of a request: 0 would be no limit.
+MIN_LIMIT_S = 1e-6
+# Bytes of an answer that are read at a time.
+READ_BYTES = 1 << 20
+# Seconds between measurements of the memory of a worker that computes.
 MEMORY_POLL_S = 0.2
 
 
@@ -56,8 +59,8 @@ class SideProcess:
     """A module of ours that runs beside a run, and the JSON lines that it prints, without waiting
     for them.
 
-    A line on its stdin asks for its last lines. The run goes on without it: where it can't be
-    started, or has died, there are no lines.
+    A line on its stdin requests its last lines. The run goes on without it: if it can't be started,
+    or has died, there are no lines.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -75,11 +78,12 @@ class SideProcess:
             os.set_blocking(self._process.stdout.fileno(), False)
 
     def read_lines(self) -> list[dict[str, Any]]:
-        """Return what it has printed since the last call."""
+        """Return the lines that it has printed since the last call."""
         if self._process is None or self._process.stdout is None:
             return []
-        *lines, self._rest = (self._rest + (self._process.stdout.read() or b"")).split(b"\n")
-        return [json.loads(line) for line in lines if line.startswith(b"{")]
+        output = self._rest + (self._process.stdout.read() or b"")
+        *lines, self._rest = output.split(b"\n")
+        return _parse_objects(lines)
 
     def request_end(self) -> None:
         """Ask it to print its last lines and end."""
@@ -89,8 +93,8 @@ class SideProcess:
                 self._process.stdin.flush()
 
     def end(self, seconds: float) -> list[dict[str, Any]] | None:
-        """Ask, wait so many seconds for it to end, and return the rest of its lines; None where it
-        had to be killed.
+        """Ask it to end, wait at most `seconds`, and return its last lines; None if it had to be
+        killed.
         """
         self.request_end()
         process = self._process
@@ -99,15 +103,18 @@ class SideProcess:
             return None
         os.set_blocking(process.stdout.fileno(), True)
         try:
-            out, _ = process.communicate(timeout=seconds)
+            output, _ = process.communicate(timeout=seconds)
         except (subprocess.TimeoutExpired, OSError):
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
             process.communicate()
             return None
-        return [
-            json.loads(line) for line in (self._rest + out).splitlines() if line.startswith(b"{")
-        ]
+        return _parse_objects((self._rest + output).splitlines())
+
+
+def _parse_objects(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Parse the lines that are objects: libraries may print others."""
+    return [json.loads(line) for line in lines if line.startswith(b"{")]
 
 
 class WorkerDied(Exception):  # noqa: N818 (what happened)
@@ -119,8 +126,8 @@ class WorkerTooLarge(WorkerDied):
 
 
 class WorkerProcess:
-    """Handle of a worker; it is started when first needed, and again where it ended. Threads may
-    share it.
+    """Handle of a worker, which is started at the first call, and again after it has ended. Threads
+    may share it.
     """
 
     def __init__(self, module: str, memory_bytes: int | None = None) -> None:
@@ -137,13 +144,13 @@ class WorkerProcess:
         self._end_with_handle: weakref.finalize[..., Any] | None = None
 
     def call(self, request: Any, seconds: float) -> dict[str, Any]:
-        """Return the answer to a request, both plain JSON objects. One with `last = true` ends the
-        worker.
+        """Return the answer to a request, both plain JSON objects. An answer with `last = true`
+        ends the worker.
 
-        TimeoutError where it took longer, and then the worker is killed; WorkerDied where it ended,
-        or was killed because it took too much memory.
+        Raises TimeoutError if it takes longer, after killing the worker; WorkerDied if it ended, or
+        was killed because it took too much memory.
         """
-        # a fork has no worker of its own, and its copy of the lock may be held for ever
+        # A fork has no worker of its own, and its copy of the lock may be held forever.
         if self._owner != os.getpid():
             self._begin()
         with self._lock:
@@ -176,7 +183,7 @@ class WorkerProcess:
             line = b""
         if line:
             answer: dict[str, Any] = json.loads(line)
-            # under the lock: another thread's request goes to the next worker
+            # Under the lock: another thread's request goes to the next worker.
             if answer.get("last"):
                 _end(process, self._owner)
             return answer
@@ -191,15 +198,15 @@ class WorkerProcess:
         assert process.stdout is not None
         handle = process.stdout.fileno()
         line = bytearray()
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while not line.endswith(b"\n"):
-            left = until - time.monotonic()
-            if left <= 0:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
                 raise TimeoutError
-            wait = left if self._memory_bytes is None else min(left, MEMORY_POLL_S)
-            ready, _, _ = select.select([handle], [], [], wait)
+            wait_s = remaining_s if self._memory_bytes is None else min(remaining_s, MEMORY_POLL_S)
+            ready, _, _ = select.select([handle], [], [], wait_s)
             if ready:
-                part = os.read(handle, 1 << 20)
+                part = os.read(handle, READ_BYTES)
                 if not part:
                     return b""
                 line += part
@@ -208,7 +215,7 @@ class WorkerProcess:
         return bytes(line)
 
     def close(self) -> None:
-        """End the process, whatever it does; the next call starts another."""
+        """Kill the process; the next call starts another."""
         if self._process is not None:
             _end(self._process, self._owner)
 
@@ -221,7 +228,7 @@ class WorkerProcess:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         if self._end_with_handle is not None:
-            self._end_with_handle()  # closes what is left of the one before
+            self._end_with_handle()  # closes the pipes of the one before
         self._process = start_module(
             self._module,
             stdin=subprocess.PIPE,
@@ -286,14 +293,14 @@ def end_with_caller() -> None:
 def answer_requests(work: Callable[[Any], Any]) -> None:
     """Answer requests until stdin ends: the worker's main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller
-    # what the work prints is no answer
+    # Whatever the work prints is no answer.
     answers = sys.stdout
     sys.stdout = sys.stderr
     for line in sys.stdin:
         seconds, request = json.loads(line)
-        # The signal's default is the end of this process. It needs neither Python, which arithmetic
-        # on large numbers may hold, nor the caller, which may be gone.
-        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))  # 0 would be no limit
+        # By default the signal ends this process. That needs neither the interpreter, which may be
+        # busy with arithmetic on large numbers, nor the caller, which may be gone.
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, MIN_LIMIT_S))
         answer = work(request)
         signal.setitimer(signal.ITIMER_REAL, 0)
         answers.write(json.dumps(answer) + "\n")

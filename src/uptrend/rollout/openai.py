@@ -25,6 +25,7 @@ from uptrend.rollout.play import (
     RolloutRequest,
     Timeouts,
     TurnFailed,
+    TurnPrompt,
     derive_seed,
     message_turn,
     play_messages,
@@ -241,15 +242,13 @@ class ChatPlayer:
             if value != neutral:
                 options[name] = value
 
-        async def next_turn(
-            _: Sequence[int], new_messages: Sequence[Message], tools: Sequence[Tool]
-        ) -> Extension:
-            history.extend(new_messages)
+        async def next_turn(prompt: TurnPrompt) -> Extension:
+            history.extend(prompt.messages)
             seed = (
                 derive_seed(request.seed, len(history)) >> 32
             )  # 31 bits, which every server takes
             message, ended, used_tokens = await self._server.complete(
-                history, tools, {**options, "seed": seed}
+                history, prompt.tools, {**options, "seed": seed}
             )
             history.append(message)
             if used_tokens >= limits.context:

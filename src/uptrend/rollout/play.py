@@ -93,9 +93,19 @@ NO_TIMEOUTS = Timeouts()
 # The model's side of a rollout
 
 
-# Returns the model's next turn after new tokens and the same as messages, with the task's tools;
-# None ends the rollout.
-NextTurn = Callable[[Sequence[int], Sequence[Message], Sequence[Tool]], Awaitable[Extension | None]]
+@dataclass(frozen=True)
+class TurnPrompt:
+    """What is new for the model before one of its turns."""
+
+    ids: Sequence[int]
+    messages: Sequence[Message]  # the same as messages
+    tools: Sequence[Tool]
+    # True if these are a whole conversation, which replaces what the model has read before.
+    is_whole: bool = False
+
+
+# Returns the model's next turn; None ends the rollout.
+NextTurn = Callable[[TurnPrompt], Awaitable[Extension | None]]
 # Scores a play together with others; None for a play that scores itself.
 Score = Callable[[Play], Awaitable[Reward]] | None
 
@@ -117,13 +127,11 @@ class ScriptedTurns:
         self._is_started = False
         self.error: str | None = None  # error in the script, which then takes no more turns
 
-    async def next_turn(
-        self, new_ids: Sequence[int], new_messages: Sequence[Message], _: Sequence[Tool]
-    ) -> Extension | None:
+    async def next_turn(self, prompt: TurnPrompt) -> Extension | None:
         """Return the script's next turn; a script reads messages alone."""
         try:
             script = self._script
-            message = script.send(new_messages) if self._is_started else next(script)
+            message = script.send(prompt.messages) if self._is_started else next(script)
             self._is_started = True
         except StopIteration:
             return None
@@ -132,7 +140,7 @@ class ScriptedTurns:
         except Exception as problem:
             self.error = f"gold: {problem!r}"
             return None
-        ids = np.array(self._renderer.write(message, new_ids), np.int32)
+        ids = np.array(self._renderer.write(message, prompt.ids), np.int32)
         return Extension(
             ids=ids,
             logprobs=np.full(len(ids), np.nan, np.float32),
@@ -181,8 +189,15 @@ async def play_all(
     """
 
     async def play_one(stream: int, request: RolloutRequest, score: Score) -> Rollout:
-        async def next_turn(new_ids: Sequence[int], *_: object) -> Extension:
-            return await sampler.extend(stream, new_ids, limits, request.seed)
+        seed = request.seed
+
+        async def next_turn(prompt: TurnPrompt) -> Extension:
+            nonlocal seed
+            if prompt.is_whole:
+                sampler.release(stream)
+                # A stream's random numbers begin anew: with the same seed they would repeat.
+                seed = derive_seed(seed, "sequence")
+            return await sampler.extend(stream, prompt.ids, limits, seed)
 
         renderer = renderers[request.taskset.chat]
         try:
@@ -263,7 +278,7 @@ async def _play_side_by_side(
 
     async def play_with_retries(number: int, request: RolloutRequest) -> Rollout:
         scoring = scorings[number]
-        row = _Row(free_rows)
+        row = _RowLease(free_rows)
         score = None if scoring is None else partial(scoring.score, number, row)
         try:
             await row.take()
@@ -283,7 +298,7 @@ async def _play_side_by_side(
     return await together(play_with_retries(n, request) for n, request in enumerate(requests))
 
 
-class _Row:
+class _RowLease:
     """One of the places of rollouts that are played side by side."""
 
     def __init__(self, free_rows: asyncio.Semaphore) -> None:
@@ -324,11 +339,12 @@ class _JointScoring:
         """Wait no longer for a rollout: it is there, or has failed."""
         self._playing.discard(number)
         if not self._playing and self._plays and self._rewards is None:
-            # A task of its own: its time limit is nobody's waiting time.
+            # A task of its own, so that its time limit starts now, and not when a member began to
+            # wait.
             self._rewards = asyncio.ensure_future(self._score_all())
             self._is_complete.set()
 
-    async def score(self, number: int, row: "_Row", play: Play) -> Reward:
+    async def score(self, number: int, row: "_RowLease", play: Play) -> Reward:
         """Return the reward of a play once all are scored; meanwhile others may take its row."""
         row.free()
         self._plays[number] = play
@@ -427,7 +443,7 @@ class _Segment:
 
 
 class _Transcript:
-    """The tokens of a rollout as they come."""
+    """The tokens of one sequence as they come."""
 
     def __init__(self) -> None:
         self.length = 0
@@ -488,7 +504,8 @@ class _Attempt:
     task_play: Play | None = None
     tools: tuple[Tool, ...] = ()
     messages: list[Message] = field(default_factory=list)
-    transcript: _Transcript = field(default_factory=_Transcript)
+    # One per sequence of the rollout.
+    transcripts: list[_Transcript] = field(default_factory=lambda: [_Transcript()])
     ended: Ending = Ending.TASK_ERROR
     failure: _Failure | None = None
 
@@ -562,7 +579,7 @@ class _Attempt:
             answer=request.task.answer,
             seed=request.seed,
             messages=tuple(self.messages),
-            sequences=(self.transcript.tokens(),) if self.renderer else (),
+            sequences=self._sequences(),
             reward=reward,
             ended=self.ended,
             error=None if failure is None else str(failure),
@@ -571,29 +588,36 @@ class _Attempt:
             sandbox_failures=int(is_sandbox_failure),
         )
 
+    def _sequences(self) -> tuple[Tokens, ...]:
+        if self.renderer is None:
+            return ()
+        return tuple(transcript.tokens() for transcript in self.transcripts)
+
     async def _take_turns(self, task_play: Play) -> tuple[Ending, _Failure | None]:
         """Let model and task take turns, and record them; return how the rollout ended, and what
         failed.
         """
-        renderer = self.renderer
         limits = self.limits
-        new_messages: Sequence[Message] = self.messages[:]
-        new_ids = renderer.first_prompt(new_messages, self.tools) if renderer else []
+        prompt = self._first_prompt()
         new_role = Role.PROMPT
-        if 0 < limits.prompt < len(new_ids):
-            problem = f"{len(new_ids):,} tokens exceed sampling.max_prompt = {limits.prompt:,}"
+        if 0 < limits.prompt < len(prompt.ids):
+            problem = f"{len(prompt.ids):,} tokens exceed sampling.max_prompt = {limits.prompt:,}"
             return Ending.CONTEXT_FULL, _Failure("prompt", problem)
 
         too_long = f"tokens do not fit into sampling.context = {limits.context:,}"
+        sequence_start = len(self.messages)  # messages before the sequence's first turn
         for turn in range(self.max_turns):
-            if self.transcript.length + len(new_ids) >= limits.context:
+            length = len(prompt.ids)
+            if not prompt.is_whole:
+                length += self.transcripts[-1].length
+            if length >= limits.context:
                 if turn > 0:
                     return Ending.CONTEXT_FULL, None
-                return Ending.CONTEXT_FULL, _Failure("prompt", f"{len(new_ids):,} {too_long}")
+                return Ending.CONTEXT_FULL, _Failure("prompt", f"{len(prompt.ids):,} {too_long}")
 
             # The model's turn.
             try:
-                extension = await self.next_turn(new_ids, new_messages, self.tools)
+                extension = await self.next_turn(prompt)
             except TurnFailed as error:
                 if turn > 0 and error.ended == Ending.CONTEXT_FULL:
                     return error.ended, None  # the turns before are scored
@@ -601,12 +625,15 @@ class _Attempt:
                 return error.ended, _Failure(boundary, str(error))
             if extension is None:
                 return Ending.STOP_TOKEN, None
-            length = self.transcript.length + len(new_ids) + len(extension.ids)
+            length += len(extension.ids)
             if length > limits.context:  # by a script: samplers cut their turns
                 return Ending.CONTEXT_FULL, _Failure(f"turn {turn}", f"{length:,} {too_long}")
-            self.transcript.add(new_ids, turn, new_role)
-            self.transcript.add(extension.ids, turn, Role.MODEL, extension)
-            message = self._message_of(extension, new_ids)
+            if prompt.is_whole:
+                self.transcripts.append(_Transcript())
+            transcript = self.transcripts[-1]
+            transcript.add(prompt.ids, turn, new_role)
+            transcript.add(extension.ids, turn, Role.MODEL, extension)
+            message = self._message_of(extension, prompt.ids)
             self.messages.append(message)
 
             # The task's answer.
@@ -618,10 +645,29 @@ class _Attempt:
             self.messages.extend(new_messages)
             if answers is None or extension.ended == Ending.CONTEXT_FULL:
                 return extension.ended, None
-            if renderer:
-                new_ids = renderer.next_prompt(extension.ids.tolist(), new_messages, self.tools)
-            new_role = Role.TOOL
+
+            # The model's next prompt.
+            if self.renderer and self.renderer.rewrites(self.messages, sequence_start, self.tools):
+                whole = self.renderer.whole_prompt(self.messages, self.tools)
+                prompt = TurnPrompt(whole, new_messages, self.tools, is_whole=True)
+                new_role = Role.PROMPT
+                sequence_start = len(self.messages)
+            else:
+                prompt = self._next_prompt(extension, new_messages)
+                new_role = Role.TOOL
         return Ending.TURN_LIMIT, None
+
+    def _first_prompt(self) -> TurnPrompt:
+        messages = self.messages[:]
+        ids = self.renderer.first_prompt(messages, self.tools) if self.renderer else []
+        return TurnPrompt(ids, messages, self.tools)
+
+    def _next_prompt(self, extension: Extension, messages: Sequence[Message]) -> TurnPrompt:
+        """Return what follows a turn in the same sequence."""
+        ids: list[int] = []
+        if self.renderer:
+            ids = self.renderer.next_prompt(extension.ids.tolist(), messages, self.tools)
+        return TurnPrompt(ids, messages, self.tools)
 
     def _message_of(self, extension: Extension, prompt: Sequence[int]) -> Message:
         """Return a turn of the model as a message; `prompt` is what it had just read."""

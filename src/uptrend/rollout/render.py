@@ -1,15 +1,17 @@
 """Messages and tools to token ids, each exactly once: what the sampler reads is what the learner
 trains on.
 
-The first messages are rendered whole. After that the history is only appended to: a model's turn
-stays as it was sampled, and the task's answer is rendered as the text that the template puts
-between that turn and the next. Tools go through the template if its format of calls is known;
+The first messages are rendered whole. After that the history is appended to: a model's turn stays
+as it was sampled, and the task's answer is rendered as the text that the template puts between that
+turn and the next. A template that changes earlier turns can't be appended to, as Qwen3's, which
+takes their thoughts out once the user speaks again: then the conversation is rendered whole, as the
+beginning of another sequence. Tools go through the template if its format of calls is known;
 otherwise a system message describes them, and their results come as a user's messages.
 """
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +47,14 @@ class Renderer:
     """
 
     def __init__(
-        self, tokenizer: Any, stop_ids: Sequence[int], chat: bool | None, trim: bool = False
+        self,
+        tokenizer: Any,
+        stop_ids: Sequence[int],
+        chat: bool | None,
+        trim: bool = False,
+        template: Mapping[str, Any] | None = None,
     ) -> None:
+        """`template` are variables of the chat template, as `enable_thinking` is one of Qwen3's."""
         has_template = bool(tokenizer.chat_template)
         self._chat = has_template if chat is None else chat
         if self._chat and not has_template:
@@ -60,6 +68,7 @@ class Renderer:
         self._backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         self._stop_ids = tuple(stop_ids)
         self._trim = trim
+        self._template_variables = dict(template or {})
         # Name of the format in which the model writes tool calls.
         self.format = format_of(tokenizer) if self._chat else "plain"
         self._calls = CALL_FORMATS[self.format]
@@ -81,6 +90,7 @@ class Renderer:
         self._plain_first_prompts: dict[tuple[Message, ...], list[int]] = {}
         self._opens_thoughts_by_tail: dict[tuple[int, ...], bool] = {}
         self._closing_ids: list[int] | None = None
+        self._plain_turns_kept: bool | None = None
 
     def first_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Return the ids of a rollout's first prompt; the list is shared, so don't change it."""
@@ -128,6 +138,49 @@ class Renderer:
         if is_closed and ids[0] in self._stop_ids:
             return ids[1:]
         return ids
+
+    def rewrites(self, messages: Sequence[Message], since: int, tools: Sequence[Tool]) -> bool:
+        """Return True if the template changes a turn of the model, among the messages from number
+        `since` on, once the last message is there.
+
+        Spaces and line ends don't count: what was sampled stays as it is.
+        """
+        if not self._chat:
+            return False
+        if not self._keeps_plain_turns():
+            return True
+        turns = [m.content for m in self._write_calls(messages[since:], tools) if _is_turn(m)]
+        # Templates take nothing out but thoughts, and rendering long conversations takes time.
+        if not any(END_THINK_TAG in turn for turn in turns):
+            return False
+        written = self._add_tools(self._write_calls(messages, tools), tools)
+        text = _without_spaces(self._apply_template(written, tools, opens_turn=True))
+        position = 0
+        for turn in map(_without_spaces, turns):
+            position = text.find(turn, position)
+            if position < 0:
+                return True
+            position += len(turn)
+        return False
+
+    def _keeps_plain_turns(self) -> bool:
+        """Return True if the template leaves turns without thoughts as they were."""
+        if self._plain_turns_kept is None:
+            history = [
+                Message("user", "x"),
+                Message("assistant", PLACEHOLDER_TURN),
+                Message("user", "x"),
+                Message("assistant", PLACEHOLDER_TURN),
+                Message("user", "x"),
+            ]
+            text = self._apply_template(history, (), opens_turn=True)
+            self._plain_turns_kept = text.count(PLACEHOLDER_TURN) == 2
+        return self._plain_turns_kept
+
+    def whole_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """Return the ids of a whole conversation up to the model's next turn."""
+        written = self._add_tools(self._write_calls(messages, tools), tools)
+        return self._render_first_prompt(written, tools)
 
     def text(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> str:
         """Return the text of a model's turn, without the token that ended it; `prompt` is what it
@@ -240,8 +293,8 @@ class Renderer:
         _, placeholder, tail = text.partition(PLACEHOLDER_TURN)
         if not placeholder or PLACEHOLDER_TURN in tail:
             raise TasksetError(
-                "The model's chat template rewrites what was said before, "
-                "so a rollout of several turns can't be appended to."
+                "The model's chat template shows none of the model's last turn, so nothing can be"
+                " said after it. Set chat = false in [model]."
             )
         return tail
 
@@ -253,8 +306,17 @@ class Renderer:
             tools=tool_schemas(tools) if tools and self.format != "plain" else None,
             add_generation_prompt=opens_turn,
             tokenize=False,
+            **self._template_variables,
         )
         return text
+
+
+def _is_turn(message: Message) -> bool:
+    return message.role == "assistant" and bool(message.content.strip())
+
+
+def _without_spaces(text: str) -> str:
+    return "".join(text.split())
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
@@ -276,7 +338,9 @@ def make_renderer(policy: "Policy", config: Config, tasks_chat: bool | None) -> 
     chat = config.model.chat if tasks_chat is None else tasks_chat
     # "auto" is resolved before a run; until then a model with a template uses it.
     as_chat = None if chat == "auto" else chat
-    return Renderer(policy.tokenizer, policy.stop_ids, as_chat, config.sampling.trim)
+    return Renderer(
+        policy.tokenizer, policy.stop_ids, as_chat, config.sampling.trim, config.model.template
+    )
 
 
 def offer_tools(messages: list[Message], tools: Sequence[Tool]) -> list[Message]:

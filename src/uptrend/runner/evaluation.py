@@ -221,10 +221,10 @@ def _limit_overrides(target: str, table: dict[str, Any], note: Callable[[str], N
     # A rule that grades the start of an answer needs no more tokens than [sampling]'s default.
     if table["eval"].get("reward") in ARITHMETIC_RULES:
         return []
-    # A taskset has LIMITS where [sampling]'s defaults (one turn of 8 tokens) would be useless; most
-    # have none.
+    # A taskset has SAMPLING_LIMITS if [sampling]'s defaults (one turn of 8 tokens) are too low;
+    # most have none.
     user_limits = table.get("sampling", {})
-    taskset_limits = getattr(find(name), "LIMITS", {})
+    taskset_limits = getattr(find(name), "SAMPLING_LIMITS", {})
     overrides = []
     for key, value in taskset_limits.items():
         if key not in user_limits and run_limits.get(key, 0) < value:

@@ -38,16 +38,16 @@ _LOOP_BY_PROCESS: dict[int, asyncio.AbstractEventLoop] = {}
 
 
 @dataclass(frozen=True)
-class Job:
+class CallerJob:
     """A call for the thread that waits in `run`."""
 
     function: Callable[[], Any]
     result: Future[Any]
 
 
-# Jobs for a thread in `run`; None when its coroutine has ended.
-Jobs = SimpleQueue[Job | None]
-_CALLER_JOBS: ContextVar[Jobs | None] = ContextVar("jobs of the caller", default=None)
+# CallerJobs for a thread in `run`; None when its coroutine has ended.
+CallerJobs = SimpleQueue[CallerJob | None]
+_CALLER_JOBS: ContextVar[CallerJobs | None] = ContextVar("jobs of the caller", default=None)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -55,7 +55,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     has cleaned up.
     """
     loop = _process_loop()
-    jobs = Jobs()
+    jobs = CallerJobs()
     tasks = list[asyncio.Task[T]]()  # the coroutine's, once it has begun
     context = copy_context()
     context.run(_CALLER_JOBS.set, jobs)
@@ -129,9 +129,9 @@ class Threads:
         return self._pool.submit(job)
 
 
-def _enqueue(jobs: Jobs, function: Callable[[], T]) -> Future[T]:
+def _enqueue(jobs: CallerJobs, function: Callable[[], T]) -> Future[T]:
     result: Future[T] = Future()
-    jobs.put(Job(function, result))
+    jobs.put(CallerJob(function, result))
     return result
 
 

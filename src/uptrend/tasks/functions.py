@@ -13,13 +13,12 @@ where it is needed: handing it to a worker would take longer than it does.
 """  # noqa: E501 (a table)
 
 import asyncio
-import base64
 import contextlib
 import copy
 import inspect
+import json
 import math
 import numbers
-import pickle
 import statistics
 import sys
 import time
@@ -27,6 +26,8 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from datetime import time as daytime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -335,14 +336,44 @@ def _failure(function: Function, error: Exception) -> FunctionFailed:
 
 
 def encode_arguments(arguments: Mapping[str, Any]) -> str:
-    """Return arguments as a text for a worker: a row may have dates and bytes, which JSON lacks."""
-    return base64.b64encode(pickle.dumps(arguments)).decode()
+    """Return arguments as JSON for a worker, with the types that rows of files have besides."""
+    return json.dumps(arguments, default=_tag)
 
 
 def decode_arguments(text: str) -> dict[str, Any]:
-    """Return arguments that `encode_arguments` wrote, in the process that it started."""
-    arguments: dict[str, Any] = pickle.loads(base64.b64decode(text))
+    """Return the arguments that `encode_arguments` wrote."""
+    arguments: dict[str, Any] = json.loads(text, object_hook=_untag)
     return arguments
+
+
+# Types of a Parquet file's cells that JSON lacks, by name: how each becomes a text, and comes back.
+CELL_TYPES: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
+    "datetime": (datetime, datetime.isoformat, datetime.fromisoformat),
+    "date": (date, date.isoformat, date.fromisoformat),
+    "time": (daytime, daytime.isoformat, daytime.fromisoformat),
+    "timedelta": (
+        timedelta,
+        lambda value: str(value // timedelta(microseconds=1)),
+        lambda text: timedelta(microseconds=int(text)),
+    ),
+    "decimal": (Decimal, str, Decimal),
+    "bytes": (bytes, bytes.hex, bytes.fromhex),
+}
+CELL_KEY = "uptrend cell"
+
+
+def _tag(value: Any) -> dict[str, str]:
+    for name, (kind, to_text, _) in CELL_TYPES.items():
+        if isinstance(value, kind):
+            return {CELL_KEY: name, "text": to_text(value)}
+    raise TypeError(f"a row has a {type(value).__name__}")
+
+
+def _untag(table: dict[str, Any]) -> Any:
+    if CELL_KEY not in table:
+        return table
+    _, _, from_text = CELL_TYPES[table[CELL_KEY]]
+    return from_text(table["text"])
 
 
 # Values

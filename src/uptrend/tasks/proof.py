@@ -106,7 +106,7 @@ def play_scripts(taskset: Taskset, task: Task, scripts: Iterable[Script]) -> lis
 
     async def play_all() -> list[ScoredPlay]:
         plays = [score_script(taskset, task, script) for script in scripts]
-        if hasattr(taskset, "FEW_PLAYS"):
+        if hasattr(taskset, "MAX_PROBE_PLAYS"):
             return await event_loop.together(plays)
         return [await play for play in plays]
 

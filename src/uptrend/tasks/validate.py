@@ -28,7 +28,7 @@ from uptrend.tasks.proof import (
 from uptrend.tasks.rewards import Undecided
 from uptrend.tasks.taskset import LoadedTasks, Script, Taskset, known_gold
 
-# Tasks that are played, unless a taskset sets a number of its own (VALIDATED).
+# Tasks that are played, unless a taskset sets a number of its own (MAX_VALIDATED_TASKS).
 PLAYED_TASKS = 200
 # Tasks on which each variant's ceiling is measured, and cheaters play: a semantic retriever takes
 # its time.
@@ -118,7 +118,7 @@ def validate(
 
     # Requirements of what scripted answers earn.
     if limit is None:
-        limit = getattr(taskset, "VALIDATED", PLAYED_TASKS)
+        limit = getattr(taskset, "MAX_VALIDATED_TASKS", PLAYED_TASKS)
     played = _draw_by_family(tasks, limit or len(tasks))
     proven = proving(taskset)
     scored = _play(proven, played, "gold and corrupted answers", progress, times=2)

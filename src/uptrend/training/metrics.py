@@ -56,6 +56,7 @@ def step_metrics(result: StepResult) -> Line:
         **reward_metrics(rollouts),
         **sampling_metrics(rollouts, gathered.dropped, gathered.old_groups),
         **lag_metrics(rollouts),
+        **draw_metrics(gathered),
         **advantage_metrics(rollouts, result.advantages_n),
         **learner_metrics(result.experience, result.update),
         **token_metrics(rollouts, result.experience, result.update),
@@ -182,6 +183,17 @@ def is_dead(rewards: Sequence[float] | Floats) -> bool:
     return math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-8)
 
 
+def draw_metrics(gathered: "Gathered") -> Line:
+    """Compute metrics of tasks that are drawn by their pass rate; nothing for other draws."""
+    rates = gathered.cursor.pass_rates
+    if not rates:
+        return {}
+    return {
+        "sampling/pass_rate/mean": sum(rates.values()) / len(rates),
+        "sampling/passed_over/count": gathered.cursor.passed_over,
+    }
+
+
 def lag_metrics(rollouts: Sequence[Rollout]) -> Line:
     """Compute how many updates behind the learner the weights were that sampled its tokens; nothing
     for scripted tokens.
@@ -215,19 +227,25 @@ def sampling_metrics(
     for rollout in rollouts:
         n_turns.append(sum(message.role == "assistant" for message in rollout.messages))
         texts = texts_by_group.setdefault(rollout.group, set())
-        # Computed once per sequence: with a thousand rollouts per step, each pass over a mask
-        # counts.
-        sampled = [sequence.sampled.nonzero()[0] for sequence in rollout.sequences]
-        lengths.append(sum(map(len, sampled)))
-        if not rollout.sequences:
-            continue  # failed before its first token
-        whole_length = len(rollout.sequences[0].ids)
-        prompt_lengths.append(int(sampled[0][0]) if len(sampled[0]) else whole_length)
-        context_lengths.append(max(len(sequence.ids) for sequence in rollout.sequences))
-        pairs = zip(rollout.sequences, sampled, strict=True)
-        texts.add(b"|".join(sequence.ids[sampled_s].tobytes() for sequence, sampled_s in pairs))
+        sampled_texts: list[bytes] = []
+        prompt_length: int | None = None
+        length = 0
+        for sequence in rollout.sequences:
+            # Once per sequence: with a thousand rollouts per step, each pass over a mask counts.
+            places = sequence.sampled.nonzero()[0]
+            sampled_texts.append(sequence.ids[places].tobytes())
+            length += len(places)
+            if prompt_length is None:  # of the first sequence
+                prompt_length = int(places[0]) if len(places) else len(sequence.ids)
+        lengths.append(length)
+        if prompt_length is not None:  # None for a rollout that failed before its first token
+            prompt_lengths.append(prompt_length)
+            context_lengths.append(max(len(sequence.ids) for sequence in rollout.sequences))
+            texts.add(b"|".join(sampled_texts))
     group_sizes = Counter(r.group for r in rollouts)
-    distinct_shares = [len(texts) / group_sizes[g] for g, texts in texts_by_group.items()]
+    distinct_shares: list[float] = []
+    for group, texts in texts_by_group.items():
+        distinct_shares.append(len(texts) / group_sizes[group])
     n_rollouts = len(rollouts)
 
     line: Line = {

@@ -155,7 +155,8 @@ class ExportedTasks:
     async def call(self, play: Play, tool: str, arguments: Mapping[str, Any]) -> str:
         """Return a tool's answer."""
         filled = {key: value for key, value in arguments.items() if value is not None}
-        answers = await play.respond(Message("assistant", "", (ToolCall(tool, filled),)))
+        message = Message("assistant", "", (ToolCall(tool, filled),))
+        answers = await play.respond(message)
         return "\n".join(message.content for message in answers or ())
 
     async def _replay(

@@ -64,6 +64,8 @@ MIN_DIFFERENT_ANSWERS = 6
 COMPARED_ROWS = 500
 # Forms without much text around the answer, of which a prompt's length can be cut off.
 SHORT_FORMS = 8
+# Lengths of fillers before an answer, which reveal a function that cuts off the prompt's length.
+FILLER_LENGTHS = ("prompt", "prompt without answer", "none")
 # Rejected gold answers, and their share, up to which a dataset's odd rows explain them.
 MAX_ODD_ROWS = 1
 MAX_ODD_SHARE = 0.03
@@ -297,24 +299,25 @@ def find_prompt_cutter(scorer: Scorer) -> tuple[int, Form] | None:
     """
     for function in scorer.functions:
         for form in map(Form, ANSWER_FORMATS[:SHORT_FORMS]):
-            writers = [partial(_behind_filler, form, kind) for kind in range(3)]
+            writers = [partial(_behind_filler, form, length) for length in FILLER_LENGTHS]
             tried_by_filler = scorer.try_tasks(function, scorer.tasks, writers)
-            is_told_apart: list[bool] = []  # by filler
+            pays_right_more: list[bool] = []  # by filler
             for tried in tried_by_filler:
-                is_told_apart.append(all(each.earned > each.rival for each in tried))
-            if is_told_apart == [True, False, False]:
+                pays_right_more.append(all(each.earned > each.rival for each in tried))
+            if pays_right_more == [True, False, False]:
                 return function, form
     return None
 
 
-def _behind_filler(form: Form, kind: int, task: Task, answer: str) -> str:
-    """Write an answer behind a filler as long as the prompt, one that is shorter by the answer, or
-    none.
-    """
+def _behind_filler(form: Form, length: str, task: Task, answer: str) -> str:
+    """Write an answer behind a filler of one of `FILLER_LENGTHS`."""
     text = form.write(answer)
     prompt_length = len(task.messages[0].content)
-    filler_lengths = (prompt_length, prompt_length - len(text), 0)
-    return "x" * filler_lengths[kind] + text
+    if length == "prompt":
+        return "x" * prompt_length + text
+    if length == "prompt without answer":
+        return "x" * (prompt_length - len(text)) + text
+    return text
 
 
 # Findings

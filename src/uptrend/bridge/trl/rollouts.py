@@ -97,7 +97,8 @@ def make_table(run: str, rollouts: Sequence[Rollout], reward_range: RewardRange)
         values = table[name].to_numpy(zero_copy_only=False)
         columns[name] = pa.array(values, pa.float64(), from_pandas=True)
     for name in ("sampler", "learner"):
-        if not any(np.isfinite(getattr(r.sequences[0], name)).any() for r in rollouts):
+        logprobs = [getattr(rollout.sequences[0], name) for rollout in rollouts]
+        if not any(np.isfinite(values).any() for values in logprobs):
             # Without a single value, TRL keeps none.
             columns[name] = pa.nulls(len(table), table.schema.field(name).type)
     for name, column in columns.items():
@@ -250,11 +251,14 @@ def loss_weights(mask: NDArray[Any], loss: str, max_tokens: int) -> NDArray[np.f
     generation.
     """
     mask = mask.astype(np.float64)
-    if loss in ("grpo", "sapo"):
-        return np.asarray(mask / np.maximum(1.0, mask.sum(1, keepdims=True)) / len(mask))
-    if loss == "dr_grpo":
-        return np.asarray(mask / (len(mask) * max_tokens))
-    return np.asarray(mask / max(1.0, float(mask.sum())))
+    n_rows = len(mask)
+    if loss in ("grpo", "sapo"):  # the mean over rows of the mean over a row's tokens
+        row_tokens = np.maximum(1.0, mask.sum(1, keepdims=True))
+        return np.asarray(mask / row_tokens / n_rows)
+    if loss == "dr_grpo":  # the longest completion divides, not each row's own length
+        return np.asarray(mask / (n_rows * max_tokens))
+    n_tokens = max(1.0, float(mask.sum()))
+    return np.asarray(mask / n_tokens)
 
 
 def _messages(conversation: Any, role: str) -> tuple[Message, ...]:

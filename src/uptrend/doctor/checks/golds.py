@@ -103,7 +103,8 @@ MAX_EXAMPLES = 4
 @check("data.wrong-gold")
 def contradicting_golds(case: Case) -> Answer:
     """Report questions that occur with more than one gold answer."""
-    if lacking := why_no_answers(case):
+    lacking = why_no_answers(case)
+    if lacking:
         return Lacking(lacking)
 
     steps = case.cached(read_answers)
@@ -226,10 +227,11 @@ class GoldTable:
     @property
     def examples(self) -> str:
         """A few misfits, in words."""
-        return "; ".join(
-            f"{self.prompts[n][-PROMPT_CHARACTERS:]!r} has {self.golds[n]!r}"
-            for n in self.misfits[:MAX_EXAMPLES]
-        )
+        examples: list[str] = []
+        for n in self.misfits[:MAX_EXAMPLES]:
+            prompt = self.prompts[n][-PROMPT_CHARACTERS:]
+            examples.append(f"{prompt!r} has {self.golds[n]!r}")
+        return "; ".join(examples)
 
 
 def judge_golds(gold_and_text: Mapping[str, tuple[str, str]]) -> Found | None:
@@ -239,8 +241,11 @@ def judge_golds(gold_and_text: Mapping[str, tuple[str, str]]) -> Found | None:
     none).
     """
     prompts = list(gold_and_text)
-    golds = [gold for gold, _ in gold_and_text.values()]
-    answers = [answer_of(text) for _, text in gold_and_text.values()]
+    golds: list[str] = []
+    answers: list[str] = []
+    for gold, text in gold_and_text.values():
+        golds.append(gold)
+        answers.append(answer_of(text))
     table = GoldTable(
         prompts,
         golds,
@@ -286,11 +291,15 @@ def _golds_against_results(table: GoldTable) -> Found | None:
 
 def _golds_of_other_prompts(table: GoldTable) -> Found | None:
     """Find golds that depend neither on the prompts nor on answers that do depend on these."""
-    answered = [n for n, answer in enumerate(table.answers) if answer]
-    prompts = [table.prompts[n] for n in answered]
-    golds = [table.golds[n] for n in answered]
-    answers = [table.answers[n] for n in answered]
-    if len(answered) < MIN_CHECKABLE or len(set(golds)) < MIN_DIFFERENT_GOLDS:
+    prompts: list[str] = []
+    golds: list[str] = []
+    answers: list[str] = []
+    for prompt, gold, answer in zip(table.prompts, table.golds, table.answers, strict=True):
+        if answer:
+            prompts.append(prompt)
+            golds.append(gold)
+            answers.append(answer)
+    if len(answers) < MIN_CHECKABLE or len(set(golds)) < MIN_DIFFERENT_GOLDS:
         return None
 
     gold_n = np.array([bare_answer(gold) for gold in golds])
@@ -301,7 +310,7 @@ def _golds_of_other_prompts(table: GoldTable) -> Found | None:
 
     # Where the model computes what prompts ask for and golds hardly ever are that, nothing else
     # needs to be compared.
-    if not _computes_other_results(table, len(answered)):
+    if not _computes_other_results(table, len(answers)):
         golds_fit_prompts = (
             own_share > MIN_CHANCE_RATIO * chance_share + MIN_OWN_SHARE
             or texts_agree(prompts, golds)
@@ -320,10 +329,10 @@ def _golds_of_other_prompts(table: GoldTable) -> Found | None:
     return Found(CRITICAL, SIGNAL, summary, [Evidence(text, own_share)])
 
 
-def _computes_other_results(table: GoldTable, answered: int) -> bool:
+def _computes_other_results(table: GoldTable, n_answers: int) -> bool:
     """Return True where the model gives computed results that gold answers hardly ever are."""
     is_computed = table.result_n == table.answer_value_n
-    if is_computed.sum() <= MIN_MODEL_RESULTS * answered:
+    if is_computed.sum() <= MIN_MODEL_RESULTS * n_answers:
         return False
     is_gold = table.result_n[is_computed] == table.gold_value_n[is_computed]
     return bool(is_gold.mean() <= MAX_GOLD_RESULTS)

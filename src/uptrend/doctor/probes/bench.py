@@ -202,7 +202,7 @@ class Bench:
         """Return the number of plays of a kind that a probe may make: `wanted`, or the limit of a
         slow taskset.
         """
-        return min(wanted, getattr(self.stage.taskset, "FEW_PLAYS", wanted))
+        return min(wanted, getattr(self.stage.taskset, "MAX_PROBE_PLAYS", wanted))
 
     @cached_property
     def tools(self) -> tuple[Tool, ...]:

@@ -206,15 +206,15 @@ def _titles_above(sections: Sequence[Section], level: int) -> tuple[str, ...]:
 
 def runs_in(text: str, known: Collection[str] = ()) -> list[str]:
     """Return the run ids in a text, in order."""
-    places: list[tuple[int, str]] = []
+    positions: list[tuple[int, str]] = []
     for match in LINE_FORMS["run"].finditer(text):
-        places.append((match.start(), match[match.lastindex or 0]))
+        positions.append((match.start(), match[match.lastindex or 0]))
     for match in LINE_FORMS["bracketed"].finditer(text):
         is_word_or_number = match[1].isalpha() or match[1].isdigit()
         if match[1] in known or not is_word_or_number:
-            places.append((match.start(), match[1]))
-    places.sort()
-    return list(dict.fromkeys(run for _, run in places))
+            positions.append((match.start(), match[1]))
+    positions.sort()
+    return list(dict.fromkeys(run for _, run in positions))
 
 
 def fields_in(text: str) -> dict[str, str]:

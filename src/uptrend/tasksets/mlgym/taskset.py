@@ -97,10 +97,15 @@ class MlGym:
     name: ClassVar[str] = "mlgym"
     version: ClassVar[str] = "1"
     Options: ClassVar[type[Any]] = MlGymOptions
-    FEW_PLAYS: ClassVar[int] = 2  # of a kind in a probe: each takes a second or more
+    # Plays of a kind in a probe: each takes a second or more.
+    MAX_PROBE_PLAYS: ClassVar[int] = 2
     # Tasks that `validate` plays: with all players, each takes 10 to 20 seconds on two cores.
-    VALIDATED: ClassVar[int] = 4
-    LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 256, "max_turns": 10, "context": 4096}
+    MAX_VALIDATED_TASKS: ClassVar[int] = 4
+    SAMPLING_LIMITS: ClassVar[dict[str, int]] = {
+        "max_tokens": 256,
+        "max_turns": 10,
+        "context": 4096,
+    }
     chat: bool | None = True
 
     def __init__(self, options: MlGymOptions, seed: int) -> None:

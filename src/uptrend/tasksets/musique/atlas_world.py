@@ -46,9 +46,13 @@ class Relation:
 
 TEMPLATES: Any = tomllib.loads(Path(__file__).with_name("atlas.toml").read_text(encoding="utf-8"))
 RELATIONS = tuple(Relation(**relation) for relation in TEMPLATES["relations"])
-RELATIONS_BY_SUBJECT: dict[Kind, list[Relation]] = {kind: [] for kind in KINDS}
-for _relation in RELATIONS:
-    RELATIONS_BY_SUBJECT[_relation.subject].append(_relation)
+
+
+def _relations_of(kind: Kind) -> list[Relation]:
+    return [relation for relation in RELATIONS if relation.subject == kind]
+
+
+RELATIONS_BY_SUBJECT = {kind: _relations_of(kind) for kind in KINDS}
 
 # A name is a start, a middle and an ending, or such a name beside a common word.
 _SYLLABLES = TEMPLATES["syllables"]

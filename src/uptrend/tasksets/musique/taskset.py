@@ -46,8 +46,8 @@ class Musique:
     name: ClassVar[str] = "musique"
     version: ClassVar[str] = "2"
     Options: ClassVar[type[Any]] = MusiqueOptions
-    WHOLE: ClassVar[dict[str, Any]] = {"split": "heldout"}
-    LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 128, "max_turns": 8, "context": 4096}
+    HOLD_OUT_ALL: ClassVar[dict[str, Any]] = {"split": "heldout"}
+    SAMPLING_LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 128, "max_turns": 8, "context": 4096}
 
     def __init__(self, options: MusiqueOptions, seed: int) -> None:
         self.options = options
@@ -90,7 +90,8 @@ class Musique:
     def open(self, task: Task, seed: int) -> QuestionPlay:  # noqa: ARG002 (nothing is left to chance)
         """Begin a rollout; its group shares the index of its documents."""
         documents = documents_of(task)
-        return QuestionPlay(task, documents, self._indices.index(task.id, documents), self.options)
+        index = self._indices.index(task.id, documents)
+        return QuestionPlay(task, documents, index, self.options)
 
     def gold(self, task: Task) -> Script:
         """Return the expert: at the maximum under the golden retriever, at its ceiling under
