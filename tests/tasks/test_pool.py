@@ -190,7 +190,8 @@ def test_a_stage_inherits_what_was_written_and_not_what_was_filled_in(file, base
     assert fill(resolved).describe() == fill(again).describe() == fill(config).describe()
     last = fill(again).stages[1]
     assert options.items() <= last.options.items()
-    own = {"start": 5, "name": stage["name"], "seed": stage.get("seed", 0), "train": 20}
+    draw = {"draw": "order", "pass_low": 0.02, "pass_high": 0.9}
+    own = {"start": 5, "name": stage["name"], "seed": stage.get("seed", 0), "train": 20, **draw}
     assert resolved.tasks.stages[1] == {**own, **last.options}
     assert dataclasses.replace(resolved, tasks=config.tasks, eval=config.eval) == config
 

@@ -27,6 +27,7 @@ Optimizers = Literal["adamw", "adamw-8bit"]
 Schedule = Literal["constant", "linear", "cosine"]
 TrackerName = Literal["wandb", "trackio", "tensorboard", "mlflow"]
 Chat = Literal["auto", True, False]
+Draw = Literal["order", "pass-rate"]
 
 DEVICE_PATTERN = re.compile(r"auto|cpu|cuda(:\d+)?")
 FOLDER_PATTERN = re.compile(r"[^\s./\\][^/\\\x00]*")
@@ -84,6 +85,14 @@ class Tasks:
     """Seed of the choice and order of tasks; independent of the run's seed."""
     train: Annotated[int, Ge(1)] = 500
     """Number of tasks to train on."""
+    draw: Draw = "order"
+    """Draw tasks in a shuffled order, or only those whose pass rate, a running estimate, is between
+    `pass_low` and `pass_high`.
+    """
+    pass_low: Annotated[float, Ge(0), Le(1)] = 0.02
+    """Lowest estimated pass rate of a task that is drawn, with `draw = "pass-rate"`."""
+    pass_high: Annotated[float, Ge(0), Le(1)] = 0.9
+    """Highest estimated pass rate of a task that is drawn, with `draw = "pass-rate"`."""
     stages: tuple[dict[str, Any], ...] = ()
     """Curriculum: tables with `start` (a step) and the keys of this section that change then."""
     options: dict[str, Any] = field(default_factory=dict)

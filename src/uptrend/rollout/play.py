@@ -339,7 +339,8 @@ class _JointScoring:
         """Wait no longer for a rollout: it is there, or has failed."""
         self._playing.discard(number)
         if not self._playing and self._plays and self._rewards is None:
-            # A task of its own: its time limit is nobody's waiting time.
+            # A task of its own, so that its time limit starts now, and not when a member began to
+            # wait.
             self._rewards = asyncio.ensure_future(self._score_all())
             self._is_complete.set()
 

@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeVar, get_type_hints, runtime_checkable
 from uptrend.config import Config, Eval, Tasks, build
 from uptrend.config.load import check_bounds, unknown
 from uptrend.config.tables import join
-from uptrend.records import ConfigError, Task, TasksetError, tasks_hash
+from uptrend.records import ConfigError, Rollout, Task, TasksetError, tasks_hash
+from uptrend.tasks.pass_rates import Bounds, observe, pass_over
 from uptrend.tasks.registry import find
 from uptrend.tasks.taskset import Taskset
 
@@ -214,6 +215,7 @@ class Stage:
     tasks: tuple[Task, ...]
     seed: int
     options: Mapping[str, Any]  # every option of its taskset
+    pass_bounds: Bounds | None = None  # None to draw all tasks in their order
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,10 @@ class Cursor:
 
     stage: int = 0
     epoch: int = 0  # times that the stage's tasks were all drawn
-    position: int = 0  # tasks of this epoch that were drawn
+    position: int = 0  # tasks of this epoch that were drawn or passed over
+    # Estimated pass rate of tasks that were drawn, by id, if tasks are drawn by it.
+    pass_rates: Mapping[str, float] = field(default_factory=dict)
+    passed_over: int = 0  # tasks that the last step's draws passed over
 
 
 @dataclass(frozen=True)
@@ -256,15 +261,62 @@ class Pool:
             raise TasksetError(
                 f"{count} tasks were to be drawn of the {n_available} that there are."
             )
-        start = cursor if cursor.stage == index else Cursor(stage=index)
+        start = cursor
+        if cursor.stage != index:
+            start = Cursor(stage=index, pass_rates=cursor.pass_rates)
+        if stage.pass_bounds is not None:
+            tasks, after = self._draw_by_pass_rate(start, count, drawn, stage.pass_bounds)
+            return [(task, stage.taskset) for task in tasks], after
         remaining = self._remaining_tasks(start, drawn)
         if count > len(remaining):
             # The rest of the epoch is left undrawn, so that no step repeats a task.
-            start = Cursor(index, start.epoch + 1)
+            start = replace(start, epoch=start.epoch + 1, position=0)
             remaining = self._remaining_tasks(start, drawn)
-        tasks = [(task, stage.taskset) for _, task in remaining[:count]]
+        pairs = [(task, stage.taskset) for _, task in remaining[:count]]
         position = remaining[count - 1][0] + 1 if count else start.position
-        return tasks, replace(start, position=position)
+        return pairs, replace(start, position=position)
+
+    def _draw_by_pass_rate(
+        self, start: Cursor, count: int, drawn: Collection[str], bounds: Bounds
+    ) -> tuple[list[Task], Cursor]:
+        """Return the next tasks whose estimated pass rate is within the bounds.
+
+        If one epoch has too few of them, those nearest to the bounds fill up.
+        """
+        rates = start.pass_rates
+        chosen: list[Task] = []
+        passed_over: dict[str, Task] = {}
+        place = start
+        for epoch in (start.epoch, start.epoch + 1):
+            if epoch != start.epoch:
+                place = replace(start, epoch=epoch, position=0)
+            taken = {*drawn, *passed_over, *(task.id for task in chosen)}
+            for position, task in self._remaining_tasks(place, taken):
+                if len(chosen) == count:
+                    break
+                place = replace(place, position=position + 1)
+                if bounds.hold(rates.get(task.id)):
+                    chosen.append(task)
+                else:
+                    passed_over[task.id] = task
+            if len(chosen) == count:
+                break
+        else:
+            nearest = sorted(passed_over.values(), key=lambda task: bounds.distance(rates[task.id]))
+            fillers = nearest[: count - len(chosen)]
+            chosen += fillers
+            for task in fillers:
+                del passed_over[task.id]
+        # A step may draw several times, to replace dead groups.
+        n_passed_over = len(passed_over) + (start.passed_over if drawn else 0)
+        rates = pass_over(rates, passed_over)
+        return chosen, replace(place, pass_rates=rates, passed_over=n_passed_over)
+
+    def observe(self, cursor: Cursor, rollouts: Sequence[Rollout]) -> Cursor:
+        """Return the cursor after a step's rollouts, which estimate pass rates."""
+        if self.stages[cursor.stage].pass_bounds is None:
+            return cursor
+        return replace(cursor, pass_rates=observe(cursor.pass_rates, rollouts))
 
     def _remaining_tasks(self, start: Cursor, drawn: Collection[str]) -> list[tuple[int, Task]]:
         """Return the tasks of an epoch from a cursor on, each with its position in the epoch."""
@@ -330,7 +382,15 @@ def make_pool(config: Config, heldout: HeldoutTasks) -> Pool:
                 f" sampling.groups to {max(len(tasks), 1)}, or widen the tasks."
             )
         options = resolved(section.name, section.options, where)
-        stages.append(Stage(start, taskset, tasks, section.seed, options))
+        bounds = None
+        if section.draw == "pass-rate":
+            if section.pass_low >= section.pass_high:
+                raise ConfigError(
+                    f"{where}.pass_low = {section.pass_low} should be below pass_high ="
+                    f" {section.pass_high}."
+                )
+            bounds = Bounds(section.pass_low, section.pass_high)
+        stages.append(Stage(start, taskset, tasks, section.seed, options, bounds))
     return Pool(config.tasks.name, tuple(stages), config.tasks.seed, config.seed)
 
 

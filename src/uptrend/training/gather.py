@@ -15,6 +15,7 @@ order and with the same seeds, ahead or not.
 import asyncio
 import contextlib
 import copy
+import json
 import threading
 import time
 from collections.abc import Awaitable, Mapping, Sequence
@@ -228,6 +229,7 @@ def gather(
         if len(groups) == sampling.groups:
             break
     learned = [rollout for group in groups for rollout in group]
+    cursor = pool.observe(cursor, [*learned, *dropped])
     return Gathered(learned, dropped, cursor, seconds=time.perf_counter() - started)
 
 
@@ -349,7 +351,7 @@ class StepQueue:
             table = rollouts_table(folder.name, [*gathered.rollouts, *gathered.dropped])
             metadata = {"seconds": str(gathered.seconds)}
             for name, value in asdict(gathered.cursor).items():
-                metadata[CURSOR_PREFIX + name] = str(value)
+                metadata[CURSOR_PREFIX + name] = json.dumps(value)
             queue_folder.mkdir(exist_ok=True)
             path = queue_folder / f"{step:06d}.parquet"
             pq.write_table(table.replace_schema_metadata(metadata), path)
@@ -436,11 +438,11 @@ def read_queue(checkpoint: Path) -> dict[int, Gathered]:
     for path in sorted((checkpoint / QUEUE_FOLDER).glob("*.parquet")):
         table = pq.read_table(path)
         seconds = 0.0
-        cursor: dict[str, int] = {}
+        cursor: dict[str, Any] = {}
         for encoded_key, value in table.schema.metadata.items():
             key = encoded_key.decode()
             if key.startswith(CURSOR_PREFIX):
-                cursor[key.removeprefix(CURSOR_PREFIX)] = int(value)
+                cursor[key.removeprefix(CURSOR_PREFIX)] = json.loads(value)
             elif key == "seconds":
                 seconds = float(value)
         learned, dropped = split_by_use(rollouts_of(table))

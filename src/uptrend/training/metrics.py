@@ -56,6 +56,7 @@ def step_metrics(result: StepResult) -> Line:
         **reward_metrics(rollouts),
         **sampling_metrics(rollouts, gathered.dropped, gathered.old_groups),
         **lag_metrics(rollouts),
+        **draw_metrics(gathered),
         **advantage_metrics(rollouts, result.advantages_n),
         **learner_metrics(result.experience, result.update),
         **token_metrics(rollouts, result.experience, result.update),
@@ -180,6 +181,17 @@ def is_dead(rewards: Sequence[float] | Floats) -> bool:
     if not len(rewards):
         return True
     return math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-8)
+
+
+def draw_metrics(gathered: "Gathered") -> Line:
+    """Compute metrics of tasks that are drawn by their pass rate; nothing for other draws."""
+    rates = gathered.cursor.pass_rates
+    if not rates:
+        return {}
+    return {
+        "sampling/pass_rate/mean": sum(rates.values()) / len(rates),
+        "sampling/passed_over/count": gathered.cursor.passed_over,
+    }
 
 
 def lag_metrics(rollouts: Sequence[Rollout]) -> Line:
