@@ -196,7 +196,7 @@ class Writer:
         return line
 
     def _judge_gold(self, rollouts: Sequence[Rollout], step: int) -> None:
-        """Report gold answers that are paid in no form, once the reward has been constant for long."""
+        """Report gold answers that are paid in no form, once rewards stay constant for long."""
         is_constant = np.isnan(self._reward_range.bounds()[0])
         self._constant_steps = self._constant_steps + 1 if is_constant else 0
         if self._suspects is None or self._constant_steps < MIN_CONSTANT_STEPS:
