@@ -227,7 +227,8 @@ def _concatenate_lists(pairs: list[tuple[NDArray[Any], NDArray[Any]]]) -> pa.Arr
 
 
 def _offsets(sizes: list[int] | NDArray[Any]) -> pa.Array:
-    return pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
+    ends = np.cumsum(sizes)
+    return pa.array(np.concatenate([[0], ends]).astype(np.int32))
 
 
 def rollouts_of(table: pa.Table) -> list[Rollout]:

@@ -66,8 +66,13 @@ def before_and_after(
     """Return the evaluation of the weights that a run began with, and the last one of a trained
     model.
     """
-    before = next((e for e in evaluations if e.step == start), None)
-    after = next((e for e in reversed(evaluations) if e.step > start), None)
+    before = None
+    after = None
+    for evaluation in evaluations:
+        if evaluation.step == start and before is None:
+            before = evaluation
+        elif evaluation.step > start:
+            after = evaluation
     return before, after
 
 

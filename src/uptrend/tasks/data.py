@@ -41,6 +41,12 @@ DIFFICULTY_WORDS = ("very_easy", "easy", "medium", "hard", "very_hard")
 # Wrong answers per task: those of other tasks, and those in the list that says all at once.
 MAX_OTHER_ANSWERS = 2
 MAX_LISTED_ANSWERS = 8
+# Splits of `LoadedTasks`, by the option `hold_out`.
+SPLIT_BY_OPTION: dict[str, Literal["quarter", "train", "heldout"]] = {
+    "quarter": "quarter",
+    "none": "train",
+    "all": "heldout",
+}
 # Rows with their places, for error messages.
 Rows = Iterator[tuple[str, dict[str, Any]]]
 
@@ -140,34 +146,30 @@ class Data:
             raise TasksetError(f"{label} has no rows.")
 
         # Rewards, and the tasks that they can score.
-        needs_answer = any(
-            name in rewards.READY_NAMES and name not in rewards.NAMES_WITHOUT_ANSWER
-            for name in options.reward
-        )
-        has_answers = needs_answer or any(
+        answered_rewards = set(rewards.READY_NAMES) - set(rewards.NAMES_WITHOUT_ANSWER)
+        self._needs_answer = not answered_rewards.isdisjoint(options.reward)
+        self._has_answers = self._needs_answer or any(
             _read_column(options.answer, row) is not None for _, row in rows
         )
         columns = list(rows[0][1])
-        if has_answers:
+        if self._has_answers:
             columns.append("answer")
         self._terms = rewards.make_terms(options, columns, self.columns_of)
-        self._needs_answer = needs_answer
-        self._has_answers = has_answers
-        tasks = [
-            self._to_task(row, where.replace(source, label), Path(label).stem)
-            for where, row in rows
-        ]
-        self._uses_answers = has_answers and any(term.uses_answer for term in self._terms)
+        self._uses_answers = self._has_answers and any(term.uses_answer for term in self._terms)
+        tasks = []
+        for where, row in rows:
+            tasks.append(self._to_task(row, where.replace(source, label), Path(label).stem))
         self._answers = sorted({task.answer for task in tasks if task.answer})
 
-        # The split, and what a person should know of the tasks.
-        split: Literal["quarter", "train", "heldout"] = "quarter"
-        if options.hold_out != "quarter":
-            split = "train" if options.hold_out == "none" else "heldout"
-        self.loaded = LoadedTasks(
-            label, tasks, split, f"{self.name}-{seed}", options.duplicates, self.notes
-        )
-        if split == "quarter":
+        order = f"{self.name}-{seed}"
+        split = SPLIT_BY_OPTION[options.hold_out]
+        self.loaded = LoadedTasks(label, tasks, split, order, options.duplicates, self.notes)
+        self._add_notes(label)
+
+    def _add_notes(self, label: str) -> None:
+        """Note for a person how tasks are held out, and which answers count as right."""
+        options = self.options
+        if options.hold_out == "quarter":
             add_note(
                 self.notes,
                 f"{label}: a quarter of the tasks is held out, chosen by the hash of their content",
@@ -175,7 +177,7 @@ class Data:
         for term in self._terms:
             if term.note:
                 add_note(self.notes, term.note)
-        if not options.bounds and any(not term.is_ready for term in self._terms):
+        if not options.bounds and not all(term.is_ready for term in self._terms):
             criterion = "correct_from"
             if options.correct_from is None:
                 criterion = "a part named correct, or a reward of 1 or more"

@@ -4,7 +4,7 @@ from.
 
 import json
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_type_hints, runtime_checkable
@@ -132,20 +132,25 @@ def resolve_options(config: Config) -> Config:
     stages: list[dict[str, Any]] = []
     if config.tasks.stages:
         for start, where, stage in stage_sections(config):
-            keys = {key: getattr(stage, key) for key in _changeable_keys(Tasks)}
-            options = resolved(stage.name, stage.options, where)
-            stages.append({"start": start, **keys, **options})
+            stages.append({"start": start, **_fill_in(stage, stage.options, where)})
     task_options = resolved(config.tasks.name, config.tasks.options, "tasks")
     tasks = replace(config.tasks, options=task_options, stages=tuple(stages))
 
-    sets = []
-    for label, section in eval_sections(config).items():
-        keys = {key: getattr(section, key) for key in _changeable_keys(Eval)}
-        options = resolved(section.name, eval_options(config, section), _where_set(label))
-        sets.append({"label": label, **keys, **options})
-    eval_section_options = resolved(config.eval.name, eval_options(config), "eval")
-    evaluation = replace(config.eval, options=eval_section_options, sets=tuple(sets[1:]))
+    sections = eval_sections(config)
+    main = sections.pop("")
+    main_options = resolved(main.name, eval_options(config, main), "eval")
+    sets: list[dict[str, Any]] = []
+    for label, section in sections.items():
+        options = eval_options(config, section)
+        sets.append({"label": label, **_fill_in(section, options, _where_set(label))})
+    evaluation = replace(config.eval, options=main_options, sets=tuple(sets))
     return replace(config, tasks=tasks, eval=evaluation)
+
+
+def _fill_in(section: Section, options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a stage or set as a table with all its keys and every option of its taskset."""
+    keys = {key: getattr(section, key) for key in _changeable_keys(type(section))}
+    return keys | resolved(section.name, options, where)
 
 
 def _where_set(label: str) -> str:
@@ -242,7 +247,7 @@ class Pool:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for a person on the tasks."""
-        return tuple(dict.fromkeys(note for stage in self.stages for note in stage.taskset.notes))
+        return _unique([note for stage in self.stages for note in stage.taskset.notes])
 
     def stage_at(self, step: int) -> int:
         """Return the index of the stage that a step belongs to."""
@@ -340,6 +345,10 @@ class Pool:
         return {**whole, "stages": stages, "notes": list(self.notes)}
 
 
+def _unique(notes: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(notes))
+
+
 def make_heldout(config: Config) -> HeldoutTasks:
     """Return the set that `[eval]` names, with the further ones."""
     sets: dict[str, HeldoutTasks] = {}
@@ -355,7 +364,7 @@ def make_heldout(config: Config) -> HeldoutTasks:
         sets[label] = HeldoutTasks(
             taskset, tasks, section.seed, tasks_hash(tasks), tuple(taskset.notes)
         )
-    notes = tuple(dict.fromkeys(note for heldout in sets.values() for note in heldout.notes))
+    notes = _unique([note for heldout in sets.values() for note in heldout.notes])
     return replace(sets.pop(""), notes=notes, sets=sets)
 
 

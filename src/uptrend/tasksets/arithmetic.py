@@ -150,8 +150,14 @@ class Family(OneTurnTaskset, ABC):
                 yielded.add(task.id)
                 yield task
 
-    def _task(self, prompt: str, answer: str, difficulty: float, **data: Any) -> Task:
-        return Task((Message("user", prompt),), answer, self.name, float(difficulty), data)
+    def _task(self, prompt: str, answer: str, difficulty: float, data: Mapping[str, Any]) -> Task:
+        return Task(
+            messages=(Message("user", prompt),),
+            answer=answer,
+            family=self.name,
+            difficulty=float(difficulty),
+            data=data,
+        )
 
 
 NotEmpty = Predicate(bool)
@@ -207,7 +213,8 @@ class Arithmetic(Family):
         a, operation, b = problem
         result = {"+": a + b, "-": a - b, "*": a * b}[operation]
         prompt = f"Calculate: {a} {operation} {b} = "
-        return self._task(prompt, str(result), abs(result), a=a, b=b, operation=operation, base=10)
+        data = {"a": a, "b": b, "operation": operation, "base": 10}
+        return self._task(prompt, str(result), abs(result), data)
 
 
 COUNTING_WORDS = tomllib.loads(
@@ -261,7 +268,8 @@ class Counting(Family):
         else:
             question = f"letters in: {word}"
         prompt = f"Count the {question}. Answer: "
-        return self._task(prompt, str(count), count, kind=kind, word=word, base=10)
+        data = {"kind": kind, "word": word, "base": 10}
+        return self._task(prompt, str(count), count, data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +292,7 @@ class ComparisonFamily(Family):
         a, b = problem
         prompt = f"Is {a} greater than {b}? Answer yes or no: "
         answer = "yes" if a > b else "no"
-        return self._task(prompt, answer, -abs(a - b), a=a, b=b)
+        return self._task(prompt, answer, -abs(a - b), {"a": a, "b": b})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,7 +319,7 @@ class Binary(Family):
     def task(self, problem: int) -> Task:
         """Return a problem as a task; larger numbers are more difficult."""
         prompt = f"Convert {problem} to binary: "
-        return self._task(prompt, f"{problem:b}", problem, n=problem, base=2)
+        return self._task(prompt, f"{problem:b}", problem, {"n": problem, "base": 2})
 
 
 FAMILIES: dict[str, type[Family]] = {

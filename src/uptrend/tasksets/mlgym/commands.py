@@ -149,7 +149,7 @@ class Terminal:
         elif outcome.code:
             text += f"\n(exit code {outcome.code})"
         text = text.strip("\n") or "The command ran and printed nothing."
-        return CommandReply(text, outcome.code, outcome.stopped, "shell")
+        return CommandReply(text, outcome.code, outcome.stopped, kind="shell")
 
     # The editor.
 

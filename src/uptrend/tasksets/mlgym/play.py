@@ -15,7 +15,7 @@ from uptrend.sandbox.workspace import readable
 from uptrend.tasks.event_loop import holding, waiting
 from uptrend.tasksets.mlgym.commands import CommandReply, Terminal, WrongCommand, command_of
 from uptrend.tasksets.mlgym.problem import Example, Problem, make_example
-from uptrend.tasksets.mlgym.scoring import Judged, Split, SubmissionScorer
+from uptrend.tasksets.mlgym.scoring import Judged, Split, Submission, SubmissionScorer
 
 # Recorded in place of a command at the end of a rollout that did not submit.
 AUTOMATIC_SUBMISSION = "(automatic submission)"
@@ -116,7 +116,7 @@ def reward_of(facts: Facts, scheme: Scheme, dense: DenseParts) -> Reward:
     total = sum(part.weight * part.value for part in parts)
     low = sum(part.weight * part.low for part in parts)
     high = sum(part.weight * part.high for part in parts)
-    return Reward(total, low, high, final >= 1, tuple(parts))
+    return Reward(total, low, high, correct=final >= 1, parts=tuple(parts))
 
 
 def _scheme_value(facts: Facts, scheme: Scheme) -> float:
@@ -251,7 +251,7 @@ class ResearchPlay:
     _baseline: tuple[float, float] = (0.0, 0.0)  # its scores on validation and test
     _validations: list[float] = field(default_factory=list)  # improvements
     # improvement of the best validation so far, and the files that it scored
-    _best: tuple[float, dict[str, bytes] | Judged] | None = None
+    _best: tuple[float, Submission] | None = None
     _is_submitted: bool = False
     _has_command: bool = False  # True from the first message on, whether its command ran or not
     _work: asyncio.Task[tuple[CommandReply, float | None]] | None = None  # the command under way
@@ -297,7 +297,16 @@ class ResearchPlay:
         # The rollout ends, so this reply is in no message.
         unread = text if is_last and not self._is_submitted else ""
         self.commands.append(
-            Executed(turn, command, seconds, reply.code, reply.stopped, score, is_error, unread)
+            Executed(
+                turn=turn,
+                command=command,
+                seconds=seconds,
+                code=reply.code,
+                stopped=reply.stopped,
+                score=score,
+                error=is_error,
+                said=unread,
+            )
         )
         if reply.kind == "edit":
             self._edits.add(is_error)
@@ -341,7 +350,7 @@ class ResearchPlay:
         result = f"Validation {problem.metric}: {verdict.score:.4f} (baseline {baseline:.4f})"
         return CommandReply(result), verdict.score
 
-    async def _judge(self, files: dict[str, bytes] | Judged, split: Split) -> Judged:
+    async def _judge(self, files: Submission, split: Split) -> Judged:
         assert self._example is not None
         answers = self._example.validation if split == "validation" else self._example.test
         return await self.arena.scorer.judge(files, split, answers)
@@ -359,7 +368,9 @@ class ResearchPlay:
         if self._terminal is not None:
             verdict = await self._judge_submission(self._terminal)
             if not self._is_submitted or not self.commands:
-                self.commands.append(Executed(n_commands, AUTOMATIC_SUBMISSION, 0.0, 0))
+                self.commands.append(
+                    Executed(n_commands, AUTOMATIC_SUBMISSION, seconds=0.0, code=0)
+                )
             submission = self.commands[-1]
             if verdict.score is None:
                 self.commands[-1] = replace(submission, code=1, error=True, said=verdict.reason)
@@ -392,11 +403,8 @@ class ResearchPlay:
             return await self._judge(files, "test")
 
     async def _better_of(
-        self,
-        last: dict[str, bytes] | Judged,
-        best_improvement: float,
-        best: dict[str, bytes] | Judged,
-    ) -> dict[str, bytes] | Judged:
+        self, last: Submission, best_improvement: float, best: Submission
+    ) -> Submission:
         """Return the last submission or the best one before it, by their validation scores."""
         if last == best:
             return last

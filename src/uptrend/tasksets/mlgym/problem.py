@@ -93,7 +93,8 @@ class Problem:
         else:
             goal = 0.0
         unit = abs(goal - baseline) or abs(baseline) or 1.0
-        return min(1.0, max(-1.0, self.sign * (score - baseline) / unit))
+        gain = self.sign * (score - baseline)
+        return min(1.0, max(-1.0, gain / unit))
 
     @cached_property
     def _data(self) -> dict[str, Path]:

@@ -96,6 +96,10 @@ class Judged:
     metrics: Mapping[str, float] | None = None
 
 
+# Submitted files by path, or the verdict on a submission without any.
+Submission = dict[str, bytes] | Judged
+
+
 class SubmissionScorer:
     """Scores submissions of one problem."""
 
@@ -111,7 +115,7 @@ class SubmissionScorer:
         """Copy the submission out of a workspace and score it on a split."""
         return await self.judge(await self.copy_out(workspace), split, answers)
 
-    async def copy_out(self, workspace: Workspace) -> dict[str, bytes] | Judged:
+    async def copy_out(self, workspace: Workspace) -> Submission:
         """Return the submitted files, or a verdict with the reason why there are none."""
         problem = self._problem
         if problem.kind == "model":  # everything but the datasets
@@ -129,9 +133,7 @@ class SubmissionScorer:
             return Judged(None, f"There is no valid {problem.submission} to score: {file_problem}")
         return files
 
-    async def judge(
-        self, files: dict[str, bytes] | Judged, split: Split, answers: Mapping[str, bytes]
-    ) -> Judged:
+    async def judge(self, files: Submission, split: Split, answers: Mapping[str, bytes]) -> Judged:
         """Score submitted files; an evaluator that prints no score is the submission's fault."""
         if isinstance(files, Judged):
             return files

@@ -46,6 +46,9 @@ ID_PREFIXES = {2: "2hop", 3: "3hop1", 4: "4hop1"}
 MAX_PARAGRAPHS = 50
 
 Chain = tuple[Fact, ...]
+# With the fields of MuSiQue's files.
+Row = dict[str, Any]
+Paragraph = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class AtlasOptions:
             )
 
 
-def rows(count: int, seed: int, options: AtlasOptions) -> Iterator[dict[str, Any]]:
+def rows(count: int, seed: int, options: AtlasOptions) -> Iterator[Row]:
     """Yield `count` examples with different questions; a larger count begins with the same ones."""
     questions: set[str] = set()
     for i in count_up():
@@ -92,11 +95,11 @@ def rows(count: int, seed: int, options: AtlasOptions) -> Iterator[dict[str, Any
             yield example
 
 
-def row(seed: int, options: AtlasOptions) -> dict[str, Any]:
+def row(seed: int, options: AtlasOptions) -> Row:
     """Return one example, a pure function of the arguments."""
     world, chain = make_world(seed, options)
     paragraphs = write_paragraphs(world, chain)
-    example: dict[str, Any] = {
+    example: Row = {
         "id": f"{ID_PREFIXES[len(chain)]}__atlas-{seed}",
         "paragraphs": paragraphs,
         "question": compose(chain),
@@ -109,7 +112,7 @@ def row(seed: int, options: AtlasOptions) -> dict[str, Any]:
     return example
 
 
-def _assert_answerable(example: dict[str, Any], chain: Chain) -> None:
+def _assert_answerable(example: Row, chain: Chain) -> None:
     """Assert that one paragraph states each hop, its subject's, and that the question gives no
     answer away.
     """
@@ -260,7 +263,7 @@ def _add_second_fact(
         world.state(subject, relation)
 
 
-def write_paragraphs(world: World, chain: Chain) -> list[dict[str, Any]]:
+def write_paragraphs(world: World, chain: Chain) -> list[Paragraph]:
     """Write a paragraph for each entity that facts are about, in random order; the chain's own
     support the answer.
     """
@@ -318,7 +321,7 @@ def compose(chain: Chain) -> str:
     return chain[-1].relation.ask.format(s=phrase)
 
 
-def decompose(chain: Chain, paragraphs: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+def decompose(chain: Chain, paragraphs: list[Paragraph], seed: int) -> list[dict[str, Any]]:
     """Return the question of each hop; #1 is the answer of the first one, and so on."""
     idx_by_title = {paragraph["title"]: paragraph["idx"] for paragraph in paragraphs}
     hops = []

@@ -211,11 +211,16 @@ def reward(
     parts = []
     for name, value in values.items():
         weight = scale * weight_by_name[name] / weight_sum
-        parts.append(Part(name, value, 0.0, 1.0, weight))
+        parts.append(Part(name, value, low=0.0, high=1.0, weight=weight))
     total = sum(part.weight * part.value for part in parts)
-    parts.append(Part("clean_turns", clean, 0.0, 1.0, 0.0))
-    # The weights' sum may exceed the scale by rounding.
-    return Reward(min(total, scale), 0.0, scale, bool(values["exact_match"]), tuple(parts))
+    parts.append(Part("clean_turns", clean, low=0.0, high=1.0, weight=0.0))
+    return Reward(
+        total=min(total, scale),  # the weights' sum may exceed the scale by rounding
+        low=0.0,
+        high=scale,
+        correct=bool(values["exact_match"]),
+        parts=tuple(parts),
+    )
 
 
 # Options and the rollout

@@ -92,6 +92,7 @@ class Lexical:
     """Returns documents with words of the query; rarer words count more (BM25)."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
+        # Lucene's variant of BM25, with bm25s's default parameters.
         self._bm25 = _bm25s().BM25(method="lucene", k1=1.5, b=0.75, backend="numpy")
         stems = _stems([searchable(document) for document in documents])
         self._has_words = any(stems)

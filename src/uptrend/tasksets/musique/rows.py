@@ -29,6 +29,11 @@ MAX_VALUE_QUOTED = 40
 # A split of a dataset, such as train or train[:256].
 SPLIT_PATTERN = re.compile(r"[\w.+-]+(\[[^\[\]]*\])?")
 
+Row = Mapping[str, Any]
+LocatedRow = tuple[str, Row]
+# The fields of a Document.
+Paragraph = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class Document:
@@ -49,14 +54,14 @@ def documents_of(task: Task) -> list[Document]:
     return [Document(**document) for document in task.data["documents"]]
 
 
-def to_tasks(rows: Iterable[tuple[str, Mapping[str, Any]]], noise_rate: float) -> Iterator[Task]:
+def to_tasks(rows: Iterable[LocatedRow], noise_rate: float) -> Iterator[Task]:
     """Yield rows as tasks; questions marked as not answerable are left out."""
     for where, row in rows:
         if _flag(row, "answerable", where, default=True):
             yield to_task(row, where, noise_rate)
 
 
-def to_task(row: Mapping[str, Any], where: str, noise_rate: float = 1.0) -> Task:
+def to_task(row: Row, where: str, noise_rate: float = 1.0) -> Task:
     """Return one row as a task; raise a TasksetError with the place of what is missing or wrong."""
     question = _text(row, "question", where)
     answer = _text(row, "answer", where)
@@ -89,7 +94,7 @@ def to_task(row: Mapping[str, Any], where: str, noise_rate: float = 1.0) -> Task
     )
 
 
-def _paragraphs(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def _paragraphs(row: Row, where: str) -> list[Paragraph]:
     paragraphs = []
     for number, paragraph in enumerate(_list(row, "paragraphs", where)):
         paragraphs.append(_paragraph(paragraph, f"{where}: paragraphs[{number}]", number))
@@ -102,7 +107,7 @@ def _paragraphs(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     return paragraphs
 
 
-def _paragraph(paragraph: Any, where: str, number: int) -> dict[str, Any]:
+def _paragraph(paragraph: Any, where: str, number: int) -> Paragraph:
     if not isinstance(paragraph, Mapping):
         raise TasksetError(f"{where} should be an object, not {paragraph!r}.")
     return {
@@ -113,9 +118,7 @@ def _paragraph(paragraph: Any, where: str, number: int) -> dict[str, Any]:
     }
 
 
-def _drop_noise(
-    paragraphs: list[dict[str, Any]], noise_rate: float, identity: str
-) -> list[dict[str, Any]]:
+def _drop_noise(paragraphs: list[Paragraph], noise_rate: float, identity: str) -> list[Paragraph]:
     """Return all supporting paragraphs, and each other one with a chance of `noise_rate`."""
     # Seeded by the task, so that a question always has the same documents.
     rng = random.Random(f"noise-{identity}")
@@ -161,7 +164,7 @@ def _flag(table: Mapping[str, Any], key: str, where: str, *, default: bool | Non
     return value
 
 
-def read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def read_file(path: Path) -> Iterator[LocatedRow]:
     """Yield every row of a file of JSON lines, with its file and line."""
     return read_json_lines(path, '{"question": "…", "answer": "…", "paragraphs": […]}')
 
@@ -192,7 +195,7 @@ def read_sources(text: str) -> list[HubSource]:
     return sources
 
 
-def read_hub(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def read_hub(text: str) -> Iterator[LocatedRow]:
     """Yield every row of the datasets that a string names, with its dataset and number."""
     for source in read_sources(text):
         yield from read_dataset(source.path, source.config, source.split)

@@ -90,7 +90,8 @@ class Musique:
     def open(self, task: Task, seed: int) -> QuestionPlay:  # noqa: ARG002 (nothing is left to chance)
         """Begin a rollout; its group shares the index of its documents."""
         documents = documents_of(task)
-        return QuestionPlay(task, documents, self._indices.index(task.id, documents), self.options)
+        index = self._indices.index(task.id, documents)
+        return QuestionPlay(task, documents, index, self.options)
 
     def gold(self, task: Task) -> Script:
         """Return the expert: at the maximum under the golden retriever, at its ceiling under
