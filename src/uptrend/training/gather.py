@@ -392,8 +392,8 @@ class StepQueue:
 
     def _replace_old(self, old: Gathered, step: int) -> Gathered:
         """Sample a step again whose rollouts are too old, and record the old ones as dropped."""
-        # Its tasks are drawn from where those of the old rollouts ended. Later steps, sampled ahead,
-        # may have drawn the same ones.
+        # New tasks are drawn from where the old ones ended. Later steps, sampled ahead, may have
+        # drawn the same.
         new = self._gather(self._player.without_ranks(), old.cursor, step)
         lag = _lag(new, step)
         if lag > self._ahead:
