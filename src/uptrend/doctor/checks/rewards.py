@@ -101,8 +101,8 @@ def _longest_constant_stretch(case: Case, values: Floats) -> tuple[int, int]:
 
 
 def _tasks_are_hard(case: Case, value: float) -> bool:
-    """Return True if a reward at the bottom is the tasks' doing, not the scorer's: gold answers were
-    paid in preflight.
+    """Return True if a low reward is the tasks' doing, not the scorer's: preflight's gold answers
+    were paid.
     """
     passed_probes: set[str] = set()
     for event in case.view.events:
