@@ -23,7 +23,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 import uptrend
-from uptrend.cli.explain import field_docs, keys
+from uptrend.cli.explain import config_keys, field_docs
 from uptrend.cli.main import VERBS, app
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page, causes_by_section
@@ -133,7 +133,7 @@ def _index() -> str:
 def _config() -> Iterator[str]:
     """A table for each section of a recipe."""
     tables: dict[str, list[tuple[str, ...]]] = {}
-    for key in keys():
+    for key in config_keys():
         section, _, rest = key.name.partition(".")
         default = f"; default `{key.default}`" if key.default else ""
         row = (_code(key.name), f"{key.meaning} ({key.type}{default})")

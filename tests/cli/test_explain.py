@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from uptrend.cli.explain import keys
+from uptrend.cli.explain import config_keys
 from uptrend.cli.main import main
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.records.metrics import sections
@@ -68,7 +68,7 @@ def test_programs_read_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     options = {
         f"tasks.{field.name}" for cls in map(find, BUILT_IN) for field in fields(cls.Options)
     }
-    assert set(listed) == {*CATALOGUE, *(key.name for key in keys()), *metrics, *options}
+    assert set(listed) == {*CATALOGUE, *(key.name for key in config_keys()), *metrics, *options}
     bounds = json.loads(explain(capsys, "tasks.bounds", "--json"))
     assert (bounds["kind"], bounds["meaning"][:28]) == ("option", "data: Bounds of your functio")
 

@@ -33,7 +33,7 @@ Format = Literal["text", "json"]
 FailOn = Literal["critical", "warning"]
 AsFormat = Annotated[Format, typer.Option("--format", "-f", help="Output format.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Sets = Annotated[
+Overrides = Annotated[
     list[str] | None,
     typer.Option(
         "--set",

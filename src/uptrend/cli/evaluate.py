@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from uptrend.cli.console import AsJson, Sets, print_json
+from uptrend.cli.console import AsJson, Overrides, print_json
 from uptrend.present.formatting import NO_VALUE, duration, estimate, percent, plural
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import ConfigError, Message, RecordError, Rollout, Task, rollouts_table
@@ -53,7 +53,7 @@ def command(
     model: Annotated[
         str | None, typer.Option(help="Model that plays, where the first word names tasks.")
     ] = None,
-    sets: Sets = None,
+    overrides: Overrides = None,
     attempts: Annotated[int, typer.Option(help="Sampled attempts per task, for pass@k.")] = 0,
     checkpoint: Annotated[
         str | None, typer.Option(help="Step, or best. Default: the run's last.")
@@ -93,7 +93,9 @@ def command(
     if model is not None:
         tasks = target
         target = model
-    scored = score(target, tasks, sets or (), attempts, out, checkpoint, key=key, timeout=timeout)
+    scored = score(
+        target, tasks, overrides or (), attempts, out, checkpoint, key=key, timeout=timeout
+    )
     if as_json:
         table = _to_table(scored)
         if scored.sets:

@@ -65,18 +65,18 @@ STATUS_COLORS = {
     Status.INCONCLUSIVE: "bold yellow",
 }
 
-On = Literal["local", "ray"]
+WorkerPlace = Literal["local", "ray"]
 AtOnce = Annotated[
     int | None, typer.Option(min=1, help="Runs side by side. Default: as many as fit.")
 ]
-OnOption = Annotated[
-    On, typer.Option("--on", help="Make runs in processes here, or on a Ray cluster.")
+WorkerPlaceOption = Annotated[
+    WorkerPlace, typer.Option("--on", help="Make runs in processes here, or on a Ray cluster.")
 ]
 Address = Annotated[
     str, typer.Option(help="Ray cluster: local, auto, HOST:PORT or ray://HOST:PORT.")
 ]
 Gpus = Annotated[float, typer.Option(min=0.01, help="Share of a GPU per run on Ray.")]
-Keep = Annotated[
+KeepCheckpoints = Annotated[
     bool,
     typer.Option("--keep-checkpoints", help="Keep the weights of finished runs; they are large."),
 ]
@@ -91,10 +91,10 @@ def run(
     ] = False,
     folder: LabFolder = Path("."),
     at_once: AtOnce = None,
-    on: OnOption = "local",
+    on: WorkerPlaceOption = "local",
     address: Address = "local",
     gpus: Gpus = 1.0,
-    keep_checkpoints: Keep = False,
+    keep_checkpoints: KeepCheckpoints = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Start again; earlier results are kept aside.")
     ] = False,
@@ -234,7 +234,7 @@ def _read_ended(planned: PlannedRun, recorded_row: Mapping[str, Any]) -> Outcome
 
 
 def _make_workers(
-    on: On, address: str, at_once: int | None, gpus: float, keep_checkpoints: bool
+    on: WorkerPlace, address: str, at_once: int | None, gpus: float, keep_checkpoints: bool
 ) -> Workers:
     if on == "local":
         return Workers(at_once, keep_checkpoints)
@@ -393,7 +393,7 @@ def sweep(
     recipe: Annotated[
         Path | None, typer.Argument(help="Recipe: a TOML file.", show_default=False)
     ] = None,
-    sets: Annotated[
+    value_lists: Annotated[
         list[str] | None, typer.Option("--set", help="Values to try: learning.lr=1e-6,1e-5.")
     ] = None,
     listed: Annotated[
@@ -408,10 +408,10 @@ def sweep(
         Path, typer.Option("--dir", help="Folder for runs and results; a lab, or any.")
     ] = Path("."),
     at_once: AtOnce = None,
-    on: OnOption = "local",
+    on: WorkerPlaceOption = "local",
     address: Address = "local",
     gpus: Gpus = 1.0,
-    keep_checkpoints: Keep = False,
+    keep_checkpoints: KeepCheckpoints = False,
     format: AsFormat = "text",
 ) -> None:
     """Compare config values over seeds.
@@ -425,7 +425,7 @@ def sweep(
     verdict.
     """
     need_train_extra()
-    grid = make_sweep(recipe, sets or (), listed, seeds, metric, steps)
+    grid = make_sweep(recipe, value_lists or (), listed, seeds, metric, steps)
     launcher = TrainLauncher()
     planned_runs = _plan_points(grid, folder, launcher)
 

@@ -65,8 +65,8 @@ def command(
         hint = config_hint(name, name, entries)
         raise UptrendError(f"There is no cause, config key or metric {name}.{hint} {LIST_ALL}")
     if as_json:
-        keys = ("name", "kind", "meaning")
-        print_json({"names": [{key: entry[key] for key in keys} for entry in matches]})
+        fields = ("name", "kind", "meaning")
+        print_json({"names": [{key: entry[key] for key in fields} for entry in matches]})
         return
     rows = [(entry["name"], entry["kind"], entry["meaning"]) for entry in matches]
     terminal().print(columns("name", "kind", "meaning", rows=rows))
@@ -78,7 +78,7 @@ def _entries() -> dict[str, dict[str, Any]]:
     for id, cause in CATALOGUE.items():
         page = SITE_LINK.sub(r"\1", cause_page(cause))
         entries[id] = {"name": id, "kind": "cause", "meaning": cause.what, "page": page}
-    for key in keys():
+    for key in config_keys():
         entries[key.name] = {**vars(key), "kind": "config key"}
     _add_options(entries)
     for section in sections():
@@ -133,7 +133,7 @@ def _print_entry(entry: dict[str, Any], as_json: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Key:
+class ConfigKey:
     """One key of a recipe."""
 
     name: str
@@ -156,7 +156,7 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def keys(cls: type = Config, prefix: str = "") -> Iterator[Key]:
+def config_keys(cls: type = Config, prefix: str = "") -> Iterator[ConfigKey]:
     """Yield every key of a recipe, in the schema's order."""
     meanings = field_docs(cls)
     types_by_name = typing.get_type_hints(cls)
@@ -172,11 +172,11 @@ def keys(cls: type = Config, prefix: str = "") -> Iterator[Key]:
         type_text = _type_in_words(type_, annotations[field.name])
         if dataclasses.is_dataclass(type_):
             if prefix:  # top-level sections have no docstring
-                yield Key(name, type_text, "", meanings[field.name])
-            yield from keys(typing.cast(type, type_), f"{name}.")
+                yield ConfigKey(name, type_text, "", meanings[field.name])
+            yield from config_keys(typing.cast(type, type_), f"{name}.")
         else:
             default = getattr(cls(), field.name)
-            yield Key(name, type_text, json.dumps(default), meanings[field.name])
+            yield ConfigKey(name, type_text, json.dumps(default), meanings[field.name])
 
 
 def _type_in_words(type_: Any, annotation: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from uptrend.bridge.convert import load_recipe
-from uptrend.cli.console import AsJson, Sets, complete_recipes, make_app, print_json
+from uptrend.cli.console import AsJson, Overrides, complete_recipes, make_app, print_json
 from uptrend.policy.known import KNOWN_MODELS, find_model, home, local_folder, need_train_extra
 from uptrend.policy.known import pull as pull_known
 from uptrend.present.formatting import size
@@ -111,7 +111,7 @@ def serve(
     recipe: Annotated[
         Path, typer.Argument(help="Recipe: a TOML file.", autocompletion=complete_recipes)
     ],
-    sets: Sets = None,
+    overrides: Overrides = None,
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     host: Annotated[
         str,
@@ -157,7 +157,7 @@ def serve(
     Trainer and servers exchange weights through a folder: shared memory (/dev/shm), or on several
     machines the one that the trainer's UPTREND_WEIGHTS names.
     """
-    config = load_recipe(recipe, sets or ())
+    config = load_recipe(recipe, overrides or ())
     server = plan_server(config, host, port, vllm, tuple(options or ()), docker=docker)
     if dry_run:
         typer.echo(server)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from uptrend.bridge.convert import load_recipe
-from uptrend.cli.console import FailOn, Format, Sets, print_json
+from uptrend.cli.console import FailOn, Format, Overrides, print_json
 from uptrend.doctor.check import is_at_least
 from uptrend.policy.known import need_train_extra
 from uptrend.present.formatting import duration, plural
@@ -39,7 +39,7 @@ PIECE_END_CHARACTERS = 200
 
 def command(
     recipe: Annotated[Path, typer.Argument(help="A recipe: a TOML file, or prime-rl's rl.toml.")],
-    sets: Sets = None,
+    overrides: Overrides = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Ask only this probe. Repeat for more.")
     ] = None,
@@ -80,7 +80,7 @@ def command(
     results: list[Result] = []
     # On stderr, and only in a terminal: stdout may be JSON for a program.
     with Console(stderr=True).status("Loading the model and its tasks…") as status:
-        config = load_recipe(recipe, sets or ())
+        config = load_recipe(recipe, overrides or ())
         for note in config.notes:
             typer.echo(note, err=True)
         refuse_ranks("preflight")

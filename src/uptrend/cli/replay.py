@@ -8,7 +8,15 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from uptrend.cli.console import AsFormat, Quiet, RunArgument, RunsFolder, Sets, open_run, print_json
+from uptrend.cli.console import (
+    AsFormat,
+    Overrides,
+    Quiet,
+    RunArgument,
+    RunsFolder,
+    open_run,
+    print_json,
+)
 from uptrend.present.formatting import number, percent, setting
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import Run
@@ -33,7 +41,7 @@ def command(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps to replay. Default: all that follow.")
     ] = None,
-    sets: Sets = None,
+    overrides: Overrides = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the run directory. Default: RUN-replay.")
     ] = None,
@@ -57,7 +65,7 @@ def command(
             open_run(run),
             step,
             steps=steps,
-            overrides=sets or (),
+            overrides=overrides or (),
             runs=runs,
             name=name,
             observers=observers,

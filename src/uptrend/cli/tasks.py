@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from uptrend.cli.console import AsJson, Sets, make_app, print_json
+from uptrend.cli.console import AsJson, Overrides, make_app, print_json
 from uptrend.config import Config, load_config
 from uptrend.present.formatting import assignments
 from uptrend.present.terminal import columns, terminal
@@ -81,7 +81,7 @@ def list_tasksets() -> None:
 @app.command()
 def show(
     name: Name,
-    overrides: Sets = None,
+    overrides: Overrides = None,
     count: Annotated[int, typer.Option(min=0, help="Number of tasks to show.")] = 5,
     as_json: AsJson = False,
 ) -> None:
@@ -129,7 +129,7 @@ def show(
 @app.command("validate")
 def validate_tasksets(
     name: Name,
-    overrides: Sets = None,
+    overrides: Overrides = None,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -210,7 +210,7 @@ def _print_reports(console: Console, reports: Mapping[str, ValidationReport]) ->
 def package_taskset(
     name: Name,
     to: Annotated[Path, typer.Option("--to", help="Folder of the package; it must not exist yet.")],
-    overrides: Sets = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a taskset as a package for verifiers.

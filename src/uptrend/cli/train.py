@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from uptrend.bridge.convert import load_recipe
-from uptrend.cli.console import Quiet, RunsFolder, Sets, complete_recipes
+from uptrend.cli.console import Overrides, Quiet, RunsFolder, complete_recipes
 from uptrend.config.load import nearest
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.records import ConfigError, RunRefused
@@ -27,7 +27,7 @@ def command(
             autocompletion=complete_recipes,
         ),
     ] = None,
-    sets: Sets = None,
+    overrides: Overrides = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the run directory. Default: the recipe's name.")
     ] = None,
@@ -74,12 +74,12 @@ def command(
             )
     with terminal_observers(quiet=quiet) as observers:
         if resumes is not None:
-            run = resume_run(resumes, sets or (), observers)
+            run = resume_run(resumes, overrides or (), observers)
         else:
             assert recipe is not None
             try:
                 run = train_recipe(
-                    load_recipe(recipe, sets or ()),
+                    load_recipe(recipe, overrides or ()),
                     runs=runs,
                     name=name,
                     observers=observers,
@@ -107,7 +107,7 @@ def warmstart_command(
     out: Annotated[
         Path | None, typer.Option(help="Model folder to make. Default: models/NAME.")
     ] = None,
-    sets: Sets = None,
+    overrides: Overrides = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the run directory. Default: NAME-warmstart.")
     ] = None,
@@ -124,7 +124,7 @@ def warmstart_command(
 
     The expert plays training tasks with the real tools. The loss is on the expert's turns only.
     """
-    config = load_recipe(recipe, sets or ())
+    config = load_recipe(recipe, overrides or ())
     folder = out or Path("models") / config.name
     with terminal_observers(quiet=quiet, doctor=False) as observers:
         run = warmstart(config, folder, runs=runs, name=name, observers=observers)

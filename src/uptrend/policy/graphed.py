@@ -106,7 +106,7 @@ class Graphed:
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a GPU has done everything, of all threads, while none of them captures."""
+    """Wait until a GPU has finished the work of all threads, while none of them captures."""
     with _CAPTURE_LOCK:
         torch.cuda.synchronize(device)
 

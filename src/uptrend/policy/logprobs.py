@@ -200,7 +200,7 @@ def by_device(z: Tensor) -> Any:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply; low precision is added up, and left, in fp32."""
+    """Multiply matrices; products in low precision are summed, and returned, in fp32."""
     if a.dtype == torch.float32 or a.device.type != "cuda":
         return a @ b
     return torch.mm(a, b, out_dtype=torch.float32)

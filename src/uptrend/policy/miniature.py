@@ -157,7 +157,7 @@ def _reduced(config: Any, whole: Any, *, is_narrow: bool) -> Any:
 
 
 def _narrow(text: Any) -> None:
-    """Leave a config few heads, of their own size, and as many channels as they have."""
+    """Reduce a config to few heads, of their own size, and as many channels as they have."""
     heads = text.num_attention_heads
     channels = text.hidden_size
     key_heads = getattr(text, "num_key_value_heads", None) or heads

@@ -232,7 +232,7 @@ class Policy:
         return {name: weight.detach().clone() for name, weight in self.model.state_dict().items()}
 
     def wait(self) -> None:
-        """Wait for the other processes that hold a part of the weights: here it has none."""
+        """Wait for the other processes that hold a part of the weights; a whole policy has none."""
 
     def copy(self) -> "Policy":
         """Return the policy with frozen weights of its own, for a sampler that goes on while this
@@ -249,7 +249,7 @@ class Policy:
 
     @contextlib.contextmanager
     def as_reference(self) -> Iterator[None]:
-        """Switch gradients off, and adapters where they are what trains, or put the reference's in
+        """Switch gradients off; where adapters train, switch them off, or put the reference's in
         their place.
         """
         adapters = self.anchor.adapters
@@ -271,9 +271,7 @@ class Policy:
         self.put_reference({slot.name: self.flat.view(slot) for slot in self.flat.slots})
 
     def put_reference(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the reference's weights, in place; those of adapters where they are what
-        trains.
-        """
+        """Replace the reference's weights, in place: those of adapters, where adapters train."""
         if self.has_adapters and self.anchor.adapters is None:
             self.anchor.adapters = torch.empty_like(self.flat.values.data)
         for name, weight in self.reference_weights().items():
@@ -407,8 +405,8 @@ def load_policy(
 
 
 def freeze(model: Any) -> Any:
-    """Train nothing of a model; on a GPU its matrices become bf16, to which its arithmetic rounds
-    them anyway.
+    """Freeze a model; on a GPU its matrices become bf16, to which its arithmetic rounds them
+    anyway.
     """
     model.requires_grad_(False)
     is_on_gpu = next(model.parameters()).device.type == "cuda"

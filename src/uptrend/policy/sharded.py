@@ -50,8 +50,8 @@ from uptrend.records import CheckpointError, ConfigError, ModelError
 
 
 class Head(nn.Module):
-    """The output layer as a call from hidden states to log-probabilities, before which its weight
-    can be gathered.
+    """The output layer as a call from hidden states to log-probabilities, so that FSDP gathers its
+    weight before.
     """
 
     def __init__(self, weight: nn.Parameter) -> None:
@@ -210,7 +210,7 @@ class ShardedWeights(FlatWeights):
 
     @torch.no_grad()
     def whole(self, slot: Slot) -> Tensor:
-        """Gather one parameter; all processes have to ask for it."""
+        """Gather one parameter; all processes have to call this."""
         gathered: Tensor = self.parameter(slot).full_tensor()
         return gathered
 
@@ -410,7 +410,7 @@ def prepare_shards(
 def shard(
     whole: Policy, device: torch.device, source: str, settings: Model, seed: int
 ) -> ShardedPolicy:
-    """Share a policy's weights out among all processes; it is taken apart."""
+    """Share a policy's weights out among all processes; the whole policy is unusable afterwards."""
     policy = prepare_shards(whole, device, source, settings, seed)
     if device.type == "cuda":
         round_frozen(policy.model)

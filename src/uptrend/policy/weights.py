@@ -148,7 +148,7 @@ class FlatWeights:
         return self.values.grad
 
     def spans(self) -> dict[str, slice]:
-        """Each layer group's stretch of the flat tensor."""
+        """Return each layer group's stretch of the flat tensor."""
         spans: dict[str, slice] = {}
         for slot in self.slots:
             first = spans.get(slot.group, slice(slot.start, slot.start)).start
@@ -156,7 +156,7 @@ class FlatWeights:
         return spans
 
     def decayed(self) -> list[Tensor]:
-        """Stretches of the flat tensor that weight decay shrinks, as views; neighbors are one."""
+        """Return views of the weights that weight decay shrinks, neighbors as one."""
         edges: list[list[int]] = []
         for slot in self.slots:
             if not slot.decays:

@@ -185,7 +185,7 @@ def deepspeed_settings(learning: Learning) -> dict[str, Any]:
 def shard_by_deepspeed(
     whole: Policy, device: torch.device, source: str, settings: Model, seed: int, learning: Learning
 ) -> ShardedPolicy:
-    """Share a policy's weights out among all processes; it is taken apart."""
+    """Share a policy's weights out among all processes; the whole policy is unusable afterwards."""
     need_adamw(learning)
     if whole.reference is not None:
         raise ConfigError(

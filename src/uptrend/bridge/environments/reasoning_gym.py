@@ -111,7 +111,7 @@ class Gym:
         return say(self._write(task.answer))
 
     def corrupted(self, task: Task) -> Iterable[Script]:
-        """Say nothing, garbage, and a number that is one too large."""
+        """Return scripts of silence, garbage, and a number that is one too large."""
         wrong_answers = ["@@ ??"]
         if INTEGER_PATTERN.fullmatch(task.answer):
             wrong_answers.append(str(int(task.answer) + 1))

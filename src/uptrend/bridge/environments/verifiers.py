@@ -117,7 +117,7 @@ class Environment:
         raise TasksetError(f"{self.name} tells no gold answers, such as to {task.id}.")
 
     def corrupted(self, task: Task) -> Iterable[Script]:  # noqa: ARG002 (the same for all)
-        """Say nothing, and garbage."""
+        """Return scripts of silence and of garbage."""
         return map(say, ("", "@@ ??"))
 
     def _read(self, changes: Mapping[str, Any]) -> list[Task]:
@@ -284,7 +284,7 @@ class AgentPlay:
             self.trace.ok = True
 
     async def turn(self, message: Any = None) -> Any:
-        """Let the model speak, and its tools answer, until it calls none."""
+        """Let the model reply, and its tools answer, until it calls none."""
         if isinstance(message, str):
             message = [vf.UserMessage(content=message)]
         incoming = [parse_message(m) if isinstance(m, dict) else m for m in message or ()]

@@ -1,4 +1,4 @@
-"""Errors of the watch stay inside it: they are written down, printed once, and the run goes on. No
+"""Errors of the watch stay inside it: they are recorded, printed once, and the run goes on. No
 torch.
 """
 
@@ -33,7 +33,7 @@ class Guard:
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
-        """Count the seconds inside, and keep every error there."""
+        """Count the seconds inside, and note any error instead of raising it."""
         began = time.perf_counter()
         self._depth += 1
         try:
@@ -46,7 +46,7 @@ class Guard:
                 self._seconds += time.perf_counter() - began
 
     def note(self, part: str, text: str) -> None:
-        """Write a failure down; print the first of each part."""
+        """Record a failure; print the first of each part."""
         self._failures[part] = self._failures.get(part, 0) + 1
         if self._failures[part] == 1:
             print(f"uptrend: watching {part} failed; the run goes on. {text}", file=sys.stderr)

@@ -157,8 +157,8 @@ class SubprocessRecorder:
             self._is_stuck = True
 
     def close(self) -> list[int]:
-        """Let it write the rest, with a deadline; return the steps that were sent but never
-        written.
+        """Let the process write the rest, with a deadline; return the steps that were sent but
+        never written.
         """
         self._is_over = True
         deadline = time.monotonic() + self._close_timeout_s
@@ -279,7 +279,7 @@ class Record:
         self.subprocess_recorder.send("take_reward_range", lambda: (self.reward_range, suspects))
 
     def take_step(self, step: TrlStep, move: Move | None) -> None:
-        """Take a step of the trainer."""
+        """Record a step of the trainer."""
         step.memory = peak_memory_gib(self._device)
 
         def make_arguments() -> tuple[TrlStep]:
@@ -297,13 +297,13 @@ class Record:
         self.subprocess_recorder.send("take_step", make_arguments, step.step)
 
     def take_evaluation(self, batches: list[TrlBatch], seconds: float | None, step: int) -> None:
-        """Take an evaluation."""
+        """Record an evaluation."""
         self.subprocess_recorder.send(
             "take_evaluation", lambda: ([batch.portable() for batch in batches], seconds, step)
         )
 
     def end(self, status: str, **values: Any) -> None:
-        """Let the rest be written and the doctor read it once more, and close the directory."""
+        """Let the writer and the doctor finish, and close the directory."""
         lost = self.subprocess_recorder.close()
         if lost:
             steps = ", ".join(map(str, lost[:MAX_STEPS_NAMED]))

@@ -188,7 +188,7 @@ class Scorer:
             return np.concatenate([self.call(function, [row]) for row in rows])
 
     def _call(self, function: int, rows: Sequence[Row]) -> Floats:
-        """Give a function TRL's own arguments."""
+        """Call a function with TRL's own arguments."""
         trainer = self._trainer
         began = time.perf_counter()
         # Each column is copied at once, so that rows that share an object still do.
@@ -275,8 +275,8 @@ def in_form(form: Form) -> Writer:
 
 
 def find_judge(scorer: Scorer, names: Sequence[str], sign: int = 1) -> GoldJudge | None:
-    """Find the reward function and the form in which it tells right answers best; with sign -1,
-    pays them less.
+    """Find the reward function, and its form, that tells right answers best; with sign -1, that
+    pays them less than wrong ones.
     """
     forms = [Form(words) for words in ANSWER_FORMATS]
     judges: list[GoldJudge] = []
@@ -439,8 +439,8 @@ def _judge_sign(
 
 
 def _judge_classes(log: FindingsLog, scorer: Scorer, judge: GoldJudge) -> bool:
-    """Score gold of every class in the dataset, and texts without an answer; return True where gold
-    is low.
+    """Score gold of every class in the dataset, and texts without an answer; return True where
+    gold is rejected.
     """
     if scorer.is_spent or not scorer.dataset_tasks:
         return False
@@ -464,7 +464,7 @@ def _judge_classes(log: FindingsLog, scorer: Scorer, judge: GoldJudge) -> bool:
 def _judge_texts(
     log: FindingsLog, scorer: Scorer, judge: GoldJudge, tried: Sequence[ScoredTask]
 ) -> None:
-    """Report texts without the answer that are paid as it is."""
+    """Report texts without the answer that earn as much as the answer."""
     plays_by_text: dict[str, list[ScoredPlay]] = {"another answer": []}
     for each in tried:
         plays_by_text["another answer"] += each.others
@@ -574,7 +574,9 @@ def _error(gains: Spread) -> float:
 
 
 def own_against_others(scorer: Scorer, judge: int, size: int) -> Spread | None:
-    """Compare what completions earn by their own answers and by another group's, over groups."""
+    """Compare the rewards of completions by their own answers with those by another group's,
+    over groups.
+    """
     batch = scorer.batch
     column = scorer.column
     answers = [str(example.get(column)) for example in batch.examples]

@@ -161,8 +161,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
     @property
     def _is_alone(self) -> bool:
-        """True where one process trains text: a probe in one of several would leave the others
-        waiting.
+        """True where one process trains text: with several, the others would wait for one that
+        probes.
         """
         return bool(self.trainer.accelerator.num_processes == 1) and not self.trainer._is_vlm
 
@@ -428,7 +428,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
                 self._current.gaps |= probe_update(self.trainer, batch, loss_pass)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Hand the step over."""
+        """Send the step to the recorder."""
         with self.guard("steps"):
             current = self._current
             current.step = self.trainer.state.global_step
@@ -439,7 +439,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
                 self._is_first_step = False
 
     def on_evaluate(self, *_: Any, metrics: dict[str, Any] | None = None, **__: Any) -> None:
-        """Hand an evaluation over."""
+        """Send an evaluation to the recorder."""
         with self.guard("evaluations"):
             if self.record is not None and self._evaluated:
                 seconds = (metrics or {}).get("eval_runtime")

@@ -106,8 +106,8 @@ class Writer:
         self.write(line)
 
     def write(self, line: Line | None) -> None:
-        """Write generations that the loss has passed over completely, then the step's line; all,
-        without a line.
+        """Write generations that the loss has passed over completely, then the step's line; without
+        a line, write all generations.
         """
         tables: dict[int, list[pa.Table]] = {}
         unfinished: list[tuple[TrlBatch, list[Rollout] | None]] = []
@@ -196,9 +196,7 @@ class Writer:
         return line
 
     def _judge_gold(self, rollouts: Sequence[Rollout], step: int) -> None:
-        """Report a gold answer that no way of writing it saves, once the reward has stayed the same
-        for long.
-        """
+        """Report gold answers that are paid in no form, once rewards stay constant for long."""
         is_constant = np.isnan(self._reward_range.bounds()[0])
         self._constant_steps = self._constant_steps + 1 if is_constant else 0
         if self._suspects is None or self._constant_steps < MIN_CONSTANT_STEPS:
@@ -255,8 +253,8 @@ class Writer:
 
 
 def spread_metrics(rollouts: Sequence[Rollout], groups: Sequence[str]) -> Line:
-    """Deviations that TRL logs and our loop does not: within groups, and of each component of the
-    reward.
+    """Return deviations that TRL logs and our loop does not: within groups, and of each component
+    of the reward.
     """
     deviations: list[float] = []
     rewards: list[Reward] = []
@@ -330,7 +328,7 @@ def surprise_metrics(passes: Sequence[BatchPass]) -> Line:
 
 
 def sampler_metrics(batch: TrlBatch) -> Line:
-    """Compare learner and sampler on the same tokens, where TRL kept the sampler's
+    """Compare learner and sampler on the same tokens, where TRL keeps the sampler's
     log-probabilities.
     """
     sampler = batch.column("sampling_per_token_logps")
