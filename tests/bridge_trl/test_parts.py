@@ -15,7 +15,7 @@ from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.rollouts import RewardRange, loss_weights
 from uptrend.bridge.trl.weights import WatchedWeights, name_wrong_sampler
 from uptrend.bridge.trl.writer import spread_metrics, surprise_metrics
-from uptrend.doctor.checks.golds import texts_agree
+from uptrend.doctor.checks.golds import texts_depend
 from uptrend.records import Evidence, Reward, Role, RunView, Severity
 from uptrend.training.metrics import weight_metrics
 
@@ -59,8 +59,8 @@ def test_prompts_and_answers_that_belong_together_are_told_from_shuffled_ones() 
     draw = np.random.default_rng(0)
     pairs = draw.integers(0, 50, (200, 2))
     prompts, answers = [f"What is {a} + {b}?" for a, b in pairs], [str(a + b) for a, b in pairs]
-    assert texts_agree(prompts, answers)
-    alarms = sum(texts_agree(prompts, list(draw.permutation(answers))) for _ in range(100))
+    assert texts_depend(prompts, answers)
+    alarms = sum(texts_depend(prompts, list(draw.permutation(answers))) for _ in range(100))
     assert alarms <= 8  # five comparisons at three deviations each
 
 

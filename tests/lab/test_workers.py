@@ -274,6 +274,8 @@ def test_gpus_are_told_by_nvidia_smi_within_those_that_may_be_used(
     assert free_gib(True) == {"0": pytest.approx(139.65, abs=0.01), "1": 70.0}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb")
     assert free_gib(True) == {"GPU-bb": 70.0}
+    program.write_text("#!/bin/sh\necho 'No devices were found'\n")
+    assert free_gib(True) == {}
     monkeypatch.setenv("PATH", "")
     assert free_gib(True) == {}
     assert free_gib(False)[""] > 0

@@ -72,10 +72,13 @@ def _cannot_tell(
     outcomes: Iterable[Finding | CannotTell], listed: Iterable[Finding]
 ) -> tuple[CannotTell, ...]:
     """Return the causes that no check could judge or report, by id."""
-    lack_by_id = {outcome.id: outcome for outcome in outcomes if isinstance(outcome, CannotTell)}
+    undecided: dict[str, CannotTell] = {}
+    for outcome in outcomes:
+        if isinstance(outcome, CannotTell):
+            undecided[outcome.id] = outcome
     for finding in listed:
-        lack_by_id.pop(finding.id, None)
-    return tuple(lack_by_id[id] for id in sorted(lack_by_id))
+        undecided.pop(finding.id, None)
+    return tuple(undecided[id] for id in sorted(undecided))
 
 
 def _unread_steps(case: Case) -> Iterator[str]:
@@ -106,10 +109,13 @@ def _headline(case: Case, findings: Iterable[Finding]) -> str:
         return f"{kind}, then NaN"
 
     if case.is_learning:
-        is_left_behind = heldout is not None and (
-            heldout.fell or (heldout.effect <= 0 and heldout.interval and heldout.last < NEAR_TOP)
-        )
-        is_doubtful = is_left_behind or alarm_ids & REWARD_ONLY_IDS
+        is_left_behind = False
+        if heldout is not None:
+            # Without an interval, a score that only did not rise is no evidence; near the top it
+            # can't rise.
+            did_not_rise = heldout.effect <= 0 and heldout.interval is not None
+            is_left_behind = heldout.fell or (did_not_rise and heldout.last < NEAR_TOP)
+        is_doubtful = is_left_behind or not alarm_ids.isdisjoint(REWARD_ONLY_IDS)
         return "reward rises, task not shown" if is_doubtful else kind
 
     if heldout is not None and heldout.fell:
@@ -121,10 +127,12 @@ def _headline(case: Case, findings: Iterable[Finding]) -> str:
 
 def _missing(case: Case) -> Iterator[str]:
     """Yield the kinds of evidence that a run lacks, and how to get each."""
+    # A warm start imitates texts: evidence on rollouts and rewards does not apply to it.
     if case.has("warmstart/loss/mean") or not len(case.view.steps):
         return
     is_ours = case.view.trainer == "uptrend"
     is_trl = case.view.trainer == "trl"
+    # Either of the two shows how far the policy moved. A KL of 0 throughout was not computed.
     has_kl = case.curve("kl/reference/mean")[1].any() or case.has("weights/update/norm")
     kinds = [
         (
@@ -177,8 +185,8 @@ def _preflight_findings(view: RunView) -> Iterator[Finding]:
 
 
 def _excluded_causes(view: RunView) -> set[str]:
-    """Return causes that a probe has excluded, whatever records look like: gold in another format
-    was not rejected.
+    """Return causes that a probe has excluded, whatever records look like: by an `acquitted` event,
+    or by gold answers that preflight tried and that were paid.
     """
     excluded: set[str] = set()
     for event in view.events:

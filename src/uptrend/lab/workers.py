@@ -35,6 +35,8 @@ MAX_TRIES = 2
 GPU_CONTEXT_GIB = 1.0
 # Factor by which a run may grow after its first step: longer rollouts, evaluations, a checkpoint.
 MEMORY_MARGIN = 1.25
+# What nvidia-smi is asked for: one line of these per GPU.
+GPU_FIELDS = ("index", "uuid", "memory.free")
 # Time after which nvidia-smi counts as stuck; chosen far above what it takes.
 NVIDIA_SMI_TIMEOUT_S = 60
 
@@ -216,13 +218,16 @@ def free_gib(on_gpu: bool) -> dict[str, float]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
-    query = [program, "--query-gpu=index,uuid,memory.free", "--format=csv,noheader,nounits"]
+    query = [program, f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits"]
     output = subprocess.run(
         query, capture_output=True, text=True, check=False, timeout=NVIDIA_SMI_TIMEOUT_S
     ).stdout
     gpus: list[list[str]] = []
     for line in output.splitlines():
-        gpus.append([word.strip() for word in line.split(",")])
+        fields = [field.strip() for field in line.split(",")]
+        # Other lines are messages, such as "No devices were found".
+        if len(fields) == len(GPU_FIELDS):
+            gpus.append(fields)
     all_indices = ",".join(index for index, _, _ in gpus)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", all_indices)
     usable = {name.strip() for name in visible.split(",")}

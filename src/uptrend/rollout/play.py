@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -95,19 +95,19 @@ NO_TIMEOUTS = Timeouts()
 
 @dataclass(frozen=True)
 class TurnPrompt:
-    """What is new for the model before one of its turns."""
+    """Input of the model before one of its turns."""
 
-    ids: Sequence[int]
-    messages: Sequence[Message]  # the same as messages
+    ids: Sequence[int]  # tokens to read; none for a model that reads messages
+    messages: Sequence[Message]  # messages since its last turn
     tools: Sequence[Tool]
-    # True if these are a whole conversation, which replaces what the model has read before.
+    # True if `ids` are the whole conversation, which replaces all tokens that it has read before.
     is_whole: bool = False
 
 
 # Returns the model's next turn; None ends the rollout.
 NextTurn = Callable[[TurnPrompt], Awaitable[Extension | None]]
 # Scores a play together with others; None for a play that scores itself.
-Score = Callable[[Play], Awaitable[Reward]] | None
+JointScore = Callable[[Play], Awaitable[Reward]] | None
 
 
 class TurnFailed(Exception):  # noqa: N818 (named as SandboxFailed is)
@@ -188,7 +188,7 @@ async def play_all(
     again from its start, with the same seeds, up to `retries` times.
     """
 
-    async def play_one(stream: int, request: RolloutRequest, score: Score) -> Rollout:
+    async def play_one(stream: int, request: RolloutRequest, joint_score: JointScore) -> Rollout:
         seed = request.seed
 
         async def next_turn(prompt: TurnPrompt) -> Extension:
@@ -201,7 +201,9 @@ async def play_all(
 
         renderer = renderers[request.taskset.chat]
         try:
-            return await play(request, next_turn, renderer, limits, max_turns, timeouts, score)
+            return await play(
+                request, next_turn, renderer, limits, max_turns, timeouts, joint_score
+            )
         finally:
             sampler.release(stream)
 
@@ -229,13 +231,13 @@ async def demonstrate(
         else:
             yield from request.taskset.gold(request.task)
 
-    async def play_one(_: int, request: RolloutRequest, score: Score) -> Rollout:
+    async def play_one(_: int, request: RolloutRequest, joint_score: JointScore) -> Rollout:
         renderer = renderers[request.taskset.chat]
         script = script_of(request)
         turns = ScriptedTurns(script, renderer)
         try:
             rollout = await play(
-                request, turns.next_turn, renderer, limits, max_turns, timeouts, score
+                request, turns.next_turn, renderer, limits, max_turns, timeouts, joint_score
             )
         finally:
             script.close()
@@ -259,15 +261,15 @@ async def play_messages(
     tokens.
     """
 
-    async def play_one(_: int, request: RolloutRequest, score: Score) -> Rollout:
+    async def play_one(_: int, request: RolloutRequest, joint_score: JointScore) -> Rollout:
         model = start_model(request)
-        return await play(request, model, None, limits, max_turns, timeouts, score)
+        return await play(request, model, None, limits, max_turns, timeouts, joint_score)
 
     return await _play_side_by_side(play_one, requests, rows, retries, timeouts.tool)
 
 
 async def _play_side_by_side(
-    play_one: Callable[[int, RolloutRequest, Score], Awaitable[Rollout]],
+    play_one: Callable[[int, RolloutRequest, JointScore], Awaitable[Rollout]],
     requests: Sequence[RolloutRequest],
     rows: int,
     retries: int,
@@ -279,15 +281,16 @@ async def _play_side_by_side(
     async def play_with_retries(number: int, request: RolloutRequest) -> Rollout:
         scoring = scorings[number]
         row = _RowLease(free_rows)
-        score = None if scoring is None else partial(scoring.score, number, row)
+        joint_score = None if scoring is None else partial(scoring.score, number, row)
         try:
             await row.take()
             for attempt in range(retries + 1):
                 # A sampler's streams are used once, so each attempt has its own.
                 stream = number + attempt * len(requests)
-                rollout = await play_one(stream, request, score)
-                # Without a row it was scored with others, which is not done again.
-                if not rollout.sandbox_failures or not row.is_taken:
+                rollout = await play_one(stream, request, joint_score)
+                is_scored_jointly = scoring is not None and scoring.has_play(number)
+                # Others were scored with it, so that its joint score can't be taken back.
+                if not rollout.sandbox_failures or is_scored_jointly:
                     break
             return replace(rollout, sandbox_failures=rollout.sandbox_failures + attempt)
         finally:
@@ -343,6 +346,10 @@ class _JointScoring:
             # wait.
             self._rewards = asyncio.ensure_future(self._score_all())
             self._is_complete.set()
+
+    def has_play(self, number: int) -> bool:
+        """Return True if the rollout of this request came to be scored."""
+        return number in self._plays
 
     async def score(self, number: int, row: "_RowLease", play: Play) -> Reward:
         """Return the reward of a play once all are scored; meanwhile others may take its row."""
@@ -407,13 +414,13 @@ async def play(
     limits: Limits,
     max_turns: int,
     timeouts: Timeouts,
-    score: Score = None,
+    joint_score: JointScore = None,
 ) -> Rollout:
     """Play one rollout, from its first prompt to its score; without a renderer in messages
     alone.
     """
-    attempt = _Attempt(request, next_turn, renderer, limits, max_turns, timeouts, score)
-    return await attempt.play()
+    rollout = _RolloutInPlay(request, next_turn, renderer, limits, max_turns, timeouts, joint_score)
+    return await rollout.play()
 
 
 @dataclass(frozen=True)
@@ -490,8 +497,15 @@ class _Transcript:
         )
 
 
+class _End(NamedTuple):
+    """End of a rollout's turns."""
+
+    ended: Ending
+    failure: _Failure | None = None  # error that ended them; the rollout is then not scored
+
+
 @dataclass
-class _Attempt:
+class _RolloutInPlay:
     """A rollout while it is played."""
 
     request: RolloutRequest
@@ -500,12 +514,13 @@ class _Attempt:
     limits: Limits
     max_turns: int
     timeouts: Timeouts
-    score: Score
+    joint_score: JointScore
     task_play: Play | None = None
     tools: tuple[Tool, ...] = ()
     messages: list[Message] = field(default_factory=list)
     # One per sequence of the rollout.
     transcripts: list[_Transcript] = field(default_factory=lambda: [_Transcript()])
+    sequence_start: int = 0  # messages before the first turn of the last sequence
     ended: Ending = Ending.TASK_ERROR
     failure: _Failure | None = None
 
@@ -548,8 +563,8 @@ class _Attempt:
 
     async def _score(self, task_play: Play) -> Reward | None:
         try:
-            if self.score is not None:
-                return await self.score(task_play)
+            if self.joint_score is not None:
+                return await self.joint_score(task_play)
             return await _with_timeout(self.timeouts.tool, task_play.score())
         except Exception as problem:
             self.ended = Ending.TASK_ERROR
@@ -593,69 +608,67 @@ class _Attempt:
             return ()
         return tuple(transcript.tokens() for transcript in self.transcripts)
 
-    async def _take_turns(self, task_play: Play) -> tuple[Ending, _Failure | None]:
-        """Let model and task take turns, and record them; return how the rollout ended, and what
-        failed.
-        """
+    async def _take_turns(self, task_play: Play) -> _End:
+        """Let model and task take turns until one of them, an error or a limit ends the rollout."""
         limits = self.limits
+        self.sequence_start = len(self.messages)
         prompt = self._first_prompt()
-        new_role = Role.PROMPT
         if 0 < limits.prompt < len(prompt.ids):
             problem = f"{len(prompt.ids):,} tokens exceed sampling.max_prompt = {limits.prompt:,}"
-            return Ending.CONTEXT_FULL, _Failure("prompt", problem)
+            return _End(Ending.CONTEXT_FULL, _Failure("prompt", problem))
 
-        too_long = f"tokens do not fit into sampling.context = {limits.context:,}"
-        sequence_start = len(self.messages)  # messages before the sequence's first turn
         for turn in range(self.max_turns):
-            length = len(prompt.ids)
-            if not prompt.is_whole:
-                length += self.transcripts[-1].length
-            if length >= limits.context:
-                if turn > 0:
-                    return Ending.CONTEXT_FULL, None
-                return Ending.CONTEXT_FULL, _Failure("prompt", f"{len(prompt.ids):,} {too_long}")
-
-            # The model's turn.
-            try:
-                extension = await self.next_turn(prompt)
-            except TurnFailed as error:
-                if turn > 0 and error.ended == Ending.CONTEXT_FULL:
-                    return error.ended, None  # the turns before are scored
-                boundary = f"turn {turn}" if turn > 0 else "prompt"
-                return error.ended, _Failure(boundary, str(error))
-            if extension is None:
-                return Ending.STOP_TOKEN, None
-            length += len(extension.ids)
-            if length > limits.context:  # by a script: samplers cut their turns
-                return Ending.CONTEXT_FULL, _Failure(f"turn {turn}", f"{length:,} {too_long}")
-            if prompt.is_whole:
-                self.transcripts.append(_Transcript())
-            transcript = self.transcripts[-1]
-            transcript.add(prompt.ids, turn, new_role)
-            transcript.add(extension.ids, turn, Role.MODEL, extension)
+            extension = await self._take_model_turn(prompt, turn)
+            if isinstance(extension, _End):
+                return extension
             message = self._message_of(extension, prompt.ids)
             self.messages.append(message)
 
-            # The task's answer.
             try:
                 answers = await _with_timeout(self.timeouts.tool, task_play.respond(message))
             except Exception as error:
-                return Ending.TOOL_ERROR, _Failure("respond", error)
+                return _End(Ending.TOOL_ERROR, _Failure("respond", error))
             new_messages = answers or ()
             self.messages.extend(new_messages)
             if answers is None or extension.ended == Ending.CONTEXT_FULL:
-                return extension.ended, None
+                return _End(extension.ended)
+            prompt = self._next_prompt(extension, new_messages)
+        return _End(Ending.TURN_LIMIT)
 
-            # The model's next prompt.
-            if self.renderer and self.renderer.rewrites(self.messages, sequence_start, self.tools):
-                whole = self.renderer.whole_prompt(self.messages, self.tools)
-                prompt = TurnPrompt(whole, new_messages, self.tools, is_whole=True)
-                new_role = Role.PROMPT
-                sequence_start = len(self.messages)
-            else:
-                prompt = self._next_prompt(extension, new_messages)
-                new_role = Role.TOOL
-        return Ending.TURN_LIMIT, None
+    async def _take_model_turn(self, prompt: TurnPrompt, turn: int) -> Extension | _End:
+        """Let the model take a turn and record its tokens, or return why it can't take one."""
+        context = self.limits.context
+        too_long = f"tokens do not fit into sampling.context = {context:,}"
+        length = len(prompt.ids)
+        if not prompt.is_whole:
+            length += self.transcripts[-1].length
+        if length >= context:
+            if turn > 0:
+                return _End(Ending.CONTEXT_FULL)  # the turns before are scored
+            failure = _Failure("prompt", f"{len(prompt.ids):,} {too_long}")
+            return _End(Ending.CONTEXT_FULL, failure)
+
+        try:
+            extension = await self.next_turn(prompt)
+        except TurnFailed as error:
+            if turn > 0 and error.ended == Ending.CONTEXT_FULL:
+                return _End(error.ended)  # the turns before are scored
+            boundary = f"turn {turn}" if turn > 0 else "prompt"
+            return _End(error.ended, _Failure(boundary, str(error)))
+        if extension is None:
+            return _End(Ending.STOP_TOKEN)
+        length += len(extension.ids)
+        if length > context:  # by a script: samplers cut their turns
+            failure = _Failure(f"turn {turn}", f"{length:,} {too_long}")
+            return _End(Ending.CONTEXT_FULL, failure)
+
+        if prompt.is_whole:
+            self.transcripts.append(_Transcript())
+        begins_sequence = turn == 0 or prompt.is_whole
+        transcript = self.transcripts[-1]
+        transcript.add(prompt.ids, turn, Role.PROMPT if begins_sequence else Role.TOOL)
+        transcript.add(extension.ids, turn, Role.MODEL, extension)
+        return extension
 
     def _first_prompt(self) -> TurnPrompt:
         messages = self.messages[:]
@@ -663,10 +676,16 @@ class _Attempt:
         return TurnPrompt(ids, messages, self.tools)
 
     def _next_prompt(self, extension: Extension, messages: Sequence[Message]) -> TurnPrompt:
-        """Return what follows a turn in the same sequence."""
-        ids: list[int] = []
-        if self.renderer:
-            ids = self.renderer.next_prompt(extension.ids.tolist(), messages, self.tools)
+        """Return what follows a turn in the same sequence; if the model's template rewrites earlier
+        turns, the whole conversation, which begins another one.
+        """
+        if self.renderer is None:
+            return TurnPrompt([], messages, self.tools)
+        if self.renderer.rewrites(self.messages, self.sequence_start, self.tools):
+            self.sequence_start = len(self.messages)
+            whole = self.renderer.whole_prompt(self.messages, self.tools)
+            return TurnPrompt(whole, messages, self.tools, is_whole=True)
+        ids = self.renderer.next_prompt(extension.ids.tolist(), messages, self.tools)
         return TurnPrompt(ids, messages, self.tools)
 
     def _message_of(self, extension: Extension, prompt: Sequence[int]) -> Message:
@@ -689,7 +708,8 @@ async def _with_timeout(seconds: float, call: Awaitable[T]) -> T:
     try:
         with limit.counting():
             if isinstance(call, Coroutine):
-                # Begun without a timer: most calls never wait, and take less time than setting one.
+                # Most calls never have to wait, and take less time than setting a timer. So a call
+                # is begun without one, and gets it at its first wait.
                 try:
                     awaited = call.send(None)
                 except StopIteration as done:
@@ -704,17 +724,26 @@ async def _with_timeout(seconds: float, call: Awaitable[T]) -> T:
 
 
 class _BegunCall(Awaitable[T]):
-    """A coroutine that has run up to its first wait, to be awaited further."""
+    """The rest of a coroutine that was begun by hand and has come to its first wait.
+
+    An event loop runs a coroutine by its `send`, which returns what the coroutine waits for, and at
+    its end raises StopIteration with the result. Once that was called, `await call` is not possible
+    any more: it would resume the call before what it waits for is there. This waits first:
+
+        awaited = call.send(None)  # runs up to the first wait
+        result = await _BegunCall(call, awaited)
+    """
 
     def __init__(self, call: Coroutine[Any, Any, T], awaited: Any) -> None:
         self._call = call
         self._awaited = awaited
 
     def __await__(self) -> Generator[Any, Any, T]:
+        # The same as `yield from self._call`, but for the first wait.
         while True:
             try:
                 value = yield self._awaited
-            except BaseException as problem:
+            except BaseException as problem:  # for example a cancellation
                 resume = partial(self._call.throw, problem)
             else:
                 resume = partial(self._call.send, value)

@@ -11,6 +11,9 @@ import json
 import os
 from typing import Any
 
+# Close code of a WebSocket for a message that the server's policy forbids (RFC 6455, 7.4.1).
+WEBSOCKET_POLICY_VIOLATION = 1008
+
 
 class Worker:
     """Methods that vLLM adds to its own worker, for POST /collective_rpc."""
@@ -26,8 +29,9 @@ class Worker:
         with safe_open(path, framework="pt") as file:
             weights = ((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118 (no mapping)
             self.model_runner.reload_weights(weights_iterator=weights)
-        # vLLM packs the head's weight for a CPU's kernels, but after a reload not that of a head
-        # which is tied to the embedding.
+        # On a CPU vLLM packs the head's weight for its kernels. After a reload it leaves out a head
+        # that is tied to the embedding, which would go on with the old weights. So all heads are
+        # packed here: for any other one it changes nothing, and on a GPU the call does nothing.
         for module in self.model_runner.get_model().modules():
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
@@ -38,7 +42,7 @@ class Worker:
         return getattr(self, "_uptrend_name", "")
 
 
-class _Refusal:
+class _RefusingMiddleware:
     """ASGI layer in front of all of vLLM's paths."""
 
     status = 0
@@ -54,7 +58,13 @@ class _Refusal:
         if scope["type"] == "lifespan" or self.is_allowed(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": self.reason})
+            await send(
+                {
+                    "type": "websocket.close",
+                    "code": WEBSOCKET_POLICY_VIOLATION,
+                    "reason": self.reason,
+                }
+            )
         else:
             body = json.dumps({"error": {"message": self.reason}}).encode()
             length = str(len(body)).encode()
@@ -63,7 +73,7 @@ class _Refusal:
             await send({"type": "http.response.body", "body": body})
 
 
-class RequireKey(_Refusal):
+class RequireKey(_RefusingMiddleware):
     """Refuses requests without the key of $VLLM_API_KEY, on all paths but /health.
 
     vLLM's own check leaves out paths beyond /v1, among them all that replace weights.
@@ -90,7 +100,7 @@ class RequireKey(_Refusal):
         return False
 
 
-class RefusePages(_Refusal):
+class RefusePages(_RefusingMiddleware):
     """Refuses requests of web pages: a browser on this machine sends any site's requests to
     loopback.
     """

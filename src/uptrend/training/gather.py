@@ -210,27 +210,40 @@ def gather(
     for attempt in range(sampling.resample + 1):
         drawn, cursor = pool.draw(step, sampling.groups - len(groups), cursor, drawn_ids)
         drawn_ids |= {task.id for task, _ in drawn}
-        # A dropped group needs a task for the one that replaces it, and one more attempt.
-        n_spare = n_tasks - len(drawn_ids) if attempt < sampling.resample else 0
-
-        requests = _group_requests(drawn, step, n_sampled, config)
-        n_sampled += len(drawn)
-        rollouts = player.play(requests, temperature=sampling.temperature)
-        for start in range(0, len(rollouts), sampling.size):
-            group: list[Rollout] = []
-            for rollout in rollouts[start : start + sampling.size]:
-                group.append(penalize_length(rollout, sampling))
+        # Dead groups are dropped only while the next attempt can replace them, each by a group of a
+        # task that was not drawn yet; after the last attempt none can be.
+        is_last_attempt = attempt == sampling.resample
+        n_replacements_left = 0 if is_last_attempt else n_tasks - len(drawn_ids)
+        for group in _play_groups(player, drawn, step, n_sampled, config):
             rewards = [r.reward.total for r in group if r.reward is not None]
-            if n_spare and is_dead(rewards):
-                n_spare -= 1
+            if n_replacements_left and is_dead(rewards):
+                n_replacements_left -= 1
                 dropped += [replace(r, kept=False) for r in group]
             else:
                 groups.append(group)
+        n_sampled += len(drawn)
         if len(groups) == sampling.groups:
             break
     learned = [rollout for group in groups for rollout in group]
     cursor = pool.observe(cursor, [*learned, *dropped])
     return Gathered(learned, dropped, cursor, seconds=time.perf_counter() - started)
+
+
+def _play_groups(
+    player: RolloutPlayer,
+    drawn: Sequence[tuple[Task, Taskset]],
+    step: int,
+    first_number: int,
+    config: Config,
+) -> list[list[Rollout]]:
+    """Play a full group of each drawn task; rewards are less the penalty for length."""
+    sampling = config.sampling
+    requests = _group_requests(drawn, step, first_number, config)
+    rollouts = player.play(requests, temperature=sampling.temperature)
+    rollouts = [penalize_length(rollout, sampling) for rollout in rollouts]
+    return [
+        rollouts[start : start + sampling.size] for start in range(0, len(rollouts), sampling.size)
+    ]
 
 
 def _group_requests(
@@ -301,15 +314,17 @@ class StepQueue:
         self._player = player
         self._last_step = last_step
         self._ahead = ahead
-        self._version = start.step  # of the sampler's weights
         self._ready: dict[int, Gathered] = {}  # by step
         for step, gathered in start.queue.items():
             if step > start.step:
                 self._ready[step] = gathered
         last_ready = max(self._ready, default=start.step)
         self._first_to_sample = last_ready + 1
+        # Belongs to the thread that samples: the one below, or the loop's without `ahead`.
         self._cursor = self._ready[last_ready].cursor if self._ready else start.cursor
-        self._changed = threading.Condition()  # guards all of these
+        # Both threads use `_ready`, `_version`, `_error` and `_is_closing`: this lock guards them.
+        self._changed = threading.Condition()
+        self._version = start.step  # of the sampler's weights
         self._error: BaseException | None = None
         self._is_closing = False
         self._thread = threading.Thread(target=self._sample_ahead, name="ahead", daemon=True)
@@ -362,7 +377,8 @@ class StepQueue:
         )
 
     def _wait_for(self, step: int) -> Gathered:
-        if not self._thread.ident:
+        is_started = self._thread.ident is not None
+        if not is_started:
             self._thread.start()
         with self._changed:
             self._changed.wait_for(lambda: step in self._ready or self._error is not None)
@@ -376,7 +392,8 @@ class StepQueue:
 
     def _replace_old(self, old: Gathered, step: int) -> Gathered:
         """Sample a step again whose rollouts are too old, and record the old ones as dropped."""
-        # From where its own tasks ended: later steps may have drawn the same ones.
+        # New tasks are drawn from where the old ones ended. Later steps, sampled ahead, may have
+        # drawn the same.
         new = self._gather(self._player.without_ranks(), old.cursor, step)
         lag = _lag(new, step)
         if lag > self._ahead:
@@ -404,11 +421,11 @@ class StepQueue:
                 for step in range(self._first_to_sample, self._last_step + 1):
                     with self._changed:
                         self._changed.wait_for(partial(self._may_sample, step))
-                    if self._is_closing:
-                        return
+                        if self._is_closing:
+                            return
                     gathered = self._gather(player, self._cursor, step)
+                    self._cursor = gathered.cursor
                     with self._changed:
-                        self._cursor = gathered.cursor
                         self._ready[step] = gathered
                         self._changed.notify_all()
         except BaseException as error:

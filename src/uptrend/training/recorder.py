@@ -4,7 +4,7 @@ The loop hands a step over and goes on; one thread turns it into Parquet and lin
 that a step's metrics line appears only when its rollouts are on disk. An error on that thread is
 raised in the loop.
 
-b = sequence, s = sampled token of it (padded), t = token of it, c = column.
+b = sequence, s = sampled token of it (padded), t = token of it.
 """
 
 import queue
@@ -16,12 +16,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from uptrend.records import Rollout, RunDirectory, rollouts_table
 from uptrend.records import Sequence as Tokens
 
 if TYPE_CHECKING:
     from uptrend.training.learner import Experience, Update
+    from uptrend.training.packing import TrainSequence
     from uptrend.training.ranks import Ranks
 
 # Steps and evaluations that may wait before the loop waits for the disk.
@@ -49,13 +51,16 @@ class Recorder:
         if self._ranks.count == 1:
             self._put(lambda: self._directory.step(line, rollouts_table(self._name, rollouts)))
             return
+        # A line says that its step is complete, so all parts have to be on disk before it. Other
+        # ranks write theirs here and now, and the barrier waits until they have. Rank 0 leaves its
+        # own to the thread, which writes it just before the line.
         rank = self._ranks.rank
         groups = list(dict.fromkeys(r.group for r in rollouts))
         groups_of_rank = set(self._ranks.shard(groups))
         own = [r for r in rollouts if r.group in groups_of_rank]
         if rank != 0 and own:
             self._directory.rollouts(line["step"], rollouts_table(self._name, own), rank)
-        self._ranks.barrier()  # the line comes after all parts
+        self._ranks.barrier()
         if rank == 0:
             self._put(lambda: self._directory.step(line, rollouts_table(self._name, own)))
 
@@ -135,35 +140,42 @@ class RecordedRollouts(UserList[Rollout]):
 
     @cached_property
     def data(self) -> list[Rollout]:  # type: ignore[override]
+        """List that the methods of UserList read."""
         update = self._update
-        learner_bs = update.learner_bs.numpy()
-        if update.reference_bs is None:
-            reference_bs = np.full_like(learner_bs, np.nan)
-        else:
-            reference_bs = update.reference_bs.numpy()
         weights_bs = update.weights_bs.numpy()
         advantages_bs = update.advantages_bs.numpy()
-        columns_cbs = np.stack([weights_bs, advantages_bs, learner_bs, reference_bs])
+        learner_bs = update.learner_bs.numpy()
+        reference_bs = None if update.reference_bs is None else update.reference_bs.numpy()
 
-        numbered = iter(enumerate(self._exp.sequences))  # in the order of the rollouts
         recorded: list[Rollout] = []
+        b = 0  # sequences are numbered through all rollouts
         for rollout in self._rollouts:
             sequences: list[Tokens] = []
-            for sequence, (b, trained) in zip(rollout.sequences, numbered, strict=False):
+            for sequence in rollout.sequences:
+                trained = self._exp.sequences[b]
+                reference_t = None
+                if reference_bs is not None:
+                    reference_t = _column(trained, reference_bs[b], default=np.nan)
                 # Tokens that were not sampled have weight and advantage 0, and no log-probability.
-                columns_ct = np.zeros((4, len(trained.ids)), np.float32)
-                columns_ct[2:] = np.nan
-                columns_ct[:, trained.sampled] = columns_cbs[:, b, : len(trained.sampled)]
-                weights_t, advantages_t, learner_t, reference_t = columns_ct
                 sequences.append(
                     replace(
                         sequence,
-                        weights=weights_t,
                         attended=trained.attended,
-                        advantages=advantages_t,
-                        learner=learner_t,
-                        reference=None if update.reference_bs is None else reference_t,
+                        weights=_column(trained, weights_bs[b], default=0.0),
+                        advantages=_column(trained, advantages_bs[b], default=0.0),
+                        learner=_column(trained, learner_bs[b], default=np.nan),
+                        reference=reference_t,
                     )
                 )
+                b += 1
             recorded.append(replace(rollout, sequences=tuple(sequences)))
         return [*recorded, *self._dropped]
+
+
+def _column(
+    sequence: "TrainSequence", values_s: NDArray[np.floating[Any]], default: float
+) -> NDArray[np.float32]:
+    """Return a column over all tokens of a sequence, from values of its sampled ones (padded)."""
+    column_t = np.full(len(sequence.ids), default, np.float32)
+    column_t[sequence.sampled] = values_s[: len(sequence.sampled)]
+    return column_t

@@ -5,6 +5,7 @@ empty.
 import contextlib
 import gzip
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -164,7 +165,7 @@ def test_rows_become_runs(
             )
 
 
-@pytest.mark.parametrize("names", [("up", "down"), (1, 0)])
+@pytest.mark.parametrize("names", [("up", "down"), (1, 0), (1.0, math.inf), (1.0, math.nan)])
 def test_runs_told_apart_by_a_column(names: tuple[Any, Any], tmp_path: Path) -> None:
     rows = [
         {
@@ -178,7 +179,7 @@ def test_runs_told_apart_by_a_column(names: tuple[Any, Any], tmp_path: Path) -> 
     ]
     views = read_views(write(tmp_path / "log", lines(rows)))
     assert [view.metrics["reward/mean"][-1] for view in views] == [10, -10]
-    assert views[0].name == str(names[0])
+    assert views[0].name == str(names[0]).removesuffix(".0")
 
 
 class Trap:

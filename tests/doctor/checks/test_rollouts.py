@@ -746,6 +746,33 @@ def test_what_else_is_needed(tiny: RunView) -> None:
     )
 
 
+def test_an_end_that_stops_nothing_is_proven_by_logged_endings_alone(tiny: RunView) -> None:
+    first = tiny.read_rollouts(int(tiny.rollout_steps[0])).to_pylist()[0]
+    end_id = first["ids"][places(first, MODEL)[0]]
+    info = tiny.info | {"model": {"special": [end_id]}}
+
+    def begin_with_end(row: Row) -> None:
+        # One more token follows, also in a rollout of one token.
+        begin = places(row, MODEL)[0]
+        for name in TOKEN_COLUMNS:
+            if row[name]:
+                row[name] = [*row[name][: begin + 1], *row[name][begin:]]
+        row["ids"][begin] = end_id
+
+    unlogged = {
+        key: value for key, value in tiny.metrics.items() if not key.startswith("sampling/ended/")
+    }
+    all_cut = unlogged | {"sampling/ended/length/share": np.ones(len(tiny.steps))}
+    for metrics, expected in ((all_cut, [WARNING]), (unlogged, [])):
+        view = tampered(tiny, each(begin_with_end), metrics=metrics, info=info)
+        proofs = [
+            finding.severity
+            for finding in findings(view, NO_STOP).values()
+            if finding.basis is Basis.PROOF
+        ]
+        assert proofs == expected
+
+
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
 def test_recomputed_advantages_are_torchs(tiny: RunView, scale: Any, baseline: Any) -> None:

@@ -272,7 +272,7 @@ def broken(*_: object) -> Any:
 @pytest.mark.parametrize(
     ("renderer", "severity"),
     [
-        ({"later": broken}, "critical"),
+        ({"next_prompt": broken}, "critical"),
         ({"write": broken}, "note"),
         ({"read": lambda _: SimpleNamespace(calls=[1])}, "note"),
     ],
@@ -282,7 +282,7 @@ def test_several_tool_calls_must_be_rendered(
     renderer: Any, severity: str, musique: dict[str, Any]
 ) -> None:
     parts = {
-        "later": lambda *_: [1, 2],
+        "next_prompt": lambda *_: [1, 2],
         "write": lambda _: [],
         "read": lambda _: SimpleNamespace(calls=[1]),
     }

@@ -310,7 +310,8 @@ def split_by_name(log: Log) -> list[Log]:
     for row in log.rows:
         value = row.get(column)
         name = str(value or "")
-        if isinstance(value, float) and value == int(value):
+        # Numbers such as seeds may be read as 0.0 and 1.0; NaN and infinity stay as they are.
+        if isinstance(value, float) and value.is_integer():
             name = str(int(value))
         others = {key: row[key] for key in row if key != column}
         rows_by_name.setdefault(name, []).append(others)

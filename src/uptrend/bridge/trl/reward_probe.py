@@ -22,7 +22,7 @@ from uptrend.bridge.trl.batch import TrlBatch, as_float64, last_text
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.learner_probe import answer_logprobs, quiet, same_randomness
 from uptrend.bridge.trl.rollouts import RewardRange
-from uptrend.doctor.checks.golds import is_positive, texts_agree
+from uptrend.doctor.checks.golds import is_positive, texts_depend
 from uptrend.records import Basis, Evidence, Message, Reward, Severity, Task
 from uptrend.stats.intervals import Spread, spread_of
 from uptrend.tasks.answers import (
@@ -536,7 +536,7 @@ def _judge_alignment(trainer: Any, log: FindingsLog, scorer: Scorer, judge: int)
     answers = [task.answer for task in tasks]
     if len(answers) < 2 * MIN_DIFFERENT_ANSWERS or len(set(answers)) < MIN_DIFFERENT_ANSWERS:
         return
-    if texts_agree([task.messages[0].content for task in tasks], answers):
+    if texts_depend([task.messages[0].content for task in tasks], answers):
         return
 
     spread_tasks = tasks[:: max(1, len(tasks) // PROBED_ROWS)]

@@ -21,7 +21,11 @@ from uptrend.doctor.check import (
     check,
     warn_if,
 )
-from uptrend.doctor.checks.rewards import MIN_EVALUATIONS, stands_still
+from uptrend.doctor.checks.rewards import (
+    MIN_EVALUATIONS,
+    MIN_SHARE_VARIANCE,
+    heldout_did_not_follow,
+)
 from uptrend.doctor.groups import group_sum, rollout_evidence
 from uptrend.doctor.trend import SIGNIFICANCE_LEVEL, HeldoutChange, trend_until
 from uptrend.present.formatting import number
@@ -268,8 +272,6 @@ GAP_LEVEL = SIGNIFICANCE_LEVEL / 5
 SURE_FALL_LEVEL = SIGNIFICANCE_LEVEL / 10
 # Smallest p-value that is printed.
 MIN_PRINTED_P = 1e-4
-# Least variance of right answers, so that a share of 0 or 1 has a unit too.
-MIN_CORRECT_VARIANCE = 0.01
 
 
 def times_met(case: Case) -> float:
@@ -350,8 +352,8 @@ def _is_left_behind(case: Case, right: CurveSummary, change: HeldoutChange) -> b
         return True
     if not case.is_learning:
         return False
-    deviation = math.sqrt(max(MIN_CORRECT_VARIANCE, right.last * (1 - right.last)))
-    if stands_still(case, CORRECT_METRIC, deviation, change):
+    deviation = math.sqrt(max(MIN_SHARE_VARIANCE, right.last * (1 - right.last)))
+    if heldout_did_not_follow(case, CORRECT_METRIC, deviation, change):
         return True
     if change.interval is None or times_met(case) < MIN_TIMES_MET_OFTEN:
         return False

@@ -1,7 +1,8 @@
 """Gold answers that can't be right.
 
 One question has two of them, they contradict their prompts or belong to other prompts, or a model
-that is mostly right agrees on other answers.
+that is mostly right agrees on other answers. The surest of these is reported alone: each check
+gives way to those above it.
 
 n = prompt.
 """
@@ -49,55 +50,13 @@ from uptrend.tasks.answers import (
     value_of,
 )
 
-# Two golds for one question. Below this share of the questions it is a few typing errors, which a
-# run survives.
-MIN_CONTRADICTED_SHARE = 0.02
-
-# Golds against their prompts. Below this number of prompts no judgment on all golds is possible.
+# Prompts below which no judgment on all golds is possible.
 MIN_CHECKABLE = MIN_ROLLOUTS // 2
-# Share of golds that are their prompt's computed result: from the first on, that result is what
-# the task asks for; from the second on it may be, and the model's answers decide.
-MIN_FITTING_SHARE = 0.6
-MIN_MAYBE_FITTING_SHARE = 0.3
-# Model's answers that are the computed result / that are gold, where the two differ.
-MIN_MODEL_ODDS = 3
-# Share of wrong golds from which training goes the wrong way.
-CRITICAL_WRONG_SHARE = 0.1
 
-# Golds of other prompts. With fewer different golds, another prompt's gold is often right.
-MIN_DIFFERENT_GOLDS = 6
-# Distances to the prompts whose golds show how often an answer is gold by chance.
-NEIGHBOR_DISTANCES = (1, 2, 3)
-# An answer's own gold belongs to its prompt where it agrees this many times as often as chance,
-# plus this share.
-MIN_CHANCE_RATIO = 2
-MIN_OWN_SHARE = 0.05
-# Share of answers that are the computed result from which the model does what the prompt asks, and
-# share of golds among these results up to which the golds do not.
-MIN_MODEL_RESULTS = 0.25
-MAX_GOLD_RESULTS = 0.2
-# Pairs of numbers below which their correlation says nothing.
-MIN_PAIRS = 16
-# Standard errors above which a rank correlation (1/√n each), or a mean gain, is no chance.
-MAX_CORRELATION_ERRORS = 3.0
-MAX_GAIN_ERRORS = 2.0
-# Gain that is only rounding, where all gains are equal.
-ROUNDING_GAIN = 1e-9
-
-# Golds that the model outvotes. Share of a task's rollouts that agree where the model is sure, and
-# rollouts below which agreement says nothing.
-AGREEING_SHARE = 0.9
-MIN_VOTES = 4
-# Share of right rollouts below which the model's agreement is no argument against a gold.
-MIN_RIGHT_SHARE = 0.5
-# Outvoted tasks, and their share, below which they are a few odd tasks.
-MIN_OUTVOTED = 5
-MIN_OUTVOTED_SHARE = 0.1
-
-# Characters of a prompt, and number of prompts, in an example.
+# Share of questions with two golds below which these are a few typing errors, which a run survives.
+MIN_CONTRADICTED_SHARE = 0.02
+# Characters of a question that an example quotes.
 QUESTION_CHARACTERS = 80
-PROMPT_CHARACTERS = 40
-MAX_EXAMPLES = 4
 
 
 @check("data.wrong-gold")
@@ -141,7 +100,7 @@ def contradicting_golds(case: Case) -> Answer:
 def unfit_golds(case: Case) -> Answer:
     """Report gold answers that contradict their prompts, or that belong to other prompts."""
     if why_no_answers(case) or case.cached(contradicting_golds.judge):
-        return None
+        return None  # a surer check reports it
     gold_and_text: dict[str, tuple[str, str]] = {}
     for step in case.cached(read_answers):
         for n, place in enumerate(step.index_n):
@@ -151,13 +110,24 @@ def unfit_golds(case: Case) -> Answer:
     return judge_golds(gold_and_text)
 
 
+# Share of a task's rollouts that agree where the model is sure, and rollouts below which agreement
+# says nothing.
+AGREEING_SHARE = 0.9
+MIN_VOTES = 4
+# Share of right rollouts below which the model's agreement is no argument against a gold.
+MIN_RIGHT_SHARE = 0.5
+# Outvoted tasks, and their share, below which they are a few odd tasks.
+MIN_OUTVOTED = 5
+MIN_OUTVOTED_SHARE = 0.1
+
+
 @check("data.wrong-gold")
 def outvoted_golds(case: Case) -> Answer:
     """Report a model that is mostly right, and sure of another answer than gold on many tasks."""
     if why_no_answers(case):
         return None
     if case.cached(contradicting_golds.judge) or case.cached(unfit_golds.judge):
-        return None
+        return None  # a surer check reports it
 
     steps = case.cached(read_answers)
     tasks = 0
@@ -199,6 +169,11 @@ def is_outvoted(texts: Sequence[str], gold: str) -> bool:
     """Return True where nearly all texts agree on an answer that is not gold."""
     answer, votes = Counter(map(answer_of, texts)).most_common(1)[0]
     return votes >= AGREEING_SHARE * len(texts) and answer not in ("", fold(gold))
+
+
+# Characters of a prompt, and number of prompts, that examples quote.
+PROMPT_CHARACTERS = 40
+MAX_EXAMPLES = 4
 
 
 @dataclass(frozen=True)
@@ -257,6 +232,17 @@ def judge_golds(gold_and_text: Mapping[str, tuple[str, str]]) -> Found | None:
     return _golds_against_results(table) or _golds_of_other_prompts(table)
 
 
+# Share of golds that are their prompt's computed result from which that result is surely what the
+# task asks for.
+MIN_FITTING_SHARE = 0.6
+# The same share from which it may be, and the model's answers decide.
+MIN_MAYBE_FITTING_SHARE = 0.3
+# Model's answers that are the computed result / that are gold, where the two differ.
+MIN_MODEL_ODDS = 3
+# Share of wrong golds from which training goes the wrong way.
+CRITICAL_WRONG_SHARE = 0.1
+
+
 def _golds_against_results(table: GoldTable) -> Found | None:
     """Find golds that are not what their prompts ask to compute."""
     misfits = table.misfits
@@ -275,18 +261,29 @@ def _golds_against_results(table: GoldTable) -> Found | None:
             severity_by_share(share, critical=CRITICAL_WRONG_SHARE), PROOF, summary, [evidence]
         )
 
-    # Only many are: the model decides, by answering with the result where gold is another.
+    # Only some golds are the computed result: the model decides, by answering with the result where
+    # gold is another.
     answers = table.answer_value_n[misfits]
     saying_result = int((answers == table.result_n[misfits]).sum())
     saying_gold = int((answers == table.gold_value_n[misfits]).sum())
     if saying_result < max(MIN_WRONG_SCORES, MIN_MODEL_ODDS * saying_gold):
         return None
     text += (
-        f", and the model says the latter in {saying_result}, gold in {saying_gold}:"
-        f" {table.examples}"
+        f"; of these the model answers {saying_result} with what the prompt gives, {saying_gold}"
+        f" with gold: {table.examples}"
     )
     summary = f"{len(misfits)} of {checkable} gold answers seem to be wrong."
     return Found(WARNING, SIGNAL, summary, [Evidence(text, saying_result)])
+
+
+# Different golds below which another prompt's gold is often right.
+MIN_DIFFERENT_GOLDS = 6
+# Distances to the prompts whose golds show how often an answer is gold by chance.
+NEIGHBOR_DISTANCES = (1, 2, 3)
+# An answer's own gold belongs to its prompt where it agrees this many times as often as chance,
+# plus this share.
+MIN_CHANCE_RATIO = 2
+MIN_OWN_SHARE = 0.05
 
 
 def _golds_of_other_prompts(table: GoldTable) -> Found | None:
@@ -311,13 +308,14 @@ def _golds_of_other_prompts(table: GoldTable) -> Found | None:
     # Where the model computes what prompts ask for and golds hardly ever are that, nothing else
     # needs to be compared.
     if not _computes_other_results(table, len(answers)):
-        golds_fit_prompts = (
-            own_share > MIN_CHANCE_RATIO * chance_share + MIN_OWN_SHARE
-            or texts_agree(prompts, golds)
-            or texts_agree(golds, answers)
-        )
-        if golds_fit_prompts or not texts_agree(prompts, answers):
+        if own_share > MIN_CHANCE_RATIO * chance_share + MIN_OWN_SHARE:
             return None
+        if texts_depend(prompts, golds) or texts_depend(golds, answers):
+            return None
+        # Answers that do not depend on their prompts either say nothing about the golds.
+        if not texts_depend(prompts, answers):
+            return None
+
     text = (
         f"{own_share:.0%} of {len(answers)} answers are their own prompt's gold,"
         f" {chance_share:.0%} another's: {table.examples}"
@@ -329,6 +327,12 @@ def _golds_of_other_prompts(table: GoldTable) -> Found | None:
     return Found(CRITICAL, SIGNAL, summary, [Evidence(text, own_share)])
 
 
+# Share of answers that are the computed result from which the model does what the prompt asks, and
+# share of golds among these results up to which the golds do not.
+MIN_MODEL_RESULTS = 0.25
+MAX_GOLD_RESULTS = 0.2
+
+
 def _computes_other_results(table: GoldTable, n_answers: int) -> bool:
     """Return True where the model gives computed results that gold answers hardly ever are."""
     is_computed = table.result_n == table.answer_value_n
@@ -338,21 +342,25 @@ def _computes_other_results(table: GoldTable, n_answers: int) -> bool:
     return bool(is_gold.mean() <= MAX_GOLD_RESULTS)
 
 
-def texts_agree(prompts: Sequence[str], answers: Sequence[str]) -> bool:
-    """Return True where answers depend on their prompts, by length, by numbers or by words."""
+def texts_depend(sources: Sequence[str], targets: Sequence[str]) -> bool:
+    """Return True where each text depends on its source, by length, by numbers or by words: answers
+    on their prompts, for example.
+    """
     return (
-        _lengths_agree(prompts, answers)
-        or _numbers_agree(prompts, answers)
-        or _words_agree(prompts, answers)
+        _lengths_depend(sources, targets)
+        or _numbers_depend(sources, targets)
+        or _words_depend(sources, targets)
     )
 
 
-def _lengths_agree(prompts: Sequence[str], answers: Sequence[str]) -> bool:
-    prompt_lengths = np.array([len(prompt) for prompt in prompts], float)
-    answer_lengths = np.array([len(answer) for answer in answers], float)
-    return _are_correlated(prompt_lengths, answer_lengths)
+def _lengths_depend(sources: Sequence[str], targets: Sequence[str]) -> bool:
+    source_lengths = np.array([len(source) for source in sources], float)
+    target_lengths = np.array([len(target) for target in targets], float)
+    return _are_correlated(source_lengths, target_lengths)
 
 
+# Pairs of numbers below which their correlation says nothing.
+MIN_PAIRS = 16
 # Features of a prompt's numbers, one of which the result of a task usually grows with.
 PROMPT_FEATURES: tuple[Callable[[list[float]], float], ...] = (
     max,
@@ -364,28 +372,28 @@ PROMPT_FEATURES: tuple[Callable[[list[float]], float], ...] = (
 )
 
 
-def _numbers_agree(prompts: Sequence[str], answers: Sequence[str]) -> bool:
-    prompt_numbers: list[list[float]] = []
-    answer_numbers: list[float] = []
-    for prompt, answer in zip(prompts, answers, strict=True):
-        in_prompt = _numbers(prompt)
-        in_answer = _numbers(answer.replace(",", ""))
-        if in_prompt and in_answer:
-            prompt_numbers.append(in_prompt)
-            answer_numbers.append(in_answer[-1])
-    if len(answer_numbers) < MIN_PAIRS:
+def _numbers_depend(sources: Sequence[str], targets: Sequence[str]) -> bool:
+    source_numbers: list[list[float]] = []
+    target_numbers: list[float] = []
+    for source, target in zip(sources, targets, strict=True):
+        in_source = _numbers(source)
+        in_target = _numbers(target.replace(",", ""))
+        if in_source and in_target:
+            source_numbers.append(in_source)
+            target_numbers.append(in_target[-1])
+    if len(target_numbers) < MIN_PAIRS:
         return False
     for feature in PROMPT_FEATURES:
-        features = np.array([feature(numbers) for numbers in prompt_numbers], float)
-        if _are_correlated(features, np.array(answer_numbers)):
+        features = np.array([feature(numbers) for numbers in source_numbers], float)
+        if _are_correlated(features, np.array(target_numbers)):
             return True
     return False
 
 
-def _words_agree(prompts: Sequence[str], answers: Sequence[str]) -> bool:
-    """Return True where prompts quote their own answer more often than the one before it."""
-    own = _are_quoted(prompts, answers)
-    previous = _are_quoted(prompts, [*answers[-1:], *answers[:-1]])
+def _words_depend(sources: Sequence[str], targets: Sequence[str]) -> bool:
+    """Return True where sources quote their own target more often than the one before it."""
+    own = _are_quoted(sources, targets)
+    previous = _are_quoted(sources, [*targets[-1:], *targets[:-1]])
     return is_positive(spread_of(own - previous))
 
 
@@ -393,13 +401,23 @@ def _numbers(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", text)]
 
 
+# Standard errors, 1/√n each, above which a rank correlation is no chance.
+MAX_CORRELATION_ERRORS = 3.0
+
+
 def _are_correlated(x: Floats, y: Floats) -> bool:
     return bool(abs(rank_correlation(x, y)) > MAX_CORRELATION_ERRORS / len(x) ** 0.5)
 
 
-def _are_quoted(prompts: Sequence[str], answers: Sequence[str]) -> Floats:
-    pairs = zip(prompts, answers, strict=True)
-    return np.array([answer.lower() in prompt.lower() for prompt, answer in pairs], float)
+def _are_quoted(sources: Sequence[str], targets: Sequence[str]) -> Floats:
+    pairs = zip(sources, targets, strict=True)
+    return np.array([target.lower() in source.lower() for source, target in pairs], float)
+
+
+# Standard errors above which a mean gain is no chance.
+MAX_GAIN_ERRORS = 2.0
+# Gain that is only rounding, where all gains are equal.
+ROUNDING_GAIN = 1e-9
 
 
 def is_positive(gains: Spread | None) -> bool:

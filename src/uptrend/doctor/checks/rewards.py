@@ -39,7 +39,8 @@ LENGTH_METRIC = "sampling/length/mean"
 CONSTANT_STEPS = 5
 # Standard deviation of rewards that is 0 up to rounding.
 MAX_CONSTANT_DEVIATION = 1e-9
-# Share of the run from which a stretch of one value is critical, and counts although it passed.
+# Share of the run from which a stretch of one value is critical, and more than a note even if the
+# reward moved again after it.
 CRITICAL_CONSTANT_SHARE = 0.5
 # A share, or a height in the reward's range, from which on little is left to gain.
 NEAR_TOP = 0.95
@@ -56,10 +57,10 @@ def constant_reward(case: Case) -> Found | None:
     value = float(values[begin])
     first_step = int(steps[begin])
     is_top = case.is_learning and case.scaled_reward(value) > NEAR_TOP
-    # A stretch that the run left again is worth knowing, unless it is half of the run.
+    # A shorter stretch after which the reward moved again is a note.
     is_past = share < CRITICAL_CONSTANT_SHARE and begin + length < len(values)
     severity = severity_by_share(share, CRITICAL_CONSTANT_SHARE)
-    if is_top or is_past or _is_hard(case, value):
+    if is_top or is_past or _tasks_are_hard(case, value):
         severity = NOTE
     summary = (
         f"Every rollout had the reward {value:.3g} on {length} logged steps in a row, from step"
@@ -99,9 +100,9 @@ def _longest_constant_stretch(case: Case, values: Floats) -> tuple[int, int]:
     return longest
 
 
-def _is_hard(case: Case, value: float) -> bool:
-    """Return True if a reward at the bottom is the tasks' doing: the scorer was given gold answers,
-    and paid.
+def _tasks_are_hard(case: Case, value: float) -> bool:
+    """Return True if a low reward is the tasks' doing, not the scorer's: preflight's gold answers
+    were paid.
     """
     passed_probes: set[str] = set()
     for event in case.view.events:
@@ -163,13 +164,15 @@ class PartCurve:
         is_correctness = CORRECTNESS_WORDS.search(name) and "format" not in name
         return bool(FORMAT_WORDS.search(name)) and not is_correctness
 
-    def stands_still(self, unit: float) -> bool:
-        """Return True if it did not rise, and noise can't hide a rise that matters."""
+    def stands_still(self, spread: float) -> bool:
+        """Return True if it did not rise, and noise can't hide a rise that matters; `spread` is the
+        deviation between rollouts.
+        """
         line = self.mean.trend
         if line is None or self.mean.rises:
             return False
         _, highest_rise = line.interval()
-        return highest_rise < MAX_STILL_RISE * unit
+        return highest_rise < MAX_STILL_RISE * spread
 
 
 def parts_of(case: Case) -> list[PartCurve]:
@@ -281,8 +284,8 @@ def _doubled(parts: list[PartCurve]) -> Found | None:
     return None
 
 
-# Share of another component's level that one which was never earned does not reach, with the answer
-# in neither's name.
+# A component about the answer counts as never earned if it always stays below this share of the
+# highest level to which a component rose.
 MAX_FLOOR_SHARE = 0.05
 # Share of the training score's rise up to which the held-out one did not follow.
 MAX_FOLLOWED_SHARE = 0.5
@@ -292,6 +295,9 @@ MIN_EVALUATIONS = 4
 MIN_LATE_EVALUATIONS = 8
 # Share of training's rise by which a held-out score at the same level may lie below it.
 MAX_LEVEL_GAP = 0.25
+# Least variance of right answers, so that a share of 0 or 1 has a unit too: by chance all answers
+# may be alike.
+MIN_SHARE_VARIANCE = 0.01
 
 
 @check("reward.hackable")
@@ -306,7 +312,7 @@ def hackable(case: Case) -> Answer:
         return Lacking("neither held-out evaluations nor components of the reward were logged")
 
     if change is not None and right is None:
-        finding = _heldout_stands_still(case, change)
+        finding = _describe_unfollowed_rise(case, change)
         if finding:
             return finding
     finding = _only_format(case, parts)
@@ -320,14 +326,16 @@ def hackable(case: Case) -> Answer:
     return Found(WARNING, PROOF, summary, [case.evidence(CORRECT_METRIC, text)])
 
 
-def _heldout_stands_still(case: Case, change: HeldoutChange) -> Found | None:
-    """Judge a held-out score that did not follow: not at all, or not beyond its first
-    evaluations.
+def _describe_unfollowed_rise(case: Case, change: HeldoutChange) -> Found | None:
+    """Describe a rise that the held-out score did not follow at all, or only at its first
+    evaluations; None if it followed.
     """
     first = change.steps[0]
     last = change.steps[-1]
     line = trend_until(case.view, REWARD_METRIC, last)
-    if line is None or not stands_still(case, REWARD_METRIC, case.rollout_spread, change):
+    if line is None:
+        return None
+    if not heldout_did_not_follow(case, REWARD_METRIC, case.rollout_spread, change):
         return None
     how = f"did not follow ({change.first:.3g} → {change.last:.3g})"
     if change.interval is not None and change.interval[0] > 0:
@@ -338,7 +346,7 @@ def _heldout_stands_still(case: Case, change: HeldoutChange) -> Found | None:
         )
     summary = (
         f"The training reward rose by {line.effect:.3g} and the held-out figure {how}: the reward"
-        " may be had without the task."
+        " can be earned without solving the task."
     )
     rise = f"Training reward {line.effect:+.3g} to that step."
     heldout = (
@@ -358,89 +366,98 @@ def _only_format(case: Case, parts: list[PartCurve]) -> Found | None:
     """
     risen = [part for part in parts if part.mean.rises]
     answer_parts = [part for part in parts if not part.is_format]
+
+    # Components about the answer that lie at their floor, else those that stand still.
     highest = max((abs(part.mean.last) for part in risen), default=0.0)
     floored: list[PartCurve] = []
     for part in answer_parts:
         if float(abs(part.mean.values).max()) < MAX_FLOOR_SHARE * highest:
             floored.append(part)
-    risen = [part for part in risen if part not in floored]
-    still = floored
+    unearned = floored
     if not floored:
-        still = [part for part in answer_parts if part.stands_still(case.rollout_spread)]
-    if not risen or not still:
+        unearned = [part for part in answer_parts if part.stands_still(case.rollout_spread)]
+    risen = [part for part in risen if part not in floored]
+    if not risen or not unearned:
         return None
-    for part in risen:
-        if part.is_format:
-            continue
-        # A component about the answer rose too; one of an unknown kind may be the answer's, unless
-        # another lies at its floor.
-        if not floored or ANSWER_WORDS.search(part.name.lower()):
-            return None
+    if any(_may_pay_answer(part, is_answer_floored=bool(floored)) for part in risen):
+        return None
 
-    carrier = max(risen, key=lambda part: part.mean.last - part.mean.first)
-    left = still[0]
+    steepest = max(risen, key=lambda part: part.mean.last - part.mean.first)
+    rise = f"{steepest.mean.first:.3g} → {steepest.mean.last:.3g}"
+    level = f"{unearned[0].name} stayed at {unearned[0].mean.last:.3g}"
     summary = (
-        f"What rose is {carrier.name} ({carrier.mean.first:.3g} → {carrier.mean.last:.3g}), while"
-        f" {left.name} stayed at {left.mean.last:.3g}: the reward may be had without the task."
+        f"What rose is {steepest.name} ({rise}), while {level}: the reward can be earned without"
+        " solving the task."
     )
-    return Found(WARNING, SIGNAL, summary, _levels(case, [carrier, *still]))
+    return Found(WARNING, SIGNAL, summary, _levels(case, [steepest, *unearned]))
 
 
-def stands_still(case: Case, metric: str, unit: float, change: HeldoutChange) -> bool:
+def _may_pay_answer(part: PartCurve, is_answer_floored: bool) -> bool:
+    """Return True if a component may pay for the answer: one named so, and one of an unknown kind
+    unless another component is known to be the answer's, and lies at its floor.
+    """
+    if part.is_format:
+        return False
+    return not is_answer_floored or ANSWER_WORDS.search(part.name.lower()) is not None
+
+
+def heldout_did_not_follow(case: Case, metric: str, spread: float, change: HeldoutChange) -> bool:
     """Return True if the held-out score surely rose much less than a training score did over the
-    same steps.
+    same steps; `spread` is the training score's deviation between rollouts.
     """
     # The two may have different scales, so that each is measured in its own deviation between
     # rollouts.
-    rise = _sure_rise(case, metric, unit, change, 0)
+    rise = _sure_rise(case, metric, spread, change, 0)
     if rise <= 0 or change.interval is None:
         return False
-    heldout_unit = _deviation(change, unit)
+    heldout_spread = _heldout_spread(change, spread)
     low, high = change.interval
-    if low <= 0 and high / heldout_unit < MAX_FOLLOWED_SHARE * rise:
+    if low <= 0 and high / heldout_spread < MAX_FOLLOWED_SHARE * rise:
         return True
 
     # Later evaluations alone, too: a first one before the model knew the format would hide that
     # nothing came after. They are compared with what training gained after them: once a task is
-    # solved, both rest.
+    # solved, neither score rises.
     if len(change.scores) < MIN_LATE_EVALUATIONS:
         return False
     n_skipped = len(change.scores) // 4
     later = change.scores[n_skipped:]
     line = trend_until(case.view, metric, change.steps[-1])
     level = case.summary(metric)
-    is_level = False
+    is_at_training_level = False
     if line is not None and level is not None:
-        is_level = min(later) >= level.last - MAX_LEVEL_GAP * line.effect
+        is_at_training_level = min(later) >= level.last - MAX_LEVEL_GAP * line.effect
+    # Of a score beyond 0 to 1 it is not known where the top is.
     is_share = min(change.scores) >= 0 and max(later) <= 1
-    if is_level or (is_share and min(later) >= NEAR_TOP):
+    is_near_top = is_share and min(later) >= NEAR_TOP
+    if is_at_training_level or is_near_top:
         return False
-    later_rise = _sure_rise(case, metric, unit, change, n_skipped)
-    return float(np.ptp(later)) / heldout_unit < MAX_FOLLOWED_SHARE * later_rise
+    later_rise = _sure_rise(case, metric, spread, change, n_skipped)
+    return float(np.ptp(later)) / heldout_spread < MAX_FOLLOWED_SHARE * later_rise
 
 
 def _sure_rise(
-    case: Case, metric: str, unit: float, change: HeldoutChange, n_skipped: int
+    case: Case, metric: str, spread: float, change: HeldoutChange, n_skipped: int
 ) -> float:
-    """Return the least that a training score rose since an evaluation, in deviations; 0 where it
-    may not have.
+    """Return the least that a training score rose since an evaluation, in units of `spread`; 0
+    where it may not have.
     """
     first_step = change.steps[n_skipped] if n_skipped else -1
     line = trend_until(case.view, metric, change.steps[-1], first_step)
-    if line is None or line.p > SIGNIFICANCE_LEVEL or line.effect <= 0 or unit <= 0:
+    if line is None or line.p > SIGNIFICANCE_LEVEL or line.effect <= 0 or spread <= 0:
         return 0.0
     lowest_rise, _ = line.interval()
-    return lowest_rise / unit
+    return lowest_rise / spread
 
 
-def _deviation(change: HeldoutChange, unit: float) -> float:
+def _heldout_spread(change: HeldoutChange, spread: float) -> float:
     """Return the deviation of the held-out score between rollouts: a share has its own, anything
-    else training's.
+    else training's `spread`.
     """
     if not 0 <= change.last <= 1:
-        return unit
-    # √(p (1 − p)), that of right or wrong; not 0 where all are alike by chance.
-    return math.sqrt(max(0.01, change.last * (1 - change.last)))
+        return spread
+    # Right or wrong varies by p (1 − p).
+    return math.sqrt(max(MIN_SHARE_VARIANCE, change.last * (1 - change.last)))
 
 
 # Length at the end / at first, for more than a note, and for a note.
@@ -475,23 +492,24 @@ def length_hacking(case: Case) -> Found | None:
     rewards = rewards[has_both]
     over_steps = rank_correlation(lengths, rewards)
     in_groups = _paid_by_length(case)
-    # Two curves that rise go together; within a group, longer rollouts earn no more.
+    # Length and reward go together in any two curves that rise; where longer rollouts of a group
+    # earn no more than its others, length is not what pays.
     if in_groups is not None and in_groups < MIN_PAID_CORRELATION:
         return None
 
     correlation = over_steps if in_groups is None else in_groups
     is_grown = case.is_learning and growth >= HACKED_GROWTH
     is_paid = is_grown and correlation > MIN_LENGTH_CORRELATION
-    is_boundless = is_paid and _runs_into_its_limit(case, lengths, rewards)
-    is_empty = is_paid and _heldout_did_not_rise(case.heldout)
+    grew_into_limit = is_paid and _grew_into_limit(case, lengths, rewards)
+    heldout_did_not_rise = is_paid and _heldout_did_not_rise(case.heldout)
     summary = f"Completions grew from {length.initial:.0f} to {length.last:.0f} tokens"
     if over_steps > MIN_LENGTH_CORRELATION:
         summary += ", together with the reward"
     elif over_steps < -MIN_LENGTH_CORRELATION:
         summary += ", and the reward fell as they did"
-    if is_boundless:
+    if grew_into_limit:
         summary += ", until nearly all are cut by the limit"
-    if is_empty:
+    if heldout_did_not_rise:
         summary += ", and the held-out figure does not follow"
 
     growth_text = f"Length × {growth:.2f} from the first steps to the last quarter."
@@ -501,8 +519,9 @@ def length_hacking(case: Case) -> Found | None:
         case.evidence(LENGTH_METRIC, growth_text),
         Evidence(correlation_text, over_steps, REWARD_METRIC),
     ]
-    severity, basis = (WARNING, SIGNAL) if is_empty or is_boundless else (NOTE, SUSPICION)
-    return Found(severity, basis, f"{summary}.", evidence)
+    if grew_into_limit or heldout_did_not_rise:
+        return Found(WARNING, SIGNAL, f"{summary}.", evidence)
+    return Found(NOTE, SUSPICION, f"{summary}.", evidence)
 
 
 def _heldout_did_not_rise(change: HeldoutChange | None) -> bool:
@@ -533,7 +552,7 @@ def _paid_by_length(case: Case) -> float | None:
     return float(x @ y / math.sqrt((x @ x) * (y @ y) or 1.0))
 
 
-def _runs_into_its_limit(case: Case, lengths: Floats, rewards: Floats) -> bool:
+def _grew_into_limit(case: Case, lengths: Floats, rewards: Floats) -> bool:
     """Return True if answers grew until nearly all are cut, and steps with longer ones pay more."""
     # Reasoning that pays grows too, but has to end in order to answer. Two curves that both rise go
     # together anyway, so that their changes from step to step are compared as well.
@@ -549,13 +568,17 @@ def _runs_into_its_limit(case: Case, lengths: Floats, rewards: Floats) -> bool:
     return float(correlation) > MIN_PAID_CORRELATION
 
 
-# Steps at either end whose upper bounds are compared.
+# Steps at either end whose upper bounds are compared: of all rollouts, and of groups, for which
+# MIN_BOUND_STEPS steps have to do.
 STEPS_PER_END = 3
+GROUP_STEPS_PER_END = 2
 # Share of its size that the mean upper bound must move by, between the ends and between groups, and
 # deviations of its noise.
 MIN_BOUND_MOVE = 0.2
 MIN_GROUP_BOUND_MOVE = 0.1
 MIN_BOUND_DEVIATIONS = 3
+# Move of bounds that is only rounding.
+BOUND_TOLERANCE = 1e-9
 # Steps, and groups in each half of them, that a correlation takes, and its deviations from chance.
 MIN_BOUND_STEPS = 4
 MIN_HALF_GROUPS = 16
@@ -594,9 +617,11 @@ def _bounds_at_ends(case: Case) -> Found | Lacking | None:
     # the tasks.
     means = [np.nanmean(bounds) for bounds in bounds_by_step[:STEPS_PER_END]]
     noise = float(np.std(means))
-    least = max(MIN_BOUND_MOVE * max(abs(first), abs(last)), MIN_BOUND_DEVIATIONS * noise, 1e-9)
-    is_far = abs(last - first) > least
-    return _moved(first, last, last, case.tables[-1].step) if is_far else None
+    size = max(abs(first), abs(last))
+    least = max(MIN_BOUND_MOVE * size, MIN_BOUND_DEVIATIONS * noise, BOUND_TOLERANCE)
+    if abs(last - first) <= least:
+        return None
+    return _moved(first, last, case.tables[-1].step, evidence_value=last)
 
 
 def _finite(parts: Sequence[Floats]) -> Floats:
@@ -627,19 +652,21 @@ def _bounds_by_group(case: Case) -> Found | Lacking | None:
     if len(bounds) < 2 * MIN_HALF_GROUPS or np.ptp(bounds) == 0:
         return None
     correlation = float(np.corrcoef(step_of_group[is_finite], bounds)[0, 1])
-    first = float(np.nanmean(np.concatenate(bounds_by_step[:2])))
-    last = float(np.nanmean(np.concatenate(bounds_by_step[-2:])))
+    first = float(np.nanmean(np.concatenate(bounds_by_step[:GROUP_STEPS_PER_END])))
+    last = float(np.nanmean(np.concatenate(bounds_by_step[-GROUP_STEPS_PER_END:])))
     # The standard error of a correlation of independent values is 1/sqrt(n).
     is_ordered = abs(correlation) * np.sqrt(len(bounds)) >= MIN_ORDER_DEVIATIONS
     is_far = abs(last - first) >= MIN_GROUP_BOUND_MOVE * abs(first)
-    return _moved(first, last, last - first, steps[-1]) if is_ordered and is_far else None
+    if not is_ordered or not is_far:
+        return None
+    return _moved(first, last, steps[-1], evidence_value=last - first)
 
 
-def _moved(first: float, last: float, value: float, step: int) -> Found:
-    """Describe an upper bound that moved."""
+def _moved(first: float, last: float, step: int, *, evidence_value: float) -> Found:
+    """Describe an upper bound that moved; its evidence has the level at the end, or the change."""
     summary = (
         f"The most that a rollout can earn moves from {first:.3g} to {last:.3g} on average over"
         " the run: its reward curve shows the order of the tasks."
     )
     text = f"Mean upper bound {first:.3g} at first, {last:.3g} at last."
-    return Found(WARNING, PROOF, summary, [Evidence(text, value, "reward/max", step)])
+    return Found(WARNING, PROOF, summary, [Evidence(text, evidence_value, "reward/max", step)])

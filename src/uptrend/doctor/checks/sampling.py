@@ -243,7 +243,9 @@ def _unheeded_ends(case: Case) -> Found | None:
     n_rollouts = sum(map(len, tables))
     if not n_rollouts or n_unheeded < MIN_UNHEEDED_SHARE * n_rollouts:
         return None
-    if float(case.cut_by_length.mean()) < MIN_UNHEEDED_CUT_SHARE:
+    # Empty if endings were not logged; whether the limit cut the rollouts is then unknown.
+    cut = case.cut_by_length
+    if not len(cut) or float(cut.mean()) < MIN_UNHEEDED_CUT_SHARE:
         return None
     summary = (
         "The model says that it is done, and sampling goes on to the length limit: its end token is"
