@@ -52,7 +52,7 @@ from step_work import (
 )  # fmt: skip
 from uptrend.config import Config, load_config
 from uptrend.policy.known import find_model
-from uptrend.policy.policy import DTYPES
+from uptrend.policy.policy import DTYPE_BY_NAME
 from uptrend.runner.observers import LiveDoctor
 from uptrend.runner.prepare import prepare
 from uptrend.runner.runs import start
@@ -266,7 +266,7 @@ def make_trl(
         use_bias_correction_kl=False, use_transformers_continuous_batching=continuous is not None,
         transformers_continuous_batching_config=continuous,
     )  # fmt: skip
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[config.model.weights])
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPE_BY_NAME[config.model.weights])
     adapters = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     trainer = GRPOTrainer(
         model=model, args=arguments, processing_class=tokenizer,

@@ -54,7 +54,7 @@ def table() -> RolloutTable:
 def test_a_rollout_is_all_of_its_sequences(table: RolloutTable) -> None:
     assert len(table) == 3
     assert table.rollout_r.tolist() == [0, 1, 1, 2]
-    assert table.lengths_n.tolist() == [3, 2, 0]
+    assert table.model_length_n.tolist() == [3, 2, 0]
     assert [table.name(n) for n in range(3)] == [f"12/000012-0003/{index}" for index in range(3)]
     assert [table.advantage(n) for n in range(3)] == [2.0, 2.5, None]
     assert table.values("index") == [0, 1, 2]
@@ -69,7 +69,7 @@ def test_a_rollout_is_all_of_its_sequences(table: RolloutTable) -> None:
 def test_an_answer_that_the_prompt_quotes_is_not_the_models(
     table: RolloutTable, place: int
 ) -> None:
-    assert table.turns_n[place] == 2
+    assert table.turn_count_n[place] == 2
     assert table.question_n[place] == "1 + 1 = 2 2 + 3 ="
     assert table.response_n[place] == "It is 5."
     shown = table.rollout(place)
@@ -90,7 +90,7 @@ def test_the_nouns_have_the_same_turns(table: RolloutTable) -> None:
 
 
 def test_without_tokens_every_message_of_an_assistant_counts(table: RolloutTable) -> None:
-    assert table.turns_n[2] is None
+    assert table.turn_count_n[2] is None
     assert table.question_n[2] == "1 + 1 ="
     assert len(table.rollout(2).turns) == 3
     # Another trainer's log has messages and rewards alone.
@@ -103,7 +103,7 @@ def test_without_tokens_every_message_of_an_assistant_counts(table: RolloutTable
 def test_a_rollout_that_never_answered_has_no_turn() -> None:
     refused = replace(talk(0, sequence_of([PROMPT, PROMPT], [0, 0], None)), messages=MESSAGES[:4])
     table = RolloutTable(12, rollouts_table("demo", [refused]))
-    assert (table.turns_n, table.response_n, table.rollout(0).turns) == ([0], [None], [])
+    assert (table.turn_count_n, table.response_n, table.rollout(0).turns) == ([0], [None], [])
     assert table.question_n == ["1 + 1 = 2 2 + 3 ="]
     assert refused.response == ""
 

@@ -9,7 +9,7 @@ from uptrend.config import load_config
 from uptrend.records import TasksetError
 from uptrend.records.renamed import RenamedWarning
 from uptrend.tasks.pool import make_taskset
-from uptrend.tasks.taskset import play_script, say, shortfall
+from uptrend.tasks.taskset import play_script, say, shortage_note
 from uptrend.tasks.validate import validate
 
 SUMS = [{"prompt": f"{n} + {n} = ", "answer": str(2 * n)} for n in range(80)]
@@ -74,7 +74,7 @@ def test_a_quarter_is_held_out_whatever_the_seed(make):
 def test_few_tasks_and_duplicates_are_noted(make):
     taskset = make(SUMS[:8])
     assert (len(taskset.train(500)), len(taskset.heldout(200))) == (6, 2)
-    assert taskset.notes[1:] == [shortfall("t.jsonl", 6, 2)]
+    assert taskset.notes[1:] == [shortage_note("t.jsonl", 6, 2)]
     taskset = make([*SUMS[:8], *SUMS[:2], {"prompt": "0 + 0 = ", "answer": "1"}], split=False)
     assert {t.answer for t in taskset.heldout(8) if t.messages[0].content == "0 + 0 = "} == {"0"}
     assert (taskset.train(8), len(taskset.heldout(9))) == ([], 8)

@@ -11,7 +11,7 @@ import pytest
 import uptrend
 from uptrend.config import load_config
 from uptrend.records import ConfigError, Ending, Reward, Rollout, Run
-from uptrend.tasks.pass_rates import Bounds, observe, pass_over
+from uptrend.tasks.pass_rates import PassBounds, observe, pass_over
 from uptrend.tasks.pool import Cursor, Pool, make_heldout, make_pool, resolve_options
 
 
@@ -41,7 +41,7 @@ def test_an_estimate_is_a_running_mean_of_groups() -> None:
 
 
 def test_what_was_passed_over_comes_back() -> None:
-    bounds = Bounds(0.02, 0.9)
+    bounds = PassBounds(0.02, 0.9)
     rates = {"always": 1.0, "never": 0.0}
     draws: dict[str, int] = {}
     for epoch in range(1, 9):

@@ -11,7 +11,13 @@ from uptrend.config import build
 from uptrend.records import ConfigError, Message, Reward, Task, TasksetError
 from uptrend.tasks.answers import extract, grade, is_right
 from uptrend.tasks.pool import make_taskset
-from uptrend.tasks.taskset import Taskset, held_out_quarter, may_be_held_out, play_script, shortfall
+from uptrend.tasks.taskset import (
+    Taskset,
+    held_out_quarter,
+    may_be_held_out,
+    play_script,
+    shortage_note,
+)
 from uptrend.tasksets.arithmetic import (  # fmt: skip
     FAMILIES,
     Arithmetic,
@@ -224,7 +230,7 @@ def test_the_salt_splits_three_to_one_and_never_changes():
     assert sizes == {Binary: (12, 4), ComparisonFamily: (331, 110), Counting: (259, 86)}
     small = make(Binary)
     assert [len(small.train(500)), len(small.heldout(200)), len(small.train(500))] == [12, 4, 12]
-    assert small.notes == [shortfall("binary", 12, 4)]
+    assert small.notes == [shortage_note("binary", 12, 4)]
     with pytest.raises(TasksetError, match="more than 2,000,000 tasks"):
         make(Binary, high=3_000_000).train(1)
     # Another salt or hash would silently make other held-out sets, and old numbers incomparable.

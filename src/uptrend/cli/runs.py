@@ -412,7 +412,7 @@ def _describe_rollout(table: RolloutTable, group: RolloutGroup, row: int) -> dic
         "rollout": f"{table.step}/{group.number}/{table.value('index', row)}",
         **{key: table.value(key, row) for key in keys},
         "advantage": table.advantage(row),
-        "tokens": int(table.lengths_n[row]),
+        "tokens": int(table.model_length_n[row]),
         "text": " ".join(" ".join(texts).split()),
     }
 

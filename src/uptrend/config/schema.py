@@ -234,7 +234,7 @@ class Learning:
 
     steps: Annotated[int, Ge(1)] = 100
     """Number of steps."""
-    lr: Annotated[float, Gt(0)] = 1e-5
+    lr: Annotated[float, Gt(0), Le(1)] = 1e-5
     """The learning rate, once warm."""
     schedule: Schedule = "constant"
     """Course of the learning rate after the warm-up; linear and cosine fall to 0 at the last
@@ -323,7 +323,7 @@ class Warmstart:
     """Passes over the demonstrations."""
     batch: Annotated[int, Ge(1)] = 16
     """Demonstrations per update."""
-    lr: Annotated[float, Gt(0)] = 2e-5
+    lr: Annotated[float, Gt(0), Le(1)] = 2e-5
     """The learning rate, once warm."""
     schedule: Schedule = "linear"
     """Course of the learning rate after the warm-up."""

@@ -231,7 +231,7 @@ def rollout_lines(path: str, location: StepLocation, heldout: bool) -> list[Row]
             "index": index,
             "nth": nth,
             **{key: values[n] for key, values in facts.items()},
-            "tokens": int(table.lengths_n[n]),
+            "tokens": int(table.model_length_n[n]),
             "turns": len(model_messages),
             "advantage": table.advantage(n),
             "tools": ",".join(sorted(tools)),

@@ -103,13 +103,13 @@ def _read_step(table: RolloutTable) -> Answers | None:
     index_n = np.array(indices, np.int64)
     reward_n = table.reward_n[index_n]
     # Where a run does not record the bounds, they are the step's own lowest and highest reward.
-    lowest_n = table.by_rollout("reward_low")[index_n]
+    lowest_n = table.numbers("reward_low")[index_n]
     lowest_n = np.where(np.isfinite(lowest_n), lowest_n, np.nanmin(reward_n))
-    highest_n = table.by_rollout("reward_high")[index_n]
+    highest_n = table.numbers("reward_high")[index_n]
     highest_n = np.where(np.isfinite(highest_n), highest_n, np.nanmax(reward_n))
     is_lowest_n = (reward_n <= lowest_n + REWARD_TOLERANCE) & (highest_n > lowest_n)
     is_highest_n = reward_n >= highest_n - REWARD_TOLERANCE
-    correct_n = table.by_rollout("correct")[index_n]
+    correct_n = table.numbers("correct")[index_n]
     rewarded_n = np.where(np.isfinite(correct_n), correct_n != 0, is_highest_n).astype(np.bool_)
 
     right_n = np.array(list(map(says, responses, golds)), np.bool_)

@@ -93,11 +93,11 @@ def group_rollouts(table: RolloutTable) -> GroupedRollouts | None:
 
 def _recorded_advantages(table: RolloutTable, index_n: Ints) -> Floats | None:
     """Return the mean recorded advantage of these rollouts' trained tokens."""
-    advantage_t = table.tokens("advantages")
+    advantage_t = table.read_tokens_if_kept("advantages")
     if advantage_t is None:
         return None
     counted_t = table.model_t & np.isfinite(advantage_t)
-    weight_t = table.tokens("weights")
+    weight_t = table.read_tokens_if_kept("weights")
     if weight_t is not None:
         # Tokens outside the loss never got an advantage. That a mask leaves them out is no fault of
         # the groups.

@@ -92,7 +92,9 @@ class RolloutGroup:
     """Rollouts of one task that are compared with each other."""
 
     number: int
-    """Number in its name in our runs, its position among the groups of the step in others."""
+    """Number at the end of a name such as `000012-3`, as Uptrend names groups; of other names the
+    position among the groups of the step.
+    """
     name: str
     rollout_by_index: Mapping[int, int]
     """Number of each of its rollouts in the table, by index."""
@@ -123,13 +125,9 @@ class RolloutTable:
         return True
 
     def numbers(self, name: str) -> Floats:
-        """Return a plain column by row, as numbers; NaN where it is null."""
-        column = pc.cast(self._column(name), pa.float64())
-        return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
-
-    def by_rollout(self, name: str) -> Floats:
         """Return a plain column by rollout, as numbers; NaN where it is null."""
-        return self.numbers(name)[self.first_row_n]
+        column = pc.cast(self._column_n(name), pa.float64())
+        return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
 
     def values(self, name: str) -> list[Any]:
         """Return a column by rollout, as Python's values; None where it is null."""
@@ -137,7 +135,7 @@ class RolloutTable:
         return values
 
     def texts(self, name: str) -> list[str | None]:
-        """Return a column of texts by rollout."""
+        """Return a column of texts by rollout; None where it is null."""
         return self.values(name)
 
     def value(self, name: str, rollout: int) -> Any:
@@ -186,7 +184,7 @@ class RolloutTable:
     @cached_property
     def reward_n(self) -> Floats:
         """Reward of each rollout; NaN if it was not scored."""
-        return self.by_rollout("reward")
+        return self.numbers("reward")
 
     @cached_property
     def parts_n(self) -> list[dict[str, float]]:
@@ -199,7 +197,7 @@ class RolloutTable:
     @cached_property
     def advantage_n(self) -> Floats:
         """Mean advantage of the tokens that the model wrote; NaN if none is known."""
-        advantage = self.tokens("advantages")
+        advantage = self.read_tokens_if_kept("advantages")
         if advantage is None:
             return np.full(len(self), np.nan)
         return self.mean_n(advantage, self.model_t & np.isfinite(advantage))
@@ -222,16 +220,17 @@ class RolloutTable:
     @cached_property
     def kept_n(self) -> Flags:
         """True unless the rollout is known to be dropped from learning."""
-        return np.asarray(self.by_rollout("kept") != 0)
+        # NaN, for not known, differs from 0 too.
+        return np.asarray(self.numbers("kept") != 0)
 
     @cached_property
     def group_n(self) -> Ints | None:
-        """Number of each rollout's true group; None without ids."""
+        """Number of each rollout's group within this step; None if a rollout has no group id."""
         return _number_texts(self.texts("group"))
 
     @cached_property
     def task_n(self) -> Ints | None:
-        """Number of each rollout's task within this step; None without ids."""
+        """Number of each rollout's task within this step; None if a rollout has no task id."""
         return _number_texts(self.texts("task"))
 
     @cached_property
@@ -271,7 +270,7 @@ class RolloutTable:
         """
         roles = self.messages.role_m.tolist()
         indices_n = []
-        for messages, turns in zip(self.message_range_n, self.turns_n, strict=True):
+        for messages, turns in zip(self.message_range_n, self.turn_count_n, strict=True):
             indices = find_model_messages(roles[messages.start : messages.stop], turns)
             indices_n.append([messages.start + index for index in indices])
         return indices_n
@@ -304,24 +303,28 @@ class RolloutTable:
         return contents
 
     @cached_property
-    def turns_n(self) -> list[int | None]:
+    def turn_count_n(self) -> list[int | None]:
         """Number of the model's turns by rollout; None if its tokens, or their turns, were not
         kept.
         """
-        turn_t = self.tokens("turns")
+        turn_t = self.read_tokens_if_kept("turns")
         if turn_t is None or not self.has("roles"):
             return [None] * len(self)
-        turn_t = np.nan_to_num(turn_t).clip(0)
-        # One key for each turn of each rollout. Tokens of a turn mostly follow each other, so that
-        # few keys are sorted.
-        width = turn_t.max(initial=0) + 1
-        keys = (self.rollout_t * width + turn_t)[self.model_t]
-        unique_keys = np.unique(keys[np.diff(keys, prepend=-1) != 0])
-        rollouts = (unique_keys // width).astype(np.int64)
-        counts = np.bincount(rollouts, minlength=len(self)).tolist()
+        counts = self._count_distinct_turns(turn_t).tolist()
         has_tokens_r = self._counted_column.is_valid().to_numpy(zero_copy_only=False)
         has_tokens_n = self.flag(self.rollout_r[has_tokens_r])
         return [count if has_tokens_n[n] else None for n, count in enumerate(counts)]
+
+    def _count_distinct_turns(self, turn_t: Floats) -> Ints:
+        """Return the number of distinct turns among the model's tokens of each rollout."""
+        known_turn_t = np.nan_to_num(turn_t).clip(0).astype(np.int64)
+        # One key for each turn of each rollout.
+        max_turns = known_turn_t.max(initial=0) + 1
+        keys = (self.rollout_t * max_turns + known_turn_t)[self.model_t]
+        # Tokens of a turn mostly follow each other, so that few keys are left to sort. The first
+        # key differs from what is put before it: -1 is no key.
+        changed_keys = keys[np.diff(keys, prepend=-1) != 0]
+        return np.bincount(np.unique(changed_keys) // max_turns, minlength=len(self))
 
     @property
     def _counted_column(self) -> pa.Array:
@@ -330,7 +333,7 @@ class RolloutTable:
 
     @cached_property
     def length_r(self) -> Ints:
-        """Number of tokens by row."""
+        """Number of tokens by row, whoever wrote them."""
         return count_items(self._counted_column).astype(np.int64)
 
     @cached_property
@@ -344,7 +347,7 @@ class RolloutTable:
     @cached_property
     def role_t(self) -> Ints:
         """Role of each token; -1 if it is not known."""
-        role_t = self.tokens("roles")
+        role_t = self.read_tokens_if_kept("roles")
         if role_t is None:
             return np.full(len(self.row_t), -1)
         return np.nan_to_num(role_t, nan=-1).astype(np.int64)
@@ -355,17 +358,18 @@ class RolloutTable:
         return np.asarray(self.role_t == Role.MODEL)
 
     @cached_property
-    def lengths_n(self) -> Ints:
+    def model_length_n(self) -> Ints:
         """Number of tokens that the model wrote, by rollout."""
         return np.bincount(self.rollout_t[self.model_t], minlength=len(self))
 
     @cached_property
     def lag_n(self) -> Floats | None:
         """Number of updates by which each rollout's weights were behind; None if it is unknown."""
-        version_t = self.tokens("versions")
+        version_t = self.read_tokens_if_kept("versions")
         if version_t is None:
             return None
         sampled_t = self.model_t & np.isfinite(version_t)
+        # Step s updates the weights of version s - 1 (training/gather.py).
         return self.step - 1 - self.mean_n(version_t, sampled_t)
 
     def mean_n(self, values_t: Floats, among_t: Flags) -> Floats:
@@ -375,8 +379,8 @@ class RolloutTable:
         counts = np.bincount(rollouts, minlength=len(self))
         return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
-    def tokens(self, name: str) -> Floats | None:
-        """Return a column by token as numbers, NaN where it is null; None if it was not kept."""
+    def read_tokens_if_kept(self, name: str) -> Floats | None:
+        """Return a column by token as `read_tokens` does; None if it was not kept."""
         return self.read_tokens(name) if self.has(name) else None
 
     def read_tokens(self, name: str) -> Floats:

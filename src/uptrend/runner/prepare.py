@@ -99,6 +99,12 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
             f' {share:.1%} of them; the others round back to where they were. weights = "fp32"'
             " moves them all."
         )
+    if config.learning.loss == "dr_grpo" and config.learning.scale == "group":
+        notes.append(
+            'learning.loss = "dr_grpo" with scale = "group": the paper leaves the division by the'
+            " group's deviation out too, which favors tasks that are nearly always or never"
+            ' solved. That is scale = "none".'
+        )
     versions = installed_versions(("uptrend", "torch", "transformers", "peft", "pyarrow"))
     gpu: str | None = None
     if policy.device.type == "cuda":

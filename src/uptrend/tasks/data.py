@@ -161,9 +161,15 @@ class Data:
             tasks.append(self._to_task(row, where.replace(source, label), Path(label).stem))
         self._answers = sorted({task.answer for task in tasks if task.answer})
 
-        order = f"{self.name}-{seed}"
         split = SPLIT_BY_OPTION[options.hold_out]
-        self.loaded = LoadedTasks(label, tasks, split, order, options.duplicates, self.notes)
+        self.loaded = LoadedTasks(
+            label,
+            tasks,
+            split,
+            shuffle_seed=f"{self.name}-{seed}",
+            duplicates_allowed=options.duplicates,
+            notes=self.notes,
+        )
         self._add_notes(label)
 
     def _add_notes(self, label: str) -> None:

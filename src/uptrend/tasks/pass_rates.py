@@ -21,7 +21,7 @@ UNDECIDED_RATE = 0.5
 
 
 @dataclass(frozen=True)
-class Bounds:
+class PassBounds:
     """Pass rates of tasks that are drawn."""
 
     low: float

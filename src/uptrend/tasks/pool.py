@@ -13,7 +13,7 @@ from uptrend.config import Config, Eval, Tasks, build
 from uptrend.config.load import check_bounds, unknown
 from uptrend.config.tables import join
 from uptrend.records import ConfigError, Rollout, Task, TasksetError, tasks_hash
-from uptrend.tasks.pass_rates import Bounds, observe, pass_over
+from uptrend.tasks.pass_rates import PassBounds, observe, pass_over
 from uptrend.tasks.registry import find
 from uptrend.tasks.taskset import Taskset
 
@@ -220,7 +220,7 @@ class Stage:
     tasks: tuple[Task, ...]
     seed: int
     options: Mapping[str, Any]  # every option of its taskset
-    pass_bounds: Bounds | None = None  # None to draw all tasks in their order
+    pass_bounds: PassBounds | None = None  # None to draw all tasks in their order
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class Pool:
         return pairs, replace(start, position=position)
 
     def _draw_by_pass_rate(
-        self, start: Cursor, count: int, drawn: Collection[str], bounds: Bounds
+        self, start: Cursor, count: int, drawn: Collection[str], bounds: PassBounds
     ) -> tuple[list[Task], Cursor]:
         """Return the next tasks whose estimated pass rate is within the bounds.
 
@@ -398,7 +398,7 @@ def make_pool(config: Config, heldout: HeldoutTasks) -> Pool:
                     f"{where}.pass_low = {section.pass_low} should be below pass_high ="
                     f" {section.pass_high}."
                 )
-            bounds = Bounds(section.pass_low, section.pass_high)
+            bounds = PassBounds(section.pass_low, section.pass_high)
         stages.append(Stage(start, taskset, tasks, section.seed, options, bounds))
     return Pool(config.tasks.name, tuple(stages), config.tasks.seed, config.seed)
 

@@ -54,7 +54,7 @@ class HasCheaters(Protocol):
         """Return their scripts; none may earn the maximum."""
 
 
-def proving(taskset: Taskset) -> Taskset:
+def taskset_for_proof(taskset: Taskset) -> Taskset:
     """Return a taskset under the options that prove its reward: under others, not even gold reaches
     the maximum.
     """

@@ -22,8 +22,8 @@ from uptrend.tasks.proof import (
     ScoredTask,
     paid_wrong,
     pays_cheater,
-    proving,
     score_script,
+    taskset_for_proof,
 )
 from uptrend.tasks.rewards import Undecided
 from uptrend.tasks.taskset import LoadedTasks, Script, Taskset, known_gold
@@ -85,18 +85,20 @@ def validate(
     only_trains: bool = False,
     progress: PlayProgress = _silent,
 ) -> ValidationReport:
-    """Check a taskset, made twice by `make`, on this many tasks; at most `limit` of them are
-    played: by default as many as the taskset allows, all with 0.
+    """Check a taskset, made twice by `make`, on `train` tasks to train on and `heldout` held-out
+    ones.
 
-    A taskset that only trains need not hold out any tasks: all that it has are enough.
+    Scripts play at most `limit` of these tasks: by default as many as the taskset allows, and all
+    of them if it is 0. A taskset that only trains may have fewer held-out tasks, or none.
     """
-    # The second taskset must give the same tasks.
     taskset = make()
+    # A second taskset has to give the same tasks. It is asked first: if fewer held-out tasks will
+    # do, the first one, whose notes are reported, is asked for no more than there are, and adds no
+    # note on a lack of them.
     second = make()
     second_train = second.train(train)
     second_heldout = second.heldout(heldout)
     if only_trains:
-        # Known from the second one, so that the first adds no note on held-out tasks that it lacks.
         heldout = len(second_heldout)
     train_tasks = taskset.train(train)
     heldout_tasks = taskset.heldout(heldout)
@@ -113,17 +115,17 @@ def validate(
         Requirement("none that is held out is trained on", not shared, f"{len(shared)} in both"),
         _same_hash(tasks_hash(tasks), tasks_hash([*second_train, *second_heldout])),
         _duplicates(taskset, train_tasks, heldout_tasks),
-        order(train_tasks),
+        judge_order(train_tasks),
     ]
 
     # Requirements of what scripted answers earn.
     if limit is None:
         limit = getattr(taskset, "MAX_VALIDATED_TASKS", PLAYED_TASKS)
     played = _draw_by_family(tasks, limit or len(tasks))
-    proven = proving(taskset)
-    scored = _play(proven, played, "gold and corrupted answers", progress, times=2)
+    proof_taskset = taskset_for_proof(taskset)
+    scored = _play(proof_taskset, played, "gold and corrupted answers", progress, times=2)
     requirements += _judge_plays(scored)
-    requirements += _judge_cheaters(proven, played[:CEILING_TASKS], progress)
+    requirements += _judge_cheaters(proof_taskset, played[:CEILING_TASKS], progress)
     requirements += _ceilings(taskset, played[:CEILING_TASKS], progress)
     return ValidationReport(
         taskset.name, tuple(requirements), tuple(taskset.notes), len(tasks), len(played)
@@ -162,9 +164,9 @@ def _duplicates(taskset: Taskset, train: Sequence[Task], heldout: Sequence[Task]
     return Requirement("duplicates are few", passed, figure)
 
 
-def order(train: Sequence[Task]) -> Requirement:
-    """Require that neither easy tasks nor one family come first; difficulty is compared within a
-    family.
+def judge_order(train: Sequence[Task]) -> Requirement:
+    """Require that tasks come shuffled: neither easy ones nor one family first. Difficulty is
+    compared within a family.
     """
     # scipy only when tasks are checked: `tasks list` stays quick
     from uptrend.stats.trend import rank_correlation
@@ -252,18 +254,20 @@ def _is_bounded(tasks: Iterable[ScoredTask]) -> bool:
 def _gold_earns_most(tasks: Sequence[ScoredTask]) -> Iterator[Requirement]:
     golds = _gold_plays(tasks)
     others = _other_plays(tasks)
+    # Where the maximum is unknown, corrupted answers are compared with gold instead.
     is_bounded = _is_bounded(tasks)
-    paid = paid_wrong(tasks, by_maximum=is_bounded)
+    paid_others = paid_wrong(tasks, by_maximum=is_bounded)
     if not is_bounded and golds:
-        yield _none_of("no corrupted answer earns as much as gold", paid, others)
+        yield _none_of("no corrupted answer earns as much as gold", paid_others, others)
         return
+
     rejected = [(task, play) for task, play in golds if not play.is_accepted]
     figure = "not judged: none"
     if golds:
         figure = f"{len(golds) - len(rejected)} of {len(golds)} do{_example(rejected)}"
     yield Requirement("gold answers reach the maximum", not rejected, figure)
     if is_bounded and (golds or others):
-        yield _none_of("corrupted answers stay below it", paid, others)
+        yield _none_of("corrupted answers stay below it", paid_others, others)
 
 
 def _within_bounds(tasks: Sequence[ScoredTask]) -> Requirement:
@@ -378,10 +382,13 @@ def _example(plays: Plays) -> str:
     task, play = plays[0]
     prompt = next((message.content for message in task.messages if message.role != "system"), "")
     if isinstance(play.error, RewardOutOfBounds):
-        return f": {prompt!r} answered '' failed with {play.error.sentence}; set tasks.bounds"
+        return f": {prompt!r} failed with {play.error.sentence}; set tasks.bounds"
+    if isinstance(play.error, Undecided):
+        return f": the reward can't tell for {prompt!r}"
     if play.reward is None:
-        problem = "" if isinstance(play.error, Undecided) else play.last_text
-        return f": {prompt!r} answered '' failed with {problem}"
+        return (
+            f": {prompt!r} failed with {play.last_text}"  # the error: a failed play has no answer
+        )
     return f": {prompt!r} answered {play.last_text!r} got {play.reward.total:g}"
 
 
@@ -417,9 +424,11 @@ def _play(
             # A script is used up by a play: the next one needs another.
             golds.append([] if scripts else known_gold(taskset, task))
             others.append(list((scripts or taskset.corrupted)(task)))
-        planned.append(
-            _PlannedTask(task, list(zip(*golds, strict=True)), list(zip(*others, strict=False)))
-        )
+        # By answer, with one script per play. A taskset may draw another number of corrupted
+        # answers each time: those that all plays have are played.
+        scripts_by_gold = list(zip(*golds, strict=True))
+        scripts_by_other = list(zip(*others, strict=False))
+        planned.append(_PlannedTask(task, scripts_by_gold, scripts_by_other))
     total = sum(len(plan.golds) + len(plan.others) for plan in planned)
     done = 0
     progress(part, done, total)

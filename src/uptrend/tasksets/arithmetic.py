@@ -17,7 +17,7 @@ from uptrend.config.load import nearest
 from uptrend.config.schema import Otherwise
 from uptrend.records import ConfigError, Message, Task, TasksetError
 from uptrend.tasks.answers import OneTurn, Place, Rule, read_number
-from uptrend.tasks.taskset import Script, add_note, may_be_held_out, say, shortfall
+from uptrend.tasks.taskset import Script, add_note, may_be_held_out, say, shortage_note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class Family(OneTurnTaskset, ABC):
         if len(tasks) < count:
             all_ids = {task.id for task in self._shuffled()}
             train_ids = {task_id for task_id in all_ids if not may_be_held_out(task_id)}
-            note = shortfall(self.name, len(train_ids), len(all_ids) - len(train_ids))
+            note = shortage_note(self.name, len(train_ids), len(all_ids) - len(train_ids))
             n_excluded = len(train_ids & excluded)
             if n_excluded:
                 note += (

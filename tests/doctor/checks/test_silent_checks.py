@@ -111,7 +111,7 @@ def test_rows_are_what_the_table_says(musique: RunView) -> None:
         mine = rows.rollout_t == n
         np.testing.assert_array_equal(rows.role_t[mine], table[n]["roles"])
         np.testing.assert_array_equal(sampler[mine], np.array(table[n]["sampler"], float))
-        assert rows.lengths_n[n] == sum(role == 1 for role in table[n]["roles"])
+        assert rows.model_length_n[n] == sum(role == 1 for role in table[n]["roles"])
         assert rows.name(n) == f"1/{table[n]['group']}/{table[n]['index']}"
     assert rows.lag_n is not None
     assert (rows.lag_n == 0).all()

@@ -136,7 +136,7 @@ def test_questions_with_tools_get_no_warning(musique: dict[str, Any]) -> None:
 
 PROBED = [(fault.id, s) for fault in FAULTS.values() for s in fault.strengths if s.probe]
 HERE = [
-    ("optimizer.lr-large", Strength("lr 50", settings={"learning.lr": 50}, probe="step-size")),
+    ("optimizer.lr-large", Strength("lr 1", settings={"learning.lr": 1}, probe="step-size")),
     # At the recipe's own temperature; the benchmark plants it nearer to 1.
     (
         "sampling.truncated-distribution",

@@ -18,7 +18,7 @@ from uptrend.bridge.environments import ForeignField, options_from
 from uptrend.config.load import nearest
 from uptrend.records import ConfigError, Message, Reward, Task, TasksetError
 from uptrend.tasks.answers import INTEGER_PATTERN, OneTurn
-from uptrend.tasks.taskset import Script, Taskset, add_note, may_be_held_out, say, shortfall
+from uptrend.tasks.taskset import Script, Taskset, add_note, may_be_held_out, say, shortage_note
 
 # Entries are generated in parts of this size: some generators draw all their entries at the
 # beginning.
@@ -182,7 +182,7 @@ class Gym:
         if len(tasks) < count:
             ids = [task.id for task in self._tasks()]
             n_heldout = sum(map(may_be_held_out, ids))
-            add_note(self.notes, shortfall(self.name, len(ids) - n_heldout, n_heldout))
+            add_note(self.notes, shortage_note(self.name, len(ids) - n_heldout, n_heldout))
         return tasks
 
 

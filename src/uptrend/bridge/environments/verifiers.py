@@ -82,12 +82,14 @@ class Environment:
         # Environment and task of verifiers, by our task's id.
         self._foreign_tasks: dict[str, tuple[Any, Any]] = {}
         tasks = self._read({})
-        order = f"{self.name}-{seed}"
+        shuffle_seed = f"{self.name}-{seed}"
         self._heldout: LoadedTasks | None = None
         self._heldout_ids = frozenset[str]()
         if options.heldout:
             heldout = self._read(options.heldout)
-            self._heldout = LoadedTasks(self.name, heldout, "heldout", order, 1.0, self.notes)
+            self._heldout = LoadedTasks(
+                self.name, heldout, "heldout", shuffle_seed, 1.0, self.notes
+            )
             self._heldout_ids = frozenset(task.id for task in heldout)
         else:
             self.notes.append(
@@ -95,7 +97,7 @@ class Environment:
                 " instead"
             )
         self._tasks = LoadedTasks(
-            self.name, tasks, "train" if self._heldout else "quarter", order, 1.0, self.notes
+            self.name, tasks, "train" if self._heldout else "quarter", shuffle_seed, 1.0, self.notes
         )
         if not options.bounds:
             self.notes.append(

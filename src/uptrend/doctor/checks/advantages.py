@@ -373,8 +373,8 @@ def _slim_groups(steps: list[GroupedRollouts]) -> Found | None:
     n_live = 0
     flags = []
     for groups in steps:
-        low_n = groups.table.by_rollout("reward_low")[groups.index_n]
-        high_n = groups.table.by_rollout("reward_high")[groups.index_n]
+        low_n = groups.table.numbers("reward_low")[groups.index_n]
+        high_n = groups.table.numbers("reward_high")[groups.index_n]
         reward_range = float(np.ptp(groups.reward_n))
         if np.isfinite(high_n).any():
             reward_range = float(np.nanmax(high_n) - np.nanmin(low_n))
@@ -707,7 +707,7 @@ def length_bias(case: Case) -> Answer:
     lengths = []
     for tables_of_end in (tables[:COMPARED_STEPS], tables[-COMPARED_STEPS:]):
         for correct in (1.0, 0.0):
-            chosen = [t.lengths_n[t.by_rollout("correct") == correct] for t in tables_of_end]
+            chosen = [t.model_length_n[t.numbers("correct") == correct] for t in tables_of_end]
             lengths.append(np.concatenate(chosen).astype(np.float64))
     if min(map(len, lengths)) < MIN_ROLLOUTS_OF_A_KIND:
         return Lacking(

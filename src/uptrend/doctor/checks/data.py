@@ -518,7 +518,7 @@ def _groups_mostly_right(case: Case, last_step: int) -> tuple[int, int]:
     won = 0
     groups = 0
     for group in case.grouped_steps:
-        correct_n = group.table.by_rollout("correct")[group.index_n]
+        correct_n = group.table.numbers("correct")[group.index_n]
         if group.table.step <= last_step and np.isfinite(correct_n).all():
             correct_g = group_sum(correct_n, group.group_n)
             won += int((correct_g > 0.5 * group.size_g).sum())

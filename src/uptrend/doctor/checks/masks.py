@@ -198,10 +198,10 @@ def _unsampled_tokens(tables: list[RolloutTable]) -> Found | None:
     flags: list[Flags] = []
     for table in tables:
         is_unsampled_t = np.isnan(table.read_tokens("sampler"))
-        versions = table.tokens("versions")
+        versions = table.read_tokens_if_kept("versions")
         if versions is not None:  # a trainer that keeps no versions is believed
             is_unsampled_t |= np.isnan(versions)
-        weights = table.tokens("weights")
+        weights = table.read_tokens_if_kept("weights")
         if weights is not None:
             is_unsampled_t &= np.nan_to_num(weights) != 0
         flags.append(table.model_t & is_unsampled_t)
@@ -335,7 +335,7 @@ def _shared_tokens(table: RolloutTable) -> SharedTokens:
 def _first_turns(table: RolloutTable) -> SharedTokens:
     """Return the tokens of the model's first turns; of rows without turns, the first token."""
     ids = table.read_tokens("ids")
-    turns = table.tokens("turns")
+    turns = table.read_tokens_if_kept("turns")
     is_first_turn_t = table.model_t if turns is None else table.model_t & (turns == 0)
     token = np.flatnonzero(is_first_turn_t)
     if not len(token):

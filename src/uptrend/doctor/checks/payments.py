@@ -156,7 +156,7 @@ def _rejected(case: Case) -> Found | None:
 
 def _is_bounded(steps: Sequence[Answers]) -> bool:
     """Return True where the upper bound of some reward is known."""
-    return any(np.isfinite(step.table.by_rollout("reward_high")).any() for step in steps)
+    return any(np.isfinite(step.table.numbers("reward_high")).any() for step in steps)
 
 
 # Part of the way from what wrong answers earn to what accepted ones do: a right answer is paid as

@@ -114,7 +114,7 @@ def _tasks_are_hard(case: Case, value: float) -> bool:
     if "gold" not in passed_probes or not case.tables:
         return False
     table = case.tables[0]
-    bounds = [table.by_rollout("reward_low"), table.by_rollout("reward_high")]
+    bounds = [table.numbers("reward_low"), table.numbers("reward_high")]
     return value < float(np.nanmean(bounds))
 
 
@@ -539,7 +539,7 @@ def _paid_by_length(case: Case) -> float | None:
     rewards: list[Floats] = []
     for step in case.grouped_steps:
         if step.table.has("roles"):
-            length_n = step.table.lengths_n[step.index_n].astype(np.float64)
+            length_n = step.table.model_length_n[step.index_n].astype(np.float64)
             mean_length_g = group_sum(length_n, step.group_n) / step.size_g
             lengths.append(length_n - mean_length_g[step.group_n])
             rewards.append(step.centered_n)
@@ -601,7 +601,7 @@ def scale_moves(case: Case) -> Answer:
 
 def _bounds_at_ends(case: Case) -> Found | Lacking | None:
     """Compare the mean upper bound of the first steps with that of the last."""
-    bounds_by_step = [table.by_rollout("reward_high") for table in case.tables]
+    bounds_by_step = [table.numbers("reward_high") for table in case.tables]
     lacking = Lacking(
         f"rollouts with bounds of their rewards were kept at fewer than {2 * STEPS_PER_END} steps"
     )
@@ -637,7 +637,7 @@ def _bounds_by_group(case: Case) -> Found | Lacking | None:
     for table in case.tables:
         if table.group_n is not None:
             _, first_of_group = np.unique(table.group_n, return_index=True)
-            bounds_by_step.append(table.by_rollout("reward_high")[first_of_group])
+            bounds_by_step.append(table.numbers("reward_high")[first_of_group])
             steps.append(table.step)
     half = len(steps) // 2
     n_first_half = sum(map(len, bounds_by_step[:half]))

@@ -556,7 +556,7 @@ MIN_TOOL_GAP_FACTOR = 10
 
 def _reading_tools_otherwise(first: Gaps) -> Found | None:
     """Find gaps that begin in the turn after a tool's first result."""
-    turns = first.table.tokens("turns")
+    turns = first.table.read_tokens_if_kept("turns")
     if turns is None:
         return None
     is_after = turns[first.place_t][first.unsure_t] > 0

@@ -394,7 +394,7 @@ def _endings_by_rollout(case: Case) -> Found | Lacking | None:
     cut_flags: list[Flags] = []
     failed_flags: list[Flags] = []
     for step in steps:
-        low_n = step.table.by_rollout("reward_low")[step.index_n]
+        low_n = step.table.numbers("reward_low")[step.index_n]
         # Where the least reward is not declared, the step's least stands for it.
         low_n = np.where(np.isfinite(low_n), low_n, step.reward_n.min())
         failed_flags.append(step.reward_n <= low_n + REWARD_TOLERANCE)
@@ -666,7 +666,7 @@ def dead_share(alpha: float, beta: float, size: int) -> float:
 
 def _right(step: GroupedRollouts) -> Flags:
     """Flag right rollouts; those with the step's best reward where it was not recorded."""
-    correct_n = step.table.by_rollout("correct")[step.index_n]
+    correct_n = step.table.numbers("correct")[step.index_n]
     is_best_n = step.reward_n >= step.reward_n.max()
     return np.asarray(np.where(np.isfinite(correct_n), correct_n == 1, is_best_n), np.bool_)
 
@@ -674,7 +674,7 @@ def _right(step: GroupedRollouts) -> Flags:
 def _distinct(step: GroupedRollouts) -> Floats:
     """Return the number of different texts per rollout, by group."""
     model_ids = step.table.read_tokens("ids")[np.flatnonzero(step.table.model_t)]
-    ids_by_rollout = np.split(model_ids, np.cumsum(step.table.lengths_n)[:-1])
+    ids_by_rollout = np.split(model_ids, np.cumsum(step.table.model_length_n)[:-1])
     texts: set[tuple[int, bytes]] = set()
     for n, group in zip(step.index_n, step.group_n, strict=True):
         texts.add((int(group), ids_by_rollout[n].tobytes()))

@@ -279,7 +279,7 @@ def _event_never_reached(case: Case) -> Found | None:
     unpaid: list[Flags] = []
     for table in tables:
         is_out = np.isin(table.ended_n, endings)
-        least_n = table.by_rollout("reward_low") + REWARD_TOLERANCE
+        least_n = table.numbers("reward_low") + REWARD_TOLERANCE
         ran_out.append(is_out)
         unpaid.append(is_out & (is_always_0 | (table.reward_n <= least_n)))
 

@@ -179,7 +179,7 @@ def _scored_breakdowns(tables: list[RolloutTable]) -> Found | None:
         is_short_error_m = messages.matches(BREAKDOWN_PATTERN, MAX_ERROR_CHARACTERS)
         is_broken_m = (messages.role_m == "tool") & is_short_error_m
         is_scored_n = np.isfinite(table.reward_n)
-        is_wrong_n = is_scored_n & ~(table.by_rollout("correct") == 1)
+        is_wrong_n = is_scored_n & ~(table.numbers("correct") == 1)
         # A rollout that a tool error ended has no answer to score.
         is_ended_n = (table.ended_n == Ending.TOOL_ERROR.value) & is_scored_n
         is_broken_n = table.flag(messages.rollout_m[is_broken_m])

@@ -27,13 +27,13 @@ from uptrend.tasks.proof import (
     judge_form,
     paid_wrong,
     play_scripts,
-    proving,
     split_golds,
+    taskset_for_proof,
     try_task,
 )
 from uptrend.tasks.rewards import READY_NAMES, Undecided
 from uptrend.tasks.taskset import Taskset, say
-from uptrend.tasks.validate import order as check_order
+from uptrend.tasks.validate import judge_order
 from uptrend.training.warmstart import why_left_out
 
 # Tasks whose gold answers are played; half of them held out.
@@ -80,7 +80,7 @@ def try_golds(bench: Bench) -> list[ScoredTask]:
     ):
         shuffled = generator.sample(tasks, len(tasks))
         for task in draw_every_class(shuffled, lambda task: task.answer, count):
-            scored_tasks.append(try_task(proving(taskset), task))
+            scored_tasks.append(try_task(taskset_for_proof(taskset), task))
     return scored_tasks
 
 
@@ -531,7 +531,7 @@ def order(bench: Bench) -> Answer:
     """Draw a whole epoch of each stage, and correlate difficulty and kind with position."""
     for number, stage in enumerate(bench.pool.stages):
         drawn, _ = bench.pool.draw(stage.start, len(stage.tasks), Cursor(stage=number))
-        check = check_order([task for task, _ in drawn])
+        check = judge_order([task for task, _ in drawn])
         separator = "; " if number else ""
         yield f"{separator}{check.figure}"
         if not check.passed:

@@ -65,9 +65,9 @@ class Musique:
             tasks = list(to_tasks(located_rows, options.noise_rate))
             if not tasks:
                 raise TasksetError(f"{source} has no question that can be answered.")
-            order = f"{self.name}-{seed}"
+            shuffle_seed = f"{self.name}-{seed}"
             self.loaded = LoadedTasks(
-                source, tasks, options.split, order, options.duplicates, self.notes
+                source, tasks, options.split, shuffle_seed, options.duplicates, self.notes
             )
 
     def train(self, count: int, exclude: Collection[str] = ()) -> list[Task]:
