@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,9 +39,10 @@ from uptrend.tasks.event_loop import in_caller
 # has an entry for each pair of tokens.
 MAX_PREFILL_TOKENS = 1 << 15
 MAX_MASKED_PREFILL_TOKENS = 1 << 12
-# Rounds of the event loop after turns were answered, before the next tokens are decoded. A tool
-# that takes fewer (it awaits, but nothing outside of this process) has its next turn there however
-# fast decoding is: what runs side by side does not depend on time.
+# Rounds of the event loop between the end of turns and the next job, which decodes on. A tool that
+# waits for nothing outside of this process answers within a few rounds, so that the next turn of
+# its rollout always joins in that very job: which turns run side by side does not depend on how
+# fast decoding is. The number was chosen by hand.
 IDLE_ROUNDS = 16
 # On a CPU, turns wait until they are this share of those that run: reading one takes as long as a
 # token of many.
@@ -66,10 +67,16 @@ class _Request:
     ids: Sequence[int]  # tokens to append before the turn
     limits: Limits
     seed: int
-    answer: asyncio.Future[Extension]  # set when the turn is done
+    future: asyncio.Future[Extension]  # set when the turn is done
 
 
-Answer = tuple[_Request, Extension | ModelError]
+class _Result(NamedTuple):
+    """The end of a request: its turn, or the error that it gets instead."""
+
+    request: _Request
+    outcome: Extension | ModelError
+
+
 NO_TOKENS = SampledTurn(
     ids_m=np.zeros(0, np.int64),
     logprobs_m=np.zeros(0, np.float32),
@@ -96,7 +103,7 @@ class InProcessSampler:
         self._decoding = decoding(device, self._decoder, self.cache, self.graph_pool)
         self._endings = Endings(policy.tokenizer, policy.stop_ids, self._vocabulary, device)
         self._graphed_prefill = Graphed(self.prefill, device, pool=self.graph_pool)
-        # The one whose last turn ended longest ago comes first.
+        # In the order of the ends of their last turns: the first one has been idle longest.
         self._streams: dict[int, _Stream] = {}
         self._version = 0
         self._weights_changed = True
@@ -121,7 +128,7 @@ class InProcessSampler:
         if self._jobs is None or self._jobs.done():
             # A new task runs after all that are ready now, so that their requests are pending too.
             self._jobs = loop.create_task(self._run_jobs())
-        return await request.answer
+        return await request.future
 
     def release(self, stream: int) -> None:
         self._released.append(stream)
@@ -150,7 +157,7 @@ class InProcessSampler:
             self._queue += self._pending
             self._pending = []
             requests = [*self._queue, *self._running_requests()]
-            if all(request.answer.done() for request in requests):
+            if all(request.future.done() for request in requests):
                 self._drop_all()  # all were cancelled; a job would find no caller
                 break
 
@@ -160,27 +167,27 @@ class InProcessSampler:
             self._is_decoding = True
             self._idle_rounds = 1
             try:
-                answers = await in_caller(partial(self._do_job, released))
-                self._idle_rounds = IDLE_ROUNDS if answers else 1
-                self._deliver(answers)
+                results = await in_caller(partial(self._do_job, released))
+                self._idle_rounds = IDLE_ROUNDS if results else 1
+                self._deliver(results)
             except Exception as error:
                 # Every waiting play gets the error, and none waits forever.
                 for request in self._drop_all():
-                    if not request.answer.done():
-                        request.answer.set_exception(error)
+                    if not request.future.done():
+                        request.future.set_exception(error)
             except BaseException:  # an interruption
                 for request in self._drop_all():
-                    request.answer.cancel()
+                    request.future.cancel()
                 raise
             finally:
                 self._is_decoding = False
         self._forget(self._released)
 
-    def _do_job(self, released: list[int]) -> list[Answer]:
-        """See which turns are done, let waiting ones join, decode on; return answers."""
+    def _do_job(self, released: list[int]) -> list[_Result]:
+        """See which turns are done, let waiting ones join, decode on; return the results."""
         with torch.inference_mode():
             # First, because the pages of turns that are done are free for those that join.
-            answers = self._collect_done(set(released))
+            results = self._collect_done(set(released))
             self._forget(released)
             # Before turns join, so that none begins with older weights.
             self._copy_pending_weights()
@@ -188,53 +195,54 @@ class InProcessSampler:
                 self.cache.shrink_if_oversized()
                 self._decoder.refresh()
                 self._weights_changed = False
-            answers += self._admit()
+            results += self._admit()
             self._decoding.run()
-        return answers
+        return results
 
-    def _deliver(self, answers: list[Answer]) -> None:
+    def _deliver(self, results: list[_Result]) -> None:
         """Wake the callers of `extend` with their turns or errors."""
-        for request, answer in answers:
-            if request.answer.done():  # its rollout was cancelled meanwhile
+        for request, outcome in results:
+            if request.future.done():  # its rollout was cancelled meanwhile
                 continue
-            if isinstance(answer, ModelError):
-                request.answer.set_exception(answer)
+            if isinstance(outcome, ModelError):
+                request.future.set_exception(outcome)
             else:
-                request.answer.set_result(answer)
+                request.future.set_result(outcome)
 
     def _copy_pending_weights(self) -> None:
         """Copy weights that wait to be loaded, between turns; here the learner's own are used."""
 
     # Ends of turns.
 
-    def _collect_done(self, released: set[int]) -> list[Answer]:
+    def _collect_done(self, released: set[int]) -> list[_Result]:
         """Take out turns that are done, and those that no play waits for any more."""
         turns = self._decoding.done_turns()
         for turn, (request, _) in self._running.items():
-            is_abandoned = request.answer.done() or request.stream in released
+            is_abandoned = request.future.done() or request.stream in released
             if is_abandoned and turn not in turns:
                 turns.append(turn)
         if not turns:
             return []
-        answers: list[Answer] = []
+        results: list[_Result] = []
         for turn, sampled in zip(turns, self._decoding.take_out(turns), strict=True):
             request, version = self._running.pop(turn)
-            answers.append((request, self._end_turn(request, version, sampled)))
-        return answers
+            results.append(_Result(request, self._end_turn(request, version, sampled)))
+        return results
 
     def _end_turn(self, request: _Request, version: int, sampled: SampledTurn) -> Extension:
         """Append the turn's tokens to its stream; free the pages that it does not need."""
         count, ending = self._endings.find(sampled.ids_m, request.limits)
         ids_m = sampled.ids_m[:count].astype(np.int32)
+        # Moved to the end of the streams: it is now the last to lose its pages.
         stream = self._streams.pop(request.stream)
-        self._streams[request.stream] = stream  # at the end: the last to lose its pages
+        self._streams[request.stream] = stream
+        stream.ids += ids_m.tolist()
         if stream.is_running:
-            stream.n_cached = len(stream.ids) + count - 1  # the last token has not been read
+            stream.n_cached = len(stream.ids) - 1  # the last token was sampled, but not read
             stream.is_running = False
             n_needed = self.cache.pages_for(stream.n_cached)
             self.cache.give_back(stream.pages[n_needed:])
             del stream.pages[n_needed:]
-        stream.ids += ids_m.tolist()
 
         support = None
         if request.limits.width:
@@ -282,11 +290,11 @@ class InProcessSampler:
 
     # Beginnings of turns.
 
-    def _admit(self) -> list[Answer]:
+    def _admit(self) -> list[_Result]:
         """Let waiting turns join those that run, if their limits are the same and pages are left;
-        return answers to those that can't run.
+        return the results of those that can't run.
         """
-        self._queue = [request for request in self._queue if not request.answer.done()]
+        self._queue = [request for request in self._queue if not request.future.done()]
         running = self._running_requests()
         if not running and not self._queue:
             return []
@@ -297,7 +305,7 @@ class InProcessSampler:
         if is_cpu and len(waiting) < MIN_JOINING_SHARE * len(running):
             return []
 
-        answers: list[Answer] = []
+        results: list[_Result] = []
         joining = _JoiningTurns()
         admitted = set[_Request]()
         for request in waiting:
@@ -308,7 +316,7 @@ class InProcessSampler:
             max_tokens = max(0, min(limits.context - length, limits.max_tokens))
             n_pages = self.cache.pages_for(length + max_tokens)
             if max_tokens and n_pages > self.cache.max_pages:
-                answers.append((request, self._too_large(length + max_tokens, n_pages)))
+                results.append(_Result(request, self._too_large(length + max_tokens, n_pages)))
                 admitted.add(request)
                 continue
             if max_tokens and not self._allocate(stream, request.ids, n_pages, joining):
@@ -322,12 +330,13 @@ class InProcessSampler:
                 joining.draws.append((stream.seed, stream.n_drawn))
                 self._running[turn] = (request, self._version)
             else:  # the context is full: the turn ends without a token
-                answers.append((request, self._end_turn(request, self._version, NO_TOKENS)))
+                extension = self._end_turn(request, self._version, NO_TOKENS)
+                results.append(_Result(request, extension))
             stream.n_drawn += limits.max_tokens
         self._queue = [request for request in self._queue if request not in admitted]
         if joining.turns:
             self._begin(joining, limits)
-        return answers
+        return results
 
     def _too_large(self, tokens: int, pages: int) -> ModelError:
         gib = self.cache.page_bytes / 2**30
@@ -345,33 +354,41 @@ class InProcessSampler:
         """
         # A stream with cached tokens goes on in its own pages: its key equals no other.
         context = (id(stream),) if stream.n_cached else (*stream.ids, *new_ids)
-        first_use = (len(joining.readers), stream)
-        index, reader = joining.readers.setdefault(context, first_use)
-
+        reader = joining.readers.get(context)
         shared: list[int] = []
-        if reader is not stream:
+        if reader is not None:
             n_filled = len(context) // self.cache.page_tokens
             if n_filled >= self.cache.min_shared_pages:
-                shared = reader.pages[:n_filled]
+                shared = reader.stream.pages[:n_filled]
         present = shared or stream.pages
-        while (new_pages := self.cache.take(n_pages - len(present))) is None:
-            idle = self._longest_idle(stream)
-            if idle is None:
-                if reader is stream:
-                    del joining.readers[context]
-                return False
-            self._evict(idle)
+        new_pages = self._take_pages(n_pages - len(present), stream)
+        if new_pages is None:
+            return False
         self.cache.share(shared)
         stream.pages = [*present, *new_pages]
         stream.is_running = True
 
-        joining.logits_rows.append(index)
-        if reader is not stream:
+        if reader is None:
+            reader = _Reader(stream, logits_row=len(joining.readers))
+            joining.readers[context] = reader
+        else:
             # Pages with the rest of the prompt are copied, because the turns go on in them.
             n_prompt_pages = self.cache.pages_for(len(context))
-            joining.copy_sources += reader.pages[len(shared) : n_prompt_pages]
+            joining.copy_sources += reader.stream.pages[len(shared) : n_prompt_pages]
             joining.copy_targets += stream.pages[len(shared) : n_prompt_pages]
+        joining.logits_rows.append(reader.logits_row)
         return True
+
+    def _take_pages(self, count: int, stream: _Stream) -> list[int] | None:
+        """Take pages for a stream, those of idle ones if too few are free; None if these do not
+        suffice.
+        """
+        while (pages := self.cache.take(count)) is None:
+            idle = self._longest_idle(stream)
+            if idle is None:
+                return None
+            self._evict(idle)
+        return pages
 
     def _longest_idle(self, stream: _Stream) -> _Stream | None:
         """Return the stream, other than this one, that has pages and has been idle longest."""
@@ -382,7 +399,7 @@ class InProcessSampler:
 
     def _begin(self, joining: "_JoiningTurns", limits: Limits) -> None:
         """Read new tokens of the contexts and start to decode the turns."""
-        logits_uv = self._prefill_streams([stream for _, stream in joining.readers.values()])
+        logits_uv = self._prefill_streams([reader.stream for reader in joining.readers.values()])
         # After the prefill, which writes the pages that are copied.
         self.cache.copy(joining.copy_sources, joining.copy_targets)
         device = self._policy.device
@@ -514,7 +531,8 @@ class InProcessSampler:
 class CopySampler(InProcessSampler):
     """A sampler with weights of its own: it goes on while the learner changes those that train."""
 
-    graph_pool = "apart"
+    # Not SHARED_POOL, whose graphs run one at a time: these run while the learner's do.
+    graph_pool = "copy sampler"
 
     def __init__(
         self, policy: Policy, decoding: type[Decoding] = Decoding, cache_bytes: float | None = None
@@ -541,7 +559,7 @@ class CopySampler(InProcessSampler):
             finally:
                 self._is_loading = False
 
-    def _admit(self) -> list[Answer]:
+    def _admit(self) -> list[_Result]:
         if self._loading is not None:
             return []
         return super()._admit()
@@ -567,6 +585,13 @@ class CopySampler(InProcessSampler):
             wait_for(self._policy.device)
 
 
+class _Reader(NamedTuple):
+    """The first stream of a context, which reads it for all turns with the same one."""
+
+    stream: _Stream
+    logits_row: int  # row of the logits after the context
+
+
 @dataclass
 class _JoiningTurns:
     """Turns that join at once, and the distinct contexts that are read for them."""
@@ -574,8 +599,7 @@ class _JoiningTurns:
     turns: list[Turn] = field(default_factory=list)
     # Of each turn, its seed and the random numbers that were drawn before.
     draws: list[tuple[int, int]] = field(default_factory=list)
-    # By context, its row of logits and the stream that reads it.
-    readers: dict[tuple[int, ...], tuple[int, _Stream]] = field(default_factory=dict)
+    readers: dict[tuple[int, ...], _Reader] = field(default_factory=dict)  # by context
     logits_rows: list[int] = field(default_factory=list)  # of each turn
     # Pages of readers, and their copies for turns of the same context.
     copy_sources: list[int] = field(default_factory=list)
@@ -615,8 +639,9 @@ def _filler_lengths(lengths: list[int], longest: int) -> list[int]:
     n_missing = _rounded_up(sum(lengths)) - sum(lengths)
     fillers = [longest] * (n_missing // longest) + [n_missing % longest]
     n_segments = len(lengths) + len(fillers)
-    n_empty = (1 << n_segments.bit_length()) - n_segments
-    return fillers + [0] * n_empty
+    # The power of two above the number; unlike `_next_power_of_two`, never the number itself.
+    n_filled_up = 1 << n_segments.bit_length()
+    return fillers + [0] * (n_filled_up - n_segments)
 
 
 def _next_power_of_two(n: int) -> int:

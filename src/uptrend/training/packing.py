@@ -33,7 +33,7 @@ Ints = NDArray[np.int64]
 NO_PLACES = np.zeros(0, np.int64)
 # A size that came before is used again if it makes a row at most this many times as long as needed.
 MAX_GROWTH = 1.15
-# Smallest `longest` that is rounded to, so that short sequences of any length share one size.
+# Smallest `longest` of a size, so that short sequences of any length share one.
 MIN_LONGEST = 128
 
 
@@ -42,7 +42,7 @@ class TrainSequence:
     """One sequence, as the learner needs it."""
 
     ids: Ints  # all its tokens
-    sampled: Ints  # places of those that the model wrote
+    sampled: Ints  # places of those that the model wrote; never 0, where its prompt begins
     attended: NDArray[np.bool_]  # true for tokens that attention may see
     prompt: int  # length of the task's prompt, with which it begins
     group: int
@@ -64,6 +64,11 @@ class Size(NamedTuple):
     longest: int  # maximum tokens or keys of a segment
 
 
+# Sizes between each power of two and the next; with 1, the power itself. Every token goes through
+# the whole model, so tokens come in the smallest steps: at most an eighth is added to them.
+SIZES_PER_DOUBLING = Size(tokens=8, keys=4, segments=1, sampled=4, longest=1)
+
+
 @dataclass
 class Shapes:
     """Sizes that micro-batches are filled up to; on a GPU few of them, each with a graph of its
@@ -74,11 +79,16 @@ class Shapes:
     known: list[Size] = field(default_factory=list)
 
     def fit(self, least: Size) -> Size:
-        """Return a size that holds at least this much: one that came before if it wastes little,
-        else a round one.
-        """
+        """Return a size that holds at least this much, and remember it for later calls."""
         if self.is_free:
             return least
+        size = self._choose(least)
+        if size not in self.known:
+            self.known = sorted([*self.known, size])
+        return size
+
+    def _choose(self, least: Size) -> Size:
+        """Return a size that came before if it wastes little, else a round one."""
         for size in self.known:
             is_large_enough = all(have >= need for have, need in zip(size, least, strict=True))
             wastes_little = size.tokens <= MAX_GROWTH * least.tokens
@@ -86,20 +96,13 @@ class Shapes:
             is_same_kind = bool(size.keys) == bool(least.keys)
             if is_large_enough and wastes_little and is_same_kind:
                 return size
-        size = Size(
-            tokens=_round_up(least.tokens, 8),
-            keys=_round_up(least.keys, 4),
-            segments=_round_up(least.segments, 1),
-            sampled=_round_up(least.sampled, 4),
-            longest=max(MIN_LONGEST, _round_up(least.longest, 1)),
-        )
-        self.known = sorted([*self.known, size])
-        return size
+        rounded = Size(*map(_round_up, least, SIZES_PER_DOUBLING))
+        return rounded._replace(longest=max(MIN_LONGEST, rounded.longest))
 
 
 def _round_up(number: int, sizes_per_doubling: int) -> int:
-    """Round up to one of a few sizes between each power of two and the next; with 1, to the
-    power itself.
+    """Round up to one of a few sizes between each power of two and the next; see
+    SIZES_PER_DOUBLING.
     """
     if number == 0:
         return 0
@@ -188,13 +191,13 @@ def pack(
     budget: int,
     min_saving: float,
     shapes: Shapes,
-    longest: int,
+    sampled_places: int,
 ) -> list[MicroBatch]:
     """Pack the sequences with these numbers into micro-batches of at most `budget` tokens, about
     equal in size; a rollout longer than that goes alone.
 
     Prompts are shared if that saves at least the share `min_saving` of a group's tokens.
-    `longest` is the number of places that a sequence has for sampled tokens.
+    `sampled_places` is the number of columns for sampled tokens, s, in the caller's tensors [b, s].
     """
     units: list[_Unit] = []
     for group in _group_by(numbers, [sequences[b].group for b in numbers]):
@@ -207,7 +210,7 @@ def pack(
         if all(each.tokens <= budget or len(each.units) == 1 for each in bins):
             break
         count += 1
-    return [_make_micro_batch(sequences, each.units, shapes, longest) for each in bins]
+    return [_make_micro_batch(sequences, each.units, shapes, sampled_places) for each in bins]
 
 
 def _spread(units: list[_Unit], count: int) -> list[_Bin]:
@@ -235,7 +238,7 @@ def _units_of_group(
     prompt = sequences[group[0]].prompt
     saved_tokens = (len(alone) - 1) * prompt
     all_tokens = sum(unit.tokens for unit in alone)
-    if saved_tokens < min_saving * all_tokens or not _share_prompt(sequences, group, alone):
+    if saved_tokens < min_saving * all_tokens or not _have_one_prompt(sequences, group, alone):
         return alone
 
     units: list[_Unit] = []
@@ -249,7 +252,7 @@ def _units_of_group(
     return units
 
 
-def _share_prompt(
+def _have_one_prompt(
     sequences: Sequence[TrainSequence], group: list[int], rollouts: list[_Unit]
 ) -> bool:
     """Return True if all rollouts have one sequence, and it begins with the same prompt."""
@@ -328,40 +331,50 @@ class _Row:
         """
         if shapes.is_free:
             return least
-        # Each filling segment has at least one token, and no more keys than the longest. More
-        # segments or tokens may take a larger size, which takes more filling: repeat until it fits.
-        segments = 1
-        tokens = 1
-        while True:
-            size = shapes.fit(
-                least._replace(
-                    tokens=self.tokens + tokens,
-                    keys=least.keys + tokens if self.is_shared else 0,
-                    segments=least.segments + segments,
-                )
-            )
-            missing_tokens = size.tokens - self.tokens
-            missing_keys = size.keys - least.keys
-            needed = -(-max(missing_tokens, missing_keys) // size.longest)
-            # In a row with shared keys every filling token needs a key of its own, so the keys have
-            # to be counted for exactly as many as there are.
-            has_keys = missing_tokens == tokens or not self.is_shared
-            if needed <= segments and has_keys:
-                break
-            segments = max(segments, needed)
-            tokens = max(missing_tokens, needed)
-
-        fillers = np.array_split(np.zeros(missing_tokens, np.int64), segments)
-        key_shares = np.array_split(np.zeros(missing_keys), segments)
+        size, n_segments = self._find_size(least, shapes)
+        missing_tokens = size.tokens - self.tokens
+        missing_keys = size.keys - least.keys
+        fillers = np.array_split(np.zeros(missing_tokens, np.int64), n_segments)
+        key_shares = np.array_split(np.zeros(missing_keys), n_segments)
         for ids, keys in zip(fillers, key_shares, strict=True):
             # Further keys are its own first token again.
             repeats = max(0, len(keys) - len(ids))
             self.add(ids, np.arange(len(ids)), np.full(repeats, self.tokens))
         return size
 
+    def _find_size(self, least: Size, shapes: Shapes) -> tuple[Size, int]:
+        """Return a size that holds `least` and all that fills it up, and the number of filling
+        segments.
+
+        Each of them has at least one token, and no more keys than the longest. Filling takes
+        segments and keys, for which a larger size may be needed, which takes more filling: sizes
+        are tried until one holds its own filling. That ends, because what is asked for only grows
+        and a round number is rounded to itself: tokens soon stay the same, then keys and segments.
+        """
+        n_segments = 1
+        n_tokens = 1
+        while True:
+            size = shapes.fit(
+                least._replace(
+                    tokens=self.tokens + n_tokens,
+                    keys=least.keys + n_tokens if self.is_shared else 0,
+                    segments=least.segments + n_segments,
+                )
+            )
+            missing_tokens = size.tokens - self.tokens
+            missing_keys = size.keys - least.keys
+            needed_segments = -(-max(missing_tokens, missing_keys) // size.longest)
+            # In a row with shared keys every filling token needs a key of its own, so the trial has
+            # to have asked for keys of exactly as many tokens.
+            holds_keys = missing_tokens == n_tokens or not self.is_shared
+            if needed_segments <= n_segments and holds_keys:
+                return size, n_segments
+            n_segments = max(n_segments, needed_segments)
+            n_tokens = max(missing_tokens, needed_segments)
+
 
 def _make_micro_batch(
-    sequences: Sequence[TrainSequence], units: list[_Unit], shapes: Shapes, longest: int
+    sequences: Sequence[TrainSequence], units: list[_Unit], shapes: Shapes, sampled_places: int
 ) -> MicroBatch:
     """Lay units out in one row."""
     row = _Row()
@@ -382,7 +395,8 @@ def _make_micro_batch(
             if sequence.width > start:
                 tail_places = row.add_sequence(sequence, start, sequence.width, prompt_keys)
             places = np.concatenate([prompt_places, tail_places])
-            predictors.append(places[sequence.sampled - 1])  # the token before predicts it
+            # The token before predicts each; there is one, because a prompt comes first.
+            predictors.append(places[sequence.sampled - 1])
             order.append(b)
 
     counts = [len(places) for places in predictors]
@@ -415,7 +429,7 @@ def _make_micro_batch(
         predictors_m=_joined([*predictors, filler]),
         targets_m=_joined([*targets, filler]),
         sequences_m=_joined([indices, filler]),
-        places_m=_joined([*places_in_sequence, filler + longest]),
+        places_m=_joined([*places_in_sequence, filler + sampled_places]),
         padding=1 - used_tokens / size.tokens,
     )
 
