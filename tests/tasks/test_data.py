@@ -457,6 +457,21 @@ def test_functions_get_the_rows_own_values(kind, tmp_path):
     assert {task.answer for task in taskset.train(99)} <= {str(n + 1) for n in range(8)}
 
 
+def test_functions_of_both_signatures_get_the_answer_that_the_config_names(tmp_path):
+    seen = []
+    functions = {
+        "mine:ours": lambda completion, answer: seen.append(answer) or 1.0,
+        "mine:trl": lambda completions, answer: seen.append(answer[0]) or [1.0],
+        "mine:every": lambda completions, **columns: seen.append(columns["answer"][0]) or [1.0],
+    }
+    source = write_rows("memory", [{"prompt": "?", "answer": "thus 5", "gold": 5}], tmp_path)
+    options = {**source, "answer": "gold", "reward": list(functions), "hold_out": "none"}
+    with register_functions(functions):
+        taskset = make_taskset("data", options, 0)
+        reward_of(taskset, "5")
+    assert seen == [5, 5, 5]
+
+
 @pytest.mark.parametrize(
     ("answer", "text"),
     [

@@ -24,7 +24,7 @@ from uptrend.tasks.pool import (
     make_heldout,
     make_pool,
     make_taskset,
-    resolved,
+    resolve_taskset_options,
     stage_sections,
 )
 from uptrend.tasks.registry import LIBRARY_BY_PREFIX, names
@@ -95,7 +95,7 @@ def show(
     config = _load(name, overrides or ())
     _, section_name, section = stage_sections(config)[0]
     taskset = make_taskset(section.name, section.options, section.seed, section_name)
-    options = resolved(section.name, section.options, section_name)
+    options = resolve_taskset_options(section.name, section.options, section_name)
     train = taskset.train(section.train)
     heldout = taskset.heldout(config.eval.tasks)
     if as_json:
@@ -237,13 +237,13 @@ def package_taskset(
     splits = {
         "train": {
             "name": section.name,
-            "options": resolved(section.name, section.options, section_name),
+            "options": resolve_taskset_options(section.name, section.options, section_name),
             "seed": section.seed,
             "count": section.train,
         },
         "eval": {
             "name": eval_name,
-            "options": resolved(eval_name, options, "eval"),
+            "options": resolve_taskset_options(eval_name, options, "eval"),
             "seed": config.eval.seed,
             "count": config.eval.tasks,
         },

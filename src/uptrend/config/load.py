@@ -64,21 +64,18 @@ def load_config(
     if not isinstance(source, Mapping):
         path = Path(source)
         source = read_toml(path)
+    # 1. Today's keys, which overrides have too.
     table = upgrade_keys(source)
-    changed_keys: set[str] = set()
-    for override in overrides:
-        if isinstance(overrides, Mapping):
-            set_value(table, override, overrides[override], override)
-            changed_keys.add(current(override))
-        else:
-            changed_keys.add(apply_override(table, override))
-        # `tasks` as the path of another recipe.
-        if str(table.get("tasks")).endswith(".toml"):
-            _take_tasks(table, _find_recipe(Path(str(table["tasks"])), path))
+    # 2. Overrides, before anything is derived from what they may change.
+    changed_keys = _apply_overrides(table, overrides, path)
+    # 3. Paths: an override may name a file in the recipe's folder as well.
     if path is not None:
         _resolve_paths(table, path.parent)
+    # 4. Today's tasksets and their options, which `[eval]` then inherits.
     _rename_tasksets(table)
+    # 5. `[eval]`, from all that `[tasks]` has by now.
     _complete_eval(table)
+    # 6. Types, and what depends on values that are known to have them.
     config = build(Config, table)
     is_shortened = "learning.steps" in changed_keys and "learning.warmup" not in changed_keys
     if path is not None and is_shortened:
@@ -88,10 +85,28 @@ def load_config(
     return config
 
 
-# Options that name files, and those by which `[eval]` has rows of its own.
+def _apply_overrides(
+    table: dict[str, Any], overrides: Iterable[str] | Mapping[str, Any], path: Path | None
+) -> set[str]:
+    """Apply overrides in place, one after another; return their keys. `path` is the recipe's."""
+    changed_keys: set[str] = set()
+    for override in overrides:
+        if isinstance(overrides, Mapping):
+            set_value(table, override, overrides[override], override)
+            changed_keys.add(current(override))
+        else:
+            changed_keys.add(apply_override(table, override))
+        # `tasks` as the path of another recipe: taken at once, so that later overrides change it.
+        if str(table.get("tasks")).endswith(".toml"):
+            _take_tasks(table, _find_recipe(Path(str(table["tasks"])), path))
+    return changed_keys
+
+
+# Options of tasksets that name files.
 _FILE_OPTIONS = ("file", "schema", "reward")
 # Keys of `[learning]` that may name functions.
 _FUNCTION_OPTIONS = ("loss", "advantages")
+# Options that name the rows of a taskset.
 _SOURCE_OPTIONS = ("file", "dataset", "config", "split")
 
 
@@ -179,14 +194,17 @@ def _complete_eval(table: dict[str, Any]) -> None:
         return
     if tasks.get("name", Tasks.name) == Tasks.name:
         return
+    # The taskset and its options; other keys of `[tasks]`, such as `train`, stay there.
     section_keys = [field.name for field in dataclasses.fields(Tasks)]
     inherited = {
         key: value for key, value in tasks.items() if key == "name" or key not in section_keys
     }
-    for key in _SOURCE_OPTIONS:
+    names_other_source = any(
+        key in evaluation and evaluation[key] != inherited.get(key) for key in _SOURCE_OPTIONS
+    )
+    if names_other_source:
         # `hold_out` is about the rows of `[tasks]`, not about other ones.
-        if evaluation.get(key, inherited.get(key)) != inherited.get(key):
-            inherited.pop("hold_out", None)
+        inherited.pop("hold_out", None)
     table["eval"] = inherited | evaluation
 
 
@@ -373,6 +391,7 @@ def choices_in_words(kind: Any) -> list[str]:
 
 def _scalar(kind: type, value: Any, where: str) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # `not … <=`, because NaN is neither above nor below anything.
     if is_number and not abs(value) <= LARGEST_BY_TYPE[type(value)]:
         raise ConfigError(f"{where} = {str(value)[:QUOTED_CHARACTERS]} is out of range.")
     if kind is float and is_number:
@@ -512,7 +531,7 @@ def _holds(bound: Any, value: Any) -> bool:
 
 def _rules(config: Config) -> list[tuple[bool, str]]:
     """Return rules across keys: True for a rule that holds, and its sentence for when it does
-    not.
+    not. `check` has to have seen that each stage has a start.
     """
     sampling = config.sampling
     learning = config.learning

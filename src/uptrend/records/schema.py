@@ -235,7 +235,8 @@ def rollouts_of(table: pa.Table) -> list[Rollout]:
     """Return the rollouts of a table, in its order; a row whose sequence is 0 begins the next
     one.
     """
-    # Columns that an older version lacks become null.
+    # A table of an older version lacks some of today's columns. Joined with an empty table that has
+    # them all, it gets them, as nulls.
     tables = [ROLLOUT_SCHEMA.empty_table(), table]
     table = pa.concat_tables(tables, promote_options="default").combine_chunks()
     rows = table.drop_columns(list(TOKEN_COLUMNS)).to_pylist()
@@ -251,8 +252,8 @@ def find_first_rows(table: pa.Table) -> NDArray[np.int64]:
     unknown.
     """
     sequence = pc.fill_null(table["sequence"].combine_chunks(), 0).to_numpy(zero_copy_only=False)
-    begins = ~(sequence > 0)
-    begins[:1] = True
+    begins = sequence <= 0
+    begins[:1] = True  # whatever its sequence: the rows before it may be missing
     return np.flatnonzero(begins)
 
 
@@ -322,14 +323,17 @@ def _to_arrays(column: pa.ChunkedArray, name: str) -> list[Any]:
     """
     lists = column.combine_chunks()
     kind = TOKEN_COLUMNS[name]
-    items = lists.flatten()
     arrays: Iterable[Any]
     if pa.types.is_list(kind):
-        sizes = _split(count_items(items), count_items(lists))
-        inner_items = items.flatten().to_numpy(zero_copy_only=False)
-        totals = np.array([row_sizes.sum() for row_sizes in sizes], int)
-        arrays = zip(sizes, _split(inner_items, totals), strict=True)
+        # Of the rows [[5, 6], [7]] and [[8]]:
+        inner_lists = lists.flatten()  # [5, 6], [7], [8]
+        sizes_by_row = _split(count_items(inner_lists), count_items(lists))  # [2, 1], [1]
+        numbers = inner_lists.flatten().to_numpy(zero_copy_only=False)  # 5, 6, 7, 8
+        count_by_row = np.array([sizes.sum() for sizes in sizes_by_row], int)  # 3, 1
+        numbers_by_row = _split(numbers, count_by_row)  # [5, 6, 7], [8]
+        arrays = zip(sizes_by_row, numbers_by_row, strict=True)
     else:
+        items = lists.flatten()
         if name == "versions":
             items = pc.fill_null(items, -1)
         numbers = items.to_numpy(zero_copy_only=False)

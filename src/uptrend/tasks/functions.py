@@ -1,9 +1,11 @@
-"""Reward functions of yours: what they are called with, where they run, and what they may return.
+"""Reward functions that users write: what they are called with, where they run, and what they may
+return.
 
     def reward(prompt, completion, answer, **row): ...        a number, parts by name, or None for "can't tell"
     def reward(prompts, completions, **columns): ...          TRL's: a list of numbers, one per completion
 
 Either may be `async`. A function takes only the columns that it names, or all of them with `**row`.
+`answer` is the column that `tasks.answer` names, also where a row has another one of that name.
 Values have the types that the row has; what is recorded as a task's answer is text.
 
 A function that takes time runs in worker processes, where it can be stopped and where as many run
@@ -177,14 +179,22 @@ class RewardFunction:
         return await asyncio.gather(*calls)
 
     async def _score_one(self, completion: str, task: Task) -> Value | Exception:
-        row, answer = self._columns_of(task)
+        row = self._row_of(task)
         values = {**row, "prompt": _prompt_of(row, task), "completion": completion}
-        if "answer" in row or answer is not None:
-            values["answer"] = answer
         try:
             return (await self._call(values, None))[0]
         except Exception as error:
             return error
+
+    def _row_of(self, task: Task) -> dict[str, Any]:
+        """Return a task's row, with its answer as `answer`: None if the function needs one and the
+        task has none.
+        """
+        row, answer = self._columns_of(task)
+        needs_answer = "answer" in self._signature.required
+        if needs_answer or "answer" in row or answer is not None:
+            return {**row, "answer": answer}
+        return {**row}
 
     def _batch_values(self, completions: Sequence[str], tasks: Sequence[Task]) -> dict[str, Any]:
         """Return what TRL would pass: columns as lists, and conversations as conversations."""
@@ -192,14 +202,14 @@ class RewardFunction:
         replies: list[Any] = []
         rows: list[dict[str, Any]] = []
         for completion, task in zip(completions, tasks, strict=True):
-            row, answer = self._columns_of(task)
+            row = self._row_of(task)
             prompt = _prompt_of(row, task)
             is_conversation = isinstance(prompt, list)
             prompts.append(prompt)
             replies.append(
                 [{"role": "assistant", "content": completion}] if is_conversation else completion
             )
-            rows.append({"answer": answer, **row} if "answer" in self._signature.names else {**row})
+            rows.append(row)
         columns = dict.fromkeys(key for row in rows for key in row)
         values: dict[str, Any] = {}
         for key in columns:
@@ -208,7 +218,15 @@ class RewardFunction:
         return values | {"prompts": prompts, "completions": replies} | TRL_COLUMNS
 
     async def _call(self, values: Mapping[str, Any], count: int | None) -> list[Value]:
-        """Call the function where it belongs; `count` completions are a batch."""
+        """Return the values of a batch of `count` completions, or of one where that is None.
+
+        The function is called in one of five places:
+            in this event loop, if it is `async`;
+            in this thread, if its last calls were quick;
+            in a worker process, if a worker can import it;
+            in a thread of the pool, if not;
+            in the caller's thread, in its turn, if it turned out to need the main thread.
+        """
         arguments: dict[str, Any] = {}
         for key, value in values.items():
             if self._signature.takes_all or key in self._signature.names:
@@ -253,14 +271,16 @@ class RewardFunction:
 
     async def _call_in_worker(self, arguments: Mapping[str, Any], count: int | None) -> list[Value]:
         rows = {key: value for key, value in arguments.items() if key not in TRL_COLUMNS}
-        load = {"function": self.name, "path": sys.path, "folder": str(Path.cwd())}
-        call = {
+        # A first request without arguments imports the function, outside the call's time limit.
+        import_request = {"function": self.name, "path": sys.path, "folder": str(Path.cwd())}
+        call_request = {
+            **import_request,
             "arguments": encode_arguments(rows),
             "trl": [key for key in arguments if key in TRL_COLUMNS],
             "count": count,
         }
         try:
-            answer = await self._workers.call(load | call, prepare=load)
+            answer = await self._workers.call(call_request, prepare=import_request)
         except WorkerDied as problem:
             raise FunctionFailed(f"the worker of {self.name} failed: {problem}") from None
         if "failed" in answer:
@@ -408,8 +428,10 @@ def read_value(value: Any, name: str) -> Value:
         for key, part in value.items():
             if part is None:
                 continue
+            # A truth value is no reward, except for this part, which says whether the answer is
+            # right: Python's own. `_read_number` refuses all others, and numpy's.
             if key == "correct" and isinstance(part, bool):
-                part = float(part)  # it says whether the answer is right
+                part = float(part)
             parts[str(key)] = _read_number(part, f"{name}, part {key},")
         return parts or None
     return _read_number(value, name)

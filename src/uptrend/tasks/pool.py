@@ -40,7 +40,7 @@ def make_taskset(name: str, options: Mapping[str, Any], seed: int, where: str = 
     return find(name)(_options(name, options, where), seed)
 
 
-def resolved(name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:
+def resolve_taskset_options(name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return every option of a taskset as plain values, defaults included."""
     # Through JSON, so that a config is the same before it is written and after it is read.
     plain: dict[str, Any] = json.loads(json.dumps(asdict(_options(name, options, where))))
@@ -133,12 +133,12 @@ def resolve_options(config: Config) -> Config:
     if config.tasks.stages:
         for start, where, stage in stage_sections(config):
             stages.append({"start": start, **_fill_in(stage, stage.options, where)})
-    task_options = resolved(config.tasks.name, config.tasks.options, "tasks")
+    task_options = resolve_taskset_options(config.tasks.name, config.tasks.options, "tasks")
     tasks = replace(config.tasks, options=task_options, stages=tuple(stages))
 
     sections = eval_sections(config)
     main = sections.pop("")
-    main_options = resolved(main.name, eval_options(config, main), "eval")
+    main_options = resolve_taskset_options(main.name, eval_options(config, main), "eval")
     sets: list[dict[str, Any]] = []
     for label, section in sections.items():
         options = eval_options(config, section)
@@ -150,10 +150,11 @@ def resolve_options(config: Config) -> Config:
 def _fill_in(section: Section, options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return a stage or set as a table with all its keys and every option of its taskset."""
     keys = {key: getattr(section, key) for key in _changeable_keys(type(section))}
-    return keys | resolved(section.name, options, where)
+    return keys | resolve_taskset_options(section.name, options, where)
 
 
 def _where_set(label: str) -> str:
+    # Once the labels are known to be good, a set is named by its own, and not by its position.
     return f"eval.sets.{label}" if label else "eval"
 
 
@@ -167,7 +168,9 @@ def eval_options(config: Config, section: Eval | None = None) -> dict[str, Any]:
     # none.
     whole: dict[str, Any] = getattr(find(section.name), "HOLD_OUT_ALL", {})
     source = _source(options)
-    if not any(source) or whole.keys() & options.keys():
+    names_source = any(source)
+    sets_split = not whole.keys().isdisjoint(options)
+    if not names_source or sets_split:
         return options
     for _, _, stage in stage_sections(config):
         if stage.name == section.name and _source(stage.options) == source:
@@ -277,8 +280,11 @@ class Pool:
             # The rest of the epoch is left undrawn, so that no step repeats a task.
             start = replace(start, epoch=start.epoch + 1, position=0)
             remaining = self._remaining_tasks(start, drawn)
-        pairs = [(task, stage.taskset) for _, task in remaining[:count]]
-        position = remaining[count - 1][0] + 1 if count else start.position
+        position = start.position
+        pairs: list[tuple[Task, Taskset]] = []
+        for place, task in remaining[:count]:
+            pairs.append((task, stage.taskset))
+            position = place + 1
         return pairs, replace(start, position=position)
 
     def _draw_by_pass_rate(
@@ -390,7 +396,7 @@ def make_pool(config: Config, heldout: HeldoutTasks) -> Pool:
                 f"{where} has {len(tasks)} tasks, fewer than sampling.groups = {groups}: lower"
                 f" sampling.groups to {max(len(tasks), 1)}, or widen the tasks."
             )
-        options = resolved(section.name, section.options, where)
+        options = resolve_taskset_options(section.name, section.options, where)
         bounds = None
         if section.draw == "pass-rate":
             if section.pass_low >= section.pass_high:
