@@ -113,15 +113,27 @@ def test_attention_over_pages(heads: int, shared: int, size: int, has_norm: bool
     positions = torch.tensor([0, 1, page - 1, page, 3 * page + 5, 12 * page - 1], device=DEVICE)
     qkv = torch.randn(n, (heads + 2 * shared) * size, device=DEVICE, dtype=BF16)
     angles = 6 * torch.rand(12 * page, size // 2, device=DEVICE)
-    turns = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
-    cos, sin = (x[positions] for x in turns)
+    cos_table, sin_table = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+    cos, sin = cos_table[positions], sin_table[positions]
     norms = [torch.rand(size, device=DEVICE) + 0.5 if has_norm else None for _ in range(2)]
     # Seats in another order than rows.
     rows = torch.randperm(n, device=DEVICE)
     seats = torch.argsort(rows)
-    out = kernels.attend(
-        qkv, *turns, pool, table[seats], rows, positions[seats], page, heads, size**-0.5, 1e-6, *norms
-    )  # fmt: skip
+    out = kernels.rope_write_attend(
+        qkv,
+        cos_ld=cos_table,
+        sin_ld=sin_table,
+        pool=pool,
+        table_sp=table[seats],
+        slots_n=rows,
+        positions_s=positions[seats],
+        page_tokens=page,
+        query_heads=heads,
+        scaling=size**-0.5,
+        epsilon=1e-6,
+        q_norm_d=norms[0],
+        k_norm_d=norms[1],
+    )
     q, k, v = qkv.view(n, -1, size).split([heads, shared, shared], 1)
 
     def turned(x: Tensor, weight: Tensor | None) -> Tensor:
@@ -184,7 +196,7 @@ def test_norms_and_gates() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(7, 576, device=DEVICE), torch.randn(7, 576, device=DEVICE, dtype=BF16)
     weight, total = torch.rand(576, device=DEVICE), x + y.float()
-    out = kernels.add_norm(x, y, weight, 1e-5, BF16)
+    out = kernels.add_norm_(x, y, weight, 1e-5, BF16)
     torch.testing.assert_close(x, total)
     torch.testing.assert_close(out, F.rms_norm(total, (576,), weight, 1e-5).to(BF16))
     gate_up = torch.randn(7, 2 * 1536, device=DEVICE, dtype=BF16)
@@ -226,7 +238,7 @@ def test_frozen_weights_are_not_copied() -> None:
     before = torch.cuda.memory_allocated()
     decoder = InProcessSampler(policy)._decoder
     assert isinstance(decoder, KernelDecoder)
-    assert not any(fused._is_copy for layer in decoder._layers for fused in layer.fused)
+    assert all(fused.storage == "view" for layer in decoder._layers for fused in layer.fused)
     weights = sum(p.nbytes for p in policy.core.parameters())
     assert torch.cuda.memory_allocated() - before < weights / 2
 

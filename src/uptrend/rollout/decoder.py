@@ -3,19 +3,20 @@ like a Llama.
 
 The lean decoders do what transformers' module tree does with fewer and larger operations: weights
 of one input side by side, and adapters as two thin products beside them. On a CPU they are packed
-by oneDNN (twice as fast for few rows), and grouped query heads are the query length of one
-attention call. On a GPU the rest is four Triton kernels, which attend to each row's own length
-through its pages. Copies of weights are refreshed after each update. Equality with transformers'
-forward is tested for each model type listed.
+by oneDNN (twice as fast for few rows), and query heads that share a key-value head go to attention
+as if they were several tokens of one head, so that no key is copied. On a GPU the rest is four
+Triton kernels, which attend to each row's own length through its pages. Copies of weights are
+refreshed after each update. Equality with transformers' forward is tested for each model type
+listed.
 
 n = row, s = slot (a row of the decoding state, see `decoding`), p = page of a slot, h = hidden,
-v = vocabulary, l = position.
+v = vocabulary, l = position, i = layer, k = key-value head, d = head dimension.
 """
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +36,8 @@ LENGTH_DEPENDENT_ROPES = ("dynamic", "longrope")
 HAS_ONEDNN_PACKING = torch.backends.mkldnn.is_available() and hasattr(  # type: ignore[no-untyped-call]
     torch.ops.mkldnn, "_reorder_linear_weight"
 )
-# Rows that oneDNN lays weights out for. Other numbers of rows work with the same layout.
+# Rows that oneDNN is told to lay weights out for; other numbers of rows work with that layout too.
+# Chosen by hand as a usual number of turns side by side on a CPU.
 ONEDNN_ROWS = 16
 
 
@@ -236,35 +238,35 @@ class KernelDecoder(LeanDecoder):
         self, tokens_s: Tensor, positions_s: Tensor, table_sp: Tensor, slots_n: Tensor
     ) -> Tensor:
         kernels = self.kernels
-        # The residual stream x is fp32. Each branch's output y is added to it by the norm that
-        # follows, in one kernel.
+        # The residual stream x is fp32. Each branch's output y is added to it, in place, by the
+        # kernel of the norm that follows.
         x = self._embed(tokens_s[slots_n])
         y = None
         cos_ld, sin_ld = self._rope_tables(x, table_sp.shape[1] * self._cache.page_tokens)
         for layer, pool in zip(self._layers, self._cache.pool, strict=True):
             w = layer.weights
             shape = layer.shape
-            normed = kernels.add_norm(x, y, w.attention_norm, shape.epsilon, self._dtype)
-            attended = kernels.attend(
+            normed = kernels.add_norm_(x, y, w.attention_norm, shape.epsilon, self._dtype)
+            attended = kernels.rope_write_attend(
                 _linear(normed, w.qkv),
-                cos_ld,
-                sin_ld,
-                pool,
-                table_sp,
-                slots_n,
-                positions_s,
-                self._cache.page_tokens,
-                shape.query_heads,
-                shape.scaling,
-                shape.epsilon,
-                w.q_norm,
-                w.k_norm,
+                cos_ld=cos_ld,
+                sin_ld=sin_ld,
+                pool=pool,
+                table_sp=table_sp,
+                slots_n=slots_n,
+                positions_s=positions_s,
+                page_tokens=self._cache.page_tokens,
+                query_heads=shape.query_heads,
+                scaling=shape.scaling,
+                epsilon=shape.epsilon,
+                q_norm_d=w.q_norm,
+                k_norm_d=w.k_norm,
             )
             y = _linear(attended, w.output)
-            normed = kernels.add_norm(x, y, w.mlp_norm, shape.epsilon, self._dtype)
+            normed = kernels.add_norm_(x, y, w.mlp_norm, shape.epsilon, self._dtype)
             y = _linear(kernels.gate(_linear(normed, w.gate_up)), w.down)
         norm = self._trunk.norm
-        hidden_nh = kernels.add_norm(x, y, norm.weight, norm.variance_epsilon, self._dtype)
+        hidden_nh = kernels.add_norm_(x, y, norm.weight, norm.variance_epsilon, self._dtype)
         return self.logits(hidden_nh)
 
     def _rope_tables(self, x: Tensor, n_positions: int) -> tuple[Tensor, Tensor]:
@@ -333,8 +335,7 @@ def before_attention(
     qk = (qk * cos + partners * sin).to(dtype)
     q = qk[:, : shape.query_heads]
     k = qk[:, shape.query_heads :]
-    # Query heads that share keys stand as one query's length: no key is copied, one call attends
-    # for all.
+    # [n, key-value heads, queries, d]: query heads that share keys are queries of one head.
     return q.reshape(n, shape.kv_heads, -1, shape.head_dim), k, v
 
 
@@ -348,7 +349,14 @@ def after_attention(x: Tensor, attended: Tensor, w: LayerWeights, shape: Shape) 
 
 def _linear(x: Tensor, w: LinearWeights) -> Tensor:
     if w.weight.is_mkldnn:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, w.weight, w.bias, "none", [], "")
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x,
+            w.weight,
+            w.bias,
+            attr="none",  # no activation after the product
+            scalars=[],
+            algorithm="",
+        )
     elif w.bias is None:
         y = x @ w.weight
     else:
@@ -401,15 +409,27 @@ class _Layer:
         return LayerWeights(*self._norms, *(fused.weights for fused in self.fused))
 
 
+# The memory that fused weights are in.
+_Storage = Literal["view", "copy", "packed"]
+
+
 class _FusedLinear:
-    """Keeps linear modules of one input side by side: in the modules' own memory if possible, else
-    in a copy.
+    """Weights of linear modules of one input as those of one product; usable after the first
+    `refresh`.
+
+    The base weights are in one of three places:
+    - view: in the modules' own memory, because they stand side by side there. Frozen ones are moved
+      so; those that train stand in the policy's flat tensor. `refresh` has nothing to copy.
+    - copy: in a tensor that `refresh` copies them to, because the modules have another precision or
+      do not stand side by side. Its address stays the same, for graphs.
+    - packed: in the layout of oneDNN on a CPU, made anew by `refresh`.
+    Biases and adapters are always copied.
     """
 
     def __init__(self, modules: Sequence[Any], dtype: torch.dtype, uses_onednn: bool) -> None:
         self._modules = modules
-        self._bases = [getattr(module, "base_layer", module) for module in modules]  # without PEFT
-        self._uses_onednn = uses_onednn
+        # PEFT wraps a module that has an adapter, and calls it the base layer.
+        self._bases = [getattr(module, "base_layer", module) for module in modules]
         self._sources = [base.weight for base in self._bases]  # [out, in] each
         self._source_versions: list[int] | None = None
 
@@ -418,24 +438,31 @@ class _FusedLinear:
         if has_dtype and not trains:
             _move_side_by_side(self._sources)
         joined = _as_one(self._sources) if has_dtype else None
-        self._is_copy = joined is None
 
         n_out = sum(map(len, self._sources))
         n_in = self._sources[0].shape[1]
         rank = sum(module.r["default"] for module in modules if hasattr(module, "lora_A"))
         has_bias = getattr(self._bases[0], "bias", None) is not None
         like: dict[str, Any] = {"dtype": dtype, "device": self._sources[0].device}
-        if joined is None:
-            joined = torch.empty(n_out, n_in, **like)
+        self.storage: _Storage
+        if uses_onednn:
+            self.storage = "packed"
+            weight = torch.empty(0, **like)  # packed by `refresh`
+        elif joined is None:
+            self.storage = "copy"
+            weight = torch.empty(n_out, n_in, **like).t()
+        else:
+            self.storage = "view"
+            weight = joined.t()
         self.weights = LinearWeights(
-            weight=joined.t(),
+            weight=weight,
             bias=torch.empty(n_out, **like) if has_bias else None,
             lora_a=torch.zeros(n_in, rank, **like) if rank else None,
             lora_b=torch.zeros(rank, n_out, **like) if rank else None,
         )
 
     def refresh(self) -> None:
-        """Copy what may have changed."""
+        """Copy or pack what may have changed."""
         # Weights that train are views of a flat tensor: its changes do not show in their own
         # version counters.
         trains = any(source.requires_grad for source in self._sources)
@@ -447,13 +474,13 @@ class _FusedLinear:
 
     def _copy_bases(self) -> None:
         joined = _as_one(self._sources)
-        if self._uses_onednn:
+        if self.storage == "packed":
             if joined is None:
                 joined = torch.cat([source.data for source in self._sources])
             packed = torch.ops.mkldnn._reorder_linear_weight(joined, ONEDNN_ROWS)
             self.weights = self.weights._replace(weight=packed)
-        elif self._is_copy:
-            parts = self._sources if joined is None else [joined]
+        elif self.storage == "copy":
+            parts = self._sources if joined is None else [joined]  # as few copies as possible
             widths = [len(part) for part in parts]
             targets = torch.split(self.weights.weight, widths, 1)
             for target, part in zip(targets, parts, strict=True):

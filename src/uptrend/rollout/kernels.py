@@ -20,8 +20,9 @@ GATE_BLOCK = 1024
 LOGITS_BLOCK = 4096
 
 
-def attend(
+def rope_write_attend(
     qkv_n: Tensor,
+    *,
     cos_ld: Tensor,
     sin_ld: Tensor,
     pool: Tensor,
@@ -35,11 +36,11 @@ def attend(
     q_norm_d: Tensor | None,
     k_norm_d: Tensor | None,
 ) -> Tensor:
-    """Turn queries and keys by their positions, write keys and values into pages, attend; [n, heads
-    * d].
+    """Turn queries and keys by their positions, write keys and values into pages, and attend;
+    return the attended values, [n, heads * d].
 
     `pool` is one layer's, [2, key-value heads, cells, d]; `cos_ld` and `sin_ld` have a row for each
-    position. Queries and keys are normed if there are weights for it.
+    position. With `q_norm_d` and `k_norm_d`, queries and keys are normed first.
     """
     n = len(qkv_n)
     _, kv_heads, n_cells, head_dim = pool.shape
@@ -47,7 +48,7 @@ def attend(
     group = query_heads // kv_heads
     assert all(x.is_contiguous() for x in (slots_n, qkv_n, table_sp))
     # One program for each row and key-value head: all query heads that share it.
-    _attend[n, kv_heads](
+    _rope_write_attend[n, kv_heads](
         qkv_n,
         out,
         cos_ld,
@@ -77,7 +78,7 @@ def attend(
 
 
 @triton.jit
-def _attend(
+def _rope_write_attend(
     qkv,
     out,
     cos,
@@ -170,10 +171,10 @@ def _attend(
     tl.store(out_address, (sum_gd / total_g[:, None]).to(out.dtype.element_ty), mask=is_query)
 
 
-def add_norm(
+def add_norm_(
     x_nh: Tensor, y_nh: Tensor | None, weight_h: Tensor, epsilon: float, dtype: torch.dtype
 ) -> Tensor:
-    """Add y to x in place; return the root-mean-square norm of the sum."""
+    """Add y to x in place, if there is one; return the root-mean-square norm of x then."""
     out = torch.empty_like(x_nh, dtype=dtype)
     width = x_nh.shape[1]
     _add_norm[len(x_nh),](
