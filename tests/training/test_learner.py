@@ -410,19 +410,19 @@ def fitted(folder: str, free: float, *overrides: str) -> tuple[Learner, Tensor]:
 
 def test_a_micro_batch_is_as_large_as_memory_allows(tiny_folder: str) -> None:
     plenty, gradient = fitted(tiny_folder, 64 * 2**30)
-    assert plenty.fitted is not None
-    assert plenty.fitted.tokens == MAX_TOKENS["cpu"]
-    assert not plenty.fitted.gradient_checkpointing
+    assert plenty.memory_fit is not None
+    assert plenty.memory_fit.tokens == MAX_TOKENS["cpu"]
+    assert not plenty.memory_fit.gradient_checkpointing
     some, same = fitted(tiny_folder, 60 * 2**20)
-    assert some.fitted is not None
-    assert 128 <= some.fitted.tokens < MAX_TOKENS["cpu"] / 4
-    assert not some.fitted.gradient_checkpointing
+    assert some.memory_fit is not None
+    assert 128 <= some.memory_fit.tokens < MAX_TOKENS["cpu"] / 4
+    assert not some.memory_fit.gradient_checkpointing
     close(same, gradient)
     # A pass of that size keeps what was predicted, to a tenth.
     exp = lay_out(rollouts_of([(40, [[8]])]), config_of())
     exp.sequences[0].ids[:] %= 20
-    ran, kept = bytes_of(partial(some._run_trial, exp), some.fitted.tokens, torch.device("cpu"))
-    assert kept == pytest.approx(USED_SHARE * 60 * 2**20 * ran / some.fitted.tokens, rel=0.1)
+    ran, kept = bytes_of(partial(some._run_trial, exp), some.memory_fit.tokens, torch.device("cpu"))
+    assert kept == pytest.approx(USED_SHARE * 60 * 2**20 * ran / some.memory_fit.tokens, rel=0.1)
 
 
 def test_activations_are_recomputed_where_a_rollout_does_not_fit_otherwise(
@@ -431,13 +431,13 @@ def test_activations_are_recomputed_where_a_rollout_does_not_fit_otherwise(
     free = 30 * 2**20
     plain, gradient = fitted(tiny_folder, free)
     tight, same = fitted(tiny_folder, free, "sampling.context=2000")
-    assert plain.fitted is not None
-    assert tight.fitted is not None
-    assert (plain.fitted.gradient_checkpointing, tight.fitted.gradient_checkpointing) == (
+    assert plain.memory_fit is not None
+    assert tight.memory_fit is not None
+    assert (plain.memory_fit.gradient_checkpointing, tight.memory_fit.gradient_checkpointing) == (
         False,
         True,
     )
-    assert tight.fitted.bytes_per_token < plain.fitted.bytes_per_token / 3
+    assert tight.memory_fit.bytes_per_token < plain.memory_fit.bytes_per_token / 3
     close(same, gradient)
     with pytest.raises(ModelError, match="A rollout of 67 tokens does not fit into"):
         fitted(tiny_folder, 2**20)

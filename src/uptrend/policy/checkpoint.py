@@ -48,13 +48,13 @@ def save_checkpoint(
     state: dict[str, Any],
     keep: int,
     name: str = "",
-    also: Callable[[Path], None] = lambda _: None,
+    write_extra_files: Callable[[Path], None] = lambda _: None,
 ) -> Path:
     """Write `checkpoints/step-N` (or `name`) under a run, and remove the oldest steps beyond
     `keep`.
 
-    `also` writes further files into the folder that it gets. Where weights are sharded all
-    processes call this. `state["others"]` has the random states of processes after the first.
+    `write_extra_files` writes further ones into the folder that it gets. Where weights are sharded
+    all processes call this. `state["others"]` has the random states of processes after the first.
     """
     place = folder / "checkpoints" / (name or f"step-{state['step']:06d}")
     beside = place.with_name(f".{place.name}")
@@ -77,7 +77,7 @@ def save_checkpoint(
             policy.wait()
             if not is_first:
                 return place
-            also(beside)
+            write_extra_files(beside)
             check_sums: dict[str, list[int]] = {}
             for path in sorted(beside.rglob("*")):
                 if path.is_file():

@@ -24,8 +24,8 @@ SAMPLER_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """Result of a measurement."""
+class MemoryFit:
+    """Tokens that fit into memory, as measured."""
 
     tokens: int  # tokens per micro-batch
     # True where activations are recomputed, because a rollout did not fit otherwise.

@@ -198,14 +198,14 @@ class WeightMeter:
         self._every = 1 if weights.total < MAX_MEASURED else MEASURED_BLOCK_EVERY
         self._before: list[Tensor] = []
 
-    def before(self) -> None:
-        """Remember the weights, ahead of a step's first update."""
+    def remember(self) -> None:
+        """Remember the weights, before a step's first update."""
         self._before = []
         for stretch in self._weights.stretches():
             self._before.append(self._measured(stretch.values).clone())
 
-    def after(self) -> Movement:
-        """Measure the change, after a step's last update."""
+    def movement(self) -> Movement:
+        """Measure the change since `remember`, after a step's last update."""
         stretches = self._weights.stretches()
         groups = list(dict.fromkeys(slot.group for slot in self._weights.slots))
         changes = torch.zeros(len(groups), 3, device=stretches[0].values.device)

@@ -4,6 +4,10 @@ cause.
     rollouts ─ lay_out ─ Experience ─ mini-batches (one optimizer update each)
                                           └─ micro-batches (one pass each; gradients add up)
 
+A pass is one micro-batch's way through the model, with or without a gradient; an epoch is all
+mini-batches once. A sequence has a number b in the experience. In the `Batch` of a mini-batch it
+has a row, `rows_b[b]`. In a micro-batch it has an index, from which `_sequences_m` leads back to b.
+
 b = sequence, s = sampled token of it (padded), m = sampled token of a micro-batch, n = rollout, t =
 token of a sequence or a row, k = token that could be sampled instead. In a `Batch`, t is s.
 """
@@ -20,18 +24,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from uptrend.algo import Batch, Sums, attended_mask, loss_mask, objective, prepare
+from uptrend.algo import Batch, Sums, attended_mask, loss_mask, prepare
+from uptrend.algo import objective as configured_objective
 from uptrend.config import Config, Learning
 from uptrend.policy.attention import Packed
 from uptrend.policy.graphed import Graphed
 from uptrend.policy.logprobs import Shaping
-from uptrend.policy.memory import Fitted, learner_memory, max_tokens_that_fit
+from uptrend.policy.memory import MemoryFit, learner_memory, max_tokens_that_fit
 from uptrend.policy.optimizer import Applied, Optimizer, learning_rate
 from uptrend.policy.policy import Policy
 from uptrend.records import ConfigError, ModelError, Role, Rollout
 from uptrend.records import Sequence as Tokens
 from uptrend.records.rollout import LIMIT_ENDINGS
-from uptrend.training.packing import INPUT_NAMES, MicroBatch, Shapes, TrainSequence, pack
+from uptrend.training.packing import INPUT_NAMES, MicroBatch, Shapes, TrainSequence
+from uptrend.training.packing import pack as pack_in_rows
 from uptrend.training.ranks import OneRank, Ranks
 
 # Support of a sequence: the number of tokens that each sampled one was drawn from, and their ids.
@@ -41,6 +47,11 @@ Objective = Callable[[Tensor, Tensor, Batch, Learning], tuple[Tensor, Sums]]
 
 MODEL_ROLE = int(Role.MODEL)
 BATCH_NAMES = [f.name for f in fields(Batch)]
+# Those of them that the loss multiplies tokens by: with zeros there is no gradient.
+LOSS_WEIGHT_NAMES = ("weights_bt", "entropy_weights_bt")
+# Log-probability of a token that was not computed. No computed one is positive, but NaN may be one:
+# of a model whose weights broke.
+NOT_COMPUTED = torch.inf
 # Maximum tokens of a micro-batch where attention needs a mask: it grows with their square.
 MAX_MASKED_TOKENS = 2048
 # Share of a group's tokens from which on sharing their prompt pays: on a GPU it takes two more
@@ -83,7 +94,7 @@ class Update:
     reference_bs: Tensor | None  # log-probabilities by the reference
     weights_bs: Tensor  # weight of each token in the loss
     advantages_bs: Tensor  # advantage of each token
-    sums: Sums  # sums of the objective over the last pass; losses are means over its mini-batches
+    sums: Sums  # sums of the objective over the last epoch; losses are means over its mini-batches
     applied: list[Applied]  # results of the optimizer's calls
     lr: float  # learning rate
     padding: float  # share of padding among the tokens through the model
@@ -187,8 +198,8 @@ class Learner:
         optimizer: Optimizer,
         config: Config,
         *,
-        objective: Objective = objective,
-        pack: Callable[..., list[MicroBatch]] = pack,
+        objective: Objective = configured_objective,
+        pack: Callable[..., list[MicroBatch]] = pack_in_rows,
         schedule: Callable[[Learning, int], float] = learning_rate,
         free: Callable[[torch.device], float] = learner_memory,
     ) -> None:
@@ -203,7 +214,9 @@ class Learner:
         self._free_memory = free
         self._has_dropout = config.model.lora is not None and config.model.lora.dropout > 0
         self._recomputes = config.model.gradient_checkpointing
-        self.fitted: Fitted | None = None  # result of the measurement if `learning.tokens` is 0
+        self.memory_fit: MemoryFit | None = (
+            None  # result of the measurement if `learning.tokens` is 0
+        )
         # Packing.
         self._min_prompt_saving = MIN_SHARED_PROMPT_SHARE[device.type]
         self._shapes = Shapes(is_free=device.type == "cpu")
@@ -212,7 +225,7 @@ class Learner:
         # Passes through the model.
         self._policy_graphs = Graphed(self._logprobs, device)
         self._reference_graphs = Graphed(partial(self._logprobs, reference=True), device)
-        self._gradient_graphs = Graphed(self._add_gradient, device, harmless=_weightless)
+        self._gradient_graphs = Graphed(self._add_gradient, device, harmless=_without_loss)
         self._update_seconds = list[float]()  # while it is open whether to compile
 
     def join(self, ranks: Ranks) -> None:
@@ -230,17 +243,17 @@ class Learner:
         self._fit_memory(exp)
         logprobs_bs = self._empty_logprobs(exp)
         forward: Any = partial(self._logprobs, reference=reference)
-        if self._has_graphs:
+        if self._can_capture:
             forward = self._reference_graphs if reference else self._policy_graphs
         with self._policy.as_reference() if reference else torch.no_grad():
             # In the micro-batches of the update: another layout rounds otherwise, by 0.03 nats in
             # bf16, and GSPO clips ratios that leave 1 by 0.0003.
             for minibatch_b in self._minibatches(exp):
                 numbers = self._numbers_to_score(minibatch_b, advantages_bs)
-                for micro, is_own in self._passes(exp, numbers):
+                for micro, is_filler in self._micro_batches_of_rank(exp, numbers):
                     (logprobs_m,) = forward(*micro.inputs)
-                    if is_own:
-                        logprobs_bs[_sequences_of(micro), micro.places_m] = logprobs_m
+                    if not is_filler:
+                        logprobs_bs[_sequences_m(micro), micro.places_m] = logprobs_m
         return self._join_logprobs(logprobs_bs)
 
     def update(
@@ -274,8 +287,8 @@ class Learner:
         padding = torch.zeros(2)  # sum of shares, and their number
         applied = list[Applied]()
         minibatches = self._minibatches(exp)
-        last_pass = learning.updates - 1
-        for pass_number in range(learning.updates):
+        last_epoch = learning.updates - 1
+        for epoch in range(learning.updates):
             for minibatch_b in minibatches:
                 # Weights in the loss are those of the whole mini-batch, so that gradients of
                 # micro-batches simply add up.
@@ -291,18 +304,18 @@ class Learner:
                     reference_bt=None if reference_bs is None else reference_bs[rows],
                 )
                 weights_bs[rows] = batch.weights_bt
-                # Row of the batch that each sequence has; the others' is never looked up.
-                batch_rows_b = torch.zeros(len(exp.sequences), dtype=torch.long, device=device)
-                batch_rows_b[rows] = torch.arange(len(rows), device=device)
+                # Row of each sequence in the batch; those of other mini-batches are not looked up.
+                rows_b = torch.zeros(len(exp.sequences), dtype=torch.long, device=device)
+                rows_b[rows] = torch.arange(len(rows), device=device)
 
                 numbers = self._numbers_to_score(minibatch_b, advantages_bs)
-                for micro, is_own in self._passes(exp, numbers):
-                    logprobs_m, micro_sums = self._backward(micro, batch, batch_rows_b, is_own)
-                    if not is_own:
+                for micro, is_filler in self._micro_batches_of_rank(exp, numbers):
+                    logprobs_m, micro_sums = self._backward(micro, batch, rows_b, is_filler)
+                    if is_filler:
                         continue
-                    if pass_number == last_pass:
+                    if epoch == last_epoch:
                         sums = sums + micro_sums
-                    logprobs_bs[_sequences_of(micro), micro.places_m] = logprobs_m
+                    logprobs_bs[_sequences_m(micro), micro.places_m] = logprobs_m
                     padding += torch.tensor([micro.padding, 1.0])
                 # Sharded gradients were summed in the backward pass.
                 if not self._policy.is_sharded:
@@ -316,7 +329,7 @@ class Learner:
             name: getattr(all_sums, name) / len(minibatches)
             for name in ("policy_loss", "kl_loss", "entropy_bonus")
         }
-        if old_bs is None:  # one pass, whose own log-probabilities are those before the update
+        if old_bs is None:  # one optimizer update, whose passes came before it
             old_bs = self._join_logprobs(logprobs_bs)
         return Update(
             learner_bs=old_bs.cpu(),
@@ -365,15 +378,15 @@ class Learner:
             for graphs in (self._policy_graphs, self._reference_graphs, self._gradient_graphs):
                 graphs.forget()
 
-    def adopt(self, fitted: dict[str, Any]) -> None:
+    def adopt_memory_fit(self, memory_fit: dict[str, Any]) -> None:
         """Take over an earlier measurement, of the run that goes on."""
-        self.fitted = Fitted(**fitted)
-        self._set_recomputing(self.fitted.gradient_checkpointing)
+        self.memory_fit = MemoryFit(**memory_fit)
+        self._set_recomputing(self.memory_fit.gradient_checkpointing)
 
     # From mini-batches to micro-batches
 
     def _minibatches(self, exp: Experience) -> list[Tensor]:
-        """Return the sequences of each optimizer update of a pass, whole groups together."""
+        """Return the sequences of each optimizer update of an epoch, whole groups together."""
         groups = torch.arange(int(exp.groups_b.max()) + 1)
         minibatches: list[Tensor] = []
         for part in groups.chunk(self._config.learning.minibatches):
@@ -387,11 +400,13 @@ class Learner:
             minibatch_b = minibatch_b[~is_dead_b]
         return minibatch_b.tolist()
 
-    def _passes(self, exp: Experience, numbers: list[int]) -> Iterator[tuple[MicroBatch, bool]]:
-        """Yield this rank's micro-batches, each with True, and then fillers with False.
+    def _micro_batches_of_rank(
+        self, exp: Experience, numbers: list[int]
+    ) -> Iterator[tuple[MicroBatch, bool]]:
+        """Yield this rank's micro-batches, each with False, and then fillers, each with True.
 
-        Where weights are sharded a pass is a joint operation, so every rank makes as many: a rank
-        with fewer fills up with one short sequence, whose gradient counts 0.
+        Where weights are sharded, all ranks have to take part in every pass, so each needs the same
+        number: a rank with fewer fills up with one short sequence, whose gradient counts 0.
         """
         if self._ranks.count > 1:
             # The largest groups first, so that the ranks' shares are about even.
@@ -402,20 +417,20 @@ class Learner:
             own_groups = set(self._ranks.shard(by_size))
             numbers = [b for b in numbers if int(exp.groups_b[b]) in own_groups]
         micros = self._micro_batches(exp, numbers)
-        fillers = 0
+        n_fillers = 0
         if self._policy.is_sharded:
             # At least one pass: without any there would be no gradient, not even one of 0. Counts
             # are exchanged before the first pass, in which a rank waits for all others.
-            fillers = max(1, *self._ranks.exchange(len(micros))) - len(micros)
+            n_fillers = max(1, *self._ranks.exchange(len(micros))) - len(micros)
         for micro in micros:
-            yield micro, True
+            yield micro, False
 
         widths = {b: sequence.width for b, sequence in enumerate(exp.sequences) if sequence.width}
-        if fillers and widths:
+        if n_fillers and widths:
             shortest = min(widths, key=lambda b: widths[b])
             (filler,) = self._micro_batches(exp, [shortest])
-            for _ in range(fillers):
-                yield filler, False
+            for _ in range(n_fillers):
+                yield filler, True
 
     def _micro_batches(self, exp: Experience, numbers: Sequence[int]) -> list[MicroBatch]:
         """Pack sequences into micro-batches, once for all passes over the same sequences."""
@@ -424,14 +439,20 @@ class Learner:
             self._packed_experience = exp
             self._packed = {}
         if key not in self._packed:
-            tokens = self._config.learning.tokens if self.fitted is None else self.fitted.tokens
+            tokens = (
+                self._config.learning.tokens if self.memory_fit is None else self.memory_fit.tokens
+            )
             if not self._policy.packs:
                 tokens = min(tokens, MAX_MASKED_TOKENS)
             micros: list[MicroBatch] = []
             if key:
-                longest = exp.sampler_bs.shape[1]
                 micros = self._pack(
-                    exp.sequences, key, tokens, self._min_prompt_saving, self._shapes, longest
+                    exp.sequences,
+                    key,
+                    tokens,
+                    self._min_prompt_saving,
+                    self._shapes,
+                    exp.sampler_bs.shape[1],
                 )
             self._packed[key] = [
                 self._with_distributions(micro, exp).to(self._policy.device) for micro in micros
@@ -472,27 +493,27 @@ class Learner:
     # Passes through the model
 
     @property
-    def _has_graphs(self) -> bool:
-        """True if the update runs as CUDA graphs, on a GPU."""
+    def _can_capture(self) -> bool:
+        """True if passes may be captured as CUDA graphs; on a CPU `Graphed` captures nothing."""
         # Activations that are recomputed come with a random state, which a graph can't remember; a
         # mask is made on the host. Weights that are sharded come and go.
         return not self._recomputes and self._policy.packs and not self._policy.is_sharded
 
     def _backward(
-        self, micro: MicroBatch, batch: Batch, batch_rows_b: Tensor, is_own: bool
+        self, micro: MicroBatch, batch: Batch, rows_b: Tensor, is_filler: bool
     ) -> tuple[Tensor, Tensor]:
         """Add the gradient of a micro-batch's part of a batch; return its log-probabilities and its
         sums.
         """
         is_real_m = micro.places_m < batch.mask_bt.shape[1]
-        rows_m = batch_rows_b[_sequences_of(micro)]
+        rows_m = rows_b[_sequences_m(micro)]
         # Filling tokens stand at place 0 and are not in the mask; neither is any token of a filling
         # micro-batch: its old log-probabilities may be NaN.
-        part = batch.tokens(rows_m, micro.places_m * is_real_m, is_real_m & is_own)
+        part = batch.tokens(rows_m, micro.places_m * is_real_m, is_real_m & (not is_filler))
         inputs = (*micro.inputs, *_values_of(part))
-        if not is_own:
-            inputs = _weightless(inputs)
-        add_gradient = self._gradient_graphs if self._has_graphs else self._add_gradient
+        if is_filler:
+            inputs = _without_loss(inputs)
+        add_gradient = self._gradient_graphs if self._can_capture else self._add_gradient
         logprobs_m, sums = add_gradient(*inputs)
         return logprobs_m, sums
 
@@ -551,16 +572,18 @@ class Learner:
         )
 
     def _empty_logprobs(self, exp: Experience) -> Tensor:
-        """Return a tensor for log-probabilities, infinite for those not computed yet."""
-        # One place more than the longest sequence needs: tokens that only fill up a shape are
-        # written there.
-        rows, longest = exp.sampler_bs.shape
-        return torch.full((rows, longest + 1), torch.inf, device=self._policy.device)
+        """Return a tensor for what this rank computes, until `_join_logprobs`.
+
+        It has a place more than the longest sequence needs: tokens that only fill up a shape are
+        written there.
+        """
+        rows, places = exp.sampler_bs.shape
+        return torch.full((rows, places + 1), NOT_COMPUTED, device=self._policy.device)
 
     def _join_logprobs(self, logprobs_bs: Tensor) -> Tensor:
         """Join what each rank computed: NaN where none did, and without the place for filler."""
         logprobs_bs = logprobs_bs[:, :-1]
-        is_known_bs = ~logprobs_bs.isposinf()
+        is_known_bs = logprobs_bs != NOT_COMPUTED
         if self._ranks.count > 1:
             # A sequence is one rank's, so the sum over ranks is its value.
             values_bs = logprobs_bs.where(is_known_bs, 0.0)
@@ -575,7 +598,7 @@ class Learner:
         """Measure how many tokens fit into memory if `learning.tokens` is 0; recompute activations
         if a rollout might not.
         """
-        if self._config.learning.tokens or self.fitted is not None or not exp.real_bs.any():
+        if self._config.learning.tokens or self.memory_fit is not None or not exp.real_bs.any():
             return
         if self._policy.is_sharded:
             raise ConfigError(
@@ -599,12 +622,12 @@ class Learner:
             for recompute in (True,) if must_recompute else (False, True):
                 self._set_recomputing(recompute)
                 # A graph keeps the memory of a pass for itself, beside that of passes without one.
-                has_graphs = device.type == "cuda" and self._has_graphs
-                usable_bytes = free_bytes / 2 if has_graphs else free_bytes
+                captures = device.type == "cuda" and self._can_capture
+                usable_bytes = free_bytes / 2 if captures else free_bytes
                 run_trial = partial(self._run_trial, exp)
                 tokens, bytes_per_token = max_tokens_that_fit(run_trial, device, usable_bytes)
                 tokens = min(self._ranks.exchange(tokens))
-                self.fitted = Fitted(tokens, recompute, bytes_per_token, free_gib)
+                self.memory_fit = MemoryFit(tokens, recompute, bytes_per_token, free_gib)
                 if tokens >= self._config.sampling.context:
                     break
         self._policy.flat.gradient.zero_()
@@ -633,7 +656,10 @@ class Learner:
         count = -(-tokens // sequence.width)
         copies = [replace(sequence, group=i, rollout=i) for i in range(count)]
         no_budget = 1 << 60  # all in one micro-batch
-        (micro,) = pack(copies, range(count), no_budget, self._min_prompt_saving, Shapes(), sampled)
+        # Not `self._pack`, which is free to make several.
+        (micro,) = pack_in_rows(
+            copies, range(count), no_budget, self._min_prompt_saving, Shapes(), sampled
+        )
         micro = micro.to(device)
         ones_bs = torch.ones(count, sampled, device=device)
         batch = prepare(
@@ -656,12 +682,14 @@ def _values_of(batch: Batch) -> tuple[Any, ...]:
     return tuple(getattr(batch, name) for name in BATCH_NAMES)
 
 
-def _weightless(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the inputs with weights of 0: their gradient is 0 as well."""
-    names = [*INPUT_NAMES, *BATCH_NAMES]
-    return tuple(x * 0 if "weights" in name else x for name, x in zip(names, inputs, strict=True))
+def _without_loss(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return inputs of `_add_gradient` with which it adds 0: tokens have no weight in the loss."""
+    values = dict(zip([*INPUT_NAMES, *BATCH_NAMES], inputs, strict=True))
+    for name in LOSS_WEIGHT_NAMES:
+        values[name] = values[name] * 0
+    return tuple(values.values())
 
 
-def _sequences_of(micro: MicroBatch) -> Tensor:
+def _sequences_m(micro: MicroBatch) -> Tensor:
     """Return the sequence of the experience that each sampled token belongs to."""
     return torch.tensor(micro.numbers, device=micro.sequences_m.device)[micro.sequences_m]

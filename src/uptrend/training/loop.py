@@ -15,7 +15,7 @@ sequence, s = sampled token of it.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from uptrend.algo import kl_penalty
 from uptrend.config import Config
-from uptrend.config.schema import Credit
+from uptrend.config.schema import Credit, Scale
 from uptrend.policy.checkpoint import BEST_NAME, random_states, save_checkpoint
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.weights import WeightMeter
@@ -84,7 +84,7 @@ def run_loop(context: RunContext, plan: LoopPlan) -> Stop | None:
 
             # Update the weights.
             exp = components.layout(gathered.rollouts, config, recorded=gathered.recorded)
-            trainer.meter.before()
+            trainer.meter.remember()  # what `movement` below is measured from
             update, advantages_n = learn(
                 components, trainer.learner, exp, gathered.rollouts, step, config
             )
@@ -97,16 +97,16 @@ def run_loop(context: RunContext, plan: LoopPlan) -> Stop | None:
             clock.lap("load")
 
             # Record. Rows and files are made on the recorder's thread, while the next step samples.
-            fitted = trainer.learner.fitted
-            if fitted is not None and not is_fit_recorded:
-                plan.directory.event("fitted", step=step, **asdict(fitted))
+            memory_fit = trainer.learner.memory_fit
+            if memory_fit is not None and not is_fit_recorded:
+                plan.directory.event("fitted", step=step, **asdict(memory_fit))
                 is_fit_recorded = True
             rollouts = RecordedRollouts(gathered.rollouts, exp, update, gathered.dropped)
-            movement = trainer.meter.after()
+            movement = trainer.meter.movement()
             result = StepResult(gathered, exp, update, advantages_n.numpy(), movement)
             line: dict[str, Any] = {"step": step, "time": time.time()}
             line |= components.metrics(result)
-            line |= compare_ranks(context, plan, trainer.meter, step)
+            line |= record_rank_digests(context, plan, trainer.meter, step)
             clock.lap("record")
             line |= clock.metrics()
             line["memory/peak/gib"] = peak_memory_gib(policy.device)
@@ -161,7 +161,7 @@ def restore_checkpoint(context: RunContext, plan: LoopPlan, trainer: Trainer) ->
         return ResumePoint()
     state = context.components.restore(plan.checkpoint, context.policy, trainer.optimizer)
     if "fitted" in state:
-        trainer.learner.adopt(state["fitted"])
+        trainer.learner.adopt_memory_fit(state["fitted"])
     queue = read_queue(plan.checkpoint) if plan.ahead else {}
     return ResumePoint(state["step"], Cursor(**state["cursor"]), queue)
 
@@ -177,43 +177,62 @@ def learn(
     """Compute the advantage of each rollout and make the update that they cause; return both."""
     learning = config.learning
     kl = learning.kl
+    compare = partial(components.advantages, baseline=learning.baseline)
+    # A rollout without a sequence failed before its first token, so it has no reward, and its
+    # number here is never looked at.
+    groups_n = torch.empty(len(rollouts), dtype=torch.long)
+    groups_n[exp.rollouts_b] = exp.groups_b
+    returns_nk = returns_of(exp, rollouts, learning.credit)
+    advantages_nk = _compare_turns(compare, returns_nk, groups_n, learning.scale)
+
     reference_bs = None
     old_bs = None
     if kl.beta > 0:
         reference_bs = learner.logprobs(exp, reference=True)
-
-    # Compare each turn's return with that of the same turn in the group's other rollouts: the group
-    # of an advantage is a pair (group, turn). A rollout without a sequence failed before its first
-    # token, so it has no reward, and its number here is never looked at.
-    groups_n = torch.empty(len(rollouts), dtype=torch.long)
-    groups_n[exp.rollouts_b] = exp.groups_b
-    returns_nk = returns_of(exp, rollouts, learning.credit)
-    turns = returns_nk.shape[1]
-    groups_nk = groups_n[:, None] * turns + torch.arange(turns)
-    compare = partial(components.advantages, baseline=learning.baseline)
-    advantages_nk = compare(returns_nk.flatten(), groups_nk.flatten(), scale=learning.scale)
-    advantages_nk = advantages_nk.view(-1, turns)
-
     # k1 is taken from the reward, because in the loss its gradient is 0 on average
     # (algo/losses.py); after scaling, as the deviation of the rewards would take beta out again.
     if reference_bs is not None and kl.estimator == "k1":
         old_bs = learner.logprobs(exp, reference=False)
-        penalty_b = kl_penalty(old_bs.cpu(), reference_bs.cpu(), exp.mask_bs)
-        penalty_n = torch.zeros(len(rollouts)).index_add(0, exp.rollouts_b, penalty_b)
-        penalty_n[returns_nk.isnan().all(1)] = torch.nan
-        centered_n = compare(penalty_n, groups_n, scale="none")
+        penalties_n = _kl_penalties(exp, old_bs, reference_bs, len(rollouts))
+        penalties_n[returns_nk.isnan().all(1)] = torch.nan  # compared with no other's
+        centered_n = compare(penalties_n, groups_n, scale="none")
         advantages_nk = advantages_nk - kl.beta * centered_n[:, None]
 
-    # Each token has the advantage of its turn; with one column, of its rollout.
-    columns_bs = exp.turns_bs.clamp(max=turns - 1)
-    advantages_bs = advantages_nk[exp.rollouts_b[:, None], columns_bs]
+    advantages_bs = _spread_over_tokens(advantages_nk, exp)
     if learner.needs_old and old_bs is None:
         old_bs = learner.logprobs(exp, reference=False, advantages_bs=advantages_bs)
     update = learner.update(exp, advantages_bs, step, old_bs=old_bs, reference_bs=reference_bs)
 
-    # A rollout's own advantage, for metrics, is the mean over the turns that it has.
-    counts_n = (~returns_nk.isnan()).sum(1).clamp(min=1)
-    return update, advantages_nk.sum(1) / counts_n
+    # A rollout's own advantage, for metrics, is the mean over the turns that it has. The others'
+    # returns are NaN, for which the comparison gives 0: they add at most a penalty to the sum.
+    n_turns_n = (~returns_nk.isnan()).sum(1).clamp(min=1)
+    return update, advantages_nk.sum(1) / n_turns_n
+
+
+def _compare_turns(
+    compare: Callable[..., Tensor], returns_nk: Tensor, groups_n: Tensor, scale: Scale
+) -> Tensor:
+    """Compare each turn's return with that of the same turn in the group's other rollouts."""
+    # The group of an advantage is a pair (group, turn).
+    n_turns = returns_nk.shape[1]
+    groups_nk = groups_n[:, None] * n_turns + torch.arange(n_turns)
+    advantages = compare(returns_nk.flatten(), groups_nk.flatten(), scale=scale)
+    return advantages.view(-1, n_turns)
+
+
+def _kl_penalties(
+    exp: Experience, policy_bs: Tensor, reference_bs: Tensor, n_rollouts: int
+) -> Tensor:
+    """Sum up each rollout's k1 from log-probabilities by the policy and by the reference."""
+    penalties_b = kl_penalty(policy_bs.cpu(), reference_bs.cpu(), exp.mask_bs)
+    return torch.zeros(n_rollouts).index_add(0, exp.rollouts_b, penalties_b)
+
+
+def _spread_over_tokens(advantages_nk: Tensor, exp: Experience) -> Tensor:
+    """Give each sampled token the advantage of its turn; with one column, of its rollout."""
+    last_column = advantages_nk.shape[1] - 1
+    columns_bs = exp.turns_bs.clamp(max=last_column)
+    return advantages_nk[exp.rollouts_b[:, None], columns_bs]
 
 
 def returns_of(exp: Experience, rollouts: Sequence[Rollout], credit: Credit) -> Tensor:
@@ -261,11 +280,11 @@ def open_recorder(context: RunContext, plan: LoopPlan) -> Iterator[Recorder]:
                 observer.after(Run(plan.directory.path))
 
 
-def compare_ranks(
+def record_rank_digests(
     context: RunContext, plan: LoopPlan, meter: WeightMeter, step: int
 ) -> dict[str, int]:
-    """Count the different sets of weights that ranks hold, and record each rank's digest if there
-    is more than one.
+    """Compare the ranks' weights: return the number of different ones as a metric, and write an
+    event with each rank's digest if they differ.
     """
     if context.ranks.count == 1:
         return {}
@@ -352,8 +371,9 @@ class CheckpointSaver:
         checkpoints = self._context.config.checkpoints
         # With the cursor a resumed run goes on to draw the tasks that come next.
         state: dict[str, Any] = {"step": step, "cursor": asdict(cursor)}
-        if self._trainer.learner.fitted is not None:
-            state["fitted"] = asdict(self._trainer.learner.fitted)
+        memory_fit = self._trainer.learner.memory_fit
+        if memory_fit is not None:
+            state["fitted"] = asdict(memory_fit)
         if stop is not None or self._plan.is_due(step, checkpoints.every):
             self._save(state)
             self._plan.directory.event("checkpoint", step=step)
@@ -379,6 +399,6 @@ class CheckpointSaver:
                 state,
                 context.config.checkpoints.keep,
                 name,
-                also=self._queue.save,
+                write_extra_files=self._queue.save,
             )
         context.ranks.barrier()

@@ -364,7 +364,7 @@ SUM_BY_METRIC = {
 
 
 def pass_metrics(sums: Mapping[str, float | None]) -> Line:
-    """Compute means over the tokens of an update's last pass, from sums over them; what was not
+    """Compute means over the tokens of an update's last epoch, from sums over them; what was not
     summed up is left out.
     """
     tokens = sums["tokens"]

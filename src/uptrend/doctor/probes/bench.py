@@ -391,9 +391,9 @@ class Bench:
             learner, optimizer = self.make_learner(config)
             meter = WeightMeter(self.policy.flat)
             before_bs = self.logprobs(exp, learner)
-            meter.before()
+            meter.remember()
             update, *_ = learn(self.components, learner, exp, rollouts, first_full_step, config)
-            moved = meter.after()
+            moved = meter.movement()
             after_bs = self.logprobs(exp, learner)
 
             update_nats = distance(after_bs, before_bs, exp.real_bs)
