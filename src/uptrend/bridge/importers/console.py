@@ -358,7 +358,7 @@ def _read_lines(text: str, with_bars: bool) -> _PrintedRows:
         step, row = parsed
         if process:
             # Several processes print the same step, and not in order: the first to print it counts.
-            # Of more steps than memory should hold, one process counts for all, under the key -1.
+            # Once they are too many to hold in memory, one process counts for all further lines.
             is_full = len(process_by_step) >= MAX_LINES_IN_MEMORY
             key = -1 if is_full else step.step
             first_process = process_by_step.setdefault(key, process[0])
