@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from uptrend.records import Message, Part, Reward
+from uptrend.records import Message, Part, Reward, RewardOutOfBounds
 from uptrend.tasks.answers import OneTurn, grade
+from uptrend.tasks.rewards import Undecided
 from uptrend.tasks.taskset import play_script
 from uptrend.tasks.validate import validate
 from uptrend.tasksets.arithmetic import FAMILIES, Arithmetic, Mixed
@@ -156,6 +157,23 @@ def test_tasks_that_are_not_asked_for_need_not_be_there():
     report = validate(lambda: Trains(Trains.Options(), 0), 60, 20, only_trains=True)
     assert (report.passed, report.notes) == (True, ())
     assert failed(HoldsOut, only_trains=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "check", "figure"),
+    [
+        (ValueError("no table"), "no play fails", " failed with ValueError: no table"),
+        (RewardOutOfBounds("f", 2.0, 0.0, 1.0), BOUNDS, "; set tasks.bounds"),
+        (Undecided("f can't tell"), GOLD, ": the reward can't tell for '"),
+    ],
+)
+def test_a_play_that_failed_is_quoted_without_an_answer(error, check, figure):
+    def fail(reward, said, task):
+        raise error
+
+    figures = failed(scored(fail))
+    assert figure in figures[check]
+    assert "answered" not in figures[check]
 
 
 def test_a_play_is_closed_whatever_the_script_does():

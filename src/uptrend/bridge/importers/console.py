@@ -3,8 +3,8 @@
 
 A terminal may have colored the lines, wrapped them anywhere, and written bars over them; Ray and
 launchers put a prefix before each. Lines without a step and numbers in prose are left out on
-purpose: a number is a metric only where a name and a sign stand before it and nothing clings to it.
-Times, sizes, versions, dates and fractions are none.
+purpose: a number is a metric only where a name and a sign stand before it and it ends where it
+seems to. Times, sizes, versions, dates and fractions are none.
 """
 
 import json
@@ -36,46 +36,120 @@ _RAY_PREFIX = re.compile(r"^\([A-Za-z_.:]+ (?:pid|ip)=[^)]*\)\s?", re.MULTILINE)
 _NUMERAL_PATTERN = (
     r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|NaN|Infinity)"
 )
+
+# Dictionaries: `{'loss': 0.5, 'reward': np.float64(0.25)}`. The last of a text may be torn.
 _FLAT_DICTIONARY = re.compile(r"\{\s*['\"][^{}]*(?:\}|\Z)")
-# `'key': 0.5`, also with a type around the number (`np.float64(0.5)`) or more arguments behind it.
 _KEY_AND_VALUE = re.compile(
-    rf"['\"]([^'\"{{}}]+)['\"]\s*:\s*(?:[\w.]+\()?['\"]?(\d+/\d+|{_NUMERAL_PATTERN}|None|null)['\"]?(?:(?:,[^()'{{}}]*)?\))?\s*(?=[,}}]|\Z)"
+    rf"""
+    ['"] ([^'"{{}}]+) ['"] \s*:\s*                  # 'key':
+    (?:[\w.]+\()? ['"]?                             # np.float64( or a quote
+    (\d+/\d+ | {_NUMERAL_PATTERN} | None | null)    # 7/9751 or 0.5 or None
+    ['"]?
+    (?: (?:,[^()'{{}}]*)? \) )?                     # , dtype=float32)
+    \s* (?= [,}}] | \Z )
+    """,
+    re.VERBOSE,
 )
-# A bar without a description is the training's own; others say what they load.
-_PROGRESS_BAR = re.compile(r"(?:^|[\r\n\]])[ \t]*\d+%(?:\|[^|\r\n]*\|)?\s+(\d+)/(\d+) \[\d+:\d\d")
+
+# Steps: ` 12%|███   | 7/9751 [00:12`. A bar without a description is the training's own; others say
+# what they load.
+_PROGRESS_BAR = re.compile(
+    r"""
+    (?: ^ | [\r\n\]] ) [ \t]*                       # a line's beginning, or the bar before
+    \d+% (?: \|[^|\r\n]*\| )?                       # 12%|███   |
+    \s+ (\d+)/(\d+)\ \[\d+:\d\d                     # 7/9751 [00:12
+    """,
+    re.VERBOSE,
+)
+# `step 7`, `Training step: 7`, `global_step=7`, `iter [7`.
 _STEP_NUMBER = re.compile(
-    r"\b(?:(?:global|train|training)[ _])?(?:step|iteration|iter|update)\s*[:=#]?\s*\[?(\d+)\b",
-    re.IGNORECASE,
+    r"""
+    \b (?: (?:global|train|training) [ _] )?
+    (?:step|iteration|iter|update)
+    \s* [:=#]? \s* \[? (\d+) \b
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
-_STEP_OF_TOTAL = re.compile(r"(?<![\w./-])(?<!\d:)(\d+)\s*/\s*(\d+)(?![\w/%-]|[.:]\d)")
-_EPOCH_NUMBER = re.compile(r"\bepoch\s*[:=#]?\s*[\[(]?\s*(\d+)(?:\s*/\s*(\d+))?", re.IGNORECASE)
+# `7/9751`, but no part of a path, a time, a date, a percentage or a fraction.
+_STEP_OF_TOTAL = re.compile(
+    r"""
+    (?<! [\w./-] ) (?<! \d: )
+    (\d+) \s*/\s* (\d+)
+    (?! [\w/%-] | [.:]\d )
+    """,
+    re.VERBOSE,
+)
+# `epoch 2`, `Epoch: [2/3`.
+_EPOCH_NUMBER = re.compile(
+    r"\b epoch \s* [:=#]? \s* [\[(]? \s* (\d+) (?: \s*/\s* (\d+) )?", re.IGNORECASE | re.VERBOSE
+)
+# Stands for each character of a time or level that is blanked out. A count may follow it.
+_BLANK = "|"
 # Text right before a count of steps, and words by which something else is counted.
 _BEFORE_COUNT = re.compile(
-    r"(?:^|[(\[|\])>]|\s-|\b(?:batch|it|episode|rollout|prompt|sample)s?\s*[:=#]?)\s*$",
-    re.IGNORECASE,
+    rf"""
+    (?: ^
+    |   [(\[{_BLANK}\])>]                           # behind a bracket, a bar or a blank
+    |   \s-                                         # behind a dash
+    |   \b (?:batch|it|episode|rollout|prompt|sample)s? \s* [:=#]?
+    ) \s* $
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _OTHER_ACTIVITY = re.compile(
     r"\b(?:eval|val|valid|test|load|map|download|tokeniz|filter|generat|warm|micro)", re.IGNORECASE
 )
+
+# What stands before a line: `[2024-05-06 07:08:09,123]`, `INFO:`, `[rank 0]:`, `0: `.
 _TIME_OR_LEVEL = re.compile(
-    r"[\[(]?(?:\b\d{4}[-/]\d\d[-/]\d\d[T ]?)?\b\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?Z?\b[\])]?"
-    r"|\b\d{4}[-/]\d\d[-/]\d\d\b|\b(?:DEBUG|INFO|SUCCESS|WARN(?:ING)?|ERROR|CRITICAL)\b:?"
+    r"""
+    [\[(]? (?: \b \d{4}[-/]\d\d[-/]\d\d [T ]? )?    # a date before a time
+    \b \d{1,2}:\d\d (?: :\d\d (?:[.,]\d+)? )? Z? \b [\])]?
+    | \b \d{4}[-/]\d\d[-/]\d\d \b                   # a date alone
+    | \b (?:DEBUG|INFO|SUCCESS|WARN(?:ING)?|ERROR|CRITICAL) \b :?
+    """,
+    re.VERBOSE,
 )
 _PROCESS_PREFIX = re.compile(
-    r"^\s*(?:\[?(?:local[_ ]?)?(?:rank|default|gpu|process|proc|worker)["
-    r" _:=#-]*(\d+)\b\]?[:|,]?|(\d{1,4}):(?=\s))",
-    re.IGNORECASE,
+    r"""
+    ^\s*
+    (?: \[? (?: local[_ ]? )? (?:rank|default|gpu|process|proc|worker)
+        [ _:=#-]* (\d+) \b \]? [:|,]?
+    |   (\d{1,4}): (?=\s)
+    )
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
-# `name: number` and `name=number`.
+
+# Metrics: `name: number` and `name=number`.
 _NAMED_NUMBER = re.compile(
-    r"(?<![\w./@-])['\"]?([A-Za-z][\w./@-]*(?:"
-    r" [A-Za-z(][\w./@()-]*){0,4})['\"]?\s*[:=]\s*(?:[\w.]+\()?['\"]?"
-    rf"({_NUMERAL_PATTERN})(?:(%)(?!\|)|(?!%))(?!\.?\w|[:/-]\d|,\d{{3}}(?!\d)|\s*(?:[KMGT]i?B|bytes)\b)"
+    rf"""
+    (?<! [\w./@-] ) ['"]?
+    ( [A-Za-z][\w./@-]*                             # name,
+      (?: \ [A-Za-z(][\w./@()-]* ){{0,4}} )         # of up to five words
+    ['"]? \s* [:=] \s*
+    (?:[\w.]+\()? ['"]?                             # np.float64( or a quote
+    ({_NUMERAL_PATTERN})
+    (?: (%)(?!\|) | (?!%) )                         # 12% is a number, 12%| a bar
+    (?! \.?\w                                       # a version, or a unit such as in 5ms
+    |   [:/-]\d                                     # a time, a fraction or a date
+    |   ,\d{{3}}(?!\d)                              # 1,000
+    |   \s* (?:[KMGT]i?B|bytes) \b                  # a size
+    )
+    """,
+    re.VERBOSE,
 )
 # Labels and numbers, with or without a sign: `| Reward: 0.5 | Grad. Norm 0.1`, `, reward=0.5,
 # loss=0.1`.
-_LABEL_AND_NUMBER = re.compile(rf"([A-Za-z][\w./@ -]*?)\s*[:=\s]\s*({_NUMERAL_PATTERN})\s*(%?)")
+_LABEL_AND_NUMBER = re.compile(
+    rf"([A-Za-z][\w./@ -]*?) \s* [:=\s] \s* ({_NUMERAL_PATTERN}) \s* (%?)", re.VERBOSE
+)
 _BETWEEN_LABELS = re.compile(r"[|,;]|\s(?=[A-Za-z_/]+=)")
+
+# Dialects whose names are looked up first: TRL prints dictionaries, prime-rl prints lines. Names of
+# all other trainers are known too.
+DICTIONARY_DIALECT = "trl"
+LINE_DIALECT = "prime-rl"
 
 
 @dataclass(frozen=True)
@@ -100,7 +174,7 @@ def read_console(file: LogFile) -> list[Log] | None:
     dictionaries = _read_dictionaries(text)
     n_dictionaries = len(dictionaries.rows)
     lines = _PrintedRows([])
-    # Dictionaries are the surer of the two.
+    # Dictionaries are surer than lines, which a large text with enough of them is not searched for.
     is_large = len(text) > LARGE_TEXT_CHARACTERS
     if not is_large or n_dictionaries <= MAX_UNSURE_DICTIONARIES:
         # verl's lines may be wrapped at their dashes.
@@ -118,19 +192,17 @@ def read_console(file: LogFile) -> list[Log] | None:
     if planned_steps:
         facts["max_steps"] = planned_steps
     notes = [f"{plural(n_rows, 'row')} of metrics found among what was printed."]
-    if printed.stride > 1 and not is_lines:
+    # Lines have steps of their own, so that `every` suffices. Dictionaries may have none: how many
+    # there were is counted in the last step, over which they are spread.
+    every = 1
+    if is_lines:
+        every = printed.stride
+    elif printed.stride > 1:
         last_step = last_step or printed.stride * n_rows
         notes.append(f"Every {printed.stride}th dictionary was read.")
     if printed.is_torn:
         notes.append("The last dictionary is cut off and was left out.")
-    log = Log(
-        printed.rows,
-        facts=facts,
-        last_step=last_step,
-        notes=tuple(notes),
-        # Dictionaries that were left out are counted in `last_step`.
-        every=printed.stride if is_lines else 1,
-    )
+    log = Log(printed.rows, facts=facts, last_step=last_step, notes=tuple(notes), every=every)
     return [log]
 
 
@@ -190,7 +262,7 @@ def _are_metrics(names: tuple[str, ...]) -> bool:
     """Return True if at least two names are metrics; a printed config or an answer of the model has
     none.
     """
-    ours = [translate(name, "trl") for name in names]
+    ours = [translate(name, DICTIONARY_DIALECT) for name in names]
     has_result = "reward/mean" in ours or "loss/total" in ours
     if not has_result and not set(names).isdisjoint(names_for("printed_settings")):
         return False
@@ -286,8 +358,10 @@ def _read_lines(text: str, with_bars: bool) -> _PrintedRows:
         step, row = parsed
         if process:
             # Several processes print the same step, and not in order: the first to print it counts.
+            # Once they are too many to hold in memory, one process counts for all further lines.
             is_full = len(process_by_step) >= MAX_LINES_IN_MEMORY
-            first_process = process_by_step.setdefault(-1 if is_full else step.step, process[0])
+            key = -1 if is_full else step.step
+            first_process = process_by_step.setdefault(key, process[0])
             if process[0] != first_process:
                 continue
         buffer = by_count if step.total else by_step
@@ -333,10 +407,12 @@ def _parse_line(line: str) -> tuple[_PrintedStep, Row] | None:
     """Return a line's step and named numbers; None with fewer than two of them, unless verl or the
     reward makes one sure.
     """
+    # A line without a step is no line of metrics.
     has_step = _STEP_NUMBER.search(line) is not None
     if not has_step and not _STEP_OF_TOTAL.search(line):
         return None
 
+    # Numbers with a name anywhere in the line.
     pairs: list[tuple[str, float | None]] = []
     first_metric = len(line)
     if "{" not in line:
@@ -349,10 +425,13 @@ def _parse_line(line: str) -> tuple[_PrintedStep, Row] | None:
                 first_metric = min(first_metric, match.start())
             pairs.append((name, parse_number(match[2] + (match[3] or ""))))
 
+    # The step, which may be a count before the first metric.
     head = line if has_step else _TIME_OR_LEVEL.sub(_blank_out, line[:first_metric])
     step = _find_step(head)
     if step is None:
         return None
+
+    # Behind a step with a word, numbers in the format of verl, or with labels.
     rest = line[step.end :]
     is_verl = has_step and rest.startswith(" - ")
     if is_verl:
@@ -367,19 +446,22 @@ def _parse_line(line: str) -> tuple[_PrintedStep, Row] | None:
         first_pairs.setdefault(folded, (name, value))
     first_pairs.pop("step", None)
     row: Row = dict(first_pairs.values())
+
+    # Lines that are surely of metrics.
     if not any(map(_is_metric, row)):
         return None
     # One number beside a step is often a count; verl's lines and rewards are sure.
-    has_reward = any(translate(name, "prime-rl") == "reward/mean" for name in row)
+    has_reward = any(translate(name, LINE_DIALECT) == "reward/mean" for name in row)
     return (step, row) if len(row) >= 2 or is_verl or has_reward else None
 
 
 def _is_metric(name: str) -> bool:
-    return translate(name, "prime-rl") is not None or is_evaluation(name)
+    return translate(name, LINE_DIALECT) is not None or is_evaluation(name)
 
 
 def _blank_out(match: re.Match[str]) -> str:
-    return "|" * len(match[0])
+    """Return as many blanks as the match has characters, so that positions stay."""
+    return _BLANK * len(match[0])
 
 
 def _labeled_pairs(text: str) -> Iterator[tuple[str, float | None]]:
