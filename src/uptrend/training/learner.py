@@ -5,8 +5,9 @@ cause.
                                           └─ micro-batches (one pass each; gradients add up)
 
 A pass is one micro-batch's way through the model, with or without a gradient; an epoch is all
-mini-batches once. A sequence has a number b in the experience. In the `Batch` of a mini-batch it
-has a row, `rows_b[b]`. In a micro-batch it has an index, from which `_sequences_m` leads back to b.
+mini-batches once. A sequence's number is its place b in the experience. A mini-batch's `Batch` has
+a row r for each of its sequences: `numbers_r` leads from rows to numbers, `rows_b` back. A
+micro-batch has the numbers of its sequences, `_numbers_m` that of each token's.
 
 b = sequence, s = sampled token of it (padded), m = sampled token of a micro-batch, n = rollout, t =
 token of a sequence or a row, k = token that could be sampled instead. In a `Batch`, t is s.
@@ -248,12 +249,12 @@ class Learner:
         with self._policy.as_reference() if reference else torch.no_grad():
             # In the micro-batches of the update: another layout rounds otherwise, by 0.03 nats in
             # bf16, and GSPO clips ratios that leave 1 by 0.0003.
-            for minibatch_b in self._minibatches(exp):
-                numbers = self._numbers_to_score(minibatch_b, advantages_bs)
+            for numbers_r in self._minibatches(exp):
+                numbers = self._numbers_to_score(numbers_r, advantages_bs)
                 for micro, is_filler in self._micro_batches_of_rank(exp, numbers):
                     (logprobs_m,) = forward(*micro.inputs)
                     if not is_filler:
-                        logprobs_bs[_sequences_m(micro), micro.places_m] = logprobs_m
+                        logprobs_bs[_numbers_m(micro), micro.places_m] = logprobs_m
         return self._join_logprobs(logprobs_bs)
 
     def update(
@@ -289,33 +290,33 @@ class Learner:
         minibatches = self._minibatches(exp)
         last_epoch = learning.updates - 1
         for epoch in range(learning.updates):
-            for minibatch_b in minibatches:
+            for numbers_r in minibatches:
                 # Weights in the loss are those of the whole mini-batch, so that gradients of
                 # micro-batches simply add up.
-                rows = minibatch_b.to(device)
+                device_numbers_r = numbers_r.to(device)
                 batch = prepare(
-                    mask_bs[rows],
-                    rollouts_b[rows],
-                    device_advantages_bs[rows],
+                    mask_bs[device_numbers_r],
+                    rollouts_b[device_numbers_r],
+                    device_advantages_bs[device_numbers_r],
                     learning,
                     max_rollout_tokens,
-                    old_bt=None if ratio_base_bs is None else ratio_base_bs[rows],
-                    sampler_bt=sampler_bs[rows],
-                    reference_bt=None if reference_bs is None else reference_bs[rows],
+                    old_bt=None if ratio_base_bs is None else ratio_base_bs[device_numbers_r],
+                    sampler_bt=sampler_bs[device_numbers_r],
+                    reference_bt=None if reference_bs is None else reference_bs[device_numbers_r],
                 )
-                weights_bs[rows] = batch.weights_bt
+                weights_bs[device_numbers_r] = batch.weights_bt
                 # Row of each sequence in the batch; those of other mini-batches are not looked up.
                 rows_b = torch.zeros(len(exp.sequences), dtype=torch.long, device=device)
-                rows_b[rows] = torch.arange(len(rows), device=device)
+                rows_b[device_numbers_r] = torch.arange(len(numbers_r), device=device)
 
-                numbers = self._numbers_to_score(minibatch_b, advantages_bs)
+                numbers = self._numbers_to_score(numbers_r, advantages_bs)
                 for micro, is_filler in self._micro_batches_of_rank(exp, numbers):
                     logprobs_m, micro_sums = self._backward(micro, batch, rows_b, is_filler)
                     if is_filler:
                         continue
                     if epoch == last_epoch:
                         sums = sums + micro_sums
-                    logprobs_bs[_sequences_m(micro), micro.places_m] = logprobs_m
+                    logprobs_bs[_numbers_m(micro), micro.places_m] = logprobs_m
                     padding += torch.tensor([micro.padding, 1.0])
                 # Sharded gradients were summed in the backward pass.
                 if not self._policy.is_sharded:
@@ -386,19 +387,21 @@ class Learner:
     # From mini-batches to micro-batches
 
     def _minibatches(self, exp: Experience) -> list[Tensor]:
-        """Return the sequences of each optimizer update of an epoch, whole groups together."""
+        """Return the numbers of the sequences of each optimizer update of an epoch, whole groups
+        together.
+        """
         groups = torch.arange(int(exp.groups_b.max()) + 1)
         minibatches: list[Tensor] = []
         for part in groups.chunk(self._config.learning.minibatches):
             minibatches.append(torch.isin(exp.groups_b, part).nonzero().squeeze(1))
         return minibatches
 
-    def _numbers_to_score(self, minibatch_b: Tensor, advantages_bs: Tensor | None) -> list[int]:
-        """Return the sequences that go through the model: all, or those that are not dead."""
+    def _numbers_to_score(self, numbers_r: Tensor, advantages_bs: Tensor | None) -> list[int]:
+        """Return the numbers of those that go through the model: all, or those not dead."""
         if advantages_bs is not None and self._config.learning.skip_dead:
-            is_dead_b = (advantages_bs[minibatch_b] == 0).all(1)
-            minibatch_b = minibatch_b[~is_dead_b]
-        return minibatch_b.tolist()
+            is_dead_r = (advantages_bs[numbers_r] == 0).all(1)
+            numbers_r = numbers_r[~is_dead_r]
+        return numbers_r.tolist()
 
     def _micro_batches_of_rank(
         self, exp: Experience, numbers: list[int]
@@ -506,7 +509,7 @@ class Learner:
         sums.
         """
         is_real_m = micro.places_m < batch.mask_bt.shape[1]
-        rows_m = rows_b[_sequences_m(micro)]
+        rows_m = rows_b[_numbers_m(micro)]
         # Filling tokens stand at place 0 and are not in the mask; neither is any token of a filling
         # micro-batch: its old log-probabilities may be NaN.
         part = batch.tokens(rows_m, micro.places_m * is_real_m, is_real_m & (not is_filler))
@@ -690,6 +693,6 @@ def _without_loss(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(values.values())
 
 
-def _sequences_m(micro: MicroBatch) -> Tensor:
-    """Return the sequence of the experience that each sampled token belongs to."""
+def _numbers_m(micro: MicroBatch) -> Tensor:
+    """Return the number of the sequence that each sampled token belongs to."""
     return torch.tensor(micro.numbers, device=micro.sequences_m.device)[micro.sequences_m]

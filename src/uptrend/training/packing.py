@@ -118,7 +118,7 @@ def _round_up(number: int, sizes_per_doubling: int) -> int:
 class MicroBatch:
     """Sequences that go through the model at once."""
 
-    numbers: tuple[int, ...]  # its sequences
+    numbers: tuple[int, ...]  # numbers of its sequences, among those that were packed
     ids_t: Tensor
     positions_t: Tensor  # position that each token would have alone
     starts_n: Tensor  # first token of each segment; see Packed
@@ -173,7 +173,7 @@ class _Unit:
     rollouts that share one prompt.
     """
 
-    numbers: list[int]  # its sequences
+    numbers: list[int]  # numbers of its sequences
     tokens: int
 
 
