@@ -21,7 +21,7 @@ VERBS = {
     "warmstart": (
         "uptrend.cli.train",
         "warmstart_command",
-        "Teach a model a taskset's expert rollouts.",
+        "Teach a model an expert's rollouts, or conversations.",
     ),
     "eval": ("uptrend.cli.evaluate", "command", "Score a model or checkpoint on held-out tasks."),
     "doctor": ("uptrend.cli.doctor", "command", "Explain why a run does not learn."),

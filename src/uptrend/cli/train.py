@@ -1,5 +1,5 @@
 """`uptrend train` and `uptrend warmstart`: run a recipe, resume a run, or teach a model an expert's
-rollouts.
+rollouts or recorded conversations.
 """
 
 from pathlib import Path
@@ -114,7 +114,7 @@ def warmstart_command(
     runs: RunsFolder = Path("runs"),
     quiet: Quiet = False,
 ) -> None:
-    """Teach a model the rollouts of a taskset's expert, so that RL has something to improve.
+    """Teach a model by examples, so that RL has something to improve.
 
     \b
     uptrend warmstart recipes/musique/warmstart.toml \\
@@ -122,7 +122,9 @@ def warmstart_command(
     uptrend train recipes/musique/atlas.toml \\
         --set model.name=models/musique-warm
 
-    The expert plays training tasks with the real tools. The loss is on the expert's turns only.
+    The taskset's expert plays training tasks with the real tools, or the conversations of
+    warmstart.file are learned in its place. The loss is on the expert's or the assistant's turns
+    only.
     """
     config = load_recipe(recipe, overrides or ())
     folder = out or Path("models") / config.name

@@ -104,8 +104,8 @@ def _apply_overrides(
 
 # Options of tasksets that name files.
 _FILE_OPTIONS = ("file", "schema", "reward")
-# Keys of `[learning]` that may name functions.
-_FUNCTION_OPTIONS = ("loss", "advantages")
+# Keys of other sections that name files, or functions in files.
+_FILE_OPTIONS_BY_SECTION = {"learning": ("loss", "advantages"), "warmstart": ("file",)}
 # Options that name the rows of a taskset.
 _SOURCE_OPTIONS = ("file", "dataset", "config", "split")
 
@@ -141,11 +141,12 @@ def _resolve_paths(table: dict[str, Any], folder: Path) -> None:
                 section[key] = [_resolve_path(entry, folder) for entry in option]
             elif option is not None:
                 section[key] = _resolve_path(option, folder)
-    learning = table.get("learning")
-    if isinstance(learning, dict):
-        for key in _FUNCTION_OPTIONS:
-            if key in learning:
-                learning[key] = _resolve_path(learning[key], folder)
+    for name, keys in _FILE_OPTIONS_BY_SECTION.items():
+        other_section = table.get(name)
+        if isinstance(other_section, dict):
+            for key in keys:
+                if key in other_section:
+                    other_section[key] = _resolve_path(other_section[key], folder)
 
 
 def _task_sections(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

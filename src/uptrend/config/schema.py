@@ -311,12 +311,19 @@ class Learning:
 
 @dataclass(frozen=True)
 class Warmstart:
-    """`[warmstart]`: supervised learning on the scripted expert's rollouts, by `uptrend
-    warmstart`.
+    """`[warmstart]`: supervised learning on the scripted expert's rollouts, or on recorded
+    conversations, by `uptrend warmstart`.
     """
 
+    file: str = ""
+    """Conversations to imitate in place of the expert: a .jsonl file, each line an object with
+    `messages` of `role` and `content`; the assistant's are learned. `sampling.context` bounds a
+    conversation. A relative path starts at the recipe's folder, else at the current one.
+    """
     tasks: Annotated[int, Ge(1)] = 500
-    """Number of training tasks that the expert demonstrates."""
+    """Number of training tasks that the expert demonstrates, or of conversations from the start of
+    `file`.
+    """
     per_task: Annotated[int, Ge(1)] = 1
     """Demonstrations of each task, if its taskset has scripts of mixed quality to imitate."""
     epochs: Annotated[int, Ge(1)] = 1

@@ -25,6 +25,7 @@ from uptrend.records import (
     Rollout,
     SandboxFailed,
     Task,
+    TasksetError,
     Tool,
     UptrendError,
 )
@@ -239,6 +240,8 @@ async def demonstrate(
             rollout = await play(
                 request, turns.next_turn, renderer, limits, max_turns, timeouts, joint_score
             )
+        except TasksetError as error:  # of the renderer, which does not know the task
+            raise TasksetError(f"Task {request.task.id}: {error}") from error
         finally:
             script.close()
         if turns.error is None:

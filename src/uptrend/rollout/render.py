@@ -209,7 +209,10 @@ class Renderer:
             self._closing_ids = self._find_closing_ids()
         text = self._break_control_tokens(self._calls.write(message))
         if self._opens_thoughts(prompt):
-            text = EMPTY_THOUGHTS + text
+            if text.startswith(THINK_TAG):  # the prompt has the tag already
+                text = text.removeprefix(THINK_TAG).removeprefix("\n")
+            else:
+                text = EMPTY_THOUGHTS + text
         return [*self._encode(text), *self._closing_ids]
 
     def _find_closing_ids(self) -> list[int]:
@@ -301,13 +304,21 @@ class Renderer:
     def _apply_template(
         self, messages: Sequence[Message], tools: Sequence[Tool], *, opens_turn: bool
     ) -> str:
-        text: str = self._tokenizer.apply_chat_template(
-            [{"role": m.role, "content": m.content} for m in messages],
-            tools=tool_schemas(tools) if tools and self.format != "plain" else None,
-            add_generation_prompt=opens_turn,
-            tokenize=False,
-            **self._template_variables,
-        )
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [{"role": m.role, "content": m.content} for m in messages],
+                tools=tool_schemas(tools) if tools and self.format != "plain" else None,
+                add_generation_prompt=opens_turn,
+                tokenize=False,
+                **self._template_variables,
+            )
+        except TemplateError as error:  # raised by templates on roles that they do not take
+            roles = ", ".join(message.role for message in messages)
+            raise TasksetError(
+                f"The model's chat template refuses messages of the roles {roles}: {error}"
+            ) from None
         return text
 
 

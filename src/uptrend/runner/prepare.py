@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from uptrend.bridge.trackers import select_trackers
 from uptrend.config import Config, to_table
-from uptrend.config.schema import Parallel
+from uptrend.config.schema import Parallel, Tasks
 from uptrend.config.tables import to_toml
 from uptrend.policy.known import (
     KNOWN_MODELS,
@@ -25,6 +25,7 @@ from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirect
 from uptrend.records.directory import free_path, why_occupied
 from uptrend.records.machine import count_cores, installed_versions
 from uptrend.records.schema import SCHEMA_VERSION
+from uptrend.tasks.chats import TASKSET_NAME
 from uptrend.tasks.pool import (
     HeldoutTasks,
     Pool,
@@ -412,6 +413,21 @@ def refuse_ranks(verb: str) -> None:
             f"uptrend {verb} runs in one process, not in {n_processes}: start it without torchrun"
             " or accelerate."
         )
+
+
+def with_demonstrated_tasks(config: Config) -> Config:
+    """Return a config whose `[tasks]` are those that a warm start with `config` demonstrates.
+
+    They are conversations, or of the first stage as many tasks as the expert plays.
+    """
+    warm = config.warmstart
+    if warm.file:
+        options = {"file": warm.file, "chat": config.tasks.options.get("chat")}
+        tasks = Tasks(TASKSET_NAME, train=warm.tasks, options=options)
+    else:
+        stages = tuple({**stage, "train": warm.tasks} for stage in config.tasks.stages[:1])
+        tasks = replace(config.tasks, train=warm.tasks, stages=stages)
+    return replace(config, tasks=tasks, sampling=replace(config.sampling, groups=1))
 
 
 def refuse_warmstart(run: Run, refusal: str, verb: str) -> None:

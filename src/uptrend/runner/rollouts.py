@@ -21,7 +21,7 @@ from uptrend.rollout.play import (
     repeat_messages,
 )
 from uptrend.rollout.sampler import Limits
-from uptrend.runner.prepare import check_tasks
+from uptrend.runner.prepare import check_tasks, with_demonstrated_tasks
 from uptrend.tasks import event_loop
 from uptrend.tasks.pool import make_heldout, make_pool
 
@@ -61,6 +61,8 @@ def repeat_rollouts(
         )
     config = load_config(run.config)
     heldout = make_heldout(config)
+    if run.info.get("kind") == "warmstart":
+        config = with_demonstrated_tasks(config)
     pool = make_pool(config, heldout)
     check_tasks(run, pool, heldout)
 

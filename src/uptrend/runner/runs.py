@@ -42,6 +42,7 @@ from uptrend.runner.prepare import (
     resolve,
     run_info,
     settle_chat,
+    with_demonstrated_tasks,
 )
 from uptrend.tasks.pool import check_machine, make_heldout, make_pool
 from uptrend.training.observer import Observer, Stop
@@ -264,8 +265,8 @@ def warmstart(
     name: str | None = None,
     observers: Sequence[Observer] = (),
 ) -> Run:
-    """Train the recipe's model on the expert's rollouts, save it in the folder `out`, and return
-    the recorded run.
+    """Train the recipe's model on the expert's rollouts, or on the conversations of
+    `warmstart.file`; save it in the folder `out`, and return the recorded run.
     """
     need_extras(config)
     refuse_ranks("warmstart")
@@ -276,17 +277,11 @@ def warmstart(
         raise ModelError(f"{out} exists already. Choose another --out, or remove it.")
     out.parent.mkdir(parents=True, exist_ok=True)
     config = replace(config, model=replace(config.model, lora=None))
-    config = resolve(with_known_chat(config))
+    config = with_known_chat(config)
+    demonstrated_config = with_demonstrated_tasks(config)
+    config = resolve(config)
     heldout = make_heldout(config)
-    # Of the first stage, as many tasks as the expert demonstrates.
-    n_tasks = config.warmstart.tasks
-    stages = tuple({**stage, "train": n_tasks} for stage in config.tasks.stages[:1])
-    expert_config = replace(
-        config,
-        tasks=replace(config.tasks, train=n_tasks, stages=stages),
-        sampling=replace(config.sampling, groups=1),
-    )
-    tasks = make_pool(expert_config, heldout)
+    tasks = make_pool(demonstrated_config, heldout)
     check_machine(heldout, tasks)
     policy = make_policy(config, samples_here=True)
 

@@ -508,7 +508,7 @@ def read_json_lines(path: Path, example: str) -> Rows:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise TasksetError(f"The task file {path} can't be read: {reason}.") from None
+        raise TasksetError(f"The file {path} can't be read: {reason}.") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

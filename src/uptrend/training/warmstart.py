@@ -1,11 +1,11 @@
-"""Supervised learning on the scripted expert's rollouts, so that a small model has something to
-improve on.
+"""Supervised learning on the scripted expert's rollouts, or on recorded conversations, so that a
+small model has something to improve on.
 
 The expert plays training tasks through the same plays and the same rendering as the model will, and
 its tokens are learned by the same update as in RL, with every advantage 1: the gradient of a
 token's ratio is then that of its log-probability, so the loss is the mean negative log-probability
 of the expert's tokens. Prompts and tool results are seen and not trained, as in RL, because it is
-the same code.
+the same code. Conversations are played too, by scripts that repeat their turns (tasks/chats.py).
 """
 
 import math
@@ -23,6 +23,7 @@ from uptrend.config.schema import Kl, Learning, Sampling
 from uptrend.policy.policy import Policy
 from uptrend.records import Role, Rollout, Task, TasksetError
 from uptrend.rollout.play import RolloutRequest
+from uptrend.tasks.chats import Chats
 from uptrend.tasks.pool import Cursor, Pool
 from uptrend.tasks.taskset import HasDemonstrations, Script, Taskset
 from uptrend.training.components import RunContext
@@ -41,8 +42,9 @@ LIMIT_MAXIMA = {
 }
 # Limits that no demonstration reaches; timeouts and prompt lengths have none at 0.
 NO_LIMITS: dict[str, Any] = {
-    "max_turns": 1_000,
+    "max_turns": 1_000_000,
     "context": 1_000_000,
+    "max_tokens": 1_000_000,
     "max_prompt": 0,
     "rollout_timeout": 0.0,
 }
@@ -77,8 +79,16 @@ def supervised(config: Config, demonstrations: int) -> Config:
 
 
 def demonstrate(policy: Policy, pool: Pool, config: Config) -> tuple[list[Rollout], list[str]]:
-    """Return the expert's rollouts on training tasks, and a note on those that were left out."""
+    """Return the expert's rollouts on training tasks, or recorded conversations as rollouts; and
+    notes, such as on those that were left out.
+    """
     stage = pool.stages[0]
+    notes: list[str] = []
+    if isinstance(stage.taskset, Chats):
+        # The other limits are about sampling, and nothing is sampled.
+        limits = NO_LIMITS | {"context": config.sampling.context}
+        config = replace(config, sampling=replace(config.sampling, **limits))
+        notes += _raw_text_notes(policy, stage.taskset, config)
     requests: list[RolloutRequest] = []
     for number, task in enumerate(stage.tasks[: config.warmstart.tasks]):
         group = f"gold-{number:06d}"
@@ -97,7 +107,6 @@ def demonstrate(policy: Policy, pool: Pool, config: Config) -> tuple[list[Rollou
         else:
             left_out.append(request)
 
-    notes: list[str] = []
     if left_out:
         # Played again without limits, to say which limits would be enough.
         unlimited = replace(config.sampling, **NO_LIMITS)
@@ -108,8 +117,20 @@ def demonstrate(policy: Policy, pool: Pool, config: Config) -> tuple[list[Rollou
         )
     if not demonstrations:
         no_tasks = f"{pool.name} has no training task to demonstrate."
-        raise TasksetError(notes[0] if notes else no_tasks)
+        raise TasksetError(notes[-1] if left_out else no_tasks)
     return demonstrations, notes
+
+
+def _raw_text_notes(policy: Policy, taskset: Chats, config: Config) -> list[str]:
+    """Return a note if conversations are joined as raw text although the model has a template."""
+    key = "model.chat" if taskset.chat is None else "tasks.chat"
+    is_raw = (config.model.chat if taskset.chat is None else taskset.chat) is False
+    if not is_raw or not policy.tokenizer.chat_template:
+        return []
+    return [
+        f"Conversations are learned as raw text, joined without roles ({key} = false). To learn"
+        f" them through the model's chat template, set {key} = true."
+    ]
 
 
 def _scripts(taskset: Taskset, task: Task, count: int) -> Sequence[Callable[[], Script] | None]:
@@ -155,13 +176,16 @@ def why_left_out(
     sizes: dict[str, list[int]] = {key: [] for key in LIMIT_MAXIMA}
     n_silent = 0
     for rollout in usable:
-        tokens = rollout.sequences[0]  # a script's history is only appended to
-        _, turn_lengths = np.unique(tokens.turns[tokens.sampled], return_counts=True)
+        turn_lengths: list[int] = []
+        for sequence in rollout.sequences:
+            _, lengths = np.unique(sequence.turns[sequence.sampled], return_counts=True)
+            turn_lengths += lengths.tolist()
+        first_prompt = rollout.sequences[0].roles == Role.PROMPT
         n_silent += len(turn_lengths) == 0
         sizes["max_turns"].append(len(turn_lengths))
-        sizes["context"].append(len(tokens.ids))
-        sizes["max_tokens"].append(int(turn_lengths.max(initial=0)))
-        sizes["max_prompt"].append(int((tokens.roles == Role.PROMPT).sum()))
+        sizes["context"].append(max(len(sequence.ids) for sequence in rollout.sequences))
+        sizes["max_tokens"].append(max(turn_lengths, default=0))
+        sizes["max_prompt"].append(int(first_prompt.sum()))
         sizes["rollout_timeout"].append(math.ceil(rollout.seconds))
     if n_silent:
         causes.append(f"{n_silent} said nothing")
