@@ -244,8 +244,8 @@ def crossed_half(tables: Floats, alpha: float = 0.05) -> Floats:
     # has S − 1 degrees of freedom and the tasks' nearly J − 1, so Student's quantile is the mean of
     # the two, weighted by their variances (Cochran and Cox 1950). Measured with the tasks' share of
     # the mean's variance from none to nearly all, with 50 and 200 tasks, 6,000 tables each:
-    # coverage of 94.4 to 96.9% at 5 and 8 seeds, and to 97.4% at 3. Satterthwaite's degrees of freedom
-    # gave 92.7 to 99.6%: where few seeds happen to agree, they trust them too far.
+    # coverage of 94.4 to 96.9% at 5 and 8 seeds, and to 97.4% at 3. Satterthwaite's degrees of
+    # freedom gave 92.7 to 99.6%: where few seeds happen to agree, they trust them too far.
     seeds, tasks = tables.shape[-2:]
     of_seeds, of_tasks, of_rest = mean_squares(tables)
     tasks_excess = np.maximum(0.0, of_tasks - of_rest)
