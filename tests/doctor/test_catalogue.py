@@ -19,7 +19,7 @@ from uptrend.doctor.catalogue import (
 )
 from uptrend.doctor.check import make_finding
 from uptrend.doctor.probes import PROBES
-from uptrend.records import Basis, ConfigError, Severity, Times, from_lines
+from uptrend.records import Basis, ConfigError, Multiplied, Severity, from_lines
 from uptrend.records.dialects import TRAINER_NAMES
 from uptrend.records.metrics import find_metric
 from uptrend.tasks import registry
@@ -42,7 +42,7 @@ def load(keys: Mapping[str, Any]) -> None:
         at = table
         for part in path:
             at = at.setdefault(part, {})
-        if not isinstance(value, Times):
+        if not isinstance(value, Multiplied):
             at[last] = value
     load_config(table)
 
@@ -92,7 +92,10 @@ The run is a test.
         "The run is a test.",
         ("run.collapsed",),
     )
-    assert cause.experiment.arms["slow"] == {"learning.lr": Times(0.25), "learning.steps": Times(2)}
+    assert cause.experiment.arms["slow"] == {
+        "learning.lr": Multiplied(0.25),
+        "learning.steps": Multiplied(2),
+    }
     assert cause.fix.changes == {"trl": {"min_p": None}}
     assert cause.body == "## How it shows"
 
@@ -127,7 +130,7 @@ def test_experiments_and_fixes_load(cause: Cause) -> None:
     )
     fix = complete_fix(cause.fix, view.trainer, view.value).changes.get("uptrend", {})
     for keys in (fix, *resolve_experiment(cause, view.value).arms.values()):
-        assert not any(isinstance(value, Times) for value in keys.values()), (
+        assert not any(isinstance(value, Multiplied) for value in keys.values()), (
             "only numbers can be multiplied"
         )
         load(keys)
@@ -179,7 +182,7 @@ def test_a_fix_is_given_for_every_trainer() -> None:
     changes = complete_fix(CATALOGUE["optimizer.lr-small"].fix, view.trainer, view.value).changes
     assert changes["uptrend"] == {"learning.lr": pytest.approx(1e-5)}
     assert changes["verl"] == {"actor_rollout_ref.actor.optim.lr": pytest.approx(1e-5)}
-    assert changes["trl"] == {"learning_rate": Times(10)}, (
+    assert changes["trl"] == {"learning_rate": Multiplied(10)}, (
         "of another trainer the value is not known"
     )
 

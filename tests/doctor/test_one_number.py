@@ -22,7 +22,7 @@ from uptrend.doctor.pages import cause_page
 from uptrend.doctor.report import print_report
 from uptrend.lab.draft import all_ready, draft_from_cause
 from uptrend.lab.notebook import Notebook
-from uptrend.records import Basis, Finding, RunView, Severity, Times, from_lines
+from uptrend.records import Basis, Finding, Multiplied, RunView, Severity, from_lines
 
 ROOT = Path(__file__).parents[2]
 by_id = pytest.mark.parametrize("cause", CATALOGUE.values(), ids=CATALOGUE)
@@ -91,7 +91,7 @@ def shown(value: Any) -> str:
     """Return a value as a sentence has it."""
     return (
         value.in_words
-        if isinstance(value, Times)
+        if isinstance(value, Multiplied)
         else value
         if isinstance(value, str)
         else json.dumps(value)

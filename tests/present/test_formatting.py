@@ -9,7 +9,7 @@ import pytest
 
 from uptrend.present import formatting as say
 from uptrend.present.drawing import COLORS, plotting, save, to_svg
-from uptrend.records import Times
+from uptrend.records import Multiplied
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_settings_are_toml() -> None:
     read = tomllib.loads(lines)
     assert (read["learning"]["lr"], read["model"]["name"], read["on"]) == (1e-05, 'a "b"', False)
     assert (
-        say.assignments({"learning.lr": Times(0.5), "source": None})
+        say.assignments({"learning.lr": Multiplied(0.5), "source": None})
         == "learning.lr = its value / 2, source = none"
     )
 

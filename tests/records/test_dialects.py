@@ -7,7 +7,7 @@ import pytest
 from other_trainers import trl_options
 from uptrend.config import load_config, to_table
 from uptrend.config.tables import flatten
-from uptrend.records import Times, dialects
+from uptrend.records import Multiplied, dialects
 from uptrend.records.dialects import METRIC_DIALECTS, TRAINER_NAMES, settings
 
 TEXTS = {
@@ -81,7 +81,7 @@ def test_what_is_written_is_read_back(key: str, trainer: str) -> None:
     ("key", "value", "trainer", "told"),
     [
         ("sampling.size", 16, "verifiers", {"rollouts_per_example": 16}),
-        ("sampling.size", Times(2), "prime-rl", {"orchestrator.group_size": Times(2)}),
+        ("sampling.size", Multiplied(2), "prime-rl", {"orchestrator.group_size": Multiplied(2)}),
         ("sampling.top_k", 0, "verifiers", {"top_k": None}),
         ("sampling.top_k", 0, "verl", {"actor_rollout_ref.rollout.top_k": -1}),
         ("sampling.top_k", 50, "verl", {"actor_rollout_ref.rollout.top_k": 50}),

@@ -59,7 +59,8 @@ class Verbs(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = dict.fromkeys(VERBS)  # type: ignore[assignment]  # names, to list and to suggest
+        # Click lists and suggests the keys. The values stay None: `get_command` imports a verb.
+        self.commands = dict.fromkeys(VERBS)  # type: ignore[assignment]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 (Click's signature)
         if cmd_name not in VERBS:
@@ -77,11 +78,9 @@ class Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            # Click's NoSuchOption by its attributes: its module is Typer's own in some versions and
-            # Click's in others.
-            option = getattr(error, "option_name", "")
-            if option and hasattr(error, "possibilities"):
-                error.message += _setting_hint(option, error.ctx.command)  # type: ignore[attr-defined]
+            if _is_unknown_option(error):
+                hint = _setting_hint(error.option_name, error.ctx.command)  # type: ignore[attr-defined]
+                error.message += hint  # type: ignore[attr-defined]
             raise
 
     # Click would import every verb for its first line of help: torch and scipy with them.
@@ -99,6 +98,13 @@ class Verbs(TyperGroup):
             if name.startswith(incomplete):
                 items.append(CompletionItem(name, help=summary))
         return items
+
+
+def _is_unknown_option(error: Exception) -> bool:
+    """Return True for Click's NoSuchOption, recognized by its attributes: the class is Typer's own
+    in some versions and Click's in others.
+    """
+    return bool(getattr(error, "option_name", "")) and hasattr(error, "possibilities")
 
 
 def _setting_hint(option: str, verb: Any) -> str:
@@ -153,9 +159,9 @@ def main(arguments: list[str] | None = None) -> Any:
         load = os.getloadavg()[0]
         cores = os.cpu_count() or 1
         if load > cores + BUSY_MARGIN:
-            # Threads that spin while they wait take the cores of those that they wait for, and
-            # steps take many times as long; on quiet cores small models are faster with them.
-            # OpenMP reads this when torch loads.
+            # OpenMP threads busy-wait. On a busy machine they starve the threads they wait for, and
+            # steps take many times as long; on a quiet one busy-waiting speeds up small models.
+            # OpenMP reads this variable when torch loads.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return call(app, arguments)
 
@@ -187,22 +193,29 @@ def call(commands: typer.Typer, arguments: list[str] | None = None) -> Any:
                 stack.enter_context(contextlib.redirect_stdout(null))
                 stack.enter_context(contextlib.redirect_stderr(null))
             return commands(arguments, standalone_mode=True)
+    # Here the `with` block has ended, so stdout and stderr are redirected no more: ranks other than
+    # 0 can print too.
     except UptrendError as error:
-        if _prints_error():
+        if _claim_error_report():
             print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except Exception:
-        if not _prints_error():
+        if not _claim_error_report():
             sys.exit(1)
         raise
     except KeyboardInterrupt:
-        if _prints_error():
+        if _claim_error_report():
             print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED_EXIT_CODE)
 
 
-def _prints_error() -> bool:
-    """Return True where this process is the one that prints an error."""
+def _claim_error_report() -> bool:
+    """Claim the printing of an error for this process; return False if another process has claimed
+    it.
+
+    The first call in any of the processes wins, so call it once. Among several processes, this one
+    ignores SIGTERM from then on.
+    """
     if int(os.environ.get("WORLD_SIZE") or 1) < 2:
         return True
     # The launcher sends SIGTERM to all processes when one has failed; this one still has to print.

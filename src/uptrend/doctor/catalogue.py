@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.present.formatting import assignments, setting
-from uptrend.records import Basis, Confidence, Experiment, Fix, Limit, Rival, RunView, Times
+from uptrend.records import Basis, Confidence, Experiment, Fix, Limit, Multiplied, Rival, RunView
 from uptrend.records.dialects import TRAINER_NAMES, Lookup, is_same, to_ours, to_theirs
 from uptrend.records.metrics import complete_claim
 
@@ -181,9 +181,9 @@ def _parse_value(raw: Any) -> Any:
         case {"at_most": limit}:
             return Limit(limit, is_minimum=False, off=raw.get("off"))
         case {"times": factor}:
-            return Times(factor)
+            return Multiplied(factor)
         case {"divide": divisor}:
-            return Times(1 / divisor)
+            return Multiplied(1 / divisor)
         case {"unset": True}:  # TOML has no null
             return None
     return raw
@@ -402,7 +402,7 @@ def fill(text: str, values: Mapping[str, Iterable[Any]]) -> str:
     def values_in_words(match: re.Match[str]) -> str:
         words: list[str] = []
         for value in values[match[1]]:
-            if isinstance(value, Times):
+            if isinstance(value, Multiplied):
                 words.append(value.in_words)
             else:
                 words.append(setting(value, quote=False))
@@ -466,7 +466,7 @@ def _concrete(
             current = known(key)
         if isinstance(value, Limit):
             concrete[key] = value.applied_to(current)
-        elif isinstance(value, Times) and _is_number(current):
+        elif isinstance(value, Multiplied) and _is_number(current):
             scaled = current * value.factor
             is_sgd = str(known("learning.optimizer")).lower() == "sgd"
             if our_key == "learning.lr" and not is_sgd:

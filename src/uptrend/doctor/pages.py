@@ -22,7 +22,7 @@ from uptrend.doctor.catalogue import (
     trial_counts,
     usual_rates_in_words,
 )
-from uptrend.records import Fix, Times, dialects
+from uptrend.records import Fix, Multiplied, dialects
 from uptrend.tasks import proof
 
 TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINER_NAMES, "any": "Any trainer"}
@@ -152,7 +152,7 @@ def _deciding_commands(cause: Cause) -> list[str]:
         run_name = arm.replace(" ", "-")
         run_names.append(run_name)
         sets = "".join(f" --set {_assignment(key, value)}" for key, value in changes.items())
-        relative = [value for value in changes.values() if isinstance(value, Times)]
+        relative = [value for value in changes.values() if isinstance(value, Multiplied)]
         comment = f"  # {relative[0]}, here of the default" if relative else ""
         lines.append(f"uptrend train recipe.toml{sets} --name {run_name}{comment}")
     for run_name in run_names[1:]:
@@ -168,7 +168,7 @@ def _deciding_commands(cause: Cause) -> list[str]:
 
 def _assignment(key: str, value: Any) -> str:
     """Return a setting for `--set`, a relative value computed from the default."""
-    if isinstance(value, Times):
+    if isinstance(value, Multiplied):
         default = attrgetter(key)(load_config({}))
         scaled = default * value.factor
         value = round(scaled) if isinstance(default, int) else float(f"{scaled:.3g}")
@@ -204,7 +204,7 @@ def _settings(trainer: str, changes: Mapping[str, Any], notes: Mapping[str, str]
         # TRL and verifiers take Python arguments; the others, and verifiers' dotted keys, take
         # TOML.
         is_python = trainer == "trl" or (trainer == "verifiers" and "." not in key)
-        is_in_words = isinstance(value, Times) or (isinstance(value, str) and " " in value)
+        is_in_words = isinstance(value, Multiplied) or (isinstance(value, str) and " " in value)
         if is_in_words:
             setting = f"`{key}`: {value}"
         elif is_python:

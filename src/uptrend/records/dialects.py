@@ -129,8 +129,8 @@ def to_theirs(
     """Translate a setting of ours; None if its translation is unknown. `known` returns values of
     our other settings.
 
-    A `Times` stays one. If a value is multiplied by another setting of unknown value, the product
-    is a text.
+    A `Multiplied` stays one. If a value is multiplied by another setting of unknown value, the
+    product is a text.
     """
     setting = settings().get(key, {}).get(trainer)
     if setting is None:

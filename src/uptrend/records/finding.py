@@ -76,16 +76,17 @@ class Rival:
 
 
 @dataclass(frozen=True)
-class Times:
-    """A config value relative to the one the run had."""
+class Multiplied:
+    """A config value relative to the one the run had: that value times `factor`."""
 
     factor: float
 
     @property
     def in_words(self) -> str:
-        """Value inside a sentence."""
-        part = {2: "half", 3: "a third", 4: "a quarter"}.get(round(1 / self.factor))
-        return f"{part} of its value" if part and self.factor < 1 else str(self)
+        """Value inside a sentence: "half of its value", "10 × its value"."""
+        # Exact: Python computes 1 / (1 / n) as n for these n.
+        part = {1 / 2: "half", 1 / 3: "a third", 1 / 4: "a quarter"}.get(self.factor)
+        return f"{part} of its value" if part else str(self)
 
     def __str__(self) -> str:
         if self.factor >= 1:
@@ -95,17 +96,21 @@ class Times:
 
 @dataclass(frozen=True)
 class Limit:
-    """A bound of a config value: only a run whose value is beyond it is changed."""
+    """A bound of a config value. It changes only runs that break it.
+
+    With a minimum of 16, a run that has 8 gets 16 and one that has 32 keeps 32. With a maximum of
+    1.0 and `off` 0, a run that has 0.5 keeps it, and one that has 0 (switched off) gets 1.0.
+    """
 
     value: Any
     is_minimum: bool
     """True if the run should have at least this value, False if at most."""
     off: Any = None
-    """Value that switches the setting off, and is beyond the bound whatever its size."""
+    """Value that switches the setting off, such as 0: it breaks the bound, whatever its size."""
 
     def applied_to(self, current: Any) -> Any:
-        """Return the value for a run with this current one: the bound itself if the current one is
-        no number or off.
+        """Return the value for a run that has `current`: the bound itself if `current` is off or no
+        number.
         """
         is_number = isinstance(current, int | float) and not isinstance(current, bool)
         if not is_number or current == self.off:
@@ -132,6 +137,7 @@ class Experiment:
     direction: str = "up"
     """Claimed direction of the arm against the control: up or down."""
     smallest: float = 0.05
+    """Smallest effect that matters, in the metric's unit."""
     steps: int = 0
     """Steps per arm; 0 for those of the recipe."""
 
@@ -152,6 +158,7 @@ class Fix:
     untranslated: tuple[str, ...] = ()
     """Our keys whose value no other trainer can have."""
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Remarks on translated settings by trainer, each as `its key: text`."""
     in_force: Mapping[str, Any] = field(default_factory=dict)
     """Changes that the run has already, in its trainer's words."""
 
@@ -177,6 +184,7 @@ class Finding:
     explains: tuple["Finding", ...] = ()
     """Findings that are symptoms of this one."""
     page: str = ""
+    """Command that prints the cause's page: `uptrend explain ID`."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +238,7 @@ class Report:
     step: int = 0
     """Last step that it covers; 0 before the first."""
     unknown: tuple[str, ...] = ()
+    """Columns of the log that were not recognized."""
     curve: tuple[tuple[int, float], ...] = ()
     """Step and mean training reward, thinned for a picture."""
     runs: tuple["Report", ...] = ()

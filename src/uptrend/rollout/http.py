@@ -44,13 +44,13 @@ class HttpReply:
 
 
 class HttpClient:
-    """Client of model servers; `key` names the environment variable with their key.
+    """Client of model servers; `key_variable` names the environment variable with their API key.
 
     Closes its connections when it is collected, and at the end of the process.
     """
 
-    def __init__(self, key: str, proxy: str | None = None) -> None:
-        self._key = key
+    def __init__(self, key_variable: str, proxy: str | None = None) -> None:
+        self._key_variable = key_variable
         self._proxy = proxy
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: ClientSession | None = None
@@ -67,10 +67,10 @@ class HttpClient:
         method = "GET" if body is None else "POST"
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(self._key):
+        if key := os.environ.get(self._key_variable):
             headers["Authorization"] = f"Bearer {key}"
         timeout = aiohttp.ClientTimeout(total=timeout_s)
-        request = self._open_session().request(
+        request = self._session_of_loop().request(
             method, url, data=data, headers=headers, proxy=self._proxy, timeout=timeout
         )
         try:
@@ -81,8 +81,9 @@ class HttpClient:
         except aiohttp.ClientSSLError as error:
             raise error.os_error from None
         except aiohttp.ClientConnectorError as error:
-            # Of a connection that fails, the text names the address in place of the reason. Errors
-            # of looking up a name have negative numbers, and say the reason.
+            # aiohttp's text gives the address, not the reason, so the system's text for the error
+            # number is used. Errors of looking up a host name have negative numbers, which the
+            # system has no text for; their own text gives the reason.
             if error.errno is not None and error.errno > 0:
                 raise OSError(error.errno, os.strerror(error.errno)) from None
             raise error.os_error from None
@@ -95,12 +96,15 @@ class HttpClient:
                 raise
             raise ConnectionError("the connection ended before the reply did") from None
 
-    def _open_session(self) -> "ClientSession":
-        """Return the session of the running event loop, to which its connections belong."""
+    def _session_of_loop(self) -> "ClientSession":
+        """Return the running event loop's session; open one if there is none or the last belongs to
+        another loop, since connections can't change loops.
+        """
         import aiohttp
 
         loop = asyncio.get_running_loop()
         if self._session is None or self._loop is not loop:
+            # limit=0: any number of connections at once; aiohttp would queue requests after 100.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
             cookies = aiohttp.DummyCookieJar()
             self._session = aiohttp.ClientSession(connector=connector, cookie_jar=cookies)
@@ -114,12 +118,20 @@ def _close(session: "ClientSession", loop: asyncio.AbstractEventLoop) -> None:
     if loop.is_closed():
         return
     closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
+    # A thread that runs an event loop must not block. Any other waits, since at the end of the
+    # process the loop's thread would otherwise end before the session is closed.
+    if not _runs_event_loop():
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            closing.result(CLOSE_TIMEOUT_S)
+
+
+def _runs_event_loop() -> bool:
+    """Return True if this thread runs an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        # At the end of the process, the loop's thread would end before it.
-        with contextlib.suppress(concurrent.futures.TimeoutError):
-            closing.result(CLOSE_TIMEOUT_S)
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:

@@ -286,34 +286,34 @@ NO_CALL_NO_ANSWER = "Call a tool, or finish with <think>, <cite> and <answer>."
 CALL_AND_ANSWER = "You called a tool and answered in the same turn. Do one of them."
 
 
-class WrongCall(Exception):  # noqa: N818 (what it is)
-    """A call that can't be carried out; its text is the reply to the model."""
+class WrongTurn(Exception):  # noqa: N818 (what it is)
+    """A turn whose call is missing, or can't be carried out; its text is the reply to the model."""
 
 
 def read_call(message: Message) -> tuple[str, str]:
-    """Return the tool that a message calls, and its argument; raise WrongCall for any other
-    message.
+    """Return the tool that a message calls, and its argument; raise WrongTurn if it is not one
+    call that a tool takes.
     """
     if message.problem:
-        raise WrongCall(message.problem)
+        raise WrongTurn(message.problem)
     if len(message.calls) > 1:
-        raise WrongCall(
+        raise WrongTurn(
             f"You made {len(message.calls)} calls in one turn, and none was carried out. Make one a"
             " turn."
         )
     call = message.calls[0]
     if call.name not in ARGUMENT_BY_TOOL:
         tools = " and ".join(ARGUMENT_BY_TOOL)
-        raise WrongCall(f"There is no tool {call.name!r}. There are {tools}.")
+        raise WrongTurn(f"There is no tool {call.name!r}. There are {tools}.")
     name = ARGUMENT_BY_TOOL[call.name]
     for key in call.arguments:
         if key != name:
-            raise WrongCall(f"{call.name} has no argument {key!r}. It takes {name}.")
+            raise WrongTurn(f"{call.name} has no argument {key!r}. It takes {name}.")
     value = call.arguments.get(name)
     is_text = isinstance(value, str | int) and not isinstance(value, bool)
     if not is_text or not str(value).strip():
         problem = f"is {value!r}" if name in call.arguments else "is missing"
-        raise WrongCall(f"{call.name} needs {name}, a text that is not empty; it {problem}.")
+        raise WrongTurn(f"{call.name} needs {name}, a text that is not empty; it {problem}.")
     return call.name, str(value).strip()
 
 
@@ -328,8 +328,8 @@ class QuestionPlay:
     # IDs of the documents that a tool has shown, in order
     retrieved: dict[str, None] = field(default_factory=dict)
     turns: int = 0
-    mistakes: int = 0  # calls that could not be carried out
-    reply: Reply = field(default_factory=lambda: read_reply(""))  # of the last message
+    mistakes: int = 0  # turns with neither an answer nor one call that could be carried out
+    reply: Reply = field(default_factory=lambda: read_reply(""))  # tags of the last message
     tools: Sequence[Tool] = TOOLS
 
     @property
@@ -341,33 +341,37 @@ class QuestionPlay:
         """Carry out a call; an answer ends the rollout."""
         self.turns += 1
         self.reply = read_reply(message.content)
-        is_call = bool(message.calls or message.problem)
         has_answer = self.reply.answer is not None
+        # `message.problem` is the error of a call that could not be read.
+        is_call = bool(message.calls or message.problem)
         if has_answer and not is_call:
             return None
-        try:
-            if has_answer and not message.problem:
-                # The answer counts neither now nor if the rollout ends with this message.
-                self.reply = replace(self.reply, answer=None)
-                raise WrongCall(CALL_AND_ANSWER)
-            if not is_call:
-                raise WrongCall(NO_CALL_NO_ANSWER)
-            tool, argument = read_call(message)
-            return [Message("tool", await self._carry_out(tool, argument))]
-        except WrongCall as mistake:
-            self.mistakes += 1
-            return [Message("tool" if is_call else "user", str(mistake))]
+
+        if not is_call:
+            refusal = NO_CALL_NO_ANSWER
+        elif has_answer and not message.problem:
+            # The answer counts neither now nor if the rollout ends with this message.
+            self.reply = replace(self.reply, answer=None)
+            refusal = CALL_AND_ANSWER
+        else:
+            try:
+                tool, argument = read_call(message)
+                return [Message("tool", await self._carry_out(tool, argument))]
+            except WrongTurn as error:
+                refusal = str(error)
+        self.mistakes += 1
+        return [Message("tool" if is_call else "user", refusal)]
 
     async def _carry_out(self, tool: str, argument: str) -> str:
         if tool == SEARCH_TOOL.name:
-            places = await self.index.search(argument, self.options.returned)
-            if not places:
+            indices = await self.index.search(argument, self.options.returned)
+            if not indices:
                 return "No document matches. Use other words."
-            return "\n\n".join(self._show(self.documents[place]) for place in places)
+            return "\n\n".join(self._show(self.documents[index]) for index in indices)
         for document in self.documents:
             if document.id == argument:
                 return self._show(document)
-        raise WrongCall(f"There is no document {argument!r}. Use an ID that a search has shown.")
+        raise WrongTurn(f"There is no document {argument!r}. Use an ID that a search has shown.")
 
     def _show(self, document: Document) -> str:
         self.retrieved[document.id] = None
