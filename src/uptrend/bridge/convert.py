@@ -114,10 +114,22 @@ class Converted:
 
         Those of `read_elsewhere` were translated by other rules than `dialects.toml`.
         """
+        # A default that a later rule has overwritten is the trainer's no more.
         for key, value in list(self.defaults.items()):
             if self.values.get(key) != value:
                 del self.defaults[key]
 
+        self._list_lost(arguments, read_elsewhere)
+
+        self.machinery = [name for name in self.lost if is_machinery(self.trainer, name)]
+        for name in self.machinery:
+            del self.lost[name]
+        for name, reason in self.lost.items():
+            self.lost[name] = " ".join(reason.split())[:MAX_REASON_CHARACTERS]
+        return self
+
+    def _list_lost(self, arguments: Mapping[str, Any], read_elsewhere: tuple[str, ...]) -> None:
+        """Convert the recipe back, and add the arguments that come back with another value."""
         round_trip, _ = to_trainer(self.config, self.trainer)
         first_names = _first_names(self.trainer)
         # Older and shorter names of settings, which converting back does not give.
@@ -135,13 +147,6 @@ class Converted:
             is_same = value == expected or str(value) == str(expected)
             if not is_off and not is_same:
                 self.lost.setdefault(name, f"{value!r} has no equivalent")
-
-        self.machinery = [name for name in self.lost if is_machinery(self.trainer, name)]
-        for name in self.machinery:
-            del self.lost[name]
-        for name, reason in self.lost.items():
-            self.lost[name] = " ".join(reason.split())[:MAX_REASON_CHARACTERS]
-        return self
 
 
 def _first_names(trainer: str) -> dict[str, str]:
@@ -171,7 +176,7 @@ def load_recipe(
         return load_config(table, overrides, path=path)
 
     arguments = flatten(table)
-    converted = from_prime_rl(dict(arguments), path.stem)
+    converted = from_prime_rl(arguments, path.stem)
     unused: list[str] = []
     for name in arguments:
         if name in converted.lost or name in converted.machinery:
@@ -239,13 +244,19 @@ def from_trl(
         }
     others = {key: arguments[key] for key in arguments if key not in BATCH_ARGUMENTS}
     values = _translate(converted, others, name)
-    updates = _set_batches(converted, arguments, processes)
-    _set_length(converted, arguments, updates)
+    batching = trl_batching(arguments, processes)
+    _set_batches(converted, batching)
+    # One step of ours generates once. Also where the minibatches had to be reduced, these are TRL's
+    # updates: its counts of updates are divided by them.
+    passes_over_rollouts = values.get("learning.updates", 1)
+    updates_per_step = int(batching.updates_per_generation * passes_over_rollouts)
+    _set_length_in_updates(converted, arguments, updates_per_step)
     if arguments.get("save_strategy") == "no":
         values["checkpoints.every"] = 0
+    # Until here in optimizer updates, from here on in steps.
     for key in KEYS_IN_UPDATES:
         if values.get(key):
-            values[key] = math.ceil(values[key] / updates)
+            values[key] = math.ceil(values[key] / updates_per_step)
 
     # TRL trains on all rows; a quarter of them is held out here.
     values["tasks.name"] = "data"
@@ -263,23 +274,50 @@ def from_trl(
     return converted.finish(arguments, (*BATCH_ARGUMENTS, *OTHER_READ_ARGUMENTS))
 
 
-def _set_batches(converted: Converted, arguments: Mapping[str, Any], processes: int) -> int:
-    """Set groups and minibatches of a step; return its optimizer updates."""
-    values = converted.values
-    per_device, accumulated = (
+@dataclass(frozen=True)
+class TrlBatching:
+    """Division of a generation's rollouts into passes and updates.
+
+    A pass is one micro-batch on every process. With 8 rollouts per device on one process, 4 passes
+    per update and 8 per generation, 64 rollouts are generated and train in 2 updates of 32.
+    """
+
+    rollouts_per_pass: int
+    passes_per_update: int
+    passes_per_generation: int
+
+    @property
+    def rollouts_per_generation(self) -> int:
+        """Number of rollouts; enough for one update at least."""
+        return self.rollouts_per_pass * max(self.passes_per_generation, self.passes_per_update)
+
+    @property
+    def updates_per_generation(self) -> int:
+        """Number of updates in which each rollout is trained on once."""
+        return max(1, self.passes_per_generation // self.passes_per_update)
+
+
+def trl_batching(arguments: Mapping[str, Any], processes: int) -> TrlBatching:
+    """Return the batching of GRPOConfig's arguments, with TRL's defaults where they are not set."""
+    per_device, passes_per_update = (
         int(arguments.get(name) or other_default("trl", name))
         for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
     )
-    batch_size = arguments.get("generation_batch_size")
-    reused = arguments.get("steps_per_generation")
-    per_pass = per_device * processes
-    if batch_size and reused:
+    rollouts_per_pass = per_device * processes
+    rollouts = arguments.get("generation_batch_size")
+    passes = arguments.get("steps_per_generation")
+    if rollouts and passes:
         # A dump has both: their quotient knows the number of processes, which is no argument.
-        per_pass = batch_size // reused
-    elif not reused:
-        reused = batch_size // per_pass if batch_size else accumulated
+        return TrlBatching(rollouts // passes, passes_per_update, passes)
+    if rollouts:
+        return TrlBatching(rollouts_per_pass, passes_per_update, rollouts // rollouts_per_pass)
+    return TrlBatching(rollouts_per_pass, passes_per_update, passes or passes_per_update)
 
-    n_rollouts = per_pass * max(reused, accumulated)
+
+def _set_batches(converted: Converted, batching: TrlBatching) -> None:
+    """Set groups and minibatches of a step."""
+    values = converted.values
+    n_rollouts = batching.rollouts_per_generation
     group_size = values["sampling.size"]
     if n_rollouts % group_size:
         raise ConfigError(
@@ -289,39 +327,40 @@ def _set_batches(converted: Converted, arguments: Mapping[str, Any], processes: 
         )
     groups = n_rollouts // group_size
     values["sampling.groups"] = groups
-    minibatches = max(1, reused // accumulated)
-    updates = int(minibatches * values.get("learning.updates", 1))
+    minibatches = batching.updates_per_generation
     if groups % minibatches:
         converted.lost["steps_per_generation"] = (
-            f"{reused}: its {minibatches} updates per pass do not share {groups} groups"
+            f"{batching.passes_per_generation}: its {minibatches} updates per pass do not share"
+            f" {groups} groups"
         )
         minibatches = math.gcd(minibatches, groups)
     if minibatches > 1:
         values["learning.minibatches"] = minibatches
-    return updates
 
 
-def _set_length(converted: Converted, arguments: Mapping[str, Any], updates: int) -> None:
-    """Set the steps of a run and of its warmup, in optimizer updates as TRL counts them."""
+def _set_length_in_updates(
+    converted: Converted, arguments: Mapping[str, Any], updates_per_step: int
+) -> None:
+    """Set the lengths of a run and of its warmup, in optimizer updates as TRL counts them."""
     values = converted.values
     n_rows = values.get("tasks.train", 0)
-    steps = int(arguments.get("max_steps") or 0)
+    n_updates = int(arguments.get("max_steps") or 0)
     epochs = float(arguments.get("num_train_epochs") or DEFAULT_EPOCHS)
-    if steps <= 0 and n_rows:
+    if n_updates <= 0 and n_rows:
         steps_per_epoch = n_rows // values["sampling.groups"]
-        steps = max(1, math.ceil(epochs * steps_per_epoch)) * updates
-    elif steps <= 0:
-        steps = 0
+        n_updates = max(1, math.ceil(epochs * steps_per_epoch)) * updates_per_step
+    elif n_updates <= 0:
+        n_updates = 0
         converted.lost["num_train_epochs"] = (
             f"{epochs:g} over data of unknown size: set learning.steps"
         )
-    if steps:
-        values["learning.steps"] = steps
+    if n_updates:
+        values["learning.steps"] = n_updates
     warmup = arguments.get("warmup_steps") or arguments.get("warmup_ratio") or 0
-    # A warmup below 1 is a share of the steps.
-    warmup_steps = math.ceil(warmup * steps) if warmup < 1 else int(warmup)
-    if warmup_steps > 0:
-        values["learning.warmup"] = warmup_steps
+    # A warmup below 1 is a share of the run.
+    warmup_updates = math.ceil(warmup * n_updates) if warmup < 1 else int(warmup)
+    if warmup_updates > 0:
+        values["learning.warmup"] = warmup_updates
 
 
 def from_prime_rl(arguments: dict[str, Any], name: str) -> Converted:
@@ -329,8 +368,8 @@ def from_prime_rl(arguments: dict[str, Any], name: str) -> Converted:
     `mlgym`, all in one.
     """
     converted = Converted("prime-rl", {})
-    train_sources = _take_sources(arguments, "train")
-    eval_sources = _take_sources(arguments, "eval")
+    train_sources, arguments = _split_sources(arguments, "train")
+    eval_sources, arguments = _split_sources(arguments, "eval")
     values = _translate(converted, arguments, name)
     defaults = converted.defaults
     our_sampling = load_config({}).sampling
@@ -410,26 +449,29 @@ def _join_mlgym(converted: Converted, section: str, tasksets: list[dict[str, Any
                 converted.lost[f"{section}: {key}"] = f"{value!r}: mlgym has no such option"
 
 
-def _take_sources(arguments: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    """Take the environments out of flat settings, in today's and the older form; settings of the
-    first one stay.
+def _split_sources(
+    arguments: Mapping[str, Any], kind: str
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the environments of flat settings, in today's and the older form, and all other
+    settings, with those of the first environment.
     """
+    others = dict(arguments)
     names = [f"orchestrator.{kind}.source", f"orchestrator.{kind}.env"]
     if kind == "train":
         names.append("orchestrator.env")
     name = next((name for name in names if name in arguments), None)
-    sources: list[dict[str, Any]] = arguments.pop(name) if name else []
+    sources: list[dict[str, Any]] = others.pop(name) if name else []
     if not sources:
-        return []
+        return [], others
     for key, value in flatten(sources[0]).items():
         # A source's own sampling and group size win over the shared ones.
         if key == "group_size" and kind == "train":
-            arguments[f"orchestrator.{key}"] = value
+            others[f"orchestrator.{key}"] = value
         elif key.startswith(("sampling.", "num_examples", "interval")):
-            arguments[f"orchestrator.{kind}.{key}"] = value
+            others[f"orchestrator.{kind}.{key}"] = value
         elif not key.startswith(("id", "args.", "env.taskset.")):
-            arguments[f"orchestrator.{kind}.source.{key}"] = value
-    return sources
+            others[f"orchestrator.{kind}.source.{key}"] = value
+    return sources, others
 
 
 def _translate(converted: Converted, arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -441,33 +483,47 @@ def _translate(converted: Converted, arguments: Mapping[str, Any], name: str) ->
     adapter_prefixes = ("peft_config.", "lora_", "trainer.model.lora")
     has_adapters = any(argument.startswith(adapter_prefixes) for argument in arguments)
     converted.values["name"] = name
-    for key, entry in settings().items():
-        setting = entry.get(trainer)
-        names = [theirs for theirs in names_of(key, trainer) if arguments.get(theirs) is not None]
-        if setting is None and not names:
-            continue
+    for key in settings():
         if key.startswith("model.lora.") and not has_adapters:
             continue
-        if setting and any(arguments.get(n) != value for n, value in setting.beside.items()):
-            names = []
-
-        value = setting.default if setting else None
-        if names:
-            value = our_value(key, arguments[names[0]], trainer, arguments.get)
-        if value == "all-linear":
-            value = []
-        if value is None or (not names and our_defaults.get(key) == value):
+        argument, value = _value_of(key, trainer, arguments)
+        is_default = not argument
+        if value is None or (is_default and our_defaults.get(key) == value):
             continue
         try:  # types and bounds only: rules across keys need all of them
             check_bounds(load_config(nest({key: value}), checked=False))
         except ConfigError as error:
-            converted.lost[names[0] if names else key] = str(error)
+            converted.lost[argument or key] = str(error)
             continue
         is_float = isinstance(our_defaults.get(key), float)
         converted.values[key] = float(value) if is_float else value
-        if not names:
+        if is_default:
             converted.defaults[key] = value
     return converted.values
+
+
+def _value_of(key: str, trainer: str, arguments: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the argument that sets one of our keys, and its value for us.
+
+    Without such an argument the name is empty and the value the trainer's default; None if it has
+    none.
+    """
+    setting = settings()[key].get(trainer)
+    names = [name for name in names_of(key, trainer) if arguments.get(name) is not None]
+    if setting:
+        # A setting means our key only beside certain values of others.
+        for name, needed_value in setting.beside.items():
+            if arguments.get(name) != needed_value:
+                names = []
+    if names:
+        argument = names[0]
+        value = our_value(key, arguments[argument], trainer, arguments.get)
+    else:
+        argument = ""
+        value = setting.default if setting else None
+    if value == "all-linear":  # no list of layers means the same in model.lora
+        value = []
+    return argument, value
 
 
 def to_trainer(config: Config, trainer: str) -> tuple[dict[str, Any], dict[str, str]]:

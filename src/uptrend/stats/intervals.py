@@ -126,20 +126,9 @@ def student_reach(seeds: int, alpha: float) -> float:
     return float(stdtrit(seeds - 1, 1 - alpha / 2)) / math.sqrt(seeds)
 
 
-def sequence_reach(seeds: int, alpha: float, g: float = PRIOR_VARIANCE) -> float:
-    """Return the deviations that the confidence sequence reaches to either side; infinite for few
-    seeds.
-    """
-    # The set of means whose `bayes_factor` stays below 1/alpha: the interval may be looked at after
-    # every seed. Solved for t² = n (x̄ − μ)² / s², with r = 1 + ng and c = (√r / alpha)^(2/n), it
-    # is t²/ν = (c − 1) / (1 − c/r).
-    if seeds < 2:
-        return math.inf
-    r = 1 + seeds * g
-    c = (math.sqrt(r) / alpha) ** (2 / seeds)
-    if c >= r:
-        return math.inf
-    return math.sqrt((c - 1) / (1 - c / r) * (seeds - 1) / seeds)
+def student_quantile(count: int, alpha: float) -> float:
+    """Return Student's t quantile for a mean of `count` values: the reach in standard errors."""
+    return student_reach(count, alpha) * math.sqrt(count)
 
 
 def bayes_factor(spread: Spread, null: float = 0.0, g: float = PRIOR_VARIANCE) -> float:
@@ -165,6 +154,28 @@ def bayes_factor(spread: Spread, null: float = 0.0, g: float = PRIOR_VARIANCE) -
     return math.exp(log_factor)
 
 
+def sequence_reach(seeds: int, alpha: float, g: float = PRIOR_VARIANCE) -> float:
+    """Return the deviations that the confidence sequence reaches to either side; infinite for few
+    seeds.
+    """
+    # The set of means μ whose `bayes_factor` stays below 1/alpha: the interval may be looked at
+    # after every seed. At its ends, with x = t²/ν and r = 1 + ng,
+    #
+    #     r^(−1/2) · [(1 + x) / (1 + x/r)]^(n/2) = 1/alpha,
+    #
+    # so (1 + x) / (1 + x/r) = (√r / alpha)^(2/n) = c, and x = (c − 1) / (1 − c/r). The quotient
+    # stays below r: for c ≥ r no mean is excluded. As x = n (x̄ − μ)² / (s² (n − 1)), the reach
+    # |x̄ − μ| / s is √(x (n − 1) / n).
+    if seeds < 2:
+        return math.inf
+    r = 1 + seeds * g
+    c = (math.sqrt(r) / alpha) ** (2 / seeds)
+    if c >= r:
+        return math.inf
+    x = (c - 1) / (1 - c / r)
+    return math.sqrt(x * (seeds - 1) / seeds)
+
+
 def interval_of(spread: Spread, reach: float, alpha: float) -> Interval:
     """Return mean ± reach · deviation; where all differences are equal, the sign-flip test's
     interval.
@@ -188,15 +199,15 @@ def sequence_interval(spread: Spread, alpha: float = 0.05) -> Interval:
     return interval_of(spread, sequence_reach(spread.seeds, alpha), alpha)
 
 
-def median_interval(differences: Floats, alpha: float, low: Floats, high: Floats) -> Interval:
+def median_interval(differences: Floats, alpha: float, lows: Floats, highs: Floats) -> Interval:
     """Return the median difference with its exact interval, from order statistics: the sign test,
     inverted.
 
-    Each difference lies between its `low` and its `high`, which are infinite where a run was cut
-    off. Nothing is supposed of their distribution. With n differences the k-th least and greatest
-    are the ends, where k is the greatest with 2 P(Binomial(n, ½) < k) ≤ alpha (Thompson 1936,
-    Annals of Mathematical Statistics 7); without such a k, as below 6 differences at 5%, the ends
-    are infinite.
+    Each difference lies between its bounds in `lows` and `highs`, infinite where a run was cut off.
+    Nothing is supposed of their distribution. With n differences the k-th least and greatest are
+    the ends, where k is the greatest with 2 P(Binomial(n, ½) < k) ≤ alpha (Thompson 1936, Annals of
+    Mathematical Statistics 7); without such a k, as below 6 differences at 5%, the ends are
+    infinite.
     """
     median = float(np.median(differences))
     count = len(differences)
@@ -204,7 +215,7 @@ def median_interval(differences: Floats, alpha: float, low: Floats, high: Floats
     k = int((two_sided_p <= alpha).sum())
     if k == 0:
         return Interval(median, -math.inf, math.inf)
-    return Interval(median, float(np.sort(low)[k - 1]), float(np.sort(high)[-k]))
+    return Interval(median, float(np.sort(lows)[k - 1]), float(np.sort(highs)[-k]))
 
 
 def mean_squares(tables: Floats) -> tuple[Floats, Floats, Floats]:
@@ -231,15 +242,15 @@ def crossed_half(tables: Floats, alpha: float = 0.05) -> Floats:
     # With d = effect + seed + task + rest, the mean's variance is (MS_seeds + MS_tasks − MS_rest) /
     # (S·J); tasks that deviate by chance less than the rest count as not deviating. The seeds' part
     # has S − 1 degrees of freedom and the tasks' nearly J − 1, so Student's quantile is the mean of
-    # the two, weighted by their variances (Cochran and Cox 1950). Measured over shares of the tasks
-    # from none to nearly all, with 50 and 200 tasks, 6,000 tables each: coverage of 94.4 to 96.9%
-    # at 5 and 8 seeds, and to 97.4% at 3. Satterthwaite's degrees of freedom gave 92.7 to 99.6%:
-    # where few seeds happen to agree, they trust them too far.
+    # the two, weighted by their variances (Cochran and Cox 1950). Measured with the tasks' share of
+    # the mean's variance from none to nearly all, with 50 and 200 tasks, 6,000 tables each:
+    # coverage of 94.4 to 96.9% at 5 and 8 seeds, and to 97.4% at 3. Satterthwaite's degrees of
+    # freedom gave 92.7 to 99.6%: where few seeds happen to agree, they trust them too far.
     seeds, tasks = tables.shape[-2:]
     of_seeds, of_tasks, of_rest = mean_squares(tables)
     tasks_excess = np.maximum(0.0, of_tasks - of_rest)
-    seeds_quantile = student_reach(seeds, alpha) * math.sqrt(seeds)
-    tasks_quantile = student_reach(tasks, alpha) * math.sqrt(tasks)
+    seeds_quantile = student_quantile(seeds, alpha)
+    tasks_quantile = student_quantile(tasks, alpha)
 
     total = np.maximum(of_seeds + tasks_excess, 1e-300)  # no division by 0
     of_both = (seeds_quantile * of_seeds + tasks_quantile * tasks_excess) / np.sqrt(total)
@@ -255,6 +266,8 @@ def crossed_interval(table: Floats, alpha: float = 0.05) -> Interval | None:
     if min(table.shape) < 2:
         return None
     of_seeds = mean_squares(table)[0]
+    # Seeds that all agree say nothing of how much others would differ; as in `interval_of`, an
+    # interval without their part is not believed.
     if math.sqrt(float(of_seeds)) <= ROUNDING * float(np.abs(table).max()):
         return None
     mean = float(table.mean())
@@ -337,7 +350,7 @@ def iqm_difference(arm: Floats, control: Floats, alpha: float = 0.05) -> Interva
         return Interval(difference, -math.inf, math.inf)
     drawn = difference_of(_drawn_seeds(seeds))
     error = float(drawn.std()) * math.sqrt(seeds / (seeds - 1))
-    half = student_reach(seeds, alpha) * math.sqrt(seeds) * error
+    half = student_quantile(seeds, alpha) * error
     return Interval(difference, difference - half, difference + half)
 
 
