@@ -266,8 +266,8 @@ USER, ASSISTANT = ONE_TURN
     [
         ("{not json", r"chats\.jsonl:2 is not JSON: "),
         ([USER, ASSISTANT], r'chats\.jsonl:2 should be an object, for example {"messages": \['),
-        ({"conversations": []}, r":2 has no list of messages, .* Its keys are conversations\."),
-        ({"messages": []}, r":2 has no list of messages"),
+        ({"conversations": []}, r":2 has no messages; a line is, .* Its keys are conversations\."),
+        ({"messages": []}, r":2 has messages = \[\]; they should be a list, for example"),
         ({"messages": ["hi"]}, r":2: message 1 = 'hi' should be an object with role and content"),
         (
             {"messages": [USER, {"role": "gpt", "content": "4"}]},

@@ -18,8 +18,9 @@ from letters import Letter, Letters
 from models import full_logits, make_policy
 from uptrend.config import load_config
 from uptrend.policy.optimizer import Optimizer
-from uptrend.records import ModelError, RecordError, Reward, Role, Task, TasksetError
+from uptrend.records import ModelError, RecordError, Reward, Role, Task, TasksetError, rollouts_of
 from uptrend.runner.evaluation import load_for_eval
+from uptrend.runner.rollouts import repeat_rollouts
 from uptrend.runner.runs import resume_run, warmstart
 from uptrend.tasks.pool import make_heldout, make_pool
 from uptrend.training.learner import Learner, lay_out
@@ -203,6 +204,15 @@ def test_the_first_stages_own_count_does_not_count(llama_folder: Path, tmp_path:
     staged["tasks"]["stages"] = [{"start": 1, "train": 8}, {"start": 5, "train": 30}]
     run = warmstart(load_config(staged), tmp_path / "model", runs=tmp_path / "runs")
     assert (run.last_step, run.info["tasks"]["count"]) == (2, 16)
+
+
+def test_its_rollouts_can_be_played_again(llama_folder: Path, tmp_path: Path) -> None:
+    """It demonstrates fewer tasks than `[tasks]` has."""
+    run = warmstart(load_config(table(llama_folder)), tmp_path / "model", runs=tmp_path / "runs")
+    recorded = rollouts_of(run.rollouts(1))
+    repeated = repeat_rollouts(run, recorded)
+    assert len(repeated) == 8
+    assert not [rollout for rollout in repeated if rollout.differences]
 
 
 def test_a_folder_that_comes_up_while_it_learns_is_kept_and_so_is_the_model(

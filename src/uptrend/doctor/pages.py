@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from uptrend.config import load_config
@@ -94,16 +95,24 @@ def _with_thresholds(text: str) -> str:
     """Return a page's text with the values of thresholds, and of the usual learning rates."""
 
     def threshold_in_words(match: re.Match[str]) -> str:
-        is_of_probe, name, constant, is_percentage = match.groups()
-        if is_of_probe:
-            value = _numbers_of_probes(name)[constant]
+        probes_prefix, module, constant, percent_sign = match.groups()
+        if probes_prefix:
+            value = _numbers_of_probes(module)[constant]
         else:
-            value = getattr(OTHER_MODULES.get(name) or getattr(checks, name), constant)
-        return f"{100 * value:g}%" if is_percentage else f"{value:g}"
+            value = getattr(_module_of(module), constant)
+        return f"{100 * value:g}%" if percent_sign else f"{value:g}"
 
     return THRESHOLD_PATTERN.sub(threshold_in_words, text).replace(
         "{usual_rates}", usual_rates_in_words()
     )
+
+
+def _module_of(name: str) -> ModuleType:
+    """Return the module of this name: `case`, `proof` or one of checks."""
+    if name in OTHER_MODULES:
+        return OTHER_MODULES[name]
+    module: ModuleType = getattr(checks, name)
+    return module
 
 
 @cache
@@ -136,6 +145,7 @@ def _trials(cause: Cause) -> Iterator[str]:
                 " it"
             )
         if shares:
+            # The empty line makes each a paragraph of its own.
             yield f"{source_in_words}: {', '.join(shares)}.\n"
 
 
@@ -155,6 +165,7 @@ def _deciding_commands(cause: Cause) -> list[str]:
         relative = [value for value in changes.values() if isinstance(value, Multiplied)]
         comment = f"  # {relative[0]}, here of the default" if relative else ""
         lines.append(f"uptrend train recipe.toml{sets} --name {run_name}{comment}")
+    # The first arm is the control.
     for run_name in run_names[1:]:
         lines.append(f"uptrend runs compare {run_names[0]} {run_name}")
     if lines:
@@ -190,6 +201,7 @@ def _settings_by_trainer(cause: Cause, fix: Fix) -> Iterator[str]:
     for trainer, title in TRAINERS.items():
         notes_by_setting: dict[str, str] = {}
         for note in fix.notes.get(trainer, ()):
+            # Notes of fixes are "setting: text".
             key, _, text = note.partition(": ")
             notes_by_setting[key] = text
         changes = fix.changes.get(trainer, {})

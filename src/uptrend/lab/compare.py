@@ -133,9 +133,11 @@ def pair(hypothesis: Hypothesis, measured: Sequence[Measured], arm: str) -> Pair
 def alpha_of(hypothesis: Hypothesis) -> float:
     """Return each arm's share of alpha.
 
-    Shared among the arms (Bonferroni). A directional claim errs on one side only, so that the
-    sequence and the final interval, each two-sided at this level, err together as often as it says.
-    A claim of either direction errs on both, and where it may stop early each of the two gets half.
+    The arms share alpha (Bonferroni). An experiment that may stop early is judged twice, by the
+    confidence sequence and by the final interval, each two-sided at this level. With 0.05, each
+    errs upward with a probability of 0.025. For a directional claim only that side is an error: the
+    two judgments together err with 0.05 at most. For a claim of either direction both sides are
+    errors, 0.1 together, so each judgment gets half of the share.
     """
     share = hypothesis.alpha / len(hypothesis.treated)
     if hypothesis.direction is Direction.EITHER and hypothesis.stops_early:
@@ -151,10 +153,20 @@ def least_seeds(hypothesis: Hypothesis) -> int:
     symmetry. While its least p, that of differences that all point one way, is above alpha, nothing
     but that supposition decides.
     """
-    if first_step(hypothesis.metric):
-        return fewest_seeds(alpha_of(hypothesis))  # the sign test on the median, two-sided
-    one_sided = 1.0 if hypothesis.direction is Direction.EITHER else 2.0
-    return max(2, fewest_seeds(one_sided * hypothesis.alpha))
+    if _is_ranked(hypothesis):
+        # The sign test on the median is itself the verdict, and the arms share its alpha.
+        return fewest_seeds(alpha_of(hypothesis))
+    # The sign-flip test only stands beside the interval that decides, so the arms do not share its
+    # alpha. `fewest_seeds` takes a two-sided test; a one-sided one at alpha needs as many seeds as
+    # a two-sided one at 2 alpha.
+    is_two_sided = hypothesis.direction is Direction.EITHER
+    two_sided_alpha = hypothesis.alpha if is_two_sided else 2 * hypothesis.alpha
+    return max(2, fewest_seeds(two_sided_alpha))
+
+
+def _is_ranked(hypothesis: Hypothesis) -> bool:
+    """Return True if the metric is the steps to a value, which have a median and no mean."""
+    return first_step(hypothesis.metric) is not None
 
 
 @dataclass(frozen=True)
@@ -226,7 +238,7 @@ def interval_and_p(
     exact sign test, which holds once, after all seeds: an earlier look decides nothing.
     """
     alpha = alpha_of(hypothesis)
-    if first_step(hypothesis.metric):
+    if _is_ranked(hypothesis):
         lower, upper = pairs.bounds
         interval = intervals.median_interval(pairs.differences, alpha, lower, upper)
         if by_sequence:
@@ -267,12 +279,20 @@ def status_of(hypothesis: Hypothesis, pairs: Pairs, interval: Interval) -> Statu
     return Status.VALIDATED if claimed.low > 0 else Status.INCONCLUSIVE
 
 
+def _known_signs(pairs: Pairs) -> Floats:
+    """Return the sign of each difference; 0 where its bounds have different signs, as where a run
+    never reached the value.
+    """
+    lower_signs, upper_signs = np.sign(pairs.bounds)
+    return np.where(lower_signs == upper_signs, lower_signs, 0.0)
+
+
 def compare(hypothesis: Hypothesis, pairs: Pairs, by_sequence: bool) -> Comparison:
     """Compare an arm with the control on their common seeds; `judge` adds the sentence."""
     alpha = alpha_of(hypothesis)
     spread = intervals.spread_of(pairs.differences)
     deviation = intervals.likely_deviation(spread)
-    is_ranked = first_step(hypothesis.metric) is not None
+    is_ranked = _is_ranked(hypothesis)
     interval, p = interval_and_p(hypothesis, pairs, by_sequence)
     status = status_of(hypothesis, pairs, interval)
 
@@ -280,8 +300,7 @@ def compare(hypothesis: Hypothesis, pairs: Pairs, by_sequence: bool) -> Comparis
     arm_values = np.array([[run.value] for run in pairs.treated])
     if is_ranked:  # no means and no power, and the test sees signs alone
         control_mean = arm_mean = power = math.nan
-        lower_signs, upper_signs = np.sign(pairs.bounds)
-        sign_flip = comparison.sign_flip(lower_signs * (lower_signs == upper_signs))
+        sign_flip = comparison.sign_flip(_known_signs(pairs))
     else:
         control_mean = float(control_values.mean())
         arm_mean = float(arm_values.mean())

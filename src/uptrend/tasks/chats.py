@@ -172,11 +172,16 @@ def read_conversation(row: Mapping[str, Any], where: str) -> RecordedChat:
     """Return a line of the file as a conversation, or raise an error that begins with `where` and
     says what would be right.
     """
-    entries = row.get("messages")
+    if "messages" not in row:
+        raise TasksetError(
+            f"{where} has no messages; a line is, for example, {EXAMPLE_LINE}. Its keys are"
+            f" {', '.join(row) or 'none'}."
+        )
+    entries = row["messages"]
     if not isinstance(entries, list) or not entries:
         raise TasksetError(
-            f"{where} has no list of messages, for example {EXAMPLE_LINE}. Its keys are"
-            f" {', '.join(row) or 'none'}."
+            f"{where} has messages = {_quote(entries)}; they should be a list, for example"
+            f" {EXAMPLE_LINE}."
         )
     messages: list[Message] = []
     for number, entry in enumerate(entries, 1):

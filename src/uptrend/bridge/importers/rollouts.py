@@ -97,7 +97,7 @@ def _tables_by_step(log: Log, step_name: str | None) -> dict[int, pa.Table]:
     for row in log.rows:
         number = parse_number(row.get(step_name)) if step_name else 0
         if number is None:
-            continue
+            continue  # belongs to no point of the curve
         step = int(number)
         parts: dict[str, float | None] = {}
         scores = row.get("metrics")
@@ -111,7 +111,11 @@ def _tables_by_step(log: Log, step_name: str | None) -> dict[int, pa.Table]:
 
 
 def completion_files(folder: Path) -> dict[int, Path]:
-    """Return TRL's files of completions by step, in order."""
+    """Return TRL's files of completions by step, in order.
+
+    The step is that in the file's name, so that no file is read; `_step_of` reads files that the
+    user names, which may be renamed.
+    """
     files: list[tuple[int, Path]] = []
     for pattern in ("completions/completions_*.parquet", "completions_*.parquet"):
         for path in folder.glob(pattern):
@@ -197,6 +201,7 @@ def _completion_reader(files: Mapping[int, Path], part_names: frozenset[str]) ->
         numeric = _numeric_columns(table.schema)
         part_columns = [name for name in numeric if name in part_names]
         if not part_columns:
+            # __name__ is the form of a writer's own columns, such as pandas' __index_level_0__.
             part_columns = [name for name in numeric if not name.startswith("__")]
         rollouts: list[Row] = []
         for row in table.to_pylist():
@@ -209,10 +214,11 @@ def _completion_reader(files: Mapping[int, Path], part_names: frozenset[str]) ->
 
 def _numeric_columns(schema: pa.Schema) -> list[str]:
     """Return the columns of numbers that may be parts of the reward."""
+    no_parts = names_for("not_parts")  # prompt, advantage, reward ...
     names: list[str] = []
     for column in schema:
         is_number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
-        if is_number and column.name not in names_for("not_parts"):
+        if is_number and column.name not in no_parts:
             names.append(column.name)
     return names
 
@@ -225,6 +231,7 @@ def _rollout(row: Mapping[str, Any], parts: Mapping[str, float | None], step: in
             known_parts[name] = value
     reward = None
     if "reward" in row:
+        # A reward of null stays unknown, as of a failed attempt: it is not the sum of its parts.
         reward = parse_number(row.get("reward"))
     elif known_parts:
         # TRL logs no total with completions.

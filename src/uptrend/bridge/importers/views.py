@@ -46,8 +46,9 @@ MIN_EQUAL_SPREAD_SHARE = 0.9
 MIN_PART_SPREAD = 1e-9
 # Points from which a dead share of 0 or 1, and nothing between, means that a batch is one group.
 MIN_POINTS_OF_ONE_GROUP = 10
-# Lowest importance ratio / exp(-largest difference of log-probabilities), 1 or more by token, but
-# for rounding.
+# A token's importance ratio is at least exp(-d), where d is the step's largest difference of
+# log-probabilities. A lowest ratio below this share of the bound is not by token: rounding is
+# smaller.
 MIN_RATIO_TO_BOUND = 0.9
 # Points with completions of one length that must be cut before it is taken for the limit.
 MIN_CUT_POINTS = 3
@@ -61,7 +62,7 @@ def views_of_log(log: Log, source: str) -> list[RunView]:
     logged_rows, note = thin_rows(log)
     rows: list[Row] = []
     for logged_row in logged_rows:
-        is_nested = dict in map(type, logged_row.values())
+        is_nested = any(type(value) is dict for value in logged_row.values())
         row = flatten(logged_row) if is_nested else dict(logged_row)
         # ms-swift counts as 'global_step/max_steps': '12/500'.
         done, _, planned = str(row.pop("global_step/max_steps", "")).partition("/")
@@ -141,12 +142,16 @@ def _view(log: Log, run: Segment, runs_in_log: int, source: str) -> RunView:
     trainer = log.trainer or recognize([*columns, *columns_in(run.evals)])
     sources, unknown = _translate_columns(columns, trainer)
     metrics = {metric: columns[column] for metric, column in sources.items()}
+    # Each of these changes `metrics` in place and returns notes on what it changed. The order
+    # matters: the spread and the ratio are judged by metrics that were computed, and a reward that
+    # no name tells is looked for among the columns that are left.
     _derive_metrics(metrics, columns, trainer)
     notes += _drop_uncomputed(metrics, sources)
     notes += _settle_spread(metrics, columns, trainer)
     notes += _settle_ratio(metrics, columns, sources)
     notes += _name_reward(metrics, unknown, sources, trainer)
-    config = _config(log, columns, metrics, trainer, notes)
+    config, config_notes = _config(log, columns, metrics, trainer)
+    notes += config_notes
 
     nonfinite_metrics: dict[str, tuple[int, ...]] = {}
     for metric, column in sources.items():
@@ -181,10 +186,10 @@ def _read_columns(
     not finite.
     """
     # Our own runs of earlier versions have other names.
-    new_names = names("metrics")
+    new_name_by_old = names("metrics")
     renamed: list[Row] = []
     for point in points:
-        renamed.append({new_names.get(key, key): value for key, value in point.items()})
+        renamed.append({new_name_by_old.get(key, key): value for key, value in point.items()})
     all_keys = columns_in(renamed)
     check_cells(source, len(steps), len(all_keys))
 
@@ -258,11 +263,13 @@ def _drop_uncomputed(metrics: Columns, sources: Mapping[str, str]) -> list[str]:
 
 
 def _settle_spread(metrics: Columns, columns: Columns, trainer: str) -> list[str]:
-    """Rename TRL's `reward_std` if it is of the whole batch: up to version 0.26 it is the mean
-    within groups.
+    """Rename TRL's `reward_std` if it is the deviation of the whole batch, as since TRL 0.27. Up to
+    0.26 it is the mean of the deviations within groups.
     """
     spread = metrics.get("reward/group_std/mean")
-    is_recent = any(name.endswith("step_time") for name in columns)  # 0.26 brought it
+    # TRL logs step_time since 0.26, so that a log of 0.26 itself is read as a later one where the
+    # numbers do not decide.
+    is_recent = any(name.endswith("step_time") for name in columns)
     if spread is None or trainer != "trl" or not _is_batch_wide(metrics, spread, is_recent):
         return []
     metrics["reward/std"] = spread
@@ -280,7 +287,7 @@ def _settle_spread(metrics: Columns, columns: Columns, trainer: str) -> list[str
 
 def _is_batch_wide(metrics: Columns, spread: Floats, is_recent: bool) -> bool:
     """Return True if the spread is above 0 although every group is dead, or equals that of the only
-    component.
+    component. `is_recent` decides if the log has neither.
     """
     dead_share = metrics.get("advantage/dead/share")
     if dead_share is not None:
@@ -326,7 +333,9 @@ def _settle_ratio(metrics: Columns, columns: Columns, sources: Mapping[str, str]
 def _name_reward(
     metrics: Columns, unknown: Columns, sources: dict[str, str], trainer: str
 ) -> list[str]:
-    """Note which column is the reward if several could be; guess it if none has a known name."""
+    """Note which column is the reward if several could be; guess it if none has a known name. A
+    guessed column moves from `unknown` to `metrics` and `sources`.
+    """
     source = sources.get("reward/mean")
     # Beside a known reward, only a name outside of any group of columns is a rival.
     max_depth = 1 if source is None else 0
@@ -363,10 +372,10 @@ def _name_reward(
 
 
 def _config(
-    log: Log, columns: Columns, metrics: Columns, trainer: str, notes: list[str]
-) -> dict[str, Any]:
-    """Gather settings from facts, from columns that never change, and from the curves
-    themselves.
+    log: Log, columns: Columns, metrics: Columns, trainer: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Gather settings from facts, from columns that never change, and from the curves themselves;
+    return them and notes on those that are inferred.
     """
     constants: dict[str, float] = {}
     for key, values in columns.items():
@@ -382,6 +391,7 @@ def _config(
         # A schedule's highest rate is the setting; a log may start within its warmup or after it.
         learning["lr"] = max(learning.get("lr", highest), highest)
 
+    notes: list[str] = []
     max_tokens = _length_of_cut(metrics)
     if max_tokens and "max_tokens" not in config.get("sampling", {}):
         config.setdefault("sampling", {})["max_tokens"] = max_tokens
@@ -389,7 +399,7 @@ def _config(
             f"The completion limit is taken as {max_tokens} tokens, the length of completions that"
             " were cut."
         )
-    return config
+    return config, notes
 
 
 def _length_of_cut(metrics: Columns) -> int:

@@ -27,8 +27,15 @@ SCROLL_HINT = "Scrolling many times is slow: search_file <term> finds a line, go
 LINT_TIMEOUT_S = 10
 # Lines around a refused edit that the reply shows.
 REFUSED_EDIT_CONTEXT = 3
-# A line that is gone to appears a sixth of the window below its top, with what leads up to it.
-LINES_ABOVE_SHARE = 6
+# The line moved to appears this part of the window (a sixth) below its top, so that the lines that
+# lead up to it show.
+LINES_ABOVE_DIVISOR = 6
+# Lines that two neighboring windows have in common when scrolling.
+SCROLL_OVERLAP_LINES = 2
+# In the system's text for a missing file (ENOENT), which the sandbox gives as the reason.
+MISSING_FILE = "No such file"
+# In the linter's messages on names that nothing defines; the others are syntax errors.
+UNDEFINED_NAME = "undefined name"
 
 # Runs inside the sandbox: reads source from stdin, and prints syntax errors and names that nothing
 # in it defines.
@@ -48,11 +55,12 @@ for node in ast.walk(tree):
         known.add(node.arg)
     else:
         known.add(getattr(node, "name", None))
+# Backward: of several uses of a name, the line of the first that ast.walk meets stays.
 names = [node for node in reversed(list(ast.walk(tree))) if isinstance(node, ast.Name)]
 unknown = {node.id: node.lineno for node in names if node.id not in known}
 if unknown and "*" not in known:
-    sys.exit("\n".join(f"line {line}: undefined name {name!r}" for name, line in unknown.items()))
-"""
+    sys.exit("\n".join(f"line {line}: UNDEFINED_NAME {name!r}" for name, line in unknown.items()))
+""".replace("UNDEFINED_NAME", UNDEFINED_NAME)
 
 
 @dataclass(frozen=True)
@@ -179,7 +187,7 @@ class Terminal:
         return CommandReply("\n".join(parts))
 
     def _move_to(self, line: int) -> None:
-        self._top = max(1, line - self._window // LINES_ABOVE_SHARE)
+        self._top = max(1, line - self._window // LINES_ABOVE_DIVISOR)
 
     async def _open(self, arguments: str) -> CommandReply:
         usage = "open <path> [<line>]"
@@ -211,18 +219,18 @@ class Terminal:
 
     async def _scroll_down(self, arguments: str) -> CommandReply:
         _words(arguments, "scroll_down", 0)
-        return await self._scroll(self._window - 2)
+        return await self._scroll(self._window - SCROLL_OVERLAP_LINES)
 
     async def _scroll_up(self, arguments: str) -> CommandReply:
         _words(arguments, "scroll_up", 0)
-        return await self._scroll(2 - self._window)
+        return await self._scroll(SCROLL_OVERLAP_LINES - self._window)
 
     async def _create(self, arguments: str) -> CommandReply:
         (path,) = _words(arguments, "create <path>", 1)
         try:
             await self.workspace.read(path, MAX_FILE_BYTES)
         except FileProblem as problem:
-            if "No such file" not in str(problem):
+            if MISSING_FILE not in str(problem):
                 raise
             await self.workspace.write(path, b"\n")
             return await self._open(shlex.quote(path))
@@ -328,7 +336,7 @@ class Terminal:
 def _has_new_errors(errors: str, errors_before: str) -> bool:
     """Return True if there are errors that were not there before, on whatever line."""
     # After a syntax error, the linter looked for nothing else.
-    had_syntax_error = bool(errors_before) and "undefined name" not in errors_before
+    had_syntax_error = bool(errors_before) and UNDEFINED_NAME not in errors_before
     if had_syntax_error:
         return False
     return not _without_lines(errors) <= _without_lines(errors_before)
