@@ -60,13 +60,15 @@ SETTINGS_SHOWN = {
 MIN_CURVE_WIDTH = 8
 MAX_CURVE_WIDTH = 60
 CURVE_TEXTS_WIDTH = 49
+# Folder in which runs are made, and listed if none is named.
+DEFAULT_FOLDER = Path("runs")
 # Different rewards that a group's row lists.
 MAX_REWARDS_LISTED = 4
 
 
 @app.command("list")
 def list_runs(
-    folder: Annotated[Path, typer.Argument(help="Folder that holds the runs.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="Folder that holds the runs.")] = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """List the runs of a folder, newest first.
@@ -75,7 +77,8 @@ def list_runs(
     uptrend runs list
     uptrend runs list elsewhere --json
     """
-    if not folder.is_dir() and folder != Path("runs"):
+    # The default folder is only made by the first run: until then it is an empty one.
+    if not folder.is_dir() and folder != DEFAULT_FOLDER:
         if folder.exists():
             raise RecordError(f"{folder} is a file; runs are folders.")
         raise RecordError(f"{folder} does not exist. {HOW_TO_MAKE_ONE}")
@@ -159,7 +162,8 @@ def show_run(
     else:
         description = describe(opened, latest_report(opened))
         console.print(_headline(description))
-        curve_rows = _draw_curves(description["curves"], console.width)
+        curves_by_metric = {metric: {"": curve} for metric, curve in description["curves"].items()}
+        curve_rows = _draw_curves(curves_by_metric, console.width)
         sections = (_diagnosis(description), _facts(description), curve_rows, _results(description))
         for rows in sections:
             if rows:
@@ -303,27 +307,29 @@ def _facts(run: dict[str, Any]) -> list[tuple[str, str]]:
     return rows + [("note", str(note)) for note in run["notes"] or []]
 
 
-def _draw_curves(curves: Mapping[str, Any], width: int) -> list[tuple[str, Text]]:
-    """Draw curves as blocks with their first and last value; those of two runs below each other, on
-    one scale.
+def _draw_curves(
+    curves_by_metric: Mapping[str, Mapping[str, Sequence[float | None]]], width: int
+) -> list[tuple[str, Text]]:
+    """Draw curves as blocks with their first and last value; those of two runs below each other,
+    on one scale.
+
+    Each metric has one curve per run, by the name of the run's side, which is empty for one alone.
     """
-    pairs: dict[str, dict[str, list[float | None]]] = {}
     longest = 1
-    for key, curve in curves.items():
-        pairs[key] = curve if isinstance(curve, dict) else {"": curve}
-        longest = max(longest, *map(len, pairs[key].values()))
+    for curve_by_side in curves_by_metric.values():
+        longest = max(longest, *map(len, curve_by_side.values()))
     full_width = max(MIN_CURVE_WIDTH, min(MAX_CURVE_WIDTH, width - CURVE_TEXTS_WIDTH, longest))
 
     rows = []
-    for key, pair in pairs.items():
+    for key, curve_by_side in curves_by_metric.items():
         is_heldout = key == HELDOUT_CURVE
         metric = "eval/accuracy" if is_heldout else key
-        values_of_both = list(chain.from_iterable(pair.values()))
-        finite = [value for value in values_of_both if value is not None and math.isfinite(value)]
+        all_values = list(chain.from_iterable(curve_by_side.values()))
+        finite = [value for value in all_values if value is not None and math.isfinite(value)]
         low = min(finite, default=0)
         high = max(finite, default=0)
         name = key
-        for side, values in pair.items():
+        for side, values in curve_by_side.items():
             curve_width = full_width
             if not is_heldout and not key.startswith("eval/"):
                 # A shorter run gets a shorter line, so that the same column is the same step.
@@ -399,6 +405,7 @@ def _describe_group(table: RolloutTable, group: RolloutGroup) -> dict[str, Any]:
         "question": " ".join(table.question_n[first].split()),
         "rewards": rewards,
         "mean": statistics.fmean(rewards) if rewards else None,
+        # Of one rollout alone too: there is nothing to compare it with.
         "dead": len(set(rewards)) == 1,
         "kept": bool(table.kept_n[first]),
     }
@@ -406,6 +413,7 @@ def _describe_group(table: RolloutTable, group: RolloutGroup) -> dict[str, Any]:
 
 def _describe_rollout(table: RolloutTable, group: RolloutGroup, row: int) -> dict[str, Any]:
     """Return a rollout's figures and the text that the model wrote."""
+    # As in RolloutTable, n = row of the table and m = message.
     texts = [table.messages.text_m[m] for m in table.model_message_indices_n[row]]
     keys = ("group", "index", "task", "reward", "correct", "ended", "error")
     return {
@@ -471,6 +479,7 @@ def _print_groups(console: Console, groups: Sequence[dict[str, Any]]) -> None:
             rewards.append("…")
         state: str | Text = "alive"
         if group["dead"]:
+            # A dead group that is not kept gave way to another one in its step.
             state = Text("dead" if group["kept"] else "replaced", "red")
         question = visible(group["question"] or str(group["task"]))
         row = (

@@ -5,6 +5,14 @@ A pass is one call of one module, in which layers gather their weights when thei
 them go after it. Gradients of all processes are added up on their way back, and every process
 updates the rows that it holds.
 
+    parameter       as FSDP keeps it: a DTensor, of which each process has some rows
+    slot            its place in the flat order of all trainable weights
+    whole           all of its elements, gathered
+    local slice     which of its elements this process has, counted within the parameter
+    local elements  those elements, flat, in the memory where FSDP keeps them
+    memory          of the optimizer: AdamW's two moments of each weight, and its number of steps
+    place           folder of a checkpoint
+
 The optimizer's memory goes to disk by torch.distributed.checkpoint, as safetensors: any number of
 processes can read it, and one alone. `zero.py` does the same by DeepSpeed.
 """
@@ -47,6 +55,11 @@ from uptrend.policy.policy import (
 )
 from uptrend.policy.weights import FlatWeights, Slot, Stretch, digest
 from uptrend.records import CheckpointError, ConfigError, ModelError
+
+# Names in the file of an optimizer that one process wrote, where all weights are parameter 0: its
+# number of updates, and a moment that only the 8-bit optimizer has.
+STEP_NAME = "0.step"
+MOMENT_NAME_8BIT = "0.state1"
 
 
 class Head(nn.Module):
@@ -137,8 +150,11 @@ class ShardedPolicy(Policy):
         distributed.barrier()
 
     def copy(self) -> Policy:
-        """Return the policy as it was loaded, whole, with frozen weights of its own; `named` has
-        the newer ones.
+        """Return a whole policy with frozen weights of its own, for a sampler that goes on while
+        this one learns.
+
+        Its weights are those that were loaded at first: the sampler copies newer ones over them, by
+        `named`.
         """
         settings = self.settings
         assert settings is not None
@@ -182,8 +198,10 @@ class ShardedWeights(FlatWeights):
         """Return the parameter of a slot, of which this process has a part."""
         return self.parameters[self.slots.index(slot)]
 
-    def part(self, slot: Slot) -> slice:
-        """Return this process's part of a parameter, among its elements."""
+    def local_slice(self, slot: Slot) -> slice:
+        """Return which elements of a parameter this process has, as FSDP divides it: equally many
+        rows each, and fewer or none for the last ones.
+        """
         all_rows = slot.shape[0]
         rows_each = -(-all_rows // self.world_size)
         start_row = min(all_rows, rows_each * self.rank)
@@ -192,7 +210,7 @@ class ShardedWeights(FlatWeights):
         return slice(start_row * width, stop_row * width)
 
     @torch.no_grad()
-    def own(self, parameter: Any) -> Tensor:
+    def local_elements(self, parameter: Any) -> Tensor:
         """Return the elements of a parameter that are here; they share its memory."""
         local: Tensor = parameter.to_local()
         return local.view(-1)
@@ -200,8 +218,8 @@ class ShardedWeights(FlatWeights):
     def stretches(self) -> list[Stretch]:
         stretches: list[Stretch] = []
         for slot, parameter in zip(self.slots, self.parameters, strict=True):
-            start = slot.start + self.part(slot).start
-            stretches.append(Stretch(slot.group, start, self.own(parameter)))
+            start = slot.start + self.local_slice(slot).start
+            stretches.append(Stretch(slot.group, start, self.local_elements(parameter)))
         return stretches
 
     def sum_over_processes(self, sums: Tensor) -> Tensor:
@@ -215,7 +233,7 @@ class ShardedWeights(FlatWeights):
         return gathered
 
     def put(self, slot: Slot, whole: Tensor) -> None:
-        self.own(self.parameter(slot)).copy_(whole.reshape(-1)[self.part(slot)])
+        self.local_elements(self.parameter(slot)).copy_(whole.reshape(-1)[self.local_slice(slot)])
 
 
 class ShardedOptimizer(Optimizer):
@@ -227,8 +245,12 @@ class ShardedOptimizer(Optimizer):
         self._weights = flat
         self._max_norm = learning.max_grad_norm
         self.is_8bit = False
-        self._own = [nn.Parameter(flat.own(p).clone()) for p in flat.parameters]
-        groups = by_decay(flat.slots, self._own, learning)
+        # Only size, type and device of these copies matter: `apply` sets them to the weights' own
+        # memory.
+        self._local_parameters = [
+            nn.Parameter(flat.local_elements(p).clone()) for p in flat.parameters
+        ]
+        groups = by_decay(flat.slots, self._local_parameters, learning)
         self.adamw = torch.optim.AdamW(
             groups, lr=learning.lr, betas=(learning.beta1, learning.beta2), fused=True
         )
@@ -237,18 +259,19 @@ class ShardedOptimizer(Optimizer):
     def apply(self, lr: float) -> Applied:
         # FSDP may have moved weights since the last call; AdamW works on them where they are.
         gradients: list[Tensor] = []
-        for own, parameter in zip(self._own, self._weights.parameters, strict=True):
-            own.data = self._weights.own(parameter)
+        for own, parameter in zip(self._local_parameters, self._weights.parameters, strict=True):
+            own.data = self._weights.local_elements(parameter)
             if parameter.grad is None:
                 own.grad = torch.zeros_like(own)
             else:
-                own.grad = self._weights.own(parameter.grad)
+                own.grad = self._weights.local_elements(parameter.grad)
             gradients.append(own.grad)
             parameter.grad = None
 
         squares = torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).square().sum()
         squared_norm = float(self._weights.sum_over_processes(squares))
         if not math.isfinite(squared_norm):
+            # As norms: its root would be as infinite or NaN.
             return Applied(squared_norm, squared_norm, skipped=True)
         norm = math.sqrt(squared_norm)
         factor = clip_factor(norm, self._max_norm)
@@ -265,7 +288,7 @@ class ShardedOptimizer(Optimizer):
             if self._weights.rank == 0:
                 save_file({}, place / MEMORY_FILE)
             return
-        states = [self.adamw.state[own] for own in self._own]
+        states = [self.adamw.state[own] for own in self._local_parameters]
         moments = {name: [state[name] for state in states] for name in MOMENT_NAMES}
         memory = self._as_distributed(moments) | {"step": states[0]["step"].reshape(1)}
         writer = HuggingFaceStorageWriter(str(place / MEMORY_FOLDER), save_distributed=True)
@@ -284,9 +307,11 @@ class ShardedOptimizer(Optimizer):
             return False
         if step == 0:  # without a memory
             return True
-        moments = {name: [torch.zeros_like(own) for own in self._own] for name in MOMENT_NAMES}
+        moments = {
+            name: [torch.zeros_like(own) for own in self._local_parameters] for name in MOMENT_NAMES
+        }
         load_memory(place, self._as_distributed(moments), self._weights)
-        for i, own in enumerate(self._own):
+        for i, own in enumerate(self._local_parameters):
             state = {name: tensors[i] for name, tensors in moments.items()}
             self.adamw.state[own] = {"step": torch.tensor(float(step)), **state}
         return True
@@ -343,9 +368,9 @@ def read_step(place: Path) -> int | None:
         return int(step["step"])
     with safe_open(place / MEMORY_FILE, framework="pt") as file:
         names = set(file.keys())
-        if "0.state1" in names:
+        if MOMENT_NAME_8BIT in names:
             return None
-        return int(file.get_tensor("0.step")) if "0.step" in names else 0
+        return int(file.get_tensor(STEP_NAME)) if STEP_NAME in names else 0
 
 
 def load_memory(place: Path, memory: dict[str, Any], weights: ShardedWeights) -> None:
@@ -360,8 +385,8 @@ def load_memory(place: Path, memory: dict[str, Any], weights: ShardedWeights) ->
                 if tensor is None:
                     continue
                 if isinstance(tensor, DTensor):
-                    part = weights.part(slot)
-                    target = weights.own(tensor)
+                    part = weights.local_slice(slot)
+                    target = weights.local_elements(tensor)
                 else:
                     part = slice(0, slot.shape.numel())
                     target = tensor.view(-1)

@@ -48,17 +48,17 @@ class ZeroWeights(ShardedWeights):
         super().__init__(slots, model)
         self.engine = engine
 
-    def part(self, slot: Slot) -> slice:
+    def local_slice(self, slot: Slot) -> slice:
         total = slot.shape.numel()
         size_each = -(-total // self.world_size)
         start = min(total, size_each * self.rank)
         stop = min(total, size_each * (self.rank + 1))
         return slice(start, stop)
 
-    def own(self, parameter: Any) -> Tensor:
+    def local_elements(self, parameter: Any) -> Tensor:
         # By identity: == of tensors compares their elements.
         index = next(i for i, each in enumerate(self.parameters) if each is parameter)
-        part = self.part(self.slots[index])
+        part = self.local_slice(self.slots[index])
         local: Tensor = parameter.ds_tensor.data
         return local[: part.stop - part.start]  # without padding, which is behind them
 
@@ -144,7 +144,7 @@ class ZeroOptimizer(Optimizer):
             empty = {name: torch.zeros_like(group) for name in MOMENT_NAMES}
             self.adamw.state[group] = {"step": torch.tensor(float(step)), **empty}
         for slot, parameter in zip(self._weights.slots, self._weights.parameters, strict=True):
-            part = self._weights.part(slot)
+            part = self._weights.local_slice(slot)
             for name in MOMENT_NAMES:
                 whole = torch.zeros(slot.shape)
                 load_memory(place, {f"{slot.name}.{name}": whole}, self._weights)

@@ -2,10 +2,12 @@
 gradients add up.
 
 b = sequence, s = sampled token of it, n = rollout, t = token of one sequence.
+
+What a probe yields is sorted by type (probe.py): texts are parts of its one printed sentence,
+joined as they are; findings are reported; tuples of pieces are printed rollouts.
 """
 
 from collections.abc import Iterator
-from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import cast
@@ -32,6 +34,7 @@ from uptrend.policy.weights import movable_share
 from uptrend.present.formatting import plural
 from uptrend.records import Reward, Role, Rollout, Sequence
 from uptrend.records.rollout import LIMIT_ENDINGS
+from uptrend.training.learner import Experience
 from uptrend.training.loop import learn
 from uptrend.training.recorder import RecordedRollouts
 
@@ -65,7 +68,7 @@ def masks(bench: Bench) -> Answer:
     yield from _untrained_tokens(bench, rows)
 
 
-def _foreign_tokens(bench: Bench, rows: Rows[tuple[Rollout, Sequence]]) -> Answer:
+def _foreign_tokens(bench: Bench, rows: list[tuple[Rollout, Sequence]]) -> Answer:
     """Report trained tokens that the model did not sample."""
     counts = []
     for _, sequence in rows:
@@ -82,7 +85,7 @@ def _foreign_tokens(bench: Bench, rows: Rows[tuple[Rollout, Sequence]]) -> Answe
         yield bench.finding("mask.tool-trained", CRITICAL, summary, text, total, rows[worst][0])
 
 
-def _untrained_tokens(bench: Bench, rows: Rows[tuple[Rollout, Sequence]]) -> Answer:
+def _untrained_tokens(bench: Bench, rows: list[tuple[Rollout, Sequence]]) -> Answer:
     """Report tokens that the model sampled and the loss leaves out, though no option says so."""
     stop_ids = np.array(bench.policy.stop_ids)
     leaves_out_truncated = bench.config.learning.mask_truncated
@@ -280,14 +283,15 @@ def sign(bench: Bench) -> Answer:
     is_real = trial.moved.changed > MIN_CHANGED_RATIO * trial.gradient_share
     require(is_real, "the update moves hardly any weight")
 
-    # A little way along: a whole first step of Adam is as long for every weight, whatever its
-    # gradient, and overshoots.
+    # How the sequence's mean log-probability moves a little way along the update: a whole first
+    # step of Adam is as long for every weight, whatever its gradient, and overshoots.
     real_bs = trial.exp.real_bs
     move_bs = (trial.nudged_bs - trial.before_bs).masked_fill(~real_bs, 0.0)
     move_b = move_bs.sum(1) / real_bs.sum(1)
     advantage_b = torch.from_numpy(advantage_n)[trial.exp.rollouts_b]
     is_judged_b = (advantage_b != 0) & ~move_b.isnan()
     products_b = (advantage_b * move_b)[is_judged_b]
+    # Weighted by both sizes: 1 if every rollout moves as its advantage says, -1 if none does.
     agreement = float(products_b.sum() / (advantage_b.abs() * move_b.abs())[is_judged_b].sum())
     follows_b = ((advantage_b > 0) == (move_b > 0))[is_judged_b]
     following_share = float(follows_b.float().mean())
@@ -456,43 +460,49 @@ def rehearse(bench: Bench) -> Rehearsal:
     # Any advantages that are not 0 will do.
     advantage_b = torch.where(torch.arange(len(exp.sequences)) % 3 == 0, 1.0, -0.5)
     advantages_bs = advantage_b[:, None].expand_as(exp.sampler_bs)
-    catcher = GradientCatcher(bench.policy)
     longest = max(len(line.ids) for line in exp.sequences)
-    learned = list[Tensor]()
     with bench.scratch():
-        # Twice the same layout, where only dropout can differ; then one row per micro-batch, where
-        # a fault of packing shows too: rows that share a prompt might all fit into a larger one.
-        for tokens in (UNLIMITED_TOKENS, UNLIMITED_TOKENS, longest):
-            learning = replace(
-                bench.config.learning,
-                tokens=tokens,
-                updates=1,
-                minibatches=1,
-                kl=Kl(),
-                skip_dead=False,
-            )
-            config = replace(bench.config, learning=learning)
-            learner = bench.components.learner(bench.policy, cast(Optimizer, catcher), config)
-            update = learner.update(exp, advantages_bs, 1, old_bs=None, reference_bs=None)
-            learned.append(update.learner_bs)
+        first_bs, gradient = _learn_without_step(bench, exp, advantages_bs, UNLIMITED_TOKENS)
+        # In the same layout: only dropout can differ.
+        second_bs, _ = _learn_without_step(bench, exp, advantages_bs, UNLIMITED_TOKENS)
+        # One row per micro-batch, where a fault of packing shows too: rows that share a prompt
+        # might all fit into a larger one.
+        micro_batched_bs, micro_batched_gradient = _learn_without_step(
+            bench, exp, advantages_bs, longest
+        )
         look_bs = bench.logprobs(exp)
         second_look_bs = bench.logprobs(exp)
 
-    first_bs, second_bs, micro_batched_bs = learned
     gaps = {
         "looking twice": distance(look_bs, second_look_bs, exp.real_bs),
         "learning twice": distance(first_bs, second_bs, exp.real_bs),
         "learning and looking": distance(first_bs, look_bs, exp.real_bs),
     }
-    whole, _, micro_batched = catcher.gradients
-    length = max(float(torch.linalg.vector_norm(whole)), 1e-12)
+    length = max(float(torch.linalg.vector_norm(gradient)), 1e-12)
     return Rehearsal(
         gaps=gaps,
         micro_batch_gap=distance(first_bs, micro_batched_bs, exp.real_bs),
-        gradient_gap=float(torch.linalg.vector_norm(micro_batched - whole)) / length,
-        gradient_ratio=float(torch.linalg.vector_norm(micro_batched)) / length,
+        gradient_gap=float(torch.linalg.vector_norm(micro_batched_gradient - gradient)) / length,
+        gradient_ratio=float(torch.linalg.vector_norm(micro_batched_gradient)) / length,
         n_rows=len(exp.sequences),
     )
+
+
+def _learn_without_step(
+    bench: Bench, exp: Experience, advantages_bs: Tensor, tokens: int
+) -> tuple[Tensor, Tensor]:
+    """Let the learner learn in micro-batches of at most `tokens`; return its log-probabilities and
+    the gradient, which no optimizer applies.
+    """
+    learning = replace(
+        bench.config.learning, tokens=tokens, updates=1, minibatches=1, kl=Kl(), skip_dead=False
+    )
+    config = replace(bench.config, learning=learning)
+    catcher = GradientCatcher(bench.policy)
+    learner = bench.components.learner(bench.policy, cast(Optimizer, catcher), config)
+    update = learner.update(exp, advantages_bs, 1, old_bs=None, reference_bs=None)
+    (gradient,) = catcher.gradients
+    return update.learner_bs, gradient
 
 
 def _rehearsed_rollouts(bench: Bench) -> list[Rollout]:
@@ -596,7 +606,9 @@ def kl_sign(bench: Bench) -> Answer:
         learner, _ = bench.make_learner(config)
         reference_bs = bench.logprobs(exp, learner, reference=True)
         before_bs = bench.logprobs(exp, learner)
-        learn(bench.components, learner, exp, rollouts, max(1, learning.warmup), config)
+        # The first step whose learning rate is a full one.
+        first_full_step = max(1, learning.warmup)
+        learn(bench.components, learner, exp, rollouts, first_full_step, config)
         moved = distance(bench.logprobs(exp, learner), before_bs, exp.real_bs)
         way = distance(reference_bs, before_bs, exp.real_bs)
         bench.move_along(pushed, min(1.0, WAY_BACK * way / max(moved, 1e-6)))

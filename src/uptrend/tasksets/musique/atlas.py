@@ -35,13 +35,17 @@ SECOND_FACT_SHARE = 0.75
 ANSWER_KIND_SHARE = 0.5
 # Paragraphs with three sentences; all others have two.
 THIRD_SENTENCE_SHARE = 0.35
-# Subjects of the chain, beside one that always does, whose name shares a word with a near miss's.
+# Subjects of the chain whose name shares a word with a near miss's; one, drawn at random, always
+# does.
 NAMESAKE_SHARE = 0.5
-# Additional paragraphs about an entity that another paragraph mentions; the others' is new.
+# Additional paragraphs that are about an entity which another paragraph mentions; the others are
+# about a new entity.
 MENTIONED_SHARE = 0.5
 MAX_PARAGRAPH_WORDS = 45
 # Beginnings of the ids in MuSiQue's files, by the number of hops.
 ID_PREFIXES = {2: "2hop", 3: "3hop1", 4: "4hop1"}
+# Sentences that no question asks about, by kind of entity.
+FILLER_TEMPLATES = TEMPLATES["colors"]
 # More would exhaust the common words that names are made with.
 MAX_PARAGRAPHS = 50
 
@@ -113,8 +117,8 @@ def row(seed: int, options: AtlasOptions) -> Row:
 
 
 def _assert_answerable(example: Row, chain: Chain) -> None:
-    """Assert that one paragraph states each hop, its subject's, and that the question gives no
-    answer away.
+    """Assert that each hop is stated in its subject's paragraph and in no other, and that the
+    question gives no answer away.
     """
     for fact, hop in zip(chain, example["question_decomposition"], strict=True):
         stating = []
@@ -176,21 +180,27 @@ def _try_relations(rng: random.Random, hops: int) -> list[Relation]:
 
 
 def make_chain(
-    world: World, relations: Sequence[Relation], model: Chain = (), namesakes: Sequence[str] = ()
+    world: World,
+    relations: Sequence[Relation],
+    worded_like: Chain = (),
+    namesakes: Sequence[str] = (),
 ) -> Chain:
-    """Make new entities that these relations join; with a model, in the same words as there.
+    """Make new entities that these relations join, stated in the words of another chain if there is
+    one.
 
     The i-th subject's name shares a word with the i-th of the namesakes, if that is not empty.
     """
-    unnamed = len(relations) + 1 - len(namesakes)
-    names = [*namesakes, *[""] * unnamed]
-    subject = world.new(relations[0].subject, namesake=names[0])
+    # Each fact makes its object, the next one's subject: one more entity than there are facts.
+    n_without = len(relations) + 1 - len(namesakes)
+    first_namesake, *object_namesakes = [*namesakes, *[""] * n_without]
+    subject = world.new(relations[0].subject, namesake=first_namesake)
     facts = []
     for i, relation in enumerate(relations):
-        wording = model[i].wording if model else None
-        fact = world.state(subject, relation, wording, names[i + 1])
+        wording = worded_like[i].wording if worded_like else None
+        fact = world.state(subject, relation, wording, object_namesakes[i])
         facts.append(fact)
-        subject = fact.object or subject
+        if fact.object:  # not after a year, which leads nowhere
+            subject = fact.object
     return tuple(facts)
 
 
@@ -214,20 +224,27 @@ def _add_near_misses(world: World, chain: Chain, paragraphs: int) -> None:
     The first one's names share words with the chain's own. If it does not fit whole, it has the
     last hops: a near miss matters most beside the answer.
     """
-    rng = world.rng
     n_hops = min(len(chain), paragraphs - len(chain))
-    tail = chain[-n_hops:]
-    shareable = [i for i, fact in enumerate(tail) if fact.subject.kind in TWO_PART_KINDS]
-    certain = rng.choice(shareable) if shareable else -1  # so that at least one name shares a word
-    namesakes = [""] * len(tail)
-    for i in shareable:
-        if i == certain or rng.random() < NAMESAKE_SHARE:
-            namesakes[i] = tail[i].subject.name
-    make_chain(world, [fact.relation for fact in tail], tail, namesakes)
+    last_facts = chain[-n_hops:]
+    namesakes = _draw_namesakes(world.rng, last_facts)
+    make_chain(world, [fact.relation for fact in last_facts], last_facts, namesakes)
     relations = [fact.relation for fact in chain]
-    for _ in range(rng.choice((1, 2))):
+    for _ in range(world.rng.choice((1, 2))):
         if len(world.facts) + len(chain) <= paragraphs:
             make_chain(world, relations, chain)
+
+
+def _draw_namesakes(rng: random.Random, facts: Chain) -> list[str]:
+    """Draw the subjects whose names share a word with a near miss's, at least one where a name has
+    two parts; return the name of each, and an empty one for the others.
+    """
+    two_part = [i for i, fact in enumerate(facts) if fact.subject.kind in TWO_PART_KINDS]
+    certain = rng.choice(two_part) if two_part else None
+    namesakes = [""] * len(facts)
+    for i in two_part:
+        if i == certain or rng.random() < NAMESAKE_SHARE:
+            namesakes[i] = facts[i].subject.name
+    return namesakes
 
 
 def _add_paragraph(world: World, chain: Chain) -> None:
@@ -294,7 +311,7 @@ def _write(world: World, entity: Entity, fillers: dict[Kind, list[str]]) -> str:
     n_sentences = 3 if world.rng.random() < THIRD_SENTENCE_SHARE else 2
     while len(sentences) < n_sentences:
         if not fillers.get(entity.kind):
-            fillers[entity.kind] = list(TEMPLATES["colors"][entity.kind])
+            fillers[entity.kind] = list(FILLER_TEMPLATES[entity.kind])
             world.rng.shuffle(fillers[entity.kind])
         filler = _sentence(fillers[entity.kind].pop(), entity, "", is_first=not sentences)
         paragraph = " ".join([*sentences, filler])
