@@ -41,8 +41,14 @@ class LibraryEntry:
     source: DashboardSource
     stamp: Stamp
     row: Row
+    """Empty for a file that is no log after all; its entry stays, so that it is not read again."""
     part: int = 0
     """Number of the run in its log."""
+
+    @property
+    def has_row(self) -> bool:
+        """False for a file that only looked like a log: no page shows it."""
+        return bool(self.row)
 
     @property
     def is_readable(self) -> bool:
@@ -119,7 +125,8 @@ class Library:
         self.index = ReadIndex(home)
         # Three processes: a page does not wait while a log is read or a run judged, which takes
         # minutes, and logs that are dropped on a page neither wait for those of the folders nor
-        # hold them up.
+        # hold them up. The watcher reads runs by `page_reader` too, which takes moments for each:
+        # by `background_reader`, it would wait while a run is judged.
         self.background_reader = ReaderProcess(self.folders)
         self.page_reader = ReaderProcess(self.folders)
         self.upload_reader = ReaderProcess()
@@ -128,8 +135,8 @@ class Library:
         self._entries: dict[str, LibraryEntry] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="uptrend-index")
-        # By source, the time at which its last report was due or its next one is.
-        self._report_times: dict[str, float] = {}
+        # By source, the time at which its latest report began, or will begin if it is scheduled.
+        self._report_start_times: dict[str, float] = {}
         self.report_counts: Counter[str] = Counter()
         """Number of reports made, by source."""
         self.closing = False
@@ -186,7 +193,7 @@ class Library:
         for id in changed:
             if self._stop.is_set():
                 return
-            self._read(sources[id], stamps[id])
+            self._update_entries(sources[id], stamps[id])
             self.progress.done += 1
             self.progress.version += 1
         self._update_statuses()
@@ -203,14 +210,14 @@ class Library:
             if is_being_written(entry.source.path) == (status == "running"):
                 continue
             with contextlib.suppress(RecordError):
-                entry.row["status"] = self._read_facts(entry.source)["row"]["status"]
+                entry.row["status"] = self._read_fresh_facts(entry.source)["row"]["status"]
                 self.progress.version += status != entry.row["status"]
 
-    def _read(self, source: DashboardSource, stamp: Stamp) -> None:
+    def _update_entries(self, source: DashboardSource, stamp: Stamp) -> None:
         """Replace the entries of a source by those that its files give now."""
-        rows = self._rows_of(source, stamp)
+        rows = self._cached_rows(source, stamp)
         if not rows:
-            rows = [{}]  # of a file that is no log after all, so that it is not read again
+            rows = [{}]  # for an entry without a row
         for part, row in enumerate(rows):
             id = _part_id(source, part)
             if row:
@@ -227,13 +234,13 @@ class Library:
             del self._entries[id]
             part += 1
 
-    def _rows_of(self, source: DashboardSource, stamp: Stamp) -> list[Row]:
+    def _cached_rows(self, source: DashboardSource, stamp: Stamp) -> list[Row]:
         """Return one row per run of a source, from the index if it has them; none for a file that
         is no log after all.
         """
         rows: list[Row] | None = self.index.get(source.key, "rows", stamp)
         if rows is None:
-            rows = plain(self._read_rows(source, stamp))
+            rows = plain(self._read_fresh_rows(source, stamp))
             if not self._stop.is_set():  # else the reader may have been ended under it
                 self.index.put(source.key, "rows", stamp, rows)
         if rows and source.kind == "run":
@@ -243,11 +250,12 @@ class Library:
                 rows = [{**rows[0], **report_columns(report)}]
         return rows or []
 
-    def _read_rows(self, source: DashboardSource, stamp: Stamp) -> list[Row]:
+    def _read_fresh_rows(self, source: DashboardSource, stamp: Stamp) -> list[Row]:
+        """Read a source's files for its rows; one that can't be read gets a row that says so."""
         try:
             source.check_all()
             if source.kind == "run":
-                return [self._facts(source, stamp)["row"]]
+                return [self._cached_facts(source, stamp)["row"]]
             if source.kind == "log":
                 return self._read_log(source, stamp)
             return [{"kind": "lab", "name": source.path.name, "path": str(source.path)}]
@@ -263,6 +271,7 @@ class Library:
             return [_unreadable_row(source, reason)]
 
     def _read_log(self, source: DashboardSource, stamp: Stamp) -> list[Row]:
+        """Read a log, store its facts in the index and its curves in files, and return its rows."""
         file = self.index.file_of(source.path)
         log_runs = self.background_reader.call(
             "read_log", str(source.path), str(file.parent), file.stem
@@ -272,18 +281,18 @@ class Library:
 
     def facts(self, entry: LibraryEntry) -> Row:
         """Return what was read of a run besides its table: settings, evaluations, notes, markers,
-        reports.
+        reports. It is read again if its files have changed.
         """
-        return self._facts(entry.source, entry.source.stamp())
+        return self._cached_facts(entry.source, entry.source.stamp())
 
-    def _facts(self, source: DashboardSource, stamp: Stamp) -> Row:
+    def _cached_facts(self, source: DashboardSource, stamp: Stamp) -> Row:
         facts: Row | None = self.index.get(source.key, "run", stamp)
         if facts is None:
-            facts = self._read_facts(source)
+            facts = self._read_fresh_facts(source)
             self.index.put(source.key, "run", stamp, facts)
         return facts
 
-    def _read_facts(self, source: DashboardSource) -> Row:
+    def _read_fresh_facts(self, source: DashboardSource) -> Row:
         source.check_all()
         file = self.index.file_of(source.path)
         facts: Row = self.page_reader.call(
@@ -294,7 +303,7 @@ class Library:
     def entries(self, kind: str) -> list[LibraryEntry]:
         """Return all entries of one kind of source."""
         entries = list(self._entries.values())
-        return [entry for entry in entries if entry.source.kind == kind and entry.row]
+        return [entry for entry in entries if entry.source.kind == kind and entry.has_row]
 
     def rows(self, kinds: Sequence[str] = ("run", "log")) -> list[Row]:
         """Return the rows of some kinds, in no order."""
@@ -307,7 +316,7 @@ class Library:
         if entry is None and self.progress.indexing:
             self.read_now(id)
             entry = self._entries.get(id)
-        if entry is None or not entry.row or (kinds and entry.source.kind not in kinds):
+        if entry is None or not entry.has_row or (kinds and entry.source.kind not in kinds):
             raise RecordError(f"There is no {' or '.join(kinds) or 'run'} {id} here.")
         return entry
 
@@ -320,7 +329,7 @@ class Library:
             id_of_log = id.rpartition("@")[0]
             source = sources.get(id) or sources.get(id_of_log)
         if source is not None:
-            self._read(source, source.stamp())
+            self._update_entries(source, source.stamp())
 
     def current_entry(self, id: str) -> LibraryEntry:
         """Return a run's entry, its row read again if its files have changed."""
@@ -336,7 +345,9 @@ class Library:
         return source.path
 
     def log_facts(self, entry: LibraryEntry) -> Row:
-        """Return what was read of one run of a log: settings, evaluations, notes, report."""
+        """Return what was read of one run of a log, when its entry was made: settings, evaluations,
+        notes, report.
+        """
         log_runs = self.index.get(entry.source.key, "log", entry.stamp)
         if log_runs is None:  # the index was deleted while the server runs
             self._read_log(entry.source, entry.stamp)
@@ -362,6 +373,7 @@ class Library:
             return report
 
         self._schedule_report(entry.source)
+        # Of whatever age: no stamp is asked for.
         older_reports = [self.index.get(entry.source.key, "report")]
         with contextlib.suppress(RecordError, OSError):
             live_report = self.facts(entry)["report"]  # by the doctor of the run, a few steps ago
@@ -382,12 +394,13 @@ class Library:
     def _schedule_report(self, source: DashboardSource) -> None:
         """Have a run judged, at once or some time after its last report; once if called often."""
         now = time.monotonic()
-        last_time = self._report_times.get(source.id, -math.inf)
-        if last_time > now:  # that report has not begun yet
+        latest_start = self._report_start_times.get(source.id, -math.inf)
+        is_scheduled = latest_start > now
+        if is_scheduled:
             return
-        next_time = max(now, last_time + REPORT_PAUSE_S)
-        self._report_times[source.id] = next_time
-        timer = threading.Timer(next_time - now, self.diagnose, args=(source,))
+        next_start = max(now, latest_start + REPORT_PAUSE_S)
+        self._report_start_times[source.id] = next_start
+        timer = threading.Timer(next_start - now, self.diagnose, args=(source,))
         timer.daemon = True
         timer.start()
 
@@ -409,7 +422,7 @@ class Library:
         self.index.put(source.key, "report", stamp, report)
         self.report_counts[source.id] += 1
         entry = self._entries.get(source.id)
-        if entry is not None and entry.row:
+        if entry is not None and entry.has_row:
             entry.row = {**entry.row, **report_columns(report)}
             self.progress.version += 1
 

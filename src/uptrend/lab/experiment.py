@@ -117,7 +117,14 @@ def health_of_control(hypothesis: Hypothesis, signs: Mapping[str, Sequence[Signs
 
 
 class ExperimentRuns:
-    """One hypothesis's runs, as far as they are made."""
+    """One hypothesis's runs, as far as they are made.
+
+    A run begins as "waiting" and ends by its outcome, as "finished", "failed" or "refused" (by the
+    cheap probes). Without an outcome it is "refused" once its arm is, for a fault in another of the
+    arm's runs, and else "skipped" once the experiment is over. That is so when no run could change
+    the verdict any more: all have ended, the control or every other arm is refused, the answer was
+    clear early, or the specification changed, which voids it.
+    """
 
     def __init__(
         self,
@@ -136,17 +143,12 @@ class ExperimentRuns:
         frozen = specification.freeze(notebook, hypothesis, launcher)
         now = specification.describe(notebook, hypothesis, launcher, like=frozen)
         self.specification = frozen
-        self.changes = specification.changed(frozen, now)
         self.hypothesis = replace(hypothesis, seeds=(*hypothesis.seeds, *frozen.more))
+        # Changes since the specification was frozen; with any, no run is planned.
+        self.changes = specification.changed(frozen, now)
         self.planned_runs: list[PlannedRun] = []
         if not self.changes:
-            self.planned_runs = plan.planned_runs(
-                self.hypothesis,
-                frozen.resolved(),
-                notebook.folder,
-                allowed_ids(self.hypothesis),
-                made_by=frozen.uptrend,
-            )
+            self.planned_runs = self._plan()
         is_other_version = frozen.uptrend != now.uptrend
         if makes_runs and is_other_version and not all(map(plan.is_finished, self.planned_runs)):
             # Runs of two versions can't be compared; those of the first one alone can still be
@@ -154,13 +156,27 @@ class ExperimentRuns:
             self.changes = [*self.changes, f"uptrend {frozen.uptrend} → {now.uptrend}"]
             self.planned_runs = []
 
+        # Ends of runs, by hash.
         self.outcomes: dict[str, Outcome] = {}
+        # Reason why an arm is refused, by name.
         self.refused: dict[str, str] = {}
+        # The answer, where it was clear before the last seed, and the seeds that gave it.
         self.decided: Status | None = None
         self.seeds_used = self.hypothesis.seeds
+        # What is computed once, by hash of the run.
         self._measured: dict[str, Measured] = {}
         self._signs: dict[str, Signs] = {}
         self._examined: set[str] = set()
+
+    def _plan(self) -> list[PlannedRun]:
+        """Plan the runs of the frozen specification."""
+        return plan.planned_runs(
+            self.hypothesis,
+            self.specification.resolved(),
+            self.notebook.folder,
+            allowed_ids(self.hypothesis),
+            made_by=self.specification.uptrend,
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -217,17 +233,17 @@ class ExperimentRuns:
         # First by the order of seeds: the same run however work is shared out.
         first: PlannedRun | None = None
         for planned in self.planned_runs:
-            if planned.arm == arm and self._ended(planned) != "failed":
+            if planned.arm == arm and self._end_status(planned) != "failed":
                 first = planned
                 break
-        if first is None or self._ended(first) != "finished" or first.hash in self._examined:
+        if first is None or self._end_status(first) != "finished" or first.hash in self._examined:
             return
         self._examined.add(first.hash)
         run_faults = self._find_faults(Run(first.folder), set(first.allows))
         if run_faults:
             self.refused[arm] = f"the doctor found {run_faults[0]} (in {first.folder.name})"
 
-    def _ended(self, planned: PlannedRun) -> str | None:
+    def _end_status(self, planned: PlannedRun) -> str | None:
         """Return the status with which a run ended; None before its end."""
         return self.outcomes[planned.hash].status if planned.hash in self.outcomes else None
 
@@ -235,12 +251,14 @@ class ExperimentRuns:
         """Apply the confidence sequence to whole seeds in their order, as far as all their runs
         have ended.
         """
+        # Not with all seeds: then nothing is left to stop, and `judge` takes Student's interval,
+        # which is narrower.
         for count in range(2, len(self.hypothesis.seeds)):
             seeds = self.hypothesis.seeds[:count]
             own = [planned for planned in self.planned_runs if planned.seed in seeds]
             if not all(planned.hash in self.outcomes for planned in own):
                 return
-            finished = [planned for planned in own if self._ended(planned) == "finished"]
+            finished = [planned for planned in own if self._end_status(planned) == "finished"]
             measured = [self._measure(planned) for planned in finished]
             self.decided = judge.is_decided(self.hypothesis, measured)
             if self.decided:
@@ -292,7 +310,10 @@ class ExperimentRuns:
         verdict = replace(verdict, specification=self.specification.hash)
 
         # Criteria that were written after their runs had been seen are no test of them.
-        seen = specification.seen_before(self.notebook, self.hypothesis.id) | self._older_pairs()
+        seen = (
+            specification.seen_before(self.notebook, self.hypothesis.id)
+            | self._hashes_of_older_pairs()
+        )
         n_seen = sum(planned.hash in seen for planned in self.planned_runs)
         if not n_seen or verdict.status is Status.INCONCLUSIVE:
             return verdict
@@ -331,16 +352,17 @@ class ExperimentRuns:
             self._signs[planned.hash] = signs_of(run, self.hypothesis.cause)
         return self._signs[planned.hash]
 
-    def _older_pairs(self) -> set[str]:
-        """Return hashes of the runs of seeds of which both sides ended before the criteria were
-        written: those of a sweep, or of another hypothesis.
+    def _hashes_of_older_pairs(self) -> set[str]:
+        """Return hashes of runs that ended before the criteria were written, as those of a sweep or
+        of another hypothesis did, if that is so of a seed's control and of an arm: only then was a
+        difference to be seen.
         """
         written = datetime.fromisoformat(self.specification.written).timestamp()
         older: list[PlannedRun] = []
         control_seeds: set[int] = set()
         arm_seeds: set[int] = set()
         for planned in self.planned_runs:
-            if self._ended(planned) != "finished":
+            if self._end_status(planned) != "finished":
                 continue
             events = Run(planned.folder).events
             ends = [event["time"] for event in events if event["event"] == "finished"]
@@ -349,13 +371,14 @@ class ExperimentRuns:
                 is_control = planned.arm == self.hypothesis.control.name
                 side = control_seeds if is_control else arm_seeds
                 side.add(planned.seed)
-        return {planned.hash for planned in older if planned.seed in control_seeds & arm_seeds}
+        paired_seeds = control_seeds & arm_seeds
+        return {planned.hash for planned in older if planned.seed in paired_seeds}
 
     def _status(self, planned: PlannedRun) -> str:
-        """Return the status of a run, made or not."""
-        ended = self._ended(planned)
-        if ended:
-            return ended
+        """Return the status of a run, made or not; the class lists them."""
+        end_status = self._end_status(planned)
+        if end_status:
+            return end_status
         if planned.arm in self.refused:
             return "refused"
         return "skipped" if self.is_over else "waiting"

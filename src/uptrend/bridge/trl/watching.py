@@ -10,7 +10,7 @@ recorded, and the run goes on.
 import functools
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import TrainerCallback
@@ -37,8 +37,7 @@ PROBE_EVERY = 50
 EARLY_STEPS = 5
 # Key under which a generation's rows carry their numbers through TRL's shuffle.
 ROWS_KEY = "uptrend_rows"
-# More rows than any generation has: a row's number is that of its generation times this, plus its
-# own.
+# More rows than any generation has; see `encode_rows`.
 ROWS_PER_BATCH = 1_000_000
 
 
@@ -79,8 +78,39 @@ def watched(cls: type[Any], path: str | Path | None = None, **options: Any) -> t
     return Watched
 
 
+def encode_rows(batch: int, size: int) -> torch.Tensor:
+    """Return a number for each row of a generation, by which it is known after TRL's shuffle."""
+    # On the CPU: reading it must not wait for a GPU.
+    return torch.arange(size) + batch * ROWS_PER_BATCH
+
+
+def decode_rows(row_numbers: Any) -> tuple[int, Any]:
+    """Return the generation that rows are from, always one and the same, and their places in it."""
+    return int(row_numbers[0]) // ROWS_PER_BATCH, row_numbers % ROWS_PER_BATCH
+
+
 class Watch(TrainerCallback):  # type: ignore[misc]
-    """Watches one trainer, as a callback and through a few of its methods."""
+    """Watches one trainer, as a callback and through a few of its methods.
+
+    The hooks are called in this order; an evaluation calls those of a generation and of a loss too,
+    with the model in evaluation mode.
+
+        on_train_begin
+        on_step_begin                       once per optimizer update
+            _before_batch                   a generation, unless the last one's rows are not used up
+                _on_forward                 the model samples (not with vLLM)
+                _after_sampling             once per turn
+                _before_scoring, _after_scoring
+            _after_batch
+            _before_loss                    once per micro-batch
+                _after_logprobs             of the policy, perhaps of a reference after it
+            _after_loss
+            _after_gradient                 the norm of all micro-batches
+            on_pre_optimizer_step
+            on_optimizer_step
+        on_step_end
+        on_evaluate
+    """
 
     def __init__(
         self, trainer: Any, path: str | Path | None, *, every: int, probes: bool, rescore: bool
@@ -94,28 +124,36 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self.guard = Guard(lambda part, text: self._event("watch-failed", part=part, error=text))
         self.record: Record | None = None
         self._weights: WatchedWeights | None = None
-        self._latest: Snapshot | None = None  # the newest snapshot of the weights
-        self._before_update: Snapshot | None = None  # before the last update
-        # Snapshot of what the trained model sampled with; None where it did not run.
-        self._sampled_by: Snapshot | str | None = None
+        # The newest snapshot of the weights: taken when training begins and after each update, and
+        # again where a step begins or a generation ends, as the trainer may have changed them.
+        self._latest: Snapshot | None = None
+        self._before_update: Snapshot | None = None  # `_latest` as the last update began
+        # What the trained model samples with in this generation: its weights, or "base" where its
+        # adapters are off. None until it runs, so at the end where another model samples.
+        self._sampled_by: Snapshot | Literal["base"] | None = None
         # Faults that happened several times in a row: generations by other weights, updates that
         # were taken back, and micro-batches before which the last one's gradients were cleared.
         self._foreign_samplings = 0
         self._undone_updates = 0
         self._cleared_gradients = 0
-        # Generations that the loss has not passed over completely.
-        self._batches: dict[int, TrlBatch] = {}
+        # Of the generation under way.
+        self._sampling_began = 0.0
         self._calls: list[Call] = []
         self._scoring_began = 0.0
         self._scoring_seconds = 0.0
-        self._sampling_began = 0.0
+        # Its examples, prompts, completions, ids of the completions, and rewards.
         self._scored: tuple[Any, ...] = ()
-        self._pass: LossPass | None = None
-        # Row numbers of the loss that is being computed; None outside of one, and in an evaluation.
+        # Generations by number, as long as the loss has not passed over them completely.
+        self._batches: dict[int, TrlBatch] = {}
+        # Of the loss that is being computed: encoded numbers of its rows, and its pass as far as it
+        # is known. None outside of a loss, and in an evaluation.
         self._rows: Any = None
+        self._pass: LossPass | None = None
+        # Of the step under way, and the weights' move in its update.
         self._is_first_step = True
         self._current = TrlStep()
         self._move: Move | None = None
+        # Batches of the evaluation under way.
         self._evaluated: list[TrlBatch] = []
         with self.guard("this trainer"):
             trainer._uptrend = self
@@ -251,16 +289,15 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             self._evaluated.append(batch)
             return
 
-        # A step that samples again still has to look at the generation that its loss has passed
-        # over.
-        in_this_step = {loss_pass.batch for loss_pass in self._current.passes}
-        needed: dict[int, TrlBatch] = {}
-        for n, earlier in self._batches.items():
-            if not earlier.is_whole or n in in_this_step:
-                needed[n] = earlier
-        self._batches = needed | {number: batch}
-        # On the CPU: reading it must not wait for a GPU.
-        output[ROWS_KEY] = torch.arange(batch.size) + number * ROWS_PER_BATCH
+        # Drop generations that are used up: the loss has passed over all of their rows, and not in
+        # this step, whose probes may still read them.
+        numbers_in_step = {loss_pass.batch for loss_pass in self._current.passes}
+        still_needed: dict[int, TrlBatch] = {}
+        for earlier_number, earlier in self._batches.items():
+            if not earlier.is_whole or earlier_number in numbers_in_step:
+                still_needed[earlier_number] = earlier
+        self._batches = still_needed | {number: batch}
+        output[ROWS_KEY] = encode_rows(number, batch.size)
         self._current.batches.append(batch)
         self._current.sampling += batch.seconds
 
@@ -326,9 +363,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         ids = named.get("input_ids", ids)
         attention = named.get("attention_mask", attention)
         entropies = None if result[1] is None else result[1].detach()
+        batch_number, rows = decode_rows(self._rows)
         self._pass = LossPass(
-            batch=int(self._rows[0]) // ROWS_PER_BATCH,
-            rows=self._rows % ROWS_PER_BATCH,
+            batch=batch_number,
+            rows=rows,
             ids=ids,
             attention=attention,
             logprobs=result[0].detach(),

@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -171,8 +171,12 @@ def judge_cast(log: FindingsLog, before: Snapshot, now: Snapshot, lr: float, ste
     log.report(UNDERFLOW_ID, severity, summary, evidence)
 
 
-def name_wrong_sampler(sampled_by: Snapshot | str | None, learner: Snapshot) -> str:
-    """Return a name for what sampled instead of the trained weights; empty where these did."""
+def name_wrong_sampler(sampled_by: Snapshot | Literal["base"] | None, learner: Snapshot) -> str:
+    """Return a name for what sampled instead of the trained weights; empty where these did.
+
+    `sampled_by` has the weights of the trained model as it ran, or "base" where its adapters were
+    off; None where it did not run.
+    """
     if sampled_by is None:
         return "another model (the trained one did not run)"
     if isinstance(sampled_by, str):
