@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from uptrend.records import Comparison, Direction, Hypothesis, Interval, Measured, Status
-from uptrend.records.metrics import first_step
+from uptrend.records.metrics import is_first_step
 from uptrend.records.view import Floats
 from uptrend.stats import comparison, intervals
 from uptrend.stats.comparison import Chances, fewest_seeds
@@ -153,7 +153,7 @@ def least_seeds(hypothesis: Hypothesis) -> int:
     symmetry. While its least p, that of differences that all point one way, is above alpha, nothing
     but that supposition decides.
     """
-    if _is_ranked(hypothesis):
+    if is_first_step(hypothesis.metric):
         # The sign test on the median is itself the verdict, and the arms share its alpha.
         return fewest_seeds(alpha_of(hypothesis))
     # The sign-flip test only stands beside the interval that decides, so the arms do not share its
@@ -162,11 +162,6 @@ def least_seeds(hypothesis: Hypothesis) -> int:
     is_two_sided = hypothesis.direction is Direction.EITHER
     two_sided_alpha = hypothesis.alpha if is_two_sided else 2 * hypothesis.alpha
     return max(2, fewest_seeds(two_sided_alpha))
-
-
-def _is_ranked(hypothesis: Hypothesis) -> bool:
-    """Return True if the metric is the steps to a value, which have a median and no mean."""
-    return first_step(hypothesis.metric) is not None
 
 
 @dataclass(frozen=True)
@@ -238,7 +233,7 @@ def interval_and_p(
     exact sign test, which holds once, after all seeds: an earlier look decides nothing.
     """
     alpha = alpha_of(hypothesis)
-    if _is_ranked(hypothesis):
+    if is_first_step(hypothesis.metric):
         lower, upper = pairs.bounds
         interval = intervals.median_interval(pairs.differences, alpha, lower, upper)
         if by_sequence:
@@ -292,7 +287,7 @@ def compare(hypothesis: Hypothesis, pairs: Pairs, by_sequence: bool) -> Comparis
     alpha = alpha_of(hypothesis)
     spread = intervals.spread_of(pairs.differences)
     deviation = intervals.likely_deviation(spread)
-    is_ranked = _is_ranked(hypothesis)
+    is_ranked = is_first_step(hypothesis.metric)
     interval, p = interval_and_p(hypothesis, pairs, by_sequence)
     status = status_of(hypothesis, pairs, interval)
 

@@ -23,7 +23,7 @@ from uptrend.lab.compare import (
 from uptrend.lab.measure import amount, effect_text, headroom, interval_text, level
 from uptrend.present.formatting import p_value
 from uptrend.records import Comparison, Confidence, Direction, Hypothesis, Measured, Status, Verdict
-from uptrend.records.metrics import first_step, name_of
+from uptrend.records.metrics import is_first_step, name_of
 from uptrend.stats.comparison import benjamini_hochberg, fewest_seeds, mcnemar, outliers, sign_flip
 from uptrend.stats.intervals import likely_deviation, mean_squares, spread_of
 
@@ -129,7 +129,7 @@ def _why_no_room(hypothesis: Hypothesis, paired_arms: Sequence[Pairs]) -> str:
     """
     metric = hypothesis.metric
     levels = [run.value for pairs in paired_arms for run in pairs.control]
-    is_open = first_step(metric) or hypothesis.direction is Direction.EITHER
+    is_open = is_first_step(metric) or hypothesis.direction is Direction.EITHER
     if not hypothesis.cause or not levels or is_open:
         return ""
     mean = sum(levels) / len(levels)
@@ -220,7 +220,7 @@ def _confidence_of_arm(
         )
 
     p = comparison.sign_flip_both if is_either else comparison.sign_flip
-    if first_step(hypothesis.metric):
+    if is_first_step(hypothesis.metric):
         # Its interval is the sign test, inverted: they agree by construction.
         p = alpha_of(hypothesis) / 2
     elif spread_of(differences).deviation == 0:
@@ -310,7 +310,7 @@ def _sentence(
         by_sequence=by_sequence,
         is_tested=is_tested,
         least_seeds=least_seeds(hypothesis),
-        is_ranked=first_step(metric) is not None,
+        is_ranked=is_first_step(metric),
         claimed=EFFECT_WORDS[hypothesis.direction],
         smallest=amount(metric, hypothesis.smallest),
         claimed_interval=towards(hypothesis, comparison.interval),

@@ -30,6 +30,7 @@ from uptrend.records.metrics import (
     compared_row,
     first_step,
     is_fall,
+    is_first_step,
     is_gain,
     name_of,
     outcome_of,
@@ -248,7 +249,7 @@ def amount(metric: str, value: float) -> str:
     """Format a size with its unit: 5 points."""
     if is_share(metric):
         return f"{100 * value:g} points"
-    return f"{value:g} steps" if first_step(metric) else f"{value:g}"
+    return f"{value:g} steps" if is_first_step(metric) else f"{value:g}"
 
 
 def effect_text(metric: str, effect: float) -> str:
@@ -257,7 +258,7 @@ def effect_text(metric: str, effect: float) -> str:
     """
     if is_fall(metric):
         unit = " in the"
-    elif first_step(metric):
+    elif is_first_step(metric):
         unit = ""
     elif is_share(metric):
         unit = " points of"

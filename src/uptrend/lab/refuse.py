@@ -37,7 +37,7 @@ from uptrend.records import (
     Severity,
     view_of,
 )
-from uptrend.records.metrics import find_metric, first_step, is_gain
+from uptrend.records.metrics import find_metric, first_step, is_first_step, is_gain
 
 # Name of an arm: short, and nothing that would be a path.
 ARM_NAME = re.compile(r"[^\s./\\-][^/\\\x00-\x1f]{0,39}")
@@ -112,7 +112,7 @@ def _check_number_of_seeds(hypothesis: Hypothesis, more: int) -> None:
     """Refuse fewer seeds than can be a verdict, whatever they show."""
     count = len(hypothesis.seeds) + more
     least = least_seeds(hypothesis)
-    is_ranked = first_step(hypothesis.metric) is not None
+    is_ranked = is_first_step(hypothesis.metric)
     # Arms share alpha where the sign test itself decides; elsewhere it stands beside an interval
     # that shares it.
     alpha = alpha_of(hypothesis) if is_ranked else hypothesis.alpha

@@ -33,7 +33,7 @@ from uptrend.lab.plan import (
 from uptrend.present.formatting import setting
 from uptrend.records import Direction, Hypothesis
 from uptrend.records.files import parse_json, read_file, write_atomically
-from uptrend.records.metrics import first_step
+from uptrend.records.metrics import is_first_step
 from uptrend.records.renamed import upgrade, upgrade_keys
 
 SCHEMA_VERSION = 1
@@ -204,7 +204,7 @@ def extend(notebook: Notebook, then: Specification, count: int) -> Specification
     criteria = then.criteria
     if criteria["direction"] == Direction.EITHER and not criteria["stops_early"]:
         raise lab_error("extend-either", id=then.hypothesis, **criteria)
-    if first_step(criteria["metric"]):
+    if is_first_step(criteria["metric"]):
         raise lab_error("extend-median", id=then.hypothesis, **criteria)
     first = max([*criteria["seeds"], *then.more]) + 1
     added = range(first, first + count)

@@ -21,7 +21,7 @@ from uptrend.lab import lab_error, texts
 from uptrend.lab.measure import is_known, unknown_metric
 from uptrend.lab.refuse import RESERVED_KEYS
 from uptrend.records import Arm, Interval, LabError, Measured
-from uptrend.records.metrics import first_step
+from uptrend.records.metrics import is_first_step
 from uptrend.records.renamed import current
 from uptrend.stats.comparison import mcnemar
 from uptrend.stats.intervals import student_interval
@@ -92,7 +92,7 @@ def make(
     metric = current(metric or table.get("metric", "eval/accuracy"))
     if not is_known(metric):
         raise unknown_metric(metric)
-    if first_step(metric):
+    if is_first_step(metric):
         raise LabError(
             f"{metric} has no mean to sweep over. Compare it in a hypothesis: uptrend lab new."
         )

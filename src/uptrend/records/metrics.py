@@ -160,6 +160,13 @@ def first_step(metric: str) -> tuple[str, float] | None:
     return (base, goal) if math.isfinite(goal) else None
 
 
+def is_first_step(metric: str) -> bool:
+    """Return True for the steps that a run takes to a value: it has a median and no mean, because a
+    run may never reach the value.
+    """
+    return first_step(metric) is not None
+
+
 def is_gain(metric: str) -> bool:
     """Return True for the gain in a held-out metric over a run."""
     has_form = metric.startswith("eval/") and metric.endswith(GAIN_SUFFIX)
@@ -223,7 +230,7 @@ def outcome_of(metric: str, direction: str) -> str:
     """Return the outcome that a claim predicts for an arm against the control: held-out accuracy
     ends higher.
     """
-    if first_step(metric):
+    if is_first_step(metric):
         return f"the number of {name_of(metric)} {AMOUNT_OUTCOMES[direction]}"
     if is_gain(metric) or is_fall(metric):
         return f"the {name_of(metric)} {AMOUNT_OUTCOMES[direction]}"

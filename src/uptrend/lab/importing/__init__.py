@@ -200,7 +200,7 @@ def _page_text(journal: Journal) -> str:
     if journal.is_problem:
         return "\n".join(line.text for line in journal.lines)
     lines: list[str] = []
-    by_target = groupby(journal.lines, lambda line: journal.elsewhere.get(line.number, ""))
+    by_target = groupby(journal.lines, lambda line: journal.moved_to.get(line.number, ""))
     for target, stretch in by_target:
         if not target:
             lines += [line.text for line in stretch]

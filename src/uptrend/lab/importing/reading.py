@@ -101,9 +101,9 @@ class Journal:
     lines: tuple[OutlineLine, ...]  # all of it
     experiments: tuple[JournalItem, ...]
     hypotheses: tuple[JournalItem, ...]
-    # Title of the log entry or id of the hypothesis that a line goes to, by line number; the other
-    # lines stay.
-    elsewhere: dict[int, str]
+    # Title of the log entry or key of the hypothesis that a line moves to, by line number; the
+    # other lines stay on the journal's page.
+    moved_to: dict[int, str]
 
     @property
     def recognized(self) -> frozenset[int]:
@@ -136,13 +136,14 @@ def read_journal(path: Path) -> Journal:
     items = _items_of_sections(sections)
     experiments = _merge_mentions([item for item in items if item.kind == "experiment"])
     numbered = [item for item in items if item.kind == "hypothesis"]
-    elsewhere: dict[int, str] = {}
+    # Before the items below are added: they come from single lines, which stay in the prose too.
+    moved_to: dict[int, str] = {}
     for experiment in experiments:
-        elsewhere |= {line.number: experiment.title for line in experiment.lines}
+        moved_to |= {line.number: experiment.title for line in experiment.lines}
     for hypothesis in numbered:
-        elsewhere |= {line.number: hypothesis.key for line in hypothesis.lines}
+        moved_to |= {line.number: hypothesis.key for line in hypothesis.lines}
 
-    # What one line mentions stays in the prose too, so that it is not in `elsewhere`.
+    # A run that has a section needs no experiment for the sentences that mention it.
     known_runs = {run for experiment in experiments for run in experiment.runs}
     experiments += _items_of_sentences(sections, known_runs)
     hypotheses = _merge_mentions([*numbered, *_listed_hypotheses(lines)])
@@ -155,7 +156,7 @@ def read_journal(path: Path) -> Journal:
         lines=lines,
         experiments=tuple(experiments),
         hypotheses=tuple(hypotheses),
-        elsewhere=elsewhere,
+        moved_to=moved_to,
     )
 
 
@@ -178,19 +179,20 @@ def sections_of(text: str) -> list[Section]:
     sections = [Section(0, "", [], ())]
     fence = ""  # mark that opened the current block of code
     for number, raw in enumerate(text.split("\n"), start=1):
-        mark = LINE_FORMS["fence"].match(raw)
+        fence_match = LINE_FORMS["fence"].match(raw)
         # Inside a block of ``` a line of ~~~ is code, and the other way round.
-        is_fence = mark is not None and fence in ("", mark[1])
+        is_fence = fence_match is not None and fence in ("", fence_match["mark"])
         line = OutlineLine(number, raw.rstrip("\r"), bool(fence) or is_fence)
-        if mark and is_fence:
-            fence = "" if fence else mark[1]
+        if fence_match and is_fence:
+            fence = "" if fence else fence_match["mark"]
 
         heading = None if line.in_code else LINE_FORMS["heading"].match(line.text)
         if heading is None:
             sections[-1].lines.append(line)
         else:
-            level = len(heading[1])
-            sections.append(Section(level, heading[2], [line], _titles_above(sections, level)))
+            level = len(heading["marks"])
+            above = _titles_above(sections, level)
+            sections.append(Section(level, heading["title"], [line], above))
     return sections
 
 
@@ -208,11 +210,14 @@ def runs_in(text: str, known: Collection[str] = ()) -> list[str]:
     """Return the run ids in a text, in order."""
     positions: list[tuple[int, str]] = []
     for match in LINE_FORMS["run"].finditer(text):
-        positions.append((match.start(), match[match.lastindex or 0]))
+        # One group for each way to write it; one of the three matches.
+        run = match["labeled"] or match["reported"] or match["linked"]
+        positions.append((match.start(), run))
     for match in LINE_FORMS["bracketed"].finditer(text):
-        is_word_or_number = match[1].isalpha() or match[1].isdigit()
-        if match[1] in known or not is_word_or_number:
-            positions.append((match.start(), match[1]))
+        word = match["word"]
+        is_mixed = not word.isalpha() and not word.isdigit()
+        if is_mixed or word in known:
+            positions.append((match.start(), word))
     positions.sort()
     return list(dict.fromkeys(run for _, run in positions))
 
@@ -223,11 +228,11 @@ def fields_in(text: str) -> dict[str, str]:
     """
     fields: dict[str, str] = {}
     for match in LINE_FORMS["field"].finditer(text):
-        fields[match[1].strip()] = match[2]
+        fields[match["name"].strip()] = match["text"]
     if fields:
         return fields
     bare = LINE_FORMS["bare_field"].match(text)
-    return {bare[1].strip(): bare[2]} if bare else {}
+    return {bare["name"].strip(): bare["text"]} if bare else {}
 
 
 def statuses_in(*texts: str) -> tuple[str, ...]:
@@ -280,7 +285,7 @@ def _date_in(texts: Iterable[str]) -> str:
     for text in texts:
         match = LINE_FORMS["date"].search(text)
         if match:
-            return match[1]
+            return match["date"]
     return ""
 
 
@@ -303,8 +308,11 @@ def _fill_in(item: JournalItem, known_runs: Collection[str] = ()) -> JournalItem
     runs += _runs_of_fields(item.lines)
     return replace(
         item,
+        # A date of the item's own lines counts before that of a heading above it.
         date=_date_in(line.text for line in prose) or item.date,
+        # The run of an item that one sentence makes is known: no other in the sentence replaces it.
         runs=item.runs or tuple(dict.fromkeys(runs)),
+        # All in order, of which `reported` takes the one that counts.
         statuses=statuses_in(*(line.text for line in prose)),
         fields=fields,
         settings=_settings(item.lines, commands, fields),
@@ -333,25 +341,40 @@ def _settings(
     """Collect parameters from tables of two columns, key=value pairs, flags of commands and the
     fields of what was tried; several values of one are joined by commas.
     """
+    pairs = _pairs_of_lines(lines)
+    for command in commands:
+        pairs += _flags_in(command).items()
+    for name in FIELD_NAMES["tried"]:
+        if fields.get(name):
+            pairs.append((name, fields[name]))
+    return _join_values(pairs)
+
+
+def _pairs_of_lines(lines: Iterable[OutlineLine]) -> list[tuple[str, str]]:
+    """Return the names and values in tables that begin with `| Parameter |`, and in sentences."""
     pairs: list[tuple[str, str]] = []
     in_table = False
     for line in lines:
         row = LINE_FORMS["pair"].match(line.text)
-        is_head = row is not None and row[1] == "Parameter"
+        is_head = row is not None and row["name"] == "Parameter"
         in_table = is_head or (in_table and line.text.lstrip().startswith("|"))
         if row and in_table and not is_head:
-            pairs.append((row[1], row[2].strip("`")))
+            pairs.append((row["name"], row["value"].strip("`")))
         elif not line.in_code and not line.text.startswith("#"):
             pairs += _settings_in(line.text).items()
-    for command in commands:  # --lora-r 16
-        flags: dict[str, str] = {}
-        for match in LINE_FORMS["flag"].finditer(command):
-            flags[match[1]] = (match[2] or "true").strip("\"'")
-        pairs += flags.items()
-    for name in FIELD_NAMES["tried"]:
-        if fields.get(name):
-            pairs.append((name, fields[name]))
+    return pairs
 
+
+def _flags_in(command: str) -> dict[str, str]:
+    """Return the flags of a command, such as --lora-r 16; one without a value is true."""
+    flags: dict[str, str] = {}
+    for match in LINE_FORMS["flag"].finditer(command):
+        flags[match["name"]] = (match["value"] or "true").strip("\"'")
+    return flags
+
+
+def _join_values(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the distinct values of each name in order, joined by commas."""
     values_by_name: dict[str, list[str]] = {}
     for name, value in pairs:
         values = values_by_name.setdefault(name, [])
@@ -364,9 +387,9 @@ def _settings_in(text: str) -> dict[str, str]:
     """Return the values of a line such as lr=5e-6, without those that were expected or measured."""
     settings: dict[str, str] = {}
     for match in LINE_FORMS["setting"].finditer(text):
-        is_measured = LINE_FORMS["measured"].fullmatch(match[1].lower())
+        is_measured = LINE_FORMS["measured"].fullmatch(match["name"].lower())
         if not is_measured and not _is_expectation(text, match):
-            settings[match[1]] = match[2].strip("\"'").rstrip(".")
+            settings[match["name"]] = match["value"].strip("\"'").rstrip(".")
     return settings
 
 
@@ -433,18 +456,19 @@ def _item_begun_by(section: Section, known_runs: Collection[str]) -> JournalItem
     match = LINE_FORMS["hypothesis"].match(title)
     if match:
         flag = re.search(r"\[(\w+)", title)
-        claim = LINE_FORMS["around_claim"].sub("", match[2]).strip()
+        claim = LINE_FORMS["around_claim"].sub("", match["claim"]).strip()
         priority = _read_priority(flag[1]) if flag else ""
-        key = f"h{int(match[1]):02d}"
+        key = f"h{int(match['number']):02d}"
         return JournalItem("hypothesis", key, claim, lines, date, priority=priority)
 
     match = LINE_FORMS["experiment"].match(title)
     if match:
         # A heading such as « B. No PEFT » may be a chapter: it is an experiment where it has fields
         # or code.
-        has_number = len(match[1]) > 1
+        number = match["number"]
+        has_number = len(number) > 1  # A1 or 1.0, not A
         if has_number or any(line.in_code or fields_in(line.text) for line in body):
-            return JournalItem("experiment", match[1], match[2].strip(), lines, date)
+            return JournalItem("experiment", number, match["title"].strip(), lines, date)
 
     runs = runs_in(title, known_runs) + _runs_of_fields(body)
     names: set[str] = set()
