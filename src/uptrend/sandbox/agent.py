@@ -80,6 +80,13 @@ PR_SET_NO_NEW_PRIVS = 38
 SECCOMP_MODE_FILTER = 2
 BPF_INSTRUCTION_BYTES = 8
 CAPABILITY_VERSION_3 = 0x20080522
+# Of a capability set; numbers that the kernel does not have are refused, without harm.
+CAPABILITY_BITS = 64
+# In the notation of `struct`: cap_user_header_t (version and process, 0 for this one), two
+# cap_user_data_t (see `confine`), and sock_fprog (number of instructions and their address).
+CAPABILITY_HEADER = "Ii"
+CAPABILITY_SETS = "6I"
+SECCOMP_PROGRAM = "HP"
 
 
 class Refused(Exception):  # noqa: N818 (what happened to the request)
@@ -100,11 +107,12 @@ class Agent:
         self.is_process_1 = os.getpid() == 1
         self.kill_count_file = find_kill_count(setup["groups"])
         self.kill_count = self.count_kills()
-        # The command: see do_start.
-        self.pid = 0
+        # The command. There is none yet: do_start sets all of these and more, and end_command
+        # leaves its output and the bound that ended it, for the answer.
+        self.pid = 0  # 0 without a command
         self.is_conversation = False
         self.stopped = ""  # bound that ended it
-        self.code: int | None = 0  # exit status; None while it runs
+        self.code: int | None = 0  # exit status, or 0 without a command; None while it runs
         self.fds: list[int] = []
         self.output = bytearray()  # stdout and stderr, without the middle
         self.lines = bytearray()  # of a conversation, that the host has not read yet
@@ -236,14 +244,16 @@ class Agent:
         return ""
 
     def do_read(self, _: bytes, path: str, most: int) -> Answer:
-        with open(self.open(path, os.O_RDONLY), "rb") as file:
+        with open(self.open_regular_file(path, os.O_RDONLY), "rb") as file:
             data = file.read(most + 1)
         if len(data) > most:
             raise Refused(f"larger than {most:,} bytes")
         return {}, data
 
     def do_write(self, data: bytes, path: str) -> Answer:
-        with open(self.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+        with open(
+            self.open_regular_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb"
+        ) as file:
             file.write(data)
         return {}, b""
 
@@ -254,7 +264,7 @@ class Agent:
                 files.append((os.path.relpath(path, self.root), info.st_size))
         return {"files": sorted(files)[:MAX_FILES_LISTED]}, b""
 
-    def open(self, path: str, flags: int) -> int:
+    def open_regular_file(self, path: str, flags: int) -> int:
         """Open a regular file of the workspace; links are followed unless they lead out of it."""
         real = os.path.realpath(os.path.join(self.cwd, path))
         if not (real + "/").startswith(self.root + "/"):
@@ -299,10 +309,10 @@ class Agent:
         return has_read
 
     def step(self) -> bool:
-        """Wait for the next event and handle what the command does; return True if the host has
-        sent something.
+        """Wait for an event, and serve the command once: its input, its output, its bounds and its
+        end; return True if the host has sent something, or is gone.
         """
-        if self.code is not None:
+        if self.code is not None:  # without a running command, only the host is waited for
             return bool(select.select([0], [], [])[0])
         sources = {0, self.end_fd} | self.readable_pipes()
         targets = [self.input_fd] if self.pending else []
@@ -311,15 +321,22 @@ class Agent:
         if free:
             self.write_input()
         self.read_output()
-        began = time.monotonic()
-        if began >= self.next_measurement:
-            self.stopped = self.stopped or self.exceeded_bound()
-            ended = time.monotonic()
-            pause = max(POLL_INTERVAL_S, PAUSE_PER_MEASUREMENT * (ended - began))
-            self.next_measurement = ended + pause
+        self.measure_when_due()
         if self.code is not None or self.stopped:
             self.finish_command()
         return 0 in ready
+
+    def measure_when_due(self) -> None:
+        """Compare what the command uses with its bounds, if the last measurement is long enough
+        ago.
+        """
+        began = time.monotonic()
+        if began < self.next_measurement:
+            return
+        self.stopped = self.stopped or self.exceeded_bound()
+        ended = time.monotonic()
+        pause = max(POLL_INTERVAL_S, PAUSE_PER_MEASUREMENT * (ended - began))
+        self.next_measurement = ended + pause
 
     def write_input(self) -> None:
         data = self.pending
@@ -345,6 +362,7 @@ class Agent:
         if kill_count > self.kill_count:
             self.stopped = self.stopped or "memory"
             self.kill_count = kill_count
+        # kill_all has collected the command, and so its code; without one, it counts as killed.
         if self.code is None:
             self.code = -signal.SIGKILL
 
@@ -509,12 +527,15 @@ def set_limit(kind: int, limit: int) -> None:
 
 def confine(setup: dict[str, Any], seccomp_filter: bytes) -> None:
     """Give up every right that commands do not need; they inherit what is left."""
+    # The order matters: dropping capabilities for good needs a capability, and so does the change of
+    # groups and user, which takes away all; seccomp comes last, since its filter may refuse what is
+    # called before.
     os.closerange(3, 1 << 16)  # bubblewrap may leave open what it waited for
     libc = ctypes.CDLL(None, use_errno=True)
     is_process_1 = os.getpid() == 1
     if is_process_1:
         # So that no program gets a capability again; ordinary users' programs have none.
-        for capability in range(64):
+        for capability in range(CAPABILITY_BITS):
             libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
     uid = setup["uid"]
     if uid:
@@ -522,8 +543,8 @@ def confine(setup: dict[str, Any], seccomp_filter: bytes) -> None:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         # effective, permitted and inheritable, in two halves
-        no_capabilities = struct.pack("6I", 0, 0, 0, 0, 0, 0)
-        if libc.capset(struct.pack("Ii", CAPABILITY_VERSION_3, 0), no_capabilities):
+        no_capabilities = struct.pack(CAPABILITY_SETS, 0, 0, 0, 0, 0, 0)
+        if libc.capset(struct.pack(CAPABILITY_HEADER, CAPABILITY_VERSION_3, 0), no_capabilities):
             raise OSError(ctypes.get_errno(), "capset")
 
     def prctl(option: int, value: int, pointer: Any = 0) -> None:
@@ -543,7 +564,7 @@ def confine(setup: dict[str, Any], seccomp_filter: bytes) -> None:
     if seccomp_filter:
         code = ctypes.create_string_buffer(seccomp_filter, len(seccomp_filter))
         n_instructions = len(seccomp_filter) // BPF_INSTRUCTION_BYTES
-        program = struct.pack("HP", n_instructions, ctypes.addressof(code))
+        program = struct.pack(SECCOMP_PROGRAM, n_instructions, ctypes.addressof(code))
         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program)
 
 
