@@ -85,9 +85,10 @@ def test_every_key_is_in_the_table_and_every_value_in_its_bounds(run: Run, warm:
 
 def test_every_metric_of_our_own_is_written(run: Run, warm: Run) -> None:
     written = {key for line in [*run.metric_lines, *warm.metric_lines] for key in line}
-    written |= {
-        "ranks/weights/count"
-    }  # of several processes: test_ranks.py sees that they write it, and nothing else
+    # Of several processes: test_ranks.py sees that they write it, and nothing else.
+    written |= {"ranks/weights/count"}
+    # Of tasks that are drawn by their pass rate: test_pass_rates.py sees them.
+    written |= {"sampling/pass_rate/mean", "sampling/passed_over/count"}
     for metric in step_metrics():
         pattern = re.compile(re.sub("[A-Z]+", "[^/]+", metric.key))
         assert any(pattern.fullmatch(name) for name in written) is metric.own, metric.key

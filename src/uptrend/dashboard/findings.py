@@ -15,7 +15,7 @@ from uptrend.dashboard.journals import tree
 from uptrend.dashboard.sources import DashboardSource
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
-from uptrend.doctor.report import TRAINERS, changes_for_trainer, to_table
+from uptrend.doctor.report import TRAINER_LABELS, changes_for_trainer, to_table
 from uptrend.present.drawing import Integers
 from uptrend.present.formatting import assignments
 from uptrend.records import RecordError, Run, view_of
@@ -187,7 +187,7 @@ def page_report(report: Report | None, run: str, trainer: str) -> Report | None:
     for cause in causes(report):
         changes = changes_for_trainer((cause["fix"] or {}).get("changes") or {}, trainer)
         settings_by_trainer = [
-            {"trainer": TRAINERS.get(name, name), "line": _config_lines(settings)}
+            {"trainer": TRAINER_LABELS.get(name, name), "line": _config_lines(settings)}
             for name, settings in changes.items()
         ]
         explained = [symptoms.get(id, {"id": id, "summary": ""}) for id in cause["explains"]]

@@ -26,7 +26,7 @@ from uptrend.doctor.catalogue import (
 from uptrend.records import Fix, Multiplied, dialects
 from uptrend.tasks import proof
 
-TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINER_NAMES, "any": "Any trainer"}
+TRAINER_TITLES = {"uptrend": "Uptrend", **dialects.TRAINER_NAMES, "any": "Any trainer"}
 # A threshold in a page's text: a constant of a module of checks, of `case` or `proof`, or, after
 # `probes.`, of a module of probes; as a percentage if % follows.
 THRESHOLD_PATTERN = re.compile(r"\{(probes\.)?(\w+)\.([A-Z][A-Z0-9_]*)(%?)\}")
@@ -198,7 +198,7 @@ def _claim(cause: Cause) -> str:
 
 def _settings_by_trainer(cause: Cause, fix: Fix) -> Iterator[str]:
     """Yield one line per trainer: the settings that fix a cause, and advice."""
-    for trainer, title in TRAINERS.items():
+    for trainer, title in TRAINER_TITLES.items():
         notes_by_setting: dict[str, str] = {}
         for note in fix.notes.get(trainer, ()):
             # Notes of fixes are "setting: text".

@@ -39,7 +39,7 @@ from uptrend.records.finding import dated
 from uptrend.records.lines import plain
 
 REPORT_SCHEMA = 2
-TRAINERS = {"uptrend": "Uptrend", **dialects.TRAINER_NAMES}
+TRAINER_LABELS = {"uptrend": "Uptrend", **dialects.TRAINER_NAMES}
 FINDING_STYLES = {
     TrendKind.LEARNING: "bold green",
     TrendKind.FLAT: "bold red",
@@ -349,7 +349,7 @@ def _title(report: Report) -> str:
     if report.name != Path(report.source).name:
         parts.append(report.name)
     if report.trainer != "unknown":
-        parts.append(TRAINERS.get(report.trainer, report.trainer))
+        parts.append(TRAINER_LABELS.get(report.trainer, report.trainer))
     if report.steps:
         parts.append(plural(report.steps, "point"))
     parts.append(dated(report.step))
@@ -374,7 +374,7 @@ def changes_for_trainer(
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return the changes of a run's own trainer; of all trainers if it is not known."""
     # No one edits five configs, and another trainer's key would be refused, or ignored.
-    if trainer not in TRAINERS:
+    if trainer not in TRAINER_LABELS:
         return dict(changes)
     return {trainer: changes[trainer]} if trainer in changes else {}
 
@@ -389,7 +389,7 @@ def _changes(fix: Fix | None, trainer: str) -> list[tuple[str, str]]:
             continue
         notes = fix.notes.get(name, ())
         note = f" ({'; '.join(notes)})" if notes else ""
-        lines.append((TRAINERS.get(name, name), assignments(settings) + note))
+        lines.append((TRAINER_LABELS.get(name, name), assignments(settings) + note))
     in_force = assignments(fix.in_force)
     if in_force and in_force not in fix.sentence:
         lines.append(("in force already", in_force))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from uptrend.config.tables import nest, to_recipe, to_toml
 from uptrend.doctor.catalogue import CATALOGUE, complete_fix
-from uptrend.doctor.report import TRAINERS
+from uptrend.doctor.report import TRAINER_LABELS
 from uptrend.lab.hypothesis_file import put_block, read_page
 from uptrend.lab.journal.figures import curve_metrics, save_curves, save_intervals
 from uptrend.lab.journal.stored import (
@@ -179,7 +179,7 @@ def _write_fix(
         sets=[f"{key}={to_toml(value)}" for key, value in set_values.items()],
         elsewhere=_translations_table(change.values),
         advice=advice,
-        trainers=TRAINERS,
+        trainers=TRAINER_LABELS,
         assignments=assignments,
         titled=titled,
     )
@@ -236,5 +236,5 @@ def _translations_table(values: Mapping[str, Any]) -> str:
                 text += f" ({translation.note})"
             row.append(text)
         rows.append(row)
-    head = ("Uptrend", *(TRAINERS[trainer] for trainer in dialects.TRAINER_NAMES))
+    head = ("Uptrend", *(TRAINER_LABELS[trainer] for trainer in dialects.TRAINER_NAMES))
     return markdown_table(head, rows)

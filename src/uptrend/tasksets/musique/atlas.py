@@ -15,7 +15,7 @@ from typing import Any
 
 from uptrend.records import ConfigError
 from uptrend.tasksets.musique.atlas_world import (
-    KINDS,
+    ENTITY_KINDS,
     RELATIONS_BY_SUBJECT,
     TEMPLATES,
     TWO_PART_KINDS,
@@ -158,7 +158,7 @@ def draw_relations(rng: random.Random, hops: int) -> tuple[Relation, ...]:
 
 def _try_relations(rng: random.Random, hops: int) -> list[Relation]:
     """Draw a chain of relations; it ends early at a kind that no unused relation continues."""
-    kind = rng.choice(KINDS)
+    kind = rng.choice(ENTITY_KINDS)
     relations: list[Relation] = []
     barred: Sequence[str] = ()
     ends_with_year = rng.random() < YEAR_SHARE

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 Kind = Literal[
     "person", "novel", "painting", "company", "ship", "city", "region", "river", "mountain"
 ]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+ENTITY_KINDS: tuple[Kind, ...] = get_args(Kind)
 # Kinds whose names have two parts, so that another name may share one of them.
 TWO_PART_KINDS: tuple[Kind, ...] = ("person", "novel", "painting", "company", "ship")
 
@@ -52,7 +52,7 @@ def _relations_of(kind: Kind) -> list[Relation]:
     return [relation for relation in RELATIONS if relation.subject == kind]
 
 
-RELATIONS_BY_SUBJECT = {kind: _relations_of(kind) for kind in KINDS}
+RELATIONS_BY_SUBJECT = {kind: _relations_of(kind) for kind in ENTITY_KINDS}
 
 # A name is a start, a middle and an ending, or such a name beside a common word.
 _SYLLABLES = TEMPLATES["syllables"]
