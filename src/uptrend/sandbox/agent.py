@@ -251,9 +251,8 @@ class Agent:
         return {}, data
 
     def do_write(self, data: bytes, path: str) -> Answer:
-        with open(
-            self.open_regular_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb"
-        ) as file:
+        fd = self.open_regular_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        with open(fd, "wb") as file:
             file.write(data)
         return {}, b""
 
@@ -527,9 +526,9 @@ def set_limit(kind: int, limit: int) -> None:
 
 def confine(setup: dict[str, Any], seccomp_filter: bytes) -> None:
     """Give up every right that commands do not need; they inherit what is left."""
-    # The order matters: dropping capabilities for good needs a capability, and so does the change of
-    # groups and user, which takes away all; seccomp comes last, since its filter may refuse what is
-    # called before.
+    # The order matters: dropping capabilities for good needs a capability, and so does the change
+    # of groups and user, which takes away all; seccomp comes last, since its filter may refuse what
+    # is called before.
     os.closerange(3, 1 << 16)  # bubblewrap may leave open what it waited for
     libc = ctypes.CDLL(None, use_errno=True)
     is_process_1 = os.getpid() == 1
