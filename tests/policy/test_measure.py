@@ -26,14 +26,14 @@ def test_norms_and_shares_are_those_of_the_change(size: int, tolerance: float) -
     """The larger one is looked at in a sixteenth of its places."""
     flat = FlatWeights(Block(size))
     scale = WeightMeter(flat)
-    scale.before()
+    scale.remember()
     then = flat.values.detach().clone()
     g = torch.Generator().manual_seed(1)
     moves = torch.rand(flat.values.shape, generator=g) < 0.3
     with torch.no_grad():
         flat.values += 0.01 * torch.randn(flat.values.shape, generator=g) * moves
     now = flat.values.detach()
-    seen = scale.after()
+    seen = scale.movement()
     assert seen.norm == pytest.approx(float(now.norm()), rel=tolerance)
     assert seen.update == pytest.approx(float((now - then).norm()), rel=tolerance)
     assert seen.changed == pytest.approx(float((now != then).float().mean()), rel=tolerance)
@@ -47,10 +47,10 @@ def test_norms_and_shares_are_those_of_the_change(size: int, tolerance: float) -
 def test_a_group_that_is_frozen_shows_0() -> None:
     flat = FlatWeights(Block(600_000))
     scale = WeightMeter(flat)
-    scale.before()
+    scale.remember()
     with torch.no_grad():
         flat.values[flat.spans()["attention"]] *= 1.01
-    seen = scale.after()
+    seen = scale.movement()
     assert (seen.by_group["embedding"], seen.by_group["norm"]) == (0.0, 0.0)
     assert seen.by_group["attention"] == pytest.approx(seen.update)
     assert seen.changed == pytest.approx(2 / 3, rel=1e-3)

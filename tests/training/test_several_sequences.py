@@ -98,7 +98,7 @@ def test_a_rollout_of_two_sequences_is_learned_from_and_recorded(
     run = uptrend.train(
         {
             "model": {"name": str(folder), "chat": True},
-            "tasks": {"name": "test_rewritten_history:Twice", "train": 12},
+            "tasks": {"name": "test_several_sequences:Twice", "train": 12},
             "sampling": {"groups": 4, "size": 4, "max_tokens": 6, "max_turns": 2, "context": 120},
             "learning": {"steps": 2, "lr": 1e-4},
             "eval": {"tasks": 4},
