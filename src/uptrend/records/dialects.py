@@ -7,7 +7,7 @@ among a trainer's. Metrics go one way, from a column of a log to our name: `tran
 import json
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -285,7 +285,7 @@ def settings() -> Mapping[str, Mapping[str, Setting]]:
     """Return the translations of our settings, by our key and trainer."""
     translations: dict[str, dict[str, Setting]] = {}
     for key, entry in _table().items():
-        if key in ("reading", "converting") or key.startswith("metric:"):
+        if key in ("reading", "converting", "rollouts") or key.startswith("metric:"):
             continue
         translations[key] = {}
         for trainer in TRAINER_NAMES:
@@ -345,6 +345,49 @@ def names_for(role: str) -> tuple[str, ...]:
     `dialects.toml`.
     """
     return tuple(_table()["reading"][role])
+
+
+@cache
+def ending_of(word: str) -> str:
+    """Return our ending of a rollout for another trainer's word; the word itself if it is
+    unknown.
+    """
+    endings: Mapping[str, str] = _table()["reading"]["endings"]
+    return endings.get(word.lower(), word)
+
+
+@dataclass(frozen=True)
+class SavedFormat:
+    """Format in which a trainer saves rollouts; the tables of `[rollouts]` in `dialects.toml`
+    describe the fields.
+    """
+
+    name: str
+    trainer: str | Mapping[str, str]
+    signs: tuple[str, ...]
+    saved_by: str
+    reader: str = "plain"
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    group: str = ""
+    extras: bool = False
+    is_heldout: bool = False
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    def trainer_of(self, path: str) -> str:
+        """Return the trainer that wrote a file of this format."""
+        if isinstance(self.trainer, str):
+            return self.trainer
+        trainers = self.trainer.items()
+        return next(name for name, pattern in trainers if re.search(pattern, path))
+
+
+@cache
+def saved_formats() -> tuple[SavedFormat, ...]:
+    """Return the formats of saved rollouts, in the order in which they are tried."""
+    formats = []
+    for name, entry in _table()["rollouts"].items():
+        formats.append(SavedFormat(name, **entry | {"signs": tuple(entry["signs"])}))
+    return tuple(formats)
 
 
 @cache

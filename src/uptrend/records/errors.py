@@ -139,6 +139,17 @@ class MissingExtra(UptrendError):  # noqa: N818 (what is missing)
         super().__init__(f"{package} is not installed. Install it with: {install_command(extra)}")
 
 
+# Errors that values of any kind lead to where others are expected.
+DAMAGE_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
 @contextmanager
 def damage_as_error(path: Path) -> Iterator[None]:
     """Raise RecordError for any error that reading a damaged file leads to: it may contain anything
@@ -146,14 +157,7 @@ def damage_as_error(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except DAMAGE_ERRORS as error:
         raise RecordError(
             f"{path} is damaged and could not be read: {type(error).__name__}: {error}"
         ) from error

@@ -266,6 +266,33 @@ def read_table(
     return pa.Table.from_batches(batches, schema)
 
 
+def read_batches(
+    path: Path, columns: Sequence[str] | None = None, max_rows: int = MAX_TABLE_ROWS
+) -> "Iterator[pa.RecordBatch]":
+    """Yield the first rows of a Parquet file of any size, few at a time; raise RecordError if it is
+    damaged, or if a column takes more memory than a table may have.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with open_file(path) as raw_file, pq.ParquetFile(raw_file, pre_buffer=False) as file:
+            rows_at_once = min(_rows_at_once(_chunks(file.metadata, columns)), max_rows)
+            names = file.schema_arrow.names
+            selected = None if columns is None else [name for name in names if name in columns]
+            n_rows = 0
+            for batch in file.iter_batches(rows_at_once, columns=selected, use_threads=False):
+                check_size(path, batch.nbytes, MAX_TABLE_BYTES)
+                yield batch
+                n_rows += len(batch)
+                if n_rows >= max_rows:
+                    return
+    except (pa.ArrowInvalid, OSError) as error:
+        raise RecordError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+    except pa.ArrowMemoryError:
+        raise too_much_memory(path) from None
+
+
 def _check_metadata(path: Path, metadata: Any, columns: Sequence[str] | None) -> int:
     """Return the number of rows to read at once; raise RecordTooLarge for a file that is too large
     by its own metadata.
@@ -275,19 +302,31 @@ def _check_metadata(path: Path, metadata: Any, columns: Sequence[str] | None) ->
             f"{path} is too large: it holds {metadata.num_rows:,} rows, and {MAX_TABLE_ROWS:,} at"
             " most are read."
         )
+    chunks = _chunks(metadata, columns)
+    size = 0
+    for chunk in chunks:
+        size += chunk.num_values * _BYTES_BY_TYPE.get(chunk.physical_type, _TEXT_OFFSET_BYTES)
+    # Small integers take less in memory than Parquet's types do.
+    check_size(path, size // 2, MAX_TABLE_BYTES)
+    return _rows_at_once(chunks)
+
+
+def _chunks(metadata: Any, columns: Sequence[str] | None) -> list[Any]:
+    """Return the chunks of some columns of a Parquet file, or of all."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
     if columns is not None:
         chunks = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
-    size = 0
+    return chunks
+
+
+def _rows_at_once(chunks: Sequence[Any]) -> int:
+    """Return how many rows of a Parquet file are read at once."""
     text_bytes: dict[str, int] = {}  # of the largest chunk, by column
     for chunk in chunks:
-        size += chunk.num_values * _BYTES_BY_TYPE.get(chunk.physical_type, _TEXT_OFFSET_BYTES)
         if chunk.physical_type not in _BYTES_BY_TYPE:
             column = chunk.path_in_schema
             text_bytes[column] = max(chunk.total_uncompressed_size, text_bytes.get(column, 1))
-    # Small integers take less in memory than Parquet's types do.
-    check_size(path, size // 2, MAX_TABLE_BYTES)
     # A text that many rows share is in the file once, and in each row when it is read: each row
     # may have all texts.
     max_row_bytes = max(1, sum(text_bytes.values()))

@@ -115,7 +115,7 @@ def parse_object(text: str) -> dict[str, Any] | None:
     if count_values(text) > MAX_VALUES:
         return None
     try:
-        value = json.loads(text, parse_int=to_number)
+        value = _DECODER.decode(text)
         if not isinstance(value, dict):
             return None
         # Few brackets can't nest deeply, and counting them is quicker than walking the object.
@@ -134,6 +134,10 @@ def to_number(digits: str) -> int | float:
     floats too.
     """
     return int(digits) if len(digits) <= MAX_DIGITS else float(digits)
+
+
+# Made once: `json.loads` makes one per call if it has a `parse_int`.
+_DECODER = json.JSONDecoder(parse_int=to_number)
 
 
 def _is_shallow(record: dict[str, Any]) -> bool:

@@ -6,7 +6,7 @@ rows.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from uptrend.bridge.importers import rollouts
+from uptrend.bridge.importers import saved
 from uptrend.bridge.importers.console import read_console
 from uptrend.bridge.importers.readers import Log, LogFile, columns_in, open_log, parse_number
 from uptrend.bridge.importers.settings import settings_beside, settings_in
@@ -26,6 +26,7 @@ from uptrend.config.tables import flatten, nest
 from uptrend.records.dialects import is_bookkeeping, recognize
 from uptrend.records.directory import SET_ASIDE_FOLDER
 from uptrend.records.errors import RecordError, damage_as_error
+from uptrend.records.files import read_batches
 from uptrend.records.files import read_json as read_json_file
 from uptrend.records.run import Run
 from uptrend.records.view import Floats, RunView, view_of
@@ -39,6 +40,10 @@ FILE_READERS: tuple[Reader, ...] = (read_wandb, read_events, read_json, read_csv
 # a folder of runs.
 MAX_FOLDER_DEPTH = 6
 MAX_FILES_TRIED = 2000
+# Files whose first record is read to see whether they hold rollouts: a run may have one per step.
+MAX_FILES_SNIFFED = 20_000
+# Hidden folders in which a trainer, ART, keeps its runs.
+LOG_FOLDERS_HIDDEN = {".art"}
 SKIPPED_FOLDERS = {
     "node_modules",
     "site-packages",
@@ -46,7 +51,6 @@ SKIPPED_FOLDERS = {
     "venv",
     "model",
     "checkpoints",
-    "completions",
     SET_ASIDE_FOLDER,
 }
 _LOG_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".log", ".txt", ".out", ".gz", ".ndjson")
@@ -77,9 +81,15 @@ def is_log_name(path: Path) -> bool:
 
 def _read_file(path: Path) -> list[RunView]:
     with damage_as_error(path):
+        rollouts = saved.recognize_file(path, path.parent)
+        if rollouts is not None:
+            return [saved.SavedRollouts.of_files([rollouts]).view()]
+        if saved.is_pickled_rollouts(path):
+            raise RecordError(saved.why_pickled([path]))
         file = open_log(path)
         if file.head.startswith(b"PAR1"):
-            return [rollouts.view_of_completions([path])]
+            next(read_batches(path))
+            raise RecordError(f"{path} is a table without columns of prompts, texts and rewards.")
         # A config or summary would otherwise be taken for a log of one row.
         settings = settings_in(path)
         if settings:
@@ -89,8 +99,9 @@ def _read_file(path: Path) -> list[RunView]:
 
 def _views_of(path: Path, logs: list[Log]) -> list[RunView]:
     """Return the runs of a file's logs, with the settings beside it."""
-    if len(logs) == 1 and rollouts.is_rollouts(logs[0].rows):
-        return [rollouts.view_of_rollouts(logs[0], str(path))]
+    rollout_format = saved.is_rollouts(logs[0].rows) if len(logs) == 1 else None
+    if rollout_format is not None:
+        return [saved.SavedRollouts.of_log(logs[0], str(path), rollout_format).view()]
 
     settings, settings_name = settings_beside(path)
     views: list[RunView] = []
@@ -160,14 +171,21 @@ class FolderReading:
         self._without_metrics: list[Path] = []
         self._seen: set[Path] = set()
         self._n_tried = 0
+        self._root = Path()
+        self._rollout_files: list[saved.SavedFile] = []
+        self._pickles: list[Path] = []
+        self._n_sniffed = 0
 
     def read(self, root: Path) -> list[RunView]:
         """Return the runs, with notes on what was left out; RecordError if there is none."""
+        self._root = root
         for half in self._walk(root, depth=0):
             self._add(half.path.suffix, half.path, _read_file)
-        views = _drop_copies(self._runs)
+        views = self._join_rollouts(_drop_copies(self._runs))
         # Files that hold settings alone are runs without a point: they count if nothing else does.
         views = [view for view in views if len(view.steps) or view.evals] or views
+        if self._pickles:
+            self._broken.append(saved.why_pickled(self._pickles))
 
         if self._n_tried > MAX_FILES_TRIED:
             self._broken.append(
@@ -180,7 +198,7 @@ class FolderReading:
             no_metrics = f" No metrics in {names}." if names else ""
             raise RecordError(
                 f"{root} holds nothing that is known here: expected is run.json,"
-                " trainer_state.json, event files, a .wandb file, completions, or a log as JSON,"
+                " trainer_state.json, event files, a .wandb file, saved rollouts, or a log as JSON,"
                 f" CSV or text.{no_metrics}"
             )
         notes = [f"Left out: {reason}" for reason in self._broken]
@@ -225,10 +243,11 @@ class FolderReading:
         files: list[Path] = []
         folders: list[Path] = []
         for path in entries:
-            if path.name.startswith("."):
+            if path.name.startswith(".") and path.name not in LOG_FOLDERS_HIDDEN:
                 continue
             if path.is_file():
-                files.append(path)
+                if not self._is_rollout_file(path):
+                    files.append(path)
             elif path.is_dir() and path.name not in SKIPPED_FOLDERS:
                 folders.append(path)
 
@@ -246,6 +265,10 @@ class FolderReading:
         if event_files:
             self._read_events(event_files)
 
+        # Beside the rollouts of one step there are sums of it, and no logs of a run.
+        last_rollouts = self._rollout_files[-1:]
+        if any(file.path.parent == folder and file.folder_is_a_step for file in last_rollouts):
+            files = []
         halves: list[HalfRun] = []
         for path in files:
             half = self._read_loose(path)
@@ -260,6 +283,73 @@ class FolderReading:
         for child in folders:
             halves += self._walk(child, depth + 1)
         return self._join_halves(halves, folder)
+
+    def _is_rollout_file(self, path: Path) -> bool:
+        """Return True for a file of rollouts, which is read with those of other steps."""
+        if path.suffix in saved.PICKLE_SUFFIXES:
+            if saved.is_pickled_rollouts(path):
+                self._pickles.append(path)
+            return False
+        if path.suffix != ".parquet" and not is_log_name(path):
+            return False
+        self._n_sniffed += 1
+        if self._n_sniffed > MAX_FILES_SNIFFED:
+            if self._n_sniffed == MAX_FILES_SNIFFED + 1:
+                self._broken.append(
+                    f"only {MAX_FILES_SNIFFED:,} files were searched for rollouts: name a folder"
+                    f" below {self._root}."
+                )
+            return False
+        if path.is_symlink() and not path.resolve().is_relative_to(self._root.resolve()):
+            self._broken.append(f"{path} is a link to a place outside {self._root}: not read.")
+            return True
+        file = saved.recognize_file(path, self._root)
+        if file is None:
+            return False
+        self._rollout_files.append(file)
+        return True
+
+    def _join_rollouts(self, views: list[RunView]) -> list[RunView]:
+        """Add saved rollouts to the runs whose they are; those of no run are runs of their own.
+
+        They are a run's if its logged rewards are theirs, or if it is the only one in the folder
+        nearest to them that has one.
+        """
+        # Those of training first: evaluations go to the run that they made.
+        sets = sorted(saved.collect(self._rollout_files), key=lambda rollouts: rollouts.is_heldout)
+        for rollouts in sets:
+            try:
+                with damage_as_error(Path(rollouts.source)):
+                    self._join(rollouts, views)
+            except (RecordError, OSError) as error:
+                self._broken.append(str(error))
+        return views
+
+    def _join(self, rollouts: saved.SavedRollouts, views: list[RunView]) -> None:
+        candidates = [number for number, view in enumerate(views) if view.trainer != "uptrend"]
+        if not rollouts.is_heldout:
+            equal = [number for number in candidates if saved.agrees(rollouts, views[number])]
+            for number in equal:
+                if views[number].rollout_steps:
+                    self._broken.append(
+                        f"{rollouts.source} has rollouts of {views[number].source} once more."
+                    )
+                    return
+            if len(equal) == 1:
+                views[equal[0]] = rollouts.add_to(views[equal[0]], is_proven=True)
+                return
+        nearest_runs = _nearest(rollouts.source, [(n, views[n].source) for n in candidates])
+        nearest_runs = [
+            number
+            for number in nearest_runs
+            if rollouts.is_heldout or not views[number].rollout_steps
+        ]
+        if len(nearest_runs) == 1:
+            view = views[nearest_runs[0]]
+            if rollouts.is_heldout or saved.shares_steps(rollouts, view):
+                views[nearest_runs[0]] = rollouts.add_to(view, is_proven=False)
+                return
+        views.append(rollouts.view())
 
     def _read_events(self, paths: list[Path]) -> None:
         """Read the event files of one folder as one log, in the order in which they were begun."""
@@ -320,6 +410,18 @@ class FolderReading:
         return unpaired
 
 
+def _nearest(source: str, others: Sequence[tuple[int, str]]) -> list[int]:
+    """Return those of numbered sources that share the deepest folder with a source."""
+    folders = {saved.place_of(source), *saved.place_of(source).parents}
+    depth_by_number: dict[int, int] = {}
+    for number, other in others:
+        place = saved.place_of(other)
+        shared = folders.intersection((place, *place.parents))
+        depth_by_number[number] = max(len(folder.parts) for folder in shared)
+    deepest = max(depth_by_number.values(), default=0)
+    return [number for number, depth in depth_by_number.items() if depth == deepest]
+
+
 def _read_run(folder: Path) -> list[RunView]:
     return [view_of(Run(folder))]
 
@@ -334,7 +436,7 @@ def _join_logs(logs: list[Log], source: Path) -> list[RunView]:
 
 
 def _is_trainer_output(folder: Path) -> bool:
-    return bool(_state_files(folder) or rollouts.completion_files(folder))
+    return bool(_state_files(folder))
 
 
 def _state_files(folder: Path) -> list[Path]:
@@ -345,13 +447,8 @@ def _state_files(folder: Path) -> list[Path]:
 
 
 def _read_trainer_output(folder: Path) -> list[RunView]:
-    """Read the newest state of a Trainer's output, with the completions beside it."""
-    completions = rollouts.completion_files(folder)
+    """Read the newest state of a Trainer's output."""
     states = _state_files(folder)
-    if not states:
-        paths = list(completions.values())
-        return [rollouts.view_of_completions(paths)] if paths else []
-
     adapter = states[-1].parent / "adapter_config.json"
     rank = _json_number(adapter, "r", default=0)
     alpha = _json_number(adapter, "lora_alpha", default=0)
@@ -377,8 +474,6 @@ def _read_trainer_output(folder: Path) -> list[RunView]:
         config = _fill_config(view.config, settings)
         notes = (*view.notes, *broken)
         views[index] = replace(view, source=str(folder), config=config, notes=notes)
-    if completions:
-        views[-1] = rollouts.with_completions(views[-1], completions)
     return views
 
 

@@ -112,7 +112,7 @@ class LogFile:
         self._check_text()
         raw = open_named(self.path) if self.cached is None else io.BytesIO(self.cached)
         with raw, contextlib.suppress(*_GZIP_ERRORS):
-            content = _decompress(raw) if self.cached is None else raw
+            content = decompress(raw) if self.cached is None else raw
             with io.TextIOWrapper(content, self._encoding, errors="replace") as file:
                 while line := file.readline(MAX_LINE_CHARACTERS):
                     yield line
@@ -158,7 +158,7 @@ def _measure(path: Path) -> LogFile:
     return LogFile(path, size, head, cached=None if is_large else bytes(content))
 
 
-def _decompress(file: BinaryIO) -> BinaryIO:
+def decompress(file: BinaryIO) -> BinaryIO:
     """Return an open file, or a reader of what it compresses."""
     magic = cast(io.BufferedReader, file).peek(2)[:2]
     if magic == _GZIP_MAGIC:
@@ -170,7 +170,7 @@ def _read_chunks(path: Path) -> Iterator[bytes]:
     """Yield the content of a file in chunks."""
     is_empty = True
     with open_named(path) as file:
-        content = cast(io.BufferedReader, _decompress(file))
+        content = cast(io.BufferedReader, decompress(file))
         try:
             # `read` would lose what comes before a tear.
             while chunk := content.read1(_CHUNK_BYTES):

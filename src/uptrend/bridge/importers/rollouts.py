@@ -1,308 +1,346 @@
-"""Rollouts that another trainer kept as text, with the columns of `records.schema`; what it did not
-keep is null.
+"""Rollouts that another trainer saved, as rows of `records.schema`; what it did not save is null.
 
-TRL writes `completions/completions_00010.parquet`, one file per logged step: step, prompt and
-completion (text or messages), one column per reward function under its name, what the user's
-`log_extra` added, and advantage. Other trainers write one JSON object per attempt, as verifiers'
-`results.jsonl` has them.
+A format is a table of `[rollouts]` in `dialects.toml`. Most are records with one column per role,
+which `read_plain` reads; records with more inside have readers of their own in `episodes`.
+
+A reader turns one record into rows with the schema's columns. Two differ: `group` is None where the
+trainer saved no id, and `weighted` is False for parts that may be no parts of the reward.
 """
 
 import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from uptrend.bridge.importers.readers import Log, Row, columns_in, parse_number
-from uptrend.bridge.importers.runs import step_column
-from uptrend.records.dialects import names_for
-from uptrend.records.errors import RecordError
-from uptrend.records.files import read_table
+from uptrend.bridge.importers.readers import Row, parse_number
+from uptrend.records.dialects import SavedFormat, ending_of, names_for, saved_formats
+from uptrend.records.rollout import Role
 from uptrend.records.schema import ROLLOUT_SCHEMA
-from uptrend.records.view import Floats, RunView
 
-_NOTE_ON_GROUPS = (
-    "Rollouts are grouped by the text of their prompt within a step: the log has no group ids."
-)
-_NOTE_ON_SUMS = (
-    "A rollout's reward is the sum of its parts: TRL logs neither the total nor the weights with"
-    " completions."
-)
-# Rows by which attempts are told from points of a curve.
-N_HEAD_ROWS = 50
-# Steps whose completions stay in memory.
-N_CACHED_STEPS = 8
 # Difference of rewards below which they are equal but for rounding.
 REWARD_TOLERANCE = 1e-9
+# Difference of a reward and the sum of its parts that is rounding: verl sums tokens in fp32.
+PARTS_TOLERANCE = 1e-4
 # Characters of the hash of a prompt that names its task.
 TASK_ID_CHARACTERS = 12
-ReadStep = Callable[[int], pa.Table]
+# Characters of a gold answer: a longer one is a document that says more than the answer.
+MAX_GOLD_CHARACTERS = 10_000
+# Rewards by token that are summed, and tokens of a rollout: above any context of today.
+MAX_TOKENS = 2_000_000
 
 
-def is_rollouts(rows: list[Row]) -> bool:
-    """Return True if rows are attempts (a text and its reward) and not points of a curve."""
-    head = rows[:N_HEAD_ROWS]
-    n_texts = 0
-    n_rewards = 0
-    for row in head:
-        completions = [row.get(key) for key in names_for("completions")]
-        n_texts += any(isinstance(completion, str | list) for completion in completions)
-        n_rewards += parse_number(row.get("reward")) is not None
-    # Half of the rows may lack one of the two: errors have no reward, and tool calls no text.
-    return n_texts * 2 > len(head) and n_rewards * 2 > len(head)
+def find_format(record: Row) -> SavedFormat | None:
+    """Return the format of a record; None if it is no rollout."""
+    for format in saved_formats():
+        if is_of_format(record, format):
+            return format
+    return None
 
 
-def view_of_rollouts(log: Log, source: str) -> RunView:
-    """Return a log of attempts as a curve if they have steps, else as one evaluation."""
-    column = step_column(log.rows)
-    tables = _tables_by_step(log, column)
-    notes = (*log.notes, _NOTE_ON_GROUPS)
-    if column is not None:
-        view = _view_of_curve(source, list(tables), tables.__getitem__, notes)
-        return replace(view, name=log.name)
+def is_of_format(record: Row, format: SavedFormat) -> bool:
+    """Return True for a record with the signs of a format; without signs, with text and reward."""
+    if format.signs:
+        return all(sign in record for sign in format.signs)
+    has_text = isinstance(_first(record, format, "completion"), str | list)
+    return has_text and _reward(record, format) is not None
 
-    table = tables[0]
-    evaluation = {
-        "step": 0,
-        "reward": _step_metrics(table)["reward/mean"],
-        "tasks": len(set(table["task"].to_pylist())),
+
+def read_plain(record: Row, format: SavedFormat, with_texts: bool = True) -> Iterator[Row]:
+    """Yield the rollout of a record with one column per role."""
+    prompt = _first(record, format, "prompt")
+    messages: list[dict[str, str | None]] = []
+    if with_texts:
+        completion = _first(record, format, "completion")
+        messages = [*to_messages(prompt, "user"), *to_messages(completion, "assistant")]
+    reward = _reward(record, format)
+    parts = dict(_numeric_extras(record, format))
+    scores = record.get("metrics")
+    if isinstance(scores, dict):
+        parts |= {name: parse_number(score) for name, score in scores.items()}
+    known_parts = finite(parts)
+    has_total = any(column in record for column in ("reward", *format.columns.get("reward", ())))
+    if not has_total and known_parts:
+        # TRL saves no total with completions. A reward of null stays unknown, as of a failed
+        # attempt: it is not the sum of its parts.
+        reward = sum(known_parts.values())
+    family = _first(record, format, "family")
+    error = _first(record, format, "error")
+    yield {
+        "group": _group(record, format),
+        "task": task_of(prompt),
+        "family": None if family is None else str(family),
+        "answer": gold_answer(_first(record, format, "answer")),
+        "messages": messages,
+        "reward": reward,
+        "parts": to_parts(known_parts),
+        "weighted": reward is None or format.name == "trl" or isinstance(scores, dict),
+        "ended": _ending(record, format),
+        "error": str(error) if error else None,
+        **_tokens(record, format),
     }
-    note = "The rows are attempts without a step: they are read as one evaluation, not as a curve."
-    return RunView(
-        source=source,
-        trainer="verifiers" if "example_id" in log.rows[0] else "unknown",
-        name=log.name,
-        steps=np.zeros(0, dtype=np.int64),
-        metrics={},
-        evals=(evaluation,),
-        rollout_steps=(0,),
-        read_rollouts=lambda _: table,
-        read_heldout=lambda _: table,
-        notes=(*notes, note),
-    )
 
 
-def _tables_by_step(log: Log, step_name: str | None) -> dict[int, pa.Table]:
-    """Return a log's attempts by step, in order; all of them at step 0 if no column counts
-    steps.
-    """
-    rollouts_by_step: dict[int, list[Row]] = defaultdict(list)
-    for row in log.rows:
-        number = parse_number(row.get(step_name)) if step_name else 0
-        if number is None:
-            continue  # belongs to no point of the curve
-        step = int(number)
-        parts: dict[str, float | None] = {}
-        scores = row.get("metrics")
-        if isinstance(scores, dict):
-            parts = {key: parse_number(value) for key, value in scores.items()}
-        rollouts_by_step[step].append(_rollout(row, parts, step))
-    tables: dict[int, pa.Table] = {}
-    for step in sorted(rollouts_by_step):
-        tables[step] = _to_table(rollouts_by_step[step], log.name)
-    return tables
+def _first(record: Row, format: SavedFormat, role: str) -> Any:
+    """Return the value of the first of a role's columns that has one."""
+    for column in format.columns.get(role, ()):
+        value: Any = record.get(column)
+        if value is None and "." in column:
+            value = record
+            for key in column.split("."):
+                value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            return value
+    return None
 
 
-def completion_files(folder: Path) -> dict[int, Path]:
-    """Return TRL's files of completions by step, in order.
-
-    The step is that in the file's name, so that no file is read; `_step_of` reads files that the
-    user names, which may be renamed.
-    """
-    files: list[tuple[int, Path]] = []
-    for pattern in ("completions/completions_*.parquet", "completions_*.parquet"):
-        for path in folder.glob(pattern):
-            match = re.search(r"_(\d+)\.parquet$", path.name)
-            if match:
-                files.append((int(match[1]), path))
-    return dict(sorted(files))
-
-
-def with_completions(view: RunView, files: Mapping[int, Path]) -> RunView:
-    """Add completions to the view of a trainer's state, whose metrics name the parts of the
-    reward.
-    """
-    return replace(
-        view,
-        rollout_steps=tuple(files),
-        read_rollouts=_completion_reader(files, frozenset(view.parts())),
-        notes=(*view.notes, _NOTE_ON_GROUPS, _NOTE_ON_SUMS),
-    )
+def _reward(record: Row, format: SavedFormat) -> float | None:
+    """Return the reward of a record: a number, or one per token, which add up to it."""
+    value = _first(record, format, "reward")
+    if isinstance(value, list):
+        numbers = [parse_number(item) for item in value[:MAX_TOKENS]]
+        known = [number for number in numbers if number is not None]
+        return sum(known) if known and len(known) == len(value) else None
+    if isinstance(value, dict):
+        # slime's rewards by name: which of them counts is a setting, mostly this one.
+        value = value.get("score", value.get("reward"))
+    number = parse_number(value)
+    return number if number is not None and np.isfinite(number) else None
 
 
-def view_of_completions(paths: Sequence[Path]) -> RunView:
-    """Return completions without a trainer's state as a curve."""
-    files = dict(sorted((_step_of(path), path) for path in paths))
-    source = str(paths[0] if len(paths) == 1 else paths[0].parent)
-    read_step = _completion_reader(files, frozenset())
-    notes = (
-        "Only completions were found: the curve is made from them.",
-        _NOTE_ON_GROUPS,
-        _NOTE_ON_SUMS,
-    )
-    view = _view_of_curve(source, list(files), read_step, notes)
-    return replace(view, trainer="trl")
+def _numeric_extras(record: Row, format: SavedFormat) -> Iterator[tuple[str, float]]:
+    """Yield columns of numbers that may be parts of the reward."""
+    if not format.extras:
+        return
+    roles = _columns_with_roles(format.name)
+    for name, value in record.items():
+        # __name__ is the form of a writer's own columns, such as pandas' __index_level_0__.
+        is_number = type(value) in (float, int, bool)
+        if is_number and name not in roles and not name.startswith("__"):
+            yield name, float(value)
 
 
-def _step_of(path: Path) -> int:
-    """Return the step in a file of completions, else that in its name."""
-    try:
-        column = read_table(path, ["step"])["step"]
-        return int(column[0].as_py()) if len(column) else 0
-    except (RecordError, KeyError, TypeError):
-        match = re.search(r"(\d+)\.parquet$", path.name)
-        return int(match[1]) if match else 0
+@cache
+def _columns_with_roles(name: str) -> frozenset[str]:
+    """Return the columns of a format that are surely no parts of the reward."""
+    format = next(format for format in saved_formats() if format.name == name)
+    roles = {column for columns in format.columns.values() for column in columns}
+    return frozenset(roles.union(names_for("not_parts")))
 
 
-def _view_of_curve(
-    source: str, steps: list[int], read_step: ReadStep, notes: tuple[str, ...]
-) -> RunView:
-    """Return a view whose points are computed from each step's rollouts."""
-    points = [_step_metrics(read_step(step)) for step in steps]
-    metrics: dict[str, Floats] = {}
-    for key in columns_in(points):
-        values = [point.get(key, np.nan) for point in points]
-        metrics[key] = np.array(values)
-    return RunView(
-        source=source,
-        trainer="unknown",
-        name="",
-        steps=np.array(steps, dtype=np.int64),
-        metrics=metrics,
-        rollout_steps=tuple(steps),
-        read_rollouts=read_step,
-        notes=notes,
-    )
+def _group(record: Row, format: SavedFormat) -> str | None:
+    value = _first(record, format, "group")
+    if value is None:
+        return None
+    match = re.search(format.group, str(value)) if format.group else None
+    return match[1] if match else str(value)
 
 
-def _completion_reader(files: Mapping[int, Path], part_names: frozenset[str]) -> ReadStep:
-    """Return a function that reads a step's rollouts; their parts are the columns named, else every
-    other number.
-    """
-
-    @lru_cache(maxsize=N_CACHED_STEPS)
-    def read_step(step: int) -> pa.Table:
-        if step not in files:
-            raise RecordError(f"There are no completions of step {step}.")
-        path = files[step]
-        table = read_table(path)
-        if not {"prompt", "completion"} <= set(table.column_names):
-            raise RecordError(
-                f"{path} has no columns prompt and completion: it is not one of TRL's completions"
-                " files."
-            )
-        numeric = _numeric_columns(table.schema)
-        part_columns = [name for name in numeric if name in part_names]
-        if not part_columns:
-            # __name__ is the form of a writer's own columns, such as pandas' __index_level_0__.
-            part_columns = [name for name in numeric if not name.startswith("__")]
-        rollouts: list[Row] = []
-        for row in table.to_pylist():
-            parts = {name: parse_number(row[name]) for name in part_columns}
-            rollouts.append(_rollout(row, parts, step))
-        return _to_table(rollouts, "")
-
-    return read_step
+def _ending(record: Row, format: SavedFormat) -> str | None:
+    word = _first(record, format, "ended")
+    if isinstance(word, str):
+        return ending_of(word)
+    return "length" if _first(record, format, "truncated") is True else None
 
 
-def _numeric_columns(schema: pa.Schema) -> list[str]:
-    """Return the columns of numbers that may be parts of the reward."""
-    no_parts = names_for("not_parts")  # prompt, advantage, reward ...
-    names: list[str] = []
-    for column in schema:
-        is_number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
-        if is_number and column.name not in no_parts:
-            names.append(column.name)
-    return names
+def _tokens(record: Row, format: SavedFormat) -> Row:
+    """Return the columns by token of a record."""
+    advantage = parse_number(_first(record, format, "advantage"))
+    ids = _first(record, format, "tokens")
+    length = _first(record, format, "response_length")
+    if not isinstance(ids, list) or not isinstance(length, int) or not 0 < length <= len(ids):
+        return {"advantages": None if advantage is None else [advantage]}
+
+    mask = _first(record, format, "mask")
+    if not isinstance(mask, list) or len(mask) != length:
+        mask = [1] * length
+    n_prompt = len(ids) - length
+    roles = [Role.PROMPT.value] * n_prompt
+    # What the response's mask leaves out was not written by the model: replies of tools.
+    roles += [Role.MODEL.value if item else Role.TOOL.value for item in mask]
+    columns: Row = {
+        "ids": to_ids(ids),
+        "roles": roles,
+        "weights": [0.0] * n_prompt + [float(bool(item)) for item in mask],
+    }
+    for name in ("sampler", "learner", "reference"):
+        values = _first(record, format, name)
+        if isinstance(values, list) and len(values) in (length, len(ids)):
+            pad: list[float | None] = [None] * (len(ids) - len(values))
+            numbers = pad + [parse_number(value) for value in values]
+            # Trainers write 0 for tokens that nobody sampled.
+            written = zip(numbers, roles, strict=True)
+            columns[name] = [number if role == Role.MODEL else None for number, role in written]
+    if advantage is not None:
+        columns["advantages"] = [advantage] * len(ids)
+    return columns
 
 
-def _rollout(row: Mapping[str, Any], parts: Mapping[str, float | None], step: int) -> Row:
-    """Return one attempt as a row of the schema, but for its group."""
-    known_parts: dict[str, float] = {}
+def to_ids(values: Sequence[Any]) -> list[int | None]:
+    """Return token ids; None for what is none."""
+    return [value if isinstance(value, int) and 0 <= value < 2**31 else None for value in values]
+
+
+def finite(parts: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the parts whose value is known."""
+    known: dict[str, float] = {}
     for name, value in parts.items():
         if value is not None and np.isfinite(value):
-            known_parts[name] = value
-    reward = None
-    if "reward" in row:
-        # A reward of null stays unknown, as of a failed attempt: it is not the sum of its parts.
-        reward = parse_number(row.get("reward"))
-    elif known_parts:
-        # TRL logs no total with completions.
-        reward = sum(known_parts.values())
+            known[name] = value
+    return known
 
-    prompt = row.get("prompt", row.get("question", ""))
-    prompt_text = prompt
+
+def to_parts(
+    values: Mapping[str, float], weights: Mapping[str, float] | None = None
+) -> list[dict[str, Any]]:
+    """Return parts of a reward as the schema has them, of weight 1 unless weights are known."""
+    weight_by_name = weights or {}
+    parts: list[dict[str, Any]] = []
+    for name, value in values.items():
+        parts.append({"name": name, "value": value, "weight": weight_by_name.get(name, 1.0)})
+    return parts
+
+
+def gold_answer(value: Any) -> str | None:
+    """Return a gold answer as text: of an object, what stands under a usual name; None for several
+    answers, of which nobody knows which must be said.
+    """
+    if isinstance(value, dict):
+        names = (name for name in names_for("golds") if value.get(name) is not None)
+        value = value.get(next(names, ""))
+    if isinstance(value, list):
+        value = value[0] if len(value) == 1 else None
+    if value is None or isinstance(value, dict | list):
+        return None
+    text = str(value)
+    return text if len(text) <= MAX_GOLD_CHARACTERS else None
+
+
+def task_of(prompt: Any) -> str | None:
+    """Return the id of a prompt's task: equal prompts have equal ids; None without a prompt."""
+    if prompt is None:
+        return None
+    text = prompt
     if not isinstance(prompt, str):
-        prompt_text = json.dumps(prompt, sort_keys=True, default=str)
-    completions = (row.get(key) for key in names_for("completions"))
-    completion = next((text for text in completions if text is not None), "")
-    advantage = parse_number(row.get("advantage"))
-    return {
-        "step": step,
-        "sequence": 0,
-        "task": hashlib.sha256(prompt_text.encode()).hexdigest()[:TASK_ID_CHARACTERS],
-        "answer": str(row["answer"]) if row.get("answer") is not None else None,
-        "messages": [*_to_messages(prompt, "user"), *_to_messages(completion, "assistant")],
-        "reward": reward,
-        "parts": [{"name": name, "value": value} for name, value in known_parts.items()],
-        "ended": "length" if row.get("is_truncated") is True else None,
-        "error": str(row["error"]) if row.get("error") else None,
-        "advantages": None if advantage is None else [advantage],
-    }
+        text = json.dumps(prompt, sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode("utf-8", "replace"))
+    return digest.hexdigest()[:TASK_ID_CHARACTERS]
 
 
-def _to_messages(content: Any, default_role: str) -> list[dict[str, str | None]]:
+def to_messages(content: Any, default_role: str) -> list[dict[str, str | None]]:
     """Return a text, or a list of texts and messages, as messages of the schema."""
     if not content:
         return []
     items = content if isinstance(content, list) else [str(content)]
     messages: list[dict[str, str | None]] = []
     for item in items:
-        message = item if isinstance(item, Mapping) else {"content": str(item)}
-        text = message.get("content") or ""
-        if not isinstance(text, str):
-            text = json.dumps(text, default=str)
+        message = item if isinstance(item, dict) else {"content": str(item)}
         calls = message.get("tool_calls")
         messages.append(
             {
                 "role": str(message.get("role", default_role)),
-                "content": text,
-                "calls": json.dumps(calls, default=str) if calls else None,
+                "content": _text_of(message.get("content")),
+                "calls": _calls_of(calls) if calls else None,
             }
         )
     return messages
 
 
-def _to_table(rows: Iterable[Row], run: str) -> pa.Table:
-    """Return rows as a table, each with its group and its index in the group."""
-    sizes: dict[tuple[int, str], int] = defaultdict(int)
-    grouped: list[Row] = []
+def _text_of(content: Any) -> str:
+    """Return a message's content as text: the texts of parts, or anything else as JSON."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        texts = [part.get("text") for part in content]
+        return "\n".join(text for text in texts if isinstance(text, str))
+    return json.dumps(content, default=str)
+
+
+def _calls_of(calls: Any) -> str:
+    """Return tool calls as JSON with the schema's names; OpenAI's stand under `function`."""
+    items = calls
+    if isinstance(calls, str):
+        try:
+            items = json.loads(calls)
+        except (ValueError, RecursionError):
+            return calls
+    if not isinstance(items, list):
+        return json.dumps(items, default=str)
+    named: list[Any] = []
+    for item in items:
+        function = item.get("function") if isinstance(item, dict) else None
+        call = function if isinstance(function, dict) else item
+        if isinstance(call, dict):
+            call = {"name": call.get("name"), "arguments": call.get("arguments")}
+        named.append(call)
+    return json.dumps(named, default=str)
+
+
+def drop_unrelated_parts(rows: Sequence[Row]) -> None:
+    """Leave out parts that may be none and do not add up to the rewards of a step: they measure
+    something else. A single one that is the reward says nothing new.
+    """
+    unsure = [row for row in rows if not row.get("weighted", True)]
+    for row in unsure:
+        parts = row.get("parts") or ()
+        total = sum(part["value"] * part["weight"] for part in parts)
+        reward = row["reward"] or 0.0
+        if len(parts) < 2 or abs(total - reward) > PARTS_TOLERANCE * max(1.0, abs(reward)):
+            for other in unsure:
+                other["parts"] = []
+            return
+
+
+def to_table(rows: Iterable[Row], step: int, run: str = "") -> pa.Table:
+    """Return the rows of a step as a table, each with its group and its index in the group."""
+    sizes: dict[str, int] = defaultdict(int)
+    columns: list[Row] = []
+    group = ""
     for row in rows:
-        step = row["step"]
-        task = row["task"]
-        index = sizes[step, task]
-        grouped.append(row | {"run": run, "group": f"{step}-{task}", "index": index})
-        sizes[step, task] += 1
-    return pa.Table.from_pylist(grouped, schema=ROLLOUT_SCHEMA)
+        sequence = row.get("sequence", 0)
+        if sequence == 0:
+            group = group_name(row, step)
+            sizes[group] += 1
+        index = sizes[group] - 1
+        columns.append(row | {"run": run, "step": step, "group": group, "index": index})
+        columns[-1]["sequence"] = sequence
+    return pa.Table.from_pylist(columns, schema=ROLLOUT_SCHEMA)
 
 
-def _step_metrics(table: pa.Table) -> dict[str, float]:
-    """Compute the metrics of a step's rewards and groups."""
-    rewards = [np.nan if reward is None else reward for reward in table["reward"].to_pylist()]
+def group_name(row: Row, step: int) -> str:
+    """Return the id of a row's group; without one, equal tasks of a step are a group."""
+    group = row.get("group")
+    return f"{step}-{row.get('task')}" if group is None else str(group)
+
+
+def step_metrics(rows: Sequence[Row], step: int) -> dict[str, float]:
+    """Compute the metrics of a step's rewards, groups, endings and lengths."""
+    rollouts = [row for row in rows if not row.get("sequence")]
     rewards_by_group: dict[str, list[float]] = defaultdict(list)
-    for group, reward in zip(table["group"].to_pylist(), rewards, strict=True):
-        if np.isfinite(reward):
-            rewards_by_group[group].append(reward)
+    values_by_part: dict[str, list[float]] = defaultdict(list)
+    endings: list[str] = []
+    lengths: list[int] = []
+    for row in rollouts:
+        reward = row.get("reward")
+        if reward is not None:
+            rewards_by_group[group_name(row, step)].append(reward)
+        for part in row.get("parts") or ():
+            values_by_part[part["name"]].append(part["value"])
+        if row.get("ended"):
+            endings.append(row["ended"])
+        roles = row.get("roles")
+        if roles:
+            lengths.append(roles.count(Role.MODEL.value))
+
+    rewards = [reward for group in rewards_by_group.values() for reward in group]
     metrics = {
-        "reward/mean": float(np.nanmean(rewards)) if rewards_by_group else np.nan,
-        "sampling/rollouts/count": float(table.num_rows),
+        "reward/mean": float(np.mean(rewards)) if rewards else np.nan,
+        "sampling/rollouts/count": float(len(rollouts)),
     }
     stds: list[float] = []
     dead: list[bool] = []
@@ -313,4 +351,11 @@ def _step_metrics(table: pa.Table) -> dict[str, float]:
     if stds:
         metrics["reward/group_std/mean"] = float(np.mean(stds))
         metrics["advantage/dead/share"] = float(np.mean(dead))
+    if endings:
+        metrics["sampling/ended/length/share"] = endings.count("length") / len(endings)
+    if lengths:
+        metrics["sampling/length/mean"] = float(np.mean(lengths))
+    for name, values in values_by_part.items():
+        metrics[f"reward/part/{name}/mean"] = float(np.mean(values))
+        metrics[f"reward/part/{name}/std"] = float(np.std(values))
     return metrics

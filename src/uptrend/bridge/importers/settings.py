@@ -118,6 +118,9 @@ def settings_in(path: Path) -> dict[str, Any]:
     for value in table.values():
         if isinstance(value, list) and len(value) > MAX_LIST_VALUES:
             return {}
+        # Objects are the points of a log, however few.
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            return {}
     names = {key.rpartition(".")[2] for key in flatten(table, ".")}
     # One such name may be in any JSON file; two are no accident.
     return table if len(names.intersection(names_for("settings"))) >= 2 else {}

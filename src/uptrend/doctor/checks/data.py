@@ -228,6 +228,8 @@ def leak(case: Case) -> Answer:
     tables = [table for table in case.tables if table.task_n is not None]
     if not tables:
         return Lacking("some rollouts have no task id")
+    if not len(case.view.steps):
+        return Lacking("no rollouts of training were kept")
     heldout_tasks = _heldout_tasks(case)
     if not heldout_tasks:
         return Lacking("no held-out rollouts were kept")
