@@ -6,11 +6,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import pyarrow as pa
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +22,7 @@ from uptrend.config.load import nearest
 from uptrend.policy.known import tokenizer_of
 from uptrend.present.formatting import NO_VALUE, duration, markdown_table, number, plural, visible
 from uptrend.present.terminal import columns, terminal
-from uptrend.records import RecordError, Role, Run, rollouts_of
+from uptrend.records import RecordError, Role, Run, RunView, rollouts_of
 from uptrend.records.files import explain_disk_errors
 from uptrend.records.schema import TOKEN_COLUMNS
 from uptrend.records.table import RecordedRollout, RolloutGroup, RolloutTable, Row
@@ -135,9 +136,10 @@ def write_rollouts(
     uptrend rollouts write quickstart --to readable
     uptrend rollouts write quickstart --to heldout --step 20 --heldout
 
-    Each rollout becomes STEP-GROUP-INDEX.md; index.md and index.json list them all.
+    A run of ours, or another trainer's folder with the rollouts that it saved. Each rollout becomes
+    STEP-GROUP-INDEX.md; index.md and index.json list them all.
     """
-    opened = open_run(run)
+    opened = open_rollouts(run)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise RecordError(
             f"{to} exists and is not an empty folder: nothing is overwritten. Choose another --to."
@@ -186,7 +188,50 @@ def _write_index(folder: Path, title: str, index: Sequence[Row]) -> None:
     (folder / "index.json").write_text(text, encoding="utf-8")
 
 
-def find_rollouts(run: Run, name: str) -> tuple[RolloutTable, list[RolloutGroup], int | None]:
+@dataclass(frozen=True)
+class LoggedRun:
+    """Run of another trainer's log, as far as its rollouts are read."""
+
+    path: Path
+    view: RunView
+
+    @property
+    def name(self) -> str:
+        return self.view.name or self.path.resolve().name
+
+    @property
+    def rollout_steps(self) -> list[int]:
+        return list(self.view.rollout_steps)
+
+    @property
+    def eval_lines(self) -> list[dict[str, Any]]:
+        return [dict(line) for line in self.view.evals]
+
+    def rollouts(self, step: int) -> pa.Table:
+        """Read the rollouts of a step."""
+        return self.view.read_rollouts(step)
+
+    def eval_rollouts(self, step: int) -> pa.Table:
+        """Read the rollouts of the evaluation after a step."""
+        return self.view.read_heldout(step)
+
+
+def open_rollouts(name: str) -> Run | LoggedRun:
+    """Open a run of ours, or the longest run with rollouts of another trainer's log."""
+    path = Path(name)
+    if not path.exists() or (path / "run.json").exists():
+        return open_run(name)
+    from uptrend.runner import views_of
+
+    views = [view for view in views_of(path) if view.rollout_steps]
+    if not views:
+        raise RecordError(f"{path} holds no rollouts, of ours or of another trainer.")
+    return LoggedRun(path, views[0])
+
+
+def find_rollouts(
+    run: Run | LoggedRun, name: str
+) -> tuple[RolloutTable, list[RolloutGroup], int | None]:
     """Return a step's rollouts, and the groups that STEP or STEP/GROUP names; for STEP/GROUP/INDEX
     also the rollout's row.
     """
@@ -309,10 +354,13 @@ def print_rollout(
         console.print(Text("\n" + "  ".join(_reward(facts)), "bold"))
         if not full:
             return
+    has_ids = False
     for sequence in rollout.sequences:
-        console.print()
-        console.print(_spans_table(sequence, decode))
-    if decode is None:
+        has_ids = has_ids or bool(sequence["ids"])
+        if sequence["ids"] or sequence["roles"]:
+            console.print()
+            console.print(_spans_table(sequence, decode))
+    if decode is None and has_ids:
         console.print(
             "Tokens are ids: neither the run's checkpoints nor its model here have a tokenizer.",
             style="dim",
@@ -344,7 +392,9 @@ def _shorten(text: str, option: str = "--full") -> Text:
 
 def _headline(facts: Row) -> list[str]:
     """Return facts about a rollout in words."""
-    parts = [f"task {facts['task']}", f"family {facts['family']}", f"ended {facts['ended']}"]
+    # Other trainers save some of these.
+    names = ("task", "family", "ended")
+    parts = [f"{name} {facts[name]}" for name in names if facts[name] is not None]
     if facts["seconds"] is not None:
         parts.append(duration(facts["seconds"]))
     if facts.get("commands"):
@@ -363,8 +413,10 @@ def _reward(facts: Row) -> list[str]:
         parts.append("no reward")
     else:
         mark = {True: " correct", False: " wrong", None: ""}[facts["correct"]]
-        bounds = f"{number(facts['reward_low'])} to {number(facts['reward_high'])}"
-        parts.append(f"reward {number(facts['reward'])}{mark} of {bounds}")
+        bounds = ""
+        if facts["reward_low"] is not None or facts["reward_high"] is not None:
+            bounds = f" of {number(facts['reward_low'])} to {number(facts['reward_high'])}"
+        parts.append(f"reward {number(facts['reward'])}{mark}{bounds}")
         for part in facts["parts"] or ():
             weight = f" × {number(part['weight'])}" if part["weight"] != 1 else ""
             parts.append(f"{part['name']} {number(part['value'])}{weight}")
@@ -402,8 +454,10 @@ def _full_text(message: Row) -> str:
     return "\n".join(str(text) for text in texts if text)
 
 
-def decoder_of(run: Run) -> Decode | None:
+def decoder_of(run: Run | LoggedRun) -> Decode | None:
     """Return the decoder of the run's tokens; None without a tokenizer."""
+    if isinstance(run, LoggedRun):
+        return None
     tokenizer = tokenizer_of(run)
     if tokenizer is None:
         return None
@@ -414,8 +468,11 @@ def _spans_table(sequence: Row, decode: Decode | None) -> Table:
     """Make one row per span of tokens with the same turn, role, trained or not, attended or not,
     and advantage.
     """
-    n_tokens = len(sequence["ids"] or ())
-    tokens = {name: sequence[name] or [None] * n_tokens for name in TOKEN_COLUMNS}
+    n_tokens = len(sequence["ids"] or sequence["roles"] or ())
+    tokens: dict[str, list[Any]] = {}
+    for name in TOKEN_COLUMNS:
+        values = sequence[name] or []
+        tokens[name] = values if len(values) == n_tokens else [None] * n_tokens
     trained = [None if weight is None else weight != 0 for weight in tokens["weights"]]
     kinds = zip(
         tokens["turns"],
@@ -440,7 +497,7 @@ def _spans_table(sequence: Row, decode: Decode | None) -> Table:
         if decode:
             text = decode(ids)
         else:
-            text = " ".join(map(str, ids[:MAX_IDS_PRINTED]))
+            text = " ".join(str(each) for each in ids[:MAX_IDS_PRINTED] if each is not None)
             if len(ids) > MAX_IDS_PRINTED:
                 text += " …"
         color = TOKEN_COLORS.get(role, "")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from uptrend.bridge.importers.detect import MAX_FOLDER_DEPTH, SKIPPED_FOLDERS, is_log_name
+from uptrend.bridge.importers.saved import is_step_folder
 from uptrend.lab.notebook import is_lab
 from uptrend.records import RecordError
 
@@ -133,6 +134,11 @@ def _scan(folder: Path, root: Path, depth: int, is_of_lab: bool) -> Iterator[Das
         files = []
     if any(_is_name_of_log(path.name) for path in files + folders):
         yield _log(folder, root)
+        return
+
+    # Folders of one step each, in which trainers save rollouts, are one run.
+    if any(is_step_folder(path.name) for path in folders):
+        yield replace(_log(folder, root), strong=False)
         return
 
     sources_below: list[DashboardSource] = []

@@ -200,6 +200,11 @@ class RolloutTable:
         advantage = self.read_tokens_if_kept("advantages")
         if advantage is None:
             return np.full(len(self), np.nan)
+        if not self.has("roles"):
+            # Trainers that save no tokens save one advantage for all of them.
+            lists = self.values("advantages")
+            single = [values[0] if values and len(values) == 1 else None for values in lists]
+            return np.array(single, np.float64)
         return self.mean_n(advantage, self.model_t & np.isfinite(advantage))
 
     def advantage(self, rollout: int) -> float | None:

@@ -183,7 +183,7 @@ def test_trls_folder_takes_the_newest_state_and_its_completions(tmp_path: Path) 
     assert (first["reward"], first["ids"]) == (1.5, None)
     assert rollouts["advantages"].to_pylist()[3] == pytest.approx([0.3])
     assert noted(view, "text of their prompt")
-    with pytest.raises(RecordError, match="no completions of step 30"):
+    with pytest.raises(RecordError, match="no rollouts of step 30"):
         view.read_rollouts(30)
 
 
@@ -202,7 +202,7 @@ def test_completions_alone_make_a_curve(tmp_path: Path) -> None:
         tmp_path / "other_7.parquet",
         write(tmp_path / "torn.parquet", b"PAR1 and no more"),
     ):
-        with pytest.raises(RecordError, match=r"no columns prompt|is damaged"):
+        with pytest.raises(RecordError, match=r"without columns of prompts|is damaged"):
             read_views(path)
 
 

@@ -18,9 +18,10 @@ import numpy as np
 from uptrend.bridge.importers import saved
 from uptrend.bridge.importers.console import read_console
 from uptrend.bridge.importers.readers import Log, LogFile, columns_in, open_log, parse_number
+from uptrend.bridge.importers.rollouts import is_of_format
 from uptrend.bridge.importers.settings import settings_beside, settings_in
 from uptrend.bridge.importers.tables import read_csv, read_json
-from uptrend.bridge.importers.trackers import read_events, read_wandb
+from uptrend.bridge.importers.trackers import read_events, read_trackio, read_wandb
 from uptrend.bridge.importers.views import view_of_settings, views_of_log
 from uptrend.config.tables import flatten, nest
 from uptrend.records.dialects import is_bookkeeping, recognize
@@ -34,7 +35,14 @@ from uptrend.records.view import Floats, RunView, view_of
 Reader = Callable[[LogFile], list[Log] | None]
 # Readers of files, in the order in which they are tried: the console takes any text that has
 # metrics.
-FILE_READERS: tuple[Reader, ...] = (read_wandb, read_events, read_json, read_csv, read_console)
+FILE_READERS: tuple[Reader, ...] = (
+    read_wandb,
+    read_trackio,
+    read_events,
+    read_json,
+    read_csv,
+    read_console,
+)
 
 # Bounds of a search below a folder. Chosen by hand: beyond them it is a home or a disk rather than
 # a folder of runs.
@@ -53,7 +61,9 @@ SKIPPED_FOLDERS = {
     "checkpoints",
     SET_ASIDE_FOLDER,
 }
-_LOG_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".log", ".txt", ".out", ".gz", ".ndjson")
+_LOG_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".log", ".txt", ".out", ".gz", ".ndjson", ".db")
+# Parquet files of one step each: others are data.
+_PARQUET_OF_A_STEP = re.compile(r"(?:completions_|step_|rollouts?_)?\d+\.parquet")
 # Files of a model, of Python packages or of W&B itself, which are no logs.
 _NO_LOG_NAME = re.compile(
     r"(?:tokenizer|special_tokens|vocab|merges|added_tokens|generation_config|preprocessor|adapter_|config\.json|"
@@ -76,6 +86,8 @@ def read_views(path: Path) -> list[RunView]:
 
 def is_log_name(path: Path) -> bool:
     """Return True if a file may be a log by its name: its content decides."""
+    if path.suffix == ".parquet":
+        return _PARQUET_OF_A_STEP.fullmatch(path.name) is not None
     return path.suffix in _LOG_SUFFIXES and not _NO_LOG_NAME.match(path.name)
 
 
@@ -110,7 +122,10 @@ def _views_of(path: Path, logs: list[Log]) -> list[RunView]:
             facts = {**settings, **log.facts}
             note = f"Settings were taken from {settings_name} beside it."
             log = replace(log, facts=facts, notes=(*log.notes, note))
-        for view in views_of_log(log, str(path)):
+        logged = views_of_log(log, str(path)) if log.rows else []
+        if log.rollouts:
+            logged = _with_rollouts(logged, log, str(path))
+        for view in logged:
             # A single row without a known metric is a stray object, not a run.
             if view.metrics or view.evals or len(view.steps) > 1:
                 views.append(view)
@@ -119,6 +134,18 @@ def _views_of(path: Path, logs: list[Log]) -> list[RunView]:
             f"{path} holds no rows of metrics: neither a point of training nor an evaluation."
         )
     return views
+
+
+def _with_rollouts(views: list[RunView], log: Log, source: str) -> list[RunView]:
+    """Add the rollouts of a log to its last run; without one they are a run."""
+    rollout_format = saved.is_rollouts(log.rollouts)
+    if rollout_format is None:
+        return views
+    rows = [row for row in log.rollouts if is_of_format(row, rollout_format)]
+    rollouts = saved.SavedRollouts.of_log(Log(rows, log.name), source, rollout_format)
+    if not views:
+        return [rollouts.view()]
+    return [*views[:-1], rollouts.add_to(views[-1], is_proven=False)]
 
 
 def _read_logs(file: LogFile) -> list[Log]:

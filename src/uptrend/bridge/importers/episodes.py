@@ -19,8 +19,7 @@ from uptrend.bridge.importers.rollouts import (
 from uptrend.records.dialects import SavedFormat, ending_of, names_for
 from uptrend.records.rollout import Role
 
-# Reader of one record of a file; the number is its position there.
-Reader = Callable[[Row, SavedFormat, int], Iterator[Row]]
+Reader = Callable[[Row], Iterator[Row]]
 # Branches of a message graph that are read: a history that is rewritten at every turn has one for
 # each, of which the last are most of it.
 MAX_BRANCHES = 8
@@ -33,10 +32,11 @@ def read_record(
 
     Metrics need no texts. Raises whatever a damaged record leads to.
     """
-    reader = _READERS.get(format.reader)
-    if reader is None:
+    if format.reader == "plain":
         return read_plain(record, format, with_texts)
-    return reader(record, format, position)
+    if format.reader == "trajectory_groups":
+        return read_trajectory_group(record, position)
+    return _READERS[format.reader](record)
 
 
 def step_of(record: Row, format: SavedFormat) -> int | None:
@@ -91,7 +91,7 @@ def _parse(value: Any) -> Mapping[str, Any]:
 # messages, each with the tokens that it adds; a path from a root to a leaf is what was trained.
 
 
-def read_episode(record: Row, format: SavedFormat, position: int) -> Iterator[Row]:
+def read_episode(record: Row) -> Iterator[Row]:
     """Yield the rollouts of an episode: one per agent that is trained."""
     task = _table(record.get("task"))
     group = _table(record.get("group")).get("id")
@@ -236,7 +236,7 @@ def _spread(values: Any, mask: Sequence[Any]) -> list[float | None]:
     return spread
 
 
-def read_export(record: Row, format: SavedFormat, position: int) -> Iterator[Row]:
+def read_export(record: Row) -> Iterator[Row]:
     """Yield a sequence as prime-rl's trainer saw it: tokens and log-probabilities, no texts."""
     ids = record.get("token_ids")
     mask = record.get("loss_mask")
@@ -265,14 +265,14 @@ def read_export(record: Row, format: SavedFormat, position: int) -> Iterator[Row
 # ---- ART: a row of Parquet is a trajectory, a line of its older JSON a group of them
 
 
-def read_trajectory(record: Row, format: SavedFormat, position: int) -> Iterator[Row]:
+def read_trajectory(record: Row) -> Iterator[Row]:
     """Yield the rollout of a row of ART's Parquet file."""
     messages = _rows_in(record.get("messages"))
     yield _trajectory(record, messages, str(record.get("group_index")), None)
 
 
-def read_trajectory_group(record: Row, format: SavedFormat, position: int) -> Iterator[Row]:
-    """Yield the rollouts of a line of ART's older JSON: a group."""
+def read_trajectory_group(record: Row, position: int) -> Iterator[Row]:
+    """Yield the rollouts of a line of ART's older JSON: a group, named by its position."""
     for trajectory in _rows_in(record.get("trajectories")):
         messages: list[Mapping[str, Any]] = []
         reason = None
@@ -309,7 +309,7 @@ def _trajectory(
 # ---- tinker-cookbook: a line is a trajectory's lengths, rewards and metrics by step, without texts
 
 
-def read_summary(record: Row, format: SavedFormat, position: int) -> Iterator[Row]:
+def read_summary(record: Row) -> Iterator[Row]:
     """Yield the rollout of a summary; its tokens are counted, not known."""
     steps = _rows_in(record.get("steps"))
     roles: list[int] = []
@@ -355,6 +355,5 @@ _READERS: dict[str, Reader] = {
     "episodes": read_episode,
     "exports": read_export,
     "trajectories": read_trajectory,
-    "trajectory_groups": read_trajectory_group,
     "summaries": read_summary,
 }

@@ -6,7 +6,7 @@ import io
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress
 from pathlib import Path
@@ -60,6 +60,7 @@ class Log:
     last_step: int = 0
     notes: tuple[str, ...] = ()  # sentences on how the log was read
     every: int = 1  # n if `rows` holds every n-th of the file's most frequent kind
+    rollouts: Sequence[Row] = ()  # rollouts that were logged beside the points
 
 
 @dataclass(frozen=True)

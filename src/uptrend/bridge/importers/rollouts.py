@@ -309,6 +309,7 @@ def to_table(rows: Iterable[Row], step: int, run: str = "") -> pa.Table:
         index = sizes[group] - 1
         columns.append(row | {"run": run, "step": step, "group": group, "index": index})
         columns[-1]["sequence"] = sequence
+        columns[-1]["messages"] = row.get("messages") or None
     return pa.Table.from_pylist(columns, schema=ROLLOUT_SCHEMA)
 
 

@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -39,13 +39,7 @@ from uptrend.bridge.importers.runs import step_column
 from uptrend.present.formatting import plural
 from uptrend.records.dialects import SavedFormat, names_for
 from uptrend.records.errors import DAMAGE_ERRORS, RecordError, damage_as_error
-from uptrend.records.files import (
-    MAX_FILE_BYTES,
-    MAX_LOG_BYTES,
-    megabytes,
-    open_named,
-    read_batches,
-)
+from uptrend.records.files import MAX_FILE_BYTES, MAX_LOG_BYTES, megabytes, open_named, read_batches
 from uptrend.records.lines import parse_line
 from uptrend.records.schema import ROLLOUT_SCHEMA
 from uptrend.records.view import Floats, RunView
@@ -60,6 +54,8 @@ MAX_STEP_BYTES = MAX_FILE_BYTES
 # set that are read for its curve; of larger ones some parts and some steps are read.
 MAX_INDEXED_BYTES = MAX_LOG_BYTES
 MAX_CURVE_BYTES = MAX_LOG_BYTES
+# Rollouts that are read for a curve: 1,000 steps of 512, which take half a minute.
+MAX_CURVE_ROLLOUTS = 600_000
 # Parts of a larger file that are searched, evenly apart.
 N_PARTS = 16
 # Places where a file goes on with another step: rows of steps that are mixed have one each.
@@ -123,7 +119,7 @@ class SavedFile:
     @property
     def folder_is_a_step(self) -> bool:
         """True if its folder holds the files of one step alone."""
-        return _STEP_FOLDER.fullmatch(self.path.parent.name) is not None
+        return is_step_folder(self.path.parent.name)
 
     def read_all(self, limit: int) -> Iterator[tuple[int, Row]]:
         """Yield position and content of its records."""
@@ -201,6 +197,11 @@ def _split_path(path: Path, below: Path) -> tuple[Path, str, int | None]:
     return path.parent, kind, int(match[1]) if match else None
 
 
+def is_step_folder(name: str) -> bool:
+    """Return True for a folder that holds files of one step."""
+    return _STEP_FOLDER.fullmatch(name) is not None
+
+
 def is_pickled_rollouts(path: Path) -> bool:
     """Return True for a pickle that holds rollouts by its name: it is never opened."""
     is_pickle = path.suffix in PICKLE_SUFFIXES
@@ -221,7 +222,7 @@ def _records(segment: Segment, limit: int) -> Iterator[tuple[int, Row]]:
     if segment.path.suffix == ".parquet":
         rows = _parquet_rows(segment.path, limit)
     else:
-        rows = (record for record, _, _ in _lines(segment) if record is not None)
+        rows = (record for record, _ in _lines(segment) if record is not None)
     yield from enumerate(islice(rows, limit))
 
 
@@ -230,14 +231,20 @@ def _parquet_rows(path: Path, limit: int) -> Iterator[Row]:
         yield from batch.to_pylist()
 
 
-def _lines(segment: Segment) -> Iterator[tuple[Row | None, int, bytes]]:
-    """Yield each line of a part of a file as record, end and bytes; None for a damaged one, and for
-    the rest of one that is too long.
+def _lines(segment: Segment) -> Iterator[tuple[Row | None, bytes]]:
+    """Yield the lines of a part of a file with their records; None for a damaged one, and for the
+    rest of one that is too long.
     """
+    for line, _ in _raw_lines(segment):
+        if not line.isspace():
+            yield (parse_line(line) if len(line) < MAX_LINE_BYTES else None), line
+
+
+def _raw_lines(segment: Segment) -> Iterator[tuple[bytes, int]]:
+    """Yield the lines of a part of a file with the places where they end."""
     with open_named(segment.path) as raw:
         file = decompress(raw)
-        is_plain = file is raw
-        if is_plain:
+        if file is raw:
             file.seek(segment.start)
         else:
             _skip(file, segment.start)
@@ -247,8 +254,7 @@ def _lines(segment: Segment) -> Iterator[tuple[Row | None, int, bytes]]:
             if not line:
                 return
             position += len(line)
-            if not line.isspace():
-                yield (parse_line(line) if len(line) < MAX_LINE_BYTES else None), position, line
+            yield line, position
 
 
 def _skip(file: Any, count: int) -> None:
@@ -295,56 +301,47 @@ def _index_file(file: SavedFile, counter: str | None) -> _FileIndex:
 
 
 def _index_part(file: SavedFile, counter: str | None, part: Segment, index: _FileIndex) -> None:
-    pattern = None
-    if counter is not None:
-        pattern = re.compile(rb'"%s"\s*:\s*(-?\d{1,9})\s*[,}]' % re.escape(counter.encode()))
+    find_step = _step_finder(file.format, counter)
     last_step: int | None = None
     n_places = 0
-    start = part.start
-    is_first_torn = part.start > 0
-    for record, end, line in _plain_lines(part) if pattern else _lines(part):
-        begin, start = end - len(line), end
-        if is_first_torn:
-            is_first_torn = False
-            continue
-        step = None
-        # One name and one number need no parser: a quote inside of a text is written as \".
-        if pattern is not None and line.count(b'"%s"' % (counter or "").encode()) == 1:
-            match = pattern.search(line)
-            step = int(match[1]) if match else None
-        if step is None:
-            own_record = record if record is not None else parse_line(line)
-            step = None if own_record is None else _own_step(own_record, file.format, counter)
+    begin = part.start
+    for line, end in _raw_lines(part):
+        start = begin
+        begin = end
+        # The first line of a part in the middle is the rest of one before it.
+        step = None if 0 < part.start == start else find_step(line)
         if step is None:
             continue
         places = index.segments.setdefault(step, [])
-        if step == last_step and places and places[-1].end == begin:
+        if step == last_step and places and places[-1].end == start:
             places[-1] = replace(places[-1], end=end)
+        elif n_places == MAX_PLACES:
+            index.notes.append(
+                f"{file.path}: its steps are mixed, and only the first {MAX_PLACES:,} places were"
+                " read."
+            )
+            return
         else:
             n_places += 1
-            if n_places > MAX_PLACES:
-                index.notes.append(
-                    f"{file.path}: its steps are mixed, and only the first {MAX_PLACES:,} places"
-                    " were read."
-                )
-                return
-            places.append(Segment(file.path, begin, end))
+            places.append(Segment(file.path, start, end))
         last_step = step
 
 
-def _plain_lines(part: Segment) -> Iterator[tuple[Row | None, int, bytes]]:
-    """Yield the lines of a part of a file unparsed."""
-    with open_named(part.path) as raw:
-        file = decompress(raw)
-        if file is raw:
-            file.seek(part.start)
-        position = part.start
-        while part.end is None or position < part.end:
-            line = file.readline(MAX_LINE_BYTES)
-            if not line:
-                return
-            position += len(line)
-            yield None, position, line
+def _step_finder(format: SavedFormat, counter: str | None) -> Callable[[bytes], int | None]:
+    """Return a function that returns the step of a line; None if the line names none."""
+    name = b'"%s"' % (counter or "").encode()
+    pattern = re.compile(re.escape(name) + rb"\s*:\s*(-?\d{1,9})\s*[,}]")
+
+    def find_step(line: bytes) -> int | None:
+        # One name and one number need no parser: a quote inside of a text is written as \".
+        if counter is not None and line.count(name) == 1:
+            match = pattern.search(line)
+            if match:
+                return int(match[1])
+        record = parse_line(line)
+        return None if record is None else _own_step(record, format, counter)
+
+    return find_step
 
 
 def _own_step(record: Row, format: SavedFormat, counter: str | None) -> int | None:
@@ -513,7 +510,7 @@ class SavedRollouts:
                     if self._counter is None or row.get(self._counter) in (step, None):
                         yield row, position, 0
                 continue
-            for position, (record, _, line) in enumerate(_lines(segment)):
+            for position, (record, line) in enumerate(_lines(segment)):
                 # Signs of the format: other rows of the file are something else.
                 is_rollout = record is not None and is_of_format(record, self.format)
                 yield record if is_rollout else None, position, len(line)
@@ -565,11 +562,14 @@ class SavedRollouts:
     def curve(self) -> tuple[list[int], dict[str, Floats]]:
         """Return steps and metrics of the steps that are read."""
         steps = self.steps
-        stride = max(1, math.ceil(self.size / MAX_CURVE_BYTES))
+        first_metrics = self.metrics(steps[0]) if steps else {}
+        count = len(steps) * first_metrics.get("sampling/rollouts/count", 0.0)
+        load = max(self.size / MAX_CURVE_BYTES, count / MAX_CURVE_ROLLOUTS)
+        stride = max(1, math.ceil(load))
         if stride > 1:
             self._note(
-                f"The rollouts have {megabytes(self.size)} in {plural(len(steps), 'step')}: the"
-                f" curve made from them has every {stride}th."
+                f"There are about {count:,.0f} rollouts in {len(steps):,} steps: the curve made"
+                f" from them has every {stride}th step."
             )
         points: list[dict[str, float]] = []
         known_steps: list[int] = []
@@ -690,15 +690,17 @@ class SavedRollouts:
                 column[place] = values[n]
             if np.isfinite(column).any():
                 metrics[name] = column
-        why = "their rewards are the same" if is_proven else "they lie beside it"
-        note = f"Its rollouts are those of {self.source}: {why}."
+        notes = list(view.notes)
+        if self.source != view.source:
+            why = "their rewards are the same" if is_proven else "they lie beside it"
+            notes.append(f"Its rollouts are those of {self.source}: {why}.")
         return replace(
             view,
             trainer=self.trainer if view.trainer == "unknown" else view.trainer,
             metrics=metrics,
             rollout_steps=tuple(self.steps),
             read_rollouts=self.read,
-            notes=(*view.notes, note, *self.notes, *self.notes_on_columns()),
+            notes=(*notes, *self.notes, *self.notes_on_columns()),
         )
 
 
@@ -794,4 +796,3 @@ def place_of(source: str) -> Path:
     """Return the folder of a source, as it really is."""
     path = Path(os.path.realpath(source))
     return path if path.is_dir() else path.parent
-

@@ -1,18 +1,23 @@
-"""Binary files of trackers: TensorBoard's event files and W&B's offline runs, read without either
-package.
+"""Binary files of trackers: TensorBoard's event files, W&B's offline runs and Trackio's databases,
+read without their packages.
 
-Both hold protocol buffers, which are decoded here without a schema; the numbers of the fields that
-matter are named.
+The first two hold protocol buffers, which are decoded here without a schema; the numbers of the
+fields that matter are named.
 """
 
 import contextlib
 import json
+import sqlite3
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from uptrend.bridge.importers.readers import Log, LogFile, Row, RowBuffer
-from uptrend.records.files import VALUE_BYTES
+from uptrend.bridge.importers.readers import MAX_BUFFER_BYTES, Log, LogFile, Row, RowBuffer
+from uptrend.records.errors import RecordError
+from uptrend.records.files import VALUE_BYTES, size_in_memory
+from uptrend.records.lines import parse_object
 
 # A decoded field: a varint, or the raw bytes of anything else.
 Field = int | bytes
@@ -280,3 +285,106 @@ def _items(message: bytes) -> dict[str, Any]:
                     value = json.loads(text)
         values["/".join(names)] = value
     return values
+
+
+# ---- Trackio. A project is an SQLite database: `metrics` has one row per call with a JSON object,
+# in which a table of completions is a value; `traces` has conversations with what was said of them.
+_SQLITE_MAGIC = b"SQLite format 3\0"
+_TABLE_TYPE = "trackio.table"
+# Bytes of one value, rows of one table, and millions of SQLite's instructions: a database of others
+# may hold anything.
+MAX_VALUE_BYTES = 64 << 20
+MAX_DATABASE_ROWS = 1_000_000
+MAX_MEGA_INSTRUCTIONS = 2_000
+# Bytes of points and rollouts, by `size_in_memory`.
+MAX_DATABASE_BYTES = MAX_BUFFER_BYTES
+
+
+def read_trackio(file: LogFile) -> list[Log] | None:
+    """Return the runs of a Trackio project with their rollouts; None if the file is none."""
+    if not file.head.startswith(_SQLITE_MAGIC):
+        return None
+    points: dict[str, dict[int, Row]] = {}  # by run and step
+    rollouts: dict[str, list[Row]] = {}
+    notes: list[str] = []
+    size = 0
+    try:
+        with contextlib.closing(_connect(file.path)) as database:
+            for run, step, text in _select(database, "metrics", "metrics"):
+                row = parse_object(text)
+                size += size_in_memory(text)
+                if row is None or size > MAX_DATABASE_BYTES:
+                    continue
+                tables = [name for name, value in row.items() if isinstance(value, dict)]
+                for name in tables:
+                    value = row.pop(name)
+                    items = value.get("_value") if value.get("_type") == _TABLE_TYPE else None
+                    if isinstance(items, list):
+                        completions = (item for item in items if isinstance(item, dict))
+                        logged = rollouts.setdefault(run, [])
+                        logged.extend({"step": step} | completion for completion in completions)
+                # One call logs times, another losses: what has one step is one point.
+                point = points.setdefault(run, {}).setdefault(step, {"step": step})
+                point |= row
+            for run, step, text, metadata in _select(database, "traces", "messages", "metadata"):
+                size += size_in_memory(text)
+                rollout = _trace(step, text, metadata)
+                if rollout and size <= MAX_DATABASE_BYTES:
+                    rollouts.setdefault(run, []).append(rollout)
+    except sqlite3.Error as error:
+        raise RecordError(f"{file.path} is a damaged database: {error}.") from None
+    if size > MAX_DATABASE_BYTES:
+        notes.append("The project has more than is read: its first points and completions were.")
+    if Path(f"{file.path}-wal").exists() and Path(f"{file.path}-wal").stat().st_size:
+        notes.append("What the tracker has not yet written into the database itself was not read.")
+    logs: list[Log] = []
+    for run in dict.fromkeys([*points, *rollouts]):
+        by_step = points.get(run, {})
+        # A step of which only completions were logged is no point.
+        rows = [by_step[step] for step in sorted(by_step) if len(by_step[step]) > 1]
+        logs.append(Log(rows, run, notes=tuple(notes), rollouts=rollouts.get(run, ())))
+    return logs
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open a database that is only read: its schema runs no functions, and it makes no files."""
+    database = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
+    database.text_factory = lambda data: data.decode("utf-8", "replace")
+    database.execute("pragma trusted_schema=off")
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+    calls = iter(range(MAX_MEGA_INSTRUCTIONS))
+    database.set_progress_handler(lambda: next(calls, None) is None, 1_000_000)
+    return database
+
+
+def _select(database: sqlite3.Connection, table: str, *columns: str) -> Iterator[Any]:
+    """Yield run, step and columns of a table in order, texts as str; nothing if there is no such
+    table.
+    """
+    query = "select 1 from sqlite_master where type = 'table' and name = ?"
+    if database.execute(query, [table]).fetchone() is None:
+        return
+    names = ", ".join(("run_name", "step", *columns))
+    for run, step, *values in database.execute(
+        f"select {names} from {table} order by rowid limit {MAX_DATABASE_ROWS}"
+    ):
+        texts = [
+            value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+            for value in values
+        ]
+        if isinstance(step, int):
+            yield str(run), step, *texts
+
+
+def _trace(step: int, text: str, metadata: str) -> Row | None:
+    """Return a conversation as a rollout, with its metadata; None if the model said nothing."""
+    # A list of messages is no object by itself.
+    messages = (parse_object(f'{{"messages": {text}}}') or {}).get("messages")
+    if not isinstance(messages, list) or not all(isinstance(item, dict) for item in messages):
+        return None
+    roles = [message.get("role") for message in messages]
+    if "assistant" not in roles:
+        return None
+    first = roles.index("assistant")
+    facts = parse_object(metadata) or {}
+    return {"step": step, **facts, "prompt": messages[:first], "completion": messages[first:]}

@@ -70,7 +70,11 @@ def _attempt(
     reply = f"I add {first} and {second}. The answer is {number}."
     ended = "stop"
     if fault == "cut" and index % 3:
-        reply, ended, is_right = f"Let me add {first} and then {second}, slowly: first the", "length", False
+        reply, ended, is_right = (
+            f"Let me add {first} and then {second}, slowly: first the",
+            "length",
+            False,
+        )
     reward = float(is_right)
     if fault == "unpaid":
         reward = float(is_right and gold <= 60)
@@ -180,7 +184,7 @@ def episode(a: Attempt, with_learner: bool = False) -> Row:
 
 
 def prime_rl(folder: Path, made: list[Attempt]) -> None:
-    """prime-rl's `FileMonitor.log_episodes`, and `TokenExporter` beside it."""
+    """prime-rl's `FileMonitor`: episodes and metrics; and `TokenExporter` beside it."""
     for step, members in by_step(made):
         for subset in ("all", "effective"):
             path = folder / "rollouts" / f"step_{step}" / "train" / subset / "traces.jsonl"
@@ -196,6 +200,12 @@ def prime_rl(folder: Path, made: list[Attempt]) -> None:
                 "trainer_logprobs": [-0.5] * len(pad) + a.learner,
             })  # fmt: skip
         write_lines(folder / "token_exports" / f"step_{step}" / "rank_0.jsonl", exports)
+    rewards = [(step, [a.reward for a in members]) for step, members in by_step(made)]
+    metrics = [
+        {"step": step, "time": 1.5 * step, "reward/mean": sum(values) / len(values), "progress/ckpt_step": step}
+        for step, values in rewards
+    ]  # fmt: skip
+    write_lines(folder / "metrics.jsonl", metrics)
 
 
 def verifiers(folder: Path, made: list[Attempt]) -> None:
@@ -244,7 +254,7 @@ def art_lines(folder: Path, made: list[Attempt]) -> None:
         rows = []
         for _, group in groupby(members, key=lambda a: a.group):
             trajectories = [
-                {"reward": a.reward, "metrics": {}, "metadata": {"answer": a.gold}, "messages_and_choices": [
+                {"reward": a.reward, "metrics": {"duration": 1.5}, "metadata": {"answer": a.gold}, "messages_and_choices": [
                     {"role": "user", "content": a.question},
                     {"finish_reason": a.ended, "index": 0, "message": {"role": "assistant", "content": a.reply}},
                 ], "tools": None, "logs": []} for a in group
