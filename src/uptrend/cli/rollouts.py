@@ -189,7 +189,7 @@ def _write_index(folder: Path, title: str, index: Sequence[Row]) -> None:
 
 
 @dataclass(frozen=True)
-class LoggedRun:
+class LogWithRollouts:
     """Run of another trainer's log, as far as its rollouts are read."""
 
     path: Path
@@ -216,7 +216,7 @@ class LoggedRun:
         return self.view.read_heldout(step)
 
 
-def open_rollouts(name: str) -> Run | LoggedRun:
+def open_rollouts(name: str) -> Run | LogWithRollouts:
     """Open a run of ours, or the longest run with rollouts of another trainer's log."""
     path = Path(name)
     if not path.exists() or (path / "run.json").exists():
@@ -226,11 +226,11 @@ def open_rollouts(name: str) -> Run | LoggedRun:
     views = [view for view in views_of(path) if view.rollout_steps]
     if not views:
         raise RecordError(f"{path} holds no rollouts, of ours or of another trainer.")
-    return LoggedRun(path, views[0])
+    return LogWithRollouts(path, views[0])
 
 
 def find_rollouts(
-    run: Run | LoggedRun, name: str
+    run: Run | LogWithRollouts, name: str
 ) -> tuple[RolloutTable, list[RolloutGroup], int | None]:
     """Return a step's rollouts, and the groups that STEP or STEP/GROUP names; for STEP/GROUP/INDEX
     also the rollout's row.
@@ -454,9 +454,9 @@ def _full_text(message: Row) -> str:
     return "\n".join(str(text) for text in texts if text)
 
 
-def decoder_of(run: Run | LoggedRun) -> Decode | None:
+def decoder_of(run: Run | LogWithRollouts) -> Decode | None:
     """Return the decoder of the run's tokens; None without a tokenizer."""
-    if isinstance(run, LoggedRun):
+    if isinstance(run, LogWithRollouts):
         return None
     tokenizer = tokenizer_of(run)
     if tokenizer is None:

@@ -16,7 +16,13 @@ from rich.text import Text
 
 from uptrend.bridge.importers.detect import is_log_name
 from uptrend.cli.console import AsJson, RunArgument, make_app, open_run, print_json
-from uptrend.cli.rollouts import LoggedRun, decoder_of, find_rollouts, open_rollouts, print_rollout
+from uptrend.cli.rollouts import (
+    LogWithRollouts,
+    decoder_of,
+    find_rollouts,
+    open_rollouts,
+    print_rollout,
+)
 from uptrend.config.tables import difference, flatten
 from uptrend.doctor.report import latest_report
 from uptrend.present.formatting import (
@@ -156,7 +162,7 @@ def show_run(
     console = terminal()
     if best or worst:
         _show_extremes(console, opened, rollout, {"best": best, "worst": worst}, as_json)
-    elif rollout or isinstance(opened, LoggedRun):
+    elif rollout or isinstance(opened, LogWithRollouts):
         _show_rollouts(console, opened, rollout, as_json, full)
     elif as_json:
         print_json(describe(opened, latest_report(opened)))
@@ -363,7 +369,7 @@ def _results(run: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _show_rollouts(
-    console: Console, run: Run | LoggedRun, name: str, as_json: bool, full: bool
+    console: Console, run: Run | LogWithRollouts, name: str, as_json: bool, full: bool
 ) -> None:
     """Show a step's groups, a group's rollouts, or one rollout with its tokens, as named."""
     table, groups, rollout_row = find_rollouts(run, name)
@@ -429,7 +435,11 @@ def _describe_rollout(table: RolloutTable, group: RolloutGroup, row: int) -> dic
 
 
 def _show_extremes(
-    console: Console, run: Run | LoggedRun, step: str, counts: Mapping[str, int], as_json: bool
+    console: Console,
+    run: Run | LogWithRollouts,
+    step: str,
+    counts: Mapping[str, int],
+    as_json: bool,
 ) -> None:
     """List the rollouts with the highest or lowest reward of a run, or of a step."""
     if step and not step.isdigit():
@@ -461,7 +471,9 @@ def _show_extremes(
         _print_rollouts(console, rollouts)
 
 
-def _read_rewards(run: Run | LoggedRun, steps: Iterable[int]) -> Iterator[tuple[float, int, int]]:
+def _read_rewards(
+    run: Run | LogWithRollouts, steps: Iterable[int]
+) -> Iterator[tuple[float, int, int]]:
     """Yield reward, step and row of every rollout that has a reward.
 
     Steps are read one at a time and without their tokens, so that a long run fits into memory.

@@ -123,11 +123,11 @@ class SavedFile:
 
     def read_all(self, limit: int) -> Iterator[tuple[int, Row]]:
         """Yield position and content of its records."""
-        return _records(Segment(self.path), limit)
+        return _records(FilePart(self.path), limit)
 
 
 @dataclass(frozen=True)
-class Segment:
+class FilePart:
     """Part of a file with records of one step."""
 
     path: Path
@@ -155,7 +155,7 @@ def recognize_file(path: Path, below: Path) -> SavedFile | None:
         return None
     try:
         with damage_as_error(path):
-            records = islice(_records(Segment(path), N_HEAD_LINES), N_HEAD_LINES)
+            records = islice(_records(FilePart(path), N_HEAD_LINES), N_HEAD_LINES)
             record = next((record for _, record in records), None)
     except (RecordError, OSError):
         return None
@@ -217,7 +217,7 @@ def why_pickled(paths: Sequence[Path]) -> str:
     )
 
 
-def _records(segment: Segment, limit: int) -> Iterator[tuple[int, Row]]:
+def _records(segment: FilePart, limit: int) -> Iterator[tuple[int, Row]]:
     """Yield the records of a part of a file with their positions, `limit` of them at most."""
     if segment.path.suffix == ".parquet":
         rows = _parquet_rows(segment.path, limit)
@@ -231,7 +231,7 @@ def _parquet_rows(path: Path, limit: int) -> Iterator[Row]:
         yield from batch.to_pylist()
 
 
-def _lines(segment: Segment) -> Iterator[tuple[Row | None, bytes]]:
+def _lines(segment: FilePart) -> Iterator[tuple[Row | None, bytes]]:
     """Yield the lines of a part of a file with their records; None for a damaged one, and for the
     rest of one that is too long.
     """
@@ -240,7 +240,7 @@ def _lines(segment: Segment) -> Iterator[tuple[Row | None, bytes]]:
             yield (parse_line(line) if len(line) < MAX_LINE_BYTES else None), line
 
 
-def _raw_lines(segment: Segment) -> Iterator[tuple[bytes, int]]:
+def _raw_lines(segment: FilePart) -> Iterator[tuple[bytes, int]]:
     """Yield the lines of a part of a file with the places where they end."""
     with open_named(segment.path) as raw:
         file = decompress(raw)
@@ -269,25 +269,25 @@ def _skip(file: Any, count: int) -> None:
 class _FileIndex:
     """Parts of a file by the step of their records."""
 
-    segments: dict[int, list[Segment]] = field(default_factory=dict)
+    segments: dict[int, list[FilePart]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 def _index_file(file: SavedFile, counter: str | None) -> _FileIndex:
     """Find where the steps of a file are; of a file that is too large, in some parts of it."""
     index = _FileIndex()
-    size = Segment(file.path).size
+    size = FilePart(file.path).size
     if file.path.suffix == ".parquet":
         return _index_parquet(file, counter)
     if size <= MAX_INDEXED_BYTES:
-        _index_part(file, counter, Segment(file.path), index)
+        _index_part(file, counter, FilePart(file.path), index)
         return index
 
     part = MAX_INDEXED_BYTES // N_PARTS
     starts = np.linspace(0, size - part, N_PARTS).astype(np.int64).tolist()
     for start in starts:
         part_index = _FileIndex()
-        _index_part(file, counter, Segment(file.path, start, start + part), part_index)
+        _index_part(file, counter, FilePart(file.path, start, start + part), part_index)
         # The first and last step of a part may lie beyond it, and their groups with them.
         steps = list(part_index.segments)
         whole = steps[1:-1] if start else steps[:-1]
@@ -300,7 +300,7 @@ def _index_file(file: SavedFile, counter: str | None) -> _FileIndex:
     return index
 
 
-def _index_part(file: SavedFile, counter: str | None, part: Segment, index: _FileIndex) -> None:
+def _index_part(file: SavedFile, counter: str | None, part: FilePart, index: _FileIndex) -> None:
     find_step = _step_finder(file.format, counter)
     last_step: int | None = None
     n_places = 0
@@ -323,7 +323,7 @@ def _index_part(file: SavedFile, counter: str | None, part: Segment, index: _Fil
             return
         else:
             n_places += 1
-            places.append(Segment(file.path, start, end))
+            places.append(FilePart(file.path, start, end))
         last_step = step
 
 
@@ -360,7 +360,7 @@ def _index_parquet(file: SavedFile, counter: str | None) -> _FileIndex:
         values = batch.column(0).to_pylist() if batch.num_columns else []
         steps.update(int(value) for value in values if isinstance(value, int | float))
     for step in sorted(steps):
-        index.segments[step] = [Segment(file.path)]
+        index.segments[step] = [FilePart(file.path)]
     return index
 
 
@@ -397,7 +397,7 @@ class SavedRollouts:
         self.exports: SavedRollouts | None = None
         """The same rollouts as the trainer saw them, by token, if it saved these too."""
         self._part_names: frozenset[str] | None = None
-        self._segments: dict[int, list[Segment]] = {}
+        self._segments: dict[int, list[FilePart]] = {}
         self._rows: dict[int, list[Row]] = {}
         self._counter: str | None = None
         self._n_broken = 0
@@ -436,14 +436,14 @@ class SavedRollouts:
 
     def _add_file(self, file: SavedFile) -> None:
         if file.step is not None:
-            self._segments.setdefault(file.step, []).append(Segment(file.path))
+            self._segments.setdefault(file.step, []).append(FilePart(file.path))
             return
         counter = next(iter(file.format.columns.get("step", ())), None)
         if file.format.name == "plain":
             counter = _counter_in([row for _, row in file.read_all(N_HEAD_ROWS)])
         if not file.steps_within:
             self.has_steps = False
-            self._segments.setdefault(0, []).append(Segment(file.path))
+            self._segments.setdefault(0, []).append(FilePart(file.path))
             return
         self._counter = counter
         index = _index_file(file, counter)
