@@ -74,7 +74,7 @@ def save_checkpoint(
                 reference = {
                     name: weight.clone() for name, weight in policy.reference_weights().items()
                 }
-                save_file(reference, beside / REFERENCE_FILE)
+                save_file(reference, unfinished / REFERENCE_FILE)
             policy.wait()
             if not is_first:
                 return place
@@ -219,7 +219,7 @@ def load_checkpoint(place: Path, policy: Policy, optimizer: Optimizer) -> dict[s
 
 
 def check_resumable(run: Run) -> None:
-    """Refuse to resume from the checkpoints of an older schema; their weights can still be loaded."""
+    """Refuse to resume from checkpoints of an older schema; their weights can still be loaded."""
     if run.schema < SCHEMA_VERSION:
         raise CheckpointError(
             f"{run.path} was written by Uptrend {run.info.get('uptrend')}, whose checkpoints this"
