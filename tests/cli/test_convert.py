@@ -21,7 +21,7 @@ from uptrend.bridge.convert import (
     write_prime_rl,
 )
 from uptrend.config import load_config, to_table
-from uptrend.config.tables import flatten
+from uptrend.config.tables import flatten, nest
 from uptrend.records.dialects import other_default, settings, to_theirs
 from uptrend.tasks.pool import resolve_options
 
@@ -173,6 +173,19 @@ def test_a_recipe_comes_back_from_trl(overrides: dict[str, Any]) -> None:
     assert {key: there[key] for key in known & here.keys()} == {
         key: here[key] for key in known & here.keys()
     }
+
+
+def test_variables_of_the_chat_template_come_back_from_trl() -> None:
+    variables = {"enable_thinking": False, "date": "1 May"}
+    config = load_config({"name": "back", "model": {"template": variables}})
+    told, lost = to_trainer(config, "trl")
+    assert nest(told)["chat_template_kwargs"] == variables
+    assert not lost
+    found = from_trl(Converted("trl", {"tasks.train": 10**6}), dict(told), "other", 1)
+    assert found.config.model.template == variables
+    assert not found.lost
+    _, lost = to_trainer(config, "prime-rl")
+    assert "enable_thinking" in lost["model.template"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from uptrend.config import Config, load_config, to_table
+from uptrend.doctor.catalogue import usual_learning_rates
 from uptrend.policy.known import count_weights, with_known_lr
 from uptrend.records import ConfigError
 from uptrend.runner.prepare import resolve_compute
@@ -70,6 +71,15 @@ def test_the_learning_rate_goes_by_size_and_adapter(n_weights: int, lora: bool, 
     stated = load_config({"learning": {"lr": 1e-5}})
     assert with_known_lr(stated, n_weights) == stated
     assert with_known_lr(load_config({}, ["learning.lr=1e-5"]), n_weights).notes == ()
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("n_weights", [10**6, 135 * 10**6, 10**9 + 1, 7 * 10**9, 70 * 10**9])
+def test_the_doctor_calls_a_chosen_rate_usual(n_weights: int, lora: bool) -> None:
+    config = with_known_lr(load_config({"model": {"lora": {}}} if lora else {}), n_weights)
+    known = {"model.parameters": n_weights, "model.lora": lora}
+    low, high = usual_learning_rates(known.get)
+    assert 0.999 * low <= config.learning.lr <= high
 
 
 def test_each_loss_has_its_clips() -> None:

@@ -4,6 +4,7 @@ every sequence is what the template shows.
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 
 from chats import FINISH, SEARCH, calling, in_words, put_on, whole
 from models import character_tokenizer
+from uptrend.config import load_config
 from uptrend.records import Ending, Message, Reward, Role, Rollout, Task, Tool
 from uptrend.rollout.calls import CALL_FORMATS
 from uptrend.rollout.play import RolloutRequest, play_all
-from uptrend.rollout.render import Renderer
+from uptrend.rollout.render import Renderer, make_renderer
 from uptrend.rollout.sampler import Extension, Limits
 
 LIMITS = Limits(max_tokens=400, context=20_000)
@@ -151,6 +153,11 @@ def test_a_variable_of_the_template_is_passed_on() -> None:
     assert plain.first_prompt([USER], ()) == template(tokenizer, [USER])
     assert quick.first_prompt([USER], ()) == template(tokenizer, [USER], enable_thinking=False)
     assert quick.first_prompt([USER], ()) != plain.first_prompt([USER], ())
+    # From a recipe.
+    policy: Any = SimpleNamespace(tokenizer=tokenizer, stop_ids=stops)
+    config = load_config({"model": {"template": {"enable_thinking": False}}})
+    renderer = make_renderer(policy, config, tasks_chat=True)
+    assert renderer.first_prompt([USER], ()) == quick.first_prompt([USER], ())
 
 
 WORDS = st.text("ab cd.", min_size=1, max_size=12).map(str.strip).filter(bool)

@@ -49,6 +49,8 @@ BATCH_ARGUMENTS = (
 )
 # Arguments of TRL that are translated without a name in `dialects.toml`, or mean nothing here.
 OTHER_READ_ARGUMENTS = ("reward_weights", "save_strategy", "eval_strategy")
+# Argument of TRL with the variables of the chat template.
+TRL_TEMPLATE = "chat_template_kwargs"
 # Clip of a GRPOConfig where none is set, also for gspo, for which we have a smaller one.
 TRL_EPSILON = 0.2
 # Epochs of a GRPOConfig where none are set, as in transformers' TrainingArguments.
@@ -279,6 +281,9 @@ def from_trl(
     # TRL trains on all rows; a quarter of them is held out here.
     values["tasks.name"] = "data"
     values["tasks.train"] = values.get("tasks.train") or ALL_TASKS
+    for name, value in arguments.items():
+        if name.startswith(f"{TRL_TEMPLATE}."):
+            values[f"model.template{name.removeprefix(TRL_TEMPLATE)}"] = value
     if arguments.get("reward_weights"):
         values["tasks.weights"] = arguments["reward_weights"]
     if arguments.get("epsilon") and not arguments.get("epsilon_high"):
@@ -574,6 +579,12 @@ def to_trainer(config: Config, trainer: str) -> tuple[dict[str, Any], dict[str, 
                 note = setting.note if setting else ""
                 lost[key] = f"{to_toml(value)}: {note or f'{trainer} has no such setting'}"
     theirs = {name: value for name, value in theirs.items() if value is not None}
+
+    template = flatten(config.model.template)
+    if trainer == "trl":
+        theirs |= {f"{TRL_TEMPLATE}.{name}": value for name, value in template.items()}
+    elif template:
+        lost["model.template"] = f"{to_toml(config.model.template)}: {trainer} has no such setting"
 
     if trainer == "trl":
         _add_trl_batches(config, theirs)

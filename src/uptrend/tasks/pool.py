@@ -158,6 +158,8 @@ def with_own_limits(config: Config) -> Config:
     """Return the config with the limits of its tasksets in `[sampling]` where the recipe leaves
     them out, and in `[eval]` where the tasksets of evaluations have higher ones.
     """
+    if not any(f"sampling.{name}" in config.omitted for name in DEFAULT_LIMITS):
+        return config
     task_sections = [section for _, _, section in stage_sections(config)]
     limits = [own_limits(section.name, section.options) for section in task_sections]
     held_out_sections = eval_sections(config).values()
