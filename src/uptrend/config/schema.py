@@ -266,8 +266,9 @@ class Learning:
             " with model.lora"
         ),
     ] = 1e-5
-    """The learning rate, once warm. Large models are as far from their start after a tenth of the
-    rate, and adapters, which begin at zero, need more; the run's first lines say which was chosen.
+    """The learning rate, once warm. A step of Adam moves each weight by about the rate, so more
+    weights move the output further; adapters are few and begin at zero. The run's first lines say
+    which rate was chosen.
     """
     schedule: Schedule = "constant"
     """Course of the learning rate after the warm-up; linear and cosine fall to 0 at the last
