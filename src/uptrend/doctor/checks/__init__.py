@@ -15,6 +15,7 @@ from uptrend.doctor.checks import (
     sampler,
     sampling,
     scoring,
+    settings,
     tools,
 )
 
@@ -28,6 +29,7 @@ CHECK_MODULES = (
     kl,
     optimizer,
     sampler,
+    settings,
     golds,
     scoring,
     payments,

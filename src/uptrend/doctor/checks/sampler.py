@@ -8,6 +8,7 @@ Numerics leave small gaps of both signs everywhere: about 1e-5 in fp32, 1e-2 in 
 have other shapes:
 
     one-sided, or in proportion to the log-probability   sampling.truncated-distribution
+    the same, by a setting of the model's own files      sampling.hidden-settings
     none at first, then more from step to step           sync.stale-weights
     only after a tool has answered                       tokens.template
     only in some rollouts                                tokens.padding
@@ -38,6 +39,7 @@ from uptrend.doctor.check import (
     warn_if,
 )
 from uptrend.doctor.groups import rollout_evidence
+from uptrend.present.formatting import assignments
 from uptrend.records import Evidence
 from uptrend.records.table import Flags, Floats, Ints, RolloutTable
 
@@ -45,6 +47,7 @@ MISMATCH_ID = "precision.mismatch"
 STALE_ID = "sync.stale-weights"
 OFF_POLICY_ID = "sync.off-policy"
 DISTRIBUTION_ID = "sampling.truncated-distribution"
+HIDDEN_ID = "sampling.hidden-settings"
 TEMPLATE_ID = "tokens.template"
 PADDING_ID = "tokens.padding"
 BLIND_ID = "mask.attention-blind"
@@ -63,7 +66,16 @@ MIN_DOUBTFUL_KL = 0.03
 LARGE_GAP = 0.08
 
 
-@check(STALE_ID, OFF_POLICY_ID, MISMATCH_ID, DISTRIBUTION_ID, TEMPLATE_ID, PADDING_ID, BLIND_ID)
+@check(
+    STALE_ID,
+    OFF_POLICY_ID,
+    MISMATCH_ID,
+    DISTRIBUTION_ID,
+    HIDDEN_ID,
+    TEMPLATE_ID,
+    PADDING_ID,
+    BLIND_ID,
+)
 def sampler_gap(case: Case) -> Answer:
     """Judge the gap by every record of it: versions, its mean, its other curves, and tokens."""
     return [
@@ -407,7 +419,7 @@ def _by_token(case: Case) -> Iterable[Found | Lacking]:
     """Judge the shape of the gaps: over tokens, rollouts and steps."""
     columns = ("roles", "sampler", "learner")
     if lacking := case.why_no_rollouts(columns):
-        ids = (DISTRIBUTION_ID, STALE_ID, TEMPLATE_ID, PADDING_ID, MISMATCH_ID)
+        ids = (DISTRIBUTION_ID, HIDDEN_ID, STALE_ID, TEMPLATE_ID, PADDING_ID, MISMATCH_ID)
         return [Lacking(lacking, id) for id in ids]
     steps: list[Gaps] = []
     lags: list[float] = []
@@ -453,6 +465,23 @@ def _restricting_settings(case: Case) -> list[str]:
     ]
 
 
+def _settings_of_files(case: Case, names: Iterable[str]) -> dict[str, float]:
+    """Return numbers of these names in the model's own generation config that change a sampler's
+    distribution, unless the run's config has the same value.
+    """
+    model = case.view.info.get("model")
+    files = model.get("files") if isinstance(model, Mapping) else None
+    generation = files.get("generation") if isinstance(files, Mapping) else None
+    settings: dict[str, float] = {}
+    if not isinstance(generation, Mapping):
+        return settings
+    for name in names:
+        value = generation.get(name)
+        if isinstance(value, int | float) and case.value(f"sampling.{name}") != value:
+            settings[name] = value
+    return settings
+
+
 def _left_out(case: Case, first: Gaps) -> Found | None:
     """Find gaps that are never above 0 and not far below: the sampler left tokens out and
     renormalized.
@@ -473,7 +502,8 @@ def _left_out(case: Case, first: Gaps) -> Found | None:
         " count in."
     )
     is_known = bool(_restricting_settings(case))
-    return _other_distribution(first, is_known, summary, text, mean)
+    hidden = {} if is_known else _settings_of_files(case, ("top_k", "top_p", "min_p"))
+    return _other_distribution(first, is_known, summary, text, mean, hidden)
 
 
 # A temperature that the learner ignored: deviation of the sampler's log-probabilities that a slope
@@ -514,16 +544,31 @@ def _tempered(case: Case, first: Gaps) -> Found | None:
         "The learner ignores the sampling temperature, which its log-probabilities say is about"
         f" {slope:.2f}."
     )
-    return _other_distribution(first, is_known, summary, text, slope)
+    hidden = _settings_of_files(case, ("temperature",))
+    if is_known or abs(hidden.get("temperature", 1) - slope) > MAX_TEMPERATURE_ERROR * abs(
+        slope - 1
+    ):
+        hidden = {}
+    return _other_distribution(first, is_known, summary, text, slope, hidden)
 
 
 def _other_distribution(
-    first: Gaps, is_known: bool, summary: str, text: str, value: float
+    first: Gaps, is_known: bool, summary: str, text: str, value: float, hidden: Mapping[str, float]
 ) -> Found:
+    """Blame a gap's shape on the run's settings; on those of the model's files, if these explain it
+    and no setting of the run does.
+    """
     step = first.table.step
     evidence = [Evidence(f"at step {step} {text}", value, step=step), first.evidence()]
     severity = CRITICAL if first.kl > LARGE_KL else WARNING
-    return Found(severity, PROOF if is_known else SIGNAL, summary, evidence, DISTRIBUTION_ID)
+    if hidden:
+        evidence.append(Evidence(_says_of_files(hidden)))
+    id = HIDDEN_ID if hidden else DISTRIBUTION_ID
+    return Found(severity, PROOF if is_known else SIGNAL, summary, evidence, id)
+
+
+def _says_of_files(hidden: Mapping[str, float]) -> str:
+    return f"the model's own generation_config.json has {assignments(hidden)}"
 
 
 # A sampler that stays behind: steps that show it, KL of the second half, first step's KL / that,
@@ -686,6 +731,10 @@ def _off_from_the_start(
     # Tokens that are too likely were drawn from a sharper distribution; what makes them less likely
     # can be a setting only where one is known.
     is_likelier = surprise < 0
+    hidden: dict[str, float] = {}
+    if is_likelier and not settings:
+        hidden = _settings_of_files(case, ("temperature", "top_k", "top_p", "min_p"))
+        evidence = [*evidence, *([Evidence(_says_of_files(hidden))] if hidden else [])]
     is_by_setting = is_likelier or bool(settings)
     why = "another model or another prompt sampled them"
     severity = CRITICAL
@@ -698,5 +747,7 @@ def _off_from_the_start(
         f"Sampled tokens are {direction} than the learner's own would be, by {abs(surprise):.2g}"
         f" nats: {why}."
     )
-    id = DISTRIBUTION_ID if is_by_setting else MISMATCH_ID
+    id = MISMATCH_ID
+    if is_by_setting:
+        id = HIDDEN_ID if hidden else DISTRIBUTION_ID
     return Found(severity, SIGNAL, summary, evidence, id)

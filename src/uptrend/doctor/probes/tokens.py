@@ -12,8 +12,11 @@ import numpy as np
 import torch
 
 from uptrend.doctor.check import CRITICAL, NOTE, WARNING
+from uptrend.doctor.checks.settings import TEMPLATE_ID, VOCABULARY_ID, judge_files
 from uptrend.doctor.probes.bench import Bench, by_group, with_sequences
 from uptrend.doctor.probes.probe import NEEDS_SAMPLES, NEEDS_TOOLS, Answer, probe, require
+from uptrend.policy.model_files import describe_model
+from uptrend.present.formatting import assignments
 from uptrend.records import Finding, Message, Role, Rollout
 from uptrend.rollout.calls import example_call
 
@@ -52,6 +55,26 @@ def tool_calls(bench: Bench) -> Answer:
     if n_calls_read != 2:
         summary = f"Two tool calls in a turn are read back as {n_calls_read}."
         yield bench.finding("tool.multi-call", NOTE, summary, figure, n_calls_read)
+
+
+@probe("model-files", finds=[VOCABULARY_ID, TEMPLATE_ID])
+def model_files(bench: Bench) -> Answer:
+    """Compare the model's files with each other: tokens, end tokens, thoughts in the chat
+    template.
+    """
+    files = describe_model(bench.policy.core, bench.policy.tokenizer)
+    tokens = files["tokenizer"]["tokens"]
+    yield f"{tokens:,} tokens in {files['embeddings']:,} rows"
+    thoughts = files["tokenizer"]["thoughts"]
+    if thoughts:
+        yield f", thoughts of earlier turns are {thoughts}"
+    ignored = files["generation"]
+    if ignored:
+        yield f"; left out from generation_config.json: {assignments(ignored)}"
+    for fault in judge_files(files, bench.config.sampling.max_turns, rewrites=False):
+        yield bench.finding(
+            fault.id, fault.severity, fault.summary, fault.evidence, basis=fault.basis
+        )
 
 
 # Sampled tokens of a rollout that a finding quotes.
