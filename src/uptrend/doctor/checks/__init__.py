@@ -5,6 +5,7 @@ from uptrend.doctor.check import Check, Outcomes
 from uptrend.doctor.checks import (
     advantages,
     data,
+    evaluations,
     golds,
     kl,
     masks,
@@ -34,6 +35,7 @@ CHECK_MODULES = (
     scoring,
     payments,
     rewards,
+    evaluations,
     operation,
 )
 
