@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from uptrend.doctor.groups import GroupedRollouts, group_rollouts
 from uptrend.doctor.trend import (
+    MIN_TREND_POINTS,
     REWARD_METRIC,
     SIGNIFICANCE_LEVEL,
     Collapse,
@@ -84,6 +85,10 @@ MIN_LEARNED_CHANGE = 0.05
 # Steps from which on a run without any gradient is certainly idle: the tasks of one step may all be
 # too hard by chance.
 MIN_IDLE_STEPS = 3
+# Decimals of numbers that a trainer rounded when it printed them, and different numbers with at
+# most so many, from which a log's zeros are rounded too: verl once printed three.
+MAX_ROUNDED_DECIMALS = 4
+MIN_ROUNDED_NUMBERS = 8
 # Share of dead groups that is all of them up to rounding.
 ALL_GROUPS_SHARE = 0.999
 
@@ -133,6 +138,25 @@ class Case:
         return Evidence(text, summary.last, metric, summary.step)
 
     @cached_property
+    def is_excerpt(self) -> bool:
+        """True for a few lines of another trainer's log: too few for a trend, and pasted because
+        they look like the others.
+        """
+        is_log = self.view.trainer != "uptrend" and not self.view.rollout_steps
+        return is_log and 0 < len(self.view.steps) < MIN_TREND_POINTS
+
+    @cached_property
+    def has_rounded_zeros(self) -> bool:
+        """True for a log whose numbers all have a few decimals: a 0 in it may be a small number."""
+        numbers: set[float] = set()
+        for values in self.view.columns.values():
+            numbers.update(values[np.isfinite(values)].tolist())
+        fractions = [number for number in numbers if not number.is_integer()]
+        if len(fractions) < MIN_ROUNDED_NUMBERS:
+            return False
+        return all(round(number, MAX_ROUNDED_DECIMALS) == number for number in fractions)
+
+    @cached_property
     def cut_by_length(self) -> Floats:
         """Share of rollouts that ended by length, one value per point; 0 where only other endings
         are named.
@@ -161,6 +185,12 @@ class Case:
         # A mean deviation of exactly 0 means that every group of the step was dead; anything above,
         # that one lived.
         deviation = self.curve("reward/group_std/mean")[1]
+        if not len(deviation) and self.has("reward/min", "reward/max"):
+            # Nor can a group differ where the lowest reward of the step is the highest. Of other
+            # steps nothing is known, so that one such step is needed for them to count as live.
+            span = self.view.metrics["reward/max"] - self.view.metrics["reward/min"]
+            span = span[np.isfinite(span)]
+            deviation = span if (span < MAX_DEAD_DEVIATION).any() else span[:0]
         return (np.abs(deviation) < MAX_DEAD_DEVIATION).astype(np.float64)
 
     @cached_property

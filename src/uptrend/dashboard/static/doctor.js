@@ -61,6 +61,9 @@ U.finding = (finding, told, board) => {
 U.report = (report, told, board) => [h("div.card", U.trend(report)),
   ...(report.findings.length ? report.findings.map((finding) => U.finding(finding, told, board))
                              : [U.state(report.trend === "learning" ? "Nothing that asks for a change." : "Nothing was found.")]),
+  report.normal?.length ? h("div.card", {class: "card normal"}, h("b", "Normal here"),
+                            h("ul", report.normal.map((sign) => h("li", ...U.say(sign.text), " ", h("span.soft", ...U.say(sign.otherwise))))))
+                        : null,
   report.missing?.length ? h("details", h("summary", "Evidence that it lacks"), h("ul", report.missing.map((line) => h("li", ...U.say(line)))))
                          : null,
   report.cannot_tell?.length ? h("details", h("summary", `Cannot tell: ${U.plural(report.cannot_tell.length, "cause")}`),
