@@ -284,7 +284,8 @@ def _endings_by_curve(case: Case) -> Found | Lacking | None:
         f"{head} by the length limit, {harm or 'which may be harmless if the answer comes first'}."
     )
     listed = ", ".join(f"{share:.2f}" for share in quarters)
-    evidence = [Evidence(f"Cut by length, by quarters of the run: {listed}.", most, CUT_METRIC)]
+    parts = ", by quarters of the run" if len(cut) >= MIN_QUARTERED_POINTS else ""
+    evidence = [Evidence(f"Cut by length{parts}: {listed}.", most, CUT_METRIC)]
     limit = case.value("sampling.max_tokens")
     if limit:
         text = f"The limit is {limit} tokens."
@@ -398,8 +399,11 @@ def _suspected_endings(case: Case) -> Found | None:
     what = "never stop by themselves"
     if cause == COMPLETION_TRUNCATED:
         what = "be cut before they answer"
-    all_ = "All" if share == 1 else "Nearly all"
-    summary = f"{all_} completions are cut {when}, and most groups fail alike: they may {what}."
+    quantity = "All" if share == 1 else "Nearly all"
+    outcome = "most groups fail alike"
+    if not is_dead_at_bottom and not is_constant_at_bottom:
+        outcome = "none earns anything"
+    summary = f"{quantity} completions are cut {when}, and {outcome}: they may {what}."
     severity, basis = (NOTE, SUSPICION) if _is_unmoved(case) else (WARNING, SIGNAL)
     evidence = Evidence(f"At least {share:.0%} cut at every step.", share, CUT_METRIC)
     return Found(severity, basis, summary, [evidence], cause)
