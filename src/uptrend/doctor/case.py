@@ -26,7 +26,7 @@ from uptrend.records import Evidence, RecordError, RunView, Trend, TrendKind
 from uptrend.records.errors import RecordTooLarge
 from uptrend.records.files import MAX_TABLE_BYTES, check_size
 from uptrend.records.table import RolloutTable
-from uptrend.records.view import Floats
+from uptrend.records.view import Floats, are_rounded
 from uptrend.stats.trend import TrendTest, end, measure_trend, neighbor_noise, start
 
 # Steps whose rollouts are read. The first of them follow each other, because only there do repeats
@@ -89,10 +89,6 @@ MIN_LEARNED_CHANGE = 0.05
 # Steps from which on a run without any gradient is certainly idle: the tasks of one step may all be
 # too hard by chance.
 MIN_IDLE_STEPS = 3
-# Decimals of numbers that a trainer rounded when it printed them, and different numbers with at
-# most so many, from which a log's zeros are rounded too: verl once printed three.
-MAX_ROUNDED_DECIMALS = 4
-MIN_ROUNDED_NUMBERS = 8
 # Share of dead groups that is all of them up to rounding.
 ALL_GROUPS_SHARE = 0.999
 
@@ -171,13 +167,7 @@ class Case:
     @cached_property
     def has_rounded_zeros(self) -> bool:
         """True for a log whose numbers all have a few decimals: a 0 in it may be a small number."""
-        numbers: set[float] = set()
-        for values in self.view.columns.values():
-            numbers.update(values[np.isfinite(values)].tolist())
-        fractions = [number for number in numbers if not number.is_integer()]
-        if len(fractions) < MIN_ROUNDED_NUMBERS:
-            return False
-        return all(round(number, MAX_ROUNDED_DECIMALS) == number for number in fractions)
+        return are_rounded(self.view.columns)
 
     @cached_property
     def cut_by_length(self) -> Floats:

@@ -28,7 +28,7 @@ from uptrend.records.errors import RecordError
 from uptrend.records.files import check_cells
 from uptrend.records.metrics import find_metric
 from uptrend.records.renamed import names
-from uptrend.records.view import Floats, RunView, value_at
+from uptrend.records.view import Floats, RunView, are_rounded, value_at
 
 Columns = dict[str, Floats]
 KL_METRIC = "kl/reference/mean"
@@ -153,7 +153,7 @@ def _view(log: Log, run: Segment, runs_in_log: int, source: str) -> RunView:
     _derive_metrics(metrics, columns, trainer)
     notes += _derive_cut_share(metrics, columns)
     config, config_notes = _config(log, columns, metrics, trainer)
-    notes += _drop_uncomputed(metrics, sources, config)
+    notes += _drop_uncomputed(metrics, sources, columns, config)
     notes += _settle_spread(metrics, columns, trainer)
     notes += _settle_ratio(metrics, columns, sources)
     notes += _name_reward(metrics, unknown, sources, trainer)
@@ -273,7 +273,7 @@ def _derive_cut_share(metrics: Columns, columns: Columns) -> list[str]:
 
 
 def _drop_uncomputed(
-    metrics: Columns, sources: Mapping[str, str], config: Mapping[str, Any]
+    metrics: Columns, sources: Mapping[str, str], columns: Columns, config: Mapping[str, Any]
 ) -> list[str]:
     """Remove metrics that are 0 at every point because they were never computed."""
     notes: list[str] = []
@@ -282,7 +282,8 @@ def _drop_uncomputed(
         if values is None or not np.isfinite(values).any():
             continue
         is_zero = not np.nan_to_num(values).any()
-        if is_zero and name == KL_METRIC and _may_be_zero(metrics, config):
+        may_be_zero = name == KL_METRIC and _may_be_zero(metrics, columns, config)
+        if is_zero and may_be_zero:
             continue
         if is_zero:
             del metrics[name]
@@ -292,15 +293,17 @@ def _drop_uncomputed(
     return notes
 
 
-def _may_be_zero(metrics: Columns, config: Mapping[str, Any]) -> bool:
+def _may_be_zero(metrics: Columns, columns: Columns, config: Mapping[str, Any]) -> bool:
     """Return True if a KL of 0 at every point may have been measured: at the start of a run the
-    policy is its reference, without a gradient it stays so, and a weighted KL is computed.
+    policy is its reference, without a gradient it stays so, a weighted KL is computed, and a small
+    one may have been rounded.
     """
     kl = metrics[KL_METRIC]
     gradient = metrics.get("gradient/norm/before")
     is_idle = gradient is not None and not np.nan_to_num(gradient, nan=1.0).any()
     is_weighted = bool(value_at(config, "learning.kl.beta"))
-    return is_idle or is_weighted or int(np.isfinite(kl).sum()) < MIN_UNCOMPUTED_POINTS
+    is_start = int(np.isfinite(kl).sum()) < MIN_UNCOMPUTED_POINTS
+    return is_idle or is_weighted or is_start or are_rounded(columns)
 
 
 def _settle_spread(metrics: Columns, columns: Columns, trainer: str) -> list[str]:

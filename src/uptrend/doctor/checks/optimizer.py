@@ -196,7 +196,9 @@ def _hardly_left(case: Case) -> Found | Lacking | None:
 
     kl = case.summary(KL_METRIC)
     max_kl = NEAR_KL_LEARNING if case.is_learning else NEAR_KL
-    is_near = kl is not None and bool(kl.values.any()) and 0 <= kl.last < max_kl
+    # A KL of 0 throughout was not computed, unless small numbers are printed as 0.
+    is_measured = kl is not None and (bool(kl.values.any()) or case.has_rounded_zeros)
+    is_near = kl is not None and is_measured and 0 <= kl.last < max_kl
     path = _path(case)
     full_path = None if path is None else _full_path(case, path)
     is_short_path = full_path is not None and full_path < MIN_PATH and not case.is_learning
