@@ -80,7 +80,7 @@ def command(
     uptrend doctor outputs/checkpoint-500   a run of TRL
     uptrend doctor train.log metrics.jsonl  console and table
     uptrend doctor events.out.tfevents.*    TensorBoard
-    uptrend doctor -                        lines that you paste (then Ctrl-D) or pipe
+    uptrend doctor -                        pasted or piped lines
     uptrend doctor runs/quickstart --json \\
         --fail-on critical                  for scripts
     uptrend doctor log.csv --map my_kl=kl \\
