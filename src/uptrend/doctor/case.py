@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from uptrend.doctor.groups import GroupedRollouts, group_rollouts
 from uptrend.doctor.trend import (
+    MIN_TREND_POINTS,
     REWARD_METRIC,
     SIGNIFICANCE_LEVEL,
     Collapse,
@@ -25,7 +26,7 @@ from uptrend.records import Evidence, RecordError, RunView, Trend, TrendKind
 from uptrend.records.errors import RecordTooLarge
 from uptrend.records.files import MAX_TABLE_BYTES, check_size
 from uptrend.records.table import RolloutTable
-from uptrend.records.view import Floats
+from uptrend.records.view import Floats, are_rounded
 from uptrend.stats.trend import TrendTest, end, measure_trend, neighbor_noise, start
 
 # Steps whose rollouts are read. The first of them follow each other, because only there do repeats
@@ -70,6 +71,10 @@ class CurveSummary:
 
 # Part of a curve that is its beginning, before fast changes.
 INITIAL_SHARE = 0.05
+# Points below which the time of a change is not judged, and deviations of noise that a change must
+# exceed.
+MIN_ONSET_POINTS = 4
+ONSET_DEVIATIONS = 3.0
 # Standard deviation within groups that is 0 up to rounding.
 MAX_DEAD_DEVIATION = 1e-6
 # Rollouts whose mean is a point of the reward curve, at the least.
@@ -132,6 +137,38 @@ class Case:
         assert summary is not None
         return Evidence(text, summary.last, metric, summary.step)
 
+    def onset(self, metric: str) -> int:
+        """Return the first step from which a metric stays nearer to its last level than to its
+        first value; 0 where it was there from the first, before any update.
+        """
+        steps, values = self.curve(metric)
+        if len(values) < MIN_ONSET_POINTS:
+            return 0
+        last = end(values)
+        noise = neighbor_noise(values)
+        if abs(last - values[0]) <= ONSET_DEVIATIONS * noise:
+            return 0
+        # A median of three points: one stray point is no return.
+        padded = np.pad(values, 1, mode="edge")
+        smooth = np.median([padded[:-2], padded[1:-1], padded[2:]], axis=0)
+        is_early = np.abs(smooth - last) >= np.abs(smooth - values[0])
+        early_points = np.flatnonzero(is_early)
+        point = int(early_points[-1]) + 1 if len(early_points) else 1
+        return int(steps[min(point, len(steps) - 1)])
+
+    @cached_property
+    def is_excerpt(self) -> bool:
+        """True for a few lines of another trainer's log: too few for a trend, and pasted because
+        they look like the others.
+        """
+        is_log = self.view.trainer != "uptrend" and not self.view.rollout_steps
+        return is_log and 0 < len(self.view.steps) < MIN_TREND_POINTS
+
+    @cached_property
+    def has_rounded_zeros(self) -> bool:
+        """True for a log whose numbers all have a few decimals: a 0 in it may be a small number."""
+        return are_rounded(self.view.columns)
+
     @cached_property
     def cut_by_length(self) -> Floats:
         """Share of rollouts that ended by length, one value per point; 0 where only other endings
@@ -161,6 +198,12 @@ class Case:
         # A mean deviation of exactly 0 means that every group of the step was dead; anything above,
         # that one lived.
         deviation = self.curve("reward/group_std/mean")[1]
+        if not len(deviation) and self.has("reward/min", "reward/max"):
+            # Nor can a group differ where the lowest reward of the step is the highest. Of other
+            # steps nothing is known, so that one such step is needed for them to count as live.
+            span = self.view.metrics["reward/max"] - self.view.metrics["reward/min"]
+            span = span[np.isfinite(span)]
+            deviation = span if (span < MAX_DEAD_DEVIATION).any() else span[:0]
         return (np.abs(deviation) < MAX_DEAD_DEVIATION).astype(np.float64)
 
     @cached_property

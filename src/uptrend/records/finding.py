@@ -176,6 +176,10 @@ class Finding:
     """Share of such findings that were right in trials, as a grade."""
     measured: str = ""
     """Counts behind the confidence, in words."""
+    since: int | None = None
+    """Step from which its sign shows, 0 for one that was there before the first update; None where
+    that is not known.
+    """
     is_doubted: bool = False
     """True if nearly every trial run in which this cause was named first had another one."""
     rivals: tuple[Rival, ...] = ()
@@ -185,6 +189,17 @@ class Finding:
     """Findings that are symptoms of this one."""
     page: str = ""
     """Command that prints the cause's page: `uptrend explain ID`."""
+
+
+@dataclass(frozen=True)
+class NormalSign:
+    """A value in a log that looks like a fault and is none, with the answer to the question."""
+
+    id: str
+    text: str
+    """Why it is normal, with the value."""
+    otherwise: str
+    """When it would not be."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +246,8 @@ class Report:
     findings: tuple[Finding, ...]
     """Causes, likeliest first; symptoms are folded under them."""
     cannot_tell: tuple[CannotTell, ...]
+    normal: tuple[NormalSign, ...] = ()
+    """Values that look like faults and are none; of other trainers' logs."""
     missing: tuple[str, ...] = ()
     """Kinds of evidence that the run lacks, each with how to get it."""
     notes: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 bench stays the same.
 """
 
+import copy
 import itertools
 import json
 import random
@@ -34,6 +35,7 @@ from uptrend.records import Ending, Finding, Message, Reward, Task, Tool
 from uptrend.runner.prepare import prepare
 from uptrend.tasks.answers import is_right
 from uptrend.tasksets.arithmetic import Arithmetic
+from uptrend.training.components import RunContext
 
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "recipes" / "tiny.toml"
@@ -200,9 +202,18 @@ def settings(**values: Any) -> tuple[Alter, dict[str, Any]]:
     return unaltered, {key.replace("__", "."): value for key, value in values.items()}
 
 
+def foreign_end(context: RunContext) -> RunContext:
+    """Name an end token in the model's files that the tokenizer does not have."""
+    core = context.policy.core
+    core.generation_config = copy.deepcopy(core.generation_config)
+    core.generation_config.eos_token_id = [*context.policy.stop_ids, 5000]
+    return context
+
+
 ALONE: list[tuple[str, str, str, tuple[Alter, dict[str, Any]]]] = [
     ("leak", "data.leak", "warning", (respell, {})),
     ("state", "task.state-leaks", "critical", (plays(Shared), {})),
+    ("model-files", "tokens.vocabulary", "warning", (foreign_end, {})),
     ("prompts", "context.prompt-truncated", "critical", settings(sampling__max_prompt=10)),
     ("gold", "context.completion-truncated", "critical", settings(sampling__max_tokens=1)),
     ("rescoring", "reward.error-scored", "critical", first_strength("reward.error-scored")),
@@ -728,3 +739,12 @@ def test_a_mistake_in_the_recipe_is_named_first_by_cheap_probes(name: str) -> No
     id, settings = MISTAKES[name]
     found = [f for f in differential(ask(bench_of(TINY, *settings), CHEAP)) if f.severity != "note"]
     assert [f.id for f in found[:1]] == [id], [f.summary for f in found]
+
+
+@pytest.mark.parametrize(("rate", "severity"), [("1e-3", "warning"), ("5e-4", "note")])
+def test_a_long_first_update_is_a_warning_only_at_an_unusual_rate(rate: str, severity: str) -> None:
+    bench = bench_of(TINY, f"learning.lr={rate}", "learning.warmup=0")
+    (result,) = ask(bench, ["step-size"])
+    assert [(f.id, f.severity) for f in result.findings] == [("optimizer.lr-large", severity)], (
+        result.figure
+    )
