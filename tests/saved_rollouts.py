@@ -279,8 +279,10 @@ def tinker(folder: Path, made: list[Attempt]) -> None:
 
 
 def skyrl(folder: Path, made: list[Attempt]) -> None:
-    """SkyRL's `dump_per_dataset_eval_results`: rewards by token, of evaluations alone."""
-    for step, members in by_step(made):
+    """SkyRL's `dump_per_dataset_eval_results`: rewards by token, of evaluations alone. One is
+    written: all of a run ask the same questions, which these do not.
+    """
+    for step, members in by_step(made)[-1:]:
         rows = [
             {"input_prompt": a.question, "output_response": a.reply,
              "score": [0.0] * (len(a.reply_ids) - 1) + [a.reward], "stop_reason": a.ended, "env_class": "gsm8k",
