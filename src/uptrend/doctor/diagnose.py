@@ -145,7 +145,9 @@ def _missing(case: Case) -> Iterator[str]:
     is_ours = case.view.trainer == "uptrend"
     is_trl = case.view.trainer == "trl"
     # Either of the two shows how far the policy moved. A KL of 0 throughout was not computed.
-    has_kl = case.curve("kl/reference/mean")[1].any() or case.has("weights/update/norm")
+    kl = case.curve("kl/reference/mean")[1]
+    is_kl_rounded = len(kl) > 0 and case.has_rounded_zeros
+    has_kl = kl.any() or is_kl_rounded or case.has("weights/update/norm")
     kinds = [
         (
             case.heldout is not None,
