@@ -187,7 +187,8 @@ def test_a_run_whose_folder_is_renamed_ends_with_a_sentence(start: Start, tmp_pa
     ):
         start("learning.steps=6", "checkpoints.every=1", observers=[Mock(step=rename)])
     assert not path.exists()
-    assert Run(elsewhere).last_step == 2
+    # The recorder writes beside the loop: step 2 may not have been written when its folder moved.
+    assert Run(elsewhere).last_step in (1, 2)
     again = resume_run(elsewhere)
     assert (again.status, again.last_step, again.rollout_steps) == (
         "finished",
