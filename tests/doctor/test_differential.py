@@ -19,9 +19,10 @@ from uptrend.doctor import catalogue
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.diagnose import diagnose
 from uptrend.doctor.differential import calibrated, lift, odds_unseen, prior
-from uptrend.doctor.report import print_report
+from uptrend.doctor.report import print_report, to_html, to_markdown
 from uptrend.doctor.report import to_table as report_table
-from uptrend.records import Differential, RunView, Standing, Suspect
+from uptrend.lab.roadmap import roadmap_of
+from uptrend.records import Differential, LabError, RunView, Standing, Suspect
 
 REWARD, KL, DEAD, CUT = (
     "reward/mean", "kl/reference/mean", "advantage/dead/share", "sampling/ended/length/share")  # fmt: skip
@@ -223,3 +224,32 @@ def test_the_json_has_it() -> None:
     assert {"command", "splits", "steps", "seconds"} <= found["next_steps"][0].keys()
     assert report_table([diagnose(healthy())])["differential"] is None
     assert np.isfinite(found["elsewhere"])
+
+
+def test_pages_list_what_remains_and_the_next_command() -> None:
+    report = diagnose(healthy(**FLAT))
+    first = report.differential.next_steps[0] if report.differential else None
+    assert first is not None
+    for page in (to_markdown([report]), to_html([report])):
+        assert "What remains" in page
+        assert first.command in page
+    assert "What remains" not in to_markdown([diagnose(healthy())])
+
+
+def test_the_lab_writes_it_as_a_roadmap() -> None:
+    report = diagnose(healthy(**FLAT, **{KL: 1e-4}, **OURS))
+    page = roadmap_of(report)
+    phases = [line for line in page.splitlines() if line.startswith("### ")]
+    assert phases[0] == "### Phase 1: high priority, test these first"
+    first = page.split("#### H01: ")[1].split("#### ")[0]
+    assert first.startswith("optimizer.lr-small")
+    for part in ("**Issue**", "**Test**", "**Time**", "**Impact**", "**Status**: ⏳ supported"):
+        assert part in first
+    named = [line.split(": ")[1] for line in page.splitlines() if line.startswith("#### ")]
+    excluded = [
+        line.split(" ")[2].rstrip(":") for line in page.splitlines() if line.startswith("- ❌")
+    ]
+    less_likely = page.split("Less likely: ")[1].split(".\n")[0].split(", ")
+    assert sorted([*named, *excluded, *less_likely]) == sorted(CATALOGUE)
+    with pytest.raises(LabError, match="no differential of a run that learns"):
+        roadmap_of(diagnose(healthy()))

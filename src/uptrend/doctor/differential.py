@@ -419,8 +419,8 @@ def _settled(settles: Any, evidence: _Evidence, suspects: Iterable[Suspect]) -> 
         probe = CATALOGUE[suspect.id].experiment.probe
         if "probes" in settles and probe and probe not in evidence.passed_probes:
             ids.add(suspect.id)
-        is_lacking = settles.get("needs", "\0") in evidence.needs_of(suspect.id)
-        if is_lacking:
+        needs = evidence.needs_of(suspect.id)
+        if any(word in needs for word in settles.get("needs", ())):
             ids.add(suspect.id)
     return frozenset(ids)
 

@@ -384,8 +384,24 @@ def _section(report: Report) -> dict[str, Any]:
             "experiment": _experiment(finding.experiment, report.trainer),
         }
         findings.append(row)
+    differential = report.differential
+    remaining: list[dict[str, str]] = []
+    for suspect in likeliest(differential) if differential else ():
+        remaining.append(
+            {
+                "id": suspect.id,
+                "standing": str(suspect.standing),
+                "probability": percent(suspect.probability, 0),
+                "evidence": " ".join(suspect.evidence),
+            }
+        )
     return {
         "report": report,
+        "remaining": remaining,
+        "next_steps": [
+            (step, cost_in_words(step))
+            for step in (differential.next_steps if differential else ())
+        ][:1],
         "title": _title(report),
         "held_out": _heldout_text(report),
         "lacks": formatting.markdown_table(("cause", "needs"), lacks),
