@@ -409,7 +409,7 @@ def test_a_run_does_not_go_on_with_another_model(start: Start, tmp_path: Path, l
     shutil.rmtree(run.checkpoints[-1])  # what was recorded of step 3 would be removed
     write_model(folder, seed=1)
     before = files(run)
-    said = r"is not the model any more.*have the digest [0-9a-f]{32}, and had [0-9a-f]{32}"
+    said = r"is no longer the model.*have the digest [0-9a-f]{32}, and had [0-9a-f]{32}"
     with pytest.raises(ModelError, match=said) as told:
         resume_run(run.path)
     assert run.info["model"]["base_digest" if lora else "digest"] in str(told.value)
