@@ -180,6 +180,13 @@ def test_the_next_command_works_for_the_run() -> None:
     rate = next(step for step in later if step.name == "rate")
     assert rate.command == "learning_rate = 0.0001, max_steps = 20"
 
+    unknown = healthy(**FLAT, trainer="unknown", config={})
+    commands = {step.name: step.command for step in differential(unknown).next_steps}
+    assert commands["rate"].startswith("learning.lr = ")
+    assert commands["rate"].endswith("# in Uptrend's keys")
+    assert "10 × its value" in commands["rate"]
+    assert "watch" not in commands
+
 
 def test_a_test_is_not_proposed_twice_and_costs_what_steps_cost() -> None:
     view = healthy(**FLAT, **OURS, **{"seconds/step": 30.0})

@@ -33,6 +33,7 @@ from uptrend.doctor.checks import ALL_CHECKS
 from uptrend.doctor.pages import shell_assignment
 from uptrend.present.formatting import assignments, number, plural
 from uptrend.records import CannotTell, Differential, Finding, Fix, NextStep, Standing, Suspect
+from uptrend.records.dialects import TRAINER_NAMES
 
 EXPERIMENTS_FILE = Path(__file__).parent / "experiments.toml"
 # Public threads that weigh as much as none for a cause that no thread had.
@@ -436,4 +437,6 @@ def command_of(name: str, values: Mapping[str, Any], evidence: _Evidence) -> str
         sets = "".join(f" --set {shell_assignment(key, value)}" for key, value in settings.items())
         run_name = name.rpartition(": ")[2].replace(" ", "-")
         return f"uptrend train {quote(view.source)}{sets} --name {run_name}" if settings else ""
-    return assignments(changes.get(view.trainer, {}))
+    if view.trainer in TRAINER_NAMES:
+        return assignments(changes.get(view.trainer, {}))
+    return f"{assignments(changes['uptrend'])}  # in Uptrend's keys" if changes else ""
