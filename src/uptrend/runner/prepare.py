@@ -23,7 +23,12 @@ from uptrend.policy.known import (
 from uptrend.present.formatting import visible
 from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.directory import free_path, why_occupied
-from uptrend.records.machine import count_cores, installed_versions
+from uptrend.records.machine import (
+    RECORDED_PACKAGES,
+    count_cores,
+    installed_versions,
+    recorded_environment,
+)
 from uptrend.records.schema import SCHEMA_VERSION
 from uptrend.tasks.chats import TASKSET_NAME
 from uptrend.tasks.pool import (
@@ -85,6 +90,7 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
     import torch
 
     from uptrend.policy.checkpoint import digests
+    from uptrend.policy.model_files import describe_model
     from uptrend.policy.weights import movable_share
     from uptrend.training.ranks import layout_of
 
@@ -106,7 +112,7 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
             " group's deviation out too, which favors tasks that are nearly always or never"
             ' solved. That is scale = "none".'
         )
-    versions = installed_versions(("uptrend", "torch", "transformers", "peft", "pyarrow"))
+    versions = installed_versions(RECORDED_PACKAGES)
     gpu: str | None = None
     if policy.device.type == "cuda":
         gpu = torch.cuda.get_device_name(policy.device)
@@ -121,6 +127,7 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
         "uptrend": versions.pop("uptrend", "unknown"),
         "python": platform.python_version(),
         "packages": versions,
+        "environment": recorded_environment(),
         "machine": {
             "device": str(policy.device),
             "threads": config.compute.threads,
@@ -137,6 +144,7 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
             "parameters": policy.parameters,
             "trainable": policy.flat.total,
             "special": sorted(special_ids),
+            "files": describe_model(policy.core, policy.tokenizer),
             **digests(policy),
         },
         "notes": notes,

@@ -417,7 +417,12 @@ def _replay_notes(source: Run, info: Mapping[str, Any], n_changed: int) -> Itera
         yield f"{n_changed} keys were changed at once; what each of them does can't be told apart."
     differing = []
     for key in ("machine", "packages", "uptrend"):
-        if info[key] != source.info.get(key):
+        now = info[key]
+        earlier = source.info.get(key)
+        if key == "packages" and isinstance(earlier, Mapping):
+            # Versions that an older run did not record are not compared.
+            now = {name: now[name] for name in now if name in earlier}
+        if now != earlier:
             differing.append(key)
     if differing:
         yield (

@@ -561,7 +561,9 @@ def test_the_cause_of_dead_groups_comes_first(bent: dict[str, Any], id: str) -> 
     assert diagnose(healthy(**bent)).findings[0].id == id
 
 
-KLS = {"kl.runaway", "kl.strangles", "kl.reference", "kl.sign", "kl.dead-group-pull"}
+KLS = {
+    "kl.runaway", "kl.strangles", "kl.reference", "kl.sign", "kl.dead-group-pull", "kl.no-gradient",
+}  # fmt: skip
 BY_TOKEN = {
     MISMATCH,
     STALE,

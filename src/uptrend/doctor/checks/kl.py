@@ -27,7 +27,7 @@ GRADIENT_METRIC = "gradient/norm/before"
 # Points that a judgment of a curve's levels takes: a quarter of fewer is one or two points.
 MIN_POINTS = 10
 
-Judge = Callable[[Case, CurveSummary], Found | None]
+Judge = Callable[[Case, CurveSummary], Found | Lacking | None]
 
 
 def check_kl(id: str) -> Callable[[Judge], Check]:
@@ -214,6 +214,42 @@ def _is_tight(case: Case) -> bool:
             finite = np.isfinite(group.advantage_n)
             ranges.append(float(np.ptp(group.advantage_n[finite])))
     return bool(ranges) and 0 < float(np.median(ranges)) < TIGHT_NATS * case.kl_weight
+
+
+# Steps with dead groups alone, a KL and no gradient, from which on the penalty has none. A KL that
+# is made by updates and not by rounding gives a gradient in any precision.
+MIN_STEPS_WITHOUT_GRADIENT = 3
+MIN_PULLING_KL = 1e-3
+# Share of dead groups that is all of them up to rounding.
+ALL_DEAD_SHARE = 0.999
+
+
+@check_kl("kl.no-gradient")
+def no_gradient(case: Case, kl: CurveSummary) -> Found | Lacking | None:
+    """Report a penalty that adds nothing to the gradient: 0 at steps where nothing else could."""
+    beta = case.value("learning.kl.beta")
+    if not isinstance(beta, int | float) or beta <= 0 or case.value("learning.skip_dead"):
+        return None
+    if case.value("learning.kl.estimator") == "k1":
+        return None  # it acts through the rewards
+    metrics = case.view.metrics
+    dead = metrics.get("advantage/dead/share")
+    gradient = metrics.get(GRADIENT_METRIC)
+    if dead is None or gradient is None:
+        return Lacking("dead groups and the gradient's length are not both logged")
+    # NaN fails each comparison.
+    shows_penalty = (dead > ALL_DEAD_SHARE) & (metrics[KL_METRIC] > MIN_PULLING_KL)
+    at = np.flatnonzero(shows_penalty & np.isfinite(gradient))
+    if len(at) < MIN_STEPS_WITHOUT_GRADIENT or gradient[at].any():
+        return None
+    if not np.nan_to_num(gradient).any():
+        return None  # nothing has a gradient, which is another fault
+    step = int(case.view.steps[at[0]])
+    summary = (
+        f"At {len(at)} steps all groups are dead and the gradient is 0, at a KL of up to"
+        f" {kl.values.max():.2g}: the penalty of {beta:g} has none."
+    )
+    return Found(CRITICAL, PROOF, summary, [Evidence("Gradient 0.", 0.0, GRADIENT_METRIC, step)])
 
 
 # Share of dead groups from which the penalty has the gradient nearly to itself.

@@ -4,7 +4,7 @@ are all alike.
 Suffixes: n = rollout, g = group, t = token, all within one step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from uptrend.doctor.groups import (
 )
 from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.records import Ending, Evidence, Role, TrendKind, boundary_of
-from uptrend.records.table import Flags, Floats, Ints
+from uptrend.records.table import Flags, Floats, Ints, RolloutTable
 from uptrend.stats.intervals import all_right
 from uptrend.stats.trend import rank_correlation, residuals
 
@@ -45,6 +45,7 @@ ENTROPY_COLLAPSE = "sampling.entropy-collapse"
 ENTROPY_EXPLOSION = "sampling.entropy-explosion"
 COMPLETION_TRUNCATED = "context.completion-truncated"
 NO_STOP = "sampling.no-stop"
+ABORTED = "sync.aborted-rollouts"
 TEMPERATURE_LOW = "sampling.temperature-low"
 FEW_GENERATIONS = "sampling.few-generations"
 
@@ -67,6 +68,80 @@ MIN_ENTROPY_RISE = 0.5
 # Height in its range from which a reward has little left to learn, so that certainty is what was
 # asked for.
 NEAR_TOP = 0.9
+
+
+# Rollouts without an end, and the share of them, below which a user's own stop rules explain them.
+MIN_ABORTED_ROLLOUTS = 4
+MIN_ABORTED_SHARE = 0.02
+# Tokens below its limit that a rollout must have been stopped at: an end may be cut off with what a
+# trainer reserves.
+MIN_TOKENS_LEFT = 2
+# Settings of TRL by which a rollout may end without an end token.
+OTHER_ENDS = ("stop", "stop_strings", "stop_token_ids", "structured_outputs")
+
+
+@check(ABORTED, columns=["roles", "ids", "ended"])
+def aborted(case: Case) -> Answer:
+    """Report rollouts that are trained as finished although they neither reached an end nor a
+    limit.
+    """
+    model = case.view.info.get("model")
+    ends = set(model.get("special") or ()) if isinstance(model, Mapping) else set()
+    max_tokens = case.value("sampling.max_tokens")
+    if not ends or not isinstance(max_tokens, int | float):
+        return Lacking("the model's end tokens, or the limit of tokens, are not recorded")
+    if _ends_otherwise(case):
+        return Lacking("rollouts may end at texts or a context limit, which is not recorded")
+    flags = []
+    lengths: set[int] = set()
+    tables = case.tables_with("roles", "ids", "ended")
+    for table in tables:
+        is_aborted_n = _aborted_n(table, ends, max_tokens)
+        flags.append(is_aborted_n)
+        lengths |= set(table.model_length_n[is_aborted_n].tolist())
+    count = count_flags(flags)
+    share = count / max(1, sum(map(len, tables)))
+    # One length for all is a limit that no setting names.
+    if count < MIN_ABORTED_ROLLOUTS or share < MIN_ABORTED_SHARE or len(lengths) == 1:
+        return None
+    text = (
+        f"{count:,} trained rollouts end after {min(lengths)} to {max(lengths)} of"
+        f" {max_tokens:g} tokens without an end token"
+    )
+    evidence = rollout_evidence(tables, flags, text, share)
+    return Found(warn_if(share >= MIN_ABORTED_SHARE), SIGNAL, PAGE_SUMMARY, [evidence])
+
+
+def _ends_otherwise(case: Case) -> bool:
+    """Return True where a setting lets rollouts end without an end token below their limit."""
+    raw = case.view.info.get("raw")
+    settings = raw if isinstance(raw, Mapping) else {}
+    generation = settings.get("generation_kwargs")
+    named = generation if isinstance(generation, Mapping) else {}
+    sampler = case.view.info.get("sampler")
+    engine = sampler.get("engine") if isinstance(sampler, Mapping) else ""
+    return (
+        engine == "rollout_func"
+        or any(name in named for name in OTHER_ENDS)
+        or bool(settings.get("vllm_structured_outputs_regex"))
+        or bool(settings.get("vllm_max_model_length"))
+    )
+
+
+def _aborted_n(table: RolloutTable, ends: set[int], max_tokens: float) -> Flags:
+    """Flag trained rollouts of one turn whose last token is no end and that had tokens left."""
+    ids = table.read_tokens("ids")
+    last_t = np.zeros(len(table), np.int64)
+    last_t[table.rollout_t] = np.arange(len(ids))  # the last assignment counts
+    has_end_n = np.isin(ids[last_t] if len(ids) else np.zeros(len(table)), list(ends))
+    has_left_n = table.model_length_n <= max_tokens - MIN_TOKENS_LEFT
+    is_one_turn_n = np.array([(count or 0) <= 1 for count in table.turn_count_n], np.bool_)
+    says_finished_n = np.isin(table.ended_n, [Ending.STOP_TOKEN.value, Ending.LENGTH.value])
+    flags = has_left_n & is_one_turn_n & says_finished_n & ~has_end_n
+    weight_t = table.read_tokens_if_kept("weights")
+    if weight_t is not None:
+        flags &= table.flag(table.rollout_t[np.nan_to_num(weight_t) != 0])
+    return np.asarray(flags & table.kept_n & (table.model_length_n > 0))
 
 
 @check(ENTROPY_COLLAPSE, ENTROPY_EXPLOSION, needs=[ENTROPY_METRIC])
