@@ -55,6 +55,7 @@ REPORT_FIELDS = (
     "held_out",
     "differential",
     "cannot_tell",
+    "normal",
     "missing",
     "step",
     "notes",

@@ -88,6 +88,7 @@ def _run_table(report: Report) -> dict[str, Any]:
         "findings": [*map(finding_table, report.findings), *symptoms],
         "differential": plain(asdict(report.differential)) if report.differential else None,
         "cannot_tell": [dict(vars(lack)) for lack in report.cannot_tell],
+        "normal": [dict(vars(sign)) for sign in report.normal],
         "missing": list(report.missing),
         "notes": list(report.notes),
         "unknown": list(report.unknown),
@@ -220,9 +221,14 @@ def print_report(
             if report.steps
             else "Without a curve there is nothing to look at.",
         )
+    n_alarms = sum(finding.severity is not Severity.NOTE for finding in report.findings)
     for rank, finding in enumerate(report.findings, 1):
+        if rank == n_alarms + 1:
+            _print_normal(report, console)
         console.print()
         _print_finding(rank, finding, report.trainer, console, verbose)
+    if n_alarms == len(report.findings):
+        _print_normal(report, console)
     if report.differential is not None:
         console.print()
         console.print(Text("What remains", style="bold"))
@@ -295,6 +301,17 @@ def cost_in_words(step: NextStep) -> str:
     """Return what a test costs: steps of training, and the time that these took."""
     steps = plural(step.steps, "step")
     return steps if step.seconds is None else f"{steps}, about {duration(step.seconds)}"
+
+
+def _print_normal(report: Report, console: Console) -> None:
+    """Print values that look like faults and are none: between alarms and notes."""
+    if not report.normal:
+        return
+    console.print()
+    _print(console, "Normal here", "bold green", 0)
+    for sign in report.normal:
+        _print(console, sign.text)
+        _print(console, sign.otherwise, "dim")
 
 
 def _print_lacks(report: Report, console: Console, verbose: bool) -> None:
