@@ -18,7 +18,7 @@ import numpy as np
 from uptrend.bridge.importers import rollouts
 from uptrend.bridge.importers.console import read_console
 from uptrend.bridge.importers.readers import Log, LogFile, columns_in, open_log, parse_number
-from uptrend.bridge.importers.settings import settings_beside, settings_in
+from uptrend.bridge.importers.settings import settings_beside, settings_in, versions_beside
 from uptrend.bridge.importers.tables import read_csv, read_json
 from uptrend.bridge.importers.trackers import read_events, read_wandb
 from uptrend.bridge.importers.views import view_of_settings, views_of_log
@@ -93,12 +93,16 @@ def _views_of(path: Path, logs: list[Log]) -> list[RunView]:
         return [rollouts.view_of_rollouts(logs[0], str(path))]
 
     settings, settings_name = settings_beside(path)
+    versions, versions_name = versions_beside(path)
     views: list[RunView] = []
     for log in logs:
         if settings:
             facts = {**settings, **log.facts}
             note = f"Settings were taken from {settings_name} beside it."
             log = replace(log, facts=facts, notes=(*log.notes, note))
+        if versions:
+            note = f"Versions of packages were taken from {versions_name} beside it."
+            log = replace(log, packages=versions, notes=(*log.notes, note))
         for view in views_of_log(log, str(path)):
             # A single row without a known metric is a stray object, not a run.
             if view.metrics or view.evals or len(view.steps) > 1:
