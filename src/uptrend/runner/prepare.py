@@ -19,6 +19,7 @@ from uptrend.policy.known import (
     need_extra,
     need_train_extra,
     with_known_chat,
+    with_known_lr,
 )
 from uptrend.present.formatting import visible
 from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirectory
@@ -78,10 +79,11 @@ def prepare(config: Config, run: Run | None = None, *, samples_here: bool = Fals
     from uptrend.training.components import RunContext, choose_components
     from uptrend.training.ranks import join_ranks, layout_of
 
-    config = resolve_compute(config)
+    config = with_known_lr(resolve_compute(config))
     ranks = join_ranks(own_device(config))
     components = choose_components(config, ranks)
     policy = make_policy(config, layout_of(config, ranks), samples_here=samples_here)
+    config = with_known_lr(config, policy.parameters)
     return RunContext(config, policy, tasks, heldout, components, ranks, tuple(notes))
 
 
@@ -334,8 +336,9 @@ def resolve(config: Config) -> Config:
 
 
 def resolve_compute(config: Config) -> Config:
-    """Fill in the device and the threads."""
+    """Fill in the device, the threads and the tokens per micro-batch."""
     from uptrend.policy.policy import choose_device
+    from uptrend.training.ranks import parallel_of
 
     omp_threads = os.environ.get("OMP_NUM_THREADS", "")
     device = choose_device(config.compute.device)
@@ -349,7 +352,12 @@ def resolve_compute(config: Config) -> Config:
     else:
         threads = count_cores()
     compute = replace(config.compute, device=str(device), threads=threads)
-    return replace(config, compute=compute)
+    learning = config.learning
+    fits_to_memory = device.type == "cuda" and parallel_of(config) == "ddp"
+    if fits_to_memory and "learning.tokens" in config.omitted:
+        learning = replace(learning, tokens=0)
+    omitted = config.omitted - {"learning.tokens"}
+    return replace(config, compute=compute, learning=learning, omitted=omitted)
 
 
 def new_run_path(runs: Path, name: str | None, recipe_name: str, advice: str) -> Path:
