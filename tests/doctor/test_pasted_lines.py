@@ -137,6 +137,7 @@ def test_healthy_lines_get_answers_and_no_warning(name: str) -> None:
     assert signs <= {sign.id for sign in report.normal}
     assert "no fault" in report.trend.headline
     assert "No fault shows in" in report.trend.sentence
+    assert report.differential is None
 
 
 def test_no_answer_contradicts_a_finding() -> None:
