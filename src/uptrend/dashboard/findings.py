@@ -54,6 +54,7 @@ REPORT_FIELDS = (
     "power",
     "held_out",
     "cannot_tell",
+    "normal",
     "missing",
     "step",
     "notes",

@@ -649,6 +649,9 @@ def dead_groups(case: Case) -> Answer:
     dead = case.dead_groups
     if len(dead) == 0:
         return _narrowing(case) or Lacking("no share of dead groups was logged")
+    is_all_dead = float(dead.min()) > ALL_DEAD_SHARE
+    if len(dead) < MIN_STEPS and case.is_excerpt and is_all_dead:
+        return _all_dead_lines(case, len(dead))
     if len(dead) < MIN_STEPS and not case.is_certainly_idle:
         return Lacking(f"fewer than {MIN_STEPS} steps")
     quarters = [float(quarter.mean()) for quarter in _quarters(dead)]
@@ -671,6 +674,25 @@ def dead_groups(case: Case) -> Answer:
     shares = ", ".join(f"{share:.2f}" for share in quarters)
     evidence = [Evidence(f"Dead groups by quarters: {shares}.", mean, DEAD_METRIC), side_evidence]
     return Found(_severity_of_dead(case, mean, quarters[-1]), basis, summary, evidence, side)
+
+
+def _all_dead_lines(case: Case, n_lines: int) -> Found:
+    """Report a few lines in which no group has any spread: a fact of each of them. At the top they
+    may come from the end of a run that has learned.
+    """
+    side, basis, side_evidence = _side(case, quarter=0)
+    position = "at the bottom" if side == AT_BOTTOM else "at the top"
+    if basis is SUSPICION:
+        position = f"probably {position}"
+    lines = "this line" if n_lines == 1 else f"these {n_lines} lines"
+    summary = (
+        f"In {lines} no group has any spread in its rewards, {position}: every advantage is 0, so"
+        " that nothing is learned."
+    )
+    evidence = [Evidence("Dead groups: all.", 1.0, DEAD_METRIC), side_evidence]
+    severity = WARNING if side == AT_BOTTOM else NOTE
+    # That nothing is learned is certain, whatever the side.
+    return Found(severity, PROOF, summary, evidence, side)
 
 
 def _severity_of_dead(case: Case, mean: float, last_quarter: float) -> Severity:
@@ -709,8 +731,15 @@ def _side(case: Case, quarter: int) -> tuple[str, Basis, Evidence]:
     # Means alone do not show how high a reward goes; one that stays between 0 and 1 is taken to go
     # to 1.
     lowest, highest = case.reward_range
-    is_share = lowest >= 0 and highest <= 1 and not case.has("reward/max")
+    has_top = case.has("reward/max")
+    is_share = lowest >= 0 and highest <= 1 and not (has_top and highest > lowest)
     height = reward if is_share else case.scaled_reward(reward)
+    if not is_share and case.is_excerpt and len(case.dead_groups) < MIN_STEPS:
+        # Of a few points the highest is no top. Rewards that nobody earns are the commoner fault.
+        text = (
+            f"Their side was not logged, and {reward:.3g} says little without the rewards' range."
+        )
+        return AT_BOTTOM, SUSPICION, Evidence(text, reward, REWARD_METRIC)
     text = (
         f"Their side was not logged; judged by the reward, {reward:.3g}, which lies at"
         f" {height:.0%} of its range."

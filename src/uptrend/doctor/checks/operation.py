@@ -368,6 +368,9 @@ def too_short(case: Case) -> Answer:
     power = trend.power or 0.0
     if power >= MIN_POWER or _is_decided(case, len(rewards)):
         return None
+    # The trend of a few pasted lines says it in the same words.
+    if case.is_excerpt and trend.power is None:
+        return None
     smallest = MIN_EFFECT * case.rollout_spread
     if trend.power is not None and smallest < MIN_SPREAD_SHARE * float(np.ptp(rewards)):
         return Lacking("rollouts hardly differ, so that there is no scale for an effect")
