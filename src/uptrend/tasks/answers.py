@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain, zip_longest
 from typing import Any, Literal, TypeVar
 
 from uptrend.records import Message, Reward, Task, Tool
@@ -220,6 +221,8 @@ GARBAGE_TEXT = "@@ ??"
 LONG_TEXT = " ".join(["therefore"] * 200)
 # Numbers that many small tasks have as answers.
 SMALL_NUMBERS = range(-20, 41)
+# All of them. A reward that reads the first or the last number is sound: these two are no answers.
+NUMBERS_TEXT = " ".join(map(str, (1000001, *SMALL_NUMBERS, 1000003)))
 
 
 def other_answers(
@@ -259,7 +262,23 @@ ANSWER_FORMATS = (
     "... Therefore, the final answer is {}",
     '{{"answer": "{}"}}',
     "```\n{}\n```",
+    # Most marks at once, for a reader that looks for any one of them.
+    "The answer is {0}. <answer>{0}</answer> \\boxed{{{0}}}\n#### {0}",
 )
+PLAIN_FORMAT = ANSWER_FORMATS[0]
+COMBINED_FORMAT = ANSWER_FORMATS[-1]
+# Words by which the code of a reward, or a prompt, names a format, and the part of the format.
+FORMAT_MARKS = {
+    "####": "####",
+    "boxed": "\\boxed",
+    "<answer>": "<answer>",
+    "<think>": "<think>",
+    "<reasoning>": "<reasoning>",
+    "Answer:": "Answer:",
+    "answer is": "answer is",
+    "json": '"answer"',
+    "```": "```",
+}
 
 
 def _json_value(text: str) -> Any:
@@ -318,6 +337,21 @@ def forms_of(answers: Sequence[str]) -> list[Form]:
     return forms
 
 
+def likely_forms(hints: str) -> list[Form]:
+    """Return all forms of an answer, the likeliest first: those whose marks the hints name, the
+    plain one, one with most marks at once, then the others.
+    """
+    scores: dict[str, int] = {}
+    for words in ANSWER_FORMATS:
+        marks = [mark for mark, part in FORMAT_MARKS.items() if part in words]
+        n_named = sum(mark in hints for mark in marks)
+        scores[words] = 2 * n_named - len(marks)
+    by_score = sorted(ANSWER_FORMATS, key=lambda words: -scores[words])
+    named = [words for words in by_score if scores[words] > 0 and words != COMBINED_FORMAT]
+    ordered = dict.fromkeys((*named[:1], PLAIN_FORMAT, COMBINED_FORMAT, *named, *ANSWER_FORMATS))
+    return [Form(words) for words in ordered]
+
+
 # Classes of answers
 
 # Kinds of answers on which parsers fail, by a property of the gold answer: an average over all
@@ -349,10 +383,13 @@ def draw_every_class(items: Sequence[T], gold: Callable[[T], str], count: int) -
     in their order.
     """
     per_class = max(MIN_PER_CLASS, int(count * CLASS_SHARE))
-    indices: dict[int, None] = {}  # a set that keeps its order
+    members_by_class: list[list[int]] = []
     for is_member in CLASS_TESTS.values():
         members = [i for i, item in enumerate(items) if is_member(gold(item))]
-        indices.update(dict.fromkeys(members[:per_class]))
+        members_by_class.append(members[:per_class])
+    # In turn, so that even a few are of many classes.
+    in_turn = chain.from_iterable(zip_longest(*members_by_class))
+    indices = dict.fromkeys(i for i in in_turn if i is not None)  # a set that keeps its order
     indices.update(dict.fromkeys(range(len(items))))
     return [items[i] for i in list(indices)[:count]]
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from uptrend.records import MissingExtra, Reward, RewardOutOfBounds, Task, tasks_hash
 from uptrend.tasks import event_loop
+from uptrend.tasks.functions import without_remote
 from uptrend.tasks.proof import (
     TOTAL_TOLERANCE,
     HasCheaters,
@@ -123,10 +124,11 @@ def validate(
         limit = getattr(taskset, "MAX_VALIDATED_TASKS", PLAYED_TASKS)
     played = _draw_by_family(tasks, limit or len(tasks))
     proof_taskset = taskset_for_proof(taskset)
-    scored = _play(proof_taskset, played, "gold and corrupted answers", progress, times=2)
-    requirements += _judge_plays(scored)
-    requirements += _judge_cheaters(proof_taskset, played[:CEILING_TASKS], progress)
-    requirements += _ceilings(taskset, played[:CEILING_TASKS], progress)
+    with without_remote():
+        scored = _play(proof_taskset, played, "gold and corrupted answers", progress, times=2)
+        requirements += _judge_plays(scored)
+        requirements += _judge_cheaters(proof_taskset, played[:CEILING_TASKS], progress)
+        requirements += _ceilings(taskset, played[:CEILING_TASKS], progress)
     return ValidationReport(
         taskset.name, tuple(requirements), tuple(taskset.notes), len(tasks), len(played)
     )

@@ -115,10 +115,12 @@ def gold(bench: Bench) -> Answer:
     n_right = sum(bool(scored.golds) for scored in accepted)
     n_judged = n_right + len(rejected)
     n_corrupted = sum(len(scored.others) for scored in scored_tasks)
-    require(n_judged or n_corrupted, "no answer is known that should earn the most, or should not")
+    uncalled = _uncalled_rewards(taskset)
+    reason = "no answer is known that should earn the most, or should not"
+    require(n_judged or n_corrupted, uncalled or reason)
     yield (
         f"{n_right} of {n_judged} gold answers reach the maximum, {len(paid)} of {n_corrupted}"
-        " corrupted ones do"
+        f" corrupted ones do{'; ' if uncalled else ''}{uncalled}"
     )
 
     yield from _failures(bench, scored_tasks)
@@ -134,6 +136,12 @@ def gold(bench: Bench) -> Answer:
         yield bench.finding("reward.gold-rejected", severity, summary, evidence)
     if n_judged == len(scored_tasks) and not rejected and form is None:
         yield from _gold_in_tokens(bench)
+
+
+def _uncalled_rewards(taskset: Taskset) -> str:
+    """Return which rewards cost money, and are not tested; empty if none does."""
+    names = taskset.remote_rewards if isinstance(taskset, Data) else []
+    return f"not called, since marked uptrend.remote: {', '.join(names)}" if names else ""
 
 
 def _rejections(
