@@ -70,7 +70,7 @@ def test_a_schema_1_run_is_replayed_from_its_first_step_alone(old: Run, tmp_path
         line["reward/mean"] for line in old.metric_lines
     ]
     assert again.schema == 2
-    with pytest.raises(CheckpointError, match="checkpoints this version can't go on from"):
+    with pytest.raises(CheckpointError, match="checkpoints this version can't resume from"):
         replay(old, 2, runs=tmp_path)
 
 

@@ -177,9 +177,9 @@ def test_plots_zoom_together_keep_it_in_the_address_and_are_saved(
     page.mouse.down()
     page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 52, steps=5)
     page.mouse.up()
-    page.wait_for_url("**from=1**")
+    page.wait_for_url("**first=1**")
     page.wait_for_timeout(300)
-    assert "from=1" in page.url
+    assert "first=1" in page.url
     asked = "document.querySelector(\"[data-plot='entropy']\").plot.canvas.layout.xaxis.range"
     low, high = page.evaluate(asked)
     assert 8 < low < 14

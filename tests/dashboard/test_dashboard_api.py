@@ -159,16 +159,16 @@ def test_the_table_is_filtered_sorted_grouped_and_paged(url: str, ask: Ask) -> N
         ("runs", {"offset": "1.5"}, "offset=1.5"), ("runs", {"sorted": "x"}, "sorted"), ("status", {"x": 1}, "x"),
         ("run", {}, "run"), ("rollout", {"run": "runs/a", "group": "g0", "index": 0}, "step"),
         ("rollout", {"run": "runs/a", "step": "", "group": "g0", "index": 0}, "step"),
-        ("curves", {"run": "runs/a", "from": "NaN"}, "from=NaN"), ("curves", {"run": "a", "points": 1e9}, "points="),
+        ("curves", {"run": "runs/a", "first": "NaN"}, "first=NaN"), ("curves", {"run": "a", "points": 1e9}, "points="),
         ("rollouts", {"run": "runs/a", "low": "nan"}, "low=nan"), ("rollouts", {"run": "a", "high": "inf"}, "high=inf"),
         ("rollouts", {"run": "runs/a", "correct": "perhaps"}, "correct=perhaps"),
-        ("rollouts", {"run": "runs/a", "held": 1, "set": "../../x"}, "set=../../x"),
+        ("rollouts", {"run": "runs/a", "heldout": 1, "label": "../../x"}, "label=../../x"),
         ("rollouts", {"run": "runs/a", "sort": "x"}, "sort=x is no order of rollouts: step, reward, advantage"),
         ("rollouts", {"run": "runs/a", "sort": "--step"}, "sort=--step"),
         ("rollouts", {"run": "runs/a", "sort": "x", "text": "y"}, "sort=x"),
         ("rollouts", {"run": "runs/a", "ended": "lenght"}, "ended=lenght is no ending: stop-token"),
-        ("rollouts", {"run": "runs/a", "held": 1, "set": "hard"}, "set=hard is no further held-out set"),
-        ("rollout", {"run": "runs/a", "step": 1, "group": "g", "index": 0, "set": "hard"}, "set=hard"),
+        ("rollouts", {"run": "runs/a", "heldout": 1, "label": "hard"}, "label=hard is no further held-out set"),
+        ("rollout", {"run": "runs/a", "step": 1, "group": "g", "index": 0, "label": "hard"}, "label=hard"),
         ("runs", {"sort": "x"}, "column or config key x. The columns are id, name"),
         ("runs", {"group": "x"}, "The columns are id, name"), ("runs", {"columns": "seed,x"}, "The columns are"),
         ("runs", {"filter": "x=1"}, "The columns are id, name"),
@@ -230,11 +230,11 @@ def test_thinned_curves_are_means_and_extremes_of_their_pieces(
             }
             append_line(path / "metrics.jsonl", line)
     url = serve(tmp_path / "runs")
-    for query, seen in (({}, values), ({"from": 101, "to": 900}, values[100:900])):
+    for query, seen in (({}, values), ({"first": 101, "last": 900}, values[100:900])):
         told = ask(
             url, "curves", run="runs/long", keys="reward/mean,not/there", points=100, **query
         )
-        ends = np.array(told["step"]) - query.get("from", 1) + 1
+        ends = np.array(told["step"]) - query.get("first", 1) + 1
         pieces, curve = np.split(seen, ends[:-1]), told["curves"]["reward/mean"]
         assert told["thinned"]
         assert len(pieces) == 100
@@ -394,12 +394,12 @@ def test_rollouts_are_found_by_what_they_are(url: str, ask: Ask) -> None:
 
 
 def test_sampled_attempts_that_share_a_name_are_told_apart(url: str, ask: Ask) -> None:
-    listed = ask(url, "rollouts", run="runs/rollouts", held="true", step=3)["rollouts"]
+    listed = ask(url, "rollouts", run="runs/rollouts", heldout="true", step=3)["rollouts"]
     assert [(line["group"], line["nth"]) for line in listed] == [
         (f"e{i}", n) for i in (0, 1) for n in range(3)
     ]
     for line in listed:
-        query = {"held": 1, "step": 3, "group": line["group"], "index": 0, "nth": line["nth"]}
+        query = {"heldout": 1, "step": 3, "group": line["group"], "index": 0, "nth": line["nth"]}
         told = ask(url, "rollout", run="runs/rollouts", **query)["rollout"]
         assert (
             (told["seconds"], told["correct"])

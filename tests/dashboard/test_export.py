@@ -151,7 +151,7 @@ def test_a_hostile_run_stays_data(tmp_path: Path) -> None:
     assert "<img src=x" not in text
     titles = page.texts("title")
     assert titles[0][1].startswith(visible(NAME))
-    assert {line["step"] for line in page.data["rollouts"] if not line["held"]} == set(
+    assert {line["step"] for line in page.data["rollouts"] if not line["heldout"]} == set(
         range(1, STEPS + 1)
     )
 

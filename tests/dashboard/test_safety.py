@@ -246,7 +246,7 @@ def everything(url: str, *labs: str) -> str:
         for path in ("curves", "steps"):
             get(path, run=id)
         get("compare", runs=f"{ids[0]},{id}")
-        for query in ({}, {"held": 1}, {"held": 1, "set": "other-set"}, {"text": "5"}):
+        for query in ({}, {"heldout": 1}, {"heldout": 1, "label": "other-set"}, {"text": "5"}):
             for line in get("rollouts", run=id, **query).get("rollouts", [])[::7]:
                 name = {
                     "step": line["step"],
@@ -261,9 +261,9 @@ def everything(url: str, *labs: str) -> str:
                     **{key: value for key, value in query.items() if key != "text"},
                 )
         for step in range(3):
-            get("rollouts", run=id, step=step, held=1)
+            get("rollouts", run=id, step=step, heldout=1)
             get("rollout", run=id, step=step, group=HIDDEN, index=0)
-            get("rollout", run=id, step=step, group=HIDDEN, index=0, held=1)
+            get("rollout", run=id, step=step, group=HIDDEN, index=0, heldout=1)
     for lab in labs:
         for hypothesis in get("lab", lab=lab)["hypotheses"]:
             get("hypothesis", lab=lab, id=hypothesis["id"])
@@ -538,7 +538,7 @@ def test_what_takes_a_files_place_after_it_was_indexed_is_not_read(
         # At once: the next look at the folder would find it out.
         for path, query in (
             ("curves", {"run": id, "keys": SECRET}), ("steps", {"run": id}), ("rollouts", {"run": id, "step": 1}),
-            ("compare", {"runs": f"{id},{id}"}), ("run", {"run": id}), ("rollouts", {"run": id, "held": 1}),
+            ("compare", {"runs": f"{id},{id}"}), ("run", {"run": id}), ("rollouts", {"run": id, "heldout": 1}),
             ("rollout", {"run": id, "step": 1, "group": HIDDEN, "index": 0}),
         ):  # fmt: skip
             answer = client.get(path, params=query)

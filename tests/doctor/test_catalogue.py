@@ -70,6 +70,7 @@ def test_a_page_gives_a_cause() -> None:
     page = """+++
 kind = "curve"
 explains = ["run.collapsed"]
+leads_to = ["reward.constant"]
 [rivals]
 "run.too-short" = "it is short"
 [experiment]
@@ -92,6 +93,7 @@ The run is a test.
         "The run is a test.",
         ("run.collapsed",),
     )
+    assert cause.leads_to == ("reward.constant",)
     assert cause.experiment.arms["slow"] == {
         "learning.lr": Multiplied(0.25),
         "learning.steps": Multiplied(2),
@@ -104,7 +106,7 @@ The run is a test.
 def test_a_page_is_whole_and_what_it_names_exists(cause: Cause) -> None:
     assert "How it shows" in re.findall(r"^## (.+)$", cause.body, re.MULTILINE)
     named = {rival.id for rival in cause.rivals if re.fullmatch(r"[a-z]+\.[a-z-]+", rival.id)}
-    assert named | set(cause.explains) <= CATALOGUE.keys() - {cause.id}
+    assert named | {*cause.explains, *cause.leads_to} <= CATALOGUE.keys() - {cause.id}
     assert cause.rivals
     for span in re.findall(r"`([^`]+)`", cause.body):
         if re.fullmatch(rf"({FAMILIES})(/[\w-]+)+", span):
@@ -203,7 +205,7 @@ def test_a_step_counted_in_rollouts_is_multiplied_where_the_group_is_known(
 def test_explaining_has_no_cycles() -> None:
     def walk(id: str, path: tuple[str, ...]) -> None:
         assert id not in path, " → ".join([*path, id])
-        for symptom in CATALOGUE[id].explains:
+        for symptom in (*CATALOGUE[id].explains, *CATALOGUE[id].leads_to):
             walk(symptom, (*path, id))
 
     for cause in CAUSES:

@@ -86,3 +86,36 @@ def test_several_checks_that_see_one_cause_make_one_finding() -> None:
     (one,) = rank([found("mask.tool-trained", WARNING, SIGNAL, "b", "c"), sure])
     assert (one.severity, one.basis) == (CRITICAL, PROOF)
     assert [evidence.text for evidence in one.evidence] == ["a", "b", "c"]
+
+
+LARGE, NO_STOP, COLLAPSED, SCORED, CONSTANT, PART, AUXILIARY, SAME = (
+    "optimizer.lr-large", "sampling.no-stop", "run.collapsed", "reward.error-scored", "reward.constant",
+    "reward.component-dead", "reward.component-dominates", "sampling.temperature-low")  # fmt: skip
+# Findings with the step from which each shows, and the causes that are left, in order.
+IN_TIME: dict[str, tuple[list[tuple[Finding, int | None]], list[str]]] = {
+    "steps that are too large destroy the stops": (
+        [(found(NO_STOP, CRITICAL, SIGNAL), 12), (found(LARGE, WARNING, SIGNAL), 0)], [LARGE]),
+    "stops that were never there are no effect of steps": (
+        [(found(NO_STOP, CRITICAL, SIGNAL), 0), (found(LARGE, WARNING, SIGNAL), 0)], [NO_STOP, LARGE]),
+    "nor are they where their step is not known": (
+        [(found(NO_STOP, CRITICAL, SIGNAL), None), (found(LARGE, WARNING, SIGNAL), 0)], [NO_STOP, LARGE]),
+    "groups alike before the first update are no effect of a later fall": (
+        [(found(DEAD, WARNING, PROOF), 0), (found(COLLAPSED, WARNING, PROOF), 20)], [DEAD, COLLAPSED]),
+    "groups that die in a fall are": (
+        [(found(DEAD, WARNING, PROOF), 21), (found(COLLAPSED, WARNING, PROOF), 20)], [COLLAPSED]),
+    "alike from the start before what came later": (
+        [(found("kl.runaway", WARNING, SIGNAL), 30), (found(SAME, WARNING, SIGNAL), 0)], [SAME, "kl.runaway"]),
+    "a scorer that breaks makes the fall that it measures": (
+        [(found(COLLAPSED, CRITICAL, PROOF), 45), (found(CONSTANT, CRITICAL, PROOF), 46), (found(SCORED, WARNING, SIGNAL), 45)],
+        [SCORED]),
+    "a part that is never earned leaves the rest to the others": (
+        [(found(PART, WARNING, PROOF), 0), (found(AUXILIARY, WARNING, SIGNAL), 0)], [PART]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("dated", "ids"), IN_TIME.values(), ids=IN_TIME)
+def test_no_effect_comes_before_its_cause(
+    dated: list[tuple[Finding, int | None]], ids: list[str]
+) -> None:
+    ranked = rank(replace(finding, since=since) for finding, since in dated)
+    assert [finding.id for finding in ranked] == ids

@@ -187,7 +187,8 @@ def test_a_run_whose_folder_is_renamed_ends_with_a_sentence(start: Start, tmp_pa
     ):
         start("learning.steps=6", "checkpoints.every=1", observers=[Mock(step=rename)])
     assert not path.exists()
-    assert Run(elsewhere).last_step == 2
+    # The recorder writes beside the loop: step 2 may not have been written when its folder moved.
+    assert Run(elsewhere).last_step in (1, 2)
     again = resume_run(elsewhere)
     assert (again.status, again.last_step, again.rollout_steps) == (
         "finished",
@@ -408,7 +409,7 @@ def test_a_run_does_not_go_on_with_another_model(start: Start, tmp_path: Path, l
     shutil.rmtree(run.checkpoints[-1])  # what was recorded of step 3 would be removed
     write_model(folder, seed=1)
     before = files(run)
-    said = r"is not the model any more.*have the digest [0-9a-f]{32}, and had [0-9a-f]{32}"
+    said = r"is no longer the model.*have the digest [0-9a-f]{32}, and had [0-9a-f]{32}"
     with pytest.raises(ModelError, match=said) as told:
         resume_run(run.path)
     assert run.info["model"]["base_digest" if lora else "digest"] in str(told.value)

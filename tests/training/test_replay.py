@@ -236,7 +236,7 @@ def test_another_model_under_the_same_name_is_refused(run: Run, tmp_path: Path) 
     copied.symlink_to(run.path)
     changed = Run(copied)
     changed.info["model"] = {**run.info["model"], "digest": "0" * 32}
-    with pytest.raises(ModelError, match="is not the model any more"):
+    with pytest.raises(ModelError, match="is no longer the model"):
         replay(changed, 0, steps=1, runs=tmp_path, name="again")
     assert replay(changed, 1, steps=1, runs=tmp_path, name="later").status == "finished"
 

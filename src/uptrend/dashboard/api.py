@@ -73,8 +73,7 @@ def call(library: Library, path: str, query: Mapping[str, str]) -> Json:
     arguments = {}
     for parameter in parameters:
         name = parameter["name"]
-        argument = parameter.get("x-argument", name)
-        arguments[argument] = _read_parameter(parameter, query.get(name))
+        arguments[name] = _read_parameter(parameter, query.get(name))
     return ENDPOINTS[path](library, **arguments)
 
 
@@ -422,7 +421,7 @@ def _rollout_set(library: Library, run: str, heldout: bool, label: str) -> Rollo
         if label not in labels:
             listed = ", ".join(labels[:MAX_LISTED]) or "it has none"
             raise BadRequest(
-                f"set={label[:MAX_QUOTED]} is no further held-out set of this run: {listed}."
+                f"label={label[:MAX_QUOTED]} is no further held-out set of this run: {listed}."
             )
     return RolloutSet(entry, library, heldout, label)
 

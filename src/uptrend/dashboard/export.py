@@ -92,10 +92,10 @@ def _answers(
     evaluated_steps: set[int] = set()
     for line in lines:
         name = {key: line[key] for key in ("step", "group", "index", "nth")}
-        rollout_set = RolloutSet(entry, library, heldout=bool(line["held"]))
+        rollout_set = RolloutSet(entry, library, heldout=bool(line["heldout"]))
         if rollout_set.heldout:
             evaluated_steps.add(line["step"])
-            request = _request("rollout", run=id, held="true", **name)
+            request = _request("rollout", run=id, heldout="true", **name)
         else:
             steps.add(line["step"])
             request = _request("rollout", run=id, **name)
@@ -183,7 +183,7 @@ def _chosen_lines(trained: RolloutSet, report: Json | None, max_rollouts: int) -
     chosen: dict[tuple[Any, ...], Json] = {}
 
     def choose(line: Json) -> None:
-        name = (line["held"], line["step"], line["group"], line["index"], line["nth"])
+        name = (line["heldout"], line["step"], line["group"], line["index"], line["nth"])
         chosen[name] = line
 
     steps = list(trained.steps())

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-INDEX_SCHEMA = 4
+INDEX_SCHEMA = 5
 # Time after which the columns of a run that no page has shown are removed.
 MAX_UNUSED_S = 30 * 86400.0
 # Time that a request waits for another server that writes to the same index.
@@ -22,7 +22,7 @@ LOCK_TIMEOUT_S = 10
 NAME_CHARACTERS = 24
 ROLLOUT_COLUMNS = (
     "step",
-    "held",
+    "heldout",
     "group",
     "index",
     "nth",
@@ -48,7 +48,7 @@ CREATE_ENTRIES = (
 )
 CREATE_ROLLOUTS = (
     f"create table if not exists rollouts (path, {QUOTED_COLUMNS}, "
-    'primary key (path, held, step, "group", "index", nth)) without rowid'
+    'primary key (path, heldout, step, "group", "index", nth)) without rowid'
 )
 CREATE_TASK_INDEX = "create index if not exists by_task on rollouts (path, task, step)"
 
@@ -119,7 +119,7 @@ class ReadIndex:
         with self._lock, contextlib.suppress(sqlite3.Error), self._database:
             self._database.execute("begin")
             self._database.execute(
-                "delete from rollouts where path=? and held=? and step=?", (path, heldout, step)
+                "delete from rollouts where path=? and heldout=? and step=?", (path, heldout, step)
             )
             self._database.executemany(f"insert or replace into rollouts values ({marks})", rows)
 

@@ -226,7 +226,7 @@ def rollout_lines(path: str, location: StepLocation, heldout: bool) -> list[Row]
         )
         line = {
             "step": table.step,
-            "held": heldout,
+            "heldout": heldout,
             "group": group,
             "index": index,
             "nth": nth,

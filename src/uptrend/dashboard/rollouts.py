@@ -185,7 +185,7 @@ def find_rollouts(
         "reward<=?": high,
         "instr(',' || tools || ',', ?)": f",{tool}," if tool else None,
     }
-    conditions = ["held=?"]
+    conditions = ["heldout=?"]
     values: list[Any] = [rollout_set.heldout]
     for condition, value in values_by_condition.items():
         if value is not None:

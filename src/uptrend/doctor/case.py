@@ -70,6 +70,10 @@ class CurveSummary:
 
 # Part of a curve that is its beginning, before fast changes.
 INITIAL_SHARE = 0.05
+# Points below which the time of a change is not judged, and deviations of noise that a change must
+# exceed.
+MIN_ONSET_POINTS = 4
+ONSET_DEVIATIONS = 3.0
 # Standard deviation within groups that is 0 up to rounding.
 MAX_DEAD_DEVIATION = 1e-6
 # Rollouts whose mean is a point of the reward curve, at the least.
@@ -131,6 +135,25 @@ class Case:
         summary = self.summary(metric)
         assert summary is not None
         return Evidence(text, summary.last, metric, summary.step)
+
+    def onset(self, metric: str) -> int:
+        """Return the first step from which a metric stays nearer to its last level than to its
+        first value; 0 where it was there from the first, before any update.
+        """
+        steps, values = self.curve(metric)
+        if len(values) < MIN_ONSET_POINTS:
+            return 0
+        last = end(values)
+        noise = neighbor_noise(values)
+        if abs(last - values[0]) <= ONSET_DEVIATIONS * noise:
+            return 0
+        # A median of three points: one stray point is no return.
+        padded = np.pad(values, 1, mode="edge")
+        smooth = np.median([padded[:-2], padded[1:-1], padded[2:]], axis=0)
+        is_early = np.abs(smooth - last) >= np.abs(smooth - values[0])
+        early_points = np.flatnonzero(is_early)
+        point = int(early_points[-1]) + 1 if len(early_points) else 1
+        return int(steps[min(point, len(steps) - 1)])
 
     @cached_property
     def cut_by_length(self) -> Floats:

@@ -79,6 +79,10 @@ class Cause:
     """Causes that look the same."""
     explains: tuple[str, ...] = ()
     """Ids of causes whose signal it also produces: if both are found, those are its symptoms."""
+    leads_to: tuple[str, ...] = ()
+    """The same for what it produces in time alone, by changing the policy or the scores: never a
+    symptom of it if it was there before the first update.
+    """
     in_scalars: bool = False
     """True if a metrics log alone shows it for certain, although it is an invariant or needs a
     probe elsewhere.
@@ -133,6 +137,7 @@ def _cause_of(id: str, table: dict[str, Any], text: str) -> Cause:
         experiment=_with_claim(Experiment(**experiment)),
         rivals=tuple(Rival(other, apart) for other, apart in table.get("rivals", {}).items()),
         explains=tuple(table.get("explains", ())),
+        leads_to=tuple(table.get("leads_to", ())),
         in_scalars=table.get("in_scalars", False),
         body=body,
         how=how,

@@ -61,6 +61,8 @@ class Found:
     evidence: Sequence[Evidence]
     id: str = ""
     """The cause; needed only from a check that decides between several."""
+    since: int | None = None
+    """Step from which it shows, where its first metric does not say so."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +116,10 @@ class Check:
                     f"{self.ids}: a check of several causes must name its finding's"
                 )
                 id = part.id or self.ids[0]
-                outcomes.append(
-                    make_finding(
-                        case.view, id, part.severity, part.basis, part.summary, part.evidence
-                    )
+                finding = make_finding(
+                    case.view, id, part.severity, part.basis, part.summary, part.evidence
                 )
+                outcomes.append(replace(finding, since=_since(case, part)))
         return outcomes
 
     def alarms(self, case: Case) -> list[Finding]:
@@ -133,6 +134,16 @@ class Check:
         if missing:
             return f"{' and '.join(missing)} not logged"
         return "" if self.columns is None else case.why_no_rollouts(self.columns)
+
+
+def _since(case: Case, part: Found) -> int | None:
+    """Return the step from which a cause shows: its own, or that of the first metric in its
+    evidence; None without either.
+    """
+    if part.since is not None:
+        return part.since
+    metrics = [piece.metric for piece in part.evidence if case.has(piece.metric)]
+    return case.onset(metrics[0]) if metrics else None
 
 
 def check(
@@ -221,20 +232,27 @@ def _merge_same_cause(findings: Iterable[Finding]) -> list[Finding]:
 
 def _explains(cause: Finding, symptom: Finding, ids: Set[str]) -> bool:
     """Return True if one finding is a symptom of the other: the catalogue says so, and the cause is
-    sure enough.
+    sure enough and did not come later.
 
     A symptom is seen and its cause concluded, so the cause may be one degree less sure, but never a
     mere guess: two suspicions stand side by side. And a note explains nothing away: what asks for
-    no action can't account for what does.
+    no action can't account for what does. What was there before the first update is no effect of
+    what came after it.
     """
     if cause.id == symptom.id or cause.severity is NOTE:
+        return False
+    if symptom.since == 0 and cause.since:
         return False
     is_guess = cause.basis is SUSPICION
     if is_guess and symptom.severity is not NOTE:
         return False
     less_sure = BASIS_ORDER.index(cause.basis) - BASIS_ORDER.index(symptom.basis)
     max_less_sure = 0 if is_guess else 1
-    return less_sure <= max_less_sure and symptom.id in all_symptoms(cause.id, ids)
+    if less_sure > max_less_sure:
+        return False
+    if symptom.id in all_symptoms(cause.id, ids):
+        return True
+    return bool(symptom.since) and symptom.id in CATALOGUE[cause.id].leads_to
 
 
 def _demote_doubted(causes: Sequence[Finding]) -> Iterator[Finding]:
@@ -254,15 +272,16 @@ def _demote_doubted(causes: Sequence[Finding]) -> Iterator[Finding]:
             yield cause
 
 
-def _sort_key(finding: Finding) -> tuple[bool, bool, int, int, int, int]:
-    """Order alarms before notes, then by trust from trials, severity, basis, number of symptoms and
-    kind of evidence.
+def _sort_key(finding: Finding) -> tuple[bool, bool, int, int, bool, int, int]:
+    """Order alarms before notes, then by trust from trials, severity, basis, time, number of
+    symptoms and kind of evidence.
     """
     return (
         finding.severity is NOTE,
         finding.confidence is Confidence.LOW,
         SEVERITY_ORDER.index(finding.severity),
         BASIS_ORDER.index(finding.basis),
+        bool(finding.since),
         -len(finding.explains),
         KIND_ORDER.index(CATALOGUE[finding.id].kind),
     )

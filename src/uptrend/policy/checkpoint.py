@@ -1,4 +1,4 @@
-"""Checkpoints: weights, optimizer, random states and whatever else a run needs to go on exactly.
+"""Checkpoints: weights, optimizer, random states, and whatever else a run needs to resume exactly.
 
 step-000050/
     model/ or adapter/      a transformers folder, or a PEFT adapter, ready for use elsewhere
@@ -9,8 +9,9 @@ step-000050/
     state.json              step, cursor, random states, and a check sum of every file
 best/                       the same, of the step with the highest held-out accuracy
 
-Written beside, flushed to disk and renamed: a checkpoint that is there is whole, and one that is
-damaged later is refused. What a checkpoint replaces is removed when its successor is in place.
+A checkpoint is written to an unfinished folder beside its place, flushed to disk and renamed: one
+that is there is whole, and one that is damaged later is refused. What a checkpoint replaces is
+removed when its successor is in place.
 """
 
 import base64
@@ -57,38 +58,38 @@ def save_checkpoint(
     all processes call this. `state["others"]` has the random states of processes after the first.
     """
     place = folder / "checkpoints" / (name or f"step-{state['step']:06d}")
-    beside = place.with_name(f".{place.name}")
+    unfinished = place.with_name(f".{place.name}")
     is_first = rank() == 0
     try:
         with writing(place):
             if is_first:
                 # Not the run's folder: if that is gone, it was moved.
                 place.parent.mkdir(exist_ok=True)
-                shutil.rmtree(beside, ignore_errors=True)
-                beside.mkdir()
+                shutil.rmtree(unfinished, ignore_errors=True)
+                unfinished.mkdir()
             policy.wait()
-            _export(policy, beside)
-            optimizer.save(beside)
+            _export(policy, unfinished)
+            optimizer.save(unfinished)
             if policy.anchor.is_reset:
                 reference = {
                     name: weight.clone() for name, weight in policy.reference_weights().items()
                 }
-                save_file(reference, beside / REFERENCE_FILE)
+                save_file(reference, unfinished / REFERENCE_FILE)
             policy.wait()
             if not is_first:
                 return place
-            write_extra_files(beside)
+            write_extra_files(unfinished)
             check_sums: dict[str, list[int]] = {}
-            for path in sorted(beside.rglob("*")):
+            for path in sorted(unfinished.rglob("*")):
                 if path.is_file():
-                    check_sums[str(path.relative_to(beside))] = _check_sum(path)
-            _write_state(beside, {**state, "random": random_states(), "files": check_sums})
-            for path in (*beside.rglob("*"), beside):
+                    check_sums[str(path.relative_to(unfinished))] = _check_sum(path)
+            _write_state(unfinished, {**state, "random": random_states(), "files": check_sums})
+            for path in (*unfinished.rglob("*"), unfinished):
                 sync(path)
-            _put_in_place(beside, place)
+            _put_in_place(unfinished, place)
     finally:
         if is_first:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
     for old in list(step_folders(place.parent).values())[:-keep]:
         shutil.rmtree(old)
     return place
@@ -105,7 +106,7 @@ def writing(place: Path) -> Iterator[None]:
         raise CheckpointError(f"{place} could not be written: {reason}.") from error
 
 
-def _put_in_place(beside: Path, place: Path) -> None:
+def _put_in_place(unfinished: Path, place: Path) -> None:
     """Rename a whole checkpoint to its place; one that was there before is kept until the names are
     on disk.
     """
@@ -114,7 +115,7 @@ def _put_in_place(beside: Path, place: Path) -> None:
         shutil.rmtree(before, ignore_errors=True)
         place.rename(before)
     try:
-        beside.rename(place)
+        unfinished.rename(place)
     except OSError:
         if before.exists():
             before.rename(place)
@@ -218,13 +219,11 @@ def load_checkpoint(place: Path, policy: Policy, optimizer: Optimizer) -> dict[s
 
 
 def check_resumable(run: Run) -> None:
-    """Refuse to go on from the checkpoints of an older schema; their weights alone can still be
-    loaded.
-    """
+    """Refuse to resume from checkpoints of an older schema; their weights can still be loaded."""
     if run.schema < SCHEMA_VERSION:
         raise CheckpointError(
             f"{run.path} was written by Uptrend {run.info.get('uptrend')}, whose checkpoints this"
-            " version can't go on from: finish it with that version, evaluate it with `uptrend"
+            " version can't resume from: finish it with that version, evaluate it with `uptrend"
             " eval`, or begin a new run from its weights with --set"
             f" model.name={run.path}/checkpoints/step-N/model."
         )
@@ -255,7 +254,7 @@ def check_model(policy: Policy, run: Run, *, from_start: bool) -> None:
         if key == "digest" and policy.has_adapters:
             other_cause = ", or are adapters made on another device"
         raise ModelError(
-            f"{recorded['name']} is not the model any more that {run.path} began with: its"
+            f"{recorded['name']} is no longer the model that {run.path} began with: its"
             f" {weights} have the digest {current[key]}, and had {recorded[key]}. Was its folder"
             f" changed{other_cause}? Put the model back as it was, or begin a new run."
         )
@@ -332,7 +331,7 @@ def read_resumable(place: Path) -> dict[str, Any]:
     if isinstance(state.get("random", {}).get("python"), str):
         raise CheckpointError(
             f"{place} keeps its random states as pickles, as earlier versions did; opening those"
-            " could run code, so it can't be gone on from. Its weights can still be evaluated with"
+            " could run code, so it can't be resumed. Its weights can still be evaluated with"
             f" `uptrend eval`, or begin a new run with --set model.name={place}/model (or adapter)."
         )
     return state

@@ -176,6 +176,10 @@ class Finding:
     """Share of such findings that were right in trials, as a grade."""
     measured: str = ""
     """Counts behind the confidence, in words."""
+    since: int | None = None
+    """Step from which its sign shows, 0 for one that was there before the first update; None where
+    that is not known.
+    """
     is_doubted: bool = False
     """True if nearly every trial run in which this cause was named first had another one."""
     rivals: tuple[Rival, ...] = ()

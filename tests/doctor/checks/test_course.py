@@ -19,6 +19,7 @@ from uptrend.records import Basis, RunView, Severity, TrendKind
 
 NOTE, WARNING = Severity.NOTE, Severity.WARNING
 LARGE, HACKABLE, MEMORIZED = "optimizer.lr-large", "reward.hackable", "data.memorized"
+COLLAPSED = "run.collapsed"
 UNLIKE, LONGER, TRUNCATED, NO_STOP = (
     "eval.unlike-training", "reward.length-hacking", "context.completion-truncated", "sampling.no-stop")  # fmt: skip
 REWARD, CORRECT, ENTROPY, LENGTH = (
@@ -34,6 +35,7 @@ SHORT: dict[str, Any] = {
     ENTROPY: flat(0.6, 30, 0.02),
 }
 STILL = SHORT | {CORRECT: SHORT[REWARD]}
+LONG = STILL | {"weights/update/norm": 0.4, "weights/norm": 47.0}
 RISES = SHORT | {REWARD: ramp(0.3, 0.8, 30, 0.04)}
 BY_HEART = RISES | {CORRECT: RISES[REWARD]}
 EIGHT, ASKED = {"sampling": {"groups": 8}}, {"tasks": {"train": 1_000_000}}
@@ -48,18 +50,21 @@ def of(count: int) -> dict[str, Any]:
 
 
 FALLS: dict[str, tuple[dict[str, Any], dict[str, Severity]]] = {
-    "in one look": (STILL | held(0.71, 0.41), {LARGE: WARNING}),
+    "in one look": (STILL | held(0.71, 0.41), {COLLAPSED: WARNING}),
+    "in one look, at long updates": (LONG | held(0.71, 0.41), {LARGE: WARNING}),
     "by little": (STILL | held(0.71, 0.62), {}),
     "within what 20 tasks show": (STILL | held(0.7, 0.5, tasks=20), {}),
     "by what only ten looks would find": (STILL | held(0.7, *[0.6] * 9, 0.55), {}),
-    "by what three looks show, while answers hold": (STILL | held(0.7, 0.6, 0.5, 0.5), {LARGE: NOTE}),
-    "the same, with entropy that moves": (
-        STILL | {ENTROPY: ramp(0.6, 0.2, 30)} | held(0.7, 0.6, 0.5, 0.5), {LARGE: WARNING}),
+    "by what three looks show, while answers hold": (STILL | held(0.7, 0.6, 0.5, 0.5), {COLLAPSED: NOTE}),
+    "the same, with entropy that jumps": (
+        STILL | {ENTROPY: np.where(np.arange(30) < 9, 0.6, 0.2)} | held(0.7, 0.6, 0.5, 0.5), {LARGE: WARNING}),
+    "the same, with entropy that falls slowly": (
+        STILL | {ENTROPY: ramp(0.6, 0.2, 30)} | held(0.7, 0.6, 0.5, 0.5), {COLLAPSED: NOTE}),
     "in five steps": (
-        STILL | {"steps": 5, REWARD: 0.3, CORRECT: 0.3, ENTROPY: 0.6} | held(0.71, 0.41), {LARGE: WARNING}),
+        STILL | {"steps": 5, REWARD: 0.3, CORRECT: 0.3, ENTROPY: 0.6} | held(0.71, 0.41), {COLLAPSED: WARNING}),
     "while the reward rises and answers do not": (RISES | {CORRECT: 0.3} | held(0.7, 0.4), {HACKABLE: WARNING}),
     "while few tasks are solved": (BY_HEART | of(10) | held(0.7, 0.4), {MEMORIZED: WARNING}),
-    "while many tasks are solved": (BY_HEART | of(5000) | held(0.7, 0.4), {LARGE: WARNING}),
+    "while many tasks are solved": (BY_HEART | of(5000) | held(0.7, 0.4), {COLLAPSED: WARNING}),
     "not at all": (STILL | held(0.7, 0.7), {}),
     "not, but training leaves it behind": (BY_HEART | of(10) | held(0.3, 0.3, tasks=400), {MEMORIZED: WARNING}),
     "not, and each task was met once": (BY_HEART | of(5000) | held(0.3, 0.3, tasks=400), {}),
@@ -69,18 +74,17 @@ FALLS: dict[str, tuple[dict[str, Any], dict[str, Severity]]] = {
 @pytest.mark.parametrize("name", FALLS)
 def test_held_out_falls(name: str) -> None:
     bent, expected = FALLS[name]
-    assert severities(healthy(**bent), (LARGE, HACKABLE, MEMORIZED)) == expected
+    assert severities(healthy(**bent), (LARGE, HACKABLE, MEMORIZED, COLLAPSED)) == expected
 
 
-def test_a_fall_is_a_signal_only_beside_large_steps() -> None:
-    bases = [
-        findings(healthy(**FALLS[name][0]), LARGE)[LARGE].basis
-        for name in list(FALLS)
-        if LARGE in FALLS[name][1]
-    ]
-    assert bases.count(Basis.SIGNAL) == 1
+def test_a_fall_that_nothing_explains_is_a_suspicion() -> None:
+    fall = findings(healthy(**STILL, **held(0.71, 0.41)), COLLAPSED)[COLLAPSED]
+    assert fall.basis is Basis.SUSPICION
     both = STILL | {CORRECT: ramp(0.6, 0.05, 30), REWARD: ramp(0.6, 0.05, 30)}
-    assert findings(healthy(**both, **held(0.7, 0.3)), LARGE)[LARGE].basis is Basis.SIGNAL
+    assert not findings(healthy(**both, **held(0.7, 0.3)), LARGE), "answers that fall are no steps"
+    large = findings(healthy(**LONG, **held(0.71, 0.41)), LARGE)[LARGE]
+    assert large.basis is Basis.SIGNAL
+    assert "of the weights' length" in large.evidence[0].text
 
 
 def paired(before: list[bool], after: list[bool]) -> RunView:
@@ -127,7 +131,8 @@ def test_models_that_drift_without_falling_are_seldom_blamed() -> None:
         draw = np.random.default_rng(seed)
         before = draw.random(60) < 0.6
         after = np.where(draw.random(60) < 0.2, draw.random(60) < 0.6, before)
-        found = severities(paired(before.tolist(), after.tolist()), (LARGE, HACKABLE, MEMORIZED))
+        causes = (LARGE, HACKABLE, MEMORIZED, COLLAPSED)
+        found = severities(paired(before.tolist(), after.tolist()), causes)
         blamed += WARNING in found.values()
     assert blamed <= 2
 

@@ -121,6 +121,7 @@ NO_GRADIENT = FLAT | {NORM: 0.0, KL: 1e-7}
 ROUNDED = {CHANGED: 0.03, UPDATE: 0.01}
 TOOK = join(flat(0.7, 60, 0.02), flat(0.25, 60, 0.02))
 BONUS = {REWARD: join(flat(0.6, 60, 0.03), flat(0.0, 60, 0.03)), ENTROPY: TOOK, RATE: 1e-5}
+DYING = join(np.full(20, 0.1), np.full(100, 0.9))
 SHORT = {"steps": 8, REWARD: flat(steps=8)}
 SKIPS, SMALL_LR, LARGE_LR = "optimizer.skipped-updates", "optimizer.lr-small", "optimizer.lr-large"
 FROZEN, TIGHT, ROUND, NO_STEPS = (
@@ -154,8 +155,9 @@ SIZES: Table = {
     "a rate too small for a small model": (sized(10**6, lr=5e-7), {SMALL_LR: WARNING}),
     "the same for a large one": (sized(10**9, lr=5e-7), {}),
     "a rate too small for an adapter": (sized(10**9, lr=5e-7, lora={"r": 8}), {SMALL_LR: WARNING}),
-    "a rate that breaks a large model": (sized(10**9, lr=3e-4) | {DEAD: 0.8}, {LARGE_LR: WARNING}),
-    "the same for a small one": (sized(10**6, lr=3e-4) | {DEAD: 0.8}, {}),
+    "a rate that breaks a large model": (sized(10**9, lr=3e-4) | {DEAD: DYING}, {LARGE_LR: WARNING}),
+    "the same for a small one": (sized(10**6, lr=3e-4) | {DEAD: DYING}, {}),
+    "groups that were dead before any update": (sized(10**9, lr=3e-4) | {DEAD: 0.8}, {}),
     "only norms move": (sized(10**6, changed=0.001), {FROZEN: WARNING}),
     "only norms move, and it learns": (sized(10**6, changed=0.001) | {REWARD: ramp(0.3, 0.7)}, {FROZEN: NOTE}),
     "adapters are few": (sized(10**6, changed=0.001, lora={"r": 8}, lr=1e-4), {}),
@@ -191,11 +193,17 @@ SIZES: Table = {
     "long updates": (FLAT | {UPDATE: 1.5, WEIGHTS: 47.0}, {LARGE_LR: WARNING}),
     "long updates that learn": ({UPDATE: 1.5, WEIGHTS: 47.0}, {}),
     "updates of usual length": (FLAT | {UPDATE: 0.06, WEIGHTS: 47.0}, {}),
-    "a fall at the peak of the rate": ({REWARD: FELL, RATE: 1e-4}, {LARGE_LR: WARNING}),
-    "a fall long after it": ({REWARD: FELL, RATE: np.where(WAY < 0.25, 1e-4, 1e-6)}, {}),
+    "a fall at the peak of the rate": ({REWARD: FELL, RATE: 1e-4}, {}),
+    "a fall after KL that jumps": ({REWARD: FELL, RATE: 1e-4, KL: np.where(WAY < 0.3, 0.1, 2.0)}, {LARGE_LR: WARNING}),
+    "a fall after a gradient that spikes": (
+        {REWARD: FELL, RATE: 1e-4, NORM: 0.5 + 20 * np.eye(STEPS)[38]}, {LARGE_LR: WARNING}),
+    "a fall after clipped tokens": (
+        {REWARD: FELL, RATE: 1e-4, "clip/low/share": 0.4 * np.eye(STEPS)[39]}, {LARGE_LR: WARNING}),
+    "a fall before KL that jumps": ({REWARD: FELL, RATE: 1e-4, KL: np.where(WAY < 0.8, 0.1, 2.0)}, {}),
+    "a fall long after it": ({REWARD: FELL, KL: np.where(WAY < 0.3, 0.1, 2.0), RATE: np.where(WAY < 0.25, 1e-4, 1e-6)}, {}),
     "a fall with entropy": (BONUS, {LARGE_LR: WARNING}),
     "a fall by a bonus that only the loss gives away": (BONUS | {LOSS: 5 * TOOK}, {}),
-    "a rate that breaks the model": (FLAT | {RATE: 0.01, DEAD: 0.8}, {LARGE_LR: WARNING}),
+    "a rate that breaks the model": (FLAT | {RATE: 0.01, DEAD: DYING}, {LARGE_LR: WARNING}),
     "a rate at which nothing moves": (
         FLAT | {RATE: 0.01, ENTROPY: flat(0.7, noise=0.02)}, {TIGHT: WARNING, FROZEN: WARNING}),
     "a large rate at which entropy falls": (FLAT | {RATE: 0.01}, {}),

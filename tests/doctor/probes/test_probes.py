@@ -728,3 +728,12 @@ def test_a_mistake_in_the_recipe_is_named_first_by_cheap_probes(name: str) -> No
     id, settings = MISTAKES[name]
     found = [f for f in differential(ask(bench_of(TINY, *settings), CHEAP)) if f.severity != "note"]
     assert [f.id for f in found[:1]] == [id], [f.summary for f in found]
+
+
+@pytest.mark.parametrize(("rate", "severity"), [("1e-3", "warning"), ("5e-4", "note")])
+def test_a_long_first_update_is_a_warning_only_at_an_unusual_rate(rate: str, severity: str) -> None:
+    bench = bench_of(TINY, f"learning.lr={rate}", "learning.warmup=0")
+    (result,) = ask(bench, ["step-size"])
+    assert [(f.id, f.severity) for f in result.findings] == [("optimizer.lr-large", severity)], (
+        result.figure
+    )

@@ -169,7 +169,7 @@ U.offline = (path, query) => {
     return {...all, curves: Object.fromEntries(keys.filter((key) => all.curves[key]).map((key) => [key, all.curves[key]]))};
   }
   if (path === "rollouts") {
-    const rows = U.answers.rollouts.filter((row) => Boolean(row.held) === (query.held === "true") && (!query.step || row.step === +query.step) &&
+    const rows = U.answers.rollouts.filter((row) => Boolean(row.heldout) === (query.heldout === "true") && (!query.step || row.step === +query.step) &&
         (!query.task || row.task === query.task) && (!query.group || row.group === query.group) && (!query.ended || row.ended === query.ended) &&
         (!query.correct || Boolean(row.correct) === (query.correct === "true")) && (!query.low || row.reward >= +query.low) &&
         (!query.high || row.reward <= +query.high) && (!query.tool || row.tools.split(",").includes(query.tool)) &&
@@ -179,7 +179,7 @@ U.offline = (path, query) => {
     return {rollouts: rows, total: rows.length, indexed: 1, steps: 1, next: null};
   }
   if (path === "rollout") {  // with other limits than it was kept with
-    const kept = ask({run: query.run, held: query.held, step: query.step, group: query.group, index: query.index, nth: query.nth || 0});
+    const kept = ask({run: query.run, heldout: query.heldout, step: query.step, group: query.group, index: query.index, nth: query.nth || 0});
     if (kept) return kept;
   }
   throw new Error("This file does not hold that. `uptrend serve` shows all of the run.");

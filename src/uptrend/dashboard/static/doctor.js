@@ -35,7 +35,7 @@ U.finding = (finding, told, board) => {
   const arms = Object.entries(finding.experiment?.arms || {});
   const changes = (keys) => Object.entries(keys).map(([key, value]) => `${key} = ${U.setting(value)}`).join(", ") || "unchanged";
   const evidence = finding.evidence.slice(0, 8).map((one) => {
-    const near = (one.step ?? null) !== null && run && U.link("run", {run, from: Math.max(0, one.step - 20), to: one.step + 20});
+    const near = (one.step ?? null) !== null && run && U.link("run", {run, first: Math.max(0, one.step - 20), last: one.step + 20});
     return h("li", ...U.say(one.text), " ", near ? h("a.small", {href: near}, `step ${one.step} `) : null,
       one.rollout ? h("span.small", rollout(one.rollout)) : null);
   });

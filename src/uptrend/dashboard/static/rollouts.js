@@ -1,13 +1,13 @@
 "use strict";
 // Rollouts: a step's groups, lists by task and text, a group side by side, and one rollout as talk or as tokens.
 const where = (row, run) =>
-  ({run, step: row.step, group: row.group, index: row.index, nth: row.nth || "", held: row.held ? "true" : "", set: row.set});
+  ({run, step: row.step, group: row.group, index: row.index, nth: row.nth || "", heldout: row.heldout ? "true" : "", label: row.label});
 const rewardChip = (row, run, here) => {
   const mark = row.correct === null ? "" : row.correct ? "yes" : "no", title = `${row.ended}, advantage ${U.number(row.advantage)}`;
   return h("a", {class: `chip ${mark} ${here ? "here" : ""}`, title, href: U.link("rollout", where(row, run))}, U.number(row.reward));
 };
 const asked = (row, run, width) => h("div.question.small", {style: {"max-width": width}}, ...U.say(row.question), " ",
-  row.task ? h("a.nowrap", {href: U.link("rollouts", {run, task: row.task, held: row.held ? "true" : ""})}, "follow") : null);
+  row.task ? h("a.nowrap", {href: U.link("rollouts", {run, task: row.task, heldout: row.heldout ? "true" : ""})}, "follow") : null);
 const signed = (value) => value === null || value === undefined ? "–" : value > 0 ? `+${U.number(value)}` : U.number(value);
 const ORDERS =
   [["-reward", "best first"], ["reward", "worst first"], ["-advantage", "largest advantage"], ["-tokens", "longest"], ["-seconds", "slowest"]];
@@ -17,7 +17,7 @@ U.pages.rollouts = async (params, current) => {
   const run = params.run;
   const [told, kept] = await Promise.all([U.api("run", {run}), U.api("steps", {run})]);
   if (told.error) throw new Error(told.error);
-  const held = params.held === "true", steps = held ? kept.evals : kept.steps;
+  const heldout = params.heldout === "true", steps = heldout ? kept.evals : kept.steps;
   const filters = ["task", "ended", "tool", "correct", "low", "high", "text"].filter((key) => params[key]);
   // Without a filter one step is shown; a filter looks through all of them, unless a step is named too.
   const step = params.step !== undefined && params.step !== "" ? +params.step : filters.length ? null : steps.at(-1) ?? null;
@@ -49,22 +49,22 @@ U.pages.rollouts = async (params, current) => {
   });
   const button = (title, onclick, attrs) => h("button", {onclick, ...attrs}, title);
   const bar = h("div",
-    h("div.toolbar", button("Training", () => set({held: "", step: "", set: ""}), {"aria-pressed": String(!held)}),
-      button("Held-out", () => set({held: "true", step: ""}), {"aria-pressed": String(held), disabled: !kept.evals.length}),
-      kept.sets.length && held ? choose("set", kept.sets.map((name) => [name, name]), "main set") : null,
+    h("div.toolbar", button("Training", () => set({heldout: "", step: "", label: ""}), {"aria-pressed": String(!heldout)}),
+      button("Held-out", () => set({heldout: "true", step: ""}), {"aria-pressed": String(heldout), disabled: !kept.evals.length}),
+      kept.sets.length && heldout ? choose("label", kept.sets.map((name) => [name, name]), "main set") : null,
       button("‹", () => near(-1), {"aria-label": "Previous step", title: "["}), slider,
       button("›", () => near(1), {"aria-label": "Next step", title: "]"}), h("span.nowrap", step === null ? "all steps" : `step ${U.number(step)}`),
       step !== null && filters.length ? button("All steps", () => set({step: ""})) : null),
     h("div.toolbar", text, choose("ended", ENDINGS.map((name) => [name, name]), "any ending"),
       choose("correct", [["true", "right"], ["false", "wrong"]], "right or wrong"), field("low", "reward from", number), field("high", "to", number),
       field("tool", "tool", narrow), choose("sort", ORDERS, "in order"),
-      filters.length ? button("Clear", () => U.go("rollouts", {run, held: params.held})) : null));
+      filters.length ? button("Clear", () => U.go("rollouts", {run, heldout: params.heldout})) : null));
   const list = h("div"), said = h("p.soft.small", {role: "status"});
   const el = [U.head(told, "rollouts"), bar, params.task ? h("p", "Task ", h("code", params.task), ` followed down the steps. `) : null, said, list];
   if (!steps.length)
     return {title: "Rollouts", el: [el[0], U.state(told.row.kind === "log" ? "This log holds no rollouts." : "No rollouts were recorded yet.")]};
   const query =
-    {run, held: held ? "true" : "", set: params.set, step, sort: params.sort, ...Object.fromEntries(filters.map((key) => [key, params[key]]))};
+    {run, heldout: heldout ? "true" : "", label: params.label, step, sort: params.sort, ...Object.fromEntries(filters.map((key) => [key, params[key]]))};
   const offset = +(params.offset || 0);
   const flat = (rows) => U.table(["rollout", "task", "reward", "advantage", "ended", "tokens", "turns", "said"],
     rows.map((row) => [h("a.nowrap", {href: U.link("rollout", where(row, run))}, `${row.step} / ${row.group.split("-").at(-1)} / ${row.index}`),
@@ -89,7 +89,7 @@ U.pages.rollouts = async (params, current) => {
       {csv: "groups"});
   };
   const load = async () => {
-    const byGroup = step !== null && !filters.length && !params.sort && !held;
+    const byGroup = step !== null && !filters.length && !params.sort && !heldout;
     const ask = (more) => U.api("rollouts", {...query, ...more});
     let answer = step === null ? await ask({limit: 0, text: ""}) : null;
     while (answer && answer.indexed < answer.steps && current()) {  // a long run is read in pieces
@@ -103,7 +103,7 @@ U.pages.rollouts = async (params, current) => {
       answer = {...more, rollouts: [...answer.rollouts, ...more.rollouts]};
     }
     if (!current()) return;
-    answer.rollouts.forEach((row) => { row.set = params.set; });
+    answer.rollouts.forEach((row) => { row.label = params.label; });
     const count = answer.rollouts.length, next = answer.next ?? (answer.total > offset + count ? offset + count : null);
     said.textContent = (answer.total === null ? `${U.number(count)} found${answer.next ? " so far" : ""}` : U.plural(answer.total, "rollout")) +
       (U.answers ? " in this file, which holds a selection" : "");
@@ -278,10 +278,10 @@ const sequence = (s, mode, more) => {
 
 U.pages.rollout = async (params, current) => {
   const {run, step, group, index} = params;
-  const name = {run, held: params.held, set: params.set, step, group, index, nth: params.nth || 0};
+  const name = {run, heldout: params.heldout, label: params.label, step, group, index, nth: params.nth || 0};
   const [told, mates] = await Promise.all([
     U.api("rollout", {...name, characters: params.characters, tokens: params.tokens}),
-    U.api("rollouts", {run, held: params.held, set: params.set, step, group, limit: 200}).catch(() => ({rollouts: []}))
+    U.api("rollouts", {run, heldout: params.heldout, label: params.label, step, group, limit: 200}).catch(() => ({rollouts: []}))
   ]);
   const {row, rollout} = told;
   let view = params.view || "talk", mode = MODES[params.color] ? params.color : "role";
@@ -337,36 +337,36 @@ U.pages.rollout = async (params, current) => {
     title: `Rollout ${step}/${group}/${index}`,
     el: [
       U.crumbs(...(U.answers ? [] : [h("a", {href: U.link("runs")}, "Runs")]), h("a", {href: U.link("run", {run})}, U.name(row.name || run)),
-        h("a", {href: U.link("rollouts", {run, step, held: params.held, set: params.set})}, `${params.held ? "evaluation after " : ""}step ${step}`),
-        h("a", {href: U.link("group", {run, step, group, held: params.held, set: params.set})}, U.name(group)), index),
+        h("a", {href: U.link("rollouts", {run, step, heldout: params.heldout, label: params.label})}, `${params.heldout ? "evaluation after " : ""}step ${step}`),
+        h("a", {href: U.link("group", {run, step, group, heldout: params.heldout, label: params.label})}, U.name(group)), index),
       h("div.row", h("h1", `Rollout ${index}`), facts(rollout),
-        rollout.task ? h("a.small", {href: U.link("rollouts", {run, task: rollout.task, held: params.held})}, "follow this task") : null),
+        rollout.task ? h("a.small", {href: U.link("rollouts", {run, task: rollout.task, heldout: params.heldout})}, "follow this task") : null),
       rollout.error ? U.error(rollout.error) : null,
       mates.rollouts.length > 1
         ? h("div.row", h("span.soft.small", "Its group:"),
-            h("div.chips", mates.rollouts.slice(0, 64).map((one, i) => rewardChip({...one, set: params.set}, run, i === place))),
-            h("a.small", {href: U.link("group", {run, step, group, held: params.held, set: params.set})}, "side by side"))
+            h("div.chips", mates.rollouts.slice(0, 64).map((one, i) => rewardChip({...one, label: params.label}, run, i === place))),
+            h("a.small", {href: U.link("group", {run, step, group, heldout: params.heldout, label: params.label})}, "side by side"))
         : null,
       buttons, body
     ]
   };
 };
 
-U.pages.group = async ({run, step, group, held, set}) => {
-  const list = await U.api("rollouts", {run, step, group, held, set, limit: 64});
+U.pages.group = async ({run, step, group, heldout, label}) => {
+  const list = await U.api("rollouts", {run, step, group, heldout, label, limit: 64});
   const all = await Promise.all(
-    list.rollouts.map((one) => U.api("rollout", {run, held, set, step, group, index: one.index, nth: one.nth || 0, characters: 4000, tokens: 0})));
+    list.rollouts.map((one) => U.api("rollout", {run, heldout, label, step, group, index: one.index, nth: one.nth || 0, characters: 4000, tokens: 0})));
   if (!all.length) throw new Error(`Step ${step} has no group ${group}.`);
   const shared = all[0].rollout.prompt;
   return {
     title: `Group ${group}`,
     el: [
       U.crumbs(...(U.answers ? [] : [h("a", {href: U.link("runs")}, "Runs")]), h("a", {href: U.link("run", {run})}, U.name(all[0].row.name || run)),
-        h("a", {href: U.link("rollouts", {run, step, held, set})}, `step ${step}`), U.name(group)),
+        h("a", {href: U.link("rollouts", {run, step, heldout, label})}, `step ${step}`), U.name(group)),
       h("h1", `Group of ${all.length}`), h("div.talk", {style: {margin: "10px 0"}}, shared.map((message) => speech(message))),
       h("div.side",
         all.map(({rollout}, i) => h("section.card",
-                  h("div.row", rewardChip({...list.rollouts[i], set}, run), h("span.soft.small", `advantage ${signed(list.rollouts[i].advantage)}`),
+                  h("div.row", rewardChip({...list.rollouts[i], label}, run), h("span.soft.small", `advantage ${signed(list.rollouts[i].advantage)}`),
                     h("span.soft.small", `${U.plural(list.rollouts[i].tokens, "token")}, ${rollout.ended}`)),
                   talk({...rollout, prompt: []}))))
     ]

@@ -34,7 +34,7 @@ U.controls = (view, update, {x, fold, metrics, params, added}) => {
     "aria-label": "Horizontal axis",
     onchange: () => {
       view.x = axis.value;
-      U.keep({x: view.x, from: "", to: ""});
+      U.keep({x: view.x, first: "", last: ""});
       U.show();
     }
   },
@@ -63,9 +63,9 @@ U.controls = (view, update, {x, fold, metrics, params, added}) => {
       .map((section) =>
              h("optgroup", {label: section.title}, section.metrics.map((one) => h("option", {value: one.key, title: one.meaning}, one.key)))));
   return h("div.toolbar", x ? axis : null, h("label.row.small.soft", "Smoothing", smooth), log, fold ? seeds : null, adding,
-    params.from || params.add ? h("button", {
+    params.first || params.add ? h("button", {
       onclick: () => {
-        U.keep({from: "", to: "", add: ""});
+        U.keep({first: "", last: "", add: ""});
         U.show();
       }
     },
@@ -108,9 +108,9 @@ U.trend = (report) => {
 U.cards = (told) => {
   const {row, report} = told;
   const [before, after] = [scored(row.before), scored(row.after)];
-  const held = report?.held_out, share = after?.show === U.percent, told_as = (value) => U.change(value, share);
+  const heldout = report?.held_out, share = after?.show === U.percent, told_as = (value) => U.change(value, share);
   const change =
-    held?.interval ? `${told_as(held.effect)}${share ? " points" : ""} (${told_as(held.interval[0])} to ${told_as(held.interval[1])})` : null;
+    heldout?.interval ? `${told_as(heldout.effect)}${share ? " points" : ""} (${told_as(heldout.interval[0])} to ${told_as(heldout.interval[1])})` : null;
   const interval = (one) => one && (one.low ?? null) !== null ? `${(100 * one.low).toFixed(1)}–${(100 * one.high).toFixed(1)}%` : "";
   const first = report?.findings[0];
   const card = (label, ...inside) => h("section.card", h("div.label", label), inside);
@@ -135,20 +135,20 @@ U.pages.run = async (params, current) => {
   const run = params.run;
   const view = {smooth: +(params.smooth ?? -1), log: params.log === "1", x: params.x || "step"};
   const added = (params.add || "").split(",").filter(Boolean);
-  const range = params.from !== undefined && params.from !== "" ? [+params.from, +params.to] : null;
+  const range = params.first !== undefined && params.first !== "" ? [+params.first, +params.last] : null;
   const ask = (told) => U.api("curves", {
     run,
     keys: added.length ? [...new Set([...told.panels.flatMap((p) => p.keys), ...added])].join(",") : "",
-    ...(range && view.x === "step" ? {from: Math.max(0, Math.floor(range[0])), to: Math.ceil(range[1])} : {})
+    ...(range && view.x === "step" ? {first: Math.max(0, Math.floor(range[0])), last: Math.ceil(range[1])} : {})
   });
   let [told, curves] = await Promise.all([U.api("run", {run}), added.length ? null : ask({}).catch(() => null)]);
   if (told.error) return {title: told.row.name, el: [h("h1", U.name(told.row.name)), U.error(told.error), h("p.soft", ...U.say(told.row.path))]};
   curves ||= await ask(told);
   if (view.smooth < 0) view.smooth = Math.min(50, Math.floor(curves.step.length / 15));
   const board = U.board((zoomed) => {
-    const before = params.from;
-    Object.assign(params, {from: zoomed ? Math.round(zoomed[0]) : "", to: zoomed ? Math.round(zoomed[1]) : ""});
-    U.keep({from: params.from, to: params.to});
+    const before = params.first;
+    Object.assign(params, {first: zoomed ? Math.round(zoomed[0]) : "", last: zoomed ? Math.round(zoomed[1]) : ""});
+    U.keep({first: params.first, last: params.last});
     if (view.x === "step" && (curves.thinned || before)) U.show();  // closer steps are there to be had
   });
   board.range = range;

@@ -1,7 +1,7 @@
 "use strict";
 // The table of runs, and several runs side by side.
-const scored = (held) => held && (held.accuracy ?? null) !== null ? {value: held.accuracy, show: U.percent}
-  : held && (held.reward ?? null) !== null                        ? {value: held.reward, show: U.number}
+const scored = (heldout) => heldout && (heldout.accuracy ?? null) !== null ? {value: heldout.accuracy, show: U.percent}
+  : heldout && (heldout.reward ?? null) !== null                        ? {value: heldout.reward, show: U.number}
                                                                   : null;
 U.heldOut = (row) => {
   const [before, after] = [scored(row.before), scored(row.after)];
@@ -227,8 +227,8 @@ U.pages.compare = async (params) => {
   const twice = (name) => Object.values(named).filter((one) => one === name).length > 1;
   const label = (id) => twice(named[id]) ? id : named[id];
   const place = (id) => told.ids.indexOf(id);
-  const board = U.board((range) => U.keep({from: range ? Math.round(range[0]) : "", to: range ? Math.round(range[1]) : ""}));
-  if (params.from) board.range = [+params.from, +params.to];
+  const board = U.board((range) => U.keep({first: range ? Math.round(range[0]) : "", last: range ? Math.round(range[1]) : ""}));
+  if (params.first) board.range = [+params.first, +params.last];
   // Seeds of one config as their mean, between the least and the greatest; curves are read at the first one's points.
   const folded = (group, pairs) => {
     const [xs] = pairs[0], at = ([x, y], wanted) => {

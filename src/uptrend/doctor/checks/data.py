@@ -21,6 +21,7 @@ from uptrend.doctor.check import (
     check,
     warn_if,
 )
+from uptrend.doctor.checks.optimizer import signs_of_large_steps
 from uptrend.doctor.checks.rewards import (
     MIN_EVALUATIONS,
     MIN_SHARE_VARIANCE,
@@ -297,7 +298,7 @@ def _estimate_tasks(draws: int, different: int) -> int:
     return tasks
 
 
-@check("data.memorized", "optimizer.lr-large", "reward.hackable")
+@check("data.memorized", "optimizer.lr-large", "reward.hackable", "run.collapsed")
 def heldout_falls(case: Case) -> Answer:
     """Report right answers in training that leave those held out behind, and held-out scores that
     fall.
@@ -385,59 +386,24 @@ def _rewarded_alone(case: Case, change: HeldoutChange) -> Found | None:
 
 
 def _fell_by_large_steps(case: Case, change: HeldoutChange) -> Found:
-    """Blame large steps for a held-out score that falls."""
-    # Whatever else is wrong with rewards or masks lets it fall as well, and shows by itself. So
-    # without updates that are seen to be large it is a suspicion, and a note where sampled answers
-    # in training are as good as before.
-    large_steps = _signs_of_large_steps(case)
+    """Blame large steps for a held-out score that falls, where they were seen; else only say that
+    it fell.
+    """
+    signs = signs_of_large_steps(case, change.steps[-1])
     later_evaluations = len(change.scores) - 1
     is_sure = (
-        bool(large_steps)
+        bool(signs)
         or case.trend.kind is TrendKind.FALLING
         or change.chance * later_evaluations < SURE_FALL_LEVEL
     )
-    summary = (
-        f"{_fall_in_words(change)}, and the training reward did not make up for it: the learning"
-        " rate may be too large."
-    )
-    basis = SIGNAL if large_steps else SUSPICION
-    evidence = [_heldout_evidence(change), *large_steps]
-    return Found(warn_if(is_sure), basis, summary, evidence, "optimizer.lr-large")
-
-
-# An update / the weights' length from which it is large; 0.001 is usual.
-LARGE_UPDATE_SHARE = 0.005
-# Change of the log of entropy that is large.
-LARGE_ENTROPY_CHANGE = 0.5
-# Times that right answers in training were more at first than at last, where steps were large.
-MIN_LOSS_FACTOR = 2
-
-
-def _signs_of_large_steps(case: Case) -> list[Evidence]:
-    """Return evidence of large steps: their length, the entropy, or training answers that fell as
-    well.
-    """
-    evidence: list[Evidence] = []
-    if case.has("weights/update/norm", "weights/norm") and not case.value("model.lora"):
-        metrics = case.view.metrics
-        share = float(np.nanmedian(metrics["weights/update/norm"] / metrics["weights/norm"]))
-        if share > LARGE_UPDATE_SHARE:
-            evidence.append(Evidence(f"A step is {share:.1%} of the weights' length.", share))
-
-    entropy = case.summary(ENTROPY_METRIC)
-    if entropy is not None:
-        lower, higher = sorted((entropy.initial, entropy.last))
-        if lower < math.exp(-LARGE_ENTROPY_CHANGE) * higher:
-            text = f"Entropy {entropy.initial:.3g} → {entropy.last:.3g}."
-            evidence.append(case.evidence(entropy.metric, text))
-
-    right = case.summary(CORRECT_METRIC)
-    if right is not None:
-        first = float(right.values[0])
-        if first > max(MIN_LOSS_FACTOR * right.last, right.last + MIN_GAP):
-            text = f"Right in training {first:.3g} at first, {right.last:.3g} at last."
-            evidence.append(case.evidence(right.metric, text))
-    return evidence
+    fall = f"{_fall_in_words(change)}, and the training reward did not make up for it"
+    evidence = [*signs, _heldout_evidence(change)]
+    if signs:
+        summary = f"{fall}: steps were large, and broke what the model could do."
+        return Found(WARNING, SIGNAL, summary, evidence, "optimizer.lr-large")
+    # Whatever is wrong with rewards, masks or the evaluation lets it fall as well.
+    summary = f"{fall}. Nothing shows that steps were large: look at rewards, masks and evaluation."
+    return Found(warn_if(is_sure), SUSPICION, summary, evidence, "run.collapsed")
 
 
 # The intervals of both rates are 99.5% ones.

@@ -23,6 +23,7 @@ from uptrend.doctor.check import (
     check,
     warn_if,
 )
+from uptrend.doctor.checks.operation import AFTER_FALL_SHARE
 from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.records import Evidence, TrendKind
 from uptrend.records.table import Ints
@@ -278,6 +279,8 @@ def large_rate(case: Case) -> Answer:
     return [too_large, _above_usual_rates(case)]
 
 
+# Sides of the clip range that are logged.
+CLIP_SIDES = ("low", "high", "region")
 # Share of clipped tokens from which updates are too large.
 MAX_CLIPPED_SHARE = 0.2
 # A clip range of some thousandths, as GSPO has for whole sequences, clips much by design.
@@ -287,7 +290,7 @@ NARROW_CLIP_RANGE = 0.05
 def _clipped(case: Case) -> Found | None:
     """Report updates of which many tokens are clipped."""
     curves = []
-    for side in ("low", "high", "region"):
+    for side in CLIP_SIDES:
         curve = case.summary(f"clip/{side}/share")
         if curve is not None:
             curves.append(curve)
@@ -351,15 +354,15 @@ def _moves_weights_far(case: Case) -> Found | None:
     return Found(WARNING, SIGNAL, summary, [Evidence(text, ratio, UPDATE_METRIC)])
 
 
-# Weight of an entropy bonus, ten times what is usual, from which it is the likelier reason of a
-# fall.
-HEAVY_ENTROPY_WEIGHT = 0.1
 # Part of the largest rate from which a rate is near its peak.
 NEAR_PEAK = 0.5
 
 
 def _fell_at_peak_rate(case: Case) -> Found | None:
-    """Report a reward that collapsed while the rate was near its peak."""
+    """Report a reward that collapsed while the rate was near its peak and the policy moved far.
+
+    A fall alone proves nothing about steps: the scorer, the tasks or a bonus may have made it.
+    """
     steps, rates = case.curve(RATE_METRIC)
     collapse = case.collapse
     if collapse is None or len(rates) == 0 or abs(case.entropy_weight) >= HEAVY_ENTROPY_WEIGHT:
@@ -367,14 +370,134 @@ def _fell_at_peak_rate(case: Case) -> Found | None:
     step = int(case.curve(REWARD_METRIC)[0][collapse.index - 1])
     rate = float(np.interp(step, steps, rates))
     peak_rate = float(rates.max())
-    if rate < NEAR_PEAK * peak_rate:
+    # A fall is dated at its middle.
+    signs = signs_of_large_steps(case, step + int(AFTER_FALL_SHARE * (steps[-1] - steps[0])))
+    if rate < NEAR_PEAK * peak_rate or not signs:
         return None
     summary = (
         f"The reward fell from {collapse.best:.3g} to {collapse.last:.3g} near step {step}, at a"
-        f" rate of {rate:.2g}, near its peak: steps are too large."
+        f" rate of {rate:.2g}, near its peak, and steps were large."
     )
     text = f"Learning rate {rate:.2g} of at most {peak_rate:.2g} at the fall."
-    return Found(WARNING, SIGNAL, summary, [Evidence(text, rate, RATE_METRIC, step)])
+    evidence = [*signs, Evidence(text, rate, RATE_METRIC, step)]
+    return Found(WARNING, SIGNAL, summary, evidence)
+
+
+# Weight of an entropy bonus, ten times what is usual, from which it is the likelier reason of a
+# fall.
+HEAVY_ENTROPY_WEIGHT = 0.1
+# An update / the weights' length from which it is large; 0.001 is usual.
+LARGE_UPDATE_SHARE = 0.005
+# Nats by which one update moves its own tokens on average, from which that is much.
+LARGE_TOKEN_MOVE = 0.3
+# Nats of KL that neighboring points may differ by, in a policy whose KL grows slowly.
+LARGE_KL_JUMP = 0.5
+# Change of the log of entropy between neighboring points that is large, and the smallest change in
+# nats: near 0 a log says little.
+LARGE_ENTROPY_JUMP = 0.5
+MIN_ENTROPY_JUMP = 0.05
+# Gradient / its median before, from which it spikes.
+GRADIENT_SPIKE = 10.0
+MIN_SPIKE_POINTS = 5
+# Rate / the largest usual one for the model's size, from which it is a sign by itself.
+UNUSUAL_RATE_FACTOR = 3.0
+
+
+def signs_of_large_steps(case: Case, until: int) -> list[Evidence]:
+    """Return evidence that updates up to a step were large, by the policy or the weights that they
+    moved; a reward or a held-out score is none.
+    """
+    signs = [
+        _long_update(case),
+        _moved_tokens(case),
+        _kl_jump(case, until),
+        _entropy_jump(case, until),
+        _gradient_spike(case, until),
+        _clipped_before(case, until),
+        _unusual_rate(case),
+    ]
+    return [sign for sign in signs if sign is not None]
+
+
+def _long_update(case: Case) -> Evidence | None:
+    if not case.has(UPDATE_METRIC, WEIGHTS_METRIC) or case.value("model.lora"):
+        return None
+    share = float(
+        np.nanmedian(case.view.metrics[UPDATE_METRIC] / case.view.metrics[WEIGHTS_METRIC])
+    )
+    if share <= LARGE_UPDATE_SHARE:
+        return None
+    return Evidence(f"A step is {share:.1%} of the weights' length.", share, UPDATE_METRIC)
+
+
+def _moved_tokens(case: Case) -> Evidence | None:
+    moves = case.curve(MOVED_METRIC)[1]
+    if len(moves) < MIN_TOKEN_MOVES or np.median(moves) <= LARGE_TOKEN_MOVE:
+        return None
+    move = float(np.median(moves))
+    return Evidence(f"One update moves its own tokens by {move:.2g} nats.", move, MOVED_METRIC)
+
+
+def _kl_jump(case: Case, until: int) -> Evidence | None:
+    steps, kl = case.curve(KL_METRIC)
+    jumps = np.diff(kl[steps <= until])
+    if not len(jumps) or jumps.max() < LARGE_KL_JUMP:
+        return None
+    at = int(np.argmax(jumps)) + 1
+    text = f"KL to the reference {kl[at - 1]:.2g} → {kl[at]:.2g} at step {steps[at]}."
+    return Evidence(text, float(kl[at]), KL_METRIC, int(steps[at]))
+
+
+def _entropy_jump(case: Case, until: int) -> Evidence | None:
+    steps, entropy = case.curve(ENTROPY_METRIC)
+    before = entropy[steps <= until]
+    if len(before) < 2 or before.min() <= 0:
+        return None
+    is_large = np.abs(np.diff(np.log(before))) >= LARGE_ENTROPY_JUMP
+    is_large &= np.abs(np.diff(before)) >= MIN_ENTROPY_JUMP
+    if not is_large.any():
+        return None
+    at = int(np.argmax(is_large)) + 1
+    text = f"Entropy {entropy[at - 1]:.2g} → {entropy[at]:.2g} at step {steps[at]}."
+    return Evidence(text, float(entropy[at]), ENTROPY_METRIC, int(steps[at]))
+
+
+def _gradient_spike(case: Case, until: int) -> Evidence | None:
+    steps, norms = case.curve(GRADIENT_METRIC)
+    before = norms[steps <= until]
+    if len(before) < MIN_SPIKE_POINTS or np.median(before) <= 0:
+        return None
+    median = float(np.median(before))
+    at = int(np.argmax(before))
+    if before[at] < GRADIENT_SPIKE * median:
+        return None
+    text = f"Gradient {before[at]:.2g} at step {steps[at]}, {median:.2g} in the median before."
+    return Evidence(text, float(before[at]), GRADIENT_METRIC, int(steps[at]))
+
+
+def _clipped_before(case: Case, until: int) -> Evidence | None:
+    for side in CLIP_SIDES:
+        metric = f"clip/{side}/share"
+        steps, shares = case.curve(metric)
+        before = shares[steps <= until]
+        if len(before) and before.max() > MAX_CLIPPED_SHARE:
+            at = int(np.argmax(before))
+            text = f"{before[at]:.0%} of tokens clipped at step {steps[at]}."
+            return Evidence(text, float(before[at]), metric, int(steps[at]))
+    return None
+
+
+def _unusual_rate(case: Case) -> Evidence | None:
+    """Return evidence of a rate above those that suit the model, where its size is known."""
+    known = settings_in_force(case.view)
+    rates = case.curve(RATE_METRIC)[1]
+    if not known("model.parameters") or not len(rates):
+        return None
+    _, highest = usual_learning_rates(known)
+    if rates.max() <= UNUSUAL_RATE_FACTOR * highest:
+        return None
+    text = f"Learning rate {rates.max():.2g}; up to {highest:.2g} suits a model of this size."
+    return Evidence(text, float(rates.max()), RATE_METRIC)
 
 
 def _above_usual_rates(case: Case) -> Found | None:
@@ -406,11 +529,15 @@ BROKEN_DEAD_SHARE = 0.5
 
 
 def _is_broken(case: Case) -> bool:
-    """Return True where the reward falls, or many groups answer all alike."""
+    """Return True where the reward falls, or many groups came to answer all alike; those of the
+    first step do so before any update.
+    """
     if case.trend.kind is TrendKind.FALLING:
         return True
     dead = case.dead_groups
-    return len(dead) > 0 and float(dead.mean()) >= BROKEN_DEAD_SHARE
+    if len(dead) == 0 or float(dead[0]) >= BROKEN_DEAD_SHARE:
+        return False
+    return float(dead.mean()) >= BROKEN_DEAD_SHARE
 
 
 @check("optimizer.schedule", at_least=MIN_POINTS)

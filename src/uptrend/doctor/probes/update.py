@@ -7,6 +7,7 @@ What a probe yields is sorted by type (probe.py): texts are parts of its one pri
 joined as they are; findings are reported; tuples of pieces are printed rollouts.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,7 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uptrend.config.schema import Kl
+from uptrend.doctor.catalogue import usual_learning_rates
 from uptrend.doctor.check import CRITICAL, NOTE, SUSPICION, WARNING
+from uptrend.doctor.checks.optimizer import UNUSUAL_RATE_FACTOR
 from uptrend.doctor.groups import RewardGroups, recompute_advantages
 from uptrend.doctor.probes.bench import (
     Bench,
@@ -421,9 +424,17 @@ def step_size(bench: Bench) -> Answer:
         summary = (
             f"The learning rate {lr} is too large: one update moves the policy by KL {kl:.2g}."
         )
-        # Only a suspicion: what the rollouts show before any update is never caused by it.
-        text += f"; below {max_kl:g} is safe"
-        yield bench.finding("optimizer.lr-large", WARNING, summary, text, kl, basis=SUSPICION)
+        # Only a suspicion: what the rollouts show before any update is never caused by it. And only
+        # a note at a rate that suits such a model, because later steps of Adam are shorter.
+        model = {
+            "model.parameters": bench.policy.parameters,
+            "model.lora": bench.policy.has_adapters,
+        }
+        _, highest_rate = usual_learning_rates(model.get)
+        is_unusual = learning.lr > UNUSUAL_RATE_FACTOR * highest_rate
+        text += f"; below {max_kl:g} is safe, and rates up to {highest_rate:.2g} are usual"
+        severity = WARNING if is_unusual or not math.isfinite(kl) else NOTE
+        yield bench.finding("optimizer.lr-large", severity, summary, text, kl, basis=SUSPICION)
     elif trial.moved.changed > 0 and 0 <= run_kl < MIN_RUN_KL:
         summary = (
             f"The learning rate {lr} is too small: {learning.steps} such steps can't move the"
