@@ -34,6 +34,8 @@ _BOX_PATTERN = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 _MARK_PATTERN = re.compile(r"####\s*(.+)")
 _SENTENCE_PATTERN = re.compile(r"answer(?:\s+is|\s*:|\s*=)\s*([^\n]+)", re.IGNORECASE)
 _NUMBER_PATTERN = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+# Numbers with a sign before zero, or with zeros before other digits.
+_ODD_NUMBER_PATTERN = re.compile(r"[-+]0+(?:\.0*)?$|[-+]?0\d")
 # Fractions, powers, percentages, exponents and sums: notations of numbers that are not read.
 _NOTATION_PATTERN = re.compile(r"[\\/%^√]|\d[eE]|[-+*=]\s*\d.*[-+*=]\s*\d")
 _EDGE_CHARACTERS = " \t\r\n.,;:!?'\"`*_$()[]"
@@ -97,12 +99,20 @@ def _readings(text: str) -> frozenset[str]:
         parts += pattern.findall(end)[-1:]
     readings: set[str] = set()
     for part in parts:
-        readings |= {fold(part), number_of(part)}
+        readings |= {fold(part), _written_number(part)}
     if len(text) <= READ_CHARACTERS:
-        numbers = {number_of(part) for part in _NUMBER_PATTERN.findall(end)}
+        numbers = {_written_number(part) for part in _NUMBER_PATTERN.findall(end)}
         if len(numbers) == 1:
             readings |= numbers
     return frozenset(readings - {""})
+
+
+def _written_number(text: str) -> str:
+    """Return a number without its formatting; empty for one that nobody writes, such as -0 or 007:
+    a scorer that takes it for wrong reads strictly, but loses nothing.
+    """
+    bare_text = fold(text).lstrip("=≈ ")
+    return "" if _ODD_NUMBER_PATTERN.match(bare_text) else number_of(text)
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
@@ -368,6 +378,19 @@ CLASS_TESTS: dict[str, Callable[[str], bool]] = {
     "written with signs or punctuation": lambda gold: bool(re.search(r"[^\w\s.,+-]|[.,]$", gold)),
     "longer than 8 characters": lambda gold: len(gold) > 8,
 }
+# What a scorer does that rejects a class, as far as the class shows it.
+REMEDY_BY_CLASS = {
+    "negative": "Read the minus sign as a part of the number.",
+    "zero": "Ask whether the number is None, not whether it is true: 0 counts as false.",
+    "a decimal": "Read decimals whole, and compare numbers as numbers.",
+    "written with thousands separators": "Take the commas out of both sides.",
+    "a number of two digits or more": "Read all digits of a number, not one.",
+    "no number": "Compare answers as text where they are no numbers.",
+    "several words": "Read the whole answer, not one word of it.",
+    "written with capitals": "Fold the case of both sides alike.",
+    "written with signs or punctuation": "Treat signs and punctuation alike on both sides.",
+    "longer than 8 characters": "Read the whole answer: nothing may cut it.",
+}
 # Tasks of each class that are tried: at least this many, and this share of all.
 MIN_PER_CLASS = 3
 CLASS_SHARE = 1 / 8
@@ -398,7 +421,22 @@ def name_class(rejected: Sequence[str], accepted: Sequence[str]) -> str:
     """Name the class of answers that is rejected most often compared with all others, with counts;
     empty if no class explains the rejections.
     """
+    class_name, counts = _rejected_class(rejected, accepted)
+    return counts if class_name else ""
+
+
+def remedy_of_class(rejected: Sequence[str], accepted: Sequence[str]) -> str:
+    """Return what to change in a scorer that rejects a class of answers; empty if no class explains
+    the rejections.
+    """
+    class_name, _ = _rejected_class(rejected, accepted)
+    return REMEDY_BY_CLASS.get(class_name, "")
+
+
+def _rejected_class(rejected: Sequence[str], accepted: Sequence[str]) -> tuple[str, str]:
+    """Return the class that explains the rejections best, and its counts in words."""
     largest_gap = MIN_CLASS_GAP
+    name = ""
     description = ""
     for class_name, is_member in CLASS_TESTS.items():
         rejected_members = sum(map(is_member, rejected))
@@ -410,11 +448,12 @@ def name_class(rejected: Sequence[str], accepted: Sequence[str]) -> str:
         gap = rejected_members / members - rejected_others / others
         if gap > largest_gap:
             largest_gap = gap
+            name = class_name
             description = (
                 f"{rejected_members} of {members} that are {class_name}, {rejected_others} of"
                 f" {others} others"
             )
-    return description
+    return name, description
 
 
 # Tasks with short answers

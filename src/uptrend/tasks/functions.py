@@ -140,6 +140,25 @@ def load_function(name: str) -> Function:
     return function
 
 
+def place_of(function: Any, words: Sequence[str] = ()) -> str:
+    """Return `file.py:line` of a function: of its first line with the first of some words that
+    occurs in it, else of its definition; empty where no source can be read.
+    """
+    inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
+    if not (inspect.isfunction(inner) or inspect.ismethod(inner)):
+        inner = type(inner).__call__
+    try:
+        lines, first_line = inspect.getsourcelines(inner)
+        file = Path(inspect.getfile(inner)).name
+    except (OSError, TypeError):  # built in, or of a session without a file
+        return ""
+    for word in words:
+        for i, line in enumerate(lines):
+            if word in line:
+                return f"{file}:{first_line + i}"
+    return f"{file}:{first_line}"
+
+
 # Signatures
 
 
@@ -211,6 +230,10 @@ class RewardFunction:
         self._workers = shared_pool("uptrend.tasks.function_worker", *_source_of(function))
         self._threads = Threads(count_cores(), "reward")
         self._needs_main_thread = False
+
+    def place(self, words: Sequence[str] = ()) -> str:
+        """Return `file.py:line` of its code, as `place_of` does."""
+        return place_of(self._function, words)
 
     @property
     def is_batched(self) -> bool:

@@ -338,6 +338,8 @@ class RewardTerm:
     is_batched: bool = False  # True for a function that compares completions
     is_remote: bool = False  # True for a function that `functions.remote` marks
     note: str = ""  # for the user
+    # returns `file.py:line` of a user's function, see `functions.place_of`
+    place: Callable[[Sequence[str]], str] = lambda _: ""
 
     @property
     def is_called(self) -> bool:
@@ -376,6 +378,7 @@ def make_terms(
                 is_batched=function.is_batched,
                 is_remote=function.is_remote,
                 note=_note_on_place(function),
+                place=function.place,
             )
         terms.append(term)
     return terms

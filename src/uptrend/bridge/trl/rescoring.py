@@ -128,6 +128,8 @@ class RewardCaller:
     """Its place among the trainer's."""
     budget: int
     """Completions that it may be called on."""
+    own_row: Row
+    """A row that the trainer's own call has scored."""
     spent: Spending = field(default_factory=Spending)
     failures: list[CallFailure] = field(default_factory=list)
     refusal: str = ""
@@ -189,7 +191,6 @@ class RewardCaller:
         passes.
         """
         has_passed = False
-        *_, other_row = rows
         while len(rows) > 1:
             first = rows[: len(rows) // 2]
             if len(first) > self.left:
@@ -206,7 +207,7 @@ class RewardCaller:
                 rows = rows[len(first) :]
         if not has_passed and self.left:
             with contextlib.suppress(Exception):
-                self._call([other_row])
+                self._call([self.own_row])
                 has_passed = True
         if has_passed:
             completion = last_text(rows[0][1])[-QUOTED_COMPLETION:]

@@ -7,7 +7,7 @@ its budget lasts (`rescoring`). Its random generators are put back afterwards.
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,9 @@ from uptrend.bridge.trl.rescoring import (
     why_not_called,
 )
 from uptrend.bridge.trl.rollouts import RewardRange
+from uptrend.doctor.answers import fix_of
 from uptrend.doctor.checks.golds import is_positive, texts_depend
-from uptrend.records import Basis, Evidence, Message, Reward, Severity, Task
+from uptrend.records import Basis, Evidence, Fix, Message, Reward, Severity, Task
 from uptrend.stats.intervals import Spread, spread_of
 from uptrend.tasks.answers import (
     EMPTY_TEXT,
@@ -43,12 +44,16 @@ from uptrend.tasks.answers import (
     other_answers,
     says_leniently,
 )
+from uptrend.tasks.functions import place_of
 from uptrend.tasks.proof import (
+    BEHIND_PROMPT,
     CRITICAL_REJECTED_SHARE,
     MIN_PAID_CHEATERS_SHARE,
+    Remedy,
     ScoredPlay,
     ScoredTask,
     describe_rejections,
+    explain_rejections,
     pays_cheater,
     split_golds,
 )
@@ -197,6 +202,8 @@ class Interview:
 
     name: str
     caller: RewardCaller
+    column: str
+    """Column of the right answer."""
     size: int
     """Completions of a group."""
     forms: list[Form]
@@ -469,6 +476,17 @@ class Interview:
             before = [play.total for pair in pairs for play in _plays(pair)]
             self.moved = int((~np.isclose(now, before, atol=SCORE_TOLERANCE)).sum())
 
+    def score_texts(self, task: Task, texts: Sequence[str]) -> list[ScoredPlay]:
+        """Score texts as answers to a task, which may have another answer than its row, as many as
+        the budget allows.
+        """
+        row = task.data["row"]
+        if _answer_in(row, self.column) != task.answer:
+            task = replace(task, data={"row": {**row, self.column: task.answer}})
+        n_scored = min(len(texts), self._room)
+        plays = self._score([(task, text) for text in texts[:n_scored]]) if n_scored else []
+        return [*plays, *(ScoredPlay(((text,),), None) for text in texts[n_scored:])]
+
     # What it comes to
 
     @property
@@ -537,6 +555,7 @@ def probe_rewards(
 
     callers: list[RewardCaller] = []
     budget = batch.size if reward_calls is None else reward_calls
+    own_row = (batch.prompts[0], batch.completions[0], batch.examples[0])
     for place, name in enumerate(reward_range.names):
         function = trainer.reward_funcs[place]
         is_allowed = reward_calls is not None
@@ -545,7 +564,7 @@ def probe_rewards(
             _report_unprobed(log, f"{name} is not called again: {reason}")
             _print_uncalled(name, reason, budget)
         else:
-            callers.append(RewardCaller(trainer, place, budget))
+            callers.append(RewardCaller(trainer, place, budget, own_row))
     with same_randomness():
         suspects = _judge_rewards(trainer, batch, column, callers, reward_range, log)
     return suspects, _report_calls(log, callers, reward_range.names, budget)
@@ -661,6 +680,7 @@ def _plan_interview(
     return Interview(
         name=names[caller.function],
         caller=caller,
+        column=column,
         size=trainer.num_generations,
         forms=likely_forms(hints),
         tasks=draw_every_class([*by_prompt.values()], lambda task: task.answer, PROBED_ROWS),
@@ -706,6 +726,13 @@ def _report_failures(log: FindingsLog, interview: Interview) -> None:
         )
 
 
+def _fix_of(interview: Interview, remedy: Remedy) -> Fix:
+    """Return the fix for a function that rejects gold answers, with the line of its code."""
+    caller = interview.caller
+    function = caller.trainer.reward_funcs[caller.function]
+    return fix_of(remedy, place_of(function, remedy.words))
+
+
 def _report_cut(log: FindingsLog, interview: Interview, step: int) -> bool:
     """Report a function that looks behind the prompt in a completion that does not hold it."""
     form = interview.cut_form
@@ -721,7 +748,9 @@ def _report_cut(log: FindingsLog, interview: Interview, step: int) -> bool:
         " own length it does not. The border moves with each task's prompt."
     )
     earned = Evidence(f"A gold answer written as {form} earns no more than a wrong one.", step=step)
-    log.report("reward.gold-rejected", Severity.CRITICAL, summary, [earned, Evidence(text)])
+    fix = _fix_of(interview, Remedy(BEHIND_PROMPT.remedy, text, BEHIND_PROMPT.words))
+    evidence = [earned, Evidence(text)]
+    log.report("reward.gold-rejected", Severity.CRITICAL, summary, evidence, fix=fix)
     return True
 
 
@@ -785,8 +814,12 @@ def _report_golds(log: FindingsLog, judge: Interview, step: int) -> None:
     summary = describe_rejections(f"The reward function {judge.name}", accepted, rejected)
     examples = ", ".join(repr(each.task.answer) for each in rejected[:QUOTED_GOLDS])
     text = f"Gold answers such as {examples} earn no more than wrong ones; others {judge.right:g}."
-    evidence = Evidence(text, share, step=step)
-    log.report("reward.gold-rejected", severity, summary, [evidence])
+    evidence = [Evidence(text, share, step=step)]
+    remedy = explain_rejections(accepted, rejected, judge.score_texts)
+    fix = None if remedy is None else _fix_of(judge, remedy)
+    if remedy is not None and remedy.example:
+        evidence.append(Evidence(remedy.example, step=step))
+    log.report("reward.gold-rejected", severity, summary, evidence, fix=fix)
 
 
 def _report_cheats(log: FindingsLog, judge: Interview, step: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from uptrend.doctor.answers import fix_of
 from uptrend.doctor.check import CRITICAL, NOTE, WARNING
 from uptrend.doctor.probes.bench import Bench, make_evidence
 from uptrend.doctor.probes.probe import Answer, probe, require
@@ -19,10 +20,12 @@ from uptrend.tasks.pool import Cursor
 from uptrend.tasks.proof import (
     CRITICAL_REJECTED_SHARE,
     HasVariants,
+    Remedy,
     ScoredPlay,
     ScoredTask,
     describe_rejections,
     earnings_of,
+    explain_rejections,
     furthest_outside,
     judge_form,
     paid_wrong,
@@ -173,11 +176,34 @@ def _rejections(
     severity = CRITICAL if is_critical else WARNING
     texts = [_describe(scored.task, scored.golds[0]) for scored in underpaid[:MAX_EXAMPLES]]
     texts += _type_of_answer(bench.stage.taskset, underpaid[0].task)
+    remedy = None if is_inverted else _explain(accepted, underpaid, bench.stage.taskset)
+    if remedy is not None and remedy.example:
+        texts.append(remedy.example)
     evidence = [make_evidence(text) for text in texts]
     if is_inverted:
         yield bench.finding("advantage.sign", severity, summary, evidence)
         severity = WARNING
-    yield bench.finding("reward.gold-rejected", severity, summary, evidence)
+    fix = None if remedy is None else fix_of(remedy, _place_of_reward(bench, remedy))
+    yield bench.finding("reward.gold-rejected", severity, summary, evidence, fix=fix)
+
+
+def _explain(
+    accepted: Sequence[ScoredTask], rejected: Sequence[ScoredTask], taskset: Taskset
+) -> Remedy | None:
+    """Return what to change in the reward, by what else it accepts for an answer that it
+    rejects.
+    """
+
+    def score(task: Task, texts: Sequence[str]) -> Sequence[ScoredPlay]:
+        return play_scripts(taskset, task, map(say, texts))
+
+    is_of_one_text = all(len(tried.golds[0].texts) == 1 for tried in rejected)
+    return explain_rejections(accepted, rejected, score if is_of_one_text else None)
+
+
+def _place_of_reward(bench: Bench, remedy: Remedy) -> str:
+    taskset = bench.stage.taskset
+    return taskset.place_of_reward(remedy.words) if isinstance(taskset, Data) else ""
 
 
 def _try_in(form: Form, scored: ScoredTask, taskset: Taskset) -> ScoredTask:
