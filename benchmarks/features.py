@@ -29,7 +29,7 @@ BASE = {
     "tasks": {"name": "arithmetic", "train": 990},
     "eval": {"name": "arithmetic", "tasks": 200, "every": 0},
     "sampling": {"groups": 16, "size": 16, "max_tokens": 6, "trim": True},
-    "learning": {"lr": 2e-5, "loss": "grpo"},
+    "learning": {"lr": 2e-5, "loss": "grpo", "warmup": 0},
     "doctor": {"live": False},
     "compute": {"compile": "never"},
 }

@@ -169,7 +169,8 @@ def recipe(args: argparse.Namespace) -> Config:
         "sampling": {"groups": args.groups, "size": args.size, "max_tokens": args.tokens, "temperature": 1.0,
                      "max_turns": args.turns, "context": context},
         "compute": {"compile": args.compile},
-        "learning": {"steps": args.steps + WARM, "lr": args.lr, "kl": {"beta": args.beta}, "tokens": args.budget},
+        "learning": {"steps": args.steps + WARM, "lr": args.lr, "kl": {"beta": args.beta}, "tokens": args.budget,
+                     "loss": "grpo", "warmup": 0},
     }  # fmt: skip
     if args.lora:
         table["model"]["lora"] = {"r": 16, "alpha": 32}

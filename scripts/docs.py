@@ -136,6 +136,8 @@ def _config() -> Iterator[str]:
     for key in config_keys():
         section, _, rest = key.name.partition(".")
         default = f"; default `{key.default}`" if key.default else ""
+        if key.is_chosen:
+            default = f"; default: {key.default}"
         row = (_code(key.name), f"{key.meaning} ({key.type}{default})")
         tables.setdefault(f"[{section}]" if rest else "Top level", []).append(row)
     for title, rows in tables.items():

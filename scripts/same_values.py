@@ -89,6 +89,8 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
         "recipes/tiny.toml",
         (
             'learning.loss="gspo"',
+            "learning.clip_low=0.2",
+            "learning.clip_high=0.2",
             "learning.updates=2",
             "sampling.top_k=20",
             'learning.correction="sequence"',

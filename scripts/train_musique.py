@@ -203,6 +203,7 @@ def train(
             },
             "learning": {
                 "lr": learning_rate,
+                "warmup": 0,
                 "loss": loss_type,
                 "scale": "group" if scale_rewards else "none",
                 "kl": {"beta": kl_beta},

@@ -1,12 +1,13 @@
 """Real models' chat templates on small tokenizers, with the tokens that they need."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
 
 from uptrend.records import Message, Tool, ToolCall
-from uptrend.rollout.calls import tool_schemas
+from uptrend.rollout.calls import CALL_FORMATS, tool_schemas
 
 FOLDER = Path(__file__).parent / "data" / "templates"
 SPECIAL = {  # tokens that the models' own tokenizers call special
@@ -102,3 +103,24 @@ def _openai(message: Message) -> dict[str, Any]:
 def calling(content: str, *queries: str) -> Message:
     """An assistant's message that searches."""
     return Message("assistant", content, tuple(ToolCall("search", {"query": q}) for q in queries))
+
+
+def in_words(messages: Sequence[Message]) -> list[Message]:
+    """A conversation as a template without tools is told it: written out here by hand."""
+    offer = (
+        "You can call these tools:\nsearch(query: string, most: optional integer): Searches the documents.\n"
+        "finish(): Ends.\n\n"
+        "To call a tool, end your turn like this; its result comes between <result> and </result>:\n"
+        '<tool>{"name": "search", "arguments": {"query": "..."}}</tool>'
+    )
+    told: list[Message] = []
+    for m in messages:
+        content = CALL_FORMATS["plain"].write(m) if m.calls else m.content
+        content += f"\n\n{offer}" if m.role == "system" else ""
+        content = f"<result>\n{content}\n</result>" if m.role == "tool" else content
+        role = "user" if m.role == "tool" else m.role
+        if told and told[-1].role == role:
+            told[-1] = Message(role, f"{told[-1].content}\n{content}")
+        else:
+            told.append(Message(role, content))
+    return told

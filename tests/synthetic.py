@@ -17,6 +17,14 @@ from uptrend.records import (
 from uptrend.records.schema import SCHEMA_VERSION
 from uptrend.stats.intervals import wilson
 
+# What a recipe without these keys meant for the version that recorded these runs.
+RECORDED = {
+    "model": {"name": "tiny"},
+    "sampling": {"max_tokens": 8},
+    "learning": {"loss": "grpo", "warmup": 0},
+    "checkpoints": {"every": 0},
+}
+
 
 def info_of(name: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return a run.json as `uptrend train` writes it."""
@@ -24,7 +32,7 @@ def info_of(name: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
         "schema": SCHEMA_VERSION, "name": name, "created": "2025-11-03T10:00:00+00:00",
         "uptrend": "0.1.0", "python": "3.11", "packages": {"numpy": "2.0"},
         "machine": {"device": "cpu", "threads": 2, "cpu": "a cpu", "gpu": None},
-        "config": to_table(load_config({"name": name, "model": {"name": "tiny"}}, overrides)),
+        "config": to_table(load_config({"name": name, **RECORDED}, overrides)),
         "tasks": {"name": "arithmetic", "version": 1, "seed": 0, "count": 500, "hash": "aa"},
         "eval": {"name": "arithmetic", "version": 1, "seed": 0, "count": 40, "hash": "bb"},
         "model": {"name": "tiny", "parameters": 1_000_000, "trainable": 1_000_000, "digest": "cc"},

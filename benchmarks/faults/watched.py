@@ -114,6 +114,11 @@ def _drop(trainer: Any) -> None:
     trainer.model.config.attention_dropout = 0.3
 
 
+def _keep_likely(trainer: Any) -> None:
+    # TRL passes no min-p unless it is asked for one, and `generate()` fills in the model's own.
+    trainer.model.generation_config.min_p = 0.5
+
+
 RUNS = (
     Watched("slice", "reward.gold-rejected", {"reward": _cuts}),
     Watched("index", "reward.misaligned", {"reward": _misplaced}),
@@ -131,6 +136,7 @@ RUNS = (
     Watched("negated", "advantage.sign", {"trainer": Negated}),
     Watched("stops", "mask.stop-untrained", {"trainer": Unending}),
     Watched("dropout", "policy.dropout-on", {}, _drop),
+    Watched("min-p of the files", "sampling.hidden-settings", {}, _keep_likely),
     Watched("healthy"),
     Watched("healthy, kl", options={"beta": 0.04, "steps": 20}),
     Watched("healthy, dr_grpo", options={"loss_type": "dr_grpo", "scale_rewards": False, "steps": 20}),

@@ -53,11 +53,26 @@ def go(tiny_folder: str, tmp_path: Path) -> Go:
         ("mixed", "proof"),
         ("dropout", "proof"),
         ("stops", "proof"),
+        ("min-p of the files", "proof"),
     ],
 )
 def test_a_fault_is_named(go: Go, planted: str, basis: str) -> None:
     found = go(planted)[PLANTED[planted].fault or ""]
     assert (found["severity"] != "note", found["basis"]) == (True, basis)
+
+
+def test_a_setting_of_the_files_that_was_asked_for_is_not_hidden(
+    tiny_folder: str, tmp_path: Path
+) -> None:
+    trainer = make_trainer(tiny_folder, tmp_path, steps=1, generation_kwargs={"min_p": 0.5})
+    trainer.model.generation_config.min_p = 0.5
+    trainer.model.generation_config.temperature = 0.1  # the trainer's own wins
+    path = watch(trainer).path
+    trainer.train()
+    info = Run(path).info
+    assert info["sampler"] == {"engine": "generate", "hidden": {}}
+    assert info["model"]["files"]["generation"] == {"temperature": 0.1, "min_p": 0.5}
+    assert {"trl", "torch", "transformers"} <= info["packages"].keys()
 
 
 def wants_tags(completions: list[Any], answer: list[str], **_: Any) -> list[float]:

@@ -21,7 +21,7 @@ from uptrend.bridge.convert import (
     write_prime_rl,
 )
 from uptrend.config import load_config, to_table
-from uptrend.config.tables import flatten
+from uptrend.config.tables import flatten, nest
 from uptrend.records.dialects import other_default, settings, to_theirs
 from uptrend.tasks.pool import resolve_options
 
@@ -99,13 +99,7 @@ def test_a_script_becomes_a_recipe_with_its_rewards(uptrend: Uptrend, script: Pa
     }  # fmt: skip
     assert {key: got.get(key) for key in expected} == expected
     assert (config.model.lora and config.model.lora.targets) == ()
-    assert set(told["defaults"]) == {
-        "seed",
-        "model.lora.alpha",
-        "learning.schedule",
-        "learning.loss",
-        "eval.every",
-    }
+    assert set(told["defaults"]) == {"seed", "model.lora.alpha", "learning.schedule", "eval.every"}
     assert set(told["lost"]) == {"top_entropy_quantile", "callbacks"}
     assert told["left_out"] == ["output_dir", "logging_steps"]
     assert "#   top_entropy_quantile: 0.2 has no equivalent" in Path("mine/recipe.toml").read_text()
@@ -120,7 +114,7 @@ def test_a_script_becomes_a_recipe_with_its_rewards(uptrend: Uptrend, script: Pa
     assert not hasattr(copied, "GRPOConfig")
     printed = uptrend("convert", "train.py", "--out", "mine", "--force").out
     assert "not translated  callbacks: [print]: it has no equivalent" in printed
-    assert 'default         learning.loss = "dapo"' in printed
+    assert 'default         learning.schedule = "linear"' in printed
 
 
 def test_settings_of_the_command_line_are_given_as_flags(uptrend: Uptrend, script: Path) -> None:
@@ -181,12 +175,26 @@ def test_a_recipe_comes_back_from_trl(overrides: dict[str, Any]) -> None:
     }
 
 
+def test_variables_of_the_chat_template_come_back_from_trl() -> None:
+    variables = {"enable_thinking": False, "date": "1 May"}
+    config = load_config({"name": "back", "model": {"template": variables}})
+    told, lost = to_trainer(config, "trl")
+    assert nest(told)["chat_template_kwargs"] == variables
+    assert not lost
+    found = from_trl(Converted("trl", {"tasks.train": 10**6}), dict(told), "other", 1)
+    assert found.config.model.template == variables
+    assert not found.lost
+    _, lost = to_trainer(config, "prime-rl")
+    assert "enable_thinking" in lost["model.template"]
+
+
 @pytest.mark.parametrize(
     "overrides", [{}, {"learning.schedule": "linear", "learning.warmup": 7, "eval.every": 9}]
 )
 def test_a_recipe_comes_back_from_prime_rl(overrides: dict[str, Any], tmp_path: Path) -> None:
     fixed = {
         "learning.scale": "none",
+        "learning.warmup": 0,
         "model.gradient_checkpointing": True,
         "sampling.max_tokens": 100,
     }

@@ -1,6 +1,10 @@
 """`uptrend doctor`: formats, exit codes, and what can't be read."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,3 +162,112 @@ def test_fragments_of_a_log_are_one_report_and_runs_come_longest_first(
     told = uptrend("doctor", rows_of(tmp_path / "restarted.jsonl", rows), "--format", "json").json
     assert [run["steps"] for run in told["runs"]] == [60, 30]
     assert "3 more fragments with 6 points in all were left out" in told["notes"][-1]
+
+
+PASTED = "{'loss': 0.0, 'grad_norm': 0.0, 'reward': 0.3, 'frac_reward_zero_std': 0.25}\n"
+DOCTOR = [sys.executable, "-m", "uptrend", "doctor", "-"]
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """`pipe(data)` puts bytes into the standard input; it stays open if it `is_endless`."""
+
+    def fill(data: bytes, is_endless: bool = False) -> int:
+        reader, writer = os.pipe()
+        os.write(writer, data)
+        if not is_endless:
+            os.close(writer)
+        monkeypatch.setattr(sys, "stdin", os.fdopen(reader))
+        return writer
+
+    return fill
+
+
+def test_what_is_piped_is_diagnosed(
+    pipe: Callable[..., int], uptrend: Uptrend, tmp_path: Path
+) -> None:
+    pipe(PASTED.encode())
+    table = uptrend("doctor", "-", "--json").json
+    assert (table["source"], table["findings"][0]["id"]) == ("pasted text", "optimizer.frozen")
+    assert [sign["id"] for sign in table["normal"]] == ["some-groups-dead"]
+    pipe(PASTED.replace("'grad_norm': 0.0", "'grad_norm': 0.5").encode())
+    printed = uptrend("doctor", "-").out
+    assert "Normal here" in printed
+    assert printed.index("NO FAULT IN 1 POINT") < printed.index("A loss of 0 is normal")
+    # Beside files, and in the other formats.
+    for form in ("markdown", "html"):
+        pipe(PASTED.replace("'grad_norm': 0.0", "'grad_norm': 0.5").encode())
+        report = uptrend("doctor", "-", log(tmp_path / "log.jsonl"), "--format", form).out
+        assert "A loss of 0 is normal" in report
+        assert "log.jsonl" in report
+
+
+def test_names_of_ones_own_are_mapped_in_a_paste_too(
+    pipe: Callable[..., int], uptrend: Uptrend
+) -> None:
+    pipe(b"points: 0.3, kl: 0.01, grad_norm: 0.5\n")
+    assert "No fault shows" in uptrend("doctor", "-", "--reward-key", "points").out
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(b"", "pasted text is empty"), (b"\0\1\2" * 9, "binary"), (b"hello", "holds no metrics")],
+)
+def test_what_is_no_log_gets_a_sentence(
+    pipe: Callable[..., int], uptrend: Uptrend, data: bytes, words: str
+) -> None:
+    pipe(data)
+    assert words in uptrend("doctor", "-", code=2).err
+
+
+def test_an_endless_input_is_cut(
+    pipe: Callable[..., int], uptrend: Uptrend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uptrend.cli.doctor.STDIN_TIMEOUT_S", 0.2)
+    writer = pipe(PASTED.encode(), is_endless=True)
+    printed = uptrend("doctor", "-", width=100).flat
+    assert "did not end within 0 seconds: only its beginning was read" in printed
+    os.close(writer)
+    writer = pipe(b"", is_endless=True)
+    assert "and nothing arrived" in uptrend("doctor", "-", code=2).err
+    os.close(writer)
+    monkeypatch.setattr("uptrend.cli.doctor.MAX_STDIN_BYTES", 200)
+    pipe(40 * PASTED.encode())
+    notes = uptrend("doctor", "-", "--json").json["notes"]
+    assert notes[0].startswith("The input is longer than")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="terminals of Unix")
+def test_a_person_pastes_into_a_terminal_or_gives_up() -> None:
+    import pty
+
+    ours, terminal = pty.openpty()
+
+    def start() -> subprocess.Popen[bytes]:
+        doctor = subprocess.Popen(
+            DOCTOR, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert doctor.stderr is not None
+        assert b"then press Ctrl-D" in doctor.stderr.readline()
+        return doctor
+
+    doctor = start()
+    doctor.send_signal(signal.SIGINT)
+    out, err = doctor.communicate(timeout=60)
+    assert (out, b"Traceback" in err, doctor.returncode) == (b"", False, 130)
+    doctor = start()
+    os.write(ours, PASTED.encode() + b"\x04")
+    out, err = doctor.communicate(timeout=60)
+    assert (b"optimizer.frozen" in out, err, doctor.returncode) == (True, b"", 0)
+    os.close(ours)
+    os.close(terminal)
+
+
+def test_a_paste_is_diagnosed_without_torch() -> None:
+    code = (
+        "import sys; from uptrend.cli.main import app; app(['doctor', '-'], standalone_mode=False);"
+    )
+    code += "sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], input=PASTED.encode(), capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert b"optimizer.frozen" in done.stdout

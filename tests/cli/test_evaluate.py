@@ -220,7 +220,7 @@ def test_a_run_keeps_its_options_and_low_limits_are_raised(
         "eval.tasks=3",
         "seed=1",
     ]
-    limits = ["sampling.max_tokens=128", "sampling.max_turns=8", "sampling.context=4096"]
+    limits = ["sampling.max_tokens=256", "sampling.max_turns=8", "sampling.context=4096"]
     notes: list[str] = []
     musique = str(
         make_run("musique", steps=1, overrides=("eval.name=musique", "eval.retriever=golden"))
@@ -237,7 +237,7 @@ def test_a_run_keeps_its_options_and_low_limits_are_raised(
         "musique",
         limits[:2],
     )  # its larger context is kept
-    assert "sampling.max_tokens = 128, sampling.max_turns = 8" in notes[0]
+    assert "sampling.max_tokens = 256, sampling.max_turns = 8" in notes[0]
     chosen = ["eval.name=musique", "sampling.max_turns=2"]
     assert find_tasks(roomy, None, chosen) == (None, [limits[0], *chosen])
 

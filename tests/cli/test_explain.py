@@ -30,7 +30,12 @@ def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("optimiser.frozen", ["note: ", "# optimizer.frozen"]),
         (
             "learning.lr",
-            ["# learning.lr", "The learning rate, once warm.", "number, above 0", "default: 1e-05"],
+            [
+                "# learning.lr",
+                "The learning rate, once warm.",
+                "number, above 0",
+                "default: by the model's size",
+            ],
         ),
         ("sampling.stop", ["list of texts", "default: []"]),
         ("reward/mean", ["Mean total reward.", "Flat: check dead groups first", "reward.constant"]),
@@ -62,7 +67,10 @@ def test_a_name_is_explained(
 def test_programs_read_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     cause = json.loads(explain(capsys, "kl.sign", "--json"))
     assert (cause["kind"], cause["meaning"]) == ("cause", CATALOGUE["kl.sign"].what)
-    assert json.loads(explain(capsys, "learning.lr", "--json"))["default"] == "1e-05"
+    assert json.loads(explain(capsys, "warmstart.lr", "--json"))["default"] == "2e-05"
+    lr = json.loads(explain(capsys, "learning.lr", "--json"))
+    assert lr["is_chosen"]
+    assert "1e-6 from there up; ten times that with model.lora" in lr["default"]
     listed = [each["name"] for each in json.loads(explain(capsys, "--json"))["names"]]
     metrics = [metric.key for section in sections() for metric in section.metrics]
     options = {

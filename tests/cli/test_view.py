@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from synthetic import evaluation_of, info_of, metrics_of, write_run
-from uptrend.records import Run, RunDirectory
+from uptrend.records import Ending, Message, Rollout, Run, RunDirectory
 from uptrend.runner.observers import stop_on_interrupt
 from uptrend.runner.view import LineView, LiveView, QuietView, choose_view
 from uptrend.training.observer import StepRecord
@@ -96,6 +96,43 @@ def test_lines_come_at_most_once_per_second(
     assert "dead groups 29% (28% low, 0% high)" in steps[0]
     assert steps[0].endswith(f"1.0 s per step  {'5.7' if pace < 1 else '19'} s left")
     assert "left" not in steps[-1]
+
+
+def test_failed_rollouts_are_shown_with_their_error(tmp_path: Path) -> None:
+    error = "score: rewards.py, line 4: KeyError: '12'"
+    other = "score: no answer within sampling.tool_timeout = 1 s"
+    done = failed_rollout(None)
+    clock = Clock()
+    views = []
+    outs = []
+    for make in (LineView, LiveView, QuietView):
+        outs.append(io.StringIO())
+        views.append(make(Console(file=outs[-1], width=200, color_system=None), clock))
+    with RunDirectory.create(tmp_path / "run", info_of("run", (f"learning.steps={STEPS}",))):
+        for view in views:
+            view.before(Run(tmp_path / "run"))
+        # The second line is due too early and not printed: the third one has its failures too.
+        for step, errors in ((1, [error, error, other]), (2, [error]), (3, [error]), (4, [])):
+            metrics = record(step, evaluated=False).metrics | {"sampling/failed/count": len(errors)}
+            failed = [failed_rollout(text) for text in errors]
+            clock.now += 0.3 if step == 2 else 1.0
+            for view in views:
+                view.step(StepRecord(step, metrics, [done, *failed], None))
+        panel = "\n".join(drawn(views[1], 200))
+        for view in views:
+            view.after(Run(tmp_path / "run"))
+    lines = [line for line in outs[0].getvalue().splitlines() if line.startswith("step ")]
+    assert f"failed 3 ({error})" in lines[0]
+    assert f"failed 2 ({error})" in lines[1]
+    assert "failed" not in lines[2]
+    assert f"5 ({error})" in panel
+    assert "KeyError" not in outs[2].getvalue()
+
+
+def failed_rollout(error: str | None) -> Rollout:
+    """Return a rollout that ended in this error."""
+    said = (Message("user", "?"),)
+    return Rollout(1, "g", 0, "t", "test", "", 0, said, (), None, Ending.STOP_TOKEN, error, 0.1)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -320,6 +320,34 @@ def test_a_log_is_dropped_on_the_doctor(serve: Serve, visit: Any, tmp_path: Path
     expect(page.locator(".error")).to_contain_text("x.bin", timeout=60_000)
 
 
+def test_lines_are_pasted_on_the_doctor(serve: Serve, visit: Any, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    page = visit().open(f"{serve(tmp_path / 'runs')}/#/doctor", "doctor")
+    page.fill(
+        "#paste",
+        "{'loss': 0.0, 'grad_norm': 0.0, 'reward': 0.0, 'frac_reward_zero_std': 1.0,"
+        " 'completions/mean_length': 200.0, 'completions/clipped_ratio': 1.0}",
+    )
+    page.click("#diagnose")
+    expect(page.locator("article.finding h2").first).to_contain_text(
+        "context.completion-truncated", timeout=60_000
+    )
+    expect(page.locator(".trend")).to_contain_text("fault shows in 1 point", ignore_case=True)
+
+    # What is pasted stays text, whatever it is.
+    page.fill(
+        "#paste",
+        "{'loss': 0.0, 'grad_norm': 0.4, 'reward': 0.3, '<img src=x onerror=alert(1)>': 0.5}",
+    )
+    page.press("#paste", "Control+Enter")
+    expect(page.locator(".normal")).to_contain_text("A loss of 0 is normal", timeout=60_000)
+    expect(page.get_by_text("<img src=x onerror=alert(1)>")).to_be_visible()
+    assert page.locator("img").count() == 0
+    page.fill("#paste", "nothing of any kind")
+    page.click("#diagnose")
+    expect(page.locator(".error")).to_contain_text("pasted text holds no metrics", timeout=60_000)
+
+
 def test_the_exported_file_opens_without_a_server(
     visit: Any, tmp_path: Path, masked_runs: Path
 ) -> None:

@@ -206,7 +206,7 @@ CUT = {"sampling.no-stop", "context.completion-truncated"}
         # Many groups are dead: they come before truncation, or the small rate does.
         (0.05, 0.99, 0.75, lambda _: 1e-6, {SMALL, DEAD}, {SMALL}),
         # Nearly all groups are dead, so that no update could move it.
-        (0.05, 0.99, 0.96, lambda _: 1e-6, {"sampling.no-stop"}, {SMALL}),
+        (0.05, 0.99, 0.96, lambda _: 1e-6, CUT, {SMALL}),
     ],
 )
 def test_what_explains_a_still_policy(

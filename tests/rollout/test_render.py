@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from chats import FINISH, SEARCH, calling, put_on
+from chats import FINISH, SEARCH, calling, in_words, put_on
 from chats import whole as template
 from models import character_tokenizer
 from uptrend.records import Message, TasksetError, ToolCall
@@ -100,27 +100,6 @@ ANSWERS = (
     [Message("tool", "a color")],
     [Message("tool", "cold"), Message("tool", "none"), Message("user", "Well?")],
 )
-
-
-def in_words(messages):
-    """A conversation as a template without tools is told it: written out here by hand."""
-    offer = (
-        "You can call these tools:\nsearch(query: string, most: optional integer): Searches the documents.\n"
-        "finish(): Ends.\n\n"
-        "To call a tool, end your turn like this; its result comes between <result> and </result>:\n"
-        '<tool>{"name": "search", "arguments": {"query": "..."}}</tool>'
-    )
-    told = []
-    for m in messages:
-        content = CALL_FORMATS["plain"].write(m) if m.calls else m.content
-        content += f"\n\n{offer}" if m.role == "system" else ""
-        content = f"<result>\n{content}\n</result>" if m.role == "tool" else content
-        role = "user" if m.role == "tool" else m.role
-        if told and told[-1].role == role:
-            told[-1] = Message(role, f"{told[-1].content}\n{content}")
-        else:
-            told.append(Message(role, content))
-    return told
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -4,6 +4,7 @@ every sequence is what the template shows.
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chats import SEARCH, put_on
+from chats import FINISH, SEARCH, calling, in_words, put_on, whole
 from models import character_tokenizer
+from uptrend.config import load_config
 from uptrend.records import Ending, Message, Reward, Role, Rollout, Task, Tool
+from uptrend.rollout.calls import CALL_FORMATS
 from uptrend.rollout.play import RolloutRequest, play_all
-from uptrend.rollout.render import Renderer
+from uptrend.rollout.render import Renderer, make_renderer
 from uptrend.rollout.sampler import Extension, Limits
 
 LIMITS = Limits(max_tokens=400, context=20_000)
@@ -150,35 +153,74 @@ def test_a_variable_of_the_template_is_passed_on() -> None:
     assert plain.first_prompt([USER], ()) == template(tokenizer, [USER])
     assert quick.first_prompt([USER], ()) == template(tokenizer, [USER], enable_thinking=False)
     assert quick.first_prompt([USER], ()) != plain.first_prompt([USER], ())
+    # From a recipe.
+    policy: Any = SimpleNamespace(tokenizer=tokenizer, stop_ids=stops)
+    config = load_config({"model": {"template": {"enable_thinking": False}}})
+    renderer = make_renderer(policy, config, tasks_chat=True)
+    assert renderer.first_prompt([USER], ()) == quick.first_prompt([USER], ())
 
 
 WORDS = st.text("ab cd.", min_size=1, max_size=12).map(str.strip).filter(bool)
-TURN = st.builds(lambda has, word: (THOUGHT if has else "") + word, st.booleans(), WORDS)
+# One turn of the model: its thoughts, what it says, and its calls, each with its result.
+TURNS = st.lists(
+    st.tuples(st.booleans(), WORDS, st.lists(WORDS, max_size=2)), min_size=1, max_size=4
+)
+FORMATS = {"qwen2_5": "qwen", "qwen3": "qwen", "llama3_1": "llama", "gemma3": "plain"}
+EMPTY_THOUGHTS = "<think>\n\n</think>\n\n"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1", "gemma3"])
 def test_every_prompt_is_what_the_template_renders(name: str) -> None:
-    """200 conversations: what the model read before each turn, decoded, is the template's text."""
+    """200 conversations with tools, thoughts and several turns: the ids that the model read before
+    each turn are those of transformers' own rendering of the messages so far.
+    """
+    seen = {"conversations": 0, "calls": 0, "thoughts": 0, "sequences": 0, "prompts": 0}
 
     @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(
-        turns=st.lists(TURN, min_size=1, max_size=4), words=st.lists(WORDS, min_size=5, max_size=5)
-    )
-    def same(turns: list[str], words: list[str]) -> None:
-        answers = [[Message("user", word)] for word in words[: len(turns) - 1]]
-        first = [Message("user", words[-1])]
-        rollout, tokenizer, _, _ = converse(name, first, turns, answers)
+    @given(turns=TURNS, words=st.lists(WORDS, min_size=5, max_size=5), has_system=st.booleans())
+    def same(turns: list[tuple[bool, str, list[str]]], words: list[str], has_system: bool) -> None:
+        tools = [SEARCH, FINISH]
+        first = [Message("user", words[3])]
+        if has_system or name == "gemma3":  # whose tools are offered in a system message
+            first = [Message("system", words[4]), *first]
+        spoken: list[str] = []
+        answers: list[list[Message]] = []
+        call_format = CALL_FORMATS[FORMATS[name]]
+        for (thinks, word, queries), reply in zip(turns, words, strict=False):
+            calls = queries[:1] if name == "llama3_1" else queries  # its template has one at most
+            # The thoughts of a turn of Llama are no part of a call's message.
+            content = "" if name == "llama3_1" and calls else THOUGHT * thinks + word
+            spoken.append(call_format.write(calling(content, *calls)))
+            results = [Message("tool", query) for query in calls]
+            answers.append(results or [Message("user", reply)])
+            seen["calls"] += len(calls)
+            seen["thoughts"] += thinks
+
+        rollout, tokenizer, _, _ = converse(name, first, spoken, answers[:-1], tools)
+        seen["conversations"] += 1
+        seen["sequences"] += len(rollout.sequences)
         models = [i for i, m in enumerate(rollout.messages) if m.role == "assistant"]
+        assert len(models) == len(turns)
         for turn, index in enumerate(models):
             (sequence,) = [s for s in rollout.sequences if turn in s.turns[s.sampled]]
             is_before = sequence.turns < turn
             is_before |= (sequence.turns == turn) & ~sequence.sampled
-            read = tokenizer.decode(sequence.ids[is_before])
-            whole = tokenizer.decode(template(tokenizer, rollout.messages[:index]))
+            messages = list(rollout.messages[:index])
+            if name == "gemma3":
+                expected = whole(tokenizer, in_words(messages), [], speak=True)
+            else:
+                expected = whole(tokenizer, messages, tools, speak=True)
             if name == "qwen3":
                 # It puts empty thoughts before turns that have none, unless the user spoke since.
-                whole = whole.replace("<think>\n\n</think>\n\n", "")
-            assert read == whole
+                text = tokenizer.decode(expected).replace(EMPTY_THOUGHTS, "")
+                expected = tokenizer(text, add_special_tokens=False).input_ids
+            assert sequence.ids[is_before].tolist() == expected
+            seen["prompts"] += 1
 
     same()
+    assert min(seen["calls"], seen["thoughts"]) > 50
+    assert seen["prompts"] > 300
+    assert seen["conversations"] >= 200
+    # Only Qwen3 takes thoughts out of earlier turns.
+    assert (seen["sequences"] > seen["conversations"]) == (name == "qwen3")

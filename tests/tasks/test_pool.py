@@ -193,7 +193,8 @@ def test_a_stage_inherits_what_was_written_and_not_what_was_filled_in(file, base
     draw = {"draw": "order", "pass_low": 0.02, "pass_high": 0.9}
     own = {"start": 5, "name": stage["name"], "seed": stage.get("seed", 0), "train": 20, **draw}
     assert resolved.tasks.stages[1] == {**own, **last.options}
-    assert dataclasses.replace(resolved, tasks=config.tasks, eval=config.eval) == config
+    rest = {"tasks": config.tasks, "eval": config.eval, "sampling": config.sampling}
+    assert dataclasses.replace(resolved, **rest) == config
 
 
 def test_a_step_never_repeats_a_task_and_an_epoch_leaves_none_twice():

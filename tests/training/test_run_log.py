@@ -63,9 +63,10 @@ def test_everything_is_logged_at_once(
     path = train_recipe(wanted, runs=tmp_path, name="run", observers=[reader]).path
     lines = lines_of(path)
     kinds = [line.partition(":")[0].split(" ")[0] for line in lines]
-    assert kinds[:4] == ["started", "run", "12", "held-out"]
+    assert kinds[:5] == ["started", "run", "12", "note", "held-out"]
+    assert lines[3].startswith("note: learning.lr = 1e-05: the recipe leaves it out")
     assert lines[2] == "12 examples, 4 per step, 3 steps per epoch, 1 epoch"
-    assert [kind for kind in kinds[4:] if kind not in ("failed", "rollout")] == [
+    assert [kind for kind in kinds[5:] if kind not in ("failed", "rollout")] == [
         "step", "checkpoint", "step", "held-out", "checkpoint", "step", "held-out", "checkpoint", "finished",
     ]  # fmt: skip
     (first, *_) = [line for line in lines if line.startswith("step 1/3 reward ")]

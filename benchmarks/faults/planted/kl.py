@@ -32,9 +32,23 @@ def _negated(objective: Any) -> Any:
     return run
 
 
+def _detached(objective: Any) -> Any:
+    """Compute KL for the metrics alone: the loss has a penalty without a gradient."""
+
+    def run(logprobs: Tensor, entropy: Tensor, part: Any, learning: Learning) -> Any:
+        _, sums = objective(logprobs, entropy, part, learning)
+        kl = replace(learning.kl, beta=0.0)
+        loss, _ = objective(logprobs, entropy, part, replace(learning, kl=kl))
+        return loss, sums
+
+    return run
+
+
 FAULTS = (
     Fault("kl.sign", (Strength("kl-negated", learner(objective=_negated), {
         "learning.kl.beta": 0.5, "learning.skip_dead": False}, probe="kl-sign"),)),
+    Fault("kl.no-gradient", (Strength("kl-detached", learner(objective=_detached), {
+        "learning.kl.beta": 0.5, "learning.skip_dead": False}, probe="kl-sign"),), also=("kl.runaway",)),
     Fault("kl.reference", (Strength("other-reference", policy(OtherReference), {
         "learning.kl.beta": 0.1, "learning.skip_dead": False}, probe="reference"),)),
     of_settings("kl.strangles", {"learning.kl.beta": 50.0}, {"learning.kl.beta": 10.0}, steps=40, seeds=2),

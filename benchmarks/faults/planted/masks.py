@@ -149,6 +149,7 @@ FAULTS = (
     Fault("tokens.retokenized", (Strength("other-ids", _retold(_other_ids), probe="identity"),)),
     Fault("tokens.template", (Strength("double-first-token", _retold(_doubled), probe="identity"),)),
     Fault("tokens.padding", (
-        Strength("left-over-positions", learner(pack=_left_over_positions), probe="padding"),
-        Strength("rows-unmasked", learner(pack=_unmasked), probe="padding"))),
+        Strength("left-over-positions", learner(pack=_left_over_positions), probe="padding"),)),
+    Fault("mask.documents-leak", (
+        Strength("rows-unmasked", learner(pack=_unmasked), probe="neighbors"),), also=("tokens.padding",)),
 )  # fmt: skip

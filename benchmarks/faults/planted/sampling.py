@@ -2,12 +2,19 @@
 learner's.
 """
 
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
-from benchmarks.faults.fault import Fault, Strength, of_settings, policy
+from benchmarks.faults.fault import Alter, Fault, Strength, of_settings, policy, wrapped
+from benchmarks.faults.planted.sync import SamplerWrapper
 from torch import Tensor
 
 from uptrend.policy.policy import Policy
+from uptrend.rollout.inprocess import InProcessSampler
+from uptrend.rollout.sampler import Extension, Limits
+from uptrend.training.components import RunContext
 
 UNUSED = 0
 """Token that no model here ever says."""
@@ -41,6 +48,35 @@ class ShapingIgnored(Policy):
         return super().logprobs(*given, **how)
 
 
+class FilesApplied(SamplerWrapper):
+    """Server that takes settings from the model's own generation config, and tells nobody what it
+    left out.
+    """
+
+    def __init__(self, trained: Policy, **settings: float) -> None:
+        super().__init__(InProcessSampler(trained))
+        self._settings = settings
+
+    async def extend(self, stream: int, ids: Sequence[int], limits: Limits, seed: int) -> Extension:
+        """Sample with the settings of the model's files."""
+        limits = replace(limits, **self._settings)  # type: ignore[arg-type]
+        return replace(await super().extend(stream, ids, limits, seed), support=None)
+
+
+def _files_with(**settings: float) -> Alter:
+    """Give the model a generation config with these settings, and a sampler that applies them."""
+
+    def alter(context: RunContext) -> RunContext:
+        core = context.policy.core
+        core.generation_config = deepcopy(core.generation_config)
+        for name, value in settings.items():
+            setattr(core.generation_config, name, value)
+        sample = wrapped(sampler=lambda _: lambda trained: FilesApplied(trained, **settings))
+        return sample(context)
+
+    return alter
+
+
 FAULTS = (
     Fault("sampling.temperature-low", (
         Strength("temperature-low", settings={"sampling.temperature": 0.02}, probe="temperature"),
@@ -57,6 +93,9 @@ FAULTS = (
         Strength("top-p", policy(ShapingIgnored), {"sampling.top_p": 0.6, "sampling.temperature": 1.0},
                  probe="agreement"),
         Strength("top-k 3", policy(ShapingIgnored), {"sampling.top_k": 3}))),
+    Fault("sampling.hidden-settings", (
+        Strength("top-k 3 of the files", _files_with(top_k=3), probe="agreement"),
+        Strength("penalty 1.5 of the files", _files_with(repetition_penalty=1.5), probe="agreement"))),
     Fault("sampling.no-stop", (Strength("stop ids unknown", policy(Unending), {"sampling.max_tokens": 16}),),
           also=("context.completion-truncated", "reward.gold-rejected")),
     of_settings("context.completion-truncated", {"sampling.max_tokens": 1}, {"sampling.max_tokens": 2}, probe="gold"),

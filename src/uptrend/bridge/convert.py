@@ -14,9 +14,9 @@ from typing import Any
 
 from uptrend.bridge.train_script import Script
 from uptrend.config import Config, load_config, to_table
-from uptrend.config.load import check_bounds, read_toml
+from uptrend.config.load import check_bounds, chosen_keys, read_toml
 from uptrend.config.tables import flatten, nest, to_recipe, to_toml
-from uptrend.policy.known import local_folder
+from uptrend.policy.known import local_folder, with_known_lr
 from uptrend.records import ConfigError
 from uptrend.records.dialects import (
     Setting,
@@ -29,6 +29,7 @@ from uptrend.records.dialects import (
     to_theirs,
 )
 from uptrend.records.files import MAX_RECIPE_BYTES, parse_json, parse_toml, read_named
+from uptrend.tasks.pool import DEFAULT_LIMITS, with_own_limits
 
 # Settings that TRL counts in optimizer updates; ours count steps of `updates` × `minibatches`
 # updates.
@@ -48,6 +49,10 @@ BATCH_ARGUMENTS = (
 )
 # Arguments of TRL that are translated without a name in `dialects.toml`, or mean nothing here.
 OTHER_READ_ARGUMENTS = ("reward_weights", "save_strategy", "eval_strategy")
+# Argument of TRL with the variables of the chat template.
+TRL_TEMPLATE = "chat_template_kwargs"
+# Clip of a GRPOConfig where none is set, also for gspo, for which we have a smaller one.
+TRL_EPSILON = 0.2
 # Epochs of a GRPOConfig where none are set, as in transformers' TrainingArguments.
 DEFAULT_EPOCHS = 3
 # Tokens of a prompt for which a sampling.context leaves room. Up to as many of a completion fit
@@ -118,6 +123,7 @@ class Converted:
         for key, value in list(self.defaults.items()):
             if self.values.get(key) != value:
                 del self.defaults[key]
+        self._leave_out_what_is_chosen_alike()
 
         self._list_lost(arguments, read_elsewhere)
 
@@ -127,6 +133,19 @@ class Converted:
         for name, reason in self.lost.items():
             self.lost[name] = " ".join(reason.split())[:MAX_REASON_CHARACTERS]
         return self
+
+    def _leave_out_what_is_chosen_alike(self) -> None:
+        """Leave out defaults of the trainer that a run of ours would choose too. A taskset's own
+        limits are known of `data` alone.
+        """
+        stated = {key: value for key, value in self.values.items() if key not in self.defaults}
+        ours = flatten(to_table(load_config(nest(stated), checked=False)))
+        keys = chosen_keys() & self.defaults.keys()
+        if self.values.get("tasks.name") != "data":
+            keys -= {f"sampling.{name}" for name in DEFAULT_LIMITS}
+        for key in keys - {"learning.lr"}:
+            if self.values[key] == ours[key]:
+                del self.values[key], self.defaults[key]
 
     def _list_lost(self, arguments: Mapping[str, Any], read_elsewhere: tuple[str, ...]) -> None:
         """Convert the recipe back, and add the arguments that come back with another value."""
@@ -230,7 +249,8 @@ def read_any(path: Path, flags: Mapping[str, Any], processes: int = 1) -> Conver
     if PRIME_RL_SECTIONS & table.keys():
         return from_prime_rl(flatten(table), path.stem)
     if path.suffix == ".toml":
-        return load_config(table, path=path)
+        # The other trainer has what a run would choose, as far as it is known here.
+        return with_known_lr(with_own_limits(load_config(table, path=path)))
     raise ConfigError(f"{path} is none of these: {CONVERTIBLE_FILES}.")
 
 
@@ -261,12 +281,19 @@ def from_trl(
     # TRL trains on all rows; a quarter of them is held out here.
     values["tasks.name"] = "data"
     values["tasks.train"] = values.get("tasks.train") or ALL_TASKS
+    for name, value in arguments.items():
+        if name.startswith(f"{TRL_TEMPLATE}."):
+            values[f"model.template{name.removeprefix(TRL_TEMPLATE)}"] = value
     if arguments.get("reward_weights"):
         values["tasks.weights"] = arguments["reward_weights"]
     if arguments.get("epsilon") and not arguments.get("epsilon_high"):
         values["learning.clip_high"] = values["learning.clip_low"]
     if "learning.correction" not in values:
         values.pop("learning.correction_cap", None)
+    if values.get("learning.loss") == "gspo":
+        for key in ("learning.clip_low", "learning.clip_high"):
+            if key not in values:
+                values[key] = converted.defaults[key] = TRL_EPSILON
     # TRL has no limit; ours holds the prompt too.
     max_tokens = values["sampling.max_tokens"]
     if max_tokens > PROMPT_TOKENS:
@@ -378,7 +405,7 @@ def from_prime_rl(arguments: dict[str, Any], name: str) -> Converted:
     context = values.get("sampling.context", our_sampling.context)
     values["sampling.groups"] = max(1, n_rollouts // group_size)
     schedule = values.get("learning.schedule", "constant")
-    if schedule != "constant" and "learning.warmup" not in values:
+    if schedule != "constant" and "learning.warmup" in defaults:
         values["learning.warmup"] = defaults["learning.warmup"] = PRIME_RL_WARMUP_STEPS
     if eval_sources and "eval.every" in defaults:
         values["eval.every"] = defaults["eval.every"] = PRIME_RL_EVAL_INTERVAL
@@ -488,7 +515,9 @@ def _translate(converted: Converted, arguments: Mapping[str, Any], name: str) ->
             continue
         argument, value = _value_of(key, trainer, arguments)
         is_default = not argument
-        if value is None or (is_default and our_defaults.get(key) == value):
+        # A value that the run would choose is stated, even where it may come out the same.
+        is_ours = key not in chosen_keys() and our_defaults.get(key) == value
+        if value is None or (is_default and is_ours):
             continue
         try:  # types and bounds only: rules across keys need all of them
             check_bounds(load_config(nest({key: value}), checked=False))
@@ -550,6 +579,12 @@ def to_trainer(config: Config, trainer: str) -> tuple[dict[str, Any], dict[str, 
                 note = setting.note if setting else ""
                 lost[key] = f"{to_toml(value)}: {note or f'{trainer} has no such setting'}"
     theirs = {name: value for name, value in theirs.items() if value is not None}
+
+    template = flatten(config.model.template)
+    if trainer == "trl":
+        theirs |= {f"{TRL_TEMPLATE}.{name}": value for name, value in template.items()}
+    elif template:
+        lost["model.template"] = f"{to_toml(config.model.template)}: {trainer} has no such setting"
 
     if trainer == "trl":
         _add_trl_batches(config, theirs)

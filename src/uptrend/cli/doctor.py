@@ -4,7 +4,12 @@ No torch.
 
 import contextlib
 import json
+import os
+import select
+import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from io import StringIO
 from itertools import chain
 from pathlib import Path
@@ -13,14 +18,21 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from uptrend.cli.console import FailOn, write_text
+from uptrend.cli.console import AsJson, FailOn, write_text
 from uptrend.doctor.check import is_at_least
 from uptrend.doctor.report import print_report, save_report, to_html, to_markdown, to_table
 from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.present.terminal import terminal
 from uptrend.records import ConfigError, RecordError, Report, Severity
-from uptrend.runner import reports_of
+from uptrend.runner import reports_of, reports_of_text
 
+# Argument that stands for the standard input.
+STDIN = Path("-")
+# Bytes of the standard input that are read, and seconds that a pipe has to deliver them. A paste
+# has a few thousand; a program that never ends, such as `tail -f`, is cut.
+MAX_STDIN_BYTES = 8_000_000
+STDIN_TIMEOUT_S = 10.0
+_CHUNK_BYTES = 1 << 16
 # A log above this size takes seconds to read.
 LARGE_LOG_MB = 20.0
 # Columns of a log that the error on a missing reward names.
@@ -33,9 +45,14 @@ ReportFormat = Literal["text", "json", "markdown", "html"]
 def command(
     paths: Annotated[
         list[Path],
-        typer.Argument(help="Runs, or logs and folders of other trainers.", readable=False),
+        typer.Argument(
+            help="Runs, logs and folders of other trainers, or - for what is pasted or piped.",
+            readable=False,
+            allow_dash=True,
+        ),
     ],
     format: Annotated[ReportFormat, typer.Option("--format", "-f", help="Output format.")] = "text",
+    json_: AsJson = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write the report to this file.")
     ] = None,
@@ -63,15 +80,19 @@ def command(
     uptrend doctor outputs/checkpoint-500   a run of TRL
     uptrend doctor train.log metrics.jsonl  console and table
     uptrend doctor events.out.tfevents.*    TensorBoard
-    uptrend doctor runs/quickstart --format json \\
+    uptrend doctor -                        pasted or piped lines
+    uptrend doctor runs/quickstart --json \\
         --fail-on critical                  for scripts
     uptrend doctor log.csv --map my_kl=kl \\
         --reward-key points                 names of your own
 
-    Formats are recognized by content: TRL, verl, prime-rl, verifiers, tinker, TensorBoard, W&B,
-    JSON lines, CSV, consoles. `uptrend explain ID` prints a cause's page. Exit code 2: something
-    could not be read, or no reward was found in it.
+    One pasted line is enough where it proves something. Formats are recognized by content: TRL,
+    verl, prime-rl, verifiers, tinker, TensorBoard, W&B, JSON lines, CSV, tables, consoles.
+    `uptrend explain ID` prints a cause's page. Exit code 2: something could not be read, or no
+    reward was found in it.
     """
+    if json_:
+        format = "json"
     for path in paths:
         if out is not None and out.exists() and path.exists() and out.samefile(path):
             raise RecordError(
@@ -93,8 +114,9 @@ def command(
             errors.append(f"{error.filename or path} could not be read: {error.strerror or error}.")
             continue
         reports += path_reports
-        # A log without a reward is still judged by its other curves.
-        for report in path_reports:
+        # A log without a reward is still judged by its other curves; of a paste the user may have
+        # left the reward out.
+        for report in path_reports if path != STDIN else ():
             if report.steps and not report.curve and report.trainer != "uptrend":
                 unknown = ", ".join(report.unknown[:MAX_COLUMNS_NAMED])
                 errors.append(
@@ -118,6 +140,8 @@ def command(
 
 def _diagnose(path: Path, metrics_by_column: Mapping[str, str]) -> list[Report]:
     """Diagnose the runs of a path, with a status line on stderr while a large log is read."""
+    if path == STDIN:
+        return _diagnose_stdin(metrics_by_column)
     if path.suffix == ".toml" and path.is_file():
         raise RecordError(f"{path} is a recipe and no log: uptrend preflight {path}")
     size_mb = path.stat().st_size / 1e6 if path.is_file() else 0.0
@@ -125,6 +149,53 @@ def _diagnose(path: Path, metrics_by_column: Mapping[str, str]) -> list[Report]:
         return reports_of(path, metrics_by_column)
     with Console(stderr=True).status(f"Reading {path} ({size_mb:.0f} MB)…"):
         return reports_of(path, metrics_by_column)
+
+
+def _diagnose_stdin(metrics_by_column: Mapping[str, str]) -> list[Report]:
+    """Diagnose what is pasted into a terminal or piped; a note says if it was cut."""
+    if sys.stdin is None or sys.stdin.closed:
+        raise RecordError("There is no standard input to read: name a file instead of -.")
+    if sys.stdin.isatty():
+        typer.echo("Paste lines that a trainer printed, then press Ctrl-D.", err=True)
+    data, note = _read_stdin(sys.stdin.fileno(), waits=sys.stdin.isatty())
+    reports = reports_of_text(data, metrics_by_column)
+    if note:
+        reports = [replace(report, notes=(note, *report.notes)) for report in reports]
+    return reports
+
+
+def _read_stdin(descriptor: int, waits: bool) -> tuple[bytes, str]:
+    """Return what a descriptor delivers within the limits, and a note if it delivers more.
+
+    A person who pastes may take their time: `waits` sets no limit of time.
+    """
+    content = bytearray()
+    deadline = time.monotonic() + STDIN_TIMEOUT_S
+    while True:
+        if not waits and not _is_readable(descriptor, deadline - time.monotonic()):
+            note = f"The input did not end within {STDIN_TIMEOUT_S:.0f} seconds"
+            break
+        chunk = os.read(descriptor, _CHUNK_BYTES)
+        if not chunk:
+            return bytes(content), ""
+        content += chunk
+        if len(content) > MAX_STDIN_BYTES:
+            note = f"The input is longer than {MAX_STDIN_BYTES / 1e6:.0f} MB"
+            break
+    if not content:
+        raise RecordError(f"{note}, and nothing arrived: paste or pipe what a trainer printed.")
+    return bytes(content[:MAX_STDIN_BYTES]), f"{note}: only its beginning was read."
+
+
+def _is_readable(descriptor: int, timeout_s: float) -> bool:
+    """Return True once there is something to read or the end was reached; False after a timeout."""
+    if timeout_s <= 0:
+        return False
+    try:
+        return bool(select.select([descriptor], [], [], timeout_s)[0])
+    except (OSError, ValueError):
+        # Windows can wait for sockets alone: there a read waits instead.
+        return True
 
 
 def _save(reports: Sequence[Report]) -> None:

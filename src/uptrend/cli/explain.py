@@ -16,8 +16,8 @@ import typer
 from rich.markdown import Markdown
 
 from uptrend.cli.console import AsJson, print_json
-from uptrend.config.load import bounds_in_words, bounds_of, choices_in_words, config_hint
-from uptrend.config.schema import Config, FunctionName
+from uptrend.config.load import bounds_in_words, bounds_of, choices_in_words, config_hint, is_key
+from uptrend.config.schema import Chosen, Config, FunctionName
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
 from uptrend.present.terminal import columns, terminal
@@ -141,7 +141,9 @@ class ConfigKey:
     type: str
     """Type with its bounds, in words."""
     default: str
-    """Default as JSON; empty for a table."""
+    """Default as JSON, or a sentence on the value that the run chooses; empty for a table."""
+    is_chosen: bool
+    """True if the run chooses the value where the recipe leaves it out."""
     meaning: str
 
 
@@ -162,8 +164,7 @@ def config_keys(cls: type = Config, prefix: str = "") -> Iterator[ConfigKey]:
     types_by_name = typing.get_type_hints(cls)
     annotations = typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
-        # A taskset declares its options; notes are not written by people.
-        if field.name in ("options", "notes"):
+        if field.name == "notes" or not is_key(field):  # notes are not written by people
             continue
         type_ = types_by_name[field.name]
         if isinstance(type_, types.UnionType):  # "X | None"
@@ -172,11 +173,14 @@ def config_keys(cls: type = Config, prefix: str = "") -> Iterator[ConfigKey]:
         type_text = _type_in_words(type_, annotations[field.name])
         if dataclasses.is_dataclass(type_):
             if prefix:  # top-level sections have no docstring
-                yield ConfigKey(name, type_text, "", meanings[field.name])
+                yield ConfigKey(name, type_text, "", False, meanings[field.name])
             yield from config_keys(typing.cast(type, type_), f"{name}.")
         else:
-            default = getattr(cls(), field.name)
-            yield ConfigKey(name, type_text, json.dumps(default), meanings[field.name])
+            default = json.dumps(getattr(cls(), field.name))
+            choices = [b for b in bounds_of(annotations[field.name]) if isinstance(b, Chosen)]
+            if choices:
+                default = choices[0].sentence
+            yield ConfigKey(name, type_text, default, bool(choices), meanings[field.name])
 
 
 def _type_in_words(type_: Any, annotation: Any) -> str:

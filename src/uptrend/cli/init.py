@@ -200,9 +200,8 @@ def _file_texts(
         "model": {"name": model},
         "tasks": tasks,
         "eval": {"tasks": min(MAX_HELDOUT_TASKS, max(1, n_heldout)), "every": 20},
-        "sampling": {"groups": min(MAX_GROUPS, n_train), "size": 8, "max_tokens": 128},
-        "learning": {"steps": 100, "lr": 1e-5},
-        "checkpoints": {"every": 50},
+        "sampling": {"groups": min(MAX_GROUPS, n_train), "size": 8},
+        "learning": {"steps": 100},
     }
     files = {folder / "recipe.toml": to_recipe(table)}
     if reward == OWN_REWARD:

@@ -14,12 +14,20 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, Predicate
 
-from uptrend.config.schema import Config, FunctionName, Otherwise, Tasks
+from uptrend.config.schema import (
+    MAX_CHOSEN_WARMUP_SHARE,
+    Chosen,
+    Config,
+    FunctionName,
+    Otherwise,
+    Tasks,
+)
 from uptrend.config.tables import flatten, join, to_toml
 from uptrend.records import ConfigError
 from uptrend.records.dialects import meanings
@@ -38,6 +46,19 @@ QUOTED_CHARACTERS = 24
 MIN_SIMILARITY = 0.6
 MIN_KEY_SIMILARITY = 0.75
 MIN_PATH_SIMILARITY = 0.8
+# Clips of losses whose ratio is not a token's: gspo's is the mean of a sequence's (Zheng and others
+# 2025, section 5.1), and cispo clips the weight of a token, not its part in the loss.
+CLIPS_BY_LOSS = {"gspo": {"clip_low": 3e-4, "clip_high": 4e-4}, "cispo": {"clip_high": 5.0}}
+# Correction where another engine samples, or older weights do. By token, since a sequence's ratio
+# is a product that grows with its length; the bounds are IcePop's.
+CORRECTION: dict[str, Any] = {
+    "correction": "token",
+    "correction_mode": "mask",
+    "correction_floor": 0.5,
+    "correction_cap": 5.0,
+}
+# Share of the context that a turn takes at most, where the recipe leaves its length out.
+MAX_CHOSEN_TURN_SHARE = 1 / 2
 # Words and test of each numeric bound.
 BOUND_TYPES: dict[type, tuple[str, Callable[[Any, Any], bool]]] = {
     Ge: ("at least", operator.ge),
@@ -66,6 +87,9 @@ def load_config(
         source = read_toml(path)
     # 1. Today's keys, which overrides have too.
     table = upgrade_keys(source)
+    # A config as plain values, by dataclasses.asdict, has every key.
+    is_config = isinstance(table.get("omitted"), frozenset)
+    omitted_before: frozenset[str] = table.pop("omitted") if is_config else frozenset()
     # 2. Overrides, before anything is derived from what they may change.
     changed_keys = _apply_overrides(table, overrides, path)
     # 3. Paths: an override may name a file in the recipe's folder as well.
@@ -77,6 +101,9 @@ def load_config(
     _complete_eval(table)
     # 6. Types, and what depends on values that are known to have them.
     config = build(Config, table)
+    stated_keys = flatten(table).keys() - (omitted_before - changed_keys)
+    omitted = frozenset(key for key in dotted_keys() if key not in stated_keys)
+    config = _choose_by_other_keys(replace(config, omitted=omitted))
     is_shortened = "learning.steps" in changed_keys and "learning.warmup" not in changed_keys
     if path is not None and is_shortened:
         config = shorten_warmup(config)
@@ -223,6 +250,47 @@ def shorten_warmup(config: Config) -> Config:
     return replace(config, learning=learning, notes=(*config.notes, note))
 
 
+def _choose_by_other_keys(config: Config) -> Config:
+    """Choose values that the recipe leaves out and that other keys decide."""
+    sampling = config.sampling
+    learning = config.learning
+    learning_changes: dict[str, Any] = {}
+    notes = config.notes
+
+    max_warmup = int(MAX_CHOSEN_WARMUP_SHARE * learning.steps)
+    learning_changes["warmup"] = min(learning.warmup, max_warmup)
+    learning_changes |= CLIPS_BY_LOSS.get(learning.loss, {})
+    samples_elsewhere = sampling.engine == "vllm" or sampling.ahead > 0
+    if samples_elsewhere and "learning.correction" in config.omitted:
+        learning_changes |= CORRECTION
+        note = (
+            'learning.correction = "token": tokens whose probability differs much between sampler'
+            ' and learner are left out. "none" trains on all of them.'
+        )
+        if sampling.ahead == 0:
+            notes = (*notes, note)
+    chosen = {
+        key: value for key, value in learning_changes.items() if f"learning.{key}" in config.omitted
+    }
+
+    max_tokens = sampling.max_tokens
+    if "sampling.max_tokens" in config.omitted:
+        # So that the rules across keys hold; the taskset's own length comes later.
+        max_tokens = min(max_tokens, longest_turn(config))
+    return replace(
+        config,
+        sampling=replace(sampling, max_tokens=max_tokens),
+        learning=replace(learning, **chosen),
+        notes=notes,
+    )
+
+
+def longest_turn(config: Config) -> int:
+    """Return the maximum tokens of a turn that leave room for its prompt."""
+    contexts = [config.sampling.context, config.eval.context or config.sampling.context]
+    return max(1, int(MAX_CHOSEN_TURN_SHARE * min(contexts)))
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file as a table."""
     try:
@@ -285,6 +353,7 @@ def to_table(config: Config) -> dict[str, Any]:
     """
     table: dict[str, Any] = plain(dataclasses.asdict(config))
     del table["notes"]  # run.json has them beside the config
+    del table["omitted"]
     for section in ("tasks", "eval"):
         table[section] |= table[section].pop("options")
     return table
@@ -296,7 +365,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
-    known = [name for name in fields if name != "options"]
+    known = [name for name, field in fields.items() if is_key(field)]
     arguments: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for key, value in values.items():
@@ -323,6 +392,13 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         # A dataclass knows the names of its fields, but not the section that it is in.
         message = join(where, str(error)) if error.is_of_field else str(error)
         raise ConfigError(message) from None
+
+
+def is_key(field: dataclasses.Field[Any]) -> bool:
+    """Return True for a field that recipes have; a taskset declares its options, and loading fills
+    in `omitted`.
+    """
+    return field.name not in ("options", "omitted")
 
 
 def _check_options_table(value: Any, known: Iterable[str], where: str) -> None:
@@ -450,16 +526,37 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]}?" if close else ""
 
 
-def dotted_keys(cls: Any = Config, where: str = "") -> Iterator[str]:
+def dotted_keys() -> Iterator[str]:
     """Yield every key of a recipe but those of tasksets, as `--set` takes them."""
-    for name, hint in typing.get_type_hints(cls).items():
+    yield from _hints_by_key()
+
+
+@cache
+def chosen_keys() -> frozenset[str]:
+    """Return the keys whose value a run chooses where its recipe leaves them out."""
+    keys = []
+    for key, hint in _hints_by_key().items():
+        if any(isinstance(bound, Chosen) for bound in bounds_of(hint)):
+            keys.append(key)
+    return frozenset(keys)
+
+
+@cache
+def _hints_by_key() -> dict[str, Any]:
+    """Return the annotation of each key, bounds included."""
+    return dict(_annotated_keys(Config))
+
+
+def _annotated_keys(cls: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    annotations = get_type_hints(cls, include_extras=True)
+    for name, hint in get_type_hints(cls).items():
         # A section, or one that may be absent.
         kinds = (hint, *get_args(hint))
         section = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
         if section is not None:
-            yield from dotted_keys(section, join(where, name))
-        elif name != "options":
-            yield join(where, name)
+            yield from _annotated_keys(section, join(where, name))
+        elif is_key(cls.__dataclass_fields__[name]):
+            yield join(where, name), annotations[name]
 
 
 def check(config: Config) -> None:
@@ -481,9 +578,21 @@ def check(config: Config) -> None:
             )
         if label in labels[:i]:
             raise ConfigError(f"eval.sets[{i}].label = {label!r} is another set's already.")
+    check_overlong(config)
     for holds, sentence in _rules(config):
         if not holds:
             raise ConfigError(sentence)
+
+
+def check_overlong(config: Config) -> None:
+    """Raise a ConfigError if the penalty on a rollout's length begins below its first token."""
+    sampling = config.sampling
+    rollout_tokens = sampling.max_tokens * sampling.max_turns
+    if sampling.overlong > rollout_tokens:
+        raise ConfigError(
+            f"sampling.overlong = {sampling.overlong} should be at most the {rollout_tokens} tokens"
+            " of a rollout (sampling.max_tokens x max_turns)."
+        )
 
 
 def check_bounds(section: Any, where: str = "") -> None:
@@ -541,7 +650,6 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
     eval_context = config.eval.context or sampling.context
     eval_max_tokens = config.eval.max_tokens or sampling.max_tokens
     is_cispo = learning.loss == "cispo"
-    rollout_tokens = sampling.max_tokens * sampling.max_turns
     truncation = (sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty)
     return [
         (
@@ -603,13 +711,6 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
             (
                 f"learning.correction_floor = {learning.correction_floor} should be below"
                 f" learning.correction_cap = {learning.correction_cap}."
-            ),
-        ),
-        (
-            sampling.overlong <= rollout_tokens,
-            (
-                f"sampling.overlong = {sampling.overlong} should be at most the {rollout_tokens}"
-                " tokens of a rollout (sampling.max_tokens x max_turns)."
             ),
         ),
         (

@@ -42,6 +42,23 @@ class Otherwise:
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """Sentence on the value of a field that its recipe leaves out, where the run chooses it."""
+
+    sentence: str
+
+
+# Values of [sampling] for tasksets that have none of their own (`SAMPLING_LIMITS`).
+DEFAULT_MAX_TOKENS = 512
+DEFAULT_CONTEXT = 2048
+# Steps of the warm-up that a recipe leaves out, and the share of the run that it takes at most.
+# Adam's first steps move each weight by the full rate, whatever the gradient's size.
+WARMUP_STEPS = 5
+MAX_CHOSEN_WARMUP_SHARE = 0.1
+OWN_LIMIT = "the taskset's own"
+
+
+@dataclass(frozen=True)
 class Lora:
     """`model.lora`: train small adapters instead of all weights."""
 
@@ -159,11 +176,17 @@ class Sampling:
     """Divisor of positive logits, and factor of negative ones, of tokens that the context has
     already; 1 for no penalty.
     """
-    max_tokens: Annotated[int, Ge(1)] = 8
+    max_tokens: Annotated[
+        int,
+        Ge(1),
+        Chosen(f"{OWN_LIMIT}: arithmetic 8, musique and mlgym 256, others {DEFAULT_MAX_TOKENS}"),
+    ] = DEFAULT_MAX_TOKENS
     """Maximum tokens of a turn."""
-    max_turns: Annotated[int, Ge(1)] = 1
+    max_turns: Annotated[int, Ge(1), Chosen(f"{OWN_LIMIT}: musique 8, mlgym 10, others 1")] = 1
     """Maximum turns of a rollout."""
-    context: int = 2048
+    context: Annotated[
+        int, Chosen(f"{OWN_LIMIT}: musique and mlgym 4096, others {DEFAULT_CONTEXT}")
+    ] = DEFAULT_CONTEXT
     """Maximum tokens of a rollout, prompt included."""
     max_prompt: Annotated[int, Ge(0)] = 0
     """Maximum tokens of the first prompt; a longer one is a failed rollout, never cut. 0 leaves it
@@ -234,15 +257,28 @@ class Learning:
 
     steps: Annotated[int, Ge(1)] = 100
     """Number of steps."""
-    lr: Annotated[float, Gt(0), Le(1)] = 1e-5
-    """The learning rate, once warm."""
+    lr: Annotated[
+        float,
+        Gt(0),
+        Le(1),
+        Chosen(
+            "by the model's size: 1e-5 below a billion weights, 1e-6 from there up; ten times that"
+            " with model.lora"
+        ),
+    ] = 1e-5
+    """The learning rate, once warm. A step of Adam moves each weight by about the rate, so more
+    weights move the output further; adapters are few and begin at zero. The run's first lines say
+    which rate was chosen.
+    """
     schedule: Schedule = "constant"
     """Course of the learning rate after the warm-up; linear and cosine fall to 0 at the last
     step.
     """
-    warmup: Annotated[int, Ge(0)] = 0
+    warmup: Annotated[
+        int, Ge(0), Chosen(f"{WARMUP_STEPS}, or a tenth of learning.steps where that is less")
+    ] = WARMUP_STEPS
     """Steps over which the learning rate rises from 0."""
-    loss: Loss | FunctionName = "grpo"
+    loss: Loss | FunctionName = "dapo"
     """Variant of the loss: how tokens are weighted and clipped; or your own, as `module:function`
     or `file.py:function`.
     """
@@ -258,9 +294,9 @@ class Learning:
     """Credit for rewards: to the whole rollout, or, if a task gives rewards by turn, to each turn
     for those that follow it.
     """
-    clip_low: Annotated[float, Ge(0)] = 0.2
+    clip_low: Annotated[float, Ge(0), Chosen("0.2; with gspo 3e-4")] = 0.2
     """Lower clip: the ratio of new to old probability is clipped at 1 - clip_low."""
-    clip_high: Annotated[float, Ge(0)] = 0.2
+    clip_high: Annotated[float, Ge(0), Chosen("0.2; with gspo 4e-4, with cispo 5")] = 0.2
     """Upper clip: the ratio is clipped at 1 + clip_high (for cispo: at clip_high itself)."""
     clip_max: Annotated[float, Ge(0)] = 0.0
     """Bound of the ratio for negative advantages (two-sided clipping), for example 4; 0 for
@@ -276,15 +312,25 @@ class Learning:
     """
     mask_truncated: bool = False
     """Leave rollouts that were cut by length, context, turns or time out of the loss."""
-    correction: Correction = "none"
+    correction: Annotated[
+        Correction,
+        Chosen(
+            'none; with sampling.engine = "vllm" or sampling.ahead token, with correction_mode ='
+            ' "mask", correction_floor = 0.5 and correction_cap = 5'
+        ),
+    ] = "none"
     """Weight tokens or sequences by learner/sampler probability, for a sampler that is not
     exact.
     """
-    correction_cap: Annotated[float, Gt(0)] = 2.0
+    correction_cap: Annotated[float, Gt(0), Chosen("2; beside a correction that is chosen 5")] = 2.0
     """Upper bound of these weights."""
-    correction_floor: Annotated[float, Ge(0)] = 0.0
+    correction_floor: Annotated[
+        float, Ge(0), Chosen("0; beside a correction that is chosen 0.5")
+    ] = 0.0
     """Lower bound of these weights."""
-    correction_mode: CorrectionMode = "truncate"
+    correction_mode: Annotated[
+        CorrectionMode, Chosen("truncate; beside a correction that is chosen mask")
+    ] = "truncate"
     """Set weights outside these bounds to the bound, or to 0 (mask, as IcePop does with 0.5 to 5).
     """
     updates: Annotated[int, Ge(1)] = 1
@@ -303,7 +349,9 @@ class Learning:
     """AdamW's decay of the mean gradient."""
     beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
     """AdamW's decay of the mean squared gradient."""
-    tokens: Annotated[int, Ge(0)] = 16384
+    tokens: Annotated[
+        int, Ge(0), Chosen("0 on a GPU; 16384 on a CPU, and where weights are sharded")
+    ] = 16384
     """Tokens per micro-batch, filler included; changes memory and speed, never the result. 0 takes
     as many as fit.
     """
@@ -342,8 +390,10 @@ class Warmstart:
 class Checkpoints:
     """`[checkpoints]`"""
 
-    every: Annotated[int, Ge(0)] = 0
-    """Steps between checkpoints; 0 for only after the last step (and when interrupted)."""
+    every: Annotated[int, Ge(0)] = 50
+    """Steps between checkpoints, beside those after the last step and when interrupted, which are
+    all at 0.
+    """
     keep: Annotated[int, Ge(1)] = 1
     """Number of checkpoints to keep; older ones are removed."""
     best: bool = False
@@ -428,7 +478,11 @@ class Config:
     seed: Annotated[int, Ge(0)] = 0
     """Seed of the run: of sampling, the order of tasks and dropout."""
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """Sentences for the notes of run.json; a value that was adjusted at load adds one."""
+    """Sentences for the notes of run.json; a value that was adjusted or chosen adds one."""
+    omitted: frozenset[str] = field(default=frozenset(), compare=False)
+    """Dotted keys that the recipe leaves out, without those that were chosen since; none of a
+    config that was not loaded.
+    """
     model: Model = field(default_factory=Model)
     tasks: Tasks = field(default_factory=Tasks)
     eval: Eval = field(default_factory=Eval)

@@ -54,6 +54,7 @@ REPORT_FIELDS = (
     "power",
     "held_out",
     "cannot_tell",
+    "normal",
     "missing",
     "step",
     "notes",
@@ -227,16 +228,21 @@ def explain(id: str) -> dict[str, Any]:
 
 
 def settings(config: Mapping[str, Any], trainer: str) -> list[dict[str, Any]]:
-    """Return every config value, with its default if it differs and the trainer is Uptrend."""
+    """Return every config value, with its default if it differs and the trainer is Uptrend; a key
+    whose value the run may have chosen has none.
+    """
     defaults: dict[str, Any] = {}
+    chosen: frozenset[str] = frozenset()
     if trainer == "uptrend":
         from uptrend.config import Config, to_table
+        from uptrend.config.load import chosen_keys
 
         defaults = flatten(to_table(Config()))
+        chosen = chosen_keys()
     rows: list[dict[str, Any]] = []
     for key, value in sorted(flatten(config).items()):
         row = {"key": key, "value": value}
-        if defaults and defaults.get(key) != value:
+        if defaults and key not in chosen and defaults.get(key) != value:
             row["default"] = defaults.get(key)
         rows.append(row)
     return rows

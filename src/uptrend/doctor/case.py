@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from uptrend.doctor.groups import GroupedRollouts, group_rollouts
 from uptrend.doctor.trend import (
+    MIN_TREND_POINTS,
     REWARD_METRIC,
     SIGNIFICANCE_LEVEL,
     Collapse,
@@ -25,7 +26,7 @@ from uptrend.records import Evidence, RecordError, RunView, Trend, TrendKind
 from uptrend.records.errors import RecordTooLarge
 from uptrend.records.files import MAX_TABLE_BYTES, check_size
 from uptrend.records.table import RolloutTable
-from uptrend.records.view import Floats
+from uptrend.records.view import Floats, are_rounded
 from uptrend.stats.trend import TrendTest, end, measure_trend, neighbor_noise, start
 
 # Steps whose rollouts are read. The first of them follow each other, because only there do repeats
@@ -156,6 +157,19 @@ class Case:
         return int(steps[min(point, len(steps) - 1)])
 
     @cached_property
+    def is_excerpt(self) -> bool:
+        """True for a few lines of another trainer's log: too few for a trend, and pasted because
+        they look like the others.
+        """
+        is_log = self.view.trainer != "uptrend" and not self.view.rollout_steps
+        return is_log and 0 < len(self.view.steps) < MIN_TREND_POINTS
+
+    @cached_property
+    def has_rounded_zeros(self) -> bool:
+        """True for a log whose numbers all have a few decimals: a 0 in it may be a small number."""
+        return are_rounded(self.view.columns)
+
+    @cached_property
     def cut_by_length(self) -> Floats:
         """Share of rollouts that ended by length, one value per point; 0 where only other endings
         are named.
@@ -184,6 +198,12 @@ class Case:
         # A mean deviation of exactly 0 means that every group of the step was dead; anything above,
         # that one lived.
         deviation = self.curve("reward/group_std/mean")[1]
+        if not len(deviation) and self.has("reward/min", "reward/max"):
+            # Nor can a group differ where the lowest reward of the step is the highest. Of other
+            # steps nothing is known, so that one such step is needed for them to count as live.
+            span = self.view.metrics["reward/max"] - self.view.metrics["reward/min"]
+            span = span[np.isfinite(span)]
+            deviation = span if (span < MAX_DEAD_DEVIATION).any() else span[:0]
         return (np.abs(deviation) < MAX_DEAD_DEVIATION).astype(np.float64)
 
     @cached_property

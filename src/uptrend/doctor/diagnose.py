@@ -9,10 +9,13 @@ from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.check import PROOF, alarms, rank
 from uptrend.doctor.checks import run_checks
 from uptrend.doctor.checks.rewards import NEAR_TOP
+from uptrend.doctor.normal import normal_signs
 from uptrend.doctor.report import from_finding_table
 from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.present.drawing import thin_curve
-from uptrend.records import CannotTell, Finding, Report, RunView
+from uptrend.present.formatting import plural
+from uptrend.records import CannotTell, Finding, Report, RunView, TrendKind
+from uptrend.records.dialects import METRIC_DIALECTS, metric_name
 from uptrend.records.directory import END_EVENTS, START_EVENTS
 
 # Alarms beside which a rising reward does not show that the task is learned.
@@ -52,6 +55,10 @@ def diagnose(view: RunView) -> Report:
         trend = replace(case.trend, sentence=refusal, headline="not started")
     else:
         trend = replace(case.trend, headline=_headline(case, listed))
+        if case.is_excerpt and not alarms(listed):
+            lines = "this line" if len(view.steps) == 1 else f"these {len(view.steps)} lines"
+            sentence = f"{trend.sentence} No fault shows in {lines}; what would show more is below."
+            trend = replace(trend, sentence=sentence)
     return Report(
         source=view.source,
         trainer=view.trainer,
@@ -61,6 +68,7 @@ def diagnose(view: RunView) -> Report:
         trend=trend,
         findings=causes,
         cannot_tell=() if refusal else _cannot_tell(outcomes, listed),
+        normal=() if refusal else normal_signs(case, listed),
         missing=tuple(_missing(case)),
         notes=(*view.notes, *_unread_steps(case)),
         unknown=tuple(sorted(view.unknown)),
@@ -105,6 +113,10 @@ def _headline(case: Case, findings: Iterable[Finding]) -> str:
     kind = str(case.trend.kind)
     heldout = case.heldout
     alarm_ids = {finding.id for finding in alarms(findings)}
+    if case.is_excerpt and case.trend.kind is TrendKind.TOO_SHORT:
+        # Too short for a trend, and long enough for what a single line proves.
+        points = plural(len(case.view.steps), "point")
+        return f"a fault shows in {points}" if alarm_ids else f"no fault in {points}"
     if "run.nonfinite" in alarm_ids:
         return f"{kind}, then NaN"
 
@@ -153,23 +165,41 @@ def _missing(case: Case) -> Iterator[str]:
             "learning.kl.beta = 0.001" if is_ours else "a KL weight = 0.001",
             "how far the policy moved",
         ),
-        (case.has("learner/entropy/mean"), "entropy", "its curve", "whether it still explores"),
+        (
+            case.has("gradient/norm/before") or "gradient/norm/before" in case.view.nonfinite,
+            "gradient norm",
+            _column(case, "gradient/norm/before", "its curve"),
+            "whether updates have anything to follow",
+        ),
+        (
+            case.has("learner/entropy/mean"),
+            "entropy",
+            _column(case, "learner/entropy/mean", "its curve"),
+            "whether it still explores",
+        ),
         (
             len(case.cut_by_length) > 0,
             "endings",
-            "the share cut by length",
+            _column(case, "sampling/ended/length/share", "the share cut by length"),
             "whether answers fit their limit",
         ),
         (
             len(case.dead_groups) > 0,
             "dead groups",
-            "their share",
+            _column(case, "advantage/dead/share", "their share"),
             "how much there is to learn from",
         ),
     ]
     for is_there, kind, source, use in kinds:
         if not is_there:
             yield f"no {kind}: {source} would show {use}"
+
+
+def _column(case: Case, metric: str, otherwise: str) -> str:
+    """Return the name under which a run's trainer logs a metric; `otherwise` if none is known."""
+    trainer = case.view.trainer
+    name = metric_name(metric, trainer) if trainer in METRIC_DIALECTS else ""
+    return name or otherwise
 
 
 def _preflight_findings(view: RunView) -> Iterator[Finding]:

@@ -82,6 +82,7 @@ def _run_table(report: Report) -> dict[str, Any]:
         **trend,
         "findings": [*map(finding_table, report.findings), *symptoms],
         "cannot_tell": [dict(vars(lack)) for lack in report.cannot_tell],
+        "normal": [dict(vars(sign)) for sign in report.normal],
         "missing": list(report.missing),
         "notes": list(report.notes),
         "unknown": list(report.unknown),
@@ -210,9 +211,14 @@ def print_report(report: Report, console: Console, verbose: bool = False) -> Non
             if report.steps
             else "Without a curve there is nothing to look at.",
         )
+    n_alarms = sum(finding.severity is not Severity.NOTE for finding in report.findings)
     for rank, finding in enumerate(report.findings, 1):
+        if rank == n_alarms + 1:
+            _print_normal(report, console)
         console.print()
         _print_finding(rank, finding, report.trainer, console, verbose)
+    if n_alarms == len(report.findings):
+        _print_normal(report, console)
     console.print()
     _print_lacks(report, console, verbose)
     has_notes = any(finding.severity is Severity.NOTE for finding in report.findings)
@@ -233,6 +239,17 @@ def _print_trend(report: Report, console: Console) -> None:
     for note in report.notes:
         if note not in summaries:
             _print(console, f"read: {note}", "dim")
+
+
+def _print_normal(report: Report, console: Console) -> None:
+    """Print values that look like faults and are none: between alarms and notes."""
+    if not report.normal:
+        return
+    console.print()
+    _print(console, "Normal here", "bold green", 0)
+    for sign in report.normal:
+        _print(console, sign.text)
+        _print(console, sign.otherwise, "dim")
 
 
 def _print_lacks(report: Report, console: Console, verbose: bool) -> None:

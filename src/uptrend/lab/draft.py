@@ -15,6 +15,7 @@ from uptrend.doctor.catalogue import CATALOGUE, Cause, resolve_experiment, setti
 from uptrend.lab import lab_error
 from uptrend.lab.hypothesis_file import read, read_page, sections
 from uptrend.lab.refuse import read_recipe, resolve
+from uptrend.policy.known import with_known_lr
 from uptrend.present.formatting import assignments, plural, render
 from uptrend.records import (
     Arm,
@@ -25,10 +26,12 @@ from uptrend.records import (
     Hypothesis,
     LabError,
     Priority,
+    TasksetError,
     from_lines,
 )
 from uptrend.records.metrics import complete_claim, outcome_of
 from uptrend.records.renamed import current
+from uptrend.tasks.pool import with_own_limits
 
 CONTROL_NAME = "control"
 # Smallest effect that matters where an experiment is about whether there is an effect at all.
@@ -83,8 +86,9 @@ def draft_from_cause(
         raise lab_error(f"{kind}-decides", cause=cause, recipe=recipe or "RECIPE")
     base_recipe = relative(recipe, folder)
     try:
-        config = to_table(load_config(folder / base_recipe))
-    except ConfigError as error:
+        # With what runs choose, since arms may have multiples of it.
+        config = to_table(with_known_lr(with_own_limits(load_config(folder / base_recipe))))
+    except (ConfigError, TasksetError) as error:
         raise LabError(str(error)) from None
     # The recipe as the doctor sees the config of a run.
     view = from_lines([], source="", name="", config=config)

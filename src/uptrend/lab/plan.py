@@ -30,6 +30,7 @@ class Resolved:
     config: Mapping[str, Any]
     tasks: str  # hash of the tasks that it trains on
     held_out: str  # hash of the tasks that it is evaluated on
+    omitted: frozenset[str] = frozenset()  # keys that neither recipe nor arm set; not recorded
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,11 @@ from uptrend.records import (
     Method,
     Run,
     Severity,
+    TasksetError,
     view_of,
 )
 from uptrend.records.metrics import find_metric, first_step, is_first_step, is_gain
+from uptrend.tasks.pool import with_own_limits
 
 # Name of an arm: short, and nothing that would be a path.
 ARM_NAME = re.compile(r"[^\s./\\-][^/\\\x00-\x1f]{0,39}")
@@ -243,8 +245,8 @@ def resolve(hypothesis: Hypothesis, arm: Arm, recipe: Mapping[str, Any]) -> dict
         _require(hypothesis, "learning.steps" not in arm.overrides, "steps-twice", arm=arm.name)
         steps["learning.steps"] = hypothesis.steps
     try:
-        return to_table(load_config(recipe, {**steps, **arm.overrides}))
-    except ConfigError as error:
+        return to_table(with_own_limits(load_config(recipe, {**steps, **arm.overrides})))
+    except (ConfigError, TasksetError) as error:
         _refuse(hypothesis, "config", arm=arm.name, error=error)
 
 

@@ -10,7 +10,7 @@ often one looks.
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,8 @@ class Specification:
     written: str = ""  # time of writing
     more: tuple[int, ...] = ()  # seeds that were added after results could be seen
     before: int = 0  # number of earlier specifications that were set aside
+    # by arm: keys that neither recipe nor arm set; empty for one that was read
+    omitted: Mapping[str, frozenset[str]] = field(default_factory=dict, compare=False)
 
     @property
     def hash(self) -> str:
@@ -109,6 +111,7 @@ def describe(
     """
     recipe = notebook.folder / hypothesis.recipe
     arms: dict[str, dict[str, Any]] = {}
+    omitted: dict[str, frozenset[str]] = {}
     for arm in hypothesis.arms:
         fixed: dict[str, Any] = {}
         if like and arm.name in like.arms:
@@ -116,14 +119,17 @@ def describe(
             if "threads" in compute:
                 fixed["compute.threads"] = compute["threads"]
         resolved = resolve(hypothesis, arm, recipe, launcher, **fixed)
-        arms[arm.name] = {"control": arm.is_control, **_through_json(asdict(resolved))}
+        omitted[arm.name] = resolved.omitted
+        values = asdict(resolved)
+        del values["omitted"]
+        arms[arm.name] = {"control": arm.is_control, **_through_json(values)}
         files = fingerprint(resolved.config)
         if files is not None:
             arms[arm.name]["model"] = digest(files)
     values = asdict(hypothesis)
     criteria = _through_json({key: values[key] for key in CRITERIA_KEYS})
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Specification(hypothesis.id, criteria, arms, version(), now)
+    return Specification(hypothesis.id, criteria, arms, version(), now, omitted=omitted)
 
 
 def _through_json(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,7 +143,8 @@ def changed(then: Specification, now: Specification) -> list[str]:
     """Name each difference between the record and the files: `smallest 0.05 → 0.02`.
 
     Only keys that the record has are compared: one that a later version of Uptrend added, at its
-    default, is no change, nor is a name that was changed (records/renamed.toml).
+    default, is no change, nor is a name that was changed (records/renamed.toml), nor the default of
+    another version for a key that the recipe leaves out.
     """
     old_criteria = upgrade(then.criteria, "metrics", "causes")
     pairs: dict[str, tuple[Any, Any]] = {}
@@ -152,7 +159,10 @@ def changed(then: Specification, now: Specification) -> list[str]:
     common_arms = [name for name in now.arms if name in then.arms]
     arms_by_change: dict[str, list[str]] = {}
     for name in common_arms:
-        for change in _changes_of_arm(then.arms[name], now.arms[name]):
+        left_to_defaults = now.omitted.get(name, frozenset())
+        if then.uptrend == now.uptrend:
+            left_to_defaults = frozenset()  # it has the same defaults
+        for change in _changes_of_arm(then.arms[name], now.arms[name], left_to_defaults):
             arms_by_change.setdefault(change, []).append(name)
     for change, names in arms_by_change.items():
         is_common = len(names) == len(common_arms)
@@ -160,15 +170,19 @@ def changed(then: Specification, now: Specification) -> list[str]:
     return changes
 
 
-def _changes_of_arm(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Name each difference between an arm's record and what it resolves to now."""
+def _changes_of_arm(
+    then: Mapping[str, Any], now: Mapping[str, Any], left_to_defaults: frozenset[str]
+) -> list[str]:
+    """Name each difference between an arm's record and what it resolves to now, but for keys that
+    are left to other defaults.
+    """
     old_config = upgrade_keys(then["config"], noted=False)
     old_keys = flatten(old_config)
     defaults = flatten(to_table(Config()))
     pairs: dict[str, tuple[Any, Any]] = {}
     all_pairs = difference(what_matters(old_config), what_matters(now["config"]))
     for key, pair in all_pairs.items():
-        if key.startswith("compute.device"):
+        if key.startswith("compute.device") or key in left_to_defaults:
             continue
         if key == "model.chat" and key not in old_keys:
             # A key that came later, decided by how the model was trained; recorded runs keep the
@@ -249,7 +263,8 @@ def read(notebook: Notebook, id: str) -> Specification | None:
         return None
     try:
         table = parse_json(read_file(path))
-        values = {field.name: table[field.name] for field in fields(Specification)}
+        names = [member.name for member in fields(Specification) if member.name != "omitted"]
+        values = {name: table[name] for name in names}
         specification = replace(Specification(**values), more=tuple(table["more"]))
     except (ValueError, KeyError, TypeError) as error:
         raise lab_error("specification-damaged", path=path, error=error, id=id) from None
@@ -268,6 +283,7 @@ def read(notebook: Notebook, id: str) -> Specification | None:
 def write(notebook: Notebook, specification: Specification) -> None:
     """Write a specification, whole."""
     table = {"schema": SCHEMA_VERSION, "hash": specification.hash, **asdict(specification)}
+    del table["omitted"]
     text = json.dumps(table, indent=2, ensure_ascii=False)
     path = notebook.results(specification.hypothesis) / SPECIFICATION_FILE
     write_atomically(path, text.encode())

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import importlib.util
 import logging
+import math
 import os
 import re
 import shutil
@@ -24,7 +25,7 @@ import filelock
 from uptrend.config import Config
 from uptrend.config.tables import flatten
 from uptrend.records import MissingExtra, ModelError, Run
-from uptrend.records.files import read_file, reading_below
+from uptrend.records.files import parse_json, read_file, reading_below
 from uptrend.records.machine import hub_problem
 
 # PEFT imports bitsandbytes where it is installed, which warns of an unused 4-bit kernel where there
@@ -43,6 +44,7 @@ class KnownModel:
 
     name: str  # name in recipes
     parameters: str  # size, in words
+    n_weights: int
     source: str  # origin
     license: str
     download: str  # size of the download, in words
@@ -58,6 +60,7 @@ KNOWN_MODELS = {
         KnownModel(
             "smollm2-135m",
             "135 million",
+            134_515_008,
             license="Apache-2.0",
             download="93 MB once, then 540 MB in the cache",
             chats=True,
@@ -70,6 +73,7 @@ KNOWN_MODELS = {
         KnownModel(
             "gemma3-270m",
             "268 million",
+            268_098_176,
             license="Gemma Terms of Use",
             download="238 MB once, then 1.1 GB in the cache",
             chats=False,
@@ -87,6 +91,7 @@ KNOWN_MODELS = {
         KnownModel(
             "tiny",
             "about 1 million",
+            995_968,
             license="Apache-2.0",
             download="nothing",
             chats=False,
@@ -122,6 +127,84 @@ def with_known_chat(config: Config) -> Config:
     if known is None or config.model.chat != "auto":
         return config
     return replace(config, model=replace(config.model, chat=known.chats))
+
+
+# Learning rates of GRPO's first updates with AdamW, for all weights of a model: below a billion of
+# them those of our measured recipes, from there up the usual one (TRL's and verl's default).
+LARGE_MODEL_WEIGHTS = 1_000_000_000
+SMALL_MODEL_LR = 1e-5
+LARGE_MODEL_LR = 1e-6
+# An adapter's best rate is about ten times that of all weights, at every size and rank (Schulman
+# and others 2025, "LoRA Without Regret").
+SMALL_ADAPTER_LR = 1e-4
+LARGE_ADAPTER_LR = 1e-5
+
+
+def with_known_lr(config: Config, n_weights: int | None = None) -> Config:
+    """Return a config whose `learning.lr`, if the recipe leaves it out, is chosen by the model's
+    size, with a note; unchanged where the size is not known.
+
+    `n_weights` is the size of a model that is loaded already.
+    """
+    if "learning.lr" not in config.omitted:
+        return config
+    if n_weights is None:
+        n_weights = count_weights(config.model.name)
+    if n_weights is None:
+        return config
+    is_large = n_weights >= LARGE_MODEL_WEIGHTS
+    size = f"{n_weights / LARGE_MODEL_WEIGHTS:.2g} billion weights"
+    if not is_large:
+        size = f"{n_weights / 1e6:.3g} million weights"
+    if config.model.lora is None:
+        lr = LARGE_MODEL_LR if is_large else SMALL_MODEL_LR
+        reason = f"chosen for a model of {size}, all of which train"
+    else:
+        lr = LARGE_ADAPTER_LR if is_large else SMALL_ADAPTER_LR
+        reason = f"chosen for adapters on a model of {size}"
+    note = f"learning.lr = {lr:g}: the recipe leaves it out, so it is {reason}."
+    return replace(
+        config,
+        learning=replace(config.learning, lr=lr),
+        notes=(*config.notes, note),
+        omitted=config.omitted - {"learning.lr"},
+    )
+
+
+def count_weights(name: str) -> int | None:
+    """Return how many weights a model has, by the headers of its files; None if none can be
+    read.
+    """
+    if name in KNOWN_MODELS:
+        return KNOWN_MODELS[name].n_weights
+    from huggingface_hub import get_safetensors_metadata
+    from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError
+    from safetensors import SafetensorError, safe_open
+
+    n_weights = 0
+    try:
+        source = _base_of(find_model(name))
+        if not Path(source).is_dir():
+            return sum(get_safetensors_metadata(source).parameter_count.values())
+        for path in Path(source).glob("model*.safetensors"):
+            with safe_open(path, framework="np") as file:
+                for tensor in file.keys():  # noqa: SIM118 (not a dict)
+                    n_weights += math.prod(file.get_slice(tensor).get_shape())
+    except (ModelError, HfHubHTTPError, NotASafetensorsRepoError, SafetensorError, OSError):
+        return None
+    return n_weights or None
+
+
+def _base_of(source: str) -> str:
+    """Return the model under a folder of adapters; any other model as it is."""
+    path = Path(source) / "adapter_config.json"
+    if not path.is_file():
+        return source
+    try:
+        base = parse_json(read_file(path))["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError):
+        raise ModelError(f"{path} names no base_model_name_or_path.") from None
+    return find_model(str(base))
 
 
 def need_train_extra() -> None:

@@ -19,6 +19,7 @@ from uptrend.config import Lora, Model
 from uptrend.policy import attention
 from uptrend.policy.attention import Packed
 from uptrend.policy.logprobs import NO_SHAPING, Shaping, token_logprobs
+from uptrend.policy.model_files import end_tokens
 from uptrend.policy.weights import FlatWeights, digest_of
 from uptrend.records import ModelError
 
@@ -338,12 +339,8 @@ class Policy:
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """Every token that ends a turn, wherever the model's files say so."""
-        ids: set[int] = set()
-        for source in (self.core.generation_config, self.core.config, self.tokenizer):
-            value = getattr(source, "eos_token_id", None)
-            values = value if isinstance(value, list | tuple) else [value]
-            ids |= {i for i in values if i is not None}
-        return tuple(sorted(ids))
+        core = self.core
+        return tuple(end_tokens(core.generation_config, core.config, self.tokenizer))
 
 
 def unkept_window(model: Any) -> int | None:

@@ -320,8 +320,9 @@ def metric_names(trainer: str) -> Mapping[str, str]:
 
 
 def metric_name(metric: str, trainer: str) -> str:
-    """Return a trainer's present name of a metric of ours."""
-    return _as_list(_table()[f"metric:{metric}"][trainer])[0]
+    """Return a trainer's present name of a metric of ours; empty if it has none."""
+    names = _as_list(_table()[f"metric:{metric}"].get(trainer, []))
+    return names[0] if names else ""
 
 
 @cache

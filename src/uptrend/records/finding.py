@@ -192,6 +192,17 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class NormalSign:
+    """A value in a log that looks like a fault and is none, with the answer to the question."""
+
+    id: str
+    text: str
+    """Why it is normal, with the value."""
+    otherwise: str
+    """When it would not be."""
+
+
+@dataclass(frozen=True)
 class CannotTell:
     """A check that lacked its data."""
 
@@ -235,6 +246,8 @@ class Report:
     findings: tuple[Finding, ...]
     """Causes, likeliest first; symptoms are folded under them."""
     cannot_tell: tuple[CannotTell, ...]
+    normal: tuple[NormalSign, ...] = ()
+    """Values that look like faults and are none; of other trainers' logs."""
     missing: tuple[str, ...] = ()
     """Kinds of evidence that the run lacks, each with how to get it."""
     notes: tuple[str, ...] = ()

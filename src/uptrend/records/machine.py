@@ -1,5 +1,5 @@
-"""This machine: its cores, memory and installed packages, and its way to the Hugging Face hub. No
-torch.
+"""This machine: its cores, memory, installed packages and environment, and its way to the Hugging
+Face hub. No torch.
 """
 
 import http.client
@@ -9,13 +9,57 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
 HUB_TIMEOUT_S = 3.0
 """Time limit of the hub's answer."""
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+RECORDED_PACKAGES = (
+    "uptrend",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "peft",
+    "trl",
+    "accelerate",
+    "datasets",
+    "deepspeed",
+    "vllm",
+    "unsloth",
+    "verifiers",
+    "bitsandbytes",
+    "flash-attn",
+    "flashinfer-python",
+    "liger-kernel",
+    "triton",
+    "xformers",
+    "pyarrow",
+)
+"""Packages whose versions a run records: those that compute, sample or synchronize."""
+RECORDED_VARIABLES = (
+    "VLLM_",
+    "NCCL_",
+    "PYTORCH_",
+    "TORCH",
+    "CUBLAS_",
+    "CUDA_",
+    "NVIDIA_TF32_OVERRIDE",
+    "FLASHINFER_",
+    "TRITON_",
+    "XFORMERS_",
+    "UNSLOTH_",
+    "ACCELERATE_",
+    "DEEPSPEED_",
+    "OMP_NUM_THREADS",
+    "TOKENIZERS_PARALLELISM",
+)
+"""Beginnings of the names of environment variables that a run records."""
+# Words in the name of a variable whose value may be a secret, and characters of a longer one than
+# any switch.
+SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
+MAX_VARIABLE_CHARACTERS = 200
 
 
 def hub_problem() -> str:
@@ -84,6 +128,22 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def recorded_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment variables that change how a run computes; never one that may hold a
+    secret or an address.
+    """
+    variables = os.environ if environment is None else environment
+    recorded: dict[str, str] = {}
+    for name, value in sorted(variables.items()):
+        is_named = name.startswith(RECORDED_VARIABLES)
+        # `TOKENIZERS_PARALLELISM` holds no token, though its name has the word.
+        words = name.upper().split("_")
+        may_be_secret = any(word in words for word in SECRET_WORDS) or "://" in value
+        if is_named and not may_be_secret and len(value) <= MAX_VARIABLE_CHARACTERS:
+            recorded[name] = value
+    return recorded
 
 
 def free_memory() -> float:

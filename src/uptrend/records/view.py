@@ -111,6 +111,27 @@ def value_at(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
     return table
 
 
+# Decimals of numbers that a trainer rounded when it printed them, and different numbers with at
+# most so many, from which a log's zeros are rounded too: verl once printed three, as MLX does.
+MAX_ROUNDED_DECIMALS = 4
+MIN_ROUNDED_NUMBERS = 8
+# Size below which a number that is not 0 was printed in scientific notation.
+MIN_ROUNDED = 1e-4
+
+
+def are_rounded(columns: Mapping[str, Floats]) -> bool:
+    """Return True for columns whose numbers all have a few decimals; those in scientific notation,
+    such as a learning rate, may have more.
+    """
+    fractions: set[float] = set()
+    for values in columns.values():
+        sizes = np.abs(values[np.isfinite(values)])
+        fractions.update(sizes[(sizes % 1 > 0) & (sizes >= MIN_ROUNDED)].tolist())
+    if len(fractions) < MIN_ROUNDED_NUMBERS:
+        return False
+    return all(round(number, MAX_ROUNDED_DECIMALS) == number for number in fractions)
+
+
 def values_of(lines: Sequence[Mapping[str, Any]], key: str) -> Floats:
     """Return a metric by line, NaN where a line has no number of this name."""
     return np.array([_number(line.get(key)) for line in lines], dtype=np.float64)

@@ -12,7 +12,7 @@ from uptrend.records.errors import damage_as_error
 from uptrend.runner.evaluation import evaluate
 from uptrend.runner.runs import replay
 
-__all__ = ["diagnose", "evaluate", "replay", "reports_of", "views_of"]
+__all__ = ["diagnose", "evaluate", "replay", "reports_of", "reports_of_text", "views_of"]
 
 # A run of a log with several is a fragment where it has fewer points than this, or than this share
 # of the longest one's.
@@ -35,9 +35,20 @@ def reports_of(path: Path, named: Mapping[str, str] | None = None) -> list[Repor
     """Diagnose every run that a path holds, the longest first; a bare name is looked up under
     ./runs.
     """
+    return _reports_of_views(views_of(path, named))
+
+
+def reports_of_text(data: bytes, named: Mapping[str, str] | None = None) -> list[Report]:
+    """Diagnose every run of a text that was pasted or piped, the longest first."""
+    from uptrend.bridge.importers import read_pasted_views
+
+    views = _with_names(read_pasted_views(data), named)
+    return _reports_of_views(_without_fragments(views))
+
+
+def _reports_of_views(views: list[RunView]) -> list[Report]:
     from uptrend.doctor.diagnose import diagnose as diagnose_view
 
-    views = views_of(path, named)
     if len(views) == 1:
         return [diagnose_view(views[0])]
     reports: list[Report] = []
@@ -71,13 +82,18 @@ def views_of(path: Path, named: Mapping[str, str] | None = None) -> list[RunView
         from uptrend.bridge.importers import read_views
 
         views = read_views(path)
-    if named:
-        from uptrend.bridge.importers.views import with_names
-
-        views = [with_names(view, named) for view in views]
+    views = _with_names(views, named)
     if all(view.trainer == "uptrend" for view in views):
         return views
     return _without_fragments(views)
+
+
+def _with_names(views: list[RunView], named: Mapping[str, str] | None) -> list[RunView]:
+    if not named:
+        return views
+    from uptrend.bridge.importers.views import with_names
+
+    return [with_names(view, named) for view in views]
 
 
 def _without_fragments(views: list[RunView]) -> list[RunView]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from uptrend.bridge.convert import load_recipe
-from uptrend.config import Config
+from uptrend.config import Config, Sampling
 from uptrend.config.functions import Function, import_name, register_functions
 from uptrend.config.load import config_hint
 from uptrend.records import ConfigError, Run, RunRefused, TasksetError
@@ -27,13 +27,7 @@ from uptrend.training.observer import Observer
 P = ParamSpec("P")
 R = TypeVar("R")
 RewardLike = str | Function
-# Settings of a recipe that is made of `data` and `reward`; `overrides` change any of them.
-RECIPE_DEFAULTS: dict[str, Any] = {
-    "sampling": {"groups": 8, "size": 8, "max_tokens": 128},
-    "learning": {"lr": 1e-5, "skip_dead": True},
-    "checkpoints": {"every": 50},
-}
-# Tasks that such a recipe holds out, and the largest share of rows in memory.
+# Tasks that a recipe of `data` and `reward` holds out, and the largest share of rows in memory.
 MAX_HELDOUT_TASKS = 100
 MAX_HELDOUT_SHARE = 1 / 4
 
@@ -246,7 +240,10 @@ def _recipe_table(
             )
         tasks["file"] = str(_write_rows(rows, runs / ".data"))
         n_heldout = max(1, min(n_heldout, int(MAX_HELDOUT_SHARE * len(rows))))
-    return {**table, "tasks": tasks, "eval": {"tasks": n_heldout}, **RECIPE_DEFAULTS}
+        n_train = len(rows) - n_heldout
+        if 0 < n_train < Sampling.groups:
+            table["sampling"] = {"groups": n_train}
+    return {**table, "tasks": tasks, "eval": {"tasks": n_heldout}}
 
 
 def _write_rows(rows: list[Mapping[str, Any]], folder: Path) -> Path:

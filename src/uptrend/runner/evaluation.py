@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uptrend.bridge.convert import load_recipe
-from uptrend.config import Config, load_config, to_table
+from uptrend.config import Config, Tasks, load_config, to_table
 from uptrend.config.load import apply_override
 from uptrend.policy.known import need_train_extra, with_known_chat
 from uptrend.records import CheckpointError, Evaluation, Rollout, Run
@@ -26,10 +26,9 @@ from uptrend.tasks.pool import (
     check_machine,
     eval_sections,
     make_heldout,
+    own_limits,
     resolve_options,
 )
-from uptrend.tasks.registry import find
-from uptrend.tasks.rewards import ARITHMETIC_RULES
 from uptrend.tasks.taskset import ALL_TASKS
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ def _config_for_server(
     if tasks is not None:
         source = _run_config(tasks)
         if source is None and tasks.endswith(".toml"):
-            source = to_table(load_recipe(tasks))
+            source = to_table(resolve_options(load_recipe(tasks)))
         if source is not None:
             table = source
             tasks = None
@@ -212,26 +211,22 @@ def _limit_overrides(target: str, table: dict[str, Any], note: Callable[[str], N
     name = table["eval"].get("name")
     if name is None:
         return []
-    run_limits: dict[str, Any] = {}
+    # The default taskset has the shortest answers; other limits are raised if they are too low.
+    limits = own_limits(Tasks.name, {})
     run_config = _run_config(target)
     if run_config is not None:
         if run_config["eval"]["name"] == name:
             return []
-        run_limits = run_config["sampling"]
-    # A rule that grades the start of an answer needs no more tokens than [sampling]'s default.
-    if table["eval"].get("reward") in ARITHMETIC_RULES:
-        return []
-    # A taskset has SAMPLING_LIMITS if [sampling]'s defaults (one turn of 8 tokens) are too low;
-    # most have none.
+        for key in limits:
+            limits[key] = max(limits[key], run_config["sampling"].get(key, 0))
     user_limits = table.get("sampling", {})
-    taskset_limits = getattr(find(name), "SAMPLING_LIMITS", {})
     overrides = []
-    for key, value in taskset_limits.items():
-        if key not in user_limits and run_limits.get(key, 0) < value:
+    for key, value in own_limits(name, table["eval"]).items():
+        if key not in user_limits and limits[key] < value:
             overrides.append(f"sampling.{key}={value}")
     if overrides:
-        limits = ", ".join(overrides).replace("=", " = ")
-        note(f"{name} is played with {limits}; --set changes them.")
+        settings = ", ".join(overrides).replace("=", " = ")
+        note(f"{name} is played with {settings}; --set changes them.")
     return overrides
 
 

@@ -19,11 +19,17 @@ from uptrend.policy.known import (
     need_extra,
     need_train_extra,
     with_known_chat,
+    with_known_lr,
 )
 from uptrend.present.formatting import visible
 from uptrend.records import ConfigError, ModelError, RecordError, Run, RunDirectory
 from uptrend.records.directory import free_path, why_occupied
-from uptrend.records.machine import count_cores, installed_versions
+from uptrend.records.machine import (
+    RECORDED_PACKAGES,
+    count_cores,
+    installed_versions,
+    recorded_environment,
+)
 from uptrend.records.schema import SCHEMA_VERSION
 from uptrend.tasks.chats import TASKSET_NAME
 from uptrend.tasks.pool import (
@@ -73,10 +79,11 @@ def prepare(config: Config, run: Run | None = None, *, samples_here: bool = Fals
     from uptrend.training.components import RunContext, choose_components
     from uptrend.training.ranks import join_ranks, layout_of
 
-    config = resolve_compute(config)
+    config = with_known_lr(resolve_compute(config))
     ranks = join_ranks(own_device(config))
     components = choose_components(config, ranks)
     policy = make_policy(config, layout_of(config, ranks), samples_here=samples_here)
+    config = with_known_lr(config, policy.parameters)
     return RunContext(config, policy, tasks, heldout, components, ranks, tuple(notes))
 
 
@@ -85,6 +92,7 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
     import torch
 
     from uptrend.policy.checkpoint import digests
+    from uptrend.policy.model_files import describe_model
     from uptrend.policy.weights import movable_share
     from uptrend.training.ranks import layout_of
 
@@ -106,7 +114,7 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
             " group's deviation out too, which favors tasks that are nearly always or never"
             ' solved. That is scale = "none".'
         )
-    versions = installed_versions(("uptrend", "torch", "transformers", "peft", "pyarrow"))
+    versions = installed_versions(RECORDED_PACKAGES)
     gpu: str | None = None
     if policy.device.type == "cuda":
         gpu = torch.cuda.get_device_name(policy.device)
@@ -121,6 +129,7 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
         "uptrend": versions.pop("uptrend", "unknown"),
         "python": platform.python_version(),
         "packages": versions,
+        "environment": recorded_environment(),
         "machine": {
             "device": str(policy.device),
             "threads": config.compute.threads,
@@ -137,6 +146,7 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
             "parameters": policy.parameters,
             "trainable": policy.flat.total,
             "special": sorted(special_ids),
+            "files": describe_model(policy.core, policy.tokenizer),
             **digests(policy),
         },
         "notes": notes,
@@ -326,8 +336,9 @@ def resolve(config: Config) -> Config:
 
 
 def resolve_compute(config: Config) -> Config:
-    """Fill in the device and the threads."""
+    """Fill in the device, the threads and the tokens per micro-batch."""
     from uptrend.policy.policy import choose_device
+    from uptrend.training.ranks import parallel_of
 
     omp_threads = os.environ.get("OMP_NUM_THREADS", "")
     device = choose_device(config.compute.device)
@@ -341,7 +352,12 @@ def resolve_compute(config: Config) -> Config:
     else:
         threads = count_cores()
     compute = replace(config.compute, device=str(device), threads=threads)
-    return replace(config, compute=compute)
+    learning = config.learning
+    fits_to_memory = device.type == "cuda" and parallel_of(config) == "ddp"
+    if fits_to_memory and "learning.tokens" in config.omitted:
+        learning = replace(learning, tokens=0)
+    omitted = config.omitted - {"learning.tokens"}
+    return replace(config, compute=compute, learning=learning, omitted=omitted)
 
 
 def new_run_path(runs: Path, name: str | None, recipe_name: str, advice: str) -> Path:

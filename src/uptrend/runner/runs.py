@@ -13,7 +13,7 @@ from uptrend.bridge.convert import load_recipe
 from uptrend.config import Config, difference, load_config, to_table
 from uptrend.config.tables import to_recipe, to_toml
 from uptrend.doctor.report import save_report
-from uptrend.policy.known import need_train_extra, with_known_chat
+from uptrend.policy.known import need_train_extra, with_known_chat, with_known_lr
 from uptrend.records import (
     CheckpointError,
     ConfigError,
@@ -417,7 +417,12 @@ def _replay_notes(source: Run, info: Mapping[str, Any], n_changed: int) -> Itera
         yield f"{n_changed} keys were changed at once; what each of them does can't be told apart."
     differing = []
     for key in ("machine", "packages", "uptrend"):
-        if info[key] != source.info.get(key):
+        now = info[key]
+        earlier = source.info.get(key)
+        if key == "packages" and isinstance(earlier, Mapping):
+            # Versions that an older run did not record are not compared.
+            now = {name: now[name] for name in now if name in earlier}
+        if now != earlier:
             differing.append(key)
     if differing:
         yield (
@@ -435,7 +440,9 @@ class TrainLauncher:
         """Load a recipe with overrides (the seed among them), make its tasks, and hash them."""
         from uptrend.lab.plan import Resolved
 
-        config = with_known_chat(load_config(recipe, overrides))
+        config = load_config(recipe, overrides)
+        omitted = config.omitted
+        config = with_known_lr(with_known_chat(config))
         # One thread unless the recipe sets it: several runs of one thread get more done than one
         # run of several.
         compute = replace(config.compute, threads=config.compute.threads or 1)
@@ -449,7 +456,12 @@ class TrainLauncher:
                 'model.chat = "auto" would let each run of an experiment decide how'
                 f" {config.model.name} is asked. Set model.chat = true or false in the recipe."
             )
-        return Resolved(to_table(config), tasks.describe()["hash"], heldout.hash)
+        if "learning.lr" in config.omitted:
+            raise ConfigError(
+                f"learning.lr is left out, and the size of {config.model.name}, which would decide"
+                " it, is not known on this machine. Set it in the recipe."
+            )
+        return Resolved(to_table(config), tasks.describe()["hash"], heldout.hash, omitted)
 
     def command(self, planned: "PlannedRun") -> list[str]:
         """Return the command line that makes, or resumes, a planned run in a process of its own."""

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -20,7 +21,7 @@ from rich.text import Text
 
 from uptrend.config.tables import to_toml
 from uptrend.doctor.report import FINDING_STYLES
-from uptrend.present.formatting import duration, estimate, number, percent, plural
+from uptrend.present.formatting import duration, estimate, number, percent, plural, visible
 from uptrend.present.terminal import columns, phase_shares, sparkline
 from uptrend.records import Evaluation, Finding, Fix, Run, Severity
 from uptrend.records.directory import describe_location
@@ -45,6 +46,8 @@ CURVES_BEFORE_HELDOUT = 2
 # Seconds between two lines of a run. Tiny models do dozens of steps per second: a log of every one
 # would be slower than the training.
 LINE_INTERVAL_S = 1.0
+# Characters of the error of a failed rollout: file, line and message fit.
+MAX_ERROR_CHARACTERS = 160
 # Steps over which the time by phase is averaged, and which a slow step is compared with.
 RECENT_STEPS = 20
 # Steps are slow where this many in a row take this many times the usual, and more than this long;
@@ -124,6 +127,10 @@ class QuietView(View):
         """Evaluations on further held-out sets, by label."""
         self.times: list[tuple[float, int]] = []
         """Clock and step after every step of this process."""
+        self.errors: Counter[str] = Counter()
+        """Number of failed rollouts by error; of those that no line has shown, where lines are
+        printed.
+        """
 
     def before(self, run: Run) -> None:
         """Start from what the run directory holds, and print its notes."""
@@ -151,6 +158,10 @@ class QuietView(View):
         """Add a step."""
         if record.metrics:
             self.metrics.append(record.metrics)
+        # Reading a column of rollouts makes it: the count says if there is a failure to show.
+        if record.metrics.get("sampling/failed/count"):
+            errors = [rollout.error for rollout in record.rollouts]
+            self.errors.update(error for error in errors if error is not None)
         if record.evaluation is not None:
             self.evaluations.append(_summary(record.evaluation))
         for label, evaluation in record.sets.items():
@@ -234,6 +245,17 @@ class QuietView(View):
         left = pace * (self.steps - step) - since_step
         return f"{duration(max(0.0, left))} left"
 
+    @property
+    def failures(self) -> str:
+        """Number of failed rollouts, and the error of most of them; empty for none."""
+        if not self.errors:
+            return ""
+        ((error, _),) = self.errors.most_common(1)
+        text = visible(error)
+        if len(text) > MAX_ERROR_CHARACTERS:
+            text = f"{text[:MAX_ERROR_CHARACTERS]}…"
+        return f"{self.errors.total()} ({text})"
+
     def figure(self, key: str) -> str:
         """Format a metric's last value; dead groups with the end at which their rewards lie."""
         last = self.metrics[-1] if self.metrics else {}
@@ -291,14 +313,18 @@ class LineView(QuietView):
             for key, name in shown_metrics("terminal").items():
                 if record.metrics.get(key) is not None:
                     line += f"  {name} {self.figure(key)}"
+            if self.failures:
+                line += f"  failed {self.failures}"
+                self.errors.clear()
             seconds = duration(record.metrics.get("seconds/step"))
             self.say(f"{line}  {seconds} per step  {self.time_left}".rstrip())
         if record.evaluation is not None:
-            for name, evaluations in {"held-out": self.evaluations, **self.sets}.items():
-                last = evaluations[-1]
+            for name, evaluation in {"held-out": record.evaluation, **record.sets}.items():
+                failed = f", {evaluation.failed} failed" if evaluation.failed else ""
+                accuracy = _accuracy(_summary(evaluation))
                 self.say(
-                    f"{name} after step {last.step}: {_accuracy(last)} of {last.tasks} tasks,"
-                    " 95% interval"
+                    f"{name} after step {evaluation.step}: {accuracy} of"
+                    f" {evaluation.tasks} tasks, 95% interval{failed}"
                 )
 
 
@@ -351,6 +377,9 @@ class LiveView(QuietView):
             figure = Text(f"{curve.figure:<{VALUE_WIDTH}} ")
             line = sparkline(curve.values, curve_width, metric=curve.metric)
             rows.append((f"{curve.name:{NAME_WIDTH}}", figure.append(line, "cyan")))
+        if self.failures:
+            failed = Text(self.failures, "red", overflow="ellipsis", no_wrap=True)
+            rows.append(("failed", failed))
         seconds = phases(self.metrics[-RECENT_STEPS:])
         if seconds:
             shares = Text(phase_shares(seconds), overflow="ellipsis", no_wrap=True)

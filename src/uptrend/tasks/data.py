@@ -128,7 +128,6 @@ class Data:
     version: ClassVar[str] = "1"
     Options: ClassVar[type[Any]] = DataOptions
     HOLD_OUT_ALL: ClassVar[dict[str, Any]] = {"hold_out": "all"}
-    SAMPLING_LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 128}
 
     def __init__(self, options: DataOptions, seed: int) -> None:
         self.options = options

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 from uptrend.config import Config, Eval, Tasks, build
-from uptrend.config.load import check_bounds, unknown
+from uptrend.config.load import check_bounds, check_overlong, longest_turn, unknown
+from uptrend.config.schema import DEFAULT_CONTEXT, DEFAULT_MAX_TOKENS
 from uptrend.config.tables import join
 from uptrend.records import ConfigError, Rollout, Task, TasksetError, tasks_hash
 from uptrend.tasks.pass_rates import PassBounds, observe, pass_over
 from uptrend.tasks.registry import find
+from uptrend.tasks.rewards import ARITHMETIC_RULES
 from uptrend.tasks.taskset import Taskset
 
 # Keys that a stage of `[tasks]`, or another set of `[eval]`, can't change, with the reason.
@@ -23,6 +25,10 @@ FIXED_KEYS = {
     "sets": "a set has no sets of its own",
     "every": "all sets are evaluated at the same steps",
 }
+# Limits of `[sampling]` for tasksets without SAMPLING_LIMITS, and for those whose rule grades what
+# stands at the start of an answer.
+DEFAULT_LIMITS = {"max_tokens": DEFAULT_MAX_TOKENS, "max_turns": 1, "context": DEFAULT_CONTEXT}
+SHORT_ANSWER_LIMITS = {"max_tokens": 8}
 Section = TypeVar("Section", Tasks, Eval)
 
 
@@ -124,9 +130,10 @@ def _merge_section(base: Section, where: str, table: Mapping[str, Any], own_key:
 
 
 def resolve_options(config: Config) -> Config:
-    """Return the config with every option of its tasksets filled in, so that a changed default
-    can't change it.
+    """Return the config with every option of its tasksets and their own limits filled in, so that a
+    changed default can't change it.
     """
+    config = with_own_limits(config)
     # Stages and sets in full, before `[tasks]` and `[eval]` are filled in: those of another taskset
     # inherit what the user wrote, and not the defaults.
     stages: list[dict[str, Any]] = []
@@ -145,6 +152,55 @@ def resolve_options(config: Config) -> Config:
         sets.append({"label": label, **_fill_in(section, options, _where_set(label))})
     evaluation = replace(config.eval, options=main_options, sets=tuple(sets))
     return replace(config, tasks=tasks, eval=evaluation)
+
+
+def with_own_limits(config: Config) -> Config:
+    """Return the config with the limits of its tasksets in `[sampling]` where the recipe leaves
+    them out, and in `[eval]` where the tasksets of evaluations have higher ones.
+    """
+    if not any(f"sampling.{name}" in config.omitted for name in DEFAULT_LIMITS):
+        return config
+    task_sections = [section for _, _, section in stage_sections(config)]
+    limits = [own_limits(section.name, section.options) for section in task_sections]
+    held_out_sections = eval_sections(config).values()
+    eval_limits = [own_limits(section.name, section.options) for section in held_out_sections]
+    sampling: dict[str, Any] = {}
+    evaluation: dict[str, Any] = {}
+    for name in DEFAULT_LIMITS:
+        if f"sampling.{name}" not in config.omitted:
+            continue
+        sampling[name] = max(taskset[name] for taskset in limits)
+        eval_limit = max(taskset[name] for taskset in eval_limits)
+        if eval_limit > sampling[name] and f"eval.{name}" in config.omitted:
+            evaluation[name] = eval_limit
+    chosen_keys = {f"sampling.{name}" for name in sampling} | {
+        f"eval.{name}" for name in evaluation
+    }
+    config = replace(
+        config,
+        sampling=replace(config.sampling, **sampling),
+        eval=replace(config.eval, **evaluation),
+        omitted=config.omitted - chosen_keys,
+    )
+    # A turn leaves room for its prompt.
+    longest = longest_turn(config)
+    if "max_tokens" in sampling and sampling["max_tokens"] > longest:
+        config = replace(config, sampling=replace(config.sampling, max_tokens=longest))
+    if evaluation.get("max_tokens", 0) > longest:
+        config = replace(config, eval=replace(config.eval, max_tokens=longest))
+    if sampling:
+        check_overlong(config)
+    return config
+
+
+def own_limits(name: str, options: Mapping[str, Any]) -> dict[str, int]:
+    """Return the limits of `[sampling]` that suit a taskset with these options, by key."""
+    rewards = options.get("reward")
+    reward_names = [rewards] if isinstance(rewards, str) else rewards or ()
+    limits = getattr(find(name), "SAMPLING_LIMITS", {})
+    if any(name in ARITHMETIC_RULES for name in reward_names):
+        limits = SHORT_ANSWER_LIMITS
+    return DEFAULT_LIMITS | limits
 
 
 def _fill_in(section: Section, options: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -33,6 +33,9 @@ class Grading:
 class OneTurnTaskset:
     """Base of tasksets of one turn, with their players; subclasses add the tasks."""
 
+    # A number or a word, and the token that ends it.
+    SAMPLING_LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 8}
+
     def __init__(self, options: Any, seed: int) -> None:
         self.options = options
         self.seed = seed

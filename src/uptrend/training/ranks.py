@@ -197,11 +197,16 @@ def is_first_to_report() -> bool:
 
 
 def layout_of(config: Config, ranks: Ranks) -> Parallel:
-    """Return how ranks hold the weights: as the recipe says, or as accelerate was told (`auto`)."""
+    """Return how ranks hold the weights; one alone has them whole."""
+    return "ddp" if ranks.count == 1 else parallel_of(config)
+
+
+def parallel_of(config: Config) -> Parallel:
+    """Return how several ranks hold the weights: as the recipe says, or as accelerate was told
+    (`auto`).
+    """
     parallel = config.compute.parallel
     env = os.environ
-    if ranks.count == 1:
-        return "ddp"
     if parallel != "auto":
         return parallel
     if env.get("ACCELERATE_USE_FSDP", "").lower() == "true":

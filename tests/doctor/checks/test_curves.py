@@ -267,7 +267,8 @@ OPERATION: Table = {
     "weights that a resume did not restore": ({"events": STOPPED, WEIGHTS: BACK}, {JUMP: WARNING}),
     "weights that it did": ({"events": STOPPED, WEIGHTS: GROWN}, {}),
     "too short": (NOISY | {SPREAD: 0.3}, {BRIEF: NOTE}),
-    "one point": ({"steps": 1, REWARD: [0.5]}, {BRIEF: NOTE}),
+    "one point": ({"steps": 1, REWARD: [0.5], "trainer": "uptrend"}, {BRIEF: NOTE}),
+    "one line of a log": ({"steps": 1, REWARD: [0.5]}, {}),
     "a short run that surely rises": ({"steps": 25, REWARD: ramp(0.2, 0.8, 25, 0.04), SPREAD: 0.02}, {}),
     "a short run that rises by little": ({"steps": 25, REWARD: ramp(0.4, 0.55, 25, 0.1), SPREAD: 0.02}, {BRIEF: NOTE}),
     "a short run that falls": ({"steps": 25, REWARD: ramp(0.8, 0.2, 25, 0.04), SPREAD: 0.02}, {FALLEN: CRITICAL}),
@@ -521,9 +522,8 @@ def test_a_collapse_says_what_went_first_and_noise_is_none() -> None:
 
 
 def test_a_few_points_are_counted_and_have_no_power() -> None:
-    shown = findings(healthy(steps=3, **{REWARD: [0.2, 0.2, 0.2], SPREAD: 1e-17}), BRIEF)[
-        BRIEF
-    ].evidence[0]
+    short = healthy(steps=3, trainer="uptrend", **{REWARD: [0.2, 0.2, 0.2], SPREAD: 1e-17})
+    shown = findings(short, BRIEF)[BRIEF].evidence[0]
     assert (shown.text, shown.value) == ("3 points of 20.", None)
 
 
@@ -561,7 +561,9 @@ def test_the_cause_of_dead_groups_comes_first(bent: dict[str, Any], id: str) -> 
     assert diagnose(healthy(**bent)).findings[0].id == id
 
 
-KLS = {"kl.runaway", "kl.strangles", "kl.reference", "kl.sign", "kl.dead-group-pull"}
+KLS = {
+    "kl.runaway", "kl.strangles", "kl.reference", "kl.sign", "kl.dead-group-pull", "kl.no-gradient",
+}  # fmt: skip
 BY_TOKEN = {
     MISMATCH,
     STALE,

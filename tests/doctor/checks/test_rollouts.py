@@ -603,6 +603,7 @@ DISTRIBUTION, TEMPLATE, PADDING = (
     "tokens.template",
     "tokens.padding",
 )
+LEAK_OF_DOCUMENTS = "mask.documents-leak"
 GAPS = (MISMATCH, "sync.", DISTRIBUTION, TEMPLATE, PADDING, BLIND)
 
 
@@ -711,7 +712,7 @@ def test_shapes_of_the_gap(
     ("run", "columns", "causes", "lacking"),
     [
         ("tiny", ["versions"], "sync.", {OFF_POLICY, STALE}),
-        ("tiny", ["sampler"], ("mask.", ANEW), {ANEW}),
+        ("tiny", ["sampler"], ("mask.", ANEW), {ANEW, LEAK_OF_DOCUMENTS}),
         ("tiny", ["weights"], ("mask.", ANEW), {TRAINED, UNTRAINED, STOP}),
         ("tiny", ["group"], (WRONG, ONE), {WRONG, ONE}),
         ("tiny", ["advantages"], WRONG, {WRONG}),

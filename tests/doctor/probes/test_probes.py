@@ -2,6 +2,7 @@
 bench stays the same.
 """
 
+import copy
 import itertools
 import json
 import random
@@ -34,6 +35,7 @@ from uptrend.records import Ending, Finding, Message, Reward, Task, Tool
 from uptrend.runner.prepare import prepare
 from uptrend.tasks.answers import is_right
 from uptrend.tasksets.arithmetic import Arithmetic
+from uptrend.training.components import RunContext
 
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "recipes" / "tiny.toml"
@@ -200,9 +202,18 @@ def settings(**values: Any) -> tuple[Alter, dict[str, Any]]:
     return unaltered, {key.replace("__", "."): value for key, value in values.items()}
 
 
+def foreign_end(context: RunContext) -> RunContext:
+    """Name an end token in the model's files that the tokenizer does not have."""
+    core = context.policy.core
+    core.generation_config = copy.deepcopy(core.generation_config)
+    core.generation_config.eos_token_id = [*context.policy.stop_ids, 5000]
+    return context
+
+
 ALONE: list[tuple[str, str, str, tuple[Alter, dict[str, Any]]]] = [
     ("leak", "data.leak", "warning", (respell, {})),
     ("state", "task.state-leaks", "critical", (plays(Shared), {})),
+    ("model-files", "tokens.vocabulary", "warning", (foreign_end, {})),
     ("prompts", "context.prompt-truncated", "critical", settings(sampling__max_prompt=10)),
     ("gold", "context.completion-truncated", "critical", settings(sampling__max_tokens=1)),
     ("rescoring", "reward.error-scored", "critical", first_strength("reward.error-scored")),

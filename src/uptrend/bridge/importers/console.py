@@ -4,7 +4,8 @@
 A terminal may have colored the lines, wrapped them anywhere, and written bars over them; Ray and
 launchers put a prefix before each. Lines without a step and numbers in prose are left out on
 purpose: a number is a metric only where a name and a sign stand before it and it ends where it
-seems to. Times, sizes, versions, dates and fractions are none.
+seems to. Times, sizes, versions, dates and fractions are none. A text that holds nothing else is
+read by `pasted`.
 """
 
 import json
@@ -45,7 +46,7 @@ _KEY_AND_VALUE = re.compile(
     (?:[\w.]+\()? ['"]?                             # np.float64( or a quote
     (\d+/\d+ | {_NUMERAL_PATTERN} | None | null)    # 7/9751 or 0.5 or None
     ['"]?
-    (?: (?:,[^()'{{}}]*)? \) )?                     # , dtype=float32)
+    (?: (?:,[^(){{}}]*)? \) )?                      # , dtype=float32) or , device='cuda:0')
     \s* (?= [,}}] | \Z )
     """,
     re.VERBOSE,
@@ -145,6 +146,9 @@ _LABEL_AND_NUMBER = re.compile(
     rf"([A-Za-z][\w./@ -]*?) \s* [:=\s] \s* ({_NUMERAL_PATTERN}) \s* (%?)", re.VERBOSE
 )
 _BETWEEN_LABELS = re.compile(r"[|,;]|\s(?=[A-Za-z_/]+=)")
+# verl's line `step:12 - actor/loss:0.01 - `, and a line that goes on with such pairs.
+_DASHED_LINE = re.compile(r"\bstep:\d+ - ")
+_DASHED_PAIR = re.compile(r"(?:^| - )\S*:[-\w.()+]+ - ")
 
 # Dialects whose names are looked up first: TRL prints dictionaries, prime-rl prints lines. Names of
 # all other trainers are known too.
@@ -163,22 +167,32 @@ class _PrintedRows:
     is_torn: bool = False  # true if the last one is cut off
 
 
-def read_console(file: LogFile) -> list[Log] | None:
-    """Return the metrics among everything that was printed; None if there are none."""
-    text = file.console().replace("\r\n", "\n")
+def without_decoration(text: str) -> str:
+    """Return what was printed, without colors and without the prefixes that Ray puts before
+    lines.
+    """
+    text = text.replace("\r\n", "\n")
     if "\x1b" in text:
         text = _COLOR_CODE.sub("", text)
     if "pid=" in text or "ip=" in text:
         text = _RAY_PREFIX.sub("", text)
+    return text
 
+
+def read_console(file: LogFile) -> list[Log] | None:
+    """Return the metrics among everything that was printed; None if there are none."""
+    text = without_decoration(file.console())
     dictionaries = _read_dictionaries(text)
     n_dictionaries = len(dictionaries.rows)
     lines = _PrintedRows([])
     # Dictionaries are surer than lines, which a large text with enough of them is not searched for.
     is_large = len(text) > LARGE_TEXT_CHARACTERS
     if not is_large or n_dictionaries <= MAX_UNSURE_DICTIONARIES:
-        # verl's lines may be wrapped at their dashes.
-        lines = _read_lines(text.replace("\n - ", " - "), with_bars=not n_dictionaries)
+        # verl's lines may be wrapped at their dashes, and in a terminal anywhere.
+        unwrapped = text.replace("\n - ", " - ")
+        if not is_large and _DASHED_LINE.search(unwrapped):
+            unwrapped = _join_dashed_lines(unwrapped)
+        lines = _read_lines(unwrapped, with_bars=not n_dictionaries)
     # A script may print both; the more frequent are the training's.
     is_lines = len(lines.rows) > n_dictionaries
     printed = lines if is_lines else dictionaries
@@ -206,6 +220,18 @@ def read_console(file: LogFile) -> list[Log] | None:
     return [log]
 
 
+def _join_dashed_lines(text: str) -> str:
+    """Join the lines into which a terminal has broken those of verl, also within a name."""
+    joined: list[str] = []
+    for line in text.split("\n"):
+        goes_on = bool(joined) and _DASHED_LINE.search(joined[-1]) is not None
+        if goes_on and not _DASHED_LINE.search(line) and _DASHED_PAIR.search(f"{line} - "):
+            joined[-1] += line
+        else:
+            joined.append(line)
+    return "\n".join(joined)
+
+
 def _read_dictionaries(text: str) -> _PrintedRows:
     """Return the dictionaries that hold metrics, with the step that is printed before each."""
     rows: list[Row] = []
@@ -215,7 +241,7 @@ def _read_dictionaries(text: str) -> _PrintedRows:
     stride = stride_for(sum(1 for _ in _FLAT_DICTIONARY.finditer(text)))
     for match in islice(_FLAT_DICTIONARY.finditer(text), 0, None, stride):
         row = _parse_dictionary(match[0])
-        if not _are_metrics(tuple(row)):
+        if not are_metrics(tuple(row)):
             continue
         if not rows:
             start = match.start()
@@ -258,7 +284,7 @@ def _counts_steps(column: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _are_metrics(names: tuple[str, ...]) -> bool:
+def are_metrics(names: tuple[str, ...]) -> bool:
     """Return True if at least two names are metrics; a printed config or an answer of the model has
     none.
     """
@@ -416,14 +442,13 @@ def _parse_line(line: str) -> tuple[_PrintedStep, Row] | None:
     pairs: list[tuple[str, float | None]] = []
     first_metric = len(line)
     if "{" not in line:
-        for match in _NAMED_NUMBER.finditer(_TIME_OR_LEVEL.sub(_blank_out, line)):
-            name = match[1]
+        for start, name, value in named_numbers(line):
             # Counters and files' lines are no metrics.
             if is_bookkeeping(name) or name.endswith(".py"):
                 continue
             if _is_metric(name):
-                first_metric = min(first_metric, match.start())
-            pairs.append((name, parse_number(match[2] + (match[3] or ""))))
+                first_metric = min(first_metric, start)
+            pairs.append((name, value))
 
     # The step, which may be a count before the first metric.
     head = line if has_step else _TIME_OR_LEVEL.sub(_blank_out, line[:first_metric])
@@ -453,6 +478,18 @@ def _parse_line(line: str) -> tuple[_PrintedStep, Row] | None:
     # One number beside a step is often a count; verl's lines and rewards are sure.
     has_reward = any(translate(name, LINE_DIALECT) == "reward/mean" for name in row)
     return (step, row) if len(row) >= 2 or is_verl or has_reward else None
+
+
+def named_numbers(line: str) -> Iterator[tuple[int, str, float | None]]:
+    """Yield each `name: number` and `name=number` of a line with where it begins."""
+    for match in _NAMED_NUMBER.finditer(_TIME_OR_LEVEL.sub(_blank_out, line)):
+        yield match.start(), match[1], parse_number(match[2] + (match[3] or ""))
+
+
+def step_in_words(line: str) -> int | None:
+    """Return the step that a line names by a word, such as `Step 12`; None without one."""
+    step = _STEP_NUMBER.search(line)
+    return int(step[1]) if step else None
 
 
 def _is_metric(name: str) -> bool:

@@ -17,7 +17,15 @@ import numpy as np
 
 from uptrend.bridge.importers import rollouts
 from uptrend.bridge.importers.console import read_console
-from uptrend.bridge.importers.readers import Log, LogFile, columns_in, open_log, parse_number
+from uptrend.bridge.importers.pasted import read_pasted
+from uptrend.bridge.importers.readers import (
+    Log,
+    LogFile,
+    columns_in,
+    log_of_bytes,
+    open_log,
+    parse_number,
+)
 from uptrend.bridge.importers.settings import settings_beside, settings_in
 from uptrend.bridge.importers.tables import read_csv, read_json
 from uptrend.bridge.importers.trackers import read_events, read_wandb
@@ -34,6 +42,8 @@ Reader = Callable[[LogFile], list[Log] | None]
 # Readers of files, in the order in which they are tried: the console takes any text that has
 # metrics.
 FILE_READERS: tuple[Reader, ...] = (read_wandb, read_events, read_json, read_csv, read_console)
+# Name of a text that comes from no file.
+PASTED_NAME = "pasted text"
 
 # Bounds of a search below a folder. Chosen by hand: beyond them it is a home or a disk rather than
 # a folder of runs.
@@ -70,6 +80,13 @@ def read_views(path: Path) -> list[RunView]:
     return FolderReading().read(path) if path.is_dir() else _read_file(path)
 
 
+def read_pasted_views(data: bytes) -> list[RunView]:
+    """Return every run of a text that was pasted or piped; RecordError if nothing can be read."""
+    path = Path(PASTED_NAME)
+    with damage_as_error(path):
+        return _views_of_logs(path, _read_logs(log_of_bytes(path, data), is_named=True))
+
+
 def is_log_name(path: Path) -> bool:
     """Return True if a file may be a log by its name: its content decides."""
     return path.suffix in _LOG_SUFFIXES and not _NO_LOG_NAME.match(path.name)
@@ -84,15 +101,21 @@ def _read_file(path: Path) -> list[RunView]:
         settings = settings_in(path)
         if settings:
             return [view_of_settings(settings, str(path))]
-        return _views_of(path, _read_logs(file))
+        return _views_of(path, _read_logs(file, is_named=True))
 
 
 def _views_of(path: Path, logs: list[Log]) -> list[RunView]:
     """Return the runs of a file's logs, with the settings beside it."""
+    settings, settings_name = settings_beside(path)
+    return _views_of_logs(path, logs, settings, settings_name)
+
+
+def _views_of_logs(
+    path: Path, logs: list[Log], settings: Mapping[str, Any] | None = None, settings_name: str = ""
+) -> list[RunView]:
     if len(logs) == 1 and rollouts.is_rollouts(logs[0].rows):
         return [rollouts.view_of_rollouts(logs[0], str(path))]
 
-    settings, settings_name = settings_beside(path)
     views: list[RunView] = []
     for log in logs:
         if settings:
@@ -110,14 +133,21 @@ def _views_of(path: Path, logs: list[Log]) -> list[RunView]:
     return views
 
 
-def _read_logs(file: LogFile) -> list[Log]:
-    """Return the logs of the first reader that knows the file; RecordError if none does."""
+def _read_logs(file: LogFile, is_named: bool = False) -> list[Log]:
+    """Return the logs of the first reader that knows the file; RecordError if none does.
+
+    A file that a user named may be a paste as well. In a folder such a text is the summary of a run
+    whose log lies beside it.
+    """
     for read in FILE_READERS:
         logs = read(file)
         if logs:
             return logs
         if logs is not None:
             break
+    pasted = read_pasted(file) if is_named else None
+    if pasted:
+        return pasted
     if file.first in ("[", "{"):
         raise RecordError(
             f"{file.path} is JSON, but holds no rows of metrics: expected is a list of objects, one"

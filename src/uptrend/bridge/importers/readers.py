@@ -136,6 +136,19 @@ def open_log(path: Path) -> LogFile:
     return file
 
 
+def log_of_bytes(path: Path, data: bytes) -> LogFile:
+    """Return content that came from no file as a log, decompressed if it is gzip; `path` is its
+    name in errors.
+    """
+    if data.startswith(_GZIP_MAGIC):
+        # Of a torn archive, the part before the tear.
+        with contextlib.suppress(*_GZIP_ERRORS):
+            data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, MAX_CACHED_BYTES)
+    if not data.strip():
+        raise RecordError(f"{path} is empty: paste lines that a trainer printed, or pipe its log.")
+    return LogFile(path, len(data), data[:_HEAD_BYTES], cached=data)
+
+
 def _measure(path: Path) -> LogFile:
     """Count the bytes of a file's content, and keep them if they are few."""
     check_size(path, path.stat().st_size, MAX_LOG_BYTES)

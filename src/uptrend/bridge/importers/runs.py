@@ -291,12 +291,20 @@ def step_column(rows: Sequence[Row]) -> str | None:
         testable = [value for value in values if abs(value) < MAX_TESTED_COUNT]
         is_whole = all(value == int(value) for value in testable)
         is_usual = len(values) >= MIN_COUNTED_SHARE * len(rows)
-        moves = len(set(values)) > 1 or len(rows) == 1
+        moves = len(set(values)) > 1 or _are_one_point(rows)
         rises = sum(after > before for before, after in pairwise(values))
         falls = sum(after < before for before, after in pairwise(values))
         if is_whole and is_usual and moves and rises >= MIN_RISES_PER_FALL * falls:
             return column
     return None
+
+
+def _are_one_point(rows: Sequence[Row]) -> bool:
+    """Return True for one row, and for several that share no metric: parts of one point."""
+    metrics: list[str] = []
+    for row in rows:
+        metrics += [column for column in row if not is_bookkeeping(column)]
+    return len(rows) == 1 or len(metrics) == len(set(metrics))
 
 
 def split_by_name(log: Log) -> list[Log]:

@@ -28,9 +28,10 @@ from uptrend.records.errors import RecordError
 from uptrend.records.files import check_cells
 from uptrend.records.metrics import find_metric
 from uptrend.records.renamed import names
-from uptrend.records.view import Floats, RunView
+from uptrend.records.view import Floats, RunView, are_rounded, value_at
 
 Columns = dict[str, Floats]
+KL_METRIC = "kl/reference/mean"
 
 # The limits below were chosen by hand.
 
@@ -52,6 +53,10 @@ MIN_POINTS_OF_ONE_GROUP = 10
 MIN_RATIO_TO_BOUND = 0.9
 # Points with completions of one length that must be cut before it is taken for the limit.
 MIN_CUT_POINTS = 3
+# Tokens below which completions of one length are short answers rather than cut ones.
+MIN_LIMIT_TOKENS = 8
+# Points of a KL of 0 from which it was never computed: the first ones are 0 in any run.
+MIN_UNCOMPUTED_POINTS = 5
 # Columns that a note names.
 MAX_COLUMNS_IN_NOTE = 3
 
@@ -146,11 +151,12 @@ def _view(log: Log, run: Segment, runs_in_log: int, source: str) -> RunView:
     # matters: the spread and the ratio are judged by metrics that were computed, and a reward that
     # no name tells is looked for among the columns that are left.
     _derive_metrics(metrics, columns, trainer)
-    notes += _drop_uncomputed(metrics, sources)
+    notes += _derive_cut_share(metrics, columns)
+    config, config_notes = _config(log, columns, metrics, trainer)
+    notes += _drop_uncomputed(metrics, sources, columns, config)
     notes += _settle_spread(metrics, columns, trainer)
     notes += _settle_ratio(metrics, columns, sources)
     notes += _name_reward(metrics, unknown, sources, trainer)
-    config, config_notes = _config(log, columns, metrics, trainer)
     notes += config_notes
 
     nonfinite_metrics: dict[str, tuple[int, ...]] = {}
@@ -247,19 +253,57 @@ def _derive_metrics(metrics: Columns, columns: Columns, trainer: str) -> None:
         metrics["sampling/length/mean"] = tokens * turns
 
 
-def _drop_uncomputed(metrics: Columns, sources: Mapping[str, str]) -> list[str]:
+def _derive_cut_share(metrics: Columns, columns: Columns) -> list[str]:
+    """Add the share of cut completions where the log shows it by their lengths alone: if all of
+    them have one length at every point, it is that of the limit.
+    """
+    if "sampling/ended/length/share" in metrics:
+        return []
+    by_name = {plain_name(column): values for column, values in columns.items()}
+    shortest = next((by_name[name] for name in names_for("shortest") if name in by_name), None)
+    longest = metrics.get("sampling/length/max")
+    if shortest is None or longest is None:
+        return []
+    lengths = np.concatenate([shortest, longest])
+    lengths = lengths[np.isfinite(lengths)]
+    if not len(lengths) or lengths[0] < MIN_LIMIT_TOKENS or (lengths != lengths[0]).any():
+        return []
+    metrics["sampling/ended/length/share"] = np.where(np.isfinite(longest), 1.0, np.nan)
+    return [f"Every completion has {lengths[0]:.0f} tokens: they are taken to be cut there."]
+
+
+def _drop_uncomputed(
+    metrics: Columns, sources: Mapping[str, str], columns: Columns, config: Mapping[str, Any]
+) -> list[str]:
     """Remove metrics that are 0 at every point because they were never computed."""
     notes: list[str] = []
     for name in names_for("never_zero"):
         values = metrics.get(name)
         if values is None or not np.isfinite(values).any():
             continue
-        if not np.nan_to_num(values).any():
+        is_zero = not np.nan_to_num(values).any()
+        may_be_zero = name == KL_METRIC and _may_be_zero(metrics, columns, config)
+        if is_zero and may_be_zero:
+            continue
+        if is_zero:
             del metrics[name]
             notes.append(
                 f"{sources[name]} is 0 at every point: it was never computed, and is left out."
             )
     return notes
+
+
+def _may_be_zero(metrics: Columns, columns: Columns, config: Mapping[str, Any]) -> bool:
+    """Return True if a KL of 0 at every point may have been measured: at the start of a run the
+    policy is its reference, without a gradient it stays so, a weighted KL is computed, and a small
+    one may have been rounded.
+    """
+    kl = metrics[KL_METRIC]
+    gradient = metrics.get("gradient/norm/before")
+    is_idle = gradient is not None and not np.nan_to_num(gradient, nan=1.0).any()
+    is_weighted = bool(value_at(config, "learning.kl.beta"))
+    is_start = int(np.isfinite(kl).sum()) < MIN_UNCOMPUTED_POINTS
+    return is_idle or is_weighted or is_start or are_rounded(columns)
 
 
 def _settle_spread(metrics: Columns, columns: Columns, trainer: str) -> list[str]:
@@ -406,11 +450,18 @@ def _length_of_cut(metrics: Columns) -> int:
     """Return the length of completions that were cut, which is that of the limit; 0 if they
     differ.
     """
-    longest = metrics.get("sampling/length/max")
     cut_share = metrics.get("sampling/ended/length/share")
-    if longest is None or cut_share is None:
+    if cut_share is None:
+        return 0
+    longest = metrics.get("sampling/length/max")
+    min_points = MIN_CUT_POINTS
+    # Where all are cut, their mean length is that of the limit too, and one point is enough.
+    if bool((cut_share[np.isfinite(cut_share)] == 1).all()):
+        longest = metrics.get("sampling/length/mean") if longest is None else longest
+        min_points = 1
+    if longest is None:
         return 0
     lengths = longest[np.isfinite(longest) & (cut_share > 0)]
-    if len(lengths) < MIN_CUT_POINTS or not (lengths == lengths[0]).all():
+    if len(lengths) < min_points or not (lengths == lengths[0]).all():
         return 0
     return int(lengths[0])

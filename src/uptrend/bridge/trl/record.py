@@ -29,10 +29,11 @@ from uptrend.bridge.trl.guard import Guard, describe_error
 from uptrend.bridge.trl.rollouts import RewardRange
 from uptrend.bridge.trl.weights import Move, WatchedWeights, dtype_name, judge_update, most_common
 from uptrend.config.tables import nest
+from uptrend.policy.model_files import NEUTRAL_GENERATION, describe_model, hidden_settings
 from uptrend.records import Run, RunDirectory, RunView
 from uptrend.records.dialects import read_setting
 from uptrend.records.directory import describe_location, free_path
-from uptrend.records.machine import installed_versions
+from uptrend.records.machine import RECORDED_PACKAGES, installed_versions, recorded_environment
 from uptrend.records.schema import SCHEMA_VERSION
 from uptrend.records.worker_process import ONE_THREAD, start_module
 from uptrend.training.metrics import peak_memory_gib, weight_metrics
@@ -48,17 +49,6 @@ CLOSE_TIMEOUT_S = 60.0
 # Lost steps that a message names.
 MAX_STEPS_NAMED = 5
 
-RECORDED_PACKAGES = (
-    "uptrend",
-    "trl",
-    "torch",
-    "transformers",
-    "accelerate",
-    "peft",
-    "datasets",
-    "vllm",
-    "pyarrow",
-)
 # Settings that are arguments of TRL under another name; the rest of a recipe is computed.
 TRANSLATED_SETTINGS = (
     "seed",
@@ -347,6 +337,7 @@ def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[st
         "uptrend": versions.pop("uptrend", "unknown"),
         "python": platform.python_version(),
         "packages": versions,
+        "environment": recorded_environment(),
         "machine": {
             "device": str(trainer.accelerator.device),
             "processes": trainer.accelerator.num_processes,
@@ -360,8 +351,34 @@ def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[st
             "parameters": sum(p.numel() for p in parameters),
             "trainable": sum(p.numel() for p in parameters if p.requires_grad),
             "special": special_ids(trainer.processing_class),
+            "files": describe_model(trainer.model, trainer.processing_class, _template(trainer)),
         },
+        "sampler": _describe_sampler(trainer),
         "notes": [],
+    }
+
+
+def _template(trainer: Any) -> str | None:
+    """Return the chat template that TRL uses in place of the tokenizer's own; None without one."""
+    template: str | None = getattr(trainer, "chat_template", None)
+    return template
+
+
+def _describe_sampler(trainer: Any) -> dict[str, Any]:
+    """Return what samples for TRL, and the settings of the model's files that it applies by
+    itself.
+    """
+    if getattr(trainer, "rollout_func", None) is not None:
+        return {"engine": "rollout_func"}
+    if trainer.use_vllm:  # which gets every setting explicitly
+        return {"engine": "vllm", "hidden": {}}
+    args = trainer.args
+    intended = {name: getattr(args, name, None) for name in NEUTRAL_GENERATION}
+    intended |= args.generation_kwargs or {}
+    applied = trainer.generation_config
+    return {
+        "engine": "generate",
+        "hidden": hidden_settings(applied, trainer.model.generation_config, intended),
     }
 
 

@@ -61,6 +61,9 @@ U.finding = (finding, told, board) => {
 U.report = (report, told, board) => [h("div.card", U.trend(report)),
   ...(report.findings.length ? report.findings.map((finding) => U.finding(finding, told, board))
                              : [U.state(report.trend === "learning" ? "Nothing that asks for a change." : "Nothing was found.")]),
+  report.normal?.length ? h("div.card.normal", h("b", "Normal here"),
+                            h("ul", report.normal.map((sign) => h("li", ...U.say(sign.text), " ", h("span.soft", ...U.say(sign.otherwise))))))
+                        : null,
   report.missing?.length ? h("details", h("summary", "Evidence that it lacks"), h("ul", report.missing.map((line) => h("li", ...U.say(line)))))
                          : null,
   report.cannot_tell?.length ? h("details", h("summary", `Cannot tell: ${U.plural(report.cannot_tell.length, "cause")}`),
@@ -102,7 +105,7 @@ U.pages.doctor = async (params, current) => {
       said.textContent = "";
       for (const one of answer.runs) {
         const board = U.board(), reward = one.curves.curves["reward/mean"];
-        const plot = reward &&
+        const plot = reward && one.curves.step.length > 1 &&
           U.plot(board, () => ({
             title: "Training reward",
             lines: [{
@@ -140,12 +143,18 @@ U.pages.doctor = async (params, current) => {
     h("b", "Drop a log here, or choose a file"), h("br"),
     "trainer_state.json, a console log, JSON lines, CSV, TensorBoard events, a .wandb file; TRL, verl, prime-rl, verifiers, tinker", h("br"),
     h("span.small", "It is read on this machine and not kept."));
+  const paste = h("textarea.paste", {id: "paste", rows: 6, spellcheck: "false", "aria-label": "Lines that a trainer printed",
+    placeholder: "{'loss': 0.0, 'grad_norm': 0.0, 'reward': 0.0, …}", onkeydown: (e) => {
+        if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) send(); }
+  });
+  const send = () => paste.value.trim() && take(new File([paste.value], "pasted text"));
   const worst = await U.api("runs", {sort: "-findings", limit: 30, filter: "critical>=0"});
   return {
     title: "Doctor",
     el: [
       h("h1", "Doctor"), h("p.soft", "Why a run does not learn: causes in order, with evidence, rivals, the deciding experiment and the fix."), drop,
-      input, said, out, U.title("Runs here"),
+      input, h("p.soft", {style: {"margin-top": "14px"}}, "Or paste lines that a trainer printed, a table or W&B's summary; one line is enough where it proves something."),
+      paste, h("p", h("button", {id: "diagnose", onclick: send}, "Diagnose")), said, out, U.title("Runs here"),
       worst.rows.length ? U.table(["run", "trend", "findings", "first"],
                             worst.rows.map((row) => [h("a", {href: U.link("findings", {run: row.id})}, U.name(row.name)), row.headline,
                                              U.counts(row.findings) || "", row.finding ? U.name(row.finding) : ""]))

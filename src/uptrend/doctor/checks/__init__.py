@@ -5,6 +5,7 @@ from uptrend.doctor.check import Check, Outcomes
 from uptrend.doctor.checks import (
     advantages,
     data,
+    evaluations,
     golds,
     kl,
     masks,
@@ -15,6 +16,7 @@ from uptrend.doctor.checks import (
     sampler,
     sampling,
     scoring,
+    settings,
     tools,
 )
 
@@ -28,10 +30,12 @@ CHECK_MODULES = (
     kl,
     optimizer,
     sampler,
+    settings,
     golds,
     scoring,
     payments,
     rewards,
+    evaluations,
     operation,
 )
 

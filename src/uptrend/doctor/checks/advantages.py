@@ -29,18 +29,21 @@ from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.groups import (
     STD_EPSILON,
     GroupedRollouts,
+    RewardGroups,
     group_sum,
     recompute_advantages,
     subset_evidence,
 )
 from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.records import Basis, Evidence, Severity, TrendKind
-from uptrend.records.table import Floats
+from uptrend.records.rollout import LIMIT_ENDINGS
+from uptrend.records.table import Flags, Floats
 from uptrend.stats.intervals import normal_reach
 
 WRONG_GROUPS = "advantage.wrong-groups"
 FLIPPED_SIGN = "advantage.sign"
 BLOW_UP = "advantage.blow-up"
+REJECTED = "advantage.rejected-in-baseline"
 AT_BOTTOM = "advantage.dead-groups-low"
 AT_TOP = "advantage.dead-groups-high"
 GROUP_OF_ONE = "config.group-of-one"
@@ -258,6 +261,84 @@ def _wrong_advantages(case: Case, steps: list[GroupedRollouts]) -> Found | None:
     if is_sure:
         return Found(CRITICAL, PROOF, PAGE_SUMMARY, observations, WRONG_GROUPS)
     return Found(NOTE, SIGNAL, PAGE_SUMMARY, observations, WRONG_GROUPS)
+
+
+# Groups with rejected rollouts whose advantages must be those of all scored rollouts, and of no
+# others.
+MIN_REJECTED_GROUPS = 3
+
+
+@check(REJECTED, columns=["group", "reward", "advantages", "weights"])
+def rejected_in_baseline(case: Case) -> Answer:
+    """Report rollouts that are left out of the loss and still count in their group's baseline."""
+    scale = case.value("learning.scale")
+    baseline = case.value("learning.baseline")
+    if scale not in ("group", "none") or baseline is None:
+        return Lacking("how advantages are computed is not known")
+    if case.value("learning.correction_mode") == "mask":
+        return None  # the mask comes after the comparison, and is meant to
+    n_judged = 0
+    n_contaminated = 0
+    flags = []
+    steps = []
+    for groups in case.grouped_steps:
+        rejected_n = _rejected(groups)
+        if groups.advantage_n is None or not rejected_n.any():
+            continue
+        judged_g, contaminated_g = _contaminated_groups(groups, rejected_n, scale, baseline)
+        n_judged += int(judged_g.sum())
+        n_contaminated += int(contaminated_g.sum())
+        steps.append(groups)
+        flags.append(rejected_n & contaminated_g[groups.group_n])
+    if n_contaminated < MIN_REJECTED_GROUPS or 2 * n_contaminated < n_judged:
+        return None
+    text = (
+        f"in {n_contaminated} of {n_judged} groups with rejected rollouts, the advantages of the"
+        " others are those that the rewards of all give"
+    )
+    evidence = subset_evidence(steps, flags, text, n_contaminated / n_judged)
+    return Found(WARNING, PROOF, PAGE_SUMMARY, [evidence], REJECTED)
+
+
+def _rejected(groups: GroupedRollouts) -> Flags:
+    """Flag scored rollouts of which no token is trained, unless they were cut: leaving these out
+    changes no comparison by design.
+    """
+    table = groups.table
+    weight_t = np.nan_to_num(table.read_tokens("weights"))
+    n_trained_n = np.bincount(table.rollout_t[weight_t != 0], minlength=len(table))
+    has_tokens_n = table.model_length_n > 0
+    is_cut_n = np.isin(table.ended_n, [ending.value for ending in LIMIT_ENDINGS])
+    return np.asarray((has_tokens_n & (n_trained_n == 0) & ~is_cut_n)[groups.index_n])
+
+
+def _contaminated_groups(
+    groups: GroupedRollouts, rejected_n: Flags, scale: str, baseline: str
+) -> tuple[Flags, Flags]:
+    """Return the groups in which rejected rollouts would change the others' advantages, and those
+    in which they did.
+    """
+    trained_n = ~rejected_n
+    n_groups = len(groups.size_g)
+    has_both_g = (np.bincount(groups.group_n[rejected_n], minlength=n_groups) > 0) & (
+        np.bincount(groups.group_n[trained_n], minlength=n_groups) > 1
+    )
+    of_all_n = recompute_advantages(groups, scale, baseline)
+    codes, own_group_n = np.unique(groups.group_n[trained_n], return_inverse=True)
+    of_trained_n = np.full(len(rejected_n), np.nan)
+    if len(codes):
+        trained = RewardGroups(own_group_n.astype(np.int64), groups.reward_n[trained_n])
+        of_trained_n[trained_n] = recompute_advantages(trained, scale, baseline)
+
+    def worst_g(error_n: Floats) -> Floats:
+        worst = np.zeros(n_groups)
+        np.maximum.at(worst, groups.group_n[trained_n], np.nan_to_num(error_n[trained_n]))
+        return worst
+
+    tolerance_g = _tolerance(groups, UNIT_ADVANTAGE, _rounding(groups, scale))
+    judged_g = has_both_g & (worst_g(np.abs(of_all_n - of_trained_n)) > 2 * tolerance_g)
+    contaminated_g = judged_g & (worst_g(np.abs(_recorded(groups) - of_all_n)) <= tolerance_g)
+    return judged_g, contaminated_g
 
 
 def _is_multiple(groups: GroupedRollouts, scale: str | None) -> bool:
@@ -568,6 +649,9 @@ def dead_groups(case: Case) -> Answer:
     dead = case.dead_groups
     if len(dead) == 0:
         return _narrowing(case) or Lacking("no share of dead groups was logged")
+    is_all_dead = float(dead.min()) > ALL_DEAD_SHARE
+    if len(dead) < MIN_STEPS and case.is_excerpt and is_all_dead:
+        return _all_dead_lines(case, len(dead))
     if len(dead) < MIN_STEPS and not case.is_certainly_idle:
         return Lacking(f"fewer than {MIN_STEPS} steps")
     quarters = [float(quarter.mean()) for quarter in _quarters(dead)]
@@ -590,6 +674,25 @@ def dead_groups(case: Case) -> Answer:
     shares = ", ".join(f"{share:.2f}" for share in quarters)
     evidence = [Evidence(f"Dead groups by quarters: {shares}.", mean, DEAD_METRIC), side_evidence]
     return Found(_severity_of_dead(case, mean, quarters[-1]), basis, summary, evidence, side)
+
+
+def _all_dead_lines(case: Case, n_lines: int) -> Found:
+    """Report a few lines in which no group has any spread: a fact of each of them. At the top they
+    may come from the end of a run that has learned.
+    """
+    side, basis, side_evidence = _side(case, quarter=0)
+    position = "at the bottom" if side == AT_BOTTOM else "at the top"
+    if basis is SUSPICION:
+        position = f"probably {position}"
+    lines = "this line" if n_lines == 1 else f"these {n_lines} lines"
+    summary = (
+        f"In {lines} no group has any spread in its rewards, {position}: every advantage is 0, so"
+        " that nothing is learned."
+    )
+    evidence = [Evidence("Dead groups: all.", 1.0, DEAD_METRIC), side_evidence]
+    severity = WARNING if side == AT_BOTTOM else NOTE
+    # That nothing is learned is certain, whatever the side.
+    return Found(severity, PROOF, summary, evidence, side)
 
 
 def _severity_of_dead(case: Case, mean: float, last_quarter: float) -> Severity:
@@ -628,8 +731,15 @@ def _side(case: Case, quarter: int) -> tuple[str, Basis, Evidence]:
     # Means alone do not show how high a reward goes; one that stays between 0 and 1 is taken to go
     # to 1.
     lowest, highest = case.reward_range
-    is_share = lowest >= 0 and highest <= 1 and not case.has("reward/max")
+    has_top = case.has("reward/max")
+    is_share = lowest >= 0 and highest <= 1 and not (has_top and highest > lowest)
     height = reward if is_share else case.scaled_reward(reward)
+    if not is_share and case.is_excerpt and len(case.dead_groups) < MIN_STEPS:
+        # Of a few points the highest is no top. Rewards that nobody earns are the commoner fault.
+        text = (
+            f"Their side was not logged, and {reward:.3g} says little without the rewards' range."
+        )
+        return AT_BOTTOM, SUSPICION, Evidence(text, reward, REWARD_METRIC)
     text = (
         f"Their side was not logged; judged by the reward, {reward:.3g}, which lies at"
         f" {height:.0%} of its range."
@@ -698,7 +808,7 @@ STANDARD_ERRORS = 5.0
 @check("advantage.length-bias", columns=["correct", "roles"])
 def length_bias(case: Case) -> Answer:
     """Report wrong rollouts that lengthen faster than right ones from the start to the end of the
-    run.
+    run, or shrink less.
     """
     tables = case.tables
     if len(tables) < 2 * COMPARED_STEPS:
@@ -720,11 +830,11 @@ def length_bias(case: Case) -> Answer:
     if gained < max(MIN_GROWTH * wrong_first, MIN_GAINED_TOKENS, STANDARD_ERRORS * error):
         return None
     summary = (
-        f"Wrong rollouts grew from {wrong_first:.0f} to {wrong_last:.0f} tokens and right ones from"
+        f"Wrong rollouts went from {wrong_first:.0f} to {wrong_last:.0f} tokens and right ones from"
         f" {right_first:.0f} to {right_last:.0f}: a mean over each rollout's tokens lets long wrong"
-        " answers off lightly."
+        " answers off lightly and pays short right ones more."
     )
-    text = f"Wrong ones gained {gained:.3g} tokens more (± {normal_reach() * error:.2g})."
+    text = f"Wrong ones gained {gained:.3g} tokens on right ones (± {normal_reach() * error:.2g})."
     return Found(WARNING, SIGNAL, summary, [Evidence(text, gained, "", tables[-1].step)])
 
 

@@ -24,10 +24,12 @@ from uptrend.records import Evidence
 
 KL_METRIC = "kl/reference/mean"
 GRADIENT_METRIC = "gradient/norm/before"
+RATE_METRIC = "optimizer/lr"
+CHANGED_METRIC = "weights/changed/share"
 # Points that a judgment of a curve's levels takes: a quarter of fewer is one or two points.
 MIN_POINTS = 10
 
-Judge = Callable[[Case, CurveSummary], Found | None]
+Judge = Callable[[Case, CurveSummary], Found | Lacking | None]
 
 
 def check_kl(id: str) -> Callable[[Judge], Check]:
@@ -80,13 +82,46 @@ def reference(case: Case, kl: CurveSummary) -> Found | None:
     return Found(WARNING, SIGNAL, summary, [Evidence(text, first_kl, KL_METRIC, first_step)])
 
 
-# Rounding leaves less than this of an estimate that is 0.
+# Points of a KL of exactly 0 that are no start of a run, and the share of weights that updates must
+# change: where they round to nothing, the policy stays where it is.
+MIN_ZERO_KL_POINTS = 20
+MIN_CHANGED_SHARE = 0.5
+
+
+@check("kl.reference", at_least=MIN_ZERO_KL_POINTS)
+def reference_that_follows(case: Case) -> Found | Lacking | None:
+    """Report a weighted KL of exactly 0 all run long although updates move the policy: its
+    reference moves with it.
+    """
+    steps, kl = case.curve(KL_METRIC)
+    gradient = case.curve(GRADIENT_METRIC)[1]
+    beta = case.value("learning.kl.beta")
+    if not isinstance(beta, int | float) or not len(gradient):
+        return Lacking("the weight of the KL or the gradient is not known")
+    has_moved = float(gradient.min()) > 0 and float(case.curve(RATE_METRIC)[1].max(initial=0.0)) > 0
+    changed = case.summary(CHANGED_METRIC)
+    if changed is not None and changed.last < MIN_CHANGED_SHARE:
+        has_moved = False
+    is_zero = len(kl) >= MIN_ZERO_KL_POINTS and not kl.any() and not case.has_rounded_zeros
+    if beta <= 0 or not is_zero or not has_moved:
+        return None
+    summary = (
+        f"KL to the reference is exactly 0 at each of {len(kl)} points with beta {beta:g}, although"
+        " updates move the policy: the reference moves with it, and the penalty holds nothing."
+    )
+    evidence = Evidence("KL 0 at every point.", 0.0, KL_METRIC, int(steps[-1]))
+    return Found(WARNING, SIGNAL, summary, [evidence])
+
+
+# Rounding leaves less than this of an estimate that is 0. The mean of k1 over the tokens of a step
+# is noisy, but never this far below 0: its standard error is about 1 / sqrt(tokens).
 NEGATIVE_KL = -1e-3
+NEGATIVE_KL_OF_ANY_ESTIMATOR = -0.1
 
 
 @check_kl("kl.sign")
 def sign(case: Case, kl: CurveSummary) -> Found | None:
-    """Report a negative k2 or k3; a trainer that may have logged k1 is not judged."""
+    """Report a negative k2 or k3, and lines with a KL too far below 0 for any estimator."""
     # TRL logs k3; of the estimators, only k1 may be negative.
     is_never_negative = case.view.trainer == "trl"
     if case.view.trainer == "uptrend":
@@ -94,10 +129,17 @@ def sign(case: Case, kl: CurveSummary) -> Found | None:
 
     lowest = int(np.argmin(kl.values))
     lowest_kl = float(kl.values[lowest])
+    step = int(case.curve(KL_METRIC)[0][lowest])
+    is_far_below = float(np.median(kl.values)) < NEGATIVE_KL_OF_ANY_ESTIMATOR
+    if not is_never_negative and case.is_excerpt and is_far_below:
+        summary = (
+            f"The KL estimate is {kl.last:.3g}: below 0 by more than the noise of any estimator, so"
+            " that its tokens or its sign are wrong."
+        )
+        return Found(WARNING, SIGNAL, summary, [case.evidence(KL_METRIC, f"KL {kl.last:.3g}.")])
     if not is_never_negative or lowest_kl > NEGATIVE_KL:
         return None
 
-    step = int(case.curve(KL_METRIC)[0][lowest])
     summary = (
         f"The KL estimate is {lowest_kl:.3g} at step {step}, and this estimator can't be negative:"
         " its sign is wrong."
@@ -110,6 +152,8 @@ def sign(case: Case, kl: CurveSummary) -> Found | None:
 # Nats per token that no fine-tuning needs at the end of a run, and that no policy comes back from.
 FAR_KL = 1.0
 SPIKE_KL = 100.0
+# Nats per token at which text of one policy is noise to the other, wherever in a run a line stood.
+LOST_KL = 10.0
 # Final KL / first KL above which a policy is leaving its start. Below it, the reference was another
 # model from the first step on, which is `kl.reference`.
 MIN_KL_GROWTH = 5.0
@@ -124,6 +168,8 @@ def runaway(case: Case, kl: CurveSummary) -> Found | None:
     """Report a policy that goes far from the reference; a note where the reward pays for it."""
     start_kl = float(kl.values[:START_POINTS].min())
     highest_kl = float(kl.values.max())
+    if case.is_excerpt and len(kl.values) < MIN_POINTS and kl.last > LOST_KL:
+        return _lost(case, kl)
     is_far = kl.last > FAR_KL and kl.last > MIN_KL_GROWTH * max(start_kl, 0)
     if len(kl.values) < MIN_POINTS or not (is_far or highest_kl > SPIKE_KL):
         return None
@@ -142,6 +188,15 @@ def runaway(case: Case, kl: CurveSummary) -> Found | None:
     basis = PROOF if kl.last > FAR_KL and not is_paid_for else SIGNAL
     evidence = case.evidence(KL_METRIC, f"KL {start_kl:.3g} → {kl.last:.3g}.")
     return Found(severity, basis, summary, [evidence])
+
+
+def _lost(case: Case, kl: CurveSummary) -> Found:
+    """Describe a few lines with a KL that no readable policy has."""
+    summary = (
+        f"KL to the reference is {kl.last:.3g} nats per token: the policy no longer writes what the"
+        " reference could."
+    )
+    return Found(WARNING, SIGNAL, summary, [case.evidence(KL_METRIC, f"KL {kl.last:.3g}.")])
 
 
 # Weight of a penalty that may hold the policy; with a smaller one, a learning rate that is too
@@ -214,6 +269,42 @@ def _is_tight(case: Case) -> bool:
             finite = np.isfinite(group.advantage_n)
             ranges.append(float(np.ptp(group.advantage_n[finite])))
     return bool(ranges) and 0 < float(np.median(ranges)) < TIGHT_NATS * case.kl_weight
+
+
+# Steps with dead groups alone, a KL and no gradient, from which on the penalty has none. A KL that
+# is made by updates and not by rounding gives a gradient in any precision.
+MIN_STEPS_WITHOUT_GRADIENT = 3
+MIN_PULLING_KL = 1e-3
+# Share of dead groups that is all of them up to rounding.
+ALL_DEAD_SHARE = 0.999
+
+
+@check_kl("kl.no-gradient")
+def no_gradient(case: Case, kl: CurveSummary) -> Found | Lacking | None:
+    """Report a penalty that adds nothing to the gradient: 0 at steps where nothing else could."""
+    beta = case.value("learning.kl.beta")
+    if not isinstance(beta, int | float) or beta <= 0 or case.value("learning.skip_dead"):
+        return None
+    if case.value("learning.kl.estimator") == "k1":
+        return None  # it acts through the rewards
+    metrics = case.view.metrics
+    dead = metrics.get("advantage/dead/share")
+    gradient = metrics.get(GRADIENT_METRIC)
+    if dead is None or gradient is None:
+        return Lacking("dead groups and the gradient's length are not both logged")
+    # NaN fails each comparison.
+    shows_penalty = (dead > ALL_DEAD_SHARE) & (metrics[KL_METRIC] > MIN_PULLING_KL)
+    at = np.flatnonzero(shows_penalty & np.isfinite(gradient))
+    if len(at) < MIN_STEPS_WITHOUT_GRADIENT or gradient[at].any():
+        return None
+    if not np.nan_to_num(gradient).any():
+        return None  # nothing has a gradient, which is another fault
+    step = int(case.view.steps[at[0]])
+    summary = (
+        f"At {len(at)} steps all groups are dead and the gradient is 0, at a KL of up to"
+        f" {kl.values.max():.2g}: the penalty of {beta:g} has none."
+    )
+    return Found(CRITICAL, PROOF, summary, [Evidence("Gradient 0.", 0.0, GRADIENT_METRIC, step)])
 
 
 # Share of dead groups from which the penalty has the gradient nearly to itself.

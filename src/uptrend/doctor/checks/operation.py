@@ -4,7 +4,7 @@ and answers of probes.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from uptrend.doctor.check import (
     Lacking,
     check,
 )
+from uptrend.doctor.groups import rollout_evidence
 from uptrend.doctor.trend import (
     MIN_COLLAPSE_POINTS,
     MIN_EFFECT,
@@ -31,8 +32,9 @@ from uptrend.doctor.trend import (
     SIGNIFICANCE_LEVEL,
 )
 from uptrend.present.formatting import plural
-from uptrend.records import Basis, Evidence, Fix, RunView, Severity, Trend, TrendKind
+from uptrend.records import Basis, Evidence, Fix, RecordError, RunView, Severity, Trend, TrendKind
 from uptrend.records.metrics import must_be_finite
+from uptrend.records.table import Flags, RolloutTable
 from uptrend.records.view import Floats
 from uptrend.stats.trend import measure_trend, points_for, robust_spread, shift_at
 
@@ -58,12 +60,106 @@ def nonfinite(case: Case) -> Found | None:
     verb = "are" if len(names) > 1 else "is"
     tail = "and the run ends so" if is_last else f"{plural(count, 'time')} in all"
     summary = f"{' and '.join(names)} {verb} not finite at step {first}, {tail}."
+    source = _first_in_chain(case, names, first)
     evidence = []
+    if source is not None:
+        summary += f" What broke first is {source.text}."
+        evidence.append(source)
     for metric, steps in steps_by_metric.items():
         text = f"{metric} from step {steps[0]} on: {plural(len(steps), 'time')}."
         evidence.append(Evidence(text, None, metric, steps[0]))
     is_critical = is_last or count > CRITICAL_NONFINITE_SHARE * len(case.view.steps)
     return Found(CRITICAL if is_critical else WARNING, PROOF, summary, evidence)
+
+
+# What an update is computed from, in that order, and the metrics of each.
+CHAIN = {
+    "the reward": "reward/",
+    "the advantage": "advantage/",
+    "the sampler's log-probability": "sampler/",
+    "the learner's log-probability": "learner/",
+    "the KL": "kl/",
+    "the loss": "loss/",
+    "the gradient": "gradient/",
+    "the weights": "weights/",
+}
+# Links that overflow in fp16, whose largest number is 65,504.
+OVERFLOWING_LINKS = ("the loss", "the gradient", "the weights")
+
+
+def _first_in_chain(case: Case, metrics: Sequence[str], step: int) -> Evidence | None:
+    """Return the first link of the chain that was not finite at a step, by the step's tokens and
+    else by its metrics.
+    """
+    by_tokens = _first_in_tokens(case, step)
+    if by_tokens is not None:
+        return by_tokens
+    for link, prefix in CHAIN.items():
+        broken = [metric for metric in metrics if metric.startswith(prefix)]
+        if not broken:
+            continue
+        text = f"{link}, by what was logged"
+        is_half = case.value("model.weights") == "fp16" or _raw_setting(case, "fp16") is True
+        if link in OVERFLOWING_LINKS and is_half:
+            text = f"{link}, in fp16, which overflows: bf16 does not"
+        return Evidence(text, None, broken[0], step)
+    return None
+
+
+def _raw_setting(case: Case, name: str) -> Any:
+    raw = case.view.info.get("raw")
+    return raw.get(name) if isinstance(raw, Mapping) else None
+
+
+def _first_in_tokens(case: Case, step: int) -> Evidence | None:
+    """Return the first link that the tokens of a step's rollouts show to be broken; None if they
+    are all right, or not kept.
+    """
+    if step not in case.view.rollout_steps:
+        return None
+    try:
+        table = RolloutTable(step, case.view.read_rollouts(step))
+    except RecordError:  # damaged, or too large
+        return None
+    if not len(table) or not table.has("roles"):
+        return None
+    trained_t = table.model_t.copy()
+    weight_t = table.read_tokens_if_kept("weights")
+    if weight_t is not None:
+        trained_t &= np.nan_to_num(weight_t) != 0
+
+    # Not a number is null in the records, which is a gap where the other tokens have a value.
+    for link, column in (
+        ("the advantage", "advantages"),
+        ("the sampler's log-probability", "sampler"),
+        ("the learner's log-probability", "learner"),
+    ):
+        values = table.read_tokens_if_kept(column)
+        if values is None:
+            continue
+        broken_t = trained_t & ~np.isfinite(values)
+        if not broken_t.any():
+            continue
+        broken_n = table.flag(table.rollout_t[broken_t])
+        text = (
+            f"{link}, on {broken_t.sum():,} trained tokens of {plural(broken_n.sum(), 'rollout')}"
+        )
+        cause = _behind_link(table, column, broken_n)
+        return rollout_evidence([table], [broken_n], text + cause, float(broken_t.sum()))
+    return None
+
+
+def _behind_link(table: RolloutTable, column: str, broken_n: Flags) -> str:
+    """Return what the rows say of the reason, as the end of a sentence; empty if nothing."""
+    if column == "advantages":
+        unscored = int(np.isnan(table.reward_n).sum())
+        return f": {plural(unscored, 'rollout')} of the step had no reward" if unscored else ""
+    attended = table.read_tokens_if_kept("attended")
+    if column == "learner" and attended is not None:
+        sees_n = table.flag(table.rollout_t[np.nan_to_num(attended) != 0])
+        if (broken_n & ~sees_n).any():
+            return ": attention sees nothing in their rows"
+    return ""
 
 
 def _unexcused_nonfinite(case: Case) -> dict[str, list[int]]:
@@ -271,6 +367,9 @@ def too_short(case: Case) -> Answer:
         return Lacking("no reward was logged")
     power = trend.power or 0.0
     if power >= MIN_POWER or _is_decided(case, len(rewards)):
+        return None
+    # The trend of a few pasted lines says it in the same words.
+    if case.is_excerpt and trend.power is None:
         return None
     smallest = MIN_EFFECT * case.rollout_spread
     if trend.power is not None and smallest < MIN_SPREAD_SHARE * float(np.ptp(rewards)):

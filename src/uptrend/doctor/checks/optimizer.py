@@ -33,6 +33,8 @@ RATE_METRIC = "optimizer/lr"
 KL_METRIC = "kl/reference/mean"
 ENTROPY_METRIC = "learner/entropy/mean"
 DEAD_GROUPS_METRIC = "advantage/dead/share"
+DEVIATION_METRIC = "reward/group_std/mean"
+CUT_METRIC = "sampling/ended/length/share"
 # The norm of the gradient before and after it is clipped.
 GRADIENT_METRIC = "gradient/norm/before"
 CLIPPED_GRADIENT_METRIC = "gradient/norm/after"
@@ -194,7 +196,9 @@ def _hardly_left(case: Case) -> Found | Lacking | None:
 
     kl = case.summary(KL_METRIC)
     max_kl = NEAR_KL_LEARNING if case.is_learning else NEAR_KL
-    is_near = kl is not None and bool(kl.values.any()) and 0 <= kl.last < max_kl
+    # A KL of 0 throughout was not computed, unless small numbers are printed as 0.
+    is_measured = kl is not None and (bool(kl.values.any()) or case.has_rounded_zeros)
+    is_near = kl is not None and is_measured and 0 <= kl.last < max_kl
     path = _path(case)
     full_path = None if path is None else _full_path(case, path)
     is_short_path = full_path is not None and full_path < MIN_PATH and not case.is_learning
@@ -540,12 +544,30 @@ def _is_broken(case: Case) -> bool:
     return float(dead.mean()) >= BROKEN_DEAD_SHARE
 
 
-@check("optimizer.schedule", at_least=MIN_POINTS)
+@check("optimizer.schedule")
 def schedule(case: Case) -> Answer:
-    """Report a schedule that leaves little of the configured rate, or a warm-up that gets
+    """Report a schedule that leaves little of the configured rate or none, or a warm-up that gets
     nowhere.
     """
-    return [_little_rate_left(case), _endless_warmup(case)]
+    zero = _no_rate(case)
+    if zero is not None or len(case.view.steps) >= MIN_POINTS:
+        return zero or [_little_rate_left(case), _endless_warmup(case)]
+    return Lacking(f"fewer than {MIN_POINTS} points")
+
+
+# Points with a rate of 0 that are more than the first step of a warm-up and the last of a decay.
+MIN_ZERO_RATES = 3
+
+
+def _no_rate(case: Case) -> Found | None:
+    """Report a rate of exactly 0 at every point: no update changes anything."""
+    steps, rates = case.curve(RATE_METRIC)
+    if len(rates) < MIN_ZERO_RATES or rates.any() or case.has_rounded_zeros or case.is_learning:
+        return None
+    points = f"each of {len(rates)} points"
+    summary = f"The learning rate is exactly 0 at {points}: no update changes anything."
+    evidence = Evidence("Learning rate 0.", 0.0, RATE_METRIC, int(steps[-1]))
+    return Found(CRITICAL, PROOF, summary, [evidence])
 
 
 # Part of the configured rate that a schedule must leave on average, and part below which nothing
@@ -736,9 +758,11 @@ def _few_weights_move(case: Case) -> Found | None:
     return Found(warn_if(not case.is_learning), PROOF, summary, [evidence])
 
 
-# Share of dead groups below which a step has something to learn from, and the steps that must have.
+# Share of dead groups below which a step has something to learn from, and the steps that must have;
+# of a few lines each must have. Deviation within groups that says the same.
 MAX_DEAD_SHARE = 0.9
 MIN_LIVE_STEPS = 5
+MIN_LIVE_DEVIATION = 1e-6
 # KL of a policy that moved.
 MOVED_KL = 1e-3
 
@@ -747,25 +771,40 @@ def _no_gradient(case: Case) -> Found | None:
     """Report gradients of exactly 0 at every step with live groups: the loss is cut off from the
     weights.
     """
-    if not case.has(GRADIENT_METRIC, DEAD_GROUPS_METRIC, REWARD_METRIC):
+    if not case.has(GRADIENT_METRIC, REWARD_METRIC) or case.has_rounded_zeros:
         return None
     gradient = case.view.metrics[GRADIENT_METRIC]
-    dead = case.view.metrics[DEAD_GROUPS_METRIC]
     reward = case.view.metrics[REWARD_METRIC]
-    norms = gradient[np.isfinite(gradient) & (dead < MAX_DEAD_SHARE) & np.isfinite(reward)]
-    if len(norms) < MIN_LIVE_STEPS or norms.any():
+    if case.has(DEAD_GROUPS_METRIC):
+        is_live = case.view.metrics[DEAD_GROUPS_METRIC] < MAX_DEAD_SHARE
+    elif case.has(DEVIATION_METRIC):
+        is_live = case.view.metrics[DEVIATION_METRIC] > MIN_LIVE_DEVIATION
+    else:
+        return None
+    # A trainer may leave cut completions out of the loss, and with all of them cut all of it.
+    cut = case.view.metrics.get(CUT_METRIC)
+    if cut is not None:
+        is_live &= np.nan_to_num(cut) < 1
+    norms = gradient[np.isfinite(gradient) & is_live & np.isfinite(reward)]
+    min_steps = 1 if case.is_excerpt else MIN_LIVE_STEPS
+    if len(norms) < min_steps or norms.any():
         return None
     # Where the policy moved all the same, the norm was rounded to 0 in the log.
     highest_kl = float(case.curve(KL_METRIC)[1].max(initial=0.0))
     if case.is_learning or highest_kl > MOVED_KL:
         return None
 
+    steps = "a step" if len(norms) == 1 else f"all of {len(norms)} steps"
     summary = (
-        f"The gradient is exactly 0 at all of {len(norms)} steps that had live groups: it never"
-        " reaches the weights."
+        f"The gradient is exactly 0 at {steps} that had live groups: it never reaches the weights."
     )
-    text = f"0 at each of {len(norms)} steps with fewer than {MAX_DEAD_SHARE:.0%} dead groups."
-    return Found(CRITICAL, SIGNAL, summary, [Evidence(text, 0.0, GRADIENT_METRIC)])
+    text = f"0 at {steps} with fewer than {MAX_DEAD_SHARE:.0%} dead groups."
+    evidence = [Evidence(text, 0.0, GRADIENT_METRIC)]
+    kl = case.curve(KL_METRIC)[1]
+    if len(kl) and not kl.any():
+        evidence.append(Evidence("The KL is 0 as well: the policy did not move.", 0.0, KL_METRIC))
+    severity = CRITICAL if len(norms) >= MIN_LIVE_STEPS else WARNING
+    return Found(severity, SIGNAL, summary, evidence)
 
 
 # Relative change of entropy below which nothing moved.

@@ -8,9 +8,12 @@ Numerics leave small gaps of both signs everywhere: about 1e-5 in fp32, 1e-2 in 
 have other shapes:
 
     one-sided, or in proportion to the log-probability   sampling.truncated-distribution
+    the same, by a setting of the model's own files      sampling.hidden-settings
     none at first, then more from step to step           sync.stale-weights
     only after a tool has answered                       tokens.template
-    only in some rollouts                                tokens.padding
+    only in some rollouts                                tokens.padding, mask.documents-leak
+    a few tokens of a mixture of experts                 precision.routing
+    one level, then another, from one step on            precision.mismatch
     everywhere and large, from the first step on         precision.mismatch
     a whole nat                                          mask.attention-blind or tokens.padding may be why
     small at first, large later                          sync.off-policy
@@ -38,16 +41,21 @@ from uptrend.doctor.check import (
     warn_if,
 )
 from uptrend.doctor.groups import rollout_evidence
+from uptrend.present.formatting import assignments
 from uptrend.records import Evidence
 from uptrend.records.table import Flags, Floats, Ints, RolloutTable
+from uptrend.stats.trend import robust_spread
 
 MISMATCH_ID = "precision.mismatch"
 STALE_ID = "sync.stale-weights"
 OFF_POLICY_ID = "sync.off-policy"
 DISTRIBUTION_ID = "sampling.truncated-distribution"
+HIDDEN_ID = "sampling.hidden-settings"
 TEMPLATE_ID = "tokens.template"
 PADDING_ID = "tokens.padding"
 BLIND_ID = "mask.attention-blind"
+DOCUMENTS_ID = "mask.documents-leak"
+ROUTING_ID = "precision.routing"
 
 GAP_METRIC = "sampler/gap/mean"
 KL_METRIC = "sampler/kl/mean"
@@ -63,7 +71,18 @@ MIN_DOUBTFUL_KL = 0.03
 LARGE_GAP = 0.08
 
 
-@check(STALE_ID, OFF_POLICY_ID, MISMATCH_ID, DISTRIBUTION_ID, TEMPLATE_ID, PADDING_ID, BLIND_ID)
+@check(
+    STALE_ID,
+    OFF_POLICY_ID,
+    MISMATCH_ID,
+    DISTRIBUTION_ID,
+    HIDDEN_ID,
+    TEMPLATE_ID,
+    PADDING_ID,
+    BLIND_ID,
+    DOCUMENTS_ID,
+    ROUTING_ID,
+)
 def sampler_gap(case: Case) -> Answer:
     """Judge the gap by every record of it: versions, its mean, its other curves, and tokens."""
     return [
@@ -71,6 +90,7 @@ def sampler_gap(case: Case) -> Answer:
         *_by_passes(case),
         *_by_mean(case),
         *_by_curves(case),
+        *_by_level(case),
         *_by_token(case),
         *_by_surprise(case),
     ]
@@ -226,6 +246,8 @@ def _by_mean(case: Case) -> Iterable[Found]:
     """
     steps, gaps = case.curve(GAP_METRIC)
     if len(gaps) < MIN_GAP_POINTS:
+        if case.is_excerpt and len(gaps) and float(gaps.min()) > LARGE_GAP:
+            yield _gap_in_each_line(gaps)
         return
     first_gaps = gaps[:FIRST_POINTS]
     first = float(gaps[0])
@@ -251,6 +273,12 @@ def _by_mean(case: Case) -> Iterable[Found]:
         )
         yield Found(CRITICAL, SIGNAL, summary, evidence, MISMATCH_ID)
         if begin > UNRELATED_GAP:
+            if _expert_count(case):
+                routed = (
+                    "Sampler and learner may choose other experts for the same tokens: replay the"
+                    " sampler's choices."
+                )
+                yield Found(WARNING, SUSPICION, routed, evidence, ROUTING_ID)
             blind = (
                 "The learner may not see the prompt: swap it, and its log-probabilities must move."
             )
@@ -259,6 +287,17 @@ def _by_mean(case: Case) -> Iterable[Found]:
             )
             yield Found(WARNING, SUSPICION, blind, evidence, BLIND_ID)
             yield Found(WARNING, SUSPICION, padded, evidence, PADDING_ID)
+
+
+def _gap_in_each_line(gaps: Floats) -> Found:
+    """Report a gap beyond rounding in each of a few lines, which may be of any part of a run."""
+    level = float(np.median(gaps))
+    summary = (
+        f"Sampler and learner differ by {level:.2g} nats per token, which no rounding explains;"
+        " 0.01 is usual."
+    )
+    evidence = Evidence(f"Mean difference {level:.2g}.", level, GAP_METRIC)
+    return Found(WARNING, SIGNAL, summary, [evidence], MISMATCH_ID)
 
 
 # Mean ratio of learner to sampler, and effective share of the sample, outside of which a learner
@@ -301,7 +340,9 @@ def _by_curves(case: Case) -> Iterable[Found | Lacking]:
             evidence = case.evidence(metric, "Healthy at first, and not now.")
             at_last.append(Found(WARNING, SUSPICION, summary, [evidence], OFF_POLICY_ID))
     if at_first:
-        return [Found(CRITICAL, SIGNAL, PAGE_SUMMARY, at_first, MISMATCH_ID)]
+        # Of a few lines it is not known that they are the first.
+        severity = WARNING if case.is_excerpt else CRITICAL
+        return [Found(severity, SIGNAL, PAGE_SUMMARY, at_first, MISMATCH_ID)]
     return at_last[:1]
 
 
@@ -324,8 +365,7 @@ def _growing_kl(case: Case) -> Found | None:
     if kl is None or len(kl.values) < MIN_KL_POINTS or kl.last < MIN_STALE_KL or not kl.rises:
         return None
     # A policy that turns to noise widens every gap: then the gap is the symptom.
-    entropy = case.summary("learner/entropy/mean")
-    if entropy is not None and entropy.last > MAX_ENTROPY_GROWTH * entropy.first:
+    if _has_noisier_text(case):
         return None
     begin = float(np.median(kl.values[:KL_START_POINTS]))
     quarters = [float(np.median(quarter)) for quarter in np.array_split(kl.values, 4)]
@@ -338,6 +378,89 @@ def _growing_kl(case: Case) -> Found | None:
     in_words = ", ".join(f"{quarter:.2g}" for quarter in quarters)
     evidence = case.evidence(KL_METRIC, f"Mismatch by quarters: {in_words}.")
     return Found(CRITICAL, SIGNAL, summary, [evidence], STALE_ID)
+
+
+# Levels
+
+# Points on either side of a step in a mismatch's level, each of those after it above each of those
+# before.
+LEVEL_POINTS = 8
+# Level after / before a step, and the least level after it: rounding in fp32 is below.
+MIN_LEVEL_FACTOR = 3.0
+MIN_STEPPED_KL = 1e-3
+MIN_STEPPED_GAP = 0.01
+# The step from one point to the next / the deviation of all such steps, and the change of level /
+# the changes elsewhere, which are larger in one of ten windows. Of 4,320 simulated curves of
+# healthy runs, with noise up to a factor of e and of any memory, none has such a step; of those
+# with a step by 6 in the usual noise, 9 of 10.
+MIN_STEP_DEVIATIONS = 3.0
+MIN_STEP_RATIO = 3.0
+USUAL_QUANTILE = 0.9
+# Level at the end / right after the step, between which it has stayed.
+MAX_LEVEL_GROWTH = 3.0
+MIN_LEVEL_KEPT = 0.5
+
+
+def _by_level(case: Case) -> Iterable[Found]:
+    """Report a mismatch whose level steps up within two points and stays, below the limit too:
+    rounding grows with the policy and not from one step to the next.
+    """
+    for metric, least in ((KL_METRIC, MIN_STEPPED_KL), (GAP_METRIC, MIN_STEPPED_GAP)):
+        steps, values = case.curve(metric)
+        at = _level_step(np.abs(values), least)
+        if at is None or _has_noisier_text(case):
+            continue
+        before = float(np.median(np.abs(values[at - LEVEL_POINTS : at])))
+        after = float(np.median(np.abs(values[at : at + LEVEL_POINTS])))
+        step = int(steps[at])
+        summary = (
+            f"The mismatch of sampler and learner steps from {before:.2g} to {after:.2g} at step"
+            f" {step} and stays: something other than the weights changed there."
+        )
+        text = f"{metric} {before:.2g} in the {LEVEL_POINTS} points before, {after:.2g} after."
+        evidence = [Evidence(text, after, metric, step)]
+        yield Found(WARNING, SIGNAL, summary, evidence, MISMATCH_ID)
+        return
+
+
+def _level_step(values: Floats, least: float) -> int | None:
+    """Return the point at which a level steps up and stays; None where there is none."""
+    if len(values) < 2 * LEVEL_POINTS:
+        return None
+    logs = np.log(np.maximum(values, np.finfo(np.float64).tiny))
+    windows = np.lib.stride_tricks.sliding_window_view(logs, LEVEL_POINTS)
+    levels = np.median(windows, axis=1)
+    # One entry for each point that has this many before it, and is the first of as many.
+    points = np.arange(LEVEL_POINTS, len(values) - LEVEL_POINTS + 1)
+    before = levels[points - LEVEL_POINTS]
+    after = levels[points]
+    changes = after - before
+    steps = np.diff(logs)
+    is_candidate = (
+        (changes >= np.log(MIN_LEVEL_FACTOR))
+        & (after >= np.log(least))
+        & (windows[points].min(axis=1) > windows[points - LEVEL_POINTS].max(axis=1))
+        & (steps[points - 1] >= MIN_STEP_DEVIATIONS * robust_spread(steps))
+    )
+    for index in np.flatnonzero(is_candidate):
+        # Windows that do not reach the step show what the level does by itself.
+        elsewhere = np.abs(changes[np.abs(points - points[index]) >= 2 * LEVEL_POINTS])
+        if len(elsewhere) < LEVEL_POINTS:
+            continue
+        if changes[index] < MIN_STEP_RATIO * np.quantile(elsewhere, USUAL_QUANTILE):
+            continue
+        rest = logs[points[index] + LEVEL_POINTS :]
+        final = float(np.median(rest)) if len(rest) else float(after[index])
+        growth = np.exp(final - after[index])
+        if MIN_LEVEL_KEPT <= growth <= MAX_LEVEL_GROWTH:
+            return int(points[index])
+    return None
+
+
+def _has_noisier_text(case: Case) -> bool:
+    """Return True where entropy grew: unlikely tokens widen every gap."""
+    entropy = case.summary("learner/entropy/mean")
+    return entropy is not None and entropy.last > MAX_ENTROPY_GROWTH * entropy.first
 
 
 # Tokens
@@ -407,7 +530,16 @@ def _by_token(case: Case) -> Iterable[Found | Lacking]:
     """Judge the shape of the gaps: over tokens, rollouts and steps."""
     columns = ("roles", "sampler", "learner")
     if lacking := case.why_no_rollouts(columns):
-        ids = (DISTRIBUTION_ID, STALE_ID, TEMPLATE_ID, PADDING_ID, MISMATCH_ID)
+        ids = (
+            DISTRIBUTION_ID,
+            HIDDEN_ID,
+            DOCUMENTS_ID,
+            ROUTING_ID,
+            STALE_ID,
+            TEMPLATE_ID,
+            PADDING_ID,
+            MISMATCH_ID,
+        )
         return [Lacking(lacking, id) for id in ids]
     steps: list[Gaps] = []
     lags: list[float] = []
@@ -423,12 +555,11 @@ def _by_token(case: Case) -> Iterable[Found | Lacking]:
     # Weights that are known to be behind explain gaps of any other shape, and versions say so.
     is_behind = len(lags) > 0 and float(np.median(lags)) >= MIN_UPDATES_BEHIND
     if finding is None and not is_behind:
-        finding = (
-            _parting(steps)
-            or _reading_tools_otherwise(steps[0])
-            or _padded(steps[0])
-            or _everywhere(steps)
-        )
+        finding = _parting(steps) or _reading_tools_otherwise(steps[0])
+        padded = [] if finding else _padded(steps[0])
+        if padded:
+            return padded
+        finding = finding or _everywhere(case, steps)
     return [finding] if finding else []
 
 
@@ -453,6 +584,23 @@ def _restricting_settings(case: Case) -> list[str]:
     ]
 
 
+def _settings_of_files(case: Case, names: Iterable[str]) -> dict[str, float]:
+    """Return numbers of these names in the model's own generation config that change a sampler's
+    distribution, unless the run's config has the same value.
+    """
+    model = case.view.info.get("model")
+    files = model.get("files") if isinstance(model, Mapping) else None
+    generation = files.get("generation") if isinstance(files, Mapping) else None
+    settings: dict[str, float] = {}
+    if not isinstance(generation, Mapping):
+        return settings
+    for name in names:
+        value = generation.get(name)
+        if isinstance(value, int | float) and case.value(f"sampling.{name}") != value:
+            settings[name] = value
+    return settings
+
+
 def _left_out(case: Case, first: Gaps) -> Found | None:
     """Find gaps that are never above 0 and not far below: the sampler left tokens out and
     renormalized.
@@ -473,7 +621,8 @@ def _left_out(case: Case, first: Gaps) -> Found | None:
         " count in."
     )
     is_known = bool(_restricting_settings(case))
-    return _other_distribution(first, is_known, summary, text, mean)
+    hidden = {} if is_known else _settings_of_files(case, ("top_k", "top_p", "min_p"))
+    return _other_distribution(first, is_known, summary, text, mean, hidden)
 
 
 # A temperature that the learner ignored: deviation of the sampler's log-probabilities that a slope
@@ -514,16 +663,31 @@ def _tempered(case: Case, first: Gaps) -> Found | None:
         "The learner ignores the sampling temperature, which its log-probabilities say is about"
         f" {slope:.2f}."
     )
-    return _other_distribution(first, is_known, summary, text, slope)
+    hidden = _settings_of_files(case, ("temperature",))
+    if is_known or abs(hidden.get("temperature", 1) - slope) > MAX_TEMPERATURE_ERROR * abs(
+        slope - 1
+    ):
+        hidden = {}
+    return _other_distribution(first, is_known, summary, text, slope, hidden)
 
 
 def _other_distribution(
-    first: Gaps, is_known: bool, summary: str, text: str, value: float
+    first: Gaps, is_known: bool, summary: str, text: str, value: float, hidden: Mapping[str, float]
 ) -> Found:
+    """Blame a gap's shape on the run's settings; on those of the model's files, if these explain it
+    and no setting of the run does.
+    """
     step = first.table.step
     evidence = [Evidence(f"at step {step} {text}", value, step=step), first.evidence()]
     severity = CRITICAL if first.kl > LARGE_KL else WARNING
-    return Found(severity, PROOF if is_known else SIGNAL, summary, evidence, DISTRIBUTION_ID)
+    if hidden:
+        evidence.append(Evidence(_says_of_files(hidden)))
+    id = HIDDEN_ID if hidden else DISTRIBUTION_ID
+    return Found(severity, PROOF if is_known else SIGNAL, summary, evidence, id)
+
+
+def _says_of_files(hidden: Mapping[str, float]) -> str:
+    return f"the model's own generation_config.json has {assignments(hidden)}"
 
 
 # A sampler that stays behind: steps that show it, KL of the second half, first step's KL / that,
@@ -591,21 +755,21 @@ UPPER_SOUND_QUANTILE = 0.9
 MIN_PAIRS_BY_LENGTH = 0.9
 
 
-def _padded(first: Gaps) -> Found | None:
+def _padded(first: Gaps) -> list[Found]:
     """Find gaps in some rollouts of a step and none in others."""
     size_n = first.size_n
     is_known_n = np.isfinite(size_n)
     known = int(is_known_n.sum())
     if known < MIN_PADDED_ROLLOUTS:
-        return None
+        return []
     floor = float(np.quantile(size_n[is_known_n], SOUND_QUANTILE))
     is_off_n = is_known_n & (size_n > max(LARGE_GAP, MIN_PADDED_FACTOR * floor))
     is_sound_n = is_known_n & ~is_off_n
     off = int(is_off_n.sum())
     if off < MIN_OFF_ROLLOUTS or not MIN_OFF_SHARE <= off / known <= MAX_OFF_SHARE:
-        return None
+        return []
     if np.quantile(size_n[is_sound_n], UPPER_SOUND_QUANTILE) > VISIBLE_GAP:
-        return None
+        return []
     mean = float(size_n[is_off_n].mean())
     text = f"{off} of {known} rollouts have a mean gap of {mean:.2g}, the others of {floor:.1g}"
     evidence = [rollout_evidence([first.table], [is_off_n], text, mean), first.evidence()]
@@ -624,17 +788,55 @@ def _padded(first: Gaps) -> Found | None:
         )
         evidence.append(Evidence(text, by_length, step=first.table.step))
     severity = CRITICAL if first.kl > MIN_DOUBTFUL_KL else WARNING
-    return Found(severity, PROOF if is_sure else SIGNAL, PAGE_SUMMARY, evidence, PADDING_ID)
+    padding = Found(severity, PROOF if is_sure else SIGNAL, PAGE_SUMMARY, evidence, PADDING_ID)
+    if is_sure:
+        return [padding]
+    # Of packed documents the first of each row is sound, whatever its length.
+    leak = (
+        "Rollouts that are packed into one row may see each other: change a neighbor, and"
+        " log-probabilities must stay."
+    )
+    return [padding, Found(WARNING, SUSPICION, leak, evidence, DOCUMENTS_ID)]
 
 
-def _everywhere(steps: list[Gaps]) -> Found | None:
+# Tokens with the largest gaps, and their part of all gaps from which a few tokens have them: a
+# normal distribution's have 0.13 to 0.15.
+LARGEST_SHARE = 0.05
+MIN_TAIL_SHARE = 0.4
+
+
+def _everywhere(case: Case, steps: list[Gaps]) -> Found | None:
     """Find gaps of no other shape that most steps have."""
     if np.median([gaps.kl for gaps in steps]) < MIN_DOUBTFUL_KL:
         return None
     worst = max(steps, key=lambda gaps: gaps.kl)
     severity = CRITICAL if worst.kl > LARGE_KL else WARNING
     evidence = [steps[0].evidence(), worst.evidence()]
+    experts = _expert_count(case)
+    tail = _tail_share(worst)
+    if experts and tail >= MIN_TAIL_SHARE:
+        text = (
+            f"the {LARGEST_SHARE:.0%} of tokens with the largest gaps have {tail:.0%} of all, as"
+            f" where one of {experts} experts is another"
+        )
+        evidence.append(Evidence(text, tail, step=worst.table.step))
+        return Found(severity, SIGNAL, PAGE_SUMMARY, evidence, ROUTING_ID)
     return Found(severity, SIGNAL, PAGE_SUMMARY, evidence, MISMATCH_ID)
+
+
+def _expert_count(case: Case) -> int:
+    """Return the number of experts that each token is routed to some of; 0 for a dense model."""
+    model = case.view.info.get("model")
+    files = model.get("files") if isinstance(model, Mapping) else None
+    experts = files.get("experts") if isinstance(files, Mapping) else 0
+    return experts if isinstance(experts, int) else 0
+
+
+def _tail_share(gaps: Gaps) -> float:
+    """Return the largest gaps' part of all, where the sampler had a choice."""
+    size = np.sort(np.abs(gaps.gap_t[gaps.unsure_t]))[::-1]
+    count = max(1, round(LARGEST_SHARE * len(size)))
+    return float(size[:count].sum() / size.sum()) if len(size) and size.sum() > 0 else 0.0
 
 
 # Surprise
@@ -686,6 +888,10 @@ def _off_from_the_start(
     # Tokens that are too likely were drawn from a sharper distribution; what makes them less likely
     # can be a setting only where one is known.
     is_likelier = surprise < 0
+    hidden: dict[str, float] = {}
+    if is_likelier and not settings:
+        hidden = _settings_of_files(case, ("temperature", "top_k", "top_p", "min_p"))
+        evidence = [*evidence, *([Evidence(_says_of_files(hidden))] if hidden else [])]
     is_by_setting = is_likelier or bool(settings)
     why = "another model or another prompt sampled them"
     severity = CRITICAL
@@ -698,5 +904,7 @@ def _off_from_the_start(
         f"Sampled tokens are {direction} than the learner's own would be, by {abs(surprise):.2g}"
         f" nats: {why}."
     )
-    id = DISTRIBUTION_ID if is_by_setting else MISMATCH_ID
+    id = MISMATCH_ID
+    if is_by_setting:
+        id = HIDDEN_ID if hidden else DISTRIBUTION_ID
     return Found(severity, SIGNAL, summary, evidence, id)

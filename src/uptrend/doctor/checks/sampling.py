@@ -4,7 +4,7 @@ are all alike.
 Suffixes: n = rollout, g = group, t = token, all within one step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from uptrend.doctor.groups import (
 )
 from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.records import Ending, Evidence, Role, TrendKind, boundary_of
-from uptrend.records.table import Flags, Floats, Ints
+from uptrend.records.table import Flags, Floats, Ints, RolloutTable
 from uptrend.stats.intervals import all_right
 from uptrend.stats.trend import rank_correlation, residuals
 
@@ -45,6 +45,7 @@ ENTROPY_COLLAPSE = "sampling.entropy-collapse"
 ENTROPY_EXPLOSION = "sampling.entropy-explosion"
 COMPLETION_TRUNCATED = "context.completion-truncated"
 NO_STOP = "sampling.no-stop"
+ABORTED = "sync.aborted-rollouts"
 TEMPERATURE_LOW = "sampling.temperature-low"
 FEW_GENERATIONS = "sampling.few-generations"
 
@@ -67,6 +68,80 @@ MIN_ENTROPY_RISE = 0.5
 # Height in its range from which a reward has little left to learn, so that certainty is what was
 # asked for.
 NEAR_TOP = 0.9
+
+
+# Rollouts without an end, and the share of them, below which a user's own stop rules explain them.
+MIN_ABORTED_ROLLOUTS = 4
+MIN_ABORTED_SHARE = 0.02
+# Tokens below its limit that a rollout must have been stopped at: an end may be cut off with what a
+# trainer reserves.
+MIN_TOKENS_LEFT = 2
+# Settings of TRL by which a rollout may end without an end token.
+OTHER_ENDS = ("stop", "stop_strings", "stop_token_ids", "structured_outputs")
+
+
+@check(ABORTED, columns=["roles", "ids", "ended"])
+def aborted(case: Case) -> Answer:
+    """Report rollouts that are trained as finished although they neither reached an end nor a
+    limit.
+    """
+    model = case.view.info.get("model")
+    ends = set(model.get("special") or ()) if isinstance(model, Mapping) else set()
+    max_tokens = case.value("sampling.max_tokens")
+    if not ends or not isinstance(max_tokens, int | float):
+        return Lacking("the model's end tokens, or the limit of tokens, are not recorded")
+    if _ends_otherwise(case):
+        return Lacking("rollouts may end at texts or a context limit, which is not recorded")
+    flags = []
+    lengths: set[int] = set()
+    tables = case.tables_with("roles", "ids", "ended")
+    for table in tables:
+        is_aborted_n = _aborted_n(table, ends, max_tokens)
+        flags.append(is_aborted_n)
+        lengths |= set(table.model_length_n[is_aborted_n].tolist())
+    count = count_flags(flags)
+    share = count / max(1, sum(map(len, tables)))
+    # One length for all is a limit that no setting names.
+    if count < MIN_ABORTED_ROLLOUTS or share < MIN_ABORTED_SHARE or len(lengths) == 1:
+        return None
+    text = (
+        f"{count:,} trained rollouts end after {min(lengths)} to {max(lengths)} of"
+        f" {max_tokens:g} tokens without an end token"
+    )
+    evidence = rollout_evidence(tables, flags, text, share)
+    return Found(warn_if(share >= MIN_ABORTED_SHARE), SIGNAL, PAGE_SUMMARY, [evidence])
+
+
+def _ends_otherwise(case: Case) -> bool:
+    """Return True where a setting lets rollouts end without an end token below their limit."""
+    raw = case.view.info.get("raw")
+    settings = raw if isinstance(raw, Mapping) else {}
+    generation = settings.get("generation_kwargs")
+    named = generation if isinstance(generation, Mapping) else {}
+    sampler = case.view.info.get("sampler")
+    engine = sampler.get("engine") if isinstance(sampler, Mapping) else ""
+    return (
+        engine == "rollout_func"
+        or any(name in named for name in OTHER_ENDS)
+        or bool(settings.get("vllm_structured_outputs_regex"))
+        or bool(settings.get("vllm_max_model_length"))
+    )
+
+
+def _aborted_n(table: RolloutTable, ends: set[int], max_tokens: float) -> Flags:
+    """Flag trained rollouts of one turn whose last token is no end and that had tokens left."""
+    ids = table.read_tokens("ids")
+    last_t = np.zeros(len(table), np.int64)
+    last_t[table.rollout_t] = np.arange(len(ids))  # the last assignment counts
+    has_end_n = np.isin(ids[last_t] if len(ids) else np.zeros(len(table)), list(ends))
+    has_left_n = table.model_length_n <= max_tokens - MIN_TOKENS_LEFT
+    is_one_turn_n = np.array([(count or 0) <= 1 for count in table.turn_count_n], np.bool_)
+    says_finished_n = np.isin(table.ended_n, [Ending.STOP_TOKEN.value, Ending.LENGTH.value])
+    flags = has_left_n & is_one_turn_n & says_finished_n & ~has_end_n
+    weight_t = table.read_tokens_if_kept("weights")
+    if weight_t is not None:
+        flags &= table.flag(table.rollout_t[np.nan_to_num(weight_t) != 0])
+    return np.asarray(flags & table.kept_n & (table.model_length_n > 0))
 
 
 @check(ENTROPY_COLLAPSE, ENTROPY_EXPLOSION, needs=[ENTROPY_METRIC])
@@ -201,8 +276,12 @@ MIN_UNHEEDED_SHARE = 0.5
 MIN_UNHEEDED_CUT_SHARE = 0.9
 # Rounding of rewards that are equal.
 REWARD_TOLERANCE = 1e-6
-# Tokens in which hardly any answer fits.
+# Tokens in which hardly any answer fits; in which a terse one does; and in which a solution in
+# words hardly ends: in public runs that were all cut at 80 and at 256 tokens, the limit was at
+# fault; in one at 512, a template without an end.
 BRIEF_TOKENS = 4
+TERSE_TOKENS = 64
+WORKED_TOKENS = 256
 # Nats per token below which completions of one prompt are mostly one text.
 SURE_ENTROPY = 0.1
 
@@ -264,9 +343,10 @@ def _endings_by_curve(case: Case) -> Found | Lacking | None:
     cut = case.cut_by_length
     if len(cut) == 0:
         return Lacking("it was not logged how completions ended")
-    if len(cut) < MIN_QUARTERED_POINTS:
+    if len(cut) < MIN_QUARTERED_POINTS and not case.is_excerpt:
         return None
-    quarters = [float(part.mean()) for part in np.array_split(cut, 4)]
+    n_parts = min(4, len(cut))
+    quarters = [float(part.mean()) for part in np.array_split(cut, n_parts)]
     most = max(quarters)
     if most < NOTED_CUT_SHARE:
         return None
@@ -279,13 +359,14 @@ def _endings_by_curve(case: Case) -> Found | Lacking | None:
         f"{head} by the length limit, {harm or 'which may be harmless if the answer comes first'}."
     )
     listed = ", ".join(f"{share:.2f}" for share in quarters)
-    evidence = [Evidence(f"Cut by length, by quarters of the run: {listed}.", most, CUT_METRIC)]
+    parts = ", by quarters of the run" if len(cut) >= MIN_QUARTERED_POINTS else ""
+    evidence = [Evidence(f"Cut by length{parts}: {listed}.", most, CUT_METRIC)]
     limit = case.value("sampling.max_tokens")
     if limit:
         text = f"The limit is {limit} tokens."
         evidence.append(Evidence(text, float(limit), "sampling/length/max"))
     basis = SIGNAL if harm and not _is_unmoved(case) else SUSPICION
-    cause = NO_STOP if is_always and not _is_brief(case) else COMPLETION_TRUNCATED
+    cause = _cause_of_all_cut(case) if is_always else COMPLETION_TRUNCATED
     return Found(warn_if(bool(harm)), basis, summary, evidence, cause)
 
 
@@ -348,13 +429,30 @@ def _is_sure_of_itself(case: Case) -> bool:
     return curve is not None and curve.initial < SURE_ENTROPY
 
 
-def _is_brief(case: Case) -> bool:
-    """Return True if the limit leaves so few tokens that hardly any answer fits."""
+def _limit_tokens(case: Case) -> float:
+    """Return the limit of completions, or else the length of the longest; 0 if neither is known."""
     limit = case.value("sampling.max_tokens")
     if limit:
-        return bool(limit <= BRIEF_TOKENS)
+        return float(limit)
     longest = case.summary("sampling/length/max")
-    return longest is not None and longest.last <= BRIEF_TOKENS
+    return 0.0 if longest is None else longest.last
+
+
+def _cause_of_all_cut(case: Case) -> str:
+    """Return the likelier cause where all completions are cut: a limit in which no answer fits, or
+    a model that never stops.
+    """
+    # A limit of some dozens is set for terse answers, which a model that stops gives. One of a
+    # hundred or two is below what a solution in words takes; within several hundred some would end.
+    limit = _limit_tokens(case)
+    is_short = 0 < limit <= BRIEF_TOKENS or TERSE_TOKENS < limit <= WORKED_TOKENS
+    return COMPLETION_TRUNCATED if is_short else NO_STOP
+
+
+def _earns_nothing(case: Case) -> bool:
+    """Return True for a few lines of another trainer's log whose rewards are all 0."""
+    rewards_by_point = case.curve(REWARD_METRIC)[1]
+    return case.is_excerpt and len(rewards_by_point) > 0 and not rewards_by_point.any()
 
 
 def _suspected_endings(case: Case) -> Found | None:
@@ -368,16 +466,19 @@ def _suspected_endings(case: Case) -> Found | None:
     is_constant = bool(rewards.constant_reward.alarms(case))
     is_constant_at_bottom = is_constant and case.curve(REWARD_METRIC)[1][-1] <= case.reward_range[0]
     is_dead_at_bottom = advantages.unexplained_dead_groups(case) == advantages.AT_BOTTOM
-    if not is_dead_at_bottom and not is_constant_at_bottom:
+    if not is_dead_at_bottom and not is_constant_at_bottom and not _earns_nothing(case):
         return None
-    cause = NO_STOP
-    when = "by the length limit"
+    cause = _cause_of_all_cut(case)
+    limit = _limit_tokens(case)
+    when = f"after {limit:g} tokens" if limit else "by the length limit"
     what = "never stop by themselves"
-    if _is_brief(case):
-        cause = COMPLETION_TRUNCATED
-        when = "after a few tokens"
+    if cause == COMPLETION_TRUNCATED:
         what = "be cut before they answer"
-    summary = f"Nearly all completions are cut {when}, and most groups fail alike: they may {what}."
+    quantity = "All" if share == 1 else "Nearly all"
+    outcome = "most groups fail alike"
+    if not is_dead_at_bottom and not is_constant_at_bottom:
+        outcome = "none earns anything"
+    summary = f"{quantity} completions are cut {when}, and {outcome}: they may {what}."
     severity, basis = (NOTE, SUSPICION) if _is_unmoved(case) else (WARNING, SIGNAL)
     evidence = Evidence(f"At least {share:.0%} cut at every step.", share, CUT_METRIC)
     return Found(severity, basis, summary, [evidence], cause)
@@ -414,7 +515,7 @@ def _endings_by_rollout(case: Case) -> Found | Lacking | None:
             f" and {failed_share:.0%} fail"
         )
         evidence = subset_evidence(steps, cut_flags, text, share, CUT_METRIC)
-        cause = COMPLETION_TRUNCATED if _is_brief(case) else NO_STOP
+        cause = _cause_of_all_cut(case)
         return Found(WARNING, SIGNAL, PAGE_SUMMARY, [evidence], cause)
 
     failures = _failures_in_mixed_groups(steps, cut_flags, failed_flags)

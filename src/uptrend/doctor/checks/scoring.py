@@ -42,6 +42,7 @@ from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.checks.tools import too_many_failed
 from uptrend.doctor.groups import count_flags, rollout_evidence, subset_evidence
 from uptrend.doctor.trend import REWARD_METRIC
+from uptrend.present.formatting import plural
 from uptrend.records import Evidence, RewardOutOfBounds, boundary_of
 from uptrend.records.table import Flags, RolloutTable
 from uptrend.tasks.answers import answer_of, fold
@@ -159,7 +160,7 @@ def _commonest_error(tables: list[RolloutTable]) -> Evidence | None:
     rollouts = sum(map(len, tables))
     text = f"{count} of {rollouts} rollouts failed with {commonest[:SCORER_ERROR_CHARACTERS]}"
     if len(counts) > 1:
-        text += f", others in {len(counts) - 1} other ways"
+        text += f", others in {plural(len(counts) - 1, 'other way')}"
     flags: list[Flags] = []
     for table, errors in zip(tables, errors_by_table, strict=True):
         is_commonest = [errors.get(n) == commonest for n in range(len(table))]

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from uptrend.doctor.checks.sampler import MAX_RATIO, MIN_ESS_SHARE, MIN_RATIO
 from uptrend.doctor.probes.bench import Bench, distance, kl_between, with_sequences
 from uptrend.doctor.probes.probe import NEEDS_KL_PENALTY, NEEDS_SAMPLES, Answer, probe, require
 from uptrend.policy.logprobs import penalize
+from uptrend.policy.model_files import shaping_settings
 from uptrend.records import Finding
 from uptrend.rollout.sampler import Limits
 from uptrend.training.learner import Experience
@@ -62,7 +63,9 @@ def _mean_gap(learner_bs: Tensor, exp: Experience, part_b: Tensor | None = None)
 
 
 @probe(
-    "agreement", finds=["precision.mismatch", "sampling.truncated-distribution"], need=NEEDS_SAMPLES
+    "agreement",
+    finds=["precision.mismatch", "sampling.truncated-distribution", "sampling.hidden-settings"],
+    need=NEEDS_SAMPLES,
 )
 def agreement(bench: Bench) -> Answer:
     """Compare learner and sampler before training; name their distributions if they disagree."""
@@ -90,7 +93,9 @@ def agreement(bench: Bench) -> Answer:
             "Tokens are drawn from another distribution than is learned: "
             f"the sampler's is {sampler_name}, the learner's is {learner_name}."
         )
-        yield bench.finding("sampling.truncated-distribution", severity, summary, text, kl)
+        is_hidden = sampler_name.endswith(OF_FILES) and not learner_name.endswith(OF_FILES)
+        id = "sampling.hidden-settings" if is_hidden else "sampling.truncated-distribution"
+        yield bench.finding(id, severity, summary, text, kl)
     else:
         summary = (
             "Learner and sampler give the same tokens different probabilities before anything was"
@@ -101,6 +106,10 @@ def agreement(bench: Bench) -> Answer:
 
 # Sequences whose log-probabilities are computed again under each distribution that may be meant.
 NAMED_SEQUENCES = 8
+# Settings of the model's own generation config that such a distribution may have, and the end of
+# its name.
+LIMITS_OF_FILES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+OF_FILES = " by the model's own generation_config.json"
 # Mean |d| up to which a side has the distribution that it is compared with.
 MAX_NAMED_GAP_FP32 = 1e-3
 MAX_NAMED_GAP_BF16 = 3e-2
@@ -111,7 +120,7 @@ def _name_distributions(bench: Bench) -> tuple[str, str]:
 
     Neither side is believed: each sequence runs through the model whole and alone, with all logits.
     """
-    candidates = _candidate_distributions(bench.config.sampling)
+    candidates = _candidate_distributions(bench)
     policy = bench.policy
     learner_gaps: dict[str, list[Tensor]] = {name: [] for name in candidates}
     sampler_gaps: dict[str, list[Tensor]] = {name: [] for name in candidates}
@@ -133,10 +142,11 @@ def _name_distributions(bench: Bench) -> tuple[str, str]:
     return _nearest(learner_gaps, max_gap), _nearest(sampler_gaps, max_gap)
 
 
-def _candidate_distributions(sampling: Sampling) -> dict[str, Limits]:
+def _candidate_distributions(bench: Bench) -> dict[str, Limits]:
     """Return the distributions that may be meant, by name: at the recipe's temperature and at 1,
-    with and without what else shapes them.
+    with and without what else shapes them; and what the model's own files ask for.
     """
+    sampling: Sampling = bench.config.sampling
     shaping = {
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
@@ -154,6 +164,26 @@ def _candidate_distributions(sampling: Sampling) -> dict[str, Limits]:
         plain_name = f"temperature {temperature:g}"
         candidates[plain_name] = Limits(1, 1, temperature)
         candidates[plain_name + shaping_text] = Limits(1, 1, temperature, **shaping)  # type: ignore[arg-type]
+    return candidates | _distributions_of_files(bench)
+
+
+def _distributions_of_files(bench: Bench) -> dict[str, Limits]:
+    """Return the distributions of a sampler that takes what it can from the model's own generation
+    config: all of it, or all but the temperature. Empty if that config changes nothing.
+    """
+    sampling = bench.config.sampling
+    in_files = shaping_settings(bench.policy.core.generation_config)
+    own = {name: float(in_files[name]) for name in LIMITS_OF_FILES if name in in_files}
+    if not own:
+        return {}
+    temperature = own.pop("temperature", sampling.temperature)
+    candidates: dict[str, Limits] = {}
+    for each in dict.fromkeys((temperature, sampling.temperature)):
+        text = "".join(f", {name} {value:g}" for name, value in own.items())
+        limits = replace(Limits(1, 1, each), **own)  # type: ignore[arg-type]
+        if "top_k" in own:
+            limits = replace(limits, top_k=int(own["top_k"]))
+        candidates[f"temperature {each:g}{text}{OF_FILES}"] = limits
     return candidates
 
 

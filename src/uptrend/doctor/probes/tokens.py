@@ -12,8 +12,11 @@ import numpy as np
 import torch
 
 from uptrend.doctor.check import CRITICAL, NOTE, WARNING
+from uptrend.doctor.checks.settings import TEMPLATE_ID, VOCABULARY_ID, judge_files
 from uptrend.doctor.probes.bench import Bench, by_group, with_sequences
 from uptrend.doctor.probes.probe import NEEDS_SAMPLES, NEEDS_TOOLS, Answer, probe, require
+from uptrend.policy.model_files import describe_model
+from uptrend.present.formatting import assignments
 from uptrend.records import Finding, Message, Role, Rollout
 from uptrend.rollout.calls import example_call
 
@@ -52,6 +55,26 @@ def tool_calls(bench: Bench) -> Answer:
     if n_calls_read != 2:
         summary = f"Two tool calls in a turn are read back as {n_calls_read}."
         yield bench.finding("tool.multi-call", NOTE, summary, figure, n_calls_read)
+
+
+@probe("model-files", finds=[VOCABULARY_ID, TEMPLATE_ID])
+def model_files(bench: Bench) -> Answer:
+    """Compare the model's files with each other: tokens, end tokens, thoughts in the chat
+    template.
+    """
+    files = describe_model(bench.policy.core, bench.policy.tokenizer)
+    tokens = files["tokenizer"]["tokens"]
+    yield f"{tokens:,} tokens in {files['embeddings']:,} rows"
+    thoughts = files["tokenizer"]["thoughts"]
+    if thoughts:
+        yield f", thoughts of earlier turns are {thoughts}"
+    ignored = files["generation"]
+    if ignored:
+        yield f"; left out from generation_config.json: {assignments(ignored)}"
+    for fault in judge_files(files, bench.config.sampling.max_turns, rewrites=False):
+        yield bench.finding(
+            fault.id, fault.severity, fault.summary, fault.evidence, basis=fault.basis
+        )
 
 
 # Sampled tokens of a rollout that a finding quotes.
@@ -234,6 +257,50 @@ def _with_tokens_of(other: Rollout, rollout: Rollout, role: Role) -> Rollout:
     ids = first.ids.copy()
     ids[is_swapped_t] = np.resize(other_ids, int(is_swapped_t.sum()))
     return replace(rollout, sequences=(replace(first, ids=ids), *rest))
+
+
+# Rollouts that stand side by side, and nats by which one may move when the words of another change:
+# lengths, and so all shapes, stay the same.
+NEIGHBOR_ROLLOUTS = 16
+MAX_NEIGHBOR_MOVE_FP32 = 1e-4
+MAX_NEIGHBOR_MOVE_BF16 = 0.02
+
+
+@probe("neighbors", finds=["mask.documents-leak"], need=NEEDS_SAMPLES)
+def neighbors(bench: Bench) -> Answer:
+    """Change the words of every second rollout: the log-probabilities of the others must stay."""
+    spoken = [rollout for rollout in bench.rollouts if rollout.sampled_tokens]
+    rollouts = spoken[:NEIGHBOR_ROLLOUTS]
+    require(len(rollouts) > 1, "fewer than two rollouts said anything")
+    own = bench.experience(rollouts)
+    own_bs = bench.logprobs(own)
+    move = 0.0
+    for changed in (0, 1):
+        others = [
+            _with_reversed_words(rollout) if n % 2 == changed else rollout
+            for n, rollout in enumerate(rollouts)
+        ]
+        other_bs = bench.logprobs(bench.experience(others))
+        is_kept_b = own.rollouts_b % 2 != changed
+        kept_bs = own.real_bs & is_kept_b[:, None]
+        move_bs = torch.nan_to_num(own_bs - other_bs).abs()
+        move = max(move, float(move_bs[kept_bs].max()))
+
+    tolerance = bench.tolerance(MAX_NEIGHBOR_MOVE_FP32, MAX_NEIGHBOR_MOVE_BF16)
+    yield f"other words in its neighbors move a rollout by {move:.1e} nats (below {tolerance:g})"
+    if move > tolerance:
+        summary = (
+            "Rollouts in one batch see each other: other words in one move the log-probabilities of"
+            " the next."
+        )
+        text = f"{move:.2g} nats at most"
+        yield bench.finding("mask.documents-leak", CRITICAL, summary, text, move)
+
+
+def _with_reversed_words(rollout: Rollout) -> Rollout:
+    """Return a rollout whose tokens stand in reverse order, with the roles of their places."""
+    sequences = [replace(sequence, ids=sequence.ids[::-1].copy()) for sequence in rollout.sequences]
+    return replace(rollout, sequences=tuple(sequences))
 
 
 # Rollouts that are scored alone: by length the shortest, the longest, and some between.

@@ -600,13 +600,13 @@ WAY_BACK = 0.1
 MIN_PUSHED_KL = 1e-6
 
 
-@probe("kl-sign", finds=["kl.sign"], need=NEEDS_KL_PENALTY, cheap=False)
+@probe("kl-sign", finds=["kl.sign", "kl.no-gradient"], need=NEEDS_KL_PENALTY, cheap=False)
 def kl_sign(bench: Bench) -> Answer:
     """Push the weights off, and make one update by the KL penalty alone: KL must fall."""
     learning = bench.config.learning
     require(learning.kl.estimator != "k1", "k1 acts in the reward, not in the loss")
     # Equal rewards leave the penalty as the only thing to learn from.
-    penalty_alone = replace(learning, entropy=0.0, updates=1, minibatches=1)
+    penalty_alone = replace(learning, entropy=0.0, updates=1, minibatches=1, skip_dead=False)
     config = replace(bench.config, learning=penalty_alone)
     reward = Reward.of("same", 0.0, -1.0, 1.0, False)
     rollouts = [replace(rollout, reward=reward) for rollout in bench.batch[:PENALIZED_ROLLOUTS]]
@@ -619,7 +619,7 @@ def kl_sign(bench: Bench) -> Answer:
         before_bs = bench.logprobs(exp, learner)
         # The first step whose learning rate is a full one.
         first_full_step = max(1, learning.warmup)
-        learn(bench.components, learner, exp, rollouts, first_full_step, config)
+        update, *_ = learn(bench.components, learner, exp, rollouts, first_full_step, config)
         moved = distance(bench.logprobs(exp, learner), before_bs, exp.real_bs)
         way = distance(reference_bs, before_bs, exp.real_bs)
         bench.move_along(pushed, min(1.0, WAY_BACK * way / max(moved, 1e-6)))
@@ -631,7 +631,15 @@ def kl_sign(bench: Bench) -> Answer:
     require(is_visible, "too little moves to tell in this precision")
     yield f"a little way along an update of the penalty alone, KL goes from {before:.4g} to "
     yield f"{after:.4g}"
-    if not after <= before:  # NaN too
+    gradient = max((applied.norm_before for applied in update.applied), default=0.0)
+    if gradient == 0:
+        summary = (
+            "The KL penalty has no gradient: with nothing else to learn, no weight is asked to"
+            " move."
+        )
+        text = f"KL is {before:.4g}, and the gradient of the penalty alone is 0"
+        yield bench.finding("kl.no-gradient", CRITICAL, summary, text, gradient)
+    elif not after <= before:  # NaN too
         summary = (
             "The KL penalty pushes away from the reference: with nothing else to learn, KL rises."
         )

@@ -47,7 +47,7 @@ class Musique:
     version: ClassVar[str] = "2"
     Options: ClassVar[type[Any]] = MusiqueOptions
     HOLD_OUT_ALL: ClassVar[dict[str, Any]] = {"split": "heldout"}
-    SAMPLING_LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 128, "max_turns": 8, "context": 4096}
+    SAMPLING_LIMITS: ClassVar[dict[str, int]] = {"max_tokens": 256, "max_turns": 8, "context": 4096}
 
     def __init__(self, options: MusiqueOptions, seed: int) -> None:
         self.options = options
