@@ -9,6 +9,7 @@ from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.check import PROOF, alarms, rank
 from uptrend.doctor.checks import run_checks
 from uptrend.doctor.checks.rewards import NEAR_TOP
+from uptrend.doctor.differential import differential
 from uptrend.doctor.normal import normal_signs
 from uptrend.doctor.report import from_finding_table
 from uptrend.doctor.trend import REWARD_METRIC
@@ -73,6 +74,7 @@ def diagnose(view: RunView) -> Report:
         notes=(*view.notes, *_unread_steps(case)),
         unknown=tuple(sorted(view.unknown)),
         curve=thin_curve(*view.curve(REWARD_METRIC)),
+        differential=None if refusal else differential(case, outcomes, causes, excluded),
     )
 
 
