@@ -26,6 +26,7 @@ import uptrend
 from uptrend.cli.explain import config_keys, field_docs
 from uptrend.cli.main import VERBS, app
 from uptrend.doctor.catalogue import CATALOGUE
+from uptrend.doctor.known_bad import known_combinations
 from uptrend.doctor.pages import cause_page, causes_by_section
 from uptrend.doctor.probes import PROBES
 from uptrend.records.dialects import metric_names
@@ -223,6 +224,19 @@ def _column_type(kind: Any) -> str:
     )
 
 
+def _known_bad() -> Iterator[str]:
+    rows = (
+        (
+            "<br>".join(f"`{name} {versions}`" for name, versions in entry.packages.items()),
+            entry.symptom,
+            entry.change,
+            f"{_causes(iter([entry.id]))} ([thread]({entry.source}))",
+        )
+        for entry in known_combinations()
+    )
+    return _table("versions", "what users saw", "what repairs it", "cause", rows=rows)
+
+
 def _probes() -> Iterator[str]:
     rows = (
         (
@@ -302,6 +316,6 @@ def _parameter(parameter: inspect.Parameter | str) -> str:
 
 PARTS: dict[str, Callable[..., Iterator[str]]] = {
     "config": _config, "tasksets": _tasksets, "metrics": _metrics, "names": _names, "events": _events,
-    "columns": _columns, "probes": _probes, "cli": _cli, "api": _api,
+    "columns": _columns, "probes": _probes, "known-bad": _known_bad, "cli": _cli, "api": _api,
 }  # fmt: skip
 """Generated parts of pages by name; `names` takes a trainer's name."""

@@ -314,6 +314,10 @@ def test_a_log_is_dropped_on_the_doctor(serve: Serve, visit: Any, tmp_path: Path
     )  # its reader is being started
     expect(page.locator("article.finding h2").first).to_contain_text("reward.constant")
     expect(page.locator(".fix").first).to_be_visible()
+    remaining = page.locator("article.differential")
+    expect(remaining.locator("h2")).to_have_text("What remains")
+    expect(remaining.locator("tbody tr").first).to_contain_text("supported")
+    expect(remaining.locator(".command").first).to_be_visible()
     page.set_input_files(
         "#log", {"name": "x.bin", "mimeType": "application/octet-stream", "buffer": b"\0\1\2" * 99}
     )

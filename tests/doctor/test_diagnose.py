@@ -101,6 +101,7 @@ def test_the_json_is_the_contract() -> None:
         "basis",
         "confidence",
         "measured",
+        "since",
         "summary",
         "evidence",
         "rivals",

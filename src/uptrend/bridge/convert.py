@@ -17,7 +17,7 @@ from uptrend.config import Config, load_config, to_table
 from uptrend.config.load import check_bounds, chosen_keys, read_toml
 from uptrend.config.tables import flatten, nest, to_recipe, to_toml
 from uptrend.policy.known import local_folder, with_known_lr
-from uptrend.records import ConfigError
+from uptrend.records import ConfigError, Run
 from uptrend.records.dialects import (
     Setting,
     is_machinery,
@@ -182,12 +182,14 @@ def _first_names(trainer: str) -> dict[str, str]:
 def load_recipe(
     source: str | Path | Mapping[str, Any], overrides: Iterable[str] | Mapping[str, Any] = ()
 ) -> Config:
-    """Load a recipe as `load_config` does, or prime-rl's rl.toml, with a note on what of it was
-    read.
+    """Load a recipe as `load_config` does; prime-rl's rl.toml, with a note on what of it was read;
+    or the recipe of a run directory, which has the config.
     """
     if isinstance(source, Mapping):
         return load_config(source, overrides)
     path = Path(source)
+    if (path / "run.json").is_file():
+        return load_config(Run(path).config, overrides)
     table = read_toml(path)
     if not table and not overrides:
         raise ConfigError(f"{source} is empty: name at least tasks and model.")

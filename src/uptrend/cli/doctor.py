@@ -69,6 +69,9 @@ def command(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List every cause that could not be judged.")
     ] = False,
+    lists_all: Annotated[
+        bool, typer.Option("--all", help="List every cause of the differential and every test.")
+    ] = False,
     no_save: Annotated[
         bool, typer.Option("--no-save", help="Write no findings.json into an Uptrend run.")
     ] = False,
@@ -85,6 +88,9 @@ def command(
         --fail-on critical                  for scripts
     uptrend doctor log.csv --map my_kl=kl \\
         --reward-key points                 names of your own
+
+    A run that does not learn gets a differential: the causes that remain with their probability,
+    and the test that splits them best, as a command.
 
     One pasted line is enough where it proves something. Formats are recognized by content: TRL,
     verl, prime-rl, verifiers, tinker, TensorBoard, W&B, JSON lines, CSV, tables, consoles.
@@ -125,7 +131,7 @@ def command(
                 )
 
     if reports:
-        _write(reports, format, out, verbose)
+        _write(reports, format, out, verbose, lists_all)
         if not no_save:
             _save(reports)
     for message in errors:
@@ -216,7 +222,9 @@ def _read_map(text: str) -> tuple[str, str]:
     return column, metric
 
 
-def _write(reports: list[Report], format: ReportFormat, out: Path | None, verbose: bool) -> None:
+def _write(
+    reports: list[Report], format: ReportFormat, out: Path | None, verbose: bool, lists_all: bool
+) -> None:
     if format == "json":
         text = json.dumps(to_table(reports), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     elif format == "markdown":
@@ -230,6 +238,6 @@ def _write(reports: list[Report], format: ReportFormat, out: Path | None, verbos
         for index, report in enumerate(reports):
             if index:
                 console.rule()
-            print_report(report, console, verbose)
+            print_report(report, console, verbose, lists_all)
         text = page.getvalue()  # empty where the report went to the terminal
     write_text(text, out)

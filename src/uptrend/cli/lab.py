@@ -1,4 +1,5 @@
-"""`uptrend lab`: test hypotheses by experiment; here its files: init, new, list, report and import.
+"""`uptrend lab`: test hypotheses by experiment; here its files: init, new, list, report,
+roadmap and import.
 No torch.
 """
 
@@ -31,6 +32,7 @@ from uptrend.lab.journal.page import page, to_markdown, to_table
 from uptrend.lab.measure import titled
 from uptrend.lab.notebook import STATUS_MARKS, Notebook, is_lab
 from uptrend.lab.refuse import check
+from uptrend.lab.roadmap import roadmap_of
 from uptrend.present.formatting import NO_VALUE
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import Hypothesis, LabError, Run
@@ -323,6 +325,25 @@ def report(
         write_text(to_markdown(notebook), out)
     if opens and out:
         webbrowser.open(out.resolve().as_uri())
+
+
+@app.command("roadmap")
+def roadmap(
+    run: Annotated[Path, typer.Argument(help="A run, or another trainer's log.", readable=False)],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file.")] = None,
+) -> None:
+    """Plan tests for a run that does not learn.
+
+    \b
+    uptrend lab roadmap runs/quickstart
+    uptrend lab roadmap outputs/trainer_state.json \\
+        --out debug/02-roadmap.md
+
+    The causes that remain by the doctor's differential, in phases by how likely they are: what each
+    is, the command that decides it, its cost, and what is known of it; then those that are
+    excluded, by which evidence.
+    """
+    write_text(roadmap_of(diagnose(run)), out)
 
 
 @app.command("import")

@@ -53,6 +53,7 @@ REPORT_FIELDS = (
     "interval",
     "power",
     "held_out",
+    "differential",
     "cannot_tell",
     "normal",
     "missing",

@@ -23,6 +23,8 @@ from uptrend.records.metrics import complete_claim
 FINDINGS_FOLDER = Path(__file__).parent / "findings"
 # A setting in a sentence of a page's front matter: its value in the page's own change replaces it.
 SETTING_PLACEHOLDER = re.compile(r"\{([a-z_]\w*(?:\.\w+)*)\}")
+# A metric in a page's text.
+METRIC_PATTERN = re.compile(r"`([a-z_]+(?:/[\w-]+)+)`")
 # Symptoms that nearly every log measures. Cut completions may kill groups and so stop the policy;
 # if groups are alive, they stop nothing, and a policy that does not move has its cause in its
 # updates.
@@ -33,6 +35,8 @@ MEASURED_IDS = frozenset({"advantage.dead-groups-low", "advantage.dead-groups-hi
 # many it was planted and named among the first three; the same for each kind of finding (its basis
 # and source).
 TRIALS_FILE = FINDINGS_FOLDER / "measured.toml"
+# What trial runs with and without each cause look like, and what public threads had.
+LIKELIHOODS_FILE = FINDINGS_FOLDER / "likelihoods.toml"
 # Runs of its own trials that weigh as much as the trials of all findings of its kind; with fewer, a
 # cause's confidence is never high.
 KIND_WEIGHT = 5
@@ -65,6 +69,41 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
+class Condition:
+    """Value that a setting or a metric must have for a cause to be possible."""
+
+    name: str
+    """A config key, or a metric, which has slashes."""
+    relation: str
+    """`above`, `below` or `not`."""
+    limit: Any
+
+    @property
+    def is_metric(self) -> bool:
+        return "/" in self.name
+
+    def holds(self, value: Any) -> bool:
+        """Return False for a value with which the cause is not possible."""
+        if self.relation == "not":
+            return bool(value != self.limit)
+        if not _is_number(value):
+            return True
+        return bool(value > self.limit if self.relation == "above" else value < self.limit)
+
+    def refusal(self, value: Any) -> str:
+        """Return why a value excludes the cause."""
+        if self.relation == "not":
+            return f"{assignments({self.name: value})} is in force, which excludes it."
+        if not self.is_metric:
+            in_force = assignments({self.name: value})
+            return f"{in_force} is in force: it takes a value {self.relation} {self.limit:g}."
+        level = "at most" if self.relation == "above" else "at the end"
+        return (
+            f"{self.name} is {value:.3g} {level}: it takes a value {self.relation} {self.limit:g}."
+        )
+
+
+@dataclass(frozen=True)
 class Cause:
     """One reason why a run does not learn."""
 
@@ -83,6 +122,8 @@ class Cause:
     """The same for what it produces in time alone, by changing the policy or the scores: never a
     symptom of it if it was there before the first update.
     """
+    conditions: tuple[Condition, ...] = ()
+    """Settings and metrics without which it is not possible."""
     in_scalars: bool = False
     """True if a metrics log alone shows it for certain, although it is an invariant or needs a
     probe elsewhere.
@@ -97,6 +138,11 @@ class Cause:
     """Advice on the fix by trainer, beside the settings."""
     in_several_turns: "Cause | None" = None
     """The cause for tasks of several turns, if its experiment or fix differs there."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics that its page names, in their order."""
+        return tuple(dict.fromkeys(METRIC_PATTERN.findall(self.body)))
 
     def for_run(self, view: RunView) -> "Cause":
         """Return the cause as it is for the tasks of a run."""
@@ -124,20 +170,25 @@ def _cause_of(id: str, table: dict[str, Any], text: str) -> Cause:
     experiment = table["experiment"]
     how = experiment.pop("how", "")
     commands = experiment.pop("commands", ())
-    experiment["arms"] = _values_by_name(experiment.get("arms", {}))
+    experiment["arms"] = settings_by_name(experiment.get("arms", {}))
     return Cause(
         id=id,
         kind=Kind[table["kind"].upper()],
         what=what,
         fix=Fix(
             sentence=fix["say"],
-            changes=_values_by_name(fix.get("set", {})),
+            changes=settings_by_name(fix.get("set", {})),
             untranslated=tuple(fix.get("untranslated", ())),
         ),
         experiment=_with_claim(Experiment(**experiment)),
         rivals=tuple(Rival(other, apart) for other, apart in table.get("rivals", {}).items()),
         explains=tuple(table.get("explains", ())),
         leads_to=tuple(table.get("leads_to", ())),
+        conditions=tuple(
+            Condition(name, relation, limit)
+            for name, bounds in table.get("possible_if", {}).items()
+            for relation, limit in bounds.items()
+        ),
         in_scalars=table.get("in_scalars", False),
         body=body,
         how=how,
@@ -169,7 +220,7 @@ def takes_several_turns(view: RunView) -> bool:
     return bool((turns > 1).any() or (cut_shares > 0).any())
 
 
-def _values_by_name(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def settings_by_name(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return settings by name, with relative values such as `{ times = 10 }` and `{ at_least = 16
     }` parsed.
     """
@@ -218,17 +269,18 @@ def all_symptoms(id: str, reported: Set[str] = MEASURED_IDS) -> set[str]:
 
 @cache
 def _trials() -> Mapping[str, Any]:
-    if not TRIALS_FILE.exists():
-        return {}
-    return tomllib.loads(TRIALS_FILE.read_text(encoding="utf-8"))
+    tables: dict[str, Any] = {}
+    for path in (TRIALS_FILE, LIKELIHOODS_FILE):
+        if path.exists():
+            tables |= tomllib.loads(path.read_text(encoding="utf-8"))
+    return tables
 
 
 def trial_counts(id: str, source: str) -> Mapping[str, int]:
     """Return a cause's counts (`named`, `right`, `planted`, `found`) by records or scalars; empty
     if never tried.
     """
-    counts: Mapping[str, int] = _trials().get("causes", {}).get(id, {}).get(source, {})
-    return counts
+    return measured("causes", id, source)
 
 
 def is_mostly_wrong(id: str, source: str) -> bool:
@@ -241,21 +293,37 @@ def is_mostly_wrong(id: str, source: str) -> bool:
     return named >= KIND_WEIGHT and right / named <= RARE_SHARE
 
 
+def measured(*path: str) -> Mapping[str, Any]:
+    """Return a table of what trials measured; empty where they did not."""
+    table: Any = _trials()
+    for name in path:
+        table = table.get(name, {})
+    return table if isinstance(table, Mapping) else {}
+
+
+def right_share(id: str, basis: Basis, source: str) -> float:
+    """Return the posterior mean of the share of right findings of a cause: those of its kind, by
+    the rule of succession, are the prior, with the weight of KIND_WEIGHT runs.
+    """
+    kind_counts = measured("kinds", source, basis)
+    counts = trial_counts(id, source)
+    kind_share = (kind_counts.get("right", 0) + 1) / (kind_counts.get("named", 0) + 2)
+    named = counts.get("named", 0)
+    return float((counts.get("right", 0) + KIND_WEIGHT * kind_share) / (named + KIND_WEIGHT))
+
+
 def confidence_of(id: str, basis: Basis, source: str) -> tuple[Confidence, str]:
     """Return the confidence in a finding, and the count behind it in words."""
-    kind_counts = _trials().get("kinds", {}).get(source, {}).get(basis, {})
+    kind_counts = measured("kinds", source, basis)
     kind_named = kind_counts.get("named", 0)
     kind_right = kind_counts.get("right", 0)
     if not kind_named:
         return Confidence.LOW if basis is Basis.SUSPICION else Confidence.MEDIUM, ""
 
-    # Posterior mean of the share of right findings: those of its kind, by the rule of succession,
-    # are the prior, with the weight of KIND_WEIGHT runs.
     counts = trial_counts(id, source)
     named = counts.get("named", 0)
     right = counts.get("right", 0)
-    kind_share = (kind_right + 1) / (kind_named + 2)
-    share = (right + KIND_WEIGHT * kind_share) / (named + KIND_WEIGHT)
+    share = right_share(id, basis, source)
     if share >= HIGH_SHARE and named >= KIND_WEIGHT:
         confidence = Confidence.HIGH
     elif share >= MEDIUM_SHARE:

@@ -161,7 +161,7 @@ def _deciding_commands(cause: Cause) -> list[str]:
     for arm, changes in cause.experiment.arms.items():
         run_name = arm.replace(" ", "-")
         run_names.append(run_name)
-        sets = "".join(f" --set {_assignment(key, value)}" for key, value in changes.items())
+        sets = "".join(f" --set {shell_assignment(key, value)}" for key, value in changes.items())
         relative = [value for value in changes.values() if isinstance(value, Multiplied)]
         comment = f"  # {relative[0]}, here of the default" if relative else ""
         lines.append(f"uptrend train recipe.toml{sets} --name {run_name}{comment}")
@@ -177,7 +177,7 @@ def _deciding_commands(cause: Cause) -> list[str]:
     return commands or ["uptrend doctor runs/mine"]
 
 
-def _assignment(key: str, value: Any) -> str:
+def shell_assignment(key: str, value: Any) -> str:
     """Return a setting for `--set`, a relative value computed from the default."""
     if isinstance(value, Multiplied):
         default = attrgetter(key)(load_config({}))

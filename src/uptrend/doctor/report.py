@@ -7,7 +7,8 @@ gets it here, so that all show the same ones.
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,23 @@ from rich.text import Text
 
 from uptrend.present import formatting
 from uptrend.present.drawing import COLORS, plotting, to_svg
-from uptrend.present.formatting import assignments, number, plural, render
+from uptrend.present.formatting import assignments, duration, number, percent, plural, render
 from uptrend.records import (
     Basis,
     Confidence,
+    Differential,
     Evidence,
     Experiment,
     Finding,
     Fix,
+    NextStep,
     RecordError,
     Report,
     Rival,
     Run,
     Severity,
+    Standing,
+    Suspect,
     TrendKind,
     dialects,
     view_of,
@@ -81,6 +86,7 @@ def _run_table(report: Report) -> dict[str, Any]:
         "trend": str(report.trend.kind),
         **trend,
         "findings": [*map(finding_table, report.findings), *symptoms],
+        "differential": plain(asdict(report.differential)) if report.differential else None,
         "cannot_tell": [dict(vars(lack)) for lack in report.cannot_tell],
         "normal": [dict(vars(sign)) for sign in report.normal],
         "missing": list(report.missing),
@@ -115,6 +121,7 @@ def finding_table(finding: Finding, cause: str | None = None) -> dict[str, Any]:
         "basis": str(finding.basis),
         "confidence": str(finding.confidence),
         "measured": finding.measured,
+        "since": finding.since,
         "summary": finding.summary,
         "evidence": evidence,
         "rivals": [plain(vars(rival)) for rival in finding.rivals],
@@ -150,6 +157,7 @@ def from_finding_table(table: Mapping[str, Any]) -> Finding:
         evidence=tuple(evidence),
         confidence=Confidence(table["confidence"]),
         measured=table["measured"],
+        since=table.get("since"),
         rivals=tuple(Rival(**rival) for rival in table["rivals"]),
         experiment=experiment,
         fix=fix,
@@ -199,9 +207,11 @@ def latest_report(run: Run) -> dict[str, Any]:
     return report
 
 
-def print_report(report: Report, console: Console, verbose: bool = False) -> None:
-    """Print the trend, the causes in order, and the causes that could not be judged; shortened
-    unless `verbose`.
+def print_report(
+    report: Report, console: Console, verbose: bool = False, lists_all: bool = False
+) -> None:
+    """Print the trend, the causes in order, what remains, and the causes that could not be judged;
+    shortened unless `verbose`, the differential unless `lists_all`.
     """
     _print_trend(report, console)
     if not report.findings:
@@ -219,6 +229,11 @@ def print_report(report: Report, console: Console, verbose: bool = False) -> Non
         _print_finding(rank, finding, report.trainer, console, verbose)
     if n_alarms == len(report.findings):
         _print_normal(report, console)
+    if report.differential is not None:
+        console.print()
+        console.print(Text("What remains", style="bold"))
+        for line, style in _differential_lines(report.differential, lists_all):
+            _print(console, line, style)
     console.print()
     _print_lacks(report, console, verbose)
     has_notes = any(finding.severity is Severity.NOTE for finding in report.findings)
@@ -239,6 +254,53 @@ def _print_trend(report: Report, console: Console) -> None:
     for note in report.notes:
         if note not in summaries:
             _print(console, f"read: {note}", "dim")
+
+
+def _differential_lines(differential: Differential, lists_all: bool) -> Iterator[tuple[str, str]]:
+    """Yield the causes that remain and what to do next, each line with its style."""
+    remaining = differential.with_standing(Standing.SUPPORTED, Standing.POSSIBLE)
+    listed = differential.suspects if lists_all else likeliest(differential)
+    for suspect in listed:
+        style = SUSPECT_STYLES[suspect.standing]
+        yield f"{percent(suspect.probability, 0)} {suspect.id}, {suspect.standing}", style
+        # A finding has said the same above.
+        if lists_all or suspect.standing is not Standing.SUPPORTED:
+            yield f"  {' '.join(suspect.evidence)}", "dim"
+    n_listed = sum(suspect.standing is not Standing.EXCLUDED for suspect in listed)
+    counts: list[str] = []
+    if len(remaining) > n_listed:
+        counts.append(f"{len(remaining) - n_listed} more are possible")
+    n_excluded = len(differential.with_standing(Standing.EXCLUDED))
+    if n_excluded:
+        counts.append(f"{n_excluded} are excluded")
+    counts.append(f"{percent(differential.elsewhere, 0)}: none of them")
+    hint = "" if lists_all else " (--all lists them)"
+    yield f"{', '.join(counts)}{hint}", "dim"
+    for step in differential.next_steps if lists_all else differential.next_steps[:1]:
+        yield f"next: {step.sentence} Cost: {cost_in_words(step)}.", ""
+        yield f"  {step.command}", "green"
+
+
+# Causes of a differential that a terminal shows, and the probability below which one is left out.
+MAX_SUSPECTS_SHOWN = 5
+MIN_PROBABILITY_SHOWN = 0.03
+SUSPECT_STYLES = {Standing.SUPPORTED: "yellow", Standing.POSSIBLE: "", Standing.EXCLUDED: "dim"}
+
+
+def likeliest(differential: Differential) -> list[Suspect]:
+    """Return the few causes that remain and are worth a look."""
+    remaining = differential.with_standing(Standing.SUPPORTED, Standing.POSSIBLE)
+    return [
+        suspect
+        for suspect in remaining[:MAX_SUSPECTS_SHOWN]
+        if suspect.standing is Standing.SUPPORTED or suspect.probability >= MIN_PROBABILITY_SHOWN
+    ]
+
+
+def cost_in_words(step: NextStep) -> str:
+    """Return what a test costs: steps of training, and the time that these took."""
+    steps = plural(step.steps, "step")
+    return steps if step.seconds is None else f"{steps}, about {duration(step.seconds)}"
 
 
 def _print_normal(report: Report, console: Console) -> None:
@@ -339,8 +401,24 @@ def _section(report: Report) -> dict[str, Any]:
             "experiment": _experiment(finding.experiment, report.trainer),
         }
         findings.append(row)
+    differential = report.differential
+    remaining: list[dict[str, str]] = []
+    for suspect in likeliest(differential) if differential else ():
+        remaining.append(
+            {
+                "id": suspect.id,
+                "standing": str(suspect.standing),
+                "probability": percent(suspect.probability, 0),
+                "evidence": " ".join(suspect.evidence),
+            }
+        )
     return {
         "report": report,
+        "remaining": remaining,
+        "next_steps": [
+            (step, cost_in_words(step))
+            for step in (differential.next_steps if differential else ())
+        ][:1],
         "title": _title(report),
         "held_out": _heldout_text(report),
         "lacks": formatting.markdown_table(("cause", "needs"), lacks),

@@ -234,6 +234,65 @@ class Trend:
         return self.headline or str(self.kind)
 
 
+class Standing(StrEnum):
+    """State of a cause in the differential of a run that does not learn."""
+
+    SUPPORTED = "supported"
+    """A finding names it."""
+    POSSIBLE = "possible"
+    """Nothing that was recorded decides it."""
+    EXCLUDED = "excluded"
+    """A setting, a probe, or records that would show it speak against it."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A cause in a differential."""
+
+    id: str
+    standing: Standing
+    probability: float
+    """Share of trial runs like this one whose cause it was, as far as is known."""
+    evidence: tuple[str, ...]
+    """Sentences on what supports or excludes it, or why nothing decides it."""
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """Test that splits the causes that remain."""
+
+    name: str
+    sentence: str
+    command: str
+    """Command of a shell, or line of code, that works for this run."""
+    splits: tuple[str, ...]
+    """Ids of the causes that it decides, likeliest first."""
+    probability: float
+    """Probability that the cause is one of them."""
+    steps: int
+    """Its cost as training steps of this run."""
+    seconds: float | None = None
+    """The same in time; None where the run did not say how long a step takes."""
+
+
+@dataclass(frozen=True)
+class Differential:
+    """Causes that remain for a run that does not learn, and what to do next."""
+
+    suspects: tuple[Suspect, ...]
+    """Supported ones in the order of the findings, then possible and excluded ones, the likeliest
+    first.
+    """
+    elsewhere: float
+    """Probability that the cause has no page, or that nothing is wrong."""
+    next_steps: tuple[NextStep, ...]
+    """The cheapest test that splits what remains best, then what is best after it."""
+
+    def with_standing(self, *standings: Standing) -> list[Suspect]:
+        """Return the suspects of these standings, in order."""
+        return [suspect for suspect in self.suspects if suspect.standing in standings]
+
+
 @dataclass(frozen=True)
 class Report:
     """All results of the doctor on one run."""
@@ -254,6 +313,8 @@ class Report:
     """Sentences on how the log was read."""
     step: int = 0
     """Last step that it covers; 0 before the first."""
+    differential: Differential | None = None
+    """Causes that remain; None for a run that learns."""
     unknown: tuple[str, ...] = ()
     """Columns of the log that were not recognized."""
     curve: tuple[tuple[int, float], ...] = ()

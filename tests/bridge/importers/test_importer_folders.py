@@ -184,3 +184,36 @@ def test_halves_of_prime_rl_are_one_run_and_those_of_two_runs_two(tmp_path: Path
     assert [Path(view.source).name for view in views] == ["x", "y"]
     assert [float(np.round(view.metrics["reward/mean"][-1], 6)) for view in views] == [0.4, 0.2]
     assert all("gradient/norm/before" in view.metrics for view in views)
+
+
+CARD = """# A model
+
+- It is a model: 2
+### Framework versions
+
+- TRL: 0.14.0
+- Transformers: 4.48.2
+- Pytorch: 2.5.1+cu124
+- Python: 3.11
+"""
+
+
+def test_versions_beside_a_log_are_read_and_judged(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "out" / "checkpoint-40"
+    log = write(checkpoint / "trainer_state.json", state(trl_rows(40)))
+    assert only(log).info["packages"] == {}
+    write(tmp_path / "out" / "README.md", CARD)
+    view = only(log)
+    versions = {"trl": "0.14.0", "transformers": "4.48.2", "torch": "2.5.1+cu124"}
+    assert view.info["packages"] == versions
+    assert noted(view, "README.md")
+    named = {finding.id: finding for finding in uptrend.diagnose(log).findings}
+    assert (
+        "https://github.com/huggingface/trl/pull/2708" in named["tokens.padding"].evidence[0].text
+    )
+
+    write(checkpoint / "requirements.txt", "trl==0.15.2\nsomething==1.0\nvllm @ file:///x\n")
+    assert only(log).info["packages"] == {"trl": "0.15.2"}, "the nearer file counts"
+    (checkpoint / "requirements.txt").unlink()
+    (checkpoint / "requirements.txt").mkdir()
+    assert only(log).info["packages"] == versions

@@ -262,6 +262,7 @@ def noisy(level: Any, spread: float = 0.3, seed: int = 0) -> Any:
     return np.broadcast_to(level, STEPS) * np.exp(spread * random.standard_normal(STEPS))
 
 
+COMING_AND_GOING = np.where(np.arange(STEPS) // 15 % 2 == 0, 1.0, 6.0)
 STEPPED = np.where(np.arange(STEPS) < 60, 1.0, 6.0)
 
 
@@ -272,10 +273,19 @@ STEPPED = np.where(np.arange(STEPS) < 60, 1.0, 6.0)
         (GAP, noisy(4e-3 * STEPPED), {MISMATCH}),
         (KL, noisy(4e-5 * STEPPED), set()),
         (KL, noisy(4e-4), set()),
+        (KL, noisy(4e-4 * COMING_AND_GOING), set()),
         (KL, noisy(ramp(4e-4, 2.4e-3)), set()),
         (KL, noisy(np.where(np.arange(STEPS) == 60, 3e-3, 4e-4)), set()),
     ],
-    ids=["a step", "a step of the gap", "a step in rounding", "one level", "a drift", "a spike"],
+    ids=[
+        "a step",
+        "a step of the gap",
+        "a step in rounding",
+        "one level",
+        "levels that come and go",
+        "a drift",
+        "a spike",
+    ],
 )
 def test_a_step_in_the_level_of_a_mismatch(metric: str, values: Any, expected: set[str]) -> None:
     view = healthy(**{metric: values})

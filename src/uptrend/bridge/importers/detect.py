@@ -27,7 +27,7 @@ from uptrend.bridge.importers.readers import (
     parse_number,
 )
 from uptrend.bridge.importers.rollouts import is_of_format
-from uptrend.bridge.importers.settings import settings_beside, settings_in
+from uptrend.bridge.importers.settings import settings_beside, settings_in, versions_beside
 from uptrend.bridge.importers.tables import read_csv, read_json
 from uptrend.bridge.importers.trackers import read_events, read_trackio, read_wandb
 from uptrend.bridge.importers.views import view_of_settings, views_of_log
@@ -127,8 +127,12 @@ def _read_file(path: Path) -> list[RunView]:
 
 
 def _views_of(path: Path, logs: list[Log]) -> list[RunView]:
-    """Return the runs of a file's logs, with the settings beside it."""
+    """Return the runs of a file's logs, with the settings and versions beside it."""
     settings, settings_name = settings_beside(path)
+    versions, versions_name = versions_beside(path)
+    if versions:
+        note = f"Versions of packages were taken from {versions_name} beside it."
+        logs = [replace(log, packages=versions, notes=(*log.notes, note)) for log in logs]
     return _views_of_logs(path, logs, settings, settings_name)
 
 

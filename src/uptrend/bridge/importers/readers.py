@@ -61,6 +61,8 @@ class Log:
     notes: tuple[str, ...] = ()  # sentences on how the log was read
     every: int = 1  # n if `rows` holds every n-th of the file's most frequent kind
     rollouts: Sequence[Row] = ()  # rollouts that were logged beside the points
+    # versions of packages, by name, from a file beside the log
+    packages: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

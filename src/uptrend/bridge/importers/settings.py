@@ -19,7 +19,9 @@ from uptrend.records.dialects import (
     names_of,
     read_setting,
 )
+from uptrend.records.errors import RecordError
 from uptrend.records.files import parse_json, read_file
+from uptrend.records.machine import RECORDED_PACKAGES
 
 # Bytes of a file and characters of a console that are searched for settings: configs are shorter.
 MAX_SETTINGS_BYTES = 200_000
@@ -42,6 +44,12 @@ _NAMED_VALUE = re.compile(
     r"['\"]?\b([A-Za-z_][\w.]*)['\"]?\s*[:=]\s*['\"]?(-?\d[\d.]*(?:[eE][-+]?\d+)?|True|False|None)\b"
 )
 _MODEL_CONFIG = re.compile(r"(?i)config(?:uration)?\s*\w*\s*\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
+# Files that name versions of packages: each line of them, by name.
+_VERSION_FILES = {
+    "README.md": re.compile(r"(?m)^- (\w[\w-]*):? +(\d[\w.+]*)\s*$"),
+    "requirements.txt": re.compile(r"(?m)^([A-Za-z][\w.-]*)==(\d[\w.+]*)\s*$"),
+}
+_PACKAGE_OF_CARD = {"pytorch": "torch"}
 _KL_SWITCHES = ("use_kl_loss", "use_kl_in_reward")
 
 
@@ -139,6 +147,37 @@ def settings_beside(path: Path) -> tuple[dict[str, Any], str]:
         return {}, ""
     name, settings = next(iter(settings_by_name.items()))
     return settings, name
+
+
+def versions_beside(path: Path) -> tuple[dict[str, str], str]:
+    """Return the versions of packages in a file beside a log, and its name: the model card that
+    TRL writes, or W&B's list of requirements. Of a checkpoint, the run's folder counts too.
+    """
+    folders = [path.parent]
+    if path.parent.name.startswith("checkpoint-"):
+        folders.append(path.parent.parent)
+    for folder in folders:
+        for name, pattern in _VERSION_FILES.items():
+            versions = _versions_in(folder / name, pattern)
+            if versions:
+                return versions, name
+    return {}, ""
+
+
+def _versions_in(path: Path, pattern: re.Pattern[str]) -> dict[str, str]:
+    """Return the versions that a small file names for packages that a run records."""
+    try:
+        if path.stat().st_size > MAX_SETTINGS_BYTES:
+            return {}
+        text = read_file(path).decode(errors="replace")
+    except (OSError, RecordError):  # no such file, or none that can be read
+        return {}
+    versions: dict[str, str] = {}
+    for name, version in pattern.findall(text):
+        package = _PACKAGE_OF_CARD.get(name.lower(), name.lower())
+        if package in RECORDED_PACKAGES:
+            versions[package] = version
+    return versions
 
 
 def printed_settings(text: str, rows_begin: int) -> dict[str, Any]:

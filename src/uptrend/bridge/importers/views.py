@@ -82,7 +82,7 @@ def views_of_log(log: Log, source: str) -> list[RunView]:
         notes = (*notes, note)
         last_step = last_step or len(log.rows) * log.every
     views: list[RunView] = []
-    flat_log = Log(rows, log.name, log.trainer, facts, last_step, notes)
+    flat_log = Log(rows, log.name, log.trainer, facts, last_step, notes, packages=log.packages)
     for part in split_by_name(flat_log):
         runs, noted_part = split_runs(part)
         n_runs = max(1, sum(bool(run.points) for run in runs))
@@ -177,7 +177,7 @@ def _view(log: Log, run: Segment, runs_in_log: int, source: str) -> RunView:
         nonfinite=nonfinite_metrics,
         evals=tuple(run.evals),
         config=config,
-        info={"raw": flat_facts(log.facts)},
+        info={"raw": flat_facts(log.facts), "packages": dict(log.packages)},
         unknown=unknown,
         columns=columns,
         notes=tuple(notes),

@@ -58,9 +58,25 @@ U.finding = (finding, told, board) => {
     rivals.length || experiment ? h("details", {open}, h("summary", "Rivals, and the experiment that decides"), h("ul", rivals), experiment) : null,
     finding.measured ? h("p.small.soft", ...U.say(finding.measured)) : null, U.answers || !finding.known ? null : read);
 };
+// Causes that remain for a run that does not learn, and the test that splits them.
+U.differential = (differential) => {
+  const share = (probability) => `${Math.round(100 * probability)}%`;
+  const of = (standing) => differential.suspects.filter((suspect) => suspect.standing === standing);
+  const remaining = [...of("supported"), ...of("possible")], excluded = of("excluded");
+  const table = (suspects) => U.table(["cause", "standing", "probability", "evidence"],
+    suspects.map((suspect) => [suspect.id, suspect.standing, share(suspect.probability), h("span", ...U.say(suspect.evidence.join(" ")))]));
+  const cost = (step) => `${U.plural(step.steps, "step")}${step.seconds ? `, about ${U.duration(step.seconds)}` : ""}`;
+  const rest = [...remaining.slice(5), ...excluded];
+  return h("article.finding.differential", h("h2", "What remains"), table(remaining.slice(0, 5)),
+    rest.length ? h("details", h("summary", `${U.plural(rest.length, "cause")} more, of which ${excluded.length} are excluded`), table(rest)) : null,
+    h("p.small.soft", `${share(differential.elsewhere)}: none of them, or no fault.`),
+    differential.next_steps.slice(0, 3).map((step, place) =>
+      [h("p.label", place ? "Then" : "Next"), h("p", ...U.say(step.sentence), ` Cost: ${cost(step)}.`), U.command(step.command)]));
+};
 U.report = (report, told, board) => [h("div.card", U.trend(report)),
   ...(report.findings.length ? report.findings.map((finding) => U.finding(finding, told, board))
                              : [U.state(report.trend === "learning" ? "Nothing that asks for a change." : "Nothing was found.")]),
+  report.differential ? U.differential(report.differential) : null,
   report.normal?.length ? h("div.card.normal", h("b", "Normal here"),
                             h("ul", report.normal.map((sign) => h("li", ...U.say(sign.text), " ", h("span.soft", ...U.say(sign.otherwise))))))
                         : null,
