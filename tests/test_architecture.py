@@ -88,8 +88,8 @@ def test_what_is_not_needed_is_not_loaded(
 
 def test_the_public_surface() -> None:
     names = {
-        "Observer", "Report", "Reward", "Run", "Task", "Taskset", "diagnose", "evaluate", "load_config", "replay",
-        "resume", "train",
+        "Observer", "Report", "Reward", "Run", "Task", "Taskset", "diagnose", "evaluate", "load_config", "remote",
+        "replay", "resume", "train",
     }  # fmt: skip
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert set(uptrend.__all__) == names | {"__version__"}

@@ -16,6 +16,7 @@ from uptrend.config import load_config
 from uptrend.records import Report, Reward, Run, Task
 from uptrend.runner import diagnose, evaluate, replay
 from uptrend.runner.api import resume, train
+from uptrend.tasks.functions import remote
 from uptrend.tasks.taskset import Taskset
 from uptrend.training.observer import Observer
 
@@ -31,6 +32,7 @@ __all__ = [
     "diagnose",
     "evaluate",
     "load_config",
+    "remote",
     "replay",
     "resume",
     "train",

@@ -199,3 +199,9 @@ def test_a_config_as_plain_values_leaves_out_what_its_recipe_left_out() -> None:
     assert config.omitted - again.omitted == {"learning.lr"}
     assert with_known_lr(load_config(dataclasses.asdict(config)), 10**9).learning.lr == 1e-6
     assert Config().omitted == frozenset()
+
+
+def test_adapters_of_a_warm_start_learn_at_ten_times_the_rate() -> None:
+    assert load_config({}).warmstart.lr == 2e-5
+    assert load_config({"model": {"lora": {}}}).warmstart.lr == 2e-4
+    assert load_config({"model": {"lora": {}}, "warmstart": {"lr": 1e-5}}).warmstart.lr == 1e-5

@@ -66,6 +66,14 @@ FAULTS = {
     "verl, all cut": (verl(norm=0.0, score=0.0, top=0.0, length=1024.0, least=1024.0, cut=1.0), NO_STOP),
     "no group alive": (line(**NOTHING_EARNED), BOTTOM),
     "no group alive at an unknown height": (line(**NOTHING_EARNED | {"reward": 3.0}), BOTTOM),
+    "no group alive, and every component earned": (
+        line(**NOTHING_EARNED | {"reward": 4.0, "rewards/a/mean": 3.0, "rewards/b/mean": 1.0}),
+        TOP,
+    ),
+    "no group alive, and one component not earned": (
+        line(**NOTHING_EARNED | {"reward": 1.5, "rewards/a/mean": -2.0, "rewards/b/mean": 3.5}),
+        BOTTOM,
+    ),
     "gradient 0 with live groups": (line(grad_norm=0.0, kl=0.0), FROZEN),
     "gradient 0 with live groups, twice": (line(grad_norm=0.0) + line(grad_norm=0.0), FROZEN),
     "learning rate 0": (3 * line(learning_rate=0.0), SCHEDULE),
@@ -129,6 +137,7 @@ def test_healthy_lines_get_answers_and_no_warning(name: str) -> None:
     assert signs <= {sign.id for sign in report.normal}
     assert "no fault" in report.trend.headline
     assert "No fault shows in" in report.trend.sentence
+    assert report.differential is None
 
 
 def test_no_answer_contradicts_a_finding() -> None:

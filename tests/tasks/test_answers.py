@@ -34,6 +34,12 @@ from uptrend.tasks.answers import (
         ("-7", "7", False, False),
         ("I do not know", "7", False, False),
         ("17", "7", False, False),
+        # Nobody writes numbers so, and a scorer that rejects them loses nothing.
+        ("-0", "0", False, False),
+        ("x = -0.0", "0", False, False),
+        ("007", "7", False, False),
+        ("-0.5", "-0.5", True, True),
+        ("= 0", "0", False, True),
         ("", "", False, False),
     ],
 )

@@ -1,6 +1,7 @@
 """Reward functions: where they run, what ends them, what groups they see, and what they may return."""
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -11,14 +12,17 @@ from datetime import date, datetime, timedelta
 from datetime import time as clock
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
 from uptrend.config.functions import register_functions
-from uptrend.records import Ending, Message, Rollout, TasksetError
+from uptrend.doctor.probes.bench import Bench
+from uptrend.doctor.probes.probe import Answer as ProbeAnswer
+from uptrend.doctor.probes.probe import probe
+from uptrend.records import Ending, Message, Reward, Rollout, Task, TasksetError
 from uptrend.rollout.play import (
     RolloutRequest,
     Timeouts,
@@ -29,9 +33,18 @@ from uptrend.rollout.play import (
 )
 from uptrend.rollout.sampler import Limits
 from uptrend.tasks import event_loop
-from uptrend.tasks.functions import QUICK_S, decode_arguments, encode_arguments, read_values
+from uptrend.tasks.functions import (
+    QUICK_S,
+    decode_arguments,
+    encode_arguments,
+    is_remote,
+    read_values,
+    remote,
+    without_remote,
+)
 from uptrend.tasks.pool import make_taskset
-from uptrend.tasks.taskset import Taskset
+from uptrend.tasks.taskset import Taskset, play_script, say
+from uptrend.tasks.validate import validate
 from uptrend.tasks.workers import count_cores
 
 FUNCTIONS = '''
@@ -373,3 +386,86 @@ def test_quick_functions_cost_next_to_nothing(make) -> None:
 
     # 2 to 5 ms on the machines at hand; a machine that is busy with other things takes longer.
     assert min(asyncio.run(score_many()) for _ in range(5)) < 0.05
+
+
+class Judge:
+    """A judge that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, completion: str, answer: str) -> float:
+        self.calls += 1
+        return float(completion == answer)
+
+    def score(self, completion: str, answer: str) -> float:
+        return self(completion, answer)
+
+
+@remote
+class PaidJudge(Judge):
+    """A class that is marked."""
+
+
+def test_the_mark_of_what_costs_money() -> None:
+    marked = remote(lambda completion: float(completion == "7"))
+    method = remote(Judge().score)
+    assert marked("7") == method("7", "7") == 1.0
+    decorated = functools.wraps(marked)(lambda completion: marked(completion))
+    for function in (
+        marked,
+        method,
+        functools.partial(marked),
+        PaidJudge(),
+        decorated,
+        remote(len),
+    ):
+        assert is_remote(function)
+    assert method.__name__ == "score"
+    for plain in (Judge(), Judge().score, functools.partial(len), len):
+        assert not is_remote(plain)
+    with pytest.raises(TypeError, match="can be called"):
+        remote("judge")  # type: ignore[type-var]
+
+
+def test_what_costs_money_is_called_for_training_alone(tmp_path: Path) -> None:
+    """Other rewards are still tested, and a taskset without any has nothing to test."""
+    rows = [{"prompt": f"{n} + 1 = ", "answer": str(n + 1)} for n in range(40)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    judge = PaidJudge()
+
+    with register_functions({"mine:judge": judge}):
+        for rewards, n_golds in ((["mine:judge"], 0), (["exact", "mine:judge"], 30)):
+            options = {"file": str(file), "reward": rewards, "bounds": [0, 1]}
+
+            def make(options: dict[str, Any] = options) -> Taskset:
+                return make_taskset("data", options, 0)
+
+            report = validate(make, train=30, heldout=0)
+            assert report.passed
+            assert any("mine:judge" in note or "judge" in note for note in report.notes)
+            figures = {check.name: check.figure for check in report.checks}
+            gold_figure = figures["gold answers reach the maximum"]
+            assert gold_figure == (f"{n_golds} of {n_golds} do" if n_golds else "not judged: none")
+        assert judge.calls == 0
+
+        taskset = make()
+        task = taskset.train(1)[0]
+        with without_remote():
+            assert score_of(taskset, task).high == 1.0
+
+        @probe("paid", finds=[])
+        def earn(bench: Bench) -> ProbeAnswer:  # noqa: ARG001 (the taskset is all it needs)
+            """Score a right answer."""
+            yield f"{score_of(taskset, task).high:g}"
+
+        assert earn.run(cast(Bench, None)).figure == "1"
+        assert judge.calls == 0
+        assert score_of(taskset, task).high == 2.0
+        assert judge.calls == 1
+
+
+def score_of(taskset: Taskset, task: Task) -> Reward:
+    _, reward = event_loop.run(play_script(taskset, task, say(task.answer)))
+    return reward

@@ -16,7 +16,16 @@ from models import character_tokenizer, make_policy, write_model
 from uptrend.config import load_config
 from uptrend.policy.optimizer import Optimizer
 from uptrend.policy.policy import Policy
-from uptrend.records import ConfigError, Message, Role, Rollout, Run, TasksetError, rollouts_of
+from uptrend.records import (
+    ConfigError,
+    Message,
+    ModelError,
+    Role,
+    Rollout,
+    Run,
+    TasksetError,
+    rollouts_of,
+)
 from uptrend.rollout.render import Renderer
 from uptrend.runner.prepare import with_demonstrated_tasks
 from uptrend.runner.rollouts import repeat_rollouts
@@ -359,13 +368,13 @@ def test_the_gradient_of_full_weights_and_of_adapters_is_that_of_the_assistants_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", [None, {"r": 4}])
+@pytest.mark.parametrize(("lora", "lr"), [(None, 3e-3), ({"r": 16}, 2e-2)])
 def test_a_model_learns_what_the_assistant_said(
-    chat_model: Path, tmp_path: Path, lora: dict[str, int] | None
+    chat_model: Path, tmp_path: Path, lora: dict[str, int] | None, lr: float
 ) -> None:
-    """With `model.lora` too, all weights train and a whole model is saved."""
+    """All weights and the model, or adapters, which are saved as such."""
     lines = [{"messages": messages} for messages in (ONE_TURN, FOLLOWED, SEARCHED)]
-    table = recipe(tmp_path, lines, chat_model, epochs=60)
+    table = recipe(tmp_path, lines, chat_model, epochs=60, lr=lr)
     if lora is not None:
         table["model"]["lora"] = lora
     run = warmstart(load_config(table), tmp_path / "out", runs=tmp_path / "runs")
@@ -375,7 +384,13 @@ def test_a_model_learns_what_the_assistant_said(
     assert {line["tokens/trained/prompt/count"] for line in run.metric_lines} == {0}
     assert {line["tokens/trained/tool/count"] for line in run.metric_lines} == {0}
     assert run.info["tasks"]["count"] == 3
-    assert (tmp_path / "out" / "config.json").exists()
+    saved = "config.json" if lora is None else "adapter_config.json"
+    assert (tmp_path / "out" / saved).exists()
+    assert run.info["model"]["trainable"] < run.info["model"]["parameters"] or lora is None
+    if lora is not None:
+        table["model"]["name"] = str(tmp_path / "out")
+        with pytest.raises(ModelError, match="is an adapter, and one that is learned on top"):
+            warmstart(load_config(table), tmp_path / "more", runs=tmp_path / "runs")
 
     # The model says it by itself, and closes its turn.
     policy = make_policy(tmp_path / "out")

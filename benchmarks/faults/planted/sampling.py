@@ -69,6 +69,7 @@ def _files_with(**settings: float) -> Alter:
     def alter(context: RunContext) -> RunContext:
         core = context.policy.core
         core.generation_config = deepcopy(core.generation_config)
+        core.generation_config.do_sample = True  # else the others are refused when it is saved
         for name, value in settings.items():
             setattr(core.generation_config, name, value)
         sample = wrapped(sampler=lambda _: lambda trained: FilesApplied(trained, **settings))

@@ -378,7 +378,7 @@ class Warmstart:
     """Passes over the demonstrations."""
     batch: Annotated[int, Ge(1)] = 16
     """Demonstrations per update."""
-    lr: Annotated[float, Gt(0), Le(1)] = 2e-5
+    lr: Annotated[float, Gt(0), Le(1), Chosen("2e-5; 2e-4 with model.lora")] = 2e-5
     """The learning rate, once warm."""
     schedule: Schedule = "linear"
     """Course of the learning rate after the warm-up."""

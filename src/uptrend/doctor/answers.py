@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from uptrend.doctor.case import Case
 from uptrend.doctor.groups import RolloutSubset
-from uptrend.records import Ending
+from uptrend.records import Ending, Fix
 from uptrend.records.table import Flags, Floats, Ints, RolloutTable
 from uptrend.tasks.answers import is_surely_wrong, says, says_leniently
-from uptrend.tasks.proof import Earnings
+from uptrend.tasks.proof import Earnings, Remedy
 
 # Rollouts below which their endings are chance, and rollouts that must show a wrong score.
 MIN_ROLLOUTS = 32
@@ -200,6 +200,11 @@ def _form(text: str, gold: str) -> str:
     before, _, after = text.rpartition(gold)
     form = f"{before[-FORM_CHARACTERS:]}{{}}{after[:FORM_CHARACTERS]}"
     return re.sub(r"\d+", "0", form)
+
+
+def fix_of(remedy: Remedy, place: str = "") -> Fix:
+    """Return the fix for a scorer that rejects gold answers; `place` is the line of its code."""
+    return Fix(f"At {place}: {remedy.sentence}" if place else remedy.sentence)
 
 
 def why_no_scores(case: Case) -> str:

@@ -23,7 +23,7 @@ from uptrend.doctor.catalogue import (
     resolve_experiment,
     settings_in_force,
 )
-from uptrend.records import Basis, CannotTell, Confidence, Evidence, Finding, RunView, Severity
+from uptrend.records import Basis, CannotTell, Confidence, Evidence, Finding, Fix, RunView, Severity
 
 CRITICAL = Severity.CRITICAL
 WARNING = Severity.WARNING
@@ -61,6 +61,8 @@ class Found:
     evidence: Sequence[Evidence]
     id: str = ""
     """The cause; needed only from a check that decides between several."""
+    fix: Fix | None = None
+    """Fix that the evidence chose; None for that of the cause's page."""
     since: int | None = None
     """Step from which it shows, where its first metric does not say so."""
 
@@ -117,7 +119,7 @@ class Check:
                 )
                 id = part.id or self.ids[0]
                 finding = make_finding(
-                    case.view, id, part.severity, part.basis, part.summary, part.evidence
+                    case.view, id, part.severity, part.basis, part.summary, part.evidence, part.fix
                 )
                 outcomes.append(replace(finding, since=_since(case, part)))
         return outcomes
@@ -160,8 +162,9 @@ def make_finding(
     basis: Basis,
     summary: str,
     evidence: Sequence[Evidence],
+    fix: Fix | None = None,
 ) -> Finding:
-    """Return a finding with what its page knows.
+    """Return a finding with what its page knows, and with a fix of its own if there is one.
 
     Without rollouts a cause that only they can prove is a signal at most.
     """
@@ -183,7 +186,7 @@ def make_finding(
         evidence=tuple(evidence),
         rivals=cause.rivals,
         experiment=resolve_experiment(cause, settings),
-        fix=complete_fix(cause.fix, view.trainer, settings),
+        fix=complete_fix(fix or cause.fix, view.trainer, settings),
         confidence=confidence,
         measured=measured,
         is_doubted=is_mostly_wrong(id, source),

@@ -52,14 +52,22 @@ def diagnose(view: RunView) -> Report:
     listed = [finding for cause in causes for finding in (cause, *cause.explains)]
 
     refusal = _refusal(view)
+    is_too_short = case.trend.kind is TrendKind.TOO_SHORT
+    is_clean_excerpt = case.is_excerpt and is_too_short and not alarms(listed)
     if refusal:
         trend = replace(case.trend, sentence=refusal, headline="not started")
     else:
         trend = replace(case.trend, headline=_headline(case, listed))
-        if case.is_excerpt and not alarms(listed):
+        if is_clean_excerpt:
             lines = "this line" if len(view.steps) == 1 else f"these {len(view.steps)} lines"
             sentence = f"{trend.sentence} No fault shows in {lines}; what would show more is below."
             trend = replace(trend, sentence=sentence)
+    # Of a few lines without a fault, in which rewards are earned, it is not known that their run
+    # does not learn.
+    may_learn = is_clean_excerpt and bool(case.curve(REWARD_METRIC)[1].any())
+    remaining = None
+    if not refusal and not may_learn:
+        remaining = differential(case, outcomes, causes, excluded)
     return Report(
         source=view.source,
         trainer=view.trainer,
@@ -74,7 +82,7 @@ def diagnose(view: RunView) -> Report:
         notes=(*view.notes, *_unread_steps(case)),
         unknown=tuple(sorted(view.unknown)),
         curve=thin_curve(*view.curve(REWARD_METRIC)),
-        differential=None if refusal else differential(case, outcomes, causes, excluded),
+        differential=remaining,
     )
 
 
@@ -147,7 +155,9 @@ def _missing(case: Case) -> Iterator[str]:
     is_ours = case.view.trainer == "uptrend"
     is_trl = case.view.trainer == "trl"
     # Either of the two shows how far the policy moved. A KL of 0 throughout was not computed.
-    has_kl = case.curve("kl/reference/mean")[1].any() or case.has("weights/update/norm")
+    kl = case.curve("kl/reference/mean")[1]
+    is_kl_rounded = len(kl) > 0 and case.has_rounded_zeros
+    has_kl = kl.any() or is_kl_rounded or case.has("weights/update/norm")
     kinds = [
         (
             case.heldout is not None,

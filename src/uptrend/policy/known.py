@@ -195,10 +195,15 @@ def count_weights(name: str) -> int | None:
     return n_weights or None
 
 
+def is_adapter(name: str) -> bool:
+    """Return True for a folder of adapters."""
+    return (Path(name).expanduser() / "adapter_config.json").is_file()
+
+
 def _base_of(source: str) -> str:
     """Return the model under a folder of adapters; any other model as it is."""
     path = Path(source) / "adapter_config.json"
-    if not path.is_file():
+    if not is_adapter(source):
         return source
     try:
         base = parse_json(read_file(path))["base_model_name_or_path"]

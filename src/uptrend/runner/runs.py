@@ -13,7 +13,7 @@ from uptrend.bridge.convert import load_recipe
 from uptrend.config import Config, difference, load_config, to_table
 from uptrend.config.tables import to_recipe, to_toml
 from uptrend.doctor.report import save_report
-from uptrend.policy.known import need_train_extra, with_known_chat, with_known_lr
+from uptrend.policy.known import is_adapter, need_train_extra, with_known_chat, with_known_lr
 from uptrend.records import (
     CheckpointError,
     ConfigError,
@@ -265,8 +265,8 @@ def warmstart(
     name: str | None = None,
     observers: Sequence[Observer] = (),
 ) -> Run:
-    """Train the recipe's model on the expert's rollouts, or on the conversations of
-    `warmstart.file`; save it in the folder `out`, and return the recorded run.
+    """Train the recipe's model, or with `model.lora` adapters on it, on the expert's rollouts or on
+    the conversations of `warmstart.file`; save it in the folder `out`, and return the recorded run.
     """
     need_extras(config)
     refuse_ranks("warmstart")
@@ -276,8 +276,12 @@ def warmstart(
     if out.exists():
         raise ModelError(f"{out} exists already. Choose another --out, or remove it.")
     out.parent.mkdir(parents=True, exist_ok=True)
-    config = replace(config, model=replace(config.model, lora=None))
     config = with_known_chat(config)
+    if config.model.lora is not None and is_adapter(config.model.name):
+        raise ModelError(
+            f"{config.model.name} is an adapter, and one that is learned on top of it could not be"
+            " saved with it. Merge it into its base first, or set model.lora = false."
+        )
     demonstrated_config = with_demonstrated_tasks(config)
     config = resolve(config)
     heldout = make_heldout(config)

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain, zip_longest
 from typing import Any, Literal, TypeVar
 
 from uptrend.records import Message, Reward, Task, Tool
@@ -33,6 +34,8 @@ _BOX_PATTERN = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 _MARK_PATTERN = re.compile(r"####\s*(.+)")
 _SENTENCE_PATTERN = re.compile(r"answer(?:\s+is|\s*:|\s*=)\s*([^\n]+)", re.IGNORECASE)
 _NUMBER_PATTERN = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+# Numbers with a sign before zero, or with zeros before other digits.
+_ODD_NUMBER_PATTERN = re.compile(r"[-+]0+(?:\.0*)?$|[-+]?0\d")
 # Fractions, powers, percentages, exponents and sums: notations of numbers that are not read.
 _NOTATION_PATTERN = re.compile(r"[\\/%^√]|\d[eE]|[-+*=]\s*\d.*[-+*=]\s*\d")
 _EDGE_CHARACTERS = " \t\r\n.,;:!?'\"`*_$()[]"
@@ -96,12 +99,20 @@ def _readings(text: str) -> frozenset[str]:
         parts += pattern.findall(end)[-1:]
     readings: set[str] = set()
     for part in parts:
-        readings |= {fold(part), number_of(part)}
+        readings |= {fold(part), _written_number(part)}
     if len(text) <= READ_CHARACTERS:
-        numbers = {number_of(part) for part in _NUMBER_PATTERN.findall(end)}
+        numbers = {_written_number(part) for part in _NUMBER_PATTERN.findall(end)}
         if len(numbers) == 1:
             readings |= numbers
     return frozenset(readings - {""})
+
+
+def _written_number(text: str) -> str:
+    """Return a number without its formatting; empty for one that nobody writes, such as -0 or 007:
+    a scorer that takes it for wrong reads strictly, but loses nothing.
+    """
+    bare_text = fold(text).lstrip("=≈ ")
+    return "" if _ODD_NUMBER_PATTERN.match(bare_text) else number_of(text)
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
@@ -220,6 +231,8 @@ GARBAGE_TEXT = "@@ ??"
 LONG_TEXT = " ".join(["therefore"] * 200)
 # Numbers that many small tasks have as answers.
 SMALL_NUMBERS = range(-20, 41)
+# All of them. A reward that reads the first or the last number is sound: these two are no answers.
+NUMBERS_TEXT = " ".join(map(str, (1000001, *SMALL_NUMBERS, 1000003)))
 
 
 def other_answers(
@@ -259,7 +272,23 @@ ANSWER_FORMATS = (
     "... Therefore, the final answer is {}",
     '{{"answer": "{}"}}',
     "```\n{}\n```",
+    # Most marks at once, for a reader that looks for any one of them.
+    "The answer is {0}. <answer>{0}</answer> \\boxed{{{0}}}\n#### {0}",
 )
+PLAIN_FORMAT = ANSWER_FORMATS[0]
+COMBINED_FORMAT = ANSWER_FORMATS[-1]
+# Words by which the code of a reward, or a prompt, names a format, and the part of the format.
+FORMAT_MARKS = {
+    "####": "####",
+    "boxed": "\\boxed",
+    "<answer>": "<answer>",
+    "<think>": "<think>",
+    "<reasoning>": "<reasoning>",
+    "Answer:": "Answer:",
+    "answer is": "answer is",
+    "json": '"answer"',
+    "```": "```",
+}
 
 
 def _json_value(text: str) -> Any:
@@ -318,6 +347,21 @@ def forms_of(answers: Sequence[str]) -> list[Form]:
     return forms
 
 
+def likely_forms(hints: str) -> list[Form]:
+    """Return all forms of an answer, the likeliest first: those whose marks the hints name, the
+    plain one, one with most marks at once, then the others.
+    """
+    scores: dict[str, int] = {}
+    for words in ANSWER_FORMATS:
+        marks = [mark for mark, part in FORMAT_MARKS.items() if part in words]
+        n_named = sum(mark in hints for mark in marks)
+        scores[words] = 2 * n_named - len(marks)
+    by_score = sorted(ANSWER_FORMATS, key=lambda words: -scores[words])
+    named = [words for words in by_score if scores[words] > 0 and words != COMBINED_FORMAT]
+    ordered = dict.fromkeys((*named[:1], PLAIN_FORMAT, COMBINED_FORMAT, *named, *ANSWER_FORMATS))
+    return [Form(words) for words in ordered]
+
+
 # Classes of answers
 
 # Kinds of answers on which parsers fail, by a property of the gold answer: an average over all
@@ -334,6 +378,19 @@ CLASS_TESTS: dict[str, Callable[[str], bool]] = {
     "written with signs or punctuation": lambda gold: bool(re.search(r"[^\w\s.,+-]|[.,]$", gold)),
     "longer than 8 characters": lambda gold: len(gold) > 8,
 }
+# What a scorer does that rejects a class, as far as the class shows it.
+REMEDY_BY_CLASS = {
+    "negative": "Read the minus sign as a part of the number.",
+    "zero": "Ask whether the number is None, not whether it is true: 0 counts as false.",
+    "a decimal": "Read decimals whole, and compare numbers as numbers.",
+    "written with thousands separators": "Take the commas out of both sides.",
+    "a number of two digits or more": "Read all digits of a number, not one.",
+    "no number": "Compare answers as text where they are no numbers.",
+    "several words": "Read the whole answer, not one word of it.",
+    "written with capitals": "Fold the case of both sides alike.",
+    "written with signs or punctuation": "Treat signs and punctuation alike on both sides.",
+    "longer than 8 characters": "Read the whole answer: nothing may cut it.",
+}
 # Tasks of each class that are tried: at least this many, and this share of all.
 MIN_PER_CLASS = 3
 CLASS_SHARE = 1 / 8
@@ -349,10 +406,13 @@ def draw_every_class(items: Sequence[T], gold: Callable[[T], str], count: int) -
     in their order.
     """
     per_class = max(MIN_PER_CLASS, int(count * CLASS_SHARE))
-    indices: dict[int, None] = {}  # a set that keeps its order
+    members_by_class: list[list[int]] = []
     for is_member in CLASS_TESTS.values():
         members = [i for i, item in enumerate(items) if is_member(gold(item))]
-        indices.update(dict.fromkeys(members[:per_class]))
+        members_by_class.append(members[:per_class])
+    # In turn, so that even a few are of many classes.
+    in_turn = chain.from_iterable(zip_longest(*members_by_class))
+    indices = dict.fromkeys(i for i in in_turn if i is not None)  # a set that keeps its order
     indices.update(dict.fromkeys(range(len(items))))
     return [items[i] for i in list(indices)[:count]]
 
@@ -361,7 +421,22 @@ def name_class(rejected: Sequence[str], accepted: Sequence[str]) -> str:
     """Name the class of answers that is rejected most often compared with all others, with counts;
     empty if no class explains the rejections.
     """
+    class_name, counts = _rejected_class(rejected, accepted)
+    return counts if class_name else ""
+
+
+def remedy_of_class(rejected: Sequence[str], accepted: Sequence[str]) -> str:
+    """Return what to change in a scorer that rejects a class of answers; empty if no class explains
+    the rejections.
+    """
+    class_name, _ = _rejected_class(rejected, accepted)
+    return REMEDY_BY_CLASS.get(class_name, "")
+
+
+def _rejected_class(rejected: Sequence[str], accepted: Sequence[str]) -> tuple[str, str]:
+    """Return the class that explains the rejections best, and its counts in words."""
     largest_gap = MIN_CLASS_GAP
+    name = ""
     description = ""
     for class_name, is_member in CLASS_TESTS.items():
         rejected_members = sum(map(is_member, rejected))
@@ -373,11 +448,12 @@ def name_class(rejected: Sequence[str], accepted: Sequence[str]) -> str:
         gap = rejected_members / members - rejected_others / others
         if gap > largest_gap:
             largest_gap = gap
+            name = class_name
             description = (
                 f"{rejected_members} of {members} that are {class_name}, {rejected_others} of"
                 f" {others} others"
             )
-    return description
+    return name, description
 
 
 # Tasks with short answers

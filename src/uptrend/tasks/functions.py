@@ -17,6 +17,7 @@ where it is needed: handing it to a worker would take longer than it does.
 import asyncio
 import contextlib
 import copy
+import functools
 import inspect
 import json
 import math
@@ -26,14 +27,16 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from datetime import time as daytime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from uptrend.config.functions import Function, is_registered, load_named
 from uptrend.records import ConfigError, Task, TasksetError
@@ -64,6 +67,66 @@ Value = float | dict[str, float] | None
 ColumnsOf = Callable[[Task], tuple[Mapping[str, Any], Any]]
 
 
+# Attribute by which a function that must not be called in vain is known.
+_REMOTE_MARK = "__uptrend_remote__"
+_may_call_remote: ContextVar[bool] = ContextVar("reward functions that cost money", default=True)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def remote(function: F) -> F:
+    """Mark a reward function, an object that can be called, or its class as one that costs money or
+    quota, such as a judge behind an API.
+
+    Training calls it for what is trained and evaluated. `watch`, preflight and `uptrend tasks
+    validate` never do, and say what is therefore not known.
+
+        @uptrend.remote
+        def judge(completions, **columns): ...
+    """
+    if not callable(function):
+        raise TypeError(f"uptrend.remote marks what can be called, not {_quote(function)}")
+    try:
+        setattr(function, _REMOTE_MARK, True)
+    except (AttributeError, TypeError):  # a bound method, or built in
+        wrapped = functools.partial(function)
+        functools.update_wrapper(wrapped, function)
+        setattr(wrapped, _REMOTE_MARK, True)
+        return cast(F, wrapped)
+    return function
+
+
+def is_remote(function: Any) -> bool:
+    """Return True for a function that `remote` marks, itself or inside partial objects, decorators
+    and `__call__`.
+    """
+    inner = function
+    while inner is not None:
+        if hasattr(inner, _REMOTE_MARK) or hasattr(type(inner).__call__, _REMOTE_MARK):
+            return True
+        if isinstance(inner, functools.partial):
+            inner = inner.func
+        else:
+            inner = getattr(inner, "__wrapped__", None)
+    return False
+
+
+@contextmanager
+def without_remote() -> Iterator[None]:
+    """Leave functions that `remote` marks uncalled inside the context: they can't tell any
+    reward.
+    """
+    token = _may_call_remote.set(False)
+    try:
+        yield
+    finally:
+        _may_call_remote.reset(token)
+
+
+def may_call(*, is_remote: bool) -> bool:
+    """Return False inside `without_remote` for a function that `remote` marks."""
+    return not is_remote or _may_call_remote.get()
+
+
 class FunctionFailed(TasksetError):  # noqa: N818 (what happened to a rollout)
     """A function that raised, or whose worker ended: where, and with what."""
 
@@ -75,6 +138,25 @@ def load_function(name: str) -> Function:
     except ConfigError as error:
         raise TasksetError(str(error)) from error.__cause__
     return function
+
+
+def place_of(function: Any, words: Sequence[str] = ()) -> str:
+    """Return `file.py:line` of a function: of its first line with the first of some words that
+    occurs in it, else of its definition; empty where no source can be read.
+    """
+    inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
+    if not (inspect.isfunction(inner) or inspect.ismethod(inner)):
+        inner = type(inner).__call__
+    try:
+        lines, first_line = inspect.getsourcelines(inner)
+        file = Path(inspect.getfile(inner)).name
+    except (OSError, TypeError):  # built in, or of a session without a file
+        return ""
+    for word in words:
+        for i, line in enumerate(lines):
+            if word in line:
+                return f"{file}:{first_line + i}"
+    return f"{file}:{first_line}"
 
 
 # Signatures
@@ -142,11 +224,16 @@ class RewardFunction:
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             type(function).__call__
         )
+        self.is_remote = is_remote(function)
         self.is_importable = is_importable(function, name)
         self._seconds: deque[float] = deque(maxlen=MEASURED_CALLS)
         self._workers = shared_pool("uptrend.tasks.function_worker", *_source_of(function))
         self._threads = Threads(count_cores(), "reward")
         self._needs_main_thread = False
+
+    def place(self, words: Sequence[str] = ()) -> str:
+        """Return `file.py:line` of its code, as `place_of` does."""
+        return place_of(self._function, words)
 
     @property
     def is_batched(self) -> bool:
@@ -159,6 +246,11 @@ class RewardFunction:
         return not self._is_async
 
     @property
+    def is_called(self) -> bool:
+        """False where it costs money, and nothing is trained or evaluated."""
+        return may_call(is_remote=self.is_remote)
+
+    @property
     def sees_answer(self) -> bool:
         """True if it can see the answer, or other columns of the row."""
         own_texts = {"prompt", "prompts", "completion", "completions", *TRL_COLUMNS}
@@ -168,6 +260,8 @@ class RewardFunction:
         self, completions: Sequence[str], tasks: Sequence[Task]
     ) -> Sequence[Value | Exception]:
         """Return the value of each completion, or the error where it failed."""
+        if not self.is_called:
+            return [None] * len(completions)
         if self.is_batched:
             try:
                 return await self._call(self._batch_values(completions, tasks), len(completions))

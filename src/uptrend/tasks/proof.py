@@ -7,23 +7,25 @@ policy said, share `Earnings`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from uptrend.records import Reward, RewardOutOfBounds, Task
+from uptrend.records import Reward, RewardOutOfBounds, Task, TasksetError
 from uptrend.tasks import event_loop
-from uptrend.tasks.answers import name_class
+from uptrend.tasks.answers import fold, name_class, near_miss, number_of, remedy_of_class, value_of
 from uptrend.tasks.taskset import Script, Taskset, known_gold, play_script
 
 # Sums of parts may miss a bound by this much.
 TOTAL_TOLERANCE = 1e-9
 # A cheater may miss what gold earns by this much.
 PAID_TOLERANCE = 1e-6
+# Characters of a text that a message quotes.
+QUOTED_TEXT = 60
 # Quantile of what right answers earn that is taken for an accepted one's: some may be rejected.
 ACCEPTED_QUANTILE = 0.9
 # Share of tasks on which gold must earn more than wrong answers, for a reward to tell them apart in
@@ -192,6 +194,182 @@ def describe_rejections(
         f"{subject} rejects {len(rejected)} of {n_judged} gold answers: what is right does not earn"
         " the most."
     )
+
+
+# How a rejected answer is read
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """Another way to write an answer; a scorer that accepts it shows how it reads."""
+
+    write: Callable[[Task, str], str]
+    remedy: str
+    """What to change in the scorer that accepts it, and not the answer itself."""
+    words: tuple[str, ...] = ()
+    """Words of the line of code that does so, the likeliest first."""
+
+
+def _behind_prompt(task: Task, answer: str) -> str:
+    return "x" * len(task.messages[-1].content) + answer
+
+
+def _as_float(_: Task, answer: str) -> str:
+    return f"{value_of(answer):.1f}" if number_of(answer) else ""
+
+
+def _first_word(_: Task, answer: str) -> str:
+    return (answer.split() or [""])[0]
+
+
+BEHIND_PROMPT = Spelling(
+    _behind_prompt,
+    "Score the completion itself, not completion[len(prompt):]: it comes without the prompt.",
+    ("[len(", ":len(", "len("),
+)
+SAME_NUMBER = "Compare numbers as numbers: the same one is written in two ways."
+SAME_CASE = "Fold the case of both sides alike, not of one."
+# The likeliest mistake first: the first spelling that is accepted explains the rejection.
+SPELLINGS = (
+    BEHIND_PROMPT,
+    Spelling(lambda _, answer: answer.strip(), "Strip spaces from both sides.", ("strip(", "==")),
+    Spelling(lambda _, answer: answer.lower(), SAME_CASE, (".lower(", "casefold(", "==")),
+    Spelling(lambda _, answer: answer.upper(), SAME_CASE, (".upper(", "==")),
+    Spelling(
+        lambda _, answer: answer.replace(",", ""),
+        "Take thousands separators out of both sides.",
+        ("replace(", "float(", "int(", "=="),
+    ),
+    Spelling(
+        lambda _, answer: answer.lstrip("-+"),
+        "Read the sign as a part of the number.",
+        ("re.", "isdigit", "=="),
+    ),
+    Spelling(lambda _, answer: number_of(answer), SAME_NUMBER, ("float(", "int(", "==")),
+    Spelling(_as_float, SAME_NUMBER, ("float(", "int(", "==")),
+    Spelling(
+        lambda _, answer: fold(answer),
+        "Normalize both sides alike: case, spaces and punctuation.",
+        ("strip(", "replace(", "re.", "=="),
+    ),
+    Spelling(_first_word, "Read the whole answer, not its first word.", ("split(", "[0]")),
+    Spelling(
+        lambda _, answer: answer[:1],
+        "Read the whole answer, not its first character.",
+        ("[0]", "[:1]", "re."),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What to change in a scorer that rejects gold answers, and the input that shows it."""
+
+    sentence: str
+    example: str
+    """Input that shows it; empty where a class of answers is all that does."""
+    words: tuple[str, ...] = ()
+    """Words of the line of code to change."""
+
+
+# Scores texts as answers to a task.
+ScoreTexts = Callable[[Task, Sequence[str]], Sequence[ScoredPlay]]
+
+
+def explain_rejections(
+    accepted: Sequence[ScoredTask], rejected: Sequence[ScoredTask], score: ScoreTexts | None = None
+) -> Remedy | None:
+    """Return what to change where gold answers are rejected: by the exception, by a spelling that
+    is accepted, or by the class of answers; None where none of these shows it.
+    """
+    for tried in rejected:
+        play = next(iter(tried.golds), None)
+        if play is not None and isinstance(play.error, TasksetError):
+            if isinstance(play.error, RewardOutOfBounds):
+                continue
+            sentence = f"Make it score what it can't read as wrong: {play.error}."
+            return Remedy(sentence, f"it fails on the right answer {tried.task.answer!r}")
+    shortest = min(rejected, key=lambda tried: len(tried.task.answer), default=None)
+    if score is not None and shortest is not None:
+        remedy = _try_spellings(shortest, score)
+        if remedy is not None:
+            return remedy
+    rejected_golds = [tried.task.answer for tried in rejected]
+    accepted_golds = [tried.task.answer for tried in accepted]
+    sentence = remedy_of_class(rejected_golds, accepted_golds)
+    return Remedy(sentence, "") if sentence else None
+
+
+def _try_spellings(rejected: ScoredTask, score: ScoreTexts) -> Remedy | None:
+    """Write a rejected answer in other ways, and name the first that earns more, as a wrong answer
+    in the same spelling does not.
+    """
+    task = rejected.task
+    gold_play = next(iter(rejected.golds), None)
+    is_scored = gold_play is not None and gold_play.reward is not None
+    if gold_play is None or not is_scored or len(gold_play.texts) != 1:
+        return None
+    if task.answer not in gold_play.last_text:
+        return None
+    gold_text = gold_play.last_text
+
+    # What the scorer accepts for the answer as it is.
+    spelling_by_text: dict[str, Spelling] = {}
+    for spelling in (*SPELLINGS, *_other_columns(task)):
+        text = gold_text.replace(task.answer, spelling.write(task, task.answer))
+        if text != gold_text and text.strip():
+            spelling_by_text.setdefault(text, spelling)
+    texts = list(spelling_by_text)
+    for text, play in zip(texts, score(task, texts), strict=True):
+        spelling = spelling_by_text[text]
+        if _is_paid_for_answer(rejected, spelling, play, score):
+            return _remedy(rejected, spelling, f"{text[-QUOTED_TEXT:]!r} earns {play.total:g}")
+
+    # What it accepts where the right answer is spelled so as well: it changes completions alone.
+    for spelling in SPELLINGS:
+        answer = spelling.write(task, task.answer)
+        if answer in ("", task.answer) or spelling is BEHIND_PROMPT:
+            continue
+        respelled = replace(task, answer=answer)
+        (play,) = score(respelled, [gold_text.replace(task.answer, answer)])
+        if _is_paid_for_answer(replace(rejected, task=respelled), spelling, play, score):
+            example = f"with {answer!r} as the right answer it earns {play.total:g}"
+            return _remedy(rejected, spelling, example)
+    return None
+
+
+def _is_paid_for_answer(
+    rejected: ScoredTask, spelling: Spelling, play: ScoredPlay, score: ScoreTexts
+) -> bool:
+    """Return True if a spelling earns more than the answer as it is, and a wrong answer in it does
+    not.
+    """
+    if not play.total > rejected.earned + PAID_TOLERANCE:
+        return False
+    wrong_text = spelling.write(rejected.task, near_miss(rejected.task.answer))
+    if wrong_text == play.last_text:
+        return True
+    (wrong_play,) = score(rejected.task, [wrong_text])
+    return wrong_play.total < play.total
+
+
+def _remedy(rejected: ScoredTask, spelling: Spelling, example: str) -> Remedy:
+    gold_play = rejected.golds[0]
+    text = f"the right answer {gold_play.last_text!r} earns {gold_play.total:g}; {example}"
+    return Remedy(spelling.remedy, text, spelling.words)
+
+
+def _other_columns(task: Task) -> Iterator[Spelling]:
+    """Return the texts in other columns of a task's row: a scorer may compare with one of them."""
+    row = task.data.get("row")
+    for key, value in row.items() if isinstance(row, Mapping) else ():
+        text = str(value)
+        if key != "prompt" and text not in ("", task.answer):
+            remedy = (
+                f"It compares with the column {key!r}: compare with that of the right answer, or"
+                f" name {key!r} as the column of answers."
+            )
+            yield Spelling(lambda _, __, text=text: text, remedy, (key,))  # type: ignore[misc]
 
 
 def paid_wrong(tasks: Iterable[ScoredTask], *, by_maximum: bool) -> list[tuple[Task, ScoredPlay]]:

@@ -31,7 +31,7 @@ from uptrend.records.files import parse_json
 from uptrend.records.worker_process import WorkerDied
 from uptrend.tasks.answers import fold_word, grade
 from uptrend.tasks.event_loop import Threads
-from uptrend.tasks.functions import ColumnsOf, RewardFunction, Value, load_function
+from uptrend.tasks.functions import ColumnsOf, RewardFunction, Value, load_function, may_call
 from uptrend.tasks.workers import shared_pool
 
 UNKNOWN_BOUNDS = (math.nan, math.nan)
@@ -336,7 +336,15 @@ class RewardTerm:
     is_ready: bool
     uses_answer: bool  # False where the answer can't matter
     is_batched: bool = False  # True for a function that compares completions
+    is_remote: bool = False  # True for a function that `functions.remote` marks
     note: str = ""  # for the user
+    # returns `file.py:line` of a user's function, see `functions.place_of`
+    place: Callable[[Sequence[str]], str] = lambda _: ""
+
+    @property
+    def is_called(self) -> bool:
+        """False for a function that costs money, inside `functions.without_remote`."""
+        return may_call(is_remote=self.is_remote)
 
 
 def make_terms(
@@ -368,7 +376,9 @@ def make_terms(
                 is_ready=False,
                 uses_answer=function.sees_answer,
                 is_batched=function.is_batched,
+                is_remote=function.is_remote,
                 note=_note_on_place(function),
+                place=function.place,
             )
         terms.append(term)
     return terms

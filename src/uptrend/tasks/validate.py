@@ -14,19 +14,23 @@ import numpy as np
 
 from uptrend.records import MissingExtra, Reward, RewardOutOfBounds, Task, tasks_hash
 from uptrend.tasks import event_loop
+from uptrend.tasks.functions import without_remote
 from uptrend.tasks.proof import (
     TOTAL_TOLERANCE,
     HasCheaters,
     HasVariants,
     ScoredPlay,
     ScoredTask,
+    explain_rejections,
     paid_wrong,
     pays_cheater,
+    play_scripts,
     score_script,
+    split_golds,
     taskset_for_proof,
 )
 from uptrend.tasks.rewards import Undecided
-from uptrend.tasks.taskset import LoadedTasks, Script, Taskset, known_gold
+from uptrend.tasks.taskset import LoadedTasks, Script, Taskset, known_gold, say
 
 # Tasks that are played, unless a taskset sets a number of its own (MAX_VALIDATED_TASKS).
 PLAYED_TASKS = 200
@@ -123,10 +127,11 @@ def validate(
         limit = getattr(taskset, "MAX_VALIDATED_TASKS", PLAYED_TASKS)
     played = _draw_by_family(tasks, limit or len(tasks))
     proof_taskset = taskset_for_proof(taskset)
-    scored = _play(proof_taskset, played, "gold and corrupted answers", progress, times=2)
-    requirements += _judge_plays(scored)
-    requirements += _judge_cheaters(proof_taskset, played[:CEILING_TASKS], progress)
-    requirements += _ceilings(taskset, played[:CEILING_TASKS], progress)
+    with without_remote():
+        scored = _play(proof_taskset, played, "gold and corrupted answers", progress, times=2)
+        requirements += _judge_plays(proof_taskset, scored)
+        requirements += _judge_cheaters(proof_taskset, played[:CEILING_TASKS], progress)
+        requirements += _ceilings(taskset, played[:CEILING_TASKS], progress)
     return ValidationReport(
         taskset.name, tuple(requirements), tuple(taskset.notes), len(tasks), len(played)
     )
@@ -205,9 +210,9 @@ def judge_order(train: Sequence[Task]) -> Requirement:
 Plays = Sequence[tuple[Task, ScoredPlay]]
 
 
-def _judge_plays(tasks: Sequence[ScoredTask]) -> Iterator[Requirement]:
+def _judge_plays(taskset: Taskset, tasks: Sequence[ScoredTask]) -> Iterator[Requirement]:
     yield _reliable(tasks)
-    yield from _gold_earns_most(tasks)
+    yield from _gold_earns_most(taskset, tasks)
     yield _within_bounds(tasks)
     yield _repeatable(tasks)
 
@@ -251,7 +256,7 @@ def _is_bounded(tasks: Iterable[ScoredTask]) -> bool:
     return not any(math.isnan(reward.low + reward.high) for _, _, reward in _all_rewards(tasks))
 
 
-def _gold_earns_most(tasks: Sequence[ScoredTask]) -> Iterator[Requirement]:
+def _gold_earns_most(taskset: Taskset, tasks: Sequence[ScoredTask]) -> Iterator[Requirement]:
     golds = _gold_plays(tasks)
     others = _other_plays(tasks)
     # Where the maximum is unknown, corrupted answers are compared with gold instead.
@@ -265,9 +270,20 @@ def _gold_earns_most(tasks: Sequence[ScoredTask]) -> Iterator[Requirement]:
     figure = "not judged: none"
     if golds:
         figure = f"{len(golds) - len(rejected)} of {len(golds)} do{_example(rejected)}"
+        figure += _remedy(taskset, tasks) if rejected else ""
     yield Requirement("gold answers reach the maximum", not rejected, figure)
     if is_bounded and (golds or others):
         yield _none_of("corrupted answers stay below it", paid_others, others)
+
+
+def _remedy(taskset: Taskset, tasks: Sequence[ScoredTask]) -> str:
+    """Return what to change in the reward that rejects gold answers, where it shows."""
+
+    def score(task: Task, texts: Sequence[str]) -> Sequence[ScoredPlay]:
+        return play_scripts(taskset, task, map(say, texts))
+
+    remedy = explain_rejections(*split_golds(tasks), score)
+    return "" if remedy is None else f". {remedy.sentence}"
 
 
 def _within_bounds(tasks: Sequence[ScoredTask]) -> Requirement:

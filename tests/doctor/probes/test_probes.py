@@ -254,6 +254,13 @@ def test_a_probe_names_its_fault(
     assert (finding.id, finding.severity, result.ok) == (id, severity, severity == "note")
 
 
+def test_positions_that_count_padding_are_no_leak_between_documents() -> None:
+    alter, values = first_strength("tokens.padding")
+    result, finding = ask_one(bench_of(TINY, settings=values, alter=alter), "neighbors")
+    assert finding is None
+    assert result.figure
+
+
 def test_equal_rewards_do_not_differ_by_their_rounding() -> None:
     # The deviation of six times 0.1 is 1.5e-17.
     bench = bench_of(TINY, "sampling.size=6", alter=graded(lambda r, *_: replace(r, total=0.1)))

@@ -14,7 +14,7 @@ from uptrend.doctor.catalogue import all_symptoms
 from uptrend.doctor.check import SEVERITY_ORDER, make_finding
 from uptrend.doctor.live import DoctorProcess
 from uptrend.doctor.report import finding_table
-from uptrend.records import Basis, Evidence, RunView, Severity
+from uptrend.records import Basis, Evidence, Fix, RunView, Severity
 from uptrend.records.finding import dated
 
 NOTE_RANK = SEVERITY_ORDER.index(Severity.NOTE)  # 0 is the worst
@@ -38,10 +38,11 @@ class FindingsLog:
         summary: str,
         evidence: Sequence[Evidence],
         basis: Basis = Basis.PROOF,
+        fix: Fix | None = None,
     ) -> None:
-        """Report a probe's finding."""
-        finding = make_finding(self._view, id, severity, basis, summary, evidence)
-        self._report("probed", finding_table(finding))
+        """Report a probe's finding, with a fix that its evidence chose, or that of the page."""
+        finding = make_finding(self._view, id, severity, basis, summary, evidence, fix)
+        self._report("probed", finding_table(finding), "" if fix is None else fix.sentence)
 
     def report_diagnoses(self) -> None:
         """Report what the doctor has found in the records since the last call."""
@@ -68,7 +69,7 @@ class FindingsLog:
             text = f"\nuptrend, {dated(line['step'])}: {id} no longer asks for a change."
             print(text, file=sys.stderr, flush=True)
 
-    def _report(self, kind: str, finding: dict[str, Any]) -> None:
+    def _report(self, kind: str, finding: dict[str, Any], own_fix: str = "") -> None:
         """Write and print a finding that is new, or worse than before."""
         id = finding["id"]
         rank = SEVERITY_ORDER.index(Severity(finding["severity"]))
@@ -82,7 +83,10 @@ class FindingsLog:
         recorded = ["id", "severity", "basis", "summary"]
         if kind == "probed":
             recorded.append("evidence")
-        self.event(kind, step=step, **{key: finding[key] for key in recorded})
+        values = {key: finding[key] for key in recorded}
+        if own_fix:
+            values["fix"] = own_fix
+        self.event(kind, step=step, **values)
 
         # A note is not printed, nor is a symptom of a cause that is.
         causes = [cause for cause, worst in self.reported_ranks.items() if worst < NOTE_RANK]

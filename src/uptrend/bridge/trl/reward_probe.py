@@ -1,17 +1,13 @@
-"""Probes of the user's own reward functions: what a right answer earns, and whether the order of
-rows matters.
+"""Probes of the user's own reward functions: what right and wrong answers earn, and whether the
+place of a row matters.
 
-A function is called with fresh copies of the rows, many at once, with every random generator put
-back afterwards. Judges that are models, asynchronous functions and slow ones are not called.
+Scripted answers go through a function in few calls, the most telling questions first, as long as
+its budget lasts (`rescoring`). Its random generators are put back afterwards.
 """
 
-import copy
-import inspect
-import math
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,51 +17,71 @@ from numpy.typing import NDArray
 from uptrend.bridge.trl.batch import TrlBatch, as_float64, last_text
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.learner_probe import answer_logprobs, quiet, same_randomness
+from uptrend.bridge.trl.rescoring import (
+    CallFailure,
+    RewardCaller,
+    Row,
+    names_in_code,
+    why_not_called,
+)
 from uptrend.bridge.trl.rollouts import RewardRange
+from uptrend.doctor.answers import fix_of
 from uptrend.doctor.checks.golds import is_positive, texts_depend
-from uptrend.records import Basis, Evidence, Message, Reward, Severity, Task
+from uptrend.records import Basis, Evidence, Fix, Message, Reward, Severity, Task
 from uptrend.stats.intervals import Spread, spread_of
 from uptrend.tasks.answers import (
-    ANSWER_FORMATS,
     EMPTY_TEXT,
     GARBAGE_TEXT,
     LONG_TEXT,
-    SMALL_NUMBERS,
+    NUMBERS_TEXT,
     Form,
     draw_every_class,
     final_answer,
     gold_column,
     gold_text,
+    likely_forms,
     near_miss,
     other_answers,
+    says_leniently,
 )
+from uptrend.tasks.functions import place_of
 from uptrend.tasks.proof import (
+    BEHIND_PROMPT,
     CRITICAL_REJECTED_SHARE,
     MIN_PAID_CHEATERS_SHARE,
+    Remedy,
     ScoredPlay,
     ScoredTask,
     describe_rejections,
-    judge_form,
+    explain_rejections,
     pays_cheater,
     split_golds,
 )
 
-# Tasks of the generation whose gold answers are tried in every form.
-FORM_TASKS = 4
-# Seconds that all extra calls together may take.
-CALLS_TIMEOUT_S = 2.0
-# Seconds that scoring a generation may take for the functions to be called again.
-MAX_SCORING_S = 1.0
-# Rows of the dataset whose answers are scored, and of which the model is asked for probabilities.
+# Rows of the first call at most: every form on a few tasks.
+MAX_OPENING_ROWS = 128
+# Rows of the dataset whose gold answers are scored, and of which the model is asked for
+# probabilities.
 PROBED_ROWS = 48
+# Tasks on which each text without an answer is scored, and rows of a call below which only the
+# most telling of these texts is, on a few tasks.
+CHEATED_TASKS = 8
+MIN_CHEATED_ROWS = 16
+FEW_CHEATED_TASKS = 2
+# Share of a call's rows that such texts take.
+CHEATED_SHARE = 1 / 4
+# Gold answers that must be accepted, and none rejected, for a function to be acquitted.
+MIN_ACCEPTED_GOLDS = 4
+# Tasks on which right answers must earn less than wrong ones for a reward to be inverted.
+MIN_INVERTED_TASKS = 2
+# Tasks whose answers are tried behind fillers.
+CUT_TASKS = 2
+# Forms in which they are, the likeliest ones.
+CUT_FORMS = 3
 # Different answers that are needed: with fewer, another prompt's answer is often right.
 MIN_DIFFERENT_ANSWERS = 6
 # Rows of the dataset whose texts are compared.
 COMPARED_ROWS = 500
-# Forms without much text around the answer, of which a prompt's length can be cut off.
-SHORT_FORMS = 8
-# Lengths of fillers before an answer, which reveal a function that cuts off the prompt's length.
-FILLER_LENGTHS = ("prompt", "prompt without answer", "none")
 # Rejected gold answers, and their share, up to which a dataset's odd rows explain them.
 MAX_ODD_ROWS = 1
 MAX_ODD_SHARE = 0.03
@@ -73,34 +89,16 @@ MAX_ODD_SHARE = 0.03
 SMALL_EFFECT = 0.5
 # Scores that differ by less are equal.
 SCORE_TOLERANCE = 1e-5
-# Characters of a completion, and of a paid text, that a message quotes; rejected gold answers.
-QUOTED_COMPLETION = 40
+# Characters of a paid text that a message quotes; rejected gold answers.
 QUOTED_TEXT = 40
 QUOTED_GOLDS = 4
-# Shifts of groups by which completions are compared with other prompts' answers.
-MAX_GROUP_SHIFTS = 3
 
 Floats = NDArray[np.float64]
-# Writes a right or wrong answer to a task.
-Writer = Callable[[Task, str], str]
-# Prompt, completion and row of the dataset, as TRL passes them.
-Row = tuple[Any, Any, dict[str, Any]]
 # Answer column, and the reward functions that read it and accepted no gold answer: the run's own
 # rewards decide.
 Suspects = tuple[str, list[str]]
-
-
-@dataclass(frozen=True)
-class GoldJudge:
-    """A reward function that tells right answers from wrong ones, with its rewards of both in the
-    form that it wants.
-    """
-
-    function: int
-    name: str
-    form: Form
-    right: float
-    wrong: float
+# A task and a text as its completion; None fills a group up.
+Question = tuple[Task, str]
 
 
 # Tasks from the dataset's rows
@@ -116,7 +114,7 @@ def _answer_in(row: dict[str, Any], column: str) -> str:
     return final_answer(gold_text(row.get(column)))
 
 
-def tasks_of(rows: Sequence[dict[str, Any]], column: str) -> list[Task]:
+def tasks_of(rows: Iterable[dict[str, Any]], column: str) -> list[Task]:
     """Return a task for each different prompt of a dataset's rows that has an answer."""
     tasks: dict[str, Task] = {}
     for row in rows:
@@ -129,134 +127,33 @@ def tasks_of(rows: Sequence[dict[str, Any]], column: str) -> list[Task]:
     return list(tasks.values())
 
 
-# Calling reward functions again
+def dataset_tasks(trainer: Any, column: str) -> list[Task]:
+    """Return tasks from the whole length of the dataset; none where it can only be iterated."""
+    dataset = trainer.train_dataset
+    if not hasattr(dataset, "__getitem__"):
+        return []
+    places = np.linspace(0, len(dataset) - 1, COMPARED_ROWS).astype(int)
+    return tasks_of([dataset[place] for place in sorted(set(places.tolist()))], column)
 
 
-class Scorer:
-    """Calls the user's reward functions again."""
+def rows_of_function(
+    recorded_n: Floats, examples: Sequence[dict[str, Any]]
+) -> Callable[[dict[str, Any]], bool]:
+    """Return a test for rows of the dataset that a function scores.
 
-    def __init__(self, trainer: Any, batch: TrlBatch, column: str) -> None:
-        self._trainer = trainer
-        self.batch = batch
-        self.column = column
-        self._seconds = 0.0
-        self.failures: list[str] = []
-        # Places of the functions that can be called, among those of the trainer.
-        self.functions = [
-            i for i, function in enumerate(trainer.reward_funcs) if _can_be_called(function)
-        ]
-
-    @property
-    def is_spent(self) -> bool:
-        """True once the extra calls have taken all the time that they may."""
-        return self._seconds > CALLS_TIMEOUT_S
-
-    @cached_property
-    def tasks(self) -> list[Task]:
-        """A few tasks of the generation."""
-        return tasks_of(self.batch.examples, self.column)[:FORM_TASKS]
-
-    @cached_property
-    def dataset_tasks(self) -> list[Task]:
-        """Tasks from the whole length of the dataset; none where it can only be iterated."""
-        dataset = self._trainer.train_dataset
-        if not hasattr(dataset, "__getitem__"):
-            return []
-        places = np.linspace(0, len(dataset) - 1, COMPARED_ROWS).astype(int)
-        rows = [dataset[place] for place in sorted(set(places.tolist()))]
-        return tasks_of(rows, self.column)
-
-    def names_column(self, function: int) -> bool:
-        """Return True where a function's code names the answer's column."""
-        reward_func = self._trainer.reward_funcs[function]
-        code = getattr(reward_func, "__code__", None)
-        if code is None:  # an object that can be called
-            code = getattr(type(reward_func).__call__, "__code__", None)
-        return code is not None and self.column in (*code.co_varnames, *code.co_consts)
-
-    def call(self, function: int, rows: Sequence[Row]) -> Floats:
-        """Return the rewards that one function gives rows; NaN for those that it fails on, which
-        `failures` lists.
-        """
-        try:
-            return self._call(function, rows)
-        except Exception as error:  # the user's code may fail in any way
-            if len(rows) == 1:
-                completion = last_text(rows[0][1])[-QUOTED_COMPLETION:]
-                self.failures.append(f"{error!r} on {completion!r}")
-                return np.array([np.nan])
-            return np.concatenate([self.call(function, [row]) for row in rows])
-
-    def _call(self, function: int, rows: Sequence[Row]) -> Floats:
-        """Call a function with TRL's own arguments."""
-        trainer = self._trainer
-        began = time.perf_counter()
-        # Each column is copied at once, so that rows that share an object still do.
-        prompts, completions, examples = map(_deep_copies, zip(*rows, strict=True))
-        texts = list(map(last_text, completions))
-        columns: dict[str, list[Any]] = {}
-        for key in examples[0]:
-            if key not in ("prompt", "completion", "completion_ids"):
-                columns[key] = [example[key] for example in examples]
-        rewards = trainer.reward_funcs[function](
-            prompts=prompts,
-            completions=completions,
-            completion_ids=trainer._tokenizer(texts, add_special_tokens=False)["input_ids"],
-            **columns,
-            trainer_state=trainer.state,
-            log_extra=lambda *_: None,
-            log_metric=lambda *_: None,
-        )
-        self._seconds += time.perf_counter() - began
-        return np.array([np.nan if reward is None else float(reward) for reward in rewards])
-
-    def recorded(self, function: int) -> Floats:
-        """Return the rewards that TRL recorded of one function."""
-        return as_float64(self.batch.rewards)[:, function]
-
-    def score(self, function: int, answers: Sequence[tuple[Task, str]]) -> list[ScoredPlay]:
-        """Score answers to tasks with one function."""
-        rows = [row_of(task, text) for task, text in answers]
-        totals = self.call(function, rows).tolist()
-        plays: list[ScoredPlay] = []
-        for (_, text), total in zip(answers, totals, strict=True):
-            reward = None
-            if not math.isnan(total):
-                reward = Reward(total, math.nan, math.nan, correct=False)
-            plays.append(ScoredPlay(((text,),), reward))
-        return plays
-
-    def try_tasks(
-        self, function: int, tasks: Sequence[Task], writers: Sequence[Writer]
-    ) -> list[list[ScoredTask]]:
-        """Score gold and a wrong answer of each task as each writer writes them; two calls for all
-        of them.
-        """
-        golds = [task.answer for task in tasks]
-        right_answers: list[tuple[Task, str]] = []
-        wrong_answers: list[tuple[Task, str]] = []
-        for write in writers:
-            for i, task in enumerate(tasks):
-                others = other_answers(task.answer, golds)
-                wrong = others[i % len(others)] if others else near_miss(task.answer)
-                right_answers.append((task, write(task, task.answer)))
-                wrong_answers.append((task, write(task, wrong)))
-
-        right_plays = self.score(function, right_answers)
-        wrong_plays = self.score(function, wrong_answers)
-        scored: list[ScoredTask] = []
-        for (task, _), gold, other in zip(right_answers, right_plays, wrong_plays, strict=True):
-            scored.append(ScoredTask(task, [gold], [other]))
-        return [scored[start : start + len(tasks)] for start in range(0, len(scored), len(tasks))]
-
-
-def _deep_copies(column: Sequence[Any]) -> list[Any]:
-    return copy.deepcopy(list(column))
-
-
-def _can_be_called(function: Any) -> bool:
-    is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
-    return callable(function) and not isinstance(function, torch.nn.Module) and not is_async
+    A function returns None for rows that are not its own. The column that says which they are has
+    other values in its own rows of the generation than in all others.
+    """
+    is_own_n = ~np.isnan(recorded_n)
+    for key in examples[0]:
+        own = {str(row[key]) for row, is_own in zip(examples, is_own_n, strict=True) if is_own}
+        others = {str(row.get(key)) for row in examples} - own
+        n_rows = len({str(row["prompt"]) for row in examples})
+        # A column with another value in every row says nothing of other rows.
+        if own and others and len(own) + len(others) < n_rows and not is_own_n.all():
+            names = frozenset(own)
+            return lambda row, key=key, names=names: str(row.get(key)) in names  # type: ignore[misc]
+    return lambda _: True
 
 
 def row_of(task: Task, text: str) -> Row:
@@ -269,55 +166,363 @@ def row_of(task: Task, text: str) -> Row:
     return prompt, completion, row
 
 
-def in_form(form: Form) -> Writer:
-    """Return a writer of plain answers in a form."""
-    return lambda _, answer: form.write(answer)
+# Questions to one function
 
 
-def find_judge(scorer: Scorer, names: Sequence[str], sign: int = 1) -> GoldJudge | None:
-    """Find the reward function, and its form, that tells right answers best; with sign -1, that
-    pays them less than wrong ones.
+@dataclass(frozen=True)
+class Pair:
+    """A right and a wrong answer to one task, side by side in one call."""
+
+    form: Form
+    scored: ScoredTask
+
+    @property
+    def sign(self) -> float:
+        """1 where the right answer earns more, −1 where it earns less; NaN where one of them has no
+        reward.
+        """
+        play = self.scored.others[0]
+        return float(np.sign(self.scored.earned - play.total))
+
+    @property
+    def questions(self) -> list[Question]:
+        """Its two texts."""
+        plays = (*self.scored.golds, *self.scored.others)
+        return [(self.scored.task, play.last_text) for play in plays]
+
+
+@dataclass
+class Interview:
+    """Questions to one reward function, and its answers.
+
+    A function may compare the completions of a group. So calls have as many rows as whole groups
+    have, and those of the first call are groups of one prompt. What it says of them, it must say
+    again in the next call, at other places and in other company; else nothing is concluded.
     """
-    forms = [Form(words) for words in ANSWER_FORMATS]
-    judges: list[GoldJudge] = []
-    for function in scorer.functions:
-        tried_by_form = scorer.try_tasks(function, scorer.tasks, list(map(in_form, forms)))
-        for form, tried in zip(forms, tried_by_form, strict=True):
-            earned = judge_form(tried, sign)
-            if earned is not None:
-                judges.append(GoldJudge(function, names[function], form, *earned))
-    return max(judges, key=lambda judge: sign * judge.right, default=None)
+
+    name: str
+    caller: RewardCaller
+    column: str
+    """Column of the right answer."""
+    size: int
+    """Completions of a group."""
+    forms: list[Form]
+    """Forms of an answer that are tried, the likeliest first."""
+    tasks: list[Task]
+    """Tasks that the function scores, of every class of answers."""
+    more_tasks: list[Task]
+    """Tasks from the whole length of the dataset."""
+    may_cut: bool
+    """True if the function sees the prompts."""
+
+    pairs: list[Pair] = field(default_factory=list)
+    form: Form | None = None
+    """Form in which right answers earn more than wrong ones."""
+    is_inverted: bool = False
+    """True if right answers earn less."""
+    cut_form: Form | None = None
+    """Form in which they earn more only behind a filler as long as the prompt."""
+    moved: int = 0
+    """Answers that earn otherwise at another place, and the same there again."""
+    is_unsure: bool = False
+    """True if the same answer earned otherwise in another call."""
+    tried: list[ScoredTask] = field(default_factory=list)
+    """Tasks whose right answers were scored in `form`."""
+    cheats: dict[str, list[ScoredPlay]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Ask what the budget allows, the most telling questions first."""
+        if not self.tasks:
+            return
+        self._ask_pairs(max(1, self._room // (2 * self.size)))
+        self._choose_form()
+        if self.may_cut and not self._is_read_from_start():
+            self._ask_behind_fillers()
+        if self.cut_form is not None:
+            self.form = None
+            return
+        if self.form is None and not self.is_inverted:
+            self._ask_pairs(self._room // self.size)
+            self._choose_form()
+        if self.form is not None:
+            self._ask_again_and_more()
+
+    def _is_read_from_start(self) -> bool:
+        """Return True where an answer that is shorter than its prompt matters: nothing cuts the
+        prompt's length off it.
+        """
+        for pair in self.pairs:
+            task, text = pair.questions[0]
+            is_shorter = len(text) <= len(task.messages[0].content)
+            if is_shorter and pair.sign in (1.0, -1.0):
+                return True
+        return False
+
+    @property
+    def _room(self) -> int:
+        """Rows of whole groups that the budget still allows."""
+        return self.caller.left // self.size * self.size
+
+    def _score(self, questions: Sequence[Question]) -> list[ScoredPlay]:
+        """Score texts as completions of their tasks; the last group is filled up."""
+        n_missing = -len(questions) % self.size
+        filled = [*questions, *[(questions[-1][0], EMPTY_TEXT)] * n_missing]
+        totals = self.caller.call([row_of(task, text) for task, text in filled]).tolist()
+        plays: list[ScoredPlay] = []
+        for (_, text), total in zip(questions, totals, strict=False):
+            reward = None if np.isnan(total) else Reward(total, np.nan, np.nan, correct=False)
+            plays.append(ScoredPlay(((text,),), reward))
+        return plays
+
+    # Right and wrong answers, in groups of one prompt
+
+    def _ask_pairs(self, n_groups: int) -> None:
+        """Ask for a right and a wrong answer in forms that were not tried yet, one task per group;
+        in the first call every group begins with the same form.
+        """
+        n_groups = min(n_groups, -(-MAX_OPENING_ROWS // self.size))
+        tasks = self.tasks[len({pair.scored.task.id for pair in self.pairs}) :] or self.tasks
+        tasks = [tasks[k % len(tasks)] for k in range(n_groups)]
+        tried_forms = {pair.form for pair in self.pairs}
+        untried = [form for form in self.forms if form not in tried_forms]
+        shared = [] if self.pairs else untried[:1]
+        others = untried[len(shared) :]
+        planned: list[tuple[Form, Task, str, str]] = []
+        questions: list[Question] = []
+        for k, task in enumerate(tasks):
+            wrong_answer = self._wrong_answer(task, tasks[(k + 1) % len(tasks)].answer)
+            n_others = max(1, self.size // 2) - len(shared)
+            first = k * n_others
+            own = [others[i % len(others)] for i in range(first, first + n_others) if others]
+            for form in dict.fromkeys((*shared, *own)):
+                right_text = form.write(task.answer)
+                wrong_text = form.write(wrong_answer)
+                planned.append((form, task, right_text, wrong_text))
+                questions += [(task, right_text), (task, wrong_text)]
+            questions += [(task, EMPTY_TEXT)] * (-len(questions) % self.size)
+        if not planned:
+            return
+        play_by_question = dict(zip(map(_key, questions), self._score(questions), strict=True))
+        for form, task, right_text, wrong_text in planned:
+            gold = play_by_question[_key((task, right_text))]
+            other = play_by_question[_key((task, wrong_text))]
+            self.pairs.append(Pair(form, ScoredTask(task, [gold], [other])))
+
+    def _wrong_answer(self, task: Task, preferred: str) -> str:
+        """Return another task's answer, as long as this one's where there is any: a reward for
+        length must not tell them apart.
+        """
+        golds = [preferred, *(other.answer for other in (*self.tasks, *self.more_tasks))]
+        others = other_answers(task.answer, golds)
+        same_length = [answer for answer in others if len(answer) == len(task.answer)]
+        return next(iter((*same_length, *others)), near_miss(task.answer))
+
+    def _choose_form(self) -> None:
+        """Choose the form in which right answers earn more most often, if there is any."""
+        n_best = 0
+        for form in self.forms:  # of two that do as often, the likelier one
+            n_separated = self._signs(form).count(1.0)
+            if n_separated > n_best:
+                n_best = n_separated
+                self.form = form
+        if self.form is None:
+            inverted_tasks = {pair.scored.task.id for pair in self._inverted_pairs}
+            self.is_inverted = len(inverted_tasks) >= MIN_INVERTED_TASKS
+
+    def _signs(self, form: Form) -> list[float]:
+        """Return the signs of all pairs in a form that have rewards."""
+        own = [pair.sign for pair in self.pairs if pair.form == form]
+        return [sign for sign in own if not np.isnan(sign)]
+
+    # Answers behind the prompt
+
+    def _ask_behind_fillers(self) -> None:
+        """Find a function that cuts as many characters off a completion as the prompt has.
+
+        Behind a filler of the prompt's length a right answer is told from a wrong one; behind one
+        that is shorter by the answer's own length, and without any, it is not. The border moves
+        with the prompt, so it is no least length.
+        """
+        tasks = self.tasks[:CUT_TASKS]
+        shortest_prompt = min(len(task.messages[0].content) for task in tasks)
+        for form in self.forms[:CUT_FORMS]:
+            if max(len(form.write(task.answer)) for task in tasks) > shortest_prompt:
+                continue
+            questions: list[Question] = []
+            for task in tasks:
+                prompt_length = len(task.messages[0].content)
+                wrong = self._wrong_answer(task, "")
+                for n_cut in (0, 1):
+                    for answer in (task.answer, wrong):
+                        text = form.write(answer)
+                        filler = "x" * (prompt_length - n_cut * len(text))
+                        questions.append((task, filler + text))
+            if len(questions) + (-len(questions) % self.size) > self._room:
+                return
+            totals = [play.total for play in self._score(questions)]
+            is_cut = True
+            for start in range(0, len(totals), 4):
+                gold, wrong_total, short_gold, short_wrong = totals[start : start + 4]
+                is_cut = is_cut and gold > wrong_total and not short_gold > short_wrong
+            if is_cut:
+                self.cut_form = form
+                return
+
+    # The same again, and more gold answers
+
+    def _ask_again_and_more(self) -> None:
+        """Ask for two pairs again at other places, and for gold answers of every class and texts
+        without an answer beside them.
+        """
+        assert self.form is not None
+        own = [pair for pair in self.pairs if pair.form == self.form and not np.isnan(pair.sign)]
+        separated = [pair for pair in own if pair.sign == 1.0]
+        others = sorted((pair for pair in own if pair.sign != 1.0), key=lambda pair: pair.sign)
+        self.tried = [pair.scored for pair in own]
+        repeated = [others[0], separated[0]] if others else separated[-1:]
+        anchors = [question for pair in repeated for question in pair.questions]
+        # Places show only in the same rows again: that takes as many.
+        n_front = len(anchors) + (-len(anchors) % self.size)
+        room = self._room
+        if others and room >= 2 * n_front:
+            room -= n_front
+        if room < n_front:
+            return
+        golds, cheats = self._plan(room - len(anchors))
+        questions = [*anchors, *golds, *cheats]
+        plays = self._score(questions)
+        again = plays[: len(anchors)]
+        if not self._are_as_before(repeated, again):
+            self._find_moved(repeated, again, questions[:n_front])
+            return
+        self._take_golds(golds, plays[len(anchors) :])
+        for (_, text), play in zip(cheats, plays[len(anchors) + len(golds) :], strict=True):
+            self.cheats.setdefault(text, []).append(play)
+        self._confirm_rejections()
+
+    def _plan(self, n_rows: int) -> tuple[list[Question], list[Question]]:
+        """Return gold answers and texts without an answer for so many rows."""
+        assert self.form is not None
+        texts = [NUMBERS_TEXT, EMPTY_TEXT, GARBAGE_TEXT, LONG_TEXT]
+        n_tasks = min(CHEATED_TASKS, max(1, int(n_rows * CHEATED_SHARE) // len(texts)))
+        if n_rows < MIN_CHEATED_ROWS:
+            texts = [NUMBERS_TEXT]
+            n_tasks = FEW_CHEATED_TASKS if n_rows >= 2 * FEW_CHEATED_TASKS else 0
+        tasks = self._untried_tasks(min(PROBED_ROWS, n_rows - n_tasks * len(texts)))
+        golds = [(task, self.form.write(task.answer)) for task in tasks]
+        cheated = (self.more_tasks or self.tasks)[:n_tasks]
+        cheats = [(task, text) for text in texts for task in cheated]
+        return golds, cheats
+
+    def _untried_tasks(self, count: int) -> list[Task]:
+        tried = {scored.task.id for scored in self.tried}
+        tasks = [task for task in self.more_tasks if task.id not in tried]
+        return draw_every_class(tasks, lambda task: task.answer, max(0, count))
+
+    def _take_golds(self, golds: Sequence[Question], plays: Sequence[ScoredPlay]) -> None:
+        """Take what gold answers earned; wrong answers to other tasks stand for their own."""
+        wrong_plays = [play for pair in self.pairs for play in self.own_others(pair)]
+        for (task, _), play in zip(golds, plays, strict=False):
+            if play.reward is not None:  # else the row is not this function's
+                self.tried.append(ScoredTask(task, [play], wrong_plays))
+
+    def own_others(self, pair: Pair) -> Sequence[ScoredPlay]:
+        """Return the wrong answers of a pair that the function told from the right one."""
+        return pair.scored.others if pair.form == self.form and pair.sign == 1.0 else ()
+
+    def _confirm_rejections(self) -> None:
+        """Ask for rejected gold answers again, and for more gold answers beside them."""
+        assert self.form is not None
+        _, rejected = split_golds(self.tried)
+        room = self._room
+        if not rejected or not room:
+            return
+        asked_again = rejected[: max(1, room // 2)]
+        questions = [(each.task, each.golds[0].last_text) for each in asked_again]
+        golds = [
+            (task, self.form.write(task.answer))
+            for task in self._untried_tasks(min(PROBED_ROWS, room - len(questions)))
+        ]
+        plays = self._score([*questions, *golds])
+        for each, play in zip(asked_again, plays, strict=False):
+            if not np.isclose(play.total, each.earned, atol=SCORE_TOLERANCE):
+                self.is_unsure = True
+        self._take_golds(golds, plays[len(questions) :])
+
+    def _are_as_before(self, pairs: Sequence[Pair], plays: Sequence[ScoredPlay]) -> bool:
+        before = [play.total for pair in pairs for play in _plays(pair)]
+        now = [play.total for play in plays]
+        return bool(np.allclose(now, before, atol=SCORE_TOLERANCE, equal_nan=True))
+
+    def _find_moved(
+        self, pairs: Sequence[Pair], plays: Sequence[ScoredPlay], front: Sequence[Question]
+    ) -> None:
+        """Tell a function that judges a row by its place from one that draws: at the same places
+        the first says the same again.
+        """
+        self.is_unsure = True
+        signs = [
+            float(np.sign(plays[2 * i].total - plays[2 * i + 1].total)) for i in range(len(pairs))
+        ]
+        # A right answer that was rejected must be accepted at another place, and one that was
+        # accepted rejected: other company alone may change figures, but not which of two is more.
+        has_swapped = len(pairs) == 2 and pairs[0].sign != 1.0 and signs[0] == 1.0 != signs[1]
+        if not has_swapped or len(front) > self._room:
+            return
+        repeated = self._score(front)
+        now = [play.total for play in plays]
+        again = [play.total for play in repeated[: len(plays)]]
+        if np.allclose(now, again, atol=SCORE_TOLERANCE, equal_nan=True):
+            before = [play.total for pair in pairs for play in _plays(pair)]
+            self.moved = int((~np.isclose(now, before, atol=SCORE_TOLERANCE)).sum())
+
+    def score_texts(self, task: Task, texts: Sequence[str]) -> list[ScoredPlay]:
+        """Score texts as answers to a task, which may have another answer than its row, as many as
+        the budget allows.
+        """
+        row = task.data["row"]
+        if _answer_in(row, self.column) != task.answer:
+            task = replace(task, data={"row": {**row, self.column: task.answer}})
+        n_scored = min(len(texts), self._room)
+        plays = self._score([(task, text) for text in texts[:n_scored]]) if n_scored else []
+        return [*plays, *(ScoredPlay(((text,),), None) for text in texts[n_scored:])]
+
+    # What it comes to
+
+    @property
+    def right(self) -> float:
+        """Mean reward of right answers: of those that are accepted, if any is."""
+        if self.form is None:
+            return float(np.mean([pair.scored.earned for pair in self._inverted_pairs]))
+        accepted, _ = split_golds(self.tried)
+        return float(np.mean([each.earned for each in accepted or self.tried]))
+
+    @property
+    def wrong(self) -> float:
+        """Mean reward of wrong answers."""
+        pairs = [pair for pair in self.pairs if pair.form == self.form]
+        pairs = pairs if self.form is not None else self._inverted_pairs
+        totals = [play.total for pair in pairs for play in pair.scored.others]
+        return float(np.nanmean(totals))
+
+    @property
+    def _inverted_pairs(self) -> list[Pair]:
+        return [pair for pair in self.pairs if pair.sign == -1.0]
+
+    @property
+    def is_judge(self) -> bool:
+        """True if the function surely tells right answers from wrong ones."""
+        is_mixed = any(sign == -1.0 for sign in self._signs(self.form)) if self.form else True
+        return self.form is not None and not self.is_unsure and not is_mixed
 
 
-def find_prompt_cutter(scorer: Scorer) -> tuple[int, Form] | None:
-    """Return the function that cuts as many characters off a completion as the prompt has, and the
-    answer's form.
-
-    Behind a filler of the prompt's length a right answer is told from a wrong one; behind one that
-    is shorter by the answer's own length, and without any, it is not. The border moves with the
-    prompt, so it is no least length.
-    """
-    for function in scorer.functions:
-        for form in map(Form, ANSWER_FORMATS[:SHORT_FORMS]):
-            writers = [partial(_behind_filler, form, length) for length in FILLER_LENGTHS]
-            tried_by_filler = scorer.try_tasks(function, scorer.tasks, writers)
-            pays_right_more: list[bool] = []  # by filler
-            for tried in tried_by_filler:
-                pays_right_more.append(all(each.earned > each.rival for each in tried))
-            if pays_right_more == [True, False, False]:
-                return function, form
-    return None
+def _plays(pair: Pair) -> list[ScoredPlay]:
+    return [*pair.scored.golds, *pair.scored.others]
 
 
-def _behind_filler(form: Form, length: str, task: Task, answer: str) -> str:
-    """Write an answer behind a filler of one of `FILLER_LENGTHS`."""
-    text = form.write(answer)
-    prompt_length = len(task.messages[0].content)
-    if length == "prompt":
-        return "x" * prompt_length + text
-    if length == "prompt without answer":
-        return "x" * (prompt_length - len(text)) + text
-    return text
+def _key(question: Question) -> tuple[str, str]:
+    task, text = question
+    return task.id, text
 
 
 # Findings
@@ -326,12 +531,17 @@ def _behind_filler(form: Form, length: str, task: Task, answer: str) -> str:
 def probe_rewards(
     trainer: Any,
     batch: TrlBatch,
-    scoring_seconds: float,
+    seconds: dict[int, float],
+    reward_calls: int | None,
     reward_range: RewardRange,
     log: FindingsLog,
-) -> Suspects | None:
-    """Re-score gold answers, corrupted ones and the generation itself through the user's reward
-    functions.
+) -> tuple[Suspects | None, dict[str, float]]:
+    """Score right and wrong answers with the user's reward functions; return suspects, and the
+    metrics of the extra calls.
+
+    seconds       that the trainer's own first call of each function took, by its place
+    reward_calls  completions that each function may be called on; None for as many as the
+                  generation has, and then none for functions that are asynchronous or slow
     """
     column = gold_column(batch.examples[0])
     reason = ""
@@ -339,65 +549,197 @@ def probe_rewards(
         reason = "environments own the rewards"
     elif column is None:
         reason = "the dataset has no column that looks like an answer"
-    elif scoring_seconds > MAX_SCORING_S:
-        reason = (
-            f"the reward functions take {scoring_seconds:.1f} s per generation; above"
-            f" {MAX_SCORING_S:g} s they are not called again"
-        )
     if reason or column is None:
-        for id in ("reward.gold-rejected", "reward.misaligned"):
-            log.event("not-probed", id=id, reason=reason)
-        return None
+        _report_unprobed(log, reason)
+        return None, {}
+
+    callers: list[RewardCaller] = []
+    budget = batch.size if reward_calls is None else reward_calls
+    own_row = (batch.prompts[0], batch.completions[0], batch.examples[0])
+    for place, name in enumerate(reward_range.names):
+        function = trainer.reward_funcs[place]
+        is_allowed = reward_calls is not None
+        reason = why_not_called(function, seconds.get(place, 0.0), is_allowed=is_allowed)
+        if reason:
+            _report_unprobed(log, f"{name} is not called again: {reason}")
+            _print_uncalled(name, reason, budget)
+        else:
+            callers.append(RewardCaller(trainer, place, budget, own_row))
     with same_randomness():
-        return _judge_rewards(trainer, Scorer(trainer, batch, column), reward_range, log)
+        suspects = _judge_rewards(trainer, batch, column, callers, reward_range, log)
+    return suspects, _report_calls(log, callers, reward_range.names, budget)
+
+
+def _report_unprobed(log: FindingsLog, reason: str) -> None:
+    for id in ("reward.gold-rejected", "reward.misaligned"):
+        log.event("not-probed", id=id, reason=reason)
+
+
+def _print_uncalled(name: str, reason: str, budget: int) -> None:
+    """Say once what is not known of a function, and how to allow it to be called."""
+    remedy = f"watch(trainer, reward_calls={budget}) allows it {budget} completions."
+    if "uptrend.remote" in reason:
+        remedy = "Without the mark it may be called."
+    elif "model" in reason:
+        remedy = ""
+    text = (
+        f"uptrend: the reward function {name} is not called again, since {reason}. So nothing says"
+        " yet that it accepts right answers, pays no wrong ones, and judges each row by its own"
+        f" answer. {remedy}"
+    )
+    print(text.rstrip(), file=sys.stderr, flush=True)
+
+
+def _report_calls(
+    log: FindingsLog, callers: Sequence[RewardCaller], names: Sequence[str], budget: int
+) -> dict[str, float]:
+    """Report the extra calls; return their metrics."""
+    functions: dict[str, dict[str, float]] = {}
+    for caller in callers:
+        functions[names[caller.function]] = {
+            "calls": caller.spent.calls,
+            "completions": caller.spent.completions,
+        }
+    log.event("rescored", functions=functions, budget=budget)
+    calls = sum(caller.spent.calls for caller in callers)
+    completions = sum(caller.spent.completions for caller in callers)
+    if calls:
+        parts = []
+        for name, spent in functions.items():
+            parts.append(f"{name} {spent['calls']} times on {spent['completions']} completions")
+        text = f"uptrend: to test the reward functions they were called again: {', '.join(parts)}."
+        print(text, file=sys.stderr, flush=True)
+    return {"reward/extra/calls": float(calls), "reward/extra/completions": float(completions)}
 
 
 def _judge_rewards(
-    trainer: Any, scorer: Scorer, reward_range: RewardRange, log: FindingsLog
+    trainer: Any,
+    batch: TrlBatch,
+    column: str,
+    callers: Sequence[RewardCaller],
+    reward_range: RewardRange,
+    log: FindingsLog,
 ) -> Suspects | None:
-    """Run the probes, as far as the time for extra calls lasts."""
-    names = reward_range.names
-    if _judge_cut(log, scorer, names):
-        return None
-    judge = None if scorer.is_spent else find_judge(scorer, names)
-    if scorer.failures:
-        summary = (
-            "A reward function fails on some answers, which ends the training:"
-            f" {scorer.failures[0]}."
-        )
-        evidence = Evidence(f"So it did {len(scorer.failures)} times.")
-        log.report("reward.error-scored", Severity.WARNING, summary, [evidence])
-    _judge_order(log, scorer, trainer.num_generations, names)
-    if _judge_sign(log, scorer, judge, reward_range):
-        return None
-    if judge is None:
-        suspects = [names[i] for i in scorer.functions if scorer.names_column(i)]
-        return (scorer.column, suspects) if suspects and not scorer.is_spent else None
+    """Interview each function that may read a row, and report what it says."""
+    tasks = dataset_tasks(trainer, column)
+    interviews: list[Interview] = []
+    for caller in callers:
+        interview = _plan_interview(trainer, batch, column, caller, reward_range.names, tasks)
+        if interview is not None:
+            interview.run()
+            interviews.append(interview)
+            _report_failures(log, interview)
 
-    if not _judge_classes(log, scorer, judge):
-        reason = (
-            f"written as {judge.form}, gold answers earn {judge.right:g}, wrong ones"
-            f" {judge.wrong:g}"
-        )
-        log.event("acquitted", id="reward.gold-rejected", reason=reason)
-    reward_range.judge = judge.function
-    reward_range.right = judge.right
-    bounds = np.full((2, len(names)), np.nan)
-    bounds[:, judge.function] = (judge.right, judge.wrong)
+    is_explained = False
+    for interview in interviews:
+        step = batch.step
+        is_explained |= _report_cut(log, interview, step)
+        is_explained |= _report_moved(log, interview, step)
+        weight = reward_range.weights[interview.caller.function]
+        is_explained |= _report_sign(log, interview, weight, step)
+    if is_explained:
+        return None
+    judges = [interview for interview in interviews if interview.is_judge]
+    if not judges:
+        names = [each.name for each in interviews if _is_rejecting(trainer, each, column)]
+        return (column, names) if names else None
+
+    bounds = np.full((2, len(reward_range.names)), np.nan)
+    for judge in judges:
+        _report_golds(log, judge, batch.step)
+        _report_cheats(log, judge, batch.step)
+        bounds[:, judge.caller.function] = (judge.right, judge.wrong)
+        reward_range.right[judge.caller.function] = judge.right
     reward_range.widen(bounds)
-    if not scorer.is_spent and scorer.dataset_tasks:
-        _judge_alignment(trainer, log, scorer, judge.function)
+    _judge_alignment(trainer, batch, log, column, tasks)
     return None
 
 
-def _judge_cut(log: FindingsLog, scorer: Scorer, names: Sequence[str]) -> bool:
+def _plan_interview(
+    trainer: Any,
+    batch: TrlBatch,
+    column: str,
+    caller: RewardCaller,
+    names: Sequence[str],
+    tasks: Sequence[Task],
+) -> Interview | None:
+    """Return the interview of a function; None of one that sees neither prompts nor rows."""
+    recorded_n = as_float64(batch.rewards)[:, caller.function]
+    words = names_in_code(trainer.reward_funcs[caller.function])
+    columns = {"prompts", "prompt", *batch.examples[0]}
+    if words is not None and columns.isdisjoint(words):
+        return None
+    is_own_row = rows_of_function(recorded_n, batch.examples)
+    is_scored = ~np.isnan(recorded_n)
+    own_rows = [row for row, is_own in zip(batch.examples, is_scored, strict=True) if is_own]
+    own_tasks = tasks_of(own_rows, column)
+    more_tasks = [task for task in tasks if is_own_row(task.data["row"])]
+    by_prompt = {task.id: task for task in (*own_tasks, *more_tasks)} if own_tasks else {}
+    prompts = [task.messages[0].content for task in own_tasks]
+    hints = "\n".join((*(words or ()), *prompts, *_instructions(own_tasks)))
+    return Interview(
+        name=names[caller.function],
+        caller=caller,
+        column=column,
+        size=trainer.num_generations,
+        forms=likely_forms(hints),
+        tasks=draw_every_class([*by_prompt.values()], lambda task: task.answer, PROBED_ROWS),
+        more_tasks=more_tasks,
+        may_cut=words is None or not {"prompts", "prompt"}.isdisjoint(words),
+    )
+
+
+def _instructions(tasks: Sequence[Task]) -> list[str]:
+    """Return the system messages of some tasks, which often say how to write an answer."""
+    texts: set[str] = set()
+    for task in tasks:
+        prompt = task.data["row"]["prompt"]
+        if not isinstance(prompt, str):
+            texts |= {str(message.get("content")) for message in prompt[:-1]}
+    return sorted(texts)
+
+
+def _is_rejecting(trainer: Any, interview: Interview, column: str) -> bool:
+    """Return True for a function that reads the answers and accepted none that was tried."""
+    words = names_in_code(trainer.reward_funcs[interview.caller.function])
+    reads_answer = words is not None and column in words
+    signs = [pair.sign for pair in interview.pairs if not np.isnan(pair.sign)]
+    return reads_answer and bool(signs) and not any(signs)
+
+
+def _report_failures(log: FindingsLog, interview: Interview) -> None:
+    """Report completions that a function fails on."""
+    failures: list[CallFailure] = interview.caller.failures
+    if failures:
+        first = failures[0]
+        summary = (
+            f"The reward function {interview.name} fails on some answers, which ends the training:"
+            f" {first.error} on {first.completion!r}."
+        )
+        evidence = Evidence(f"So it did on {len(failures)} of the answers that were tried.")
+        log.report("reward.error-scored", Severity.WARNING, summary, [evidence])
+    if interview.caller.refusal:
+        _report_unprobed(
+            log,
+            f"{interview.name} fails on fewer completions than a generation has:"
+            f" {interview.caller.refusal}",
+        )
+
+
+def _fix_of(interview: Interview, remedy: Remedy) -> Fix:
+    """Return the fix for a function that rejects gold answers, with the line of its code."""
+    caller = interview.caller
+    function = caller.trainer.reward_funcs[caller.function]
+    return fix_of(remedy, place_of(function, remedy.words))
+
+
+def _report_cut(log: FindingsLog, interview: Interview, step: int) -> bool:
     """Report a function that looks behind the prompt in a completion that does not hold it."""
-    cutter = find_prompt_cutter(scorer)
-    if cutter is None:
+    form = interview.cut_form
+    if form is None:
         return False
-    function, form = cutter
     summary = (
-        f"The reward function {names[function]} cuts the prompt's length off each completion, but"
+        f"The reward function {interview.name} cuts the prompt's length off each completion, but"
         " TRL's completions do not hold the prompt: right answers are cut away before they are"
         " looked at."
     )
@@ -405,134 +747,107 @@ def _judge_cut(log: FindingsLog, scorer: Scorer, names: Sequence[str]) -> bool:
         "Behind a filler as long as the prompt it does; behind one that is shorter by the answer's"
         " own length it does not. The border moves with each task's prompt."
     )
-    earned = Evidence(
-        f"A gold answer written as {form} earns no more than a wrong one.", step=scorer.batch.step
-    )
-    log.report("reward.gold-rejected", Severity.CRITICAL, summary, [earned, Evidence(text)])
+    earned = Evidence(f"A gold answer written as {form} earns no more than a wrong one.", step=step)
+    fix = _fix_of(interview, Remedy(BEHIND_PROMPT.remedy, text, BEHIND_PROMPT.words))
+    evidence = [earned, Evidence(text)]
+    log.report("reward.gold-rejected", Severity.CRITICAL, summary, evidence, fix=fix)
     return True
 
 
-def _judge_sign(
-    log: FindingsLog, scorer: Scorer, judge: GoldJudge | None, reward_range: RewardRange
-) -> bool:
+def _report_moved(log: FindingsLog, interview: Interview, step: int) -> bool:
+    """Report a function that judges a row by its place, or that draws."""
+    if interview.moved:
+        summary = (
+            f"The reward function {interview.name} scores completions against other prompts'"
+            " answers: rewards change when rows change places."
+        )
+        text = (
+            "At other places of a call a right answer that was rejected is accepted, and one that"
+            f" was accepted is rejected; {interview.moved} answers earn otherwise, and the same"
+            " when asked again there."
+        )
+        evidence = Evidence(text, float(interview.moved), step=step)
+        log.report("reward.misaligned", Severity.CRITICAL, summary, [evidence])
+        return True
+    if interview.is_unsure:
+        summary = (
+            f"The reward function {interview.name} gave other scores to the same completions when"
+            " asked again."
+        )
+        evidence = Evidence(f"Answers to tasks of step {step}, in another call.", step=step)
+        log.report("reward.nondeterministic", Severity.NOTE, summary, [evidence], Basis.SIGNAL)
+    return False
+
+
+def _report_sign(log: FindingsLog, interview: Interview, weight: float, step: int) -> bool:
     """Report a function that pays right answers less than wrong ones, or whose weight does."""
-    flipped = None
-    if judge is None and not scorer.is_spent:
-        flipped = find_judge(scorer, reward_range.names, -1)
-    suspect = flipped or judge
-    if suspect is None:
-        return False
-    weight = reward_range.weights[suspect.function]
-    if flipped is None and weight > 0:
+    if not interview.is_inverted and (weight > 0 or not interview.is_judge):
         return False
     summary = (
-        f"Right answers earn less than wrong ones: {suspect.name}, of weight {weight:g}, gives"
-        f" them {suspect.right:g}, wrong ones {suspect.wrong:g}."
+        f"Right answers earn less than wrong ones: {interview.name}, of weight {weight:g}, gives"
+        f" them {interview.right:g}, wrong ones {interview.wrong:g}."
     )
+    form = interview.form or interview.forms[0]
     text = (
-        f"Written as {suspect.form}, gold answers get {suspect.right:g} and wrong ones"
-        f" {suspect.wrong:g}."
+        f"Written as {form}, gold answers get {interview.right:g} and wrong ones"
+        f" {interview.wrong:g}."
     )
     id = "advantage.sign" if weight else "reward.component-dead"
-    log.report(id, Severity.CRITICAL, summary, [Evidence(text, step=scorer.batch.step)])
+    log.report(id, Severity.CRITICAL, summary, [Evidence(text, step=step)])
     return True
 
 
-def _judge_classes(log: FindingsLog, scorer: Scorer, judge: GoldJudge) -> bool:
-    """Score gold of every class in the dataset, and texts without an answer; return True where
-    gold is rejected.
-    """
-    if scorer.is_spent or not scorer.dataset_tasks:
-        return False
-    tasks = draw_every_class(scorer.dataset_tasks, lambda task: task.answer, PROBED_ROWS)
-    (tried,) = scorer.try_tasks(judge.function, tasks, [in_form(judge.form)])
-    accepted, rejected = split_golds(tried)
-    if len(rejected) > max(MAX_ODD_ROWS, MAX_ODD_SHARE * len(tried)):
-        share = len(rejected) / len(tried)
-        severity = Severity.CRITICAL if share > CRITICAL_REJECTED_SHARE else Severity.WARNING
-        summary = describe_rejections(f"The reward function {judge.name}", accepted, rejected)
-        examples = ", ".join(repr(each.task.answer) for each in rejected[:QUOTED_GOLDS])
-        text = (
-            f"Gold answers such as {examples} earn no more than wrong ones; others {judge.right:g}."
+def _report_golds(log: FindingsLog, judge: Interview, step: int) -> None:
+    """Report gold answers that are rejected, or that none of those tried is."""
+    accepted, rejected = split_golds(judge.tried)
+    n_tried = len(judge.tried)
+    if not rejected and n_tried >= MIN_ACCEPTED_GOLDS:
+        reason = (
+            f"written as {judge.form}, {n_tried} gold answers earn {judge.right:g}, wrong ones"
+            f" {judge.wrong:g}"
         )
-        evidence = Evidence(text, share, step=scorer.batch.step)
-        log.report("reward.gold-rejected", severity, summary, [evidence])
-    _judge_texts(log, scorer, judge, tried)
-    return bool(rejected)
+        log.event("acquitted", id="reward.gold-rejected", reason=reason)
+    if len(rejected) <= max(MAX_ODD_ROWS, MAX_ODD_SHARE * n_tried):
+        return
+    share = len(rejected) / n_tried
+    severity = Severity.CRITICAL if share > CRITICAL_REJECTED_SHARE else Severity.WARNING
+    summary = describe_rejections(f"The reward function {judge.name}", accepted, rejected)
+    examples = ", ".join(repr(each.task.answer) for each in rejected[:QUOTED_GOLDS])
+    text = f"Gold answers such as {examples} earn no more than wrong ones; others {judge.right:g}."
+    evidence = [Evidence(text, share, step=step)]
+    remedy = explain_rejections(accepted, rejected, judge.score_texts)
+    fix = None if remedy is None else _fix_of(judge, remedy)
+    if remedy is not None and remedy.example:
+        evidence.append(Evidence(remedy.example, step=step))
+    log.report("reward.gold-rejected", severity, summary, evidence, fix=fix)
 
 
-def _judge_texts(
-    log: FindingsLog, scorer: Scorer, judge: GoldJudge, tried: Sequence[ScoredTask]
-) -> None:
+def _report_cheats(log: FindingsLog, judge: Interview, step: int) -> None:
     """Report texts without the answer that earn as much as the answer."""
-    plays_by_text: dict[str, list[ScoredPlay]] = {"another answer": []}
-    for each in tried:
-        plays_by_text["another answer"] += each.others
-    for text in (EMPTY_TEXT, GARBAGE_TEXT, " ".join(map(str, SMALL_NUMBERS)), LONG_TEXT):
-        plays_by_text[text] = scorer.score(judge.function, [(each.task, text) for each in tried])
-    for text, plays in plays_by_text.items():
+    wrong_plays = [play for pair in judge.pairs for play in judge.own_others(pair)]
+    for text, plays in {"another answer": wrong_plays, **judge.cheats}.items():
         n_paid = sum(pays_cheater(play, judge.right) for play in plays)
-        if n_paid >= MIN_PAID_CHEATERS_SHARE * len(plays):
+        if n_paid and n_paid >= MIN_PAID_CHEATERS_SHARE * len(plays):
             summary = (
                 f"The reward function {judge.name} pays {text[:QUOTED_TEXT]!r} as much as the right"
                 f" answer: {judge.right:g}."
             )
-            evidence = Evidence(
-                f"So it does on {n_paid} of {len(plays)} tasks.", step=scorer.batch.step
-            )
+            evidence = Evidence(f"So it does on {n_paid} of {len(plays)} tasks.", step=step)
             log.report("reward.hackable", Severity.WARNING, summary, [evidence])
 
 
-def _judge_order(log: FindingsLog, scorer: Scorer, size: int, names: Sequence[str]) -> None:
-    """Check that moving whole groups moves their rewards with them."""
-    batch = scorer.batch
-    count = batch.size
-    step = batch.step
-    if count % size or count // size < 2:
-        return
-    rows = list(zip(batch.prompts, batch.completions, batch.examples, strict=True))
-    places = np.arange(count).reshape(-1, size)[::-1].reshape(-1)  # groups in reverse order
-    reversed_rows = [rows[i] for i in places]
-    for function in scorer.functions:
-        if scorer.is_spent:
-            return
-        name = names[function]
-        recorded = scorer.recorded(function)
-        again = scorer.call(function, rows)
-        moved = scorer.call(function, reversed_rows)
-        is_same = np.isclose(moved, recorded[places], atol=SCORE_TOLERANCE, equal_nan=True)
-        n_changed = int((~is_same).sum())
-        if not np.allclose(again, recorded, atol=SCORE_TOLERANCE, equal_nan=True):
-            summary = (
-                f"The reward function {name} gave other scores to the same rollouts when asked"
-                " again."
-            )
-            evidence = Evidence(f"{count} rollouts of step {step}.", step=step)
-            log.report("reward.nondeterministic", Severity.NOTE, summary, [evidence], Basis.SIGNAL)
-        elif n_changed:
-            summary = (
-                f"The reward function {name} scores completions against other prompts' answers: "
-                "rewards change when groups change places."
-            )
-            text = (
-                f"With the groups in reverse order, {n_changed} of {count} rollouts got another"
-                " reward."
-            )
-            evidence = Evidence(text, float(n_changed), step=step)
-            log.report("reward.misaligned", Severity.CRITICAL, summary, [evidence])
-
-
 # Answers and prompts that do not belong together. Three things would show that they do: completions
-# are right more often by their own answers than by those of other prompts; the model finds an
-# answer likelier behind its own prompt than behind another; numbers or words of an answer have
-# something to do with those of its prompt. Each alone may fail on a healthy run, so the column is
-# called misaligned only where all three fail.
-def _judge_alignment(trainer: Any, log: FindingsLog, scorer: Scorer, judge: int) -> None:
-    by_completions = own_against_others(scorer, judge, trainer.num_generations)
+# say their own answers more often than those of other prompts; the model finds an answer likelier
+# behind its own prompt than behind another; numbers or words of an answer have something to do with
+# those of its prompt. Each alone may fail on a healthy run, so the column is called misaligned only
+# where all three fail. None of them calls a reward function.
+def _judge_alignment(
+    trainer: Any, batch: TrlBatch, log: FindingsLog, column: str, tasks: Sequence[Task]
+) -> None:
+    by_completions = own_against_others(batch, trainer.num_generations)
     if is_positive(by_completions):
         return
 
-    tasks = scorer.dataset_tasks
     answers = [task.answer for task in tasks]
     if len(answers) < 2 * MIN_DIFFERENT_ANSWERS or len(set(answers)) < MIN_DIFFERENT_ANSWERS:
         return
@@ -548,8 +863,8 @@ def _judge_alignment(trainer: Any, log: FindingsLog, scorer: Scorer, judge: int)
         return
 
     summary = (
-        f"The answers in the column {scorer.column!r} do not belong to their prompts: nothing ties"
-        " them together."
+        f"The answers in the column {column!r} do not belong to their prompts: nothing ties them"
+        " together."
     )
     text = (
         f"The model finds answers {by_model.mean:+.2f} ± {_error(by_model):.2f} nats likelier"
@@ -559,13 +874,13 @@ def _judge_alignment(trainer: Any, log: FindingsLog, scorer: Scorer, judge: int)
     unrelated = (
         f"Numbers, words and lengths of {len(answers)} prompts say nothing about their answers."
     )
-    evidence = [Evidence(text, by_model.mean, step=scorer.batch.step), Evidence(unrelated)]
+    evidence = [Evidence(text, by_model.mean, step=batch.step), Evidence(unrelated)]
     if by_completions is not None:
         text = (
-            f"Completions earn {by_completions.mean:+.3f} ± {_error(by_completions):.3f} more by"
-            " their own answers than by other prompts'."
+            f"Completions say their own answers {by_completions.mean:+.3f} ±"
+            f" {_error(by_completions):.3f} times more than those of other prompts."
         )
-        evidence.append(Evidence(text, by_completions.mean, step=scorer.batch.step))
+        evidence.append(Evidence(text, by_completions.mean, step=batch.step))
     log.report("reward.misaligned", Severity.CRITICAL, summary, evidence, Basis.SIGNAL)
 
 
@@ -573,29 +888,24 @@ def _error(gains: Spread) -> float:
     return float(gains.deviation / gains.seeds**0.5)
 
 
-def own_against_others(scorer: Scorer, judge: int, size: int) -> Spread | None:
-    """Compare the rewards of completions by their own answers with those by another group's,
-    over groups.
+def own_against_others(batch: TrlBatch, size: int) -> Spread | None:
+    """Compare how often completions say their own answers with how often they say those of other
+    prompts, over groups.
     """
-    batch = scorer.batch
-    column = scorer.column
-    answers = [str(example.get(column)) for example in batch.examples]
-    if len(set(answers)) < 2 or batch.size < 2 * size:
+    texts = list(map(last_text, batch.completions))
+    answers = np.array(batch.answers, object)
+    if len(set(batch.answers)) < 2 or batch.size % size or batch.size < 2 * size:
         return None
-    own = scorer.recorded(judge)
+    own_n = np.array(list(map(says_leniently, texts, answers)), float)
     gains: list[Floats] = []  # by shift; NaN where another group's answer is the same
-    for shift in range(1, min(MAX_GROUP_SHIFTS + 1, batch.size // size)):
-        places = np.roll(np.arange(batch.size), -shift * size)
-        rows: list[Row] = []
-        for i, place in enumerate(places):
-            example = {**batch.examples[i], column: batch.examples[place][column]}
-            rows.append((batch.prompts[i], batch.completions[i], example))
-        differs = np.array([answers[i] != answers[place] for i, place in enumerate(places)])
-        gains.append(np.where(differs, own - scorer.call(judge, rows), np.nan))
+    for shift in range(1, batch.size // size):
+        others = np.roll(answers, -shift * size)
+        other_n = np.array(list(map(says_leniently, texts, others)), float)
+        gains.append(np.where(others != answers, own_n - other_n, np.nan))
 
-    is_known = ~np.isnan(gains)  # a reward may be None, too
-    n_known = is_known.sum(0)
+    is_known = ~np.isnan(gains)
     gain_sums = np.nansum(gains, axis=0)
+    n_known = is_known.sum(0)
     gain_by_row = np.where(n_known > 0, gain_sums / np.maximum(1, n_known), np.nan)
     gain_by_group: list[float] = []
     for group in gain_by_row.reshape(-1, size):

@@ -40,28 +40,30 @@ class RewardRange:
     weights: list[float]  # their factors in the total
     low: NDArray[np.float64]  # least reward of each so far
     high: NDArray[np.float64]  # highest reward of each so far
-    # Index of the function that tells right answers from wrong ones; None if it is unknown.
-    judge: int | None = None
-    right: float = float("nan")  # its reward of a gold answer
+    # Reward of a gold answer by each function that tells right answers from wrong ones; NaN for all
+    # others.
+    right: NDArray[np.float64]
 
     @classmethod
     def of(cls, names: Sequence[str], weights: Sequence[float]) -> Self:
         """Return the range of no rewards yet."""
         low = np.full(len(names), np.inf)
         high = np.full(len(names), -np.inf)
-        return cls(list(names), list(weights), low, high)
+        return cls(list(names), list(weights), low, high, right=np.full(len(names), np.nan))
 
     def widen(self, rewards: NDArray[np.float64]) -> None:
         """Widen the range by some rewards, one column per function."""
         self.low = np.fmin.reduce([*rewards, self.low])  # of a number and NaN, the number
         self.high = np.fmax.reduce([*rewards, self.high])
 
-    def bounds(self) -> tuple[float, float]:
-        """Return the least and the most that the total can be; NaN while only one value was ever
-        seen.
+    def bounds(self, is_scored: NDArray[np.bool_] | None = None) -> tuple[float, float]:
+        """Return the least and the most that the total can be, of all functions or of those that
+        score a row; NaN while only one value was ever seen.
         """
-        low = float(np.dot(self.low, self.weights))
-        high = float(np.dot(self.high, self.weights))
+        # A function returns None for rows that are not its own: there it can't earn anything.
+        weights = np.array(self.weights) * (True if is_scored is None else is_scored)
+        low = float(np.dot(self.low, weights))
+        high = float(np.dot(self.high, weights))
         return (low, high) if low < high else (float("nan"), float("nan"))
 
     def reward(self, rewards: NDArray[np.float64]) -> Reward | None:
@@ -76,17 +78,27 @@ class RewardRange:
                 high = float(self.high[i])
                 parts.append(Part(name, value, low, high, float(self.weights[i])))
         total = sum(part.value * part.weight for part in parts)
-        is_right = False
-        if self.judge is not None:
-            is_right = bool(rewards[self.judge] >= self.right - REWARD_ROUNDING)
-        return Reward(total, *self.bounds(), is_right, tuple(parts))
+        is_judged = ~np.isnan(rewards) & ~np.isnan(self.right)
+        is_accepted = rewards[is_judged] >= self.right[is_judged] - REWARD_ROUNDING
+        is_right = bool(is_judged.any() and is_accepted.all())
+        return Reward(total, *self.bounds(~np.isnan(rewards)), is_right, tuple(parts))
 
 
 def correctness(rollouts: Sequence[Rollout], reward_range: RewardRange) -> list[bool | None]:
-    """Return right or wrong for each rollout; None where that is unknown."""
-    if reward_range.judge is None:
-        return [None] * len(rollouts)
-    return [None if r.reward is None else r.reward.correct for r in rollouts]
+    """Return right or wrong for each rollout; None where that is unknown, since no function that
+    tells it has scored the row.
+    """
+    judges = {
+        name
+        for name, right in zip(reward_range.names, reward_range.right, strict=True)
+        if not np.isnan(right)
+    }
+    correct: list[bool | None] = []
+    for rollout in rollouts:
+        reward = rollout.reward
+        is_judged = reward is not None and any(part.name in judges for part in reward.parts)
+        correct.append(reward.correct if reward is not None and is_judged else None)
+    return correct
 
 
 def make_table(run: str, rollouts: Sequence[Rollout], reward_range: RewardRange) -> pa.Table:

@@ -10,6 +10,7 @@ from uptrend.config import load_config
 from uptrend.policy.known import with_known_chat
 from uptrend.records import Task
 from uptrend.tasks.event_loop import run
+from uptrend.tasks.functions import remote
 from uptrend.tasks.pool import make_heldout, make_pool
 from uptrend.tasks.rewards import Undecided
 from uptrend.tasks.taskset import play_script, say
@@ -54,4 +55,5 @@ def tasks_of(recipe: str | Path) -> tuple[Rows, Rows, Any]:
             rewards.append(score(text, id))
         return rewards
 
-    return make_rows(stage.tasks), make_rows(heldout.tasks), reward
+    functions = getattr(stage.taskset, "remote_rewards", ())
+    return make_rows(stage.tasks), make_rows(heldout.tasks), remote(reward) if functions else reward

@@ -19,6 +19,7 @@ from uptrend.bridge.trl.batch import Call, LossPass, TrlBatch, TrlStep, as_numpy
 from uptrend.bridge.trl.guard import Guard
 from uptrend.bridge.trl.learner_probe import probe_learner, probe_update, same_randomness
 from uptrend.bridge.trl.record import Record
+from uptrend.bridge.trl.rescoring import CallTimer
 from uptrend.bridge.trl.reward_probe import answers_of, probe_rewards
 from uptrend.bridge.trl.weights import (
     Move,
@@ -48,18 +49,24 @@ def watch(
     every: int = PROBE_EVERY,
     probes: bool = True,
     rescore: bool = True,
+    reward_calls: int | None = None,
 ) -> "Watch":
     """Watch a TRL GRPOTrainer; call it before `trainer.train()`.
 
-    path     run directory; `uptrend` under the trainer's output folder by default
-    every    steps between two probes of the model
-    probes   probe the model (a forward pass of six short rows)
-    rescore  call the reward functions again, at the first step
+    path          run directory; `uptrend` under the trainer's output folder by default
+    every         steps between two probes of the model
+    probes        probe the model (a forward pass of six short rows)
+    rescore       call the reward functions again, at the first step; False is `reward_calls=0`
+    reward_calls  most completions that each reward function is called on again; by default as many
+                  as the first generation has, and none for functions that are asynchronous or
+                  slow, which a number of your own includes. Never one marked `uptrend.remote`
     """
     earlier = getattr(trainer, "_uptrend", None)
     if isinstance(earlier, Watch):
         return earlier
-    return Watch(trainer, path, every=every, probes=probes, rescore=rescore)
+    if not rescore:
+        reward_calls = 0
+    return Watch(trainer, path, every=every, probes=probes, reward_calls=reward_calls)
 
 
 def watched(cls: type[Any], path: str | Path | None = None, **options: Any) -> type[Any]:
@@ -113,14 +120,20 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(
-        self, trainer: Any, path: str | Path | None, *, every: int, probes: bool, rescore: bool
+        self,
+        trainer: Any,
+        path: str | Path | None,
+        *,
+        every: int,
+        probes: bool,
+        reward_calls: int | None,
     ) -> None:
         self.trainer = trainer
         # Run directory; settled when training begins.
         self.path = Path(path) if path is not None else Path(trainer.args.output_dir) / "uptrend"
         self._every = max(1, every)
         self._probes = probes
-        self._rescore = rescore
+        self._reward_calls = reward_calls
         self.guard = Guard(lambda part, text: self._event("watch-failed", part=part, error=text))
         self.record: Record | None = None
         self._weights: WatchedWeights | None = None
@@ -139,8 +152,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         # Of the generation under way.
         self._sampling_began = 0.0
         self._calls: list[Call] = []
-        self._scoring_began = 0.0
-        self._scoring_seconds = 0.0
+        self._call_timer = CallTimer(trainer)
         # Its examples, prompts, completions, ids of the completions, and rewards.
         self._scored: tuple[Any, ...] = ()
         # Generations by number, as long as the loss has not passed over them completely.
@@ -153,6 +165,9 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._is_first_step = True
         self._current = TrlStep()
         self._move: Move | None = None
+        # True once the reward functions were called again: the first step may have several
+        # generations.
+        self._has_rescored = False
         # Batches of the evaluation under way.
         self._evaluated: list[TrlBatch] = []
         with self.guard("this trainer"):
@@ -248,12 +263,13 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._calls.append(Call(prompts, written))
 
     def _before_scoring(self, *_: Any) -> None:
-        self._scoring_began = time.perf_counter()
+        if self._is_first_step:
+            self._call_timer.begin()
 
     def _after_scoring(
         self, rewards: Any, inputs: Any, prompts: Any, completions: Any, written: Any
     ) -> None:
-        self._scoring_seconds = time.perf_counter() - self._scoring_began
+        self._call_timer.end()
         # TRL gathers the rewards of all processes.
         start = self.trainer.accelerator.process_index * len(prompts)
         own_rewards = rewards[start : start + len(prompts)]
@@ -302,11 +318,19 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._current.sampling += batch.seconds
 
         self._judge_cast(record, batch.step)
-        if self._is_first_step and self._rescore and self._is_alone:
+        is_due = self._is_first_step and not self._has_rescored
+        if is_due and self._reward_calls != 0 and self._is_alone:
+            self._has_rescored = True
             with self.guard("the reward functions"):
-                suspects = probe_rewards(
-                    trainer, batch, self._scoring_seconds, record.reward_range, record.findings_log
+                suspects, extra_calls = probe_rewards(
+                    trainer,
+                    batch,
+                    self._call_timer.seconds,
+                    self._reward_calls,
+                    record.reward_range,
+                    record.findings_log,
                 )
+                self._current.gaps |= extra_calls
                 record.take_reward_range(suspects)
 
     def _judge_cast(self, record: Record, step: int) -> None:
@@ -443,7 +467,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             with self.guard("the learner"), same_randomness():
                 loss_pass = current.passes[0]
                 batch = self._batches[loss_pass.batch]
-                current.gaps = probe_learner(
+                current.gaps |= probe_learner(
                     self.trainer, batch, loss_pass, self.record.findings_log, step
                 )
 

@@ -206,7 +206,7 @@ class Writer:
         mean = float(np.mean(totals or [np.nan]))
         summary = (
             f"The reward function {', '.join(names)} gives gold answers no more than wrong ones,"
-            " however they were written, and every rollout the same."
+            " in the forms that were tried, and every rollout the same."
         )
         equal_scores = Evidence(
             f"Gold and corrupted answers from the column {column!r} earned the same in every form"

@@ -24,6 +24,7 @@ from uptrend.doctor.check import (
     Found,
     Lacking,
     check,
+    warn_if,
 )
 from uptrend.doctor.checks.rewards import constant_reward
 from uptrend.doctor.groups import (
@@ -690,7 +691,8 @@ def _all_dead_lines(case: Case, n_lines: int) -> Found:
         " that nothing is learned."
     )
     evidence = [Evidence("Dead groups: all.", 1.0, DEAD_METRIC), side_evidence]
-    severity = WARNING if side == AT_BOTTOM else NOTE
+    is_surely_top = side == AT_TOP and basis is SIGNAL
+    severity = warn_if(not is_surely_top)
     # That nothing is learned is certain, whatever the side.
     return Found(severity, PROOF, summary, evidence, side)
 
@@ -735,11 +737,15 @@ def _side(case: Case, quarter: int) -> tuple[str, Basis, Evidence]:
     is_share = lowest >= 0 and highest <= 1 and not (has_top and highest > lowest)
     height = reward if is_share else case.scaled_reward(reward)
     if not is_share and case.is_excerpt and len(case.dead_groups) < MIN_STEPS:
-        # Of a few points the highest is no top. Rewards that nobody earns are the commoner fault.
+        # Of a few points the highest is no top. Rewards that nobody earns are the commoner fault,
+        # unless every component is earned.
         text = (
             f"Their side was not logged, and {reward:.3g} says little without the rewards' range."
         )
-        return AT_BOTTOM, SUSPICION, Evidence(text, reward, REWARD_METRIC)
+        parts = [case.curve(f"reward/part/{part}/mean")[1] for part in case.view.parts()]
+        is_earned = len(parts) > 1 and all(part.min(initial=np.inf) > 0 for part in parts)
+        side = AT_TOP if is_earned else AT_BOTTOM
+        return side, SUSPICION, Evidence(text, reward, REWARD_METRIC)
     text = (
         f"Their side was not logged; judged by the reward, {reward:.3g}, which lies at"
         f" {height:.0%} of its range."

@@ -32,7 +32,7 @@ from uptrend.doctor.trend import (
     SIGNIFICANCE_LEVEL,
 )
 from uptrend.present.formatting import plural
-from uptrend.records import Basis, Evidence, RecordError, RunView, Severity, Trend, TrendKind
+from uptrend.records import Basis, Evidence, Fix, RecordError, RunView, Severity, Trend, TrendKind
 from uptrend.records.metrics import must_be_finite
 from uptrend.records.table import Flags, RolloutTable
 from uptrend.records.view import Floats
@@ -473,7 +473,9 @@ def probed(case: Case) -> list[Found]:
     for id, event in last_event.items():
         evidence = [_evidence_of(entry) for entry in event.get("evidence", ())]
         severity = Severity(event["severity"])
-        findings.append(Found(severity, _basis_of(event), event["summary"], evidence, id))
+        fix = Fix(event["fix"]) if isinstance(event.get("fix"), str) else None
+        basis = _basis_of(event)
+        findings.append(Found(severity, basis, event["summary"], evidence, id, fix))
     return findings
 
 

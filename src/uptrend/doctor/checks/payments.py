@@ -14,6 +14,7 @@ from uptrend.doctor.answers import (
     MIN_WRONG_SCORES,
     REWARD_TOLERANCE,
     Answers,
+    fix_of,
     read_answer_rewards,
     read_answers,
     why_no_answers,
@@ -39,7 +40,8 @@ from uptrend.doctor.groups import count_flags, rollout_evidence, subset_evidence
 from uptrend.doctor.trend import REWARD_METRIC
 from uptrend.records import Ending, Evidence
 from uptrend.records.table import Flags, Floats, Ints, RolloutTable
-from uptrend.tasks.answers import name_class
+from uptrend.tasks.answers import name_class, remedy_of_class
+from uptrend.tasks.proof import Remedy
 
 # Rollouts of a kind that are surer than `MIN_WRONG_SCORES`.
 MIN_SURE_ROLLOUTS = 2 * MIN_WRONG_SCORES
@@ -222,9 +224,10 @@ def _rejected_class(case: Case) -> Found | None:
     )
     shown_n = rejected_n & np.isin(paid.task_n, list(rejected_tasks))
     evidence = subset_evidence(paid.steps, paid.split_by_step(shown_n), text, share)
-    return Found(
-        severity_by_share(share, critical=CRITICAL_CLASS_SHARE), PROOF, summary, [evidence]
-    )
+    sentence = remedy_of_class(rejected_golds, accepted_golds)
+    fix = fix_of(Remedy(sentence, "")) if sentence else None
+    severity = severity_by_share(share, critical=CRITICAL_CLASS_SHARE)
+    return Found(severity, PROOF, summary, [evidence], fix=fix)
 
 
 def _has_several_turns(case: Case) -> bool:
@@ -564,14 +567,18 @@ def _drowned(case: Case) -> Found | Lacking | None:
     values_by_part = _read_parts(paid.steps)
     if len(values_by_part) < 2:
         return None
-    total_variance = sum(float(np.var(value_n)) for value_n in values_by_part.values())
+    total_variance = sum(float(np.nanvar(value_n)) for value_n in values_by_part.values())
     for name, value_n in values_by_part.items():
-        share = float(np.var(value_n)) / max(total_variance, 1e-12)
-        right_mean = value_n[paid.right_n].mean()
-        wrong_mean = value_n[paid.wrong_n].mean()
+        right_n = value_n[paid.right_n & np.isfinite(value_n)]
+        wrong_n = value_n[paid.wrong_n & np.isfinite(value_n)]
+        if min(len(right_n), len(wrong_n)) < MIN_COMPARED_ANSWERS:
+            continue
+        share = float(np.nanvar(value_n)) / max(total_variance, 1e-12)
+        right_mean = right_n.mean()
+        wrong_mean = wrong_n.mean()
         gap = right_mean - wrong_mean
-        lowest_gap = MIN_UNRELATED_EFFECT * value_n.std()
-        highest_gap = MAX_UNRELATED_EFFECT * value_n.std()
+        lowest_gap = MIN_UNRELATED_EFFECT * np.nanstd(value_n)
+        highest_gap = MAX_UNRELATED_EFFECT * np.nanstd(value_n)
         if share >= RULING_SHARE and lowest_gap < gap < highest_gap:
             summary = (
                 f"{name} brings {share:.0%} of the reward's variance and does not pay for right"
@@ -583,12 +590,14 @@ def _drowned(case: Case) -> Found | Lacking | None:
 
 
 def _read_parts(steps: Sequence[Answers]) -> dict[str, Floats]:
-    """Return the value of each part of the reward for all answers, 0 where an answer has no such
-    part.
+    """Return the value of each part of the reward for all answers; NaN where an answer has no such
+    part: a function that returns None for it says nothing of it.
     """
     parts_n: list[dict[str, float]] = []
     for step in steps:
         parts_of_step = step.table.parts_n
         parts_n += [parts_of_step[n] for n in step.index_n]
     names = set[str]().union(*parts_n)
-    return {name: np.array([parts.get(name, 0.0) for parts in parts_n]) for name in sorted(names)}
+    return {
+        name: np.array([parts.get(name, np.nan) for parts in parts_n]) for name in sorted(names)
+    }

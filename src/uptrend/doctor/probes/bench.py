@@ -23,7 +23,6 @@ from torch import Tensor
 
 from uptrend.algo.losses import k3
 from uptrend.config import Config, to_table
-from uptrend.doctor.catalogue import complete_fix, settings_in_force
 from uptrend.doctor.check import make_finding
 from uptrend.policy.optimizer import Applied, Optimizer
 from uptrend.policy.policy import Policy
@@ -170,11 +169,7 @@ class Bench:
         """Make a finding on this recipe; `value` and `rollout` go with evidence in one sentence."""
         if isinstance(evidence, str):
             evidence = [make_evidence(evidence, value, rollout)]
-        finding = make_finding(self._view, id, severity, basis, summary, evidence)
-        if fix is None:
-            return finding
-        own_fix = complete_fix(fix, self._view.trainer, settings_in_force(self._view))
-        return replace(finding, fix=own_fix)
+        return make_finding(self._view, id, severity, basis, summary, evidence, fix)
 
     @property
     def more_turns(self) -> Fix:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from uptrend.doctor.answers import fix_of
 from uptrend.doctor.check import CRITICAL, NOTE, WARNING
 from uptrend.doctor.probes.bench import Bench, make_evidence
 from uptrend.doctor.probes.probe import Answer, probe, require
@@ -19,10 +20,12 @@ from uptrend.tasks.pool import Cursor
 from uptrend.tasks.proof import (
     CRITICAL_REJECTED_SHARE,
     HasVariants,
+    Remedy,
     ScoredPlay,
     ScoredTask,
     describe_rejections,
     earnings_of,
+    explain_rejections,
     furthest_outside,
     judge_form,
     paid_wrong,
@@ -115,10 +118,12 @@ def gold(bench: Bench) -> Answer:
     n_right = sum(bool(scored.golds) for scored in accepted)
     n_judged = n_right + len(rejected)
     n_corrupted = sum(len(scored.others) for scored in scored_tasks)
-    require(n_judged or n_corrupted, "no answer is known that should earn the most, or should not")
+    uncalled = _uncalled_rewards(taskset)
+    reason = "no answer is known that should earn the most, or should not"
+    require(n_judged or n_corrupted, uncalled or reason)
     yield (
         f"{n_right} of {n_judged} gold answers reach the maximum, {len(paid)} of {n_corrupted}"
-        " corrupted ones do"
+        f" corrupted ones do{'; ' if uncalled else ''}{uncalled}"
     )
 
     yield from _failures(bench, scored_tasks)
@@ -134,6 +139,12 @@ def gold(bench: Bench) -> Answer:
         yield bench.finding("reward.gold-rejected", severity, summary, evidence)
     if n_judged == len(scored_tasks) and not rejected and form is None:
         yield from _gold_in_tokens(bench)
+
+
+def _uncalled_rewards(taskset: Taskset) -> str:
+    """Return which rewards cost money, and are not tested; empty if none does."""
+    names = taskset.remote_rewards if isinstance(taskset, Data) else []
+    return f"not called, since marked uptrend.remote: {', '.join(names)}" if names else ""
 
 
 def _rejections(
@@ -165,11 +176,34 @@ def _rejections(
     severity = CRITICAL if is_critical else WARNING
     texts = [_describe(scored.task, scored.golds[0]) for scored in underpaid[:MAX_EXAMPLES]]
     texts += _type_of_answer(bench.stage.taskset, underpaid[0].task)
+    remedy = None if is_inverted else _explain(accepted, underpaid, bench.stage.taskset)
+    if remedy is not None and remedy.example:
+        texts.append(remedy.example)
     evidence = [make_evidence(text) for text in texts]
     if is_inverted:
         yield bench.finding("advantage.sign", severity, summary, evidence)
         severity = WARNING
-    yield bench.finding("reward.gold-rejected", severity, summary, evidence)
+    fix = None if remedy is None else fix_of(remedy, _place_of_reward(bench, remedy))
+    yield bench.finding("reward.gold-rejected", severity, summary, evidence, fix=fix)
+
+
+def _explain(
+    accepted: Sequence[ScoredTask], rejected: Sequence[ScoredTask], taskset: Taskset
+) -> Remedy | None:
+    """Return what to change in the reward, by what else it accepts for an answer that it
+    rejects.
+    """
+
+    def score(task: Task, texts: Sequence[str]) -> Sequence[ScoredPlay]:
+        return play_scripts(taskset, task, map(say, texts))
+
+    is_of_one_text = all(len(tried.golds[0].texts) == 1 for tried in rejected)
+    return explain_rejections(accepted, rejected, score if is_of_one_text else None)
+
+
+def _place_of_reward(bench: Bench, remedy: Remedy) -> str:
+    taskset = bench.stage.taskset
+    return taskset.place_of_reward(remedy.words) if isinstance(taskset, Data) else ""
 
 
 def _try_in(form: Form, scored: ScoredTask, taskset: Taskset) -> ScoredTask:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from uptrend.doctor.probes.bench import Bench
 from uptrend.records import Finding, Role
+from uptrend.tasks.functions import without_remote
 
 # An exception may quote a whole prompt; this much of it tells what failed.
 MAX_ERROR_CHARACTERS = 300
@@ -99,9 +100,11 @@ class Probe:
     def run(self, bench: Bench) -> Result:
         """Run the experiment; return a skipped result if something that it needs is missing."""
         try:
-            if self.need is not None:
-                require(self.need.is_met(bench), self.need.reason)
-            parts = list(self.function(bench))
+            # A probe may play hundreds of rollouts that nobody trains on, and so may what it needs.
+            with without_remote():
+                if self.need is not None:
+                    require(self.need.is_met(bench), self.need.reason)
+                parts = list(self.function(bench))
         except NotApplicableError as error:
             return Result(self.name, skipped=str(error))
         except Exception as error:

@@ -26,6 +26,7 @@ from uptrend.records import Ending, Fix, Role, Rollout, Task
 from uptrend.stats.intervals import all_right, wilson
 from uptrend.stats.trend import points_for, power_of_rise
 from uptrend.tasks.answers import bare_answer, says_leniently
+from uptrend.tasks.functions import without_remote
 from uptrend.tasks.proof import play_scripts
 from uptrend.tasks.taskset import known_gold
 
@@ -417,8 +418,9 @@ def compare_renderings(bench: Bench) -> Renderings:
     """Ask a few tasks with the chat template and as raw text; for tasks that leave the choice to
     `model.chat`.
     """
-    chat_answers = _answers_asked(bench, as_chat=True)
-    text_answers = _answers_asked(bench, as_chat=False)
+    with without_remote():
+        chat_answers = _answers_asked(bench, as_chat=True)
+        text_answers = _answers_asked(bench, as_chat=False)
     as_chat = float(np.mean(chat_answers))
     return Renderings(
         as_chat=as_chat,

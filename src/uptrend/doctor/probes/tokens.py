@@ -298,8 +298,16 @@ def neighbors(bench: Bench) -> Answer:
 
 
 def _with_reversed_words(rollout: Rollout) -> Rollout:
-    """Return a rollout whose tokens stand in reverse order, with the roles of their places."""
-    sequences = [replace(sequence, ids=sequence.ids[::-1].copy()) for sequence in rollout.sequences]
+    """Return a rollout whose sampled tokens are others. Prompts stay: packing shares equal ones, so
+    that others would be packed in another way.
+    """
+    sequences = []
+    for sequence in rollout.sequences:
+        ids = sequence.ids.copy()
+        sampled = np.flatnonzero(sequence.sampled)
+        # The first token of the prompt stands for a word that the model did not say.
+        ids[sampled] = np.where(np.arange(len(sampled)) % 2, ids[sampled][::-1], ids[0])
+        sequences.append(replace(sequence, ids=ids))
     return replace(rollout, sequences=tuple(sequences))
 
 
