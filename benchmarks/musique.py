@@ -176,7 +176,7 @@ def real(
         for name in RETRIEVERS:
             options = {**config.eval.options, "retriever": name}
             heldout = make_heldout(replace(config, eval=replace(config.eval, options=options)))
-            held, _ = play_heldout(players, heldout, 0, config)
+            held = play_heldout(players, heldout, 0, config).evaluation
             entry = {
                 "model": model,
                 "retriever": name,

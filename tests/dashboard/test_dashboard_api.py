@@ -215,6 +215,23 @@ def test_a_run_shows_what_its_records_have(url: str, world: Path, ask: Ask) -> N
     assert told["bounds"] == [0.0, 1.0]
 
 
+def test_the_page_of_a_run_with_several_sources_draws_each(
+    tmp_path: Path, serve: Serve, ask: Ask
+) -> None:
+    keys = ["source/sums/reward/mean", "source/words/reward/mean"]
+    path = tmp_path / "runs" / "two"
+    with RunDirectory.create(path, info_of("two")):
+        for step in range(1, 6):
+            line = {"step": step, "reward/mean": 0.5, **dict.fromkeys(keys, 0.1 * step)}
+            append_line(path / "metrics.jsonl", line)
+    told = ask(serve(tmp_path / "runs"), "run", run="runs/two")
+    panels = {panel["id"]: panel for panel in told["panels"]}
+    assert panels["source-reward"]["keys"] == keys
+    assert "source-dead" not in panels
+    (section,) = [section for section in told["metrics"] if section["title"] == "Reward"]
+    assert [metric["key"] for metric in section["metrics"]] == ["reward/mean", *keys]
+
+
 def test_thinned_curves_are_means_and_extremes_of_their_pieces(
     tmp_path: Path, serve: Serve, ask: Ask
 ) -> None:

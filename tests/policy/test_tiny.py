@@ -58,9 +58,11 @@ def test_held_out_tasks_were_never_taught() -> None:
 def test_it_answers_about_four_in_ten() -> None:
     config, policy, held_out = load_for_eval("tiny", None, ["eval.tasks=330", "compute.threads=1"])
     assert 0.8e6 < policy.parameters < 1.3e6
-    held, rollouts = play_heldout(
+    result = play_heldout(
         RolloutPlayer(policy, InProcessSampler(policy), config), held_out, 0, config
     )
+    held = result.evaluation
+    rollouts = result.greedy
     assert held.tasks > 300
     assert (
         0.35 <= held.accuracy <= 0.50

@@ -210,7 +210,7 @@ def test_the_columns_hold_what_the_page_says() -> None:
         "ended": "turn-limit", "error": None, "seconds": 1.25, "kept": True,
         "commands": [{"turn": 1, "command": "python a.py", "seconds": 0.5, "code": -9, "stopped": "memory",
                       "score": 0.75, "error": True, "said": "killed"}],
-        "sandbox_failures": 2,
+        "sandbox_failures": 2, "source": None,
     }  # fmt: skip
     assert table.to_pylist() == [
         shared | {"sequence": 0, **FIRST},

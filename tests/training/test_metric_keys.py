@@ -89,6 +89,8 @@ def test_every_metric_of_our_own_is_written(run: Run, warm: Run) -> None:
     written |= {"ranks/weights/count"}
     # Of tasks that are drawn by their pass rate: test_pass_rates.py sees them.
     written |= {"sampling/pass_rate/mean", "sampling/passed_over/count"}
+    # Of several tasksets: test_source_runs.py sees them.
+    written |= {"source/own/reward/mean"}
     for metric in step_metrics():
         pattern = re.compile(re.sub("[A-Z]+", "[^/]+", metric.key))
         assert any(pattern.fullmatch(name) for name in written) is metric.own, metric.key

@@ -633,6 +633,7 @@ def write_trl(config: Config, recipe: Path, script: Path) -> tuple[str, dict[str
     """Return a training script of TRL with a recipe's settings, tasks and reward, and the reason
     why each key was lost.
     """
+    _refuse_sources(config)
     settings_of_trl, lost = to_trainer(config, "trl")
     arguments = nest(settings_of_trl)
     lora = arguments.pop("peft_config", None)
@@ -657,6 +658,7 @@ def write_trl(config: Config, recipe: Path, script: Path) -> tuple[str, dict[str
 
 def write_prime_rl(config: Config) -> tuple[str, dict[str, str]]:
     """Return prime-rl's rl.toml with a recipe's settings, and the reason why each key was lost."""
+    _refuse_sources(config)
     theirs, lost = to_trainer(config, "prime-rl")
     for section, kind in (("tasks", "train"), ("eval", "eval")):
         tasks = getattr(config, section)
@@ -671,3 +673,13 @@ def write_prime_rl(config: Config) -> tuple[str, dict[str, str]]:
             del theirs[name]
     comments = [f"# Not translated: {key} = {reason}\n" for key, reason in lost.items()]
     return f"{to_recipe(nest(theirs))}\n{''.join(comments)}", lost
+
+
+def _refuse_sources(config: Config) -> None:
+    """Raise ConfigError for a recipe with several tasksets, which are not translated."""
+    if config.sources:
+        labels = ", ".join(source.label for source in config.sources)
+        raise ConfigError(
+            f"[[tasks]] has several tasksets ({labels}), and only one is translated: write the"
+            " others with the other trainer's own means, and leave them out here."
+        )

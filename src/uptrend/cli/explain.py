@@ -17,7 +17,7 @@ from rich.markdown import Markdown
 
 from uptrend.cli.console import AsJson, print_json
 from uptrend.config.load import bounds_in_words, bounds_of, choices_in_words, config_hint, is_key
-from uptrend.config.schema import Chosen, Config, FunctionName
+from uptrend.config.schema import Chosen, Config, FunctionName, Source
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
 from uptrend.present.terminal import columns, terminal
@@ -164,6 +164,8 @@ def config_keys(cls: type = Config, prefix: str = "") -> Iterator[ConfigKey]:
     types_by_name = typing.get_type_hints(cls)
     annotations = typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
+        if field.name == "sources":
+            yield from _source_keys()
         if field.name == "notes" or not is_key(field):  # notes are not written by people
             continue
         type_ = types_by_name[field.name]
@@ -181,6 +183,18 @@ def config_keys(cls: type = Config, prefix: str = "") -> Iterator[ConfigKey]:
             if choices:
                 default = choices[0].sentence
             yield ConfigKey(name, type_text, default, bool(choices), meanings[field.name])
+
+
+def _source_keys() -> Iterator[ConfigKey]:
+    """Yield the keys that a table of `[[tasks]]` has beside those of `[tasks]`."""
+    meanings = field_docs(Source)
+    annotations = typing.get_type_hints(Source, include_extras=True)
+    for name, type_ in typing.get_type_hints(Source).items():
+        if name != "tasks":
+            meaning = f"Of one of `[[tasks]]`: {meanings[name]}"
+            type_text = _type_in_words(type_, annotations[name])
+            default = json.dumps(getattr(Source, name))
+            yield ConfigKey(f"tasks.{name}", type_text, default, False, meaning)
 
 
 def _type_in_words(type_: Any, annotation: Any) -> str:

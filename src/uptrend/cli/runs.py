@@ -299,6 +299,9 @@ def _facts(run: dict[str, Any]) -> list[tuple[str, str]]:
             if isinstance(value, str | int | float):
                 parts.append(f"{key} {value}")
         rows.append((section, ", ".join(parts)))
+        for source in (run[section] or {}).get("sources", ()):
+            facts = f"{percent(source['share'])} of groups, count {source['count']}"
+            rows.append(("", f"{source['label']}: {facts}, hash {source['hash']}"))
     config = flatten(run["config"])
     for section, keys in SETTINGS_SHOWN.items():
         settings = []

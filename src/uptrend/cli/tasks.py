@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,9 +13,10 @@ from rich.text import Text
 
 from uptrend.cli.console import AsJson, Overrides, make_app, print_json
 from uptrend.config import Config, load_config
+from uptrend.config.schema import Source
 from uptrend.present.formatting import assignments
 from uptrend.present.terminal import columns, terminal
-from uptrend.records import ConfigError
+from uptrend.records import ConfigError, Task
 from uptrend.runner.evaluation import count_musique
 from uptrend.tasks.data import DATA_SUFFIXES
 from uptrend.tasks.pool import (
@@ -25,9 +26,11 @@ from uptrend.tasks.pool import (
     make_pool,
     make_taskset,
     resolve_taskset_options,
+    source_stages,
     stage_sections,
 )
 from uptrend.tasks.registry import LIBRARY_BY_PREFIX, names
+from uptrend.tasks.taskset import Taskset
 from uptrend.tasks.validate import ValidationReport, validate
 
 app = make_app("Look at tasksets, and check without a model that they are fit to train on.")
@@ -93,37 +96,72 @@ def show(
     uptrend tasks show my_tasks.jsonl --count 3 --json
     """
     config = _load(name, overrides or ())
-    _, section_name, section = stage_sections(config)[0]
-    taskset = make_taskset(section.name, section.options, section.seed, section_name)
-    options = resolve_taskset_options(section.name, section.options, section_name)
-    train = taskset.train(section.train)
-    heldout = taskset.heldout(config.eval.tasks)
+    displays = [_display_source(config, source) for source in config.all_sources]
     if as_json:
-        table: dict[str, Any] = {
-            "name": taskset.name,
-            "version": taskset.version,
-            "seed": section.seed,
-            "options": options,
-            "train": len(train),
-            "heldout": len(heldout),
-            "notes": taskset.notes,
-            "tasks": [asdict(task) for task in train[:count]],
-        }
-        print_json(table)
+        tables = [source.to_table(count) for source in displays]
+        print_json({"sources": tables} if config.sources else tables[0])
         return
     console = terminal()
-    console.print(
-        f"{taskset.name}: {len(train)} to train on, {len(heldout)} held out", style="bold"
+    for source in displays:
+        source.print(console, count)
+
+
+@dataclass(frozen=True)
+class DisplayedSource:
+    """A taskset to show: that of `[tasks]`, or one of `[[tasks]]`."""
+
+    label: str
+    taskset: Taskset
+    seed: int
+    options: dict[str, Any]
+    train: list[Task]
+    heldout: list[Task]
+
+    def to_table(self, count: int) -> dict[str, Any]:
+        """Return plain values, with so many of its tasks."""
+        table: dict[str, Any] = {
+            "name": self.taskset.name,
+            "version": self.taskset.version,
+            "seed": self.seed,
+            "options": self.options,
+            "train": len(self.train),
+            "heldout": len(self.heldout),
+            "notes": self.taskset.notes,
+            "tasks": [asdict(task) for task in self.train[:count]],
+        }
+        return {"label": self.label, **table} if self.label else table
+
+    def print(self, console: Console, count: int) -> None:
+        """Print its size, its options and so many of its tasks."""
+        name = self.taskset.name
+        if self.label:
+            name = f"[tasks.{self.label}] {name}"
+        console.print(
+            Text(f"{name}: {len(self.train)} to train on, {len(self.heldout)} held out", "bold")
+        )
+        console.print(assignments(self.options), style="dim")
+        rows = []
+        for task in self.train[:count]:
+            # The system prompt is the same for all tasks.
+            messages = [message for message in task.messages if message.role != "system"]
+            prompt = "\n".join(message.content for message in messages or task.messages)
+            rows.append((repr(prompt), task.answer, f"{task.difficulty:g}", task.family))
+        console.print(columns("prompt", "answer", "difficulty", "family", rows=rows))
+        _print_notes(console, self.taskset.notes)
+
+
+def _display_source(config: Config, source: Source) -> DisplayedSource:
+    """Make the tasks of a taskset's first stage."""
+    _, where, section = source_stages(source)[0]
+    taskset = make_taskset(section.name, section.options, section.seed, where)
+    return DisplayedSource(
+        source.label,
+        taskset,
+        section.seed,
+        resolve_taskset_options(section.name, section.options, where),
+        taskset.train(section.train),
+        taskset.heldout(config.eval.tasks),
     )
-    console.print(assignments(options), style="dim")
-    rows = []
-    for task in train[:count]:
-        # The system prompt is the same for all tasks.
-        messages = [message for message in task.messages if message.role != "system"]
-        prompt = "\n".join(message.content for message in messages or task.messages)
-        rows.append((repr(prompt), task.answer, f"{task.difficulty:g}", task.family))
-    console.print(columns("prompt", "answer", "difficulty", "family", rows=rows))
-    _print_notes(console, taskset.notes)
 
 
 @app.command("validate")
@@ -225,6 +263,9 @@ def package_taskset(
     from uptrend.bridge.environments.export import export
 
     config = _load(name, overrides or ())
+    if config.sources:
+        labels = ", ".join(source.label for source in config.sources)
+        raise ConfigError(f"{name} has several [[tasks]] ({labels}): a package has one taskset.")
     _, section_name, section = stage_sections(config)[0]
     # A taskset by its name is evaluated on its own held-out tasks.
     eval_name = section.name

@@ -24,8 +24,10 @@ from uptrend.config.schema import (
     MAX_CHOSEN_WARMUP_SHARE,
     Chosen,
     Config,
+    Eval,
     FunctionName,
     Otherwise,
+    Source,
     Tasks,
 )
 from uptrend.config.tables import flatten, join, to_toml
@@ -87,13 +89,17 @@ def load_config(
     if not isinstance(source, Mapping):
         path = Path(source)
         source = read_toml(path)
-    # 1. Today's keys, which overrides have too.
+    # 1. Today's keys, which overrides have too; each of `[[tasks]]` with its label.
     table = upgrade_keys(source)
     # A config as plain values, by dataclasses.asdict, has every key.
     is_config = isinstance(table.get("omitted"), frozenset)
     omitted_before: frozenset[str] = table.pop("omitted") if is_config else frozenset()
+    if is_config:
+        _list_sources(table)
+    _label_sources(table)
     # 2. Overrides, before anything is derived from what they may change.
     changed_keys = _apply_overrides(table, overrides, path)
+    _unwrap_single_source(table)
     # 3. Paths: an override may name a file in the recipe's folder as well.
     if path is not None:
         _resolve_paths(table, path.parent)
@@ -102,7 +108,7 @@ def load_config(
     # 5. `[eval]`, from all that `[tasks]` has by now.
     _complete_eval(table)
     # 6. Types, and what depends on values that are known to have them.
-    config = build(Config, table)
+    config = _build_config(table)
     stated_keys = flatten(table).keys() - (omitted_before - changed_keys)
     omitted = frozenset(key for key in dotted_keys() if key not in stated_keys)
     config = _choose_by_other_keys(replace(config, omitted=omitted))
@@ -128,6 +134,7 @@ def _apply_overrides(
         # `tasks` as the path of another recipe: taken at once, so that later overrides change it.
         if str(table.get("tasks")).endswith(".toml"):
             _take_tasks(table, _find_recipe(Path(str(table["tasks"])), path))
+        _label_sources(table)  # an override may set all of `tasks`
     return changed_keys
 
 
@@ -179,8 +186,10 @@ def _resolve_paths(table: dict[str, Any], folder: Path) -> None:
 
 
 def _task_sections(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield `[tasks]` and `[eval]`, each followed by its stages or sets."""
-    for section in (table.get("tasks"), table.get("eval")):
+    """Yield `[tasks]` or each of `[[tasks]]`, and `[eval]`, each followed by its stages or sets."""
+    tasks = table.get("tasks")
+    sources = tasks if isinstance(tasks, list) else [tasks]
+    for section in (*sources, table.get("eval")):
         if isinstance(section, dict):
             yield section
             for key in ("stages", "sets"):
@@ -220,12 +229,18 @@ def _complete_eval(table: dict[str, Any]) -> None:
     """
     tasks = table.get("tasks")
     evaluation = table.setdefault("eval", {})
-    if not isinstance(tasks, Mapping) or not isinstance(evaluation, dict) or "name" in evaluation:
+    if not isinstance(evaluation, dict) or "name" in evaluation:
         return
-    if tasks.get("name", Tasks.name) == Tasks.name:
-        return
-    # The taskset and its options; other keys of `[tasks]`, such as `train`, stay there.
-    section_keys = [field.name for field in dataclasses.fields(Tasks)]
+    if isinstance(tasks, list):
+        table["eval"] = _sets_of_sources(tasks, evaluation)
+    elif isinstance(tasks, Mapping) and tasks.get("name", Tasks.name) != Tasks.name:
+        table["eval"] = _inherit_taskset(tasks, evaluation)
+
+
+def _inherit_taskset(tasks: Mapping[str, Any], evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `[eval]` or one of its sets with the taskset of `[tasks]` and its options."""
+    # Other keys of `[tasks]`, such as `train`, stay there.
+    section_keys = [*_field_names(Tasks), "label", "weight"]
     inherited = {
         key: value for key, value in tasks.items() if key == "name" or key not in section_keys
     }
@@ -235,7 +250,104 @@ def _complete_eval(table: dict[str, Any]) -> None:
     if names_other_source:
         # `hold_out` is about the rows of `[tasks]`, not about other ones.
         inherited.pop("hold_out", None)
-    table["eval"] = inherited | evaluation
+    return {**inherited, **evaluation}
+
+
+def _sets_of_sources(sources: list[Any], evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an `[eval]` without a taskset in which each of `[[tasks]]` has a held-out set of its
+    own, under its label; a set that the user wrote under that label changes it.
+    """
+    options = evaluation.keys() - set(_field_names(Eval))
+    if options:
+        option = min(options)
+        raise ConfigError(
+            f"eval.{option}: each of [[tasks]] is evaluated on its own held-out tasks. Write it"
+            " into the [[eval.sets]] of that label, or give [eval] a name."
+        )
+    sets = evaluation.get("sets", ())
+    tables = [table for table in sets if isinstance(table, Mapping)]
+    own_sets = {table.get("label"): table for table in tables}
+    labels = [source["label"] for source in sources]
+    completed = []
+    for source in sources:
+        own = own_sets.get(source["label"], {})
+        completed.append({"label": source["label"], **_inherit_taskset(source, own)})
+    for table in tables:
+        if table.get("label") in labels:
+            continue
+        if "name" not in table:
+            raise ConfigError(
+                f"eval.sets: {table.get('label')!r} is the label of none of [[tasks]]"
+                f" ({', '.join(labels)}): give the set a name."
+            )
+        completed.append(dict(table))
+    return {**evaluation, "name": "", "sets": completed}
+
+
+# Characters of a label.
+_LABEL_PATTERN = re.compile("[A-Za-z0-9-]+")
+
+
+def _label_sources(table: dict[str, Any]) -> None:
+    """Give each of `[[tasks]]` a label, in place; a list of one is `[tasks]`."""
+    sources = table.get("tasks")
+    if not isinstance(sources, list):
+        return
+    if not sources:
+        raise ConfigError("tasks is an empty list: [[tasks]] names at least one taskset.")
+    labels: list[str] = []
+    for i, source in enumerate(sources):
+        if not isinstance(source, dict):
+            raise ConfigError(f"tasks[{i}] = {source!r} should be a table: [[tasks]].")
+        name = source.get("name", Tasks.name)
+        label = source.setdefault("label", re.sub("[^A-Za-z0-9-]+", "-", str(name)).strip("-"))
+        if not isinstance(label, str) or not _LABEL_PATTERN.fullmatch(label):
+            raise ConfigError(
+                f"tasks[{i}].label = {label!r} should be a name of letters, digits and hyphens."
+            )
+        if label in labels:
+            raise ConfigError(
+                f"tasks[{i}].label = {label!r} is another taskset's already: give each of [[tasks]]"
+                " a label of its own."
+            )
+        labels.append(label)
+
+
+def _list_sources(table: dict[str, Any]) -> None:
+    """Write the sources of a config's plain values as `[[tasks]]`, in place."""
+    sources = table.pop("sources", ())
+    if sources:
+        table["tasks"] = [
+            {"label": source["label"], "weight": source["weight"], **source["tasks"]}
+            for source in sources
+        ]
+
+
+def _unwrap_single_source(table: dict[str, Any]) -> None:
+    """Turn a list of one taskset into `[tasks]`, in place."""
+    sources = table.get("tasks")
+    if isinstance(sources, list) and len(sources) == 1:
+        (source,) = sources
+        table["tasks"] = {key: source[key] for key in source if key not in ("label", "weight")}
+
+
+def _build_config(table: dict[str, Any]) -> Config:
+    """Build a config; `[[tasks]]` become its sources, of which `tasks` is the first."""
+    tables = table.get("tasks")
+    if not isinstance(tables, list):
+        return build(Config, table)
+    sources: list[Source] = []
+    for values in tables:
+        where = f"tasks.{values['label']}"
+        keys = {key: value for key, value in values.items() if key not in ("label", "weight")}
+        weight = convert(float, values.get("weight", Source.weight), f"{where}.weight")
+        sources.append(Source(build(Tasks, keys, where), values["label"], weight))
+    config = build(Config, {key: value for key, value in table.items() if key != "tasks"})
+    return replace(config, tasks=sources[0].tasks, sources=tuple(sources))
+
+
+def _field_names(cls: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
 
 
 def shorten_warmup(config: Config) -> Config:
@@ -339,10 +451,29 @@ def set_value(table: dict[str, Any], path: str, value: Any, source: str) -> None
     for depth, key in enumerate(parents, start=1):
         if table.get(key) is None:  # absent, or a resolved config's null
             table[key] = {}
-        table = table[key]
-        if not isinstance(table, dict):
+        child: Any = table[key]
+        if isinstance(child, list) and parents[:depth] == ["tasks"]:
+            label = parents[1] if len(parents) > 1 else ""
+            _set_in_source(child, label, [*parents[2:], last], value, source)
+            return
+        if not isinstance(child, dict):
             raise ConfigError(f"{source}: {'.'.join(parents[:depth])} is a value, not a table.")
+        table = child
     table[last] = value
+
+
+def _set_in_source(
+    sources: list[dict[str, Any]], label: str, keys: list[str], value: Any, source: str
+) -> None:
+    """Set the value of a key of one of `[[tasks]]` in place."""
+    by_label = {str(table["label"]): table for table in sources}
+    if label not in by_label:
+        first = next(iter(by_label))
+        raise ConfigError(
+            f"{source}: [[tasks]] has several tasksets, {', '.join(by_label)}. Name one, for"
+            f" example tasks.{first}.{keys[-1]}."
+        )
+    set_value(by_label[label], ".".join(keys), value, source)
 
 
 def parse_value(text: str) -> Any:
@@ -361,8 +492,10 @@ def to_table(config: Config) -> dict[str, Any]:
     table: dict[str, Any] = plain(dataclasses.asdict(config))
     del table["notes"]  # run.json has them beside the config
     del table["omitted"]
-    for section in ("tasks", "eval"):
-        table[section] |= table[section].pop("options")
+    _list_sources(table)
+    tasks = table["tasks"]
+    for section in (*(tasks if isinstance(tasks, list) else [tasks]), table["eval"]):
+        section |= section.pop("options")
     return table
 
 
@@ -403,9 +536,9 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 def is_key(field: dataclasses.Field[Any]) -> bool:
     """Return True for a field that recipes have; a taskset declares its options, and loading fills
-    in `omitted`.
+    in `omitted`, and `sources` from `[[tasks]]`.
     """
-    return field.name not in ("options", "omitted")
+    return field.name not in ("options", "omitted", "sources")
 
 
 def _check_options_table(value: Any, known: Iterable[str], where: str) -> None:
@@ -571,15 +704,20 @@ def check(config: Config) -> None:
     right.
     """
     check_bounds(config)
-    for i, stage in enumerate(config.tasks.stages):
-        start = stage.get("start")
-        if isinstance(start, bool) or not isinstance(start, int):
-            raise ConfigError(
-                f"tasks.stages[{i}].start = {start!r} should be the step at which it begins."
-            )
+    for source in config.sources:
+        _check_field(source, "weight", source.where)
+        check_bounds(source.tasks, source.where)
+    for source in config.all_sources:
+        for i, stage in enumerate(source.tasks.stages):
+            start = stage.get("start")
+            if isinstance(start, bool) or not isinstance(start, int):
+                raise ConfigError(
+                    f"{source.where}.stages[{i}].start = {start!r} should be the step at which it"
+                    " begins."
+                )
     labels = [table.get("label") for table in config.eval.sets]
     for i, label in enumerate(labels):
-        if not isinstance(label, str) or not re.fullmatch("[A-Za-z0-9-]+", label):
+        if not isinstance(label, str) or not _LABEL_PATTERN.fullmatch(label):
             raise ConfigError(
                 f"eval.sets[{i}].label = {label!r} should be a name of letters, digits and hyphens."
             )
@@ -606,18 +744,27 @@ def check_bounds(section: Any, where: str = "") -> None:
     """Raise a ConfigError for the first value of a dataclass that is outside the bounds of its
     annotation.
     """
-    hints = get_type_hints(type(section), include_extras=True)
     for field in dataclasses.fields(section):
-        key = join(where, field.name)
         value = getattr(section, field.name)
-        bounds = bounds_of(hints[field.name])
         if dataclasses.is_dataclass(value):
-            check_bounds(value, key)
-        elif not all(_holds(bound, value) for bound in bounds):
-            sentences = [bound.sentence for bound in bounds if isinstance(bound, Otherwise)]
-            if sentences:
-                raise ConfigError(f"{key} = {value!r}: {sentences[0]}")
-            raise ConfigError(f"{key} = {value} should be {bounds_in_words(bounds)}.")
+            check_bounds(value, join(where, field.name))
+        else:
+            _check_field(section, field.name, where)
+
+
+def _check_field(section: Any, name: str, where: str) -> None:
+    """Raise a ConfigError for a value of a dataclass that is outside the bounds of its
+    annotation.
+    """
+    value = getattr(section, name)
+    bounds = bounds_of(get_type_hints(type(section), include_extras=True)[name])
+    if all(_holds(bound, value) for bound in bounds):
+        return
+    key = join(where, name)
+    sentences = [bound.sentence for bound in bounds if isinstance(bound, Otherwise)]
+    if sentences:
+        raise ConfigError(f"{key} = {value!r}: {sentences[0]}")
+    raise ConfigError(f"{key} = {value} should be {bounds_in_words(bounds)}.")
 
 
 def bounds_of(hint: Any) -> tuple[Any, ...]:
@@ -653,18 +800,27 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
     sampling = config.sampling
     learning = config.learning
     kl = learning.kl
-    starts = [stage["start"] for stage in config.tasks.stages]
+    curricula: list[tuple[bool, str]] = []
+    for source in config.all_sources:
+        starts = [stage["start"] for stage in source.tasks.stages]
+        curricula.append(
+            (
+                not starts or (starts[0] == 1 and starts == sorted(set(starts))),
+                (
+                    f"{source.where}.stages start at {starts}: the first should start at 1, and"
+                    " each later than the one before."
+                ),
+            )
+        )
     eval_context = config.eval.context or sampling.context
     eval_max_tokens = config.eval.max_tokens or sampling.max_tokens
     is_cispo = learning.loss == "cispo"
     truncation = (sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty)
     return [
+        *curricula,
         (
-            not starts or (starts[0] == 1 and starts == sorted(set(starts))),
-            (
-                f"tasks.stages start at {starts}: the first should start at 1, and each later than"
-                " the one before."
-            ),
+            bool(config.eval.name.strip() or config.sources),
+            f"eval.name = {config.eval.name!r}: it is empty.",
         ),
         (
             sampling.context > sampling.max_tokens,

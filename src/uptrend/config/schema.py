@@ -2,7 +2,7 @@
 the site show.
 
 `[tasks]` and `[eval]` also take the options of the taskset that they name: `tasks.pool` checks them
-against its dataclass.
+against its dataclass. `[[tasks]]`, a list of such tables, trains on several tasksets in one run.
 """
 
 import re
@@ -117,11 +117,33 @@ class Tasks:
 
 
 @dataclass(frozen=True)
+class Source:
+    """One of `[[tasks]]`, beside the keys of `[tasks]`."""
+
+    tasks: Tasks
+    label: str = ""
+    """Name in metrics, records and `--set tasks.LABEL.KEY=VALUE`; by default the taskset's name."""
+    weight: Annotated[
+        float,
+        Gt(0),
+        Otherwise("it should be above 0: leave a taskset out to draw nothing from it."),
+    ] = 1.0
+    """Share of a step's groups, as a part of all weights."""
+
+    @property
+    def where(self) -> str:
+        """Beginning of its keys in messages and overrides."""
+        return f"tasks.{self.label}" if self.label else "tasks"
+
+
+@dataclass(frozen=True)
 class Eval:
     """`[eval]`: the fixed held-out set, never trained on."""
 
-    name: Annotated[str, Predicate(str.strip), Otherwise("it is empty.")] = "arithmetic"
-    """Taskset, or `module:Class`; by default that of `[tasks]` with its options."""
+    name: str = "arithmetic"
+    """Taskset, or `module:Class`; by default that of `[tasks]` with its options. Empty with several
+    `[[tasks]]`: the held-out tasks of each, in `sets`, and all of them together.
+    """
     seed: Annotated[int, Ge(0)] = 0
     """Seed of the choice of held-out tasks; the same for all runs that are compared."""
     tasks: Annotated[int, Ge(1)] = 200
@@ -485,6 +507,8 @@ class Config:
     """
     model: Model = field(default_factory=Model)
     tasks: Tasks = field(default_factory=Tasks)
+    sources: tuple[Source, ...] = ()
+    """Tasksets of `[[tasks]]`, of which `tasks` is the first; empty for one taskset."""
     eval: Eval = field(default_factory=Eval)
     sampling: Sampling = field(default_factory=Sampling)
     learning: Learning = field(default_factory=Learning)
@@ -493,6 +517,11 @@ class Config:
     doctor: Doctor = field(default_factory=Doctor)
     track: Track = field(default_factory=Track)
     compute: Compute = field(default_factory=Compute)
+
+    @property
+    def all_sources(self) -> tuple[Source, ...]:
+        """Tasksets that the run trains on: those of `[[tasks]]`, or that of `[tasks]`."""
+        return self.sources or (Source(self.tasks),)
 
     @property
     def longest(self) -> int:

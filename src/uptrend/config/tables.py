@@ -10,8 +10,8 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[An
     """Return the dotted keys whose values differ between two plain configs, with both values (None
     where absent).
     """
-    flat_a = flatten(a)
-    flat_b = flatten(b)
+    flat_a = flatten(_by_label(a))
+    flat_b = flatten(_by_label(b))
     differences: dict[str, tuple[Any, Any]] = {}
     for key in flat_a | flat_b:
         value_a = flat_a.get(key)
@@ -19,6 +19,18 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[An
         if value_a != value_b:
             differences[key] = (value_a, value_b)
     return differences
+
+
+def _by_label(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config with the tables of `[[tasks]]` by their labels, as overrides name them."""
+    sources = config.get("tasks")
+    if not isinstance(sources, list | tuple):
+        return config
+    by_label: dict[str, Any] = {}
+    for index, source in enumerate(sources):
+        is_labeled = isinstance(source, Mapping) and "label" in source
+        by_label[str(source["label"] if is_labeled else index)] = source
+    return {**config, "tasks": by_label}
 
 
 def join(where: str, key: str) -> str:

@@ -102,6 +102,8 @@ class Check:
     """Columns that rollouts must have; () for rollouts alone, None if none are needed."""
     at_least: int = 0
     """Points that the run must have."""
+    by_source: bool = False
+    """True if it is about tasks and their rewards: each of several sources is judged alone."""
 
     def __call__(self, case: Case) -> Outcomes:
         """Return the findings of this check, or why it cannot tell."""
@@ -149,10 +151,14 @@ def _since(case: Case, part: Found) -> int | None:
 
 
 def check(
-    *ids: str, needs: Sequence[str] = (), columns: Sequence[str] | None = None, at_least: int = 0
+    *ids: str,
+    needs: Sequence[str] = (),
+    columns: Sequence[str] | None = None,
+    at_least: int = 0,
+    by_source: bool = False,
 ) -> Callable[[Callable[[Case], Answer]], Check]:
     """Make a check of a function that judges these causes."""
-    return lambda judge: Check(ids, judge, needs, columns, at_least)
+    return lambda judge: Check(ids, judge, needs, columns, at_least, by_source)
 
 
 def make_finding(

@@ -235,8 +235,8 @@ def _excluded_causes(view: RunView) -> set[str]:
         if event.get("event") == "acquitted":
             excluded.add(str(event.get("id")))
         elif event.get("event") == "preflight":
-            for probe in event.get("probes", ()):
-                has_passed = probe.get("ok") and not probe.get("skipped")
-                if probe.get("name") == "gold" and has_passed:
-                    excluded.add("reward.gold-rejected")
+            golds = [probe for probe in event.get("probes", ()) if probe.get("name") == "gold"]
+            # With several sources there is one for each.
+            if golds and all(gold.get("ok") and not gold.get("skipped") for gold in golds):
+                excluded.add("reward.gold-rejected")
     return excluded

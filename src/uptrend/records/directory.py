@@ -197,6 +197,9 @@ class RunDirectory:
             for name in path.parent.relative_to(self.path).parts:
                 folder /= name
                 folder.mkdir(exist_ok=True)
+        # Only runs with several sources have the column.
+        if "source" in table.column_names and table["source"].null_count == len(table):
+            table = table.drop_columns(["source"])
         buffer = io.BytesIO()
         pq.write_table(table, buffer, compression="zstd")
         write_atomically(path, buffer.getvalue())

@@ -66,11 +66,51 @@ def _file() -> Mapping[str, Any]:
     return tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8"))
 
 
+# Beginning of the metrics that are computed for one of several sources alone.
+SOURCE_PREFIX = "source/"
+# Lines in which every source has had a group, unless its weight is next to nothing.
+LINES_WITH_ALL_SOURCES = 20
+
+
+def source_metric(label: str, key: str) -> str:
+    """Return the key of a metric for one source alone: `source/counting/reward/mean`."""
+    return f"{SOURCE_PREFIX}{label}/{key}"
+
+
+def split_source(key: str) -> tuple[str, str]:
+    """Return the label of the source that a metric is of, and the metric; an empty label if it is
+    of all.
+    """
+    if not key.startswith(SOURCE_PREFIX):
+        return "", key
+    label, slash, metric = key.removeprefix(SOURCE_PREFIX).partition("/")
+    return (label, metric) if slash else ("", key)
+
+
 @cache
-def shown_metrics(place: str) -> Mapping[str, str]:
-    """Return the metrics of a place, such as `log`, in order; each with its short name."""
+def _figures(place: str) -> Mapping[str, str]:
+    """Return the metrics of a place, in order, with their short names; `*` stands for a source."""
     table = _file()
     return {key: table["labels"].get(key, key) for key in table["figures"][place]}
+
+
+def shown_metrics(place: str, lines: Sequence[Mapping[str, Any]] = ()) -> Mapping[str, str]:
+    """Return the metrics of a place, such as `log`, in order; each with its short name.
+
+    Those of single sources are among them if the last of `lines` have any.
+    """
+    # A source may have no group in one step.
+    recent = dict.fromkeys(key for line in lines[-LINES_WITH_ALL_SOURCES:] for key in line)
+    name_by_key: dict[str, str] = {}
+    for key, name in _figures(place).items():
+        if "*" not in key:
+            name_by_key[key] = name
+            continue
+        for present in recent:
+            label, metric = split_source(present)
+            if label and key == source_metric("*", metric):
+                name_by_key[present] = name.replace("*", label)
+    return name_by_key
 
 
 def panels() -> Sequence[Mapping[str, Any]]:
@@ -129,8 +169,15 @@ def compared_metrics() -> tuple[str, ...]:
 
 def find_metric(name: str) -> Metric | None:
     """Return the row of a key of metrics.jsonl, or of a name by which the lab compares
-    (`eval/accuracy`); None if unknown.
+    (`eval/accuracy`); None if unknown. A metric of one source has the row of that of all.
     """
+    label, of_all = split_source(name)
+    if label:
+        metric = find_metric(of_all)
+        if metric is None:
+            return None
+        title = f"{metric.title}, {label}" if metric.title else ""
+        return replace(metric, title=title, compared=name if metric.compared else "")
     exact, patterns = _index()
     if name in exact:
         return exact[name]

@@ -290,6 +290,8 @@ class Rollout:
     """Number of failures of its sandbox, after which it was played again; this is the last
     attempt.
     """
+    source: str = ""
+    """Label of its task's source; empty if the run has one."""
 
     @property
     def name(self) -> str:

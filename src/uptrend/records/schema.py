@@ -105,6 +105,7 @@ ROLLOUT_SCHEMA = pa.schema(
         ("kept", pa.bool_()),
         ("commands", pa.list_(COMMAND_TYPE)),
         ("sandbox_failures", pa.int32()),
+        ("source", pa.string()),
         *((name, pa.list_(kind)) for name, kind in TOKEN_COLUMNS.items()),
     ],
     metadata={"uptrend.schema": str(SCHEMA_VERSION)},
@@ -145,6 +146,7 @@ def _to_row(rollout: Rollout) -> dict[str, Any]:
     row["kept"] = rollout.kept
     row["commands"] = [vars(command) for command in rollout.commands]
     row["sandbox_failures"] = rollout.sandbox_failures
+    row["source"] = rollout.source or None
 
     reward = rollout.reward
     if reward is None:
@@ -271,6 +273,7 @@ def _rollout_of(row: dict[str, Any], sequences: tuple[Sequence, ...]) -> Rollout
         kept=row["kept"] is not False,  # null in rows from before groups could be dropped
         commands=tuple(commands),
         sandbox_failures=row["sandbox_failures"] or 0,
+        source=row["source"] or "",
     )
 
 

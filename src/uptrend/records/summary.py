@@ -16,16 +16,11 @@ from uptrend.records.finding import causes, headline
 from uptrend.records.metrics import shown_metrics
 from uptrend.records.run import Run
 from uptrend.records.table import Row
-from uptrend.records.view import Floats, value_at, values_of
+from uptrend.records.view import Floats, taskset_names, value_at, values_of
 
 HELDOUT_CURVE = "held-out accuracy"
 """Name of the accuracy's curve, and of the evaluations of a run."""
-SETTING_COLUMNS = {
-    "model": "model.name",
-    "taskset": "tasks.name",
-    "loss": "learning.loss",
-    "seed": "seed",
-}
+SETTING_COLUMNS = {"model": "model.name", "loss": "learning.loss", "seed": "seed"}
 """Settings in the row of a run, by column."""
 
 
@@ -106,7 +101,7 @@ def run_row(
     `before` and `after` are its evaluations before the first step and after the last, `created` is
     the time as run.json has it, `per_step` the usual seconds of a step.
     """
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {"taskset": taskset_names(config)}
     for column, key in SETTING_COLUMNS.items():
         value = value_at(config, key)
         settings[column] = None if isinstance(value, Mapping) else value
@@ -178,7 +173,7 @@ def curves(run: Run) -> dict[str, list[float | None]]:
     for label, evaluations in heldout_sets(run).items():
         accuracies: list[float | None] = [evaluation.accuracy for evaluation in evaluations]
         values_by_curve[f"eval/set/{label}/accuracy"] = accuracies
-    for key in shown_metrics("curves"):
+    for key in shown_metrics("curves", run.metric_lines):
         values_by_curve[key] = [line.get(key) for line in run.metric_lines]
     for key, values in list(values_by_curve.items()):
         if all(value is None for value in values):

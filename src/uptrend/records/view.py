@@ -6,15 +6,16 @@ names.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from uptrend.records.files import check_cells
-from uptrend.records.metrics import must_be_finite
+from uptrend.records.metrics import must_be_finite, split_source
 from uptrend.records.run import Run
 from uptrend.records.schema import ROLLOUT_SCHEMA
 
@@ -109,6 +110,95 @@ def value_at(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
             return default
         table = table[part]
     return table
+
+
+def taskset_names(config: Mapping[str, Any]) -> str | None:
+    """Return the name of a run's taskset, or the names of several; None if it is unknown."""
+    tasks = config.get("tasks")
+    tables = tasks if isinstance(tasks, list) else [tasks]
+    names = [table.get("name") for table in tables if isinstance(table, Mapping)]
+    known = [name for name in names if isinstance(name, str)]
+    return " + ".join(dict.fromkeys(known)) or None
+
+
+# Metrics that are recorded for each of several sources alone, by the beginnings of their keys.
+SOURCE_METRICS = ("reward/", "advantage/", "sampling/", "commands/")
+
+
+def source_views(view: RunView) -> dict[str, RunView]:
+    """Return a view of each of a run's several sources alone, by label: its metrics, rollouts,
+    evaluations and settings, beside what all share. Empty for a run with one source.
+    """
+    tasks_info = view.info.get("tasks")
+    sources = tasks_info.get("sources") if isinstance(tasks_info, Mapping) else None
+    if not isinstance(sources, list):
+        return {}
+    views: dict[str, RunView] = {}
+    for source in sources:
+        label = source.get("label") if isinstance(source, Mapping) else None
+        if isinstance(label, str):
+            views[label] = _source_view(view, label, source)
+    return views
+
+
+def _source_view(view: RunView, label: str, source: Mapping[str, Any]) -> RunView:
+    """Return a view of one source; `source` is its entry in run.json."""
+    metrics: dict[str, Floats] = {}
+    for key, values in view.metrics.items():
+        of_source, metric = split_source(key)
+        is_shared = not of_source and not key.startswith(SOURCE_METRICS)
+        if is_shared or of_source == label:
+            metrics[metric] = values
+    nonfinite = {}
+    for key, steps in view.nonfinite.items():
+        of_source, metric = split_source(key)
+        if of_source == label:
+            nonfinite[metric] = steps
+    evals = [_set_of(line, label) for line in view.evals]
+    tables = view.config.get("tasks")
+    own_tables = [
+        table
+        for table in (tables if isinstance(tables, list) else [])
+        if isinstance(table, Mapping) and table.get("label") == label
+    ]
+    eval_info = _set_of(view.info.get("eval"), label)
+    return replace(
+        view,
+        metrics=metrics,
+        nonfinite=nonfinite,
+        evals=tuple(line for line in evals if line is not None),
+        config={**view.config, "tasks": own_tables[0] if own_tables else {}},
+        info={**view.info, "tasks": source, "eval": eval_info or {}},
+        events=tuple(_event_of(event, label) for event in view.events),
+        read_rollouts=lambda step: _rows_of(view.read_rollouts(step), label),
+        read_heldout=lambda step: _rows_of(view.read_heldout(step), label),
+    )
+
+
+def _set_of(table: Any, label: str) -> Mapping[str, Any] | None:
+    """Return the part of an evaluation, or of its entry in run.json, that is about one set."""
+    sets = table.get("sets") if isinstance(table, Mapping) else None
+    own = sets.get(label) if isinstance(sets, Mapping) else None
+    return own if isinstance(own, Mapping) else None
+
+
+def _event_of(event: Mapping[str, Any], label: str) -> Mapping[str, Any]:
+    """Return an event without the probes of other sources."""
+    probes = event.get("probes")
+    if not isinstance(probes, list):
+        return event
+    own = [
+        probe
+        for probe in probes
+        if isinstance(probe, Mapping) and probe.get("source") in (None, "", label)
+    ]
+    return {**event, "probes": own}
+
+
+def _rows_of(table: pa.Table, label: str) -> pa.Table:
+    if "source" not in table.column_names:
+        return table.slice(0, 0)
+    return table.filter(pc.equal(table["source"], label))
 
 
 # Decimals of numbers that a trainer rounded when it printed them, and different numbers with at

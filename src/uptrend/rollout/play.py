@@ -72,6 +72,7 @@ class RolloutRequest:
     open_seed: int = 0  # seed that its task is opened with, the same for a whole group
     # Script that `demonstrate` plays; None for the task's expert.
     script: Callable[[], Script] | None = None
+    source: str = ""  # label of the task's source; empty if there is one
 
 
 @dataclass(frozen=True)
@@ -604,6 +605,7 @@ class _RolloutInPlay:
             seconds=seconds,
             commands=() if self.task_play is None else commands_of(self.task_play),
             sandbox_failures=int(is_sandbox_failure),
+            source=request.source,
         )
 
     def _sequences(self) -> tuple[Tokens, ...]:

@@ -33,6 +33,7 @@ from uptrend.tasks.taskset import ALL_TASKS
 
 if TYPE_CHECKING:
     from uptrend.policy.policy import Policy
+    from uptrend.training.gather import HeldoutResult
 
 Watch = Callable[[HeldoutTasks, int], AbstractContextManager[HeldoutTasks]]
 """Wraps held-out tasks so that progress on this many rollouts can be shown."""
@@ -72,7 +73,7 @@ def evaluate(
     `openai:URL#NAME`. Then `tasks` may be a run too, and a recipe's or run's limits hold; `key`
     names the environment variable with the server's key, `timeout` is in seconds for one reply.
     """
-    from uptrend.training.gather import RolloutPlayer, play_heldout
+    from uptrend.training.gather import RolloutPlayer, join_results, play_heldout
 
     refuse_ranks("eval")
     # A server's model, or one that is loaded here.
@@ -86,7 +87,7 @@ def evaluate(
         check_machine(heldout)
         server = ChatServer(str(target), key, timeout, note)
         player = ChatPlayer(server, config.sampling)
-        if heldout.taskset.chat is False:
+        if any(each.taskset.chat is False for each in heldout.by_label.values()):
             note("The tasks are asked as raw text (chat = false); a server gets them as a chat.")
     else:
         tasks, overrides = find_tasks(str(target), tasks, overrides, note)
@@ -99,23 +100,28 @@ def evaluate(
 
     # The first held-out set and, by their labels, further ones.
     sections = eval_sections(config)
-    scored_by_label: dict[str, Scored] = {}
+    results: dict[str, HeldoutResult] = {}
+    seconds_by_label: dict[str, float] = {}
     for label, heldout_set in heldout.by_label.items():
         section = replace(sections[label], attempts=attempts or sections[label].attempts)
         n_rollouts = len(heldout_set.tasks) * (1 + section.attempts)
         began = time.perf_counter()
         with watch(heldout_set, n_rollouts) as watched_set:
-            evaluation, rollouts = play_heldout(
-                player, watched_set, 0, replace(config, eval=section)
-            )
-        seconds = time.perf_counter() - began
+            results[label] = play_heldout(player, watched_set, 0, replace(config, eval=section))
+        seconds_by_label[label] = time.perf_counter() - began
+    if heldout.joined:
+        results[""] = join_results([results[label] for label in heldout.joined])
+        seconds_by_label[""] = sum(seconds_by_label[label] for label in heldout.joined)
+
+    scored_by_label: dict[str, Scored] = {}
+    for label, result in results.items():
         scored_by_label[label] = Scored(
             target=f"{target} on {label}" if label else str(target),
-            held=evaluation,
-            rollouts=rollouts[: evaluation.tasks],
-            attempts=rollouts[evaluation.tasks :],
-            hash=heldout_set.hash,
-            seconds=seconds,
+            held=result.evaluation,
+            rollouts=result.greedy,
+            attempts=result.sampled,
+            hash=heldout.sets[label].hash if label else heldout.hash,
+            seconds=seconds_by_label[label],
         )
 
     if server is not None and server.problems:
@@ -277,7 +283,8 @@ def load_for_eval(
     # A missing checkpoint is reported before the model is loaded, which takes longer.
     checkpoint_folder = None if run is None else find_checkpoint(run, checkpoint)
     policy = make_policy(config, samples_here=True)
-    leaves_chat_open = config.model.chat == "auto" and heldout.taskset.chat is None
+    tasksets = [heldout_set.taskset for heldout_set in heldout.by_label.values()]
+    leaves_chat_open = config.model.chat == "auto" and any(t.chat is None for t in tasksets)
     if leaves_chat_open and policy.tokenizer.chat_template:
         note(
             "Tasks are asked through the model's chat template; as raw text: --set model.chat=false"

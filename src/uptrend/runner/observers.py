@@ -19,6 +19,7 @@ from uptrend.records.directory import START_EVENTS
 from uptrend.records.finding import causes, dated
 from uptrend.records.lines import parse_line
 from uptrend.records.metrics import shown_metrics
+from uptrend.records.view import taskset_names
 from uptrend.records.worker_process import SideProcess
 from uptrend.runner.view import choose_view, count_epochs
 from uptrend.training.observer import Observer, StepRecord, Stop
@@ -223,7 +224,7 @@ class RunLog:
         if events:
             self._bytes_read = (run.path / "events.jsonl").stat().st_size
         self._directory.log(
-            f"{run.name}: {run.config['model']['name']} on {run.config['tasks']['name']}"
+            f"{run.name}: {run.config['model']['name']} on {taskset_names(run.config)}"
         )
         epochs = count_epochs(run)
         if epochs:
@@ -255,7 +256,7 @@ class RunLog:
     def _log_metrics(self, record: StepRecord) -> None:
         line = record.metrics
         parts = [f"step {record.step}/{self._steps}"]
-        for key, name in shown_metrics("log").items():
+        for key, name in shown_metrics("log", [line]).items():
             if line.get(key) is not None:
                 parts.append(f"{name} {number(line[key])}")
         parts.append(f"{duration(line.get('seconds/step'))} per step")

@@ -72,6 +72,8 @@ class Preflight:
                 "seconds": round(result.seconds, 2),
                 "findings": [finding.id for finding in result.findings],
             }
+            if result.source:
+                row["source"] = result.source
             probes.append(row)
         causes = []
         symptoms = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from uptrend.bridge.trackers import select_trackers
 from uptrend.config import Config, to_table
-from uptrend.config.schema import Parallel, Tasks
+from uptrend.config.schema import Parallel, Source, Tasks
 from uptrend.config.tables import to_toml
 from uptrend.policy.known import (
     KNOWN_MODELS,
@@ -113,6 +113,12 @@ def run_info(context: "RunContext", path: Path) -> dict[str, Any]:
             'learning.loss = "dr_grpo" with scale = "group": the paper leaves the division by the'
             " group's deviation out too, which favors tasks that are nearly always or never"
             ' solved. That is scale = "none".'
+        )
+    if config.sources and config.learning.scale != "group":
+        notes.append(
+            f'learning.scale = "{config.learning.scale}" with several [[tasks]]: the taskset whose'
+            " rewards spread over a larger range gets the larger advantages. scale ="
+            ' "group" divides those of each group by its own deviation.'
         )
     versions = installed_versions(RECORDED_PACKAGES)
     gpu: str | None = None
@@ -434,16 +440,27 @@ def refuse_ranks(verb: str) -> None:
 def with_demonstrated_tasks(config: Config) -> Config:
     """Return a config whose `[tasks]` are those that a warm start with `config` demonstrates.
 
-    They are conversations, or of the first stage as many tasks as the expert plays.
+    They are conversations, or of the first stage as many tasks as the expert plays; of several
+    sources each has its share of them.
     """
     warm = config.warmstart
+    sampling = replace(config.sampling, groups=1)
     if warm.file:
         options = {"file": warm.file, "chat": config.tasks.options.get("chat")}
         tasks = Tasks(TASKSET_NAME, train=warm.tasks, options=options)
-    else:
-        stages = tuple({**stage, "train": warm.tasks} for stage in config.tasks.stages[:1])
-        tasks = replace(config.tasks, train=warm.tasks, stages=stages)
-    return replace(config, tasks=tasks, sampling=replace(config.sampling, groups=1))
+        return replace(config, tasks=tasks, sources=(), sampling=sampling)
+    total_weight = sum(source.weight for source in config.all_sources)
+    sources: list[Source] = []
+    for source in config.all_sources:
+        count = max(1, round(warm.tasks * source.weight / total_weight))
+        stages = tuple({**stage, "train": count} for stage in source.tasks.stages[:1])
+        sources.append(replace(source, tasks=replace(source.tasks, train=count, stages=stages)))
+    return replace(
+        config,
+        tasks=sources[0].tasks,
+        sources=tuple(sources) if config.sources else (),
+        sampling=sampling,
+    )
 
 
 def refuse_warmstart(run: Run, refusal: str, verb: str) -> None:

@@ -68,10 +68,13 @@ def repeat_rollouts(
 
     requests: list[RolloutRequest] = []
     for rollout in recorded:
-        taskset = heldout.taskset
-        tasks = heldout.tasks
+        # The rollouts of several sources name theirs.
+        heldout_set = heldout.sets.get(rollout.source, heldout)
+        taskset = heldout_set.taskset
+        tasks = heldout_set.tasks
         if not of_heldout:
-            stage = pool.stages[pool.stage_at(max(1, rollout.step))]
+            source = next((each for each in pool.sources if each.label == rollout.source), pool)
+            stage = source.stages[source.stage_at(max(1, rollout.step))]
             taskset = stage.taskset
             tasks = stage.tasks
         task = next((task for task in tasks if task.id == rollout.task), None)
@@ -82,7 +85,7 @@ def repeat_rollouts(
         if run.info.get("kind") == "warmstart":  # demonstrations are opened with seed 0
             open_seed = 0
         elif of_heldout:
-            open_seed = derive_seed(heldout.seed, "open", task.id)
+            open_seed = derive_seed(heldout_set.seed, "open", task.id)
         else:
             open_seed = derive_open_seed(config.seed, rollout.group)
         request = RolloutRequest(

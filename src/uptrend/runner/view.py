@@ -28,6 +28,7 @@ from uptrend.records.directory import describe_location
 from uptrend.records.machine import count_cores
 from uptrend.records.metrics import shown_metrics
 from uptrend.records.summary import HeldoutSummary, before_and_after, heldout, heldout_sets, phases
+from uptrend.records.view import taskset_names
 from uptrend.training.observer import StepRecord
 
 if TYPE_CHECKING:
@@ -64,20 +65,32 @@ def count_epochs(run: Run) -> str:
     """
     if run.info.get("kind"):
         return ""
-    stages = (run.info.get("tasks") or {}).get("stages", [])
+    tasks = run.info.get("tasks") or {}
+    groups = run.config.get("sampling", {}).get("groups", 1)
+    steps = run.steps or 0
+    if "sources" not in tasks:
+        return _count_epochs(tasks.get("stages", []), groups, steps)
+    sentences: list[str] = []
+    for source in tasks["sources"]:
+        own_groups = groups * source["share"]
+        sentences.append(f"{source['label']}: {_count_epochs(source['stages'], own_groups, steps)}")
+    return "\n".join(sentences)
+
+
+def _count_epochs(stages: Sequence[Mapping[str, Any]], groups: float, steps: int) -> str:
+    """Describe how often the tasks of these stages are played, by groups per step."""
     if not stages:
         return ""
-    groups = run.config.get("sampling", {}).get("groups", 1)
     starts = [stage["start"] for stage in stages]
-    ends = [*starts[1:], (run.steps or 0) + 1]
+    ends = [*starts[1:], steps + 1]
     sentences: list[str] = []
     for stage, end in zip(stages, ends, strict=True):
         # Tasks that are left at the end of an epoch are not drawn: no step repeats a task.
-        epoch_steps = max(1, stage["count"] // groups)
+        epoch_steps = max(1, int(stage["count"] / groups))
         epochs = number(max(0, end - stage["start"]) / epoch_steps)
         start = f"from step {stage['start']} on " if sentences else ""
         sentences.append(
-            f"{start}{plural(stage['count'], 'example')}, {groups} per step,"
+            f"{start}{plural(stage['count'], 'example')}, {number(groups)} per step,"
             f" {plural(epoch_steps, 'step')} per epoch,"
             f" {epochs} epoch{'' if epochs == '1' else 's'}"
         )
@@ -134,7 +147,7 @@ class QuietView(View):
 
     def before(self, run: Run) -> None:
         """Start from what the run directory holds, and print its notes."""
-        self.title = f"{run.name} · {run.config['model']['name']} · {run.config['tasks']['name']}"
+        self.title = f"{run.name} · {run.config['model']['name']} · {taskset_names(run.config)}"
         self.start = run.start
         self.steps = run.steps or 0
         self.group_size = run.config.get("sampling", {}).get("size", 0)
@@ -310,7 +323,7 @@ class LineView(QuietView):
         if record.metrics and (is_due or is_last or record.evaluation is not None):
             self.line_time = self.clock()
             line = f"step {self.last_step}/{self.steps}"
-            for key, name in shown_metrics("terminal").items():
+            for key, name in shown_metrics("terminal", self.metrics).items():
                 if record.metrics.get(key) is not None:
                     line += f"  {name} {self.figure(key)}"
             if self.failures:
@@ -369,14 +382,15 @@ class LiveView(QuietView):
     def _figures(self, width: int) -> Table:
         curves = self._metric_curves()
         curves[CURVES_BEFORE_HELDOUT:CURVES_BEFORE_HELDOUT] = self._heldout_curves()
-        curve_width = max(1, width - NAME_WIDTH - VALUE_WIDTH - GAPS_WIDTH)
+        name_width = max(NAME_WIDTH, *(len(curve.name) for curve in curves))
+        curve_width = max(1, width - name_width - VALUE_WIDTH - GAPS_WIDTH)
         rows = []
         for curve in curves:
             if all(value is None for value in curve.values):
                 continue
             figure = Text(f"{curve.figure:<{VALUE_WIDTH}} ")
             line = sparkline(curve.values, curve_width, metric=curve.metric)
-            rows.append((f"{curve.name:{NAME_WIDTH}}", figure.append(line, "cyan")))
+            rows.append((f"{curve.name:{name_width}}", figure.append(line, "cyan")))
         if self.failures:
             failed = Text(self.failures, "red", overflow="ellipsis", no_wrap=True)
             rows.append(("failed", failed))
@@ -388,7 +402,7 @@ class LiveView(QuietView):
 
     def _metric_curves(self) -> list["Curve"]:
         curves = []
-        for key, name in shown_metrics("terminal").items():
+        for key, name in shown_metrics("terminal", self.metrics).items():
             values = [line.get(key) for line in self.metrics]
             curves.append(Curve(name, self.figure(key), values, key))
         return curves
@@ -438,13 +452,14 @@ def failures(report: "Preflight") -> str:
 
 def result_line(result: "Result") -> Text:
     """Format the result of a probe in one line."""
+    source = f"{result.source}: " if result.source else ""
     if result.error:
-        return Text(f"! {result.name:14}failed: {result.error}", "bold red")
+        return Text(f"! {result.name:14}{source}failed: {result.error}", "bold red")
     if result.skipped:
-        return Text(f"– {result.name:14}not asked: {result.skipped}", "dim")
+        return Text(f"– {result.name:14}{source}not asked: {result.skipped}", "dim")
     mark = ("✓ ", "green") if result.ok else ("✗ ", "bold red")
     return Text.assemble(
-        mark, f"{result.name:14}", result.figure, (f"  {duration(result.seconds)}", "dim")
+        mark, f"{result.name:14}", source, result.figure, (f"  {duration(result.seconds)}", "dim")
     )
 
 

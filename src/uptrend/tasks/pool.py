@@ -1,18 +1,22 @@
 """From a config to tasks: options of tasksets, the fixed held-out set, and the pool that steps draw
 from.
+
+With several `[[tasks]]` each of them is a pool of its own, and `MixedPool` says which of them gives
+each group of a step.
 """
 
 import json
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, get_type_hints, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 from uptrend.config import Config, Eval, Tasks, build
 from uptrend.config.load import check_bounds, check_overlong, longest_turn, unknown
-from uptrend.config.schema import DEFAULT_CONTEXT, DEFAULT_MAX_TOKENS
+from uptrend.config.schema import DEFAULT_CONTEXT, DEFAULT_MAX_TOKENS, Source
 from uptrend.config.tables import join
+from uptrend.present.formatting import plural
 from uptrend.records import ConfigError, Rollout, Task, TasksetError, tasks_hash
 from uptrend.tasks.pass_rates import PassBounds, observe, pass_over
 from uptrend.tasks.registry import find
@@ -69,21 +73,37 @@ def _options(name: str, table: Mapping[str, Any], where: str) -> Any:
     return options
 
 
-def stage_sections(config: Config) -> list[tuple[int, str, Tasks]]:
-    """Return each stage's start, its name in messages, and `[tasks]` as it stands in that stage."""
-    if not config.tasks.stages:
-        return [(1, "tasks", config.tasks)]
+class StageSection(NamedTuple):
+    """`[tasks]`, or one of `[[tasks]]`, as it stands in one of its stages."""
+
+    start: int
+    where: str  # name in messages
+    tasks: Tasks
+
+
+def source_stages(source: Source) -> list[StageSection]:
+    """Return the stages of one of `[[tasks]]`, or of `[tasks]`; one if it has no curriculum."""
+    tasks = source.tasks
+    if not tasks.stages:
+        return [StageSection(1, source.where, tasks)]
     sections = []
-    for i, table in enumerate(config.tasks.stages):
-        where = f"tasks.stages[{i}]"
-        section = _merge_section(config.tasks, where, table, "start")
-        sections.append((table["start"], where, section))
+    for i, table in enumerate(tasks.stages):
+        where = f"{source.where}.stages[{i}]"
+        section = _merge_section(tasks, where, table, "start")
+        sections.append(StageSection(table["start"], where, section))
     return sections
 
 
+def stage_sections(config: Config) -> list[StageSection]:
+    """Return the stages of all that a run trains on."""
+    return [stage for source in config.all_sources for stage in source_stages(source)]
+
+
 def eval_sections(config: Config) -> dict[str, Eval]:
-    """Return `[eval]` as it stands for each held-out set, by label; the first has none."""
-    sections = {"": config.eval}
+    """Return `[eval]` as it stands for each held-out set that is played, by label; the first has
+    none. With several `[[tasks]]` and no taskset of its own, `[eval]` has only labeled ones.
+    """
+    sections = {"": config.eval} if config.eval.name else {}
     for i, table in enumerate(config.eval.sets):
         where = f"eval.sets[{i}]"
         section = _merge_section(config.eval, where, table, "label")
@@ -136,22 +156,32 @@ def resolve_options(config: Config) -> Config:
     config = with_own_limits(config)
     # Stages and sets in full, before `[tasks]` and `[eval]` are filled in: those of another taskset
     # inherit what the user wrote, and not the defaults.
-    stages: list[dict[str, Any]] = []
-    if config.tasks.stages:
-        for start, where, stage in stage_sections(config):
-            stages.append({"start": start, **_fill_in(stage, stage.options, where)})
-    task_options = resolve_taskset_options(config.tasks.name, config.tasks.options, "tasks")
-    tasks = replace(config.tasks, options=task_options, stages=tuple(stages))
-
+    sources = [replace(source, tasks=_resolve_tasks(source)) for source in config.all_sources]
     sections = eval_sections(config)
-    main = sections.pop("")
-    main_options = resolve_taskset_options(main.name, eval_options(config, main), "eval")
+    main_options: dict[str, Any] = {}
     sets: list[dict[str, Any]] = []
     for label, section in sections.items():
         options = eval_options(config, section)
-        sets.append({"label": label, **_fill_in(section, options, _where_set(label))})
-    evaluation = replace(config.eval, options=main_options, sets=tuple(sets))
-    return replace(config, tasks=tasks, eval=evaluation)
+        if label:
+            sets.append({"label": label, **_fill_in(section, options, _where_set(label))})
+        else:
+            main_options = resolve_taskset_options(section.name, options, "eval")
+    return replace(
+        config,
+        tasks=sources[0].tasks,
+        sources=tuple(sources) if config.sources else (),
+        eval=replace(config.eval, options=main_options, sets=tuple(sets)),
+    )
+
+
+def _resolve_tasks(source: Source) -> Tasks:
+    """Return `[tasks]`, or one of `[[tasks]]`, with every option of its tasksets."""
+    stages: list[dict[str, Any]] = []
+    if source.tasks.stages:
+        for start, where, stage in source_stages(source):
+            stages.append({"start": start, **_fill_in(stage, stage.options, where)})
+    options = resolve_taskset_options(source.tasks.name, source.tasks.options, source.where)
+    return replace(source.tasks, options=options, stages=tuple(stages))
 
 
 def with_own_limits(config: Config) -> Config:
@@ -256,15 +286,23 @@ class HeldoutTasks:
     hash: str  # equal for runs whose numbers can be compared
     notes: tuple[str, ...]  # notes for a person
     sets: Mapping[str, "HeldoutTasks"] = field(default_factory=dict)  # further sets, by label
+    # Labels of the sets whose tasks together are this set's; empty if it has tasks of its own.
+    joined: tuple[str, ...] = ()
+    label: str = ""  # of the source whose held-out tasks these are, if there are several
 
     @property
     def by_label(self) -> dict[str, "HeldoutTasks"]:
-        """This set, whose label is empty, and the further ones."""
-        return {"": self, **self.sets}
+        """The sets that are played, by label: this one, whose label is empty, unless it joins
+        others; and the further ones.
+        """
+        return dict(self.sets) if self.joined else {"": self, **self.sets}
 
     def describe(self) -> dict[str, Any]:
         """Return the entry in run.json."""
         entry = _describe(self.taskset, self.seed, self.tasks)
+        if self.joined:
+            names = dict.fromkeys(self.sets[label].taskset.name for label in self.joined)
+            entry = {"name": " + ".join(names), "count": entry["count"], "hash": entry["hash"]}
         if self.sets:
             entry["sets"] = {label: further.describe() for label, further in self.sets.items()}
         return entry
@@ -292,6 +330,32 @@ class Cursor:
     # Estimated pass rate of tasks that were drawn, by id, if tasks are drawn by it.
     pass_rates: Mapping[str, float] = field(default_factory=dict)
     passed_over: int = 0  # tasks that the last step's draws passed over
+    groups: int = 0  # groups that this one of several sources gave so far
+    sources: tuple["Cursor", ...] = ()  # positions in several sources; empty for one
+
+    def to_table(self) -> dict[str, Any]:
+        """Return it as plain values; what only several sources have is left out for one."""
+        table = asdict(replace(self, sources=()))
+        del table["sources"]
+        if not self.groups:
+            del table["groups"]
+        if self.sources:
+            table["sources"] = [cursor.to_table() for cursor in self.sources]
+        return table
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> "Cursor":
+        """Return a cursor from plain values."""
+        sources = tuple(cls.from_table(source) for source in table.get("sources", ()))
+        return cls(**{**table, "sources": sources})
+
+
+class Drawn(NamedTuple):
+    """A task that was drawn for a group."""
+
+    task: Task
+    taskset: Taskset
+    source: str  # label of its source; empty if there is one
 
 
 @dataclass(frozen=True)
@@ -302,6 +366,32 @@ class Pool:
     stages: tuple[Stage, ...]  # one, or a curriculum
     seed: int  # tasks.seed
     run_seed: int  # run's seed; with the other it orders the tasks
+    label: str = ""  # of one of several sources
+    weight: float = 1.0  # of one of several sources: its part of the groups, up to a factor
+
+    @property
+    def sources(self) -> tuple["Pool", ...]:
+        """Pools that the groups of a step are drawn from: this one alone."""
+        return (self,)
+
+    def assign(self, count: int, cursor: Cursor) -> tuple[list[int], Cursor]:
+        """Return the source of each of a step's groups, as its position among the sources, and the
+        cursor after that.
+        """
+        return [0] * count, cursor
+
+    def draw_for(
+        self, step: int, slots: Sequence[int], cursor: Cursor, drawn: Sequence[Collection[str]]
+    ) -> tuple[list[Drawn], Cursor]:
+        """Return a task for each group, from the source that `assign` gave it, and the cursor after
+        them; `drawn` are ids of the step's tasks so far, by source.
+        """
+        pairs, cursor = self.draw(step, len(slots), cursor, drawn[0])
+        return [Drawn(task, taskset, self.label) for task, taskset in pairs], cursor
+
+    def count_at(self, step: int) -> list[int]:
+        """Return the number of tasks that may be drawn at a step, by source."""
+        return [len(source.stages[source.stage_at(step)].tasks) for source in self.sources]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -327,7 +417,7 @@ class Pool:
             )
         start = cursor
         if cursor.stage != index:
-            start = Cursor(stage=index, pass_rates=cursor.pass_rates)
+            start = Cursor(stage=index, pass_rates=cursor.pass_rates, groups=cursor.groups)
         if stage.pass_bounds is not None:
             tasks, after = self._draw_by_pass_rate(start, count, drawn, stage.pass_bounds)
             return [(task, stage.taskset) for task in tasks], after
@@ -407,12 +497,95 @@ class Pool:
         return {**whole, "stages": stages, "notes": list(self.notes)}
 
 
+@dataclass(frozen=True)
+class MixedPool(Pool):
+    """Tasks of several sources, from which the groups of a step are drawn by weight.
+
+    Its `stages` are those of all sources, one source after another.
+    """
+
+    members: tuple[Pool, ...] = ()  # its sources, at least two
+
+    @property
+    def sources(self) -> tuple[Pool, ...]:
+        return self.members
+
+    def assign(self, count: int, cursor: Cursor) -> tuple[list[int], Cursor]:
+        """Give each group to the source that is furthest behind its share of all groups so far, the
+        first of equals.
+
+        So shares hold over the run, to about a group, however few groups a step has; and groups of
+        different sources take turns.
+        """
+        cursors = self._cursors(cursor)
+        counts = [each.groups for each in cursors]
+        total_weight = sum(source.weight for source in self.members)
+        shares = [source.weight / total_weight for source in self.members]
+        slots: list[int] = []
+        for _ in range(count):
+            n_groups = sum(counts) + 1
+            behind = [share * n_groups - n for share, n in zip(shares, counts, strict=True)]
+            chosen = behind.index(max(behind))
+            counts[chosen] += 1
+            slots.append(chosen)
+        assigned = [replace(each, groups=n) for each, n in zip(cursors, counts, strict=True)]
+        return slots, replace(cursor, sources=tuple(assigned))
+
+    def draw_for(
+        self, step: int, slots: Sequence[int], cursor: Cursor, drawn: Sequence[Collection[str]]
+    ) -> tuple[list[Drawn], Cursor]:
+        after: list[Cursor] = []
+        draws: list[Iterator[Drawn]] = []
+        for number, (source, own) in enumerate(
+            zip(self.members, self._cursors(cursor), strict=True)
+        ):
+            own_slots = [slot for slot in slots if slot == number]
+            own_draws, own_after = source.draw_for(step, own_slots, own, [drawn[number]])
+            draws.append(iter(own_draws))
+            after.append(own_after)
+        return [next(draws[slot]) for slot in slots], replace(cursor, sources=tuple(after))
+
+    def draw(
+        self, step: int, count: int, cursor: Cursor, drawn: Collection[str] = ()
+    ) -> tuple[list[tuple[Task, Taskset]], Cursor]:
+        slots, cursor = self.assign(count, cursor)
+        draws, cursor = self.draw_for(step, slots, cursor, [drawn] * len(self.members))
+        return [(draw.task, draw.taskset) for draw in draws], cursor
+
+    def observe(self, cursor: Cursor, rollouts: Sequence[Rollout]) -> Cursor:
+        after: list[Cursor] = []
+        for source, own in zip(self.members, self._cursors(cursor), strict=True):
+            own_rollouts = [rollout for rollout in rollouts if rollout.source == source.label]
+            after.append(source.observe(own, own_rollouts))
+        return replace(cursor, sources=tuple(after))
+
+    def _cursors(self, cursor: Cursor) -> tuple[Cursor, ...]:
+        return cursor.sources or (Cursor(),) * len(self.members)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the entry in run.json: all tasks together, and each source."""
+        all_tasks = [task for stage in self.stages for task in stage.tasks]
+        total_weight = sum(source.weight for source in self.members)
+        sources = []
+        for source in self.members:
+            place = {"label": source.label, "share": source.weight / total_weight}
+            sources.append({**place, **source.describe()})
+        return {
+            "name": self.name,
+            "count": len(all_tasks),
+            "hash": tasks_hash(all_tasks),
+            "sources": sources,
+            "notes": list(self.notes),
+        }
+
+
 def _unique(notes: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))
 
 
 def make_heldout(config: Config) -> HeldoutTasks:
     """Return the set that `[eval]` names, with the further ones."""
+    source_labels = [source.label for source in config.sources]
     sets: dict[str, HeldoutTasks] = {}
     for label, section in eval_sections(config).items():
         where = _where_set(label)
@@ -424,30 +597,92 @@ def make_heldout(config: Config) -> HeldoutTasks:
                 f"{where}: {section.name} has no held-out tasks with these options; widen them."
             )
         sets[label] = HeldoutTasks(
-            taskset, tasks, section.seed, tasks_hash(tasks), tuple(taskset.notes)
+            taskset,
+            tasks,
+            section.seed,
+            tasks_hash(tasks),
+            tuple(taskset.notes),
+            label=label if label in source_labels else "",
         )
     notes = _unique([note for heldout in sets.values() for note in heldout.notes])
-    return replace(sets.pop(""), notes=notes, sets=sets)
+    main = sets.pop("", None) or _join_heldout(sets, source_labels)
+    return replace(main, notes=notes, sets=sets)
+
+
+def _join_heldout(sets: Mapping[str, HeldoutTasks], labels: Sequence[str]) -> HeldoutTasks:
+    """Return the held-out tasks of all sources as one set."""
+    origin: dict[str, str] = {}
+    tasks: list[Task] = []
+    for label in labels:
+        for task in sets[label].tasks:
+            other = origin.setdefault(task.id, label)
+            if other != label:
+                raise TasksetError(
+                    f"{_where_set(label)} has held-out tasks that {_where_set(other)} has too, for"
+                    f" example {_quote(task)}: an accuracy over both would count them twice. Change"
+                    " the options of one, or give [eval] a name."
+                )
+        tasks += sets[label].tasks
+    first = sets[labels[0]]
+    return replace(
+        first, tasks=tuple(tasks), hash=tasks_hash(tasks), joined=tuple(labels), label=""
+    )
+
+
+# Characters that an error quotes of a question.
+MAX_QUOTED_QUESTION = 60
+
+
+def _quote(task: Task) -> str:
+    text = " ".join(message.content for message in task.messages if message.role != "system")
+    return repr(text[:MAX_QUOTED_QUESTION])
 
 
 def make_pool(config: Config, heldout: HeldoutTasks) -> Pool:
-    """Return the tasks of `[tasks]`, without any that is held out."""
-    heldout_ids: set[str] = set()
-    for heldout_set in heldout.by_label.values():
-        heldout_ids.update(task.id for task in heldout_set.tasks)
-    excluded = frozenset(heldout_ids)
+    """Return the tasks of `[tasks]`, or of all `[[tasks]]`, without any that is held out."""
+    pools = [_make_source(config, source, heldout) for source in config.all_sources]
+    if not config.sources:
+        return pools[0]
+    pool = MixedPool(
+        name=" + ".join(dict.fromkeys(pool.name for pool in pools)),
+        stages=tuple(stage for pool in pools for stage in pool.stages),
+        seed=config.tasks.seed,
+        run_seed=config.seed,
+        members=tuple(pools),
+    )
+    _check_shares(config, pool)
+    return pool
+
+
+def _make_source(config: Config, source: Source, heldout: HeldoutTasks) -> Pool:
+    """Return the tasks of `[tasks]`, or of one of `[[tasks]]`."""
+    excluded: set[str] = set()
+    label_of_heldout: dict[str, str] = {}  # held-out tasks of other sources
+    for label, heldout_set in heldout.by_label.items():
+        ids = [task.id for task in heldout_set.tasks]
+        if heldout_set.label in ("", source.label):
+            excluded.update(ids)
+        else:
+            label_of_heldout |= dict.fromkeys(ids, label)
     groups = config.sampling.groups
     stages: list[Stage] = []
-    for start, where, section in stage_sections(config):
+    for start, where, section in source_stages(source):
         taskset = make_taskset(section.name, section.options, section.seed, where)
-        tasks = tuple(taskset.train(section.train, excluded))
+        tasks = tuple(taskset.train(section.train, frozenset(excluded)))
         leaked = excluded.intersection(task.id for task in tasks)
         if leaked:
             raise TasksetError(
                 f"{where}: {section.name} trains on {len(leaked)} held-out tasks; its train() must"
                 " leave out `exclude`."
             )
-        if len(tasks) < groups:
+        shared = [task for task in tasks if task.id in label_of_heldout]
+        if shared:
+            raise TasksetError(
+                f"{where} trains on {plural(len(shared), 'task')} that"
+                f" {_where_set(label_of_heldout[shared[0].id])} holds out, for example"
+                f" {_quote(shared[0])}: its accuracy would mean nothing. Change the options of one."
+            )
+        if len(tasks) < groups and not config.sources:
             raise TasksetError(
                 f"{where} has {len(tasks)} tasks, fewer than sampling.groups = {groups}: lower"
                 f" sampling.groups to {max(len(tasks), 1)}, or widen the tasks."
@@ -462,7 +697,36 @@ def make_pool(config: Config, heldout: HeldoutTasks) -> Pool:
                 )
             bounds = PassBounds(section.pass_low, section.pass_high)
         stages.append(Stage(start, taskset, tasks, section.seed, options, bounds))
-    return Pool(config.tasks.name, tuple(stages), config.tasks.seed, config.seed)
+    return Pool(
+        source.tasks.name,
+        tuple(stages),
+        source.tasks.seed,
+        config.seed,
+        source.label,
+        source.weight,
+    )
+
+
+# Groups over which shares are tried out: with weights such as 3 and 7, they repeat after 10.
+TRIED_GROUPS = 10_000
+
+
+def _check_shares(config: Config, pool: MixedPool) -> None:
+    """Raise an error if a source has fewer tasks than it has groups in some step."""
+    groups = config.sampling.groups
+    most = [0] * len(pool.members)
+    cursor = Cursor()
+    for _ in range(min(config.learning.steps, max(1, TRIED_GROUPS // groups))):
+        slots, cursor = pool.assign(groups, cursor)
+        most = [max(count, slots.count(number)) for number, count in enumerate(most)]
+    for source, needed in zip(pool.members, most, strict=True):
+        count = min(len(stage.tasks) for stage in source.stages)
+        if count < needed:
+            raise TasksetError(
+                f"tasks.{source.label} has {plural(count, 'task')}, and up to {needed} of a step's"
+                f" {groups} groups are its share: lower its weight or sampling.groups, or widen the"
+                " tasks."
+            )
 
 
 @runtime_checkable

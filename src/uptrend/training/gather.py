@@ -19,7 +19,7 @@ import json
 import threading
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from uptrend.config import Config, Sampling
-from uptrend.records import Evaluation, ModelError, Part, Rollout, Task, rollouts_of, rollouts_table
+from uptrend.records import Evaluation, ModelError, Part, Rollout, rollouts_of, rollouts_table
 from uptrend.records.rollout import OVERLONG_PART
 from uptrend.rollout.play import (
     RolloutRequest,
@@ -42,8 +42,7 @@ from uptrend.rollout.render import Renderer, make_renderer
 from uptrend.rollout.sampler import Limits, Sampler
 from uptrend.stats.intervals import pass_at_k
 from uptrend.tasks import event_loop
-from uptrend.tasks.pool import Cursor, HeldoutTasks, Pool
-from uptrend.tasks.taskset import Taskset
+from uptrend.tasks.pool import Cursor, Drawn, HeldoutTasks, Pool
 from uptrend.training.metrics import evaluation_of, is_correct, is_dead
 
 if TYPE_CHECKING:
@@ -202,27 +201,36 @@ def gather(
     """
     started = time.perf_counter()
     sampling = config.sampling
-    n_tasks = len(pool.stages[pool.stage_at(step)].tasks)
+    n_tasks_by_source = pool.count_at(step)
     groups: list[list[Rollout]] = []
     dropped: list[Rollout] = []
     n_sampled = 0  # groups sampled so far, the dropped ones included
-    drawn_ids: set[str] = set()
+    drawn_ids: list[set[str]] = [set() for _ in n_tasks_by_source]
+    slots, cursor = pool.assign(sampling.groups, cursor)
     for attempt in range(sampling.resample + 1):
-        drawn, cursor = pool.draw(step, sampling.groups - len(groups), cursor, drawn_ids)
-        drawn_ids |= {task.id for task, _ in drawn}
-        # Dead groups are dropped only while the next attempt can replace them, each by a group of a
-        # task that was not drawn yet; after the last attempt none can be.
+        drawn, cursor = pool.draw_for(step, slots, cursor, drawn_ids)
+        for slot, draw in zip(slots, drawn, strict=True):
+            drawn_ids[slot].add(draw.task.id)
+        # Dead groups are dropped only while the next attempt can replace them, each by a group of
+        # its source's with a task that was not drawn yet; after the last attempt none can be.
         is_last_attempt = attempt == sampling.resample
-        n_replacements_left = 0 if is_last_attempt else n_tasks - len(drawn_ids)
-        for group in _play_groups(player, drawn, step, n_sampled, config):
+        n_replacements_left = [
+            0 if is_last_attempt else n_tasks - len(ids)
+            for n_tasks, ids in zip(n_tasks_by_source, drawn_ids, strict=True)
+        ]
+        dead_slots: list[int] = []
+        played = _play_groups(player, drawn, step, n_sampled, config)
+        for slot, group in zip(slots, played, strict=True):
             rewards = [r.reward.total for r in group if r.reward is not None]
-            if n_replacements_left and is_dead(rewards):
-                n_replacements_left -= 1
+            if n_replacements_left[slot] and is_dead(rewards):
+                n_replacements_left[slot] -= 1
                 dropped += [replace(r, kept=False) for r in group]
+                dead_slots.append(slot)
             else:
                 groups.append(group)
         n_sampled += len(drawn)
-        if len(groups) == sampling.groups:
+        slots = dead_slots
+        if not slots:
             break
     learned = [rollout for group in groups for rollout in group]
     cursor = pool.observe(cursor, [*learned, *dropped])
@@ -230,11 +238,7 @@ def gather(
 
 
 def _play_groups(
-    player: RolloutPlayer,
-    drawn: Sequence[tuple[Task, Taskset]],
-    step: int,
-    first_number: int,
-    config: Config,
+    player: RolloutPlayer, drawn: Sequence[Drawn], step: int, first_number: int, config: Config
 ) -> list[list[Rollout]]:
     """Play a full group of each drawn task; rewards are less the penalty for length."""
     sampling = config.sampling
@@ -247,16 +251,20 @@ def _play_groups(
 
 
 def _group_requests(
-    drawn: Sequence[tuple[Task, Taskset]], step: int, first_number: int, config: Config
+    drawn: Sequence[Drawn], step: int, first_number: int, config: Config
 ) -> list[RolloutRequest]:
     """Return requests for a full group of each drawn task; groups are numbered within the step."""
     requests: list[RolloutRequest] = []
-    for number, (task, taskset) in enumerate(drawn, first_number):
+    for number, draw in enumerate(drawn, first_number):
         group = f"{step:06d}-{number:04d}"
         open_seed = derive_open_seed(config.seed, group)
         for i in range(config.sampling.size):
             seed = derive_seed(config.seed, step, number, i)
-            requests.append(RolloutRequest(task, taskset, step, group, i, seed, open_seed))
+            requests.append(
+                RolloutRequest(
+                    draw.task, draw.taskset, step, group, i, seed, open_seed, source=draw.source
+                )
+            )
     return requests
 
 
@@ -365,7 +373,7 @@ class StepQueue:
         for step, gathered in ready:
             table = rollouts_table(folder.name, [*gathered.rollouts, *gathered.dropped])
             metadata = {"seconds": str(gathered.seconds)}
-            for name, value in asdict(gathered.cursor).items():
+            for name, value in gathered.cursor.to_table().items():
                 metadata[CURSOR_PREFIX + name] = json.dumps(value)
             queue_folder.mkdir(exist_ok=True)
             path = queue_folder / f"{step:06d}.parquet"
@@ -463,7 +471,9 @@ def read_queue(checkpoint: Path) -> dict[int, Gathered]:
             elif key == "seconds":
                 seconds = float(value)
         learned, dropped = split_by_use(rollouts_of(table))
-        queue[int(path.stem)] = Gathered(learned, dropped, Cursor(**cursor), seconds=seconds)
+        queue[int(path.stem)] = Gathered(
+            learned, dropped, Cursor.from_table(cursor), seconds=seconds
+        )
     return queue
 
 
@@ -472,12 +482,24 @@ def split_by_use(rollouts: Sequence[Rollout]) -> tuple[list[Rollout], list[Rollo
     return [r for r in rollouts if r.kept], [r for r in rollouts if not r.kept]
 
 
+@dataclass(frozen=True)
+class HeldoutResult:
+    """Result of playing a held-out set, with the rollouts behind it."""
+
+    evaluation: Evaluation
+    greedy: list[Rollout]  # one per task
+    sampled: list[Rollout]  # attempts for pass@k, task by task; empty unless asked for
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """All rollouts, greedy ones first."""
+        return [*self.greedy, *self.sampled]
+
+
 def play_heldout(
     player: "RolloutPlayer | ChatPlayer", heldout: HeldoutTasks, step: int, config: Config
-) -> tuple[Evaluation, list[Rollout]]:
-    """Play a held-out set as `[eval]` says; return the result with the rollouts behind it, greedy
-    ones first.
-    """
+) -> HeldoutResult:
+    """Play a held-out set as `[eval]` says."""
     started = time.perf_counter()
     attempts = config.eval.attempts
     sampling = _eval_sampling(config)
@@ -488,7 +510,24 @@ def play_heldout(
         sampled = player.play(requests, temperature=sampling.temperature, sampling=sampling)
     pass_at = _pass_at_powers(sampled, attempts) if sampled else {}
     evaluation = evaluation_of(step, greedy, time.perf_counter() - started, pass_at)
-    return evaluation, [*greedy, *sampled]
+    return HeldoutResult(evaluation, greedy, sampled)
+
+
+def join_results(results: Sequence[HeldoutResult]) -> HeldoutResult:
+    """Return the result over the tasks of several held-out sets."""
+    greedy = [rollout for result in results for rollout in result.greedy]
+    sampled = [rollout for result in results for rollout in result.sampled]
+    evaluations = [result.evaluation for result in results]
+    # Sets may have other numbers of attempts: pass@k is over the tasks, where all sets have k.
+    n_tasks = sum(evaluation.tasks for evaluation in evaluations)
+    pass_at: dict[int, float] = {}
+    for k in evaluations[0].pass_at:
+        if all(k in evaluation.pass_at for evaluation in evaluations):
+            passed = sum(evaluation.pass_at[k] * evaluation.tasks for evaluation in evaluations)
+            pass_at[k] = passed / n_tasks
+    seconds = sum(evaluation.seconds for evaluation in evaluations)
+    evaluation = evaluation_of(evaluations[0].step, greedy, seconds, pass_at)
+    return HeldoutResult(evaluation, greedy, sampled)
 
 
 def _eval_sampling(config: Config) -> Sampling:
@@ -507,13 +546,19 @@ def _eval_sampling(config: Config) -> Sampling:
 def _heldout_requests(heldout: HeldoutTasks, step: int, attempts: int) -> list[RolloutRequest]:
     requests: list[RolloutRequest] = []
     for n, task in enumerate(heldout.tasks):
-        group = f"eval-{step:06d}-{n:04d}"
+        # The held-out tasks of all sources are recorded together too, so groups are named apart.
+        number = f"{heldout.label}-{n:04d}" if heldout.label else f"{n:04d}"
+        group = f"eval-{step:06d}-{number}"
         # Seeds depend on the set and the task alone, so that every step and every run evaluates
         # with the same random numbers.
         open_seed = derive_seed(heldout.seed, "open", task.id)
         for i in range(attempts):
             seed = derive_seed(heldout.seed, "eval", task.id, i)
-            requests.append(RolloutRequest(task, heldout.taskset, step, group, i, seed, open_seed))
+            requests.append(
+                RolloutRequest(
+                    task, heldout.taskset, step, group, i, seed, open_seed, source=heldout.label
+                )
+            )
     return requests
 
 

@@ -35,7 +35,15 @@ from uptrend.rollout.sampler import Sampler
 from uptrend.tasks import event_loop
 from uptrend.tasks.pool import Cursor, eval_sections
 from uptrend.training.components import Components, LoopPlan, RunContext
-from uptrend.training.gather import ResumePoint, RolloutPlayer, StepQueue, play_heldout, read_queue
+from uptrend.training.gather import (
+    HeldoutResult,
+    ResumePoint,
+    RolloutPlayer,
+    StepQueue,
+    join_results,
+    play_heldout,
+    read_queue,
+)
 from uptrend.training.learner import Experience, Learner, Update
 from uptrend.training.metrics import Clock, StepResult, evaluation_line, peak_memory_gib
 from uptrend.training.observer import StepRecord, Stop
@@ -163,7 +171,7 @@ def restore_checkpoint(context: RunContext, plan: LoopPlan, trainer: Trainer) ->
     if "fitted" in state:
         trainer.learner.adopt_memory_fit(state["fitted"])
     queue = read_queue(plan.checkpoint) if plan.ahead else {}
-    return ResumePoint(state["step"], Cursor(**state["cursor"]), queue)
+    return ResumePoint(state["step"], Cursor.from_table(state["cursor"]), queue)
 
 
 def learn(
@@ -303,20 +311,24 @@ def evaluate_heldout(
     the first set.
     """
     sections = eval_sections(context.config)
-    evaluations: dict[str, Evaluation] = {}
-    lines: dict[str, dict[str, Any]] = {}
-    rollouts: dict[str, list[Rollout]] = {}
-    for label, tasks in context.heldout.by_label.items():
+    heldout = context.heldout
+    results: dict[str, HeldoutResult] = {}
+    for label, tasks in heldout.by_label.items():
         config = replace(context.config, eval=sections[label])
-        evaluations[label], rollouts[label] = play_heldout(player, tasks, step, config)
-        lines[label] = evaluation_line(evaluations[label])
-        lines[label]["hash"] = tasks.hash
+        results[label] = play_heldout(player, tasks, step, config)
+    if heldout.joined:
+        results[""] = join_results([results[label] for label in heldout.joined])
+    lines: dict[str, dict[str, Any]] = {}
+    for label, result in results.items():
+        lines[label] = evaluation_line(result.evaluation)
+        lines[label]["hash"] = heldout.sets[label].hash if label else heldout.hash
     # One line of evals.jsonl per step: the first set's, with those of further sets inside.
     line = lines.pop("")
     if lines:
         line["sets"] = lines
+    rollouts = {label: result.rollouts for label, result in results.items()}
     recorder.evaluation(line, rollouts.pop(""), rollouts)
-    return evaluations
+    return {label: result.evaluation for label, result in results.items()}
 
 
 def notify_observers(
@@ -370,7 +382,7 @@ class CheckpointSaver:
             return
         checkpoints = self._context.config.checkpoints
         # With the cursor a resumed run goes on to draw the tasks that come next.
-        state: dict[str, Any] = {"step": step, "cursor": asdict(cursor)}
+        state: dict[str, Any] = {"step": step, "cursor": cursor.to_table()}
         memory_fit = self._trainer.learner.memory_fit
         if memory_fit is not None:
             state["fitted"] = asdict(memory_fit)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from uptrend.records import Evaluation, Reward, Role, Rollout
+from uptrend.records.metrics import source_metric
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +59,7 @@ def step_metrics(result: StepResult) -> Line:
         **lag_metrics(rollouts),
         **draw_metrics(gathered),
         **advantage_metrics(rollouts, result.advantages_n),
+        **source_metrics(rollouts, gathered.dropped, result.advantages_n),
         **learner_metrics(result.experience, result.update),
         **token_metrics(rollouts, result.experience, result.update),
         **speed_metrics(gathered),
@@ -183,14 +185,33 @@ def is_dead(rewards: Sequence[float] | Floats) -> bool:
     return math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-8)
 
 
+def source_metrics(
+    rollouts: Sequence[Rollout], dropped: Sequence[Rollout], advantages_n: Floats
+) -> Line:
+    """Compute the metrics of rewards, groups and sampling for each of several sources alone."""
+    line: Line = {}
+    for label in sorted({rollout.source for rollout in rollouts} - {""}):
+        places = [n for n, rollout in enumerate(rollouts) if rollout.source == label]
+        own = [rollouts[n] for n in places]
+        own_dropped = [rollout for rollout in dropped if rollout.source == label]
+        figures = {
+            **reward_metrics(own),
+            **sampling_metrics(own, own_dropped),
+            **advantage_metrics(own, advantages_n[places]),
+        }
+        line |= {source_metric(label, key): value for key, value in figures.items()}
+    return line
+
+
 def draw_metrics(gathered: "Gathered") -> Line:
     """Compute metrics of tasks that are drawn by their pass rate; nothing for other draws."""
-    rates = gathered.cursor.pass_rates
+    cursors = gathered.cursor.sources or (gathered.cursor,)
+    rates = [rate for cursor in cursors for rate in cursor.pass_rates.values()]
     if not rates:
         return {}
     return {
-        "sampling/pass_rate/mean": sum(rates.values()) / len(rates),
-        "sampling/passed_over/count": gathered.cursor.passed_over,
+        "sampling/pass_rate/mean": sum(rates) / len(rates),
+        "sampling/passed_over/count": sum(cursor.passed_over for cursor in cursors),
     }
 
 

@@ -82,25 +82,33 @@ def demonstrate(policy: Policy, pool: Pool, config: Config) -> tuple[list[Rollou
     """Return the expert's rollouts on training tasks, or recorded conversations as rollouts; and
     notes, such as on those that were left out.
     """
-    stage = pool.stages[0]
+    taskset = pool.stages[0].taskset
     notes: list[str] = []
-    if isinstance(stage.taskset, Chats):
+    if isinstance(taskset, Chats):
         # The other limits are about sampling, and nothing is sampled.
         limits = NO_LIMITS | {"context": config.sampling.context}
         config = replace(config, sampling=replace(config.sampling, **limits))
-        notes += _raw_text_notes(policy, stage.taskset, config)
+        notes += _raw_text_notes(policy, taskset, config)
     requests: list[RolloutRequest] = []
-    for number, task in enumerate(stage.tasks[: config.warmstart.tasks]):
-        group = f"gold-{number:06d}"
-        for i, script in enumerate(_scripts(stage.taskset, task, config.warmstart.per_task)):
-            requests.append(RolloutRequest(task, stage.taskset, 0, group, i, 0, script=script))
+    number = 0
+    for source in pool.sources:
+        stage = source.stages[0]
+        for task in stage.tasks[: config.warmstart.tasks]:
+            group = f"gold-{number:06d}"
+            number += 1
+            for i, script in enumerate(_scripts(stage.taskset, task, config.warmstart.per_task)):
+                requests.append(
+                    RolloutRequest(
+                        task, stage.taskset, 0, group, i, 0, script=script, source=source.label
+                    )
+                )
     rollouts = RolloutPlayer(policy, None, config).demonstrate(requests)
 
-    is_mixed = isinstance(stage.taskset, HasDemonstrations)
     demonstrations: list[Rollout] = []
     left_out: list[RolloutRequest] = []
     for request, rollout in zip(requests, rollouts, strict=True):
         # Demonstrations of a taskset's own may be of mixed quality, chosen to be imitated.
+        is_mixed = isinstance(request.taskset, HasDemonstrations)
         is_good = rollout.reward is not None if is_mixed else is_correct(rollout)
         if is_good and _has_possible_turns(rollout, config.sampling.max_tokens):
             demonstrations.append(rollout)
@@ -111,6 +119,7 @@ def demonstrate(policy: Policy, pool: Pool, config: Config) -> tuple[list[Rollou
         # Played again without limits, to say which limits would be enough.
         unlimited = replace(config.sampling, **NO_LIMITS)
         player = RolloutPlayer(policy, None, replace(config, sampling=unlimited))
+        is_mixed = any(isinstance(request.taskset, HasDemonstrations) for request in left_out)
         causes = why_left_out(player.demonstrate(left_out), config.sampling, is_mixed)
         notes.append(
             f"{len(left_out)} of {len(requests)} demonstrations were left out: {'; '.join(causes)}."

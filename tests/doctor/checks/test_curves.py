@@ -191,6 +191,7 @@ SIZES: Table = {
         FLAT | {UPDATE: join(np.zeros(5), np.full(115, 0.06)), WEIGHTS: 47.0, RATE: ramp(0, 1e-5)}, {}),
     "clipped tokens that learn": ({"clip/high/share": 0.4}, {LARGE_LR: NOTE}),
     "long updates": (FLAT | {UPDATE: 1.5, WEIGHTS: 47.0}, {LARGE_LR: WARNING}),
+    "long steps of many updates": (FLAT | {UPDATE: 1.5, WEIGHTS: 47.0} | learning(updates=16), {}),
     "long updates that learn": ({UPDATE: 1.5, WEIGHTS: 47.0}, {}),
     "updates of usual length": (FLAT | {UPDATE: 0.06, WEIGHTS: 47.0}, {}),
     "a fall at the peak of the rate": ({REWARD: FELL, RATE: 1e-4}, {}),
@@ -633,3 +634,9 @@ def test_the_last_word_of_a_probe_stands() -> None:
     found = findings(healthy(events=events, rollout_steps=(1,)), PADDING)[PADDING]
     assert (found.severity, found.summary) == (CRITICAL, "It leaks.")
     assert (found.evidence[0].value, found.evidence[0].step) == (0.3, 4)
+
+
+@pytest.mark.parametrize(("updates", "cause"), [(1, LARGE_LR), (16, OFF_POLICY)])
+def test_a_long_step_of_many_updates_is_no_large_rate(updates: int, cause: str) -> None:
+    long = FLAT | {UPDATE: 1.5, WEIGHTS: 47.0} | learning(updates=updates)
+    assert severities(healthy(**long), (LARGE_LR, OFF_POLICY)) == {cause: WARNING}

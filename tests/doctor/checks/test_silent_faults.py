@@ -208,6 +208,13 @@ def test_evaluations_by_other_weights(tiny: RunView) -> None:
     assert found(replace(view, trainer="trl"), WEIGHTS) is None
     still = {**frozen.metrics, "weights/update/norm": np.zeros(len(frozen.steps))}
     assert found(replace(frozen, metrics=still), WEIGHTS) is None, "the weights did not move"
+    late = replace(
+        frozen,
+        steps=np.array([1, 2, 11, 12]),
+        metrics={**still, "weights/update/norm": np.array([0.0, 0.0, 0.1, 0.1])},
+    )
+    assert found(late, WEIGHTS) is not None
+    assert found(replace(late, evals=late.evals[:2]), WEIGHTS) is None, "nothing moved between them"
 
 
 # Experts

@@ -19,6 +19,8 @@ from uptrend.doctor.checks import (
     settings,
     tools,
 )
+from uptrend.doctor.sources import name_sources
+from uptrend.records.view import source_views
 
 # The order breaks ties between findings of one severity and basis: checks of curves come last.
 CHECK_MODULES = (
@@ -54,5 +56,17 @@ ALL_CHECKS = _collect_checks()
 
 
 def run_checks(case: Case) -> Outcomes:
-    """Run every check on a run and return their outcomes in no particular order."""
-    return [outcome for check in ALL_CHECKS for outcome in check(case)]
+    """Run every check on a run and return their outcomes in no particular order; what is about
+    tasks and rewards on each of several sources alone.
+    """
+    cases = {label: Case(view) for label, view in source_views(case.view).items()}
+    if not cases:
+        return [outcome for check in ALL_CHECKS for outcome in check(case)]
+    outcomes: Outcomes = []
+    for check in ALL_CHECKS:
+        if check.by_source:
+            outcomes_by_label = {label: check(own_case) for label, own_case in cases.items()}
+            outcomes += name_sources(outcomes_by_label, case.view)
+        else:
+            outcomes += check(case)
+    return outcomes

@@ -642,7 +642,7 @@ MOSTLY_DEAD_SHORT = 0.6
 MIN_STEPS = 5
 
 
-@check(AT_BOTTOM, AT_TOP)
+@check(AT_BOTTOM, AT_TOP, by_source=True)
 def dead_groups(case: Case) -> Answer:
     """Report groups whose rollouts all score alike, by parts of the run and by where the reward
     lies.
@@ -811,7 +811,7 @@ MIN_GAINED_TOKENS = 2.0
 STANDARD_ERRORS = 5.0
 
 
-@check("advantage.length-bias", columns=["correct", "roles"])
+@check("advantage.length-bias", columns=["correct", "roles"], by_source=True)
 def length_bias(case: Case) -> Answer:
     """Report wrong rollouts that lengthen faster than right ones from the start to the end of the
     run, or shrink less.

@@ -51,7 +51,7 @@ MIN_ORDER_DEVIATIONS = 5.0
 MIN_SHIFTED_SHARE = 0.3
 
 
-@check("data.order", columns=["group"])
+@check("data.order", columns=["group"], by_source=True)
 def order(case: Case) -> Answer:
     """Report families that come in another mix late than early; a curriculum in the config is no
     fault.
@@ -128,7 +128,7 @@ MIN_VARIETY = 0.6
 MIN_DRAWS = 20
 
 
-@check(DUPLICATES_ID, EXCEEDS_ID, columns=["task"])
+@check(DUPLICATES_ID, EXCEEDS_ID, columns=["task"], by_source=True)
 def repeats(case: Case) -> Answer:
     """Report steps with more groups than there are tasks, the same task twice in a step, and too
     few different ones.
@@ -300,7 +300,7 @@ def _estimate_tasks(draws: int, different: int) -> int:
     return tasks
 
 
-@check("data.memorized", "optimizer.lr-large", "reward.hackable", "run.collapsed")
+@check("data.memorized", "optimizer.lr-large", "reward.hackable", "run.collapsed", by_source=True)
 def heldout_falls(case: Case) -> Answer:
     """Report right answers in training that leave those held out behind, and held-out scores that
     fall.
@@ -419,6 +419,7 @@ FIRST_SHARE = 0.05
 @check(
     "eval.unlike-training",
     needs=[CORRECT_METRIC, "sampling/rollouts/count", ENTROPY_METRIC, LENGTH_METRIC],
+    by_source=True,
 )
 def unlike_training(case: Case) -> Answer:
     """Compare the first evaluation with the training steps beside it, which the same model
@@ -505,7 +506,7 @@ def _chance_of_more(won: int, groups: int, right: int, tasks: int) -> float:
     return ways / math.comb(groups + tasks, total)
 
 
-@check("eval.noise")
+@check("eval.noise", by_source=True)
 def eval_noise(case: Case) -> Answer:
     """Report a held-out change that lies inside its own interval."""
     change = case.heldout

@@ -81,7 +81,20 @@ def other_weights(case: Case) -> Answer:
     updates = case.curve("weights/update/norm")[1]
     if len(updates) and not updates.any():
         return None  # the weights did not move
-    return _by_version(case, tables) or _by_logprob(tables)
+    return _by_version(case, tables) or _by_logprob(_moved_between(case, tables))
+
+
+def _moved_between(case: Case, tables: list[RolloutTable]) -> list[RolloutTable]:
+    """Leave out evaluations before which the weights did not move since the one before: the same
+    weights answer alike.
+    """
+    steps, updates = case.curve("weights/update/norm")
+    moved = list(tables[:1])
+    for earlier, later in pairwise(tables):
+        is_between = (steps > earlier.step) & (steps <= later.step)
+        if not is_between.any() or updates[is_between].any():
+            moved.append(later)
+    return moved
 
 
 def _by_version(case: Case, tables: list[RolloutTable]) -> Answer:

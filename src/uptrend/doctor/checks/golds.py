@@ -59,7 +59,7 @@ MIN_CONTRADICTED_SHARE = 0.02
 QUESTION_CHARACTERS = 80
 
 
-@check("data.wrong-gold")
+@check("data.wrong-gold", by_source=True)
 def contradicting_golds(case: Case) -> Answer:
     """Report questions that occur with more than one gold answer."""
     lacking = why_no_answers(case)
@@ -96,7 +96,7 @@ def contradicting_golds(case: Case) -> Answer:
     return Found(warn_if(share >= MIN_CONTRADICTED_SHARE), PROOF, summary, [evidence])
 
 
-@check("data.wrong-gold")
+@check("data.wrong-gold", by_source=True)
 def unfit_golds(case: Case) -> Answer:
     """Report gold answers that contradict their prompts, or that belong to other prompts."""
     if why_no_answers(case) or case.cached(contradicting_golds.judge):
@@ -121,7 +121,7 @@ MIN_OUTVOTED = 5
 MIN_OUTVOTED_SHARE = 0.1
 
 
-@check("data.wrong-gold")
+@check("data.wrong-gold", by_source=True)
 def outvoted_golds(case: Case) -> Answer:
     """Report a model that is mostly right, and sure of another answer than gold on many tasks."""
     if why_no_answers(case):

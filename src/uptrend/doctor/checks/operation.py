@@ -211,7 +211,7 @@ MIN_DEVIATION = 1e-9
 AFTER_FALL_SHARE = 0.1
 
 
-@check("run.collapsed")
+@check("run.collapsed", by_source=True)
 def collapsed(case: Case) -> Answer:
     """Report a reward that fell from its best and stayed down, and what moved before it."""
     steps, rewards = case.curve(REWARD_METRIC)

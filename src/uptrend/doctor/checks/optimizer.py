@@ -4,7 +4,7 @@
 rate, and 2e-3 is a good part of a weight.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -271,7 +271,14 @@ def _below_usual_rates(case: Case) -> Found | None:
     return Found(WARNING, SIGNAL, summary, [largest.evidence])
 
 
-@check("optimizer.lr-large", at_least=MIN_POINTS)
+def updates_per_step(case: Case) -> int:
+    """Return the number of updates that a step makes from the same rollouts."""
+    passes = case.value("learning.updates") or 1
+    minibatches = case.value("learning.minibatches") or 1
+    return max(1, int(passes) * int(minibatches))
+
+
+@check("optimizer.lr-large", "sync.off-policy", at_least=MIN_POINTS)
 def large_rate(case: Case) -> Answer:
     """Report updates that leave their region or break the model, and a rate above any in use."""
     too_large = (
@@ -280,7 +287,14 @@ def large_rate(case: Case) -> Answer:
         or _moves_weights_far(case)
         or _fell_at_peak_rate(case)
     )
-    return [too_large, _above_usual_rates(case)]
+    unusual = _above_usual_rates(case)
+    # A check of several causes names its finding's.
+    return [_named(too_large), _named(unusual)]
+
+
+def _named(part: Found | None) -> Found | None:
+    """Return a finding with a cause: a large rate, unless it names another."""
+    return replace(part, id=part.id or "optimizer.lr-large") if part is not None else None
 
 
 # Sides of the clip range that are logged.
@@ -343,13 +357,24 @@ MAX_UPDATE_RATIO = 0.01
 
 
 def _moves_weights_far(case: Case) -> Found | None:
-    """Report updates that are long against the weights."""
+    """Report steps that are long against the weights: by long updates, or by many on the same
+    rollouts.
+    """
     if not case.has(UPDATE_METRIC, WEIGHTS_METRIC) or case.is_learning or case.value("model.lora"):
         return None
     ratios = case.view.metrics[UPDATE_METRIC] / case.view.metrics[WEIGHTS_METRIC]
     ratio = float(np.nanmedian(ratios))
     if ratio <= MAX_UPDATE_RATIO:
         return None
+    updates = updates_per_step(case)
+    if ratio / updates <= LARGE_UPDATE_SHARE:
+        summary = (
+            f"{updates} updates on the same rollouts change the weights by {ratio:.1%} of their"
+            " length: the later ones learn from what another policy did."
+        )
+        text = f"A step is {ratio:.3g} of the weights' length, an update {ratio / updates:.2g}."
+        evidence = [Evidence(text, ratio, UPDATE_METRIC)]
+        return Found(WARNING, SIGNAL, summary, evidence, "sync.off-policy")
     summary = (
         f"A step changes the weights by {ratio:.1%} of their length, and the reward does not rise:"
         " too large a step."
@@ -429,9 +454,10 @@ def _long_update(case: Case) -> Evidence | None:
     share = float(
         np.nanmedian(case.view.metrics[UPDATE_METRIC] / case.view.metrics[WEIGHTS_METRIC])
     )
+    share /= updates_per_step(case)
     if share <= LARGE_UPDATE_SHARE:
         return None
-    return Evidence(f"A step is {share:.1%} of the weights' length.", share, UPDATE_METRIC)
+    return Evidence(f"An update is {share:.1%} of the weights' length.", share, UPDATE_METRIC)
 
 
 def _moved_tokens(case: Case) -> Evidence | None:

@@ -57,7 +57,7 @@ MAX_QUOTED_GOLDS = 6
 Suspect = Callable[[Case], Answer]
 
 
-@check("reward.gold-rejected")
+@check("reward.gold-rejected", by_source=True)
 def gold_rejected(case: Case) -> Answer:
     """Report answers that say the gold answer, word for word, and are not rewarded."""
     unpaid = never_paid(case)
@@ -75,7 +75,7 @@ def gold_rejected(case: Case) -> Answer:
     return case.cached(_rejected) or case.cached(_rejected_class)
 
 
-@check("advantage.sign")
+@check("advantage.sign", by_source=True)
 def inverted_reward(case: Case) -> Answer:
     """Report a cost that is used as a reward."""
     if why_no_answers(case) or _has_any(case, misaligned.judge, spread_reward, _drowned):
@@ -246,7 +246,7 @@ MIN_WRONG_PAID_SHARE = 0.03
 CRITICAL_WRONG_PAID_SHARE = 0.5
 
 
-@check("reward.gold-rejected")
+@check("reward.gold-rejected", by_source=True)
 def pays_wrong_answers(case: Case) -> Answer:
     """Report a reward that pays surely wrong answers as it pays right ones."""
     lacking = why_no_answers(case)
@@ -283,7 +283,7 @@ def pays_wrong_answers(case: Case) -> Answer:
     )
 
 
-@check("reward.scale-moves")
+@check("reward.scale-moves", by_source=True)
 def moving_scale(case: Case) -> Answer:
     """Report a reward whose scale depends on when it is given."""
     return None if why_no_answers(case) else case.cached(_rescaled)
@@ -329,7 +329,7 @@ def _rescaled(case: Case) -> Found | None:
     return Found(WARNING, PROOF, summary, [Evidence(text, rescaling, REWARD_METRIC, last_step)])
 
 
-@check("reward.nondeterministic", columns=["reward", "task"])
+@check("reward.nondeterministic", columns=["reward", "task"], by_source=True)
 def nondeterministic(case: Case) -> Found | None:
     """Report the same tokens on the same task with two rewards, where nothing else explains
     them.
@@ -365,7 +365,7 @@ MIN_WORN_ROLLOUTS = 10
 MAX_OPPOSITE_SHARE = 0.1
 
 
-@check("task.state-leaks", columns=["ids", "reward", "task"])
+@check("task.state-leaks", columns=["ids", "reward", "task"], by_source=True)
 def worn_tasks(case: Case) -> Found | None:
     """Report rewards of equal rollouts that only ever fall, or rise, from the first of them to the
     next.
@@ -455,7 +455,7 @@ WARNING_LOST_SHARE = 0.2
 MIN_CUT_OVER_CHANCE = 2
 
 
-@check("context.completion-truncated")
+@check("context.completion-truncated", by_source=True)
 def cut_answers(case: Case) -> Answer:
     """Report answers that were begun rightly and cut by the length limit."""
     lacking = why_no_answers(case)
@@ -501,7 +501,7 @@ def _are_begun(replies: Sequence[str], golds: Sequence[str]) -> Flags:
     return flags_n
 
 
-@check("reward.strict-parser")
+@check("reward.strict-parser", by_source=True)
 def strict_parser(case: Case) -> Answer:
     """Report answers that a lenient reader finds where the scorer did not."""
     unpaid = never_paid(case)
@@ -537,7 +537,7 @@ def strict_parser(case: Case) -> Answer:
     return Found(warn_if(share >= WARNING_LOST_SHARE), SIGNAL, summary, [evidence])
 
 
-@check("reward.component-dominates", columns=["parts", "reward"])
+@check("reward.component-dominates", columns=["parts", "reward"], by_source=True)
 def drowned_answers(case: Case) -> Answer:
     """Report a part of the reward that brings most of its variance and pays right answers no more
     than wrong ones.

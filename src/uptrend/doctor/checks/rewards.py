@@ -46,7 +46,7 @@ CRITICAL_CONSTANT_SHARE = 0.5
 NEAR_TOP = 0.95
 
 
-@check("reward.constant", needs=[REWARD_METRIC])
+@check("reward.constant", needs=[REWARD_METRIC], by_source=True)
 def constant_reward(case: Case) -> Found | None:
     """Report the longest stretch in which every rollout had one reward, whatever the value."""
     steps, values = case.curve(REWARD_METRIC)
@@ -191,7 +191,7 @@ def parts_of(case: Case) -> list[PartCurve]:
     return parts
 
 
-@check("reward.component-dead", "reward.component-dominates")
+@check("reward.component-dead", "reward.component-dominates", by_source=True)
 def components(case: Case) -> Answer:
     """Divide the reward's variance among its components: parts that teach nothing, and parts that
     teach alone.
@@ -300,7 +300,7 @@ MAX_LEVEL_GAP = 0.25
 MIN_SHARE_VARIANCE = 0.01
 
 
-@check("reward.hackable")
+@check("reward.hackable", by_source=True)
 def hackable(case: Case) -> Answer:
     """Report a reward that rises while what it stands for does not."""
     change = case.heldout
@@ -477,7 +477,7 @@ MIN_QUARTER_POINTS = 3
 MIN_PAID_CORRELATION = 0.3
 
 
-@check("reward.length-hacking", needs=[LENGTH_METRIC, REWARD_METRIC])
+@check("reward.length-hacking", needs=[LENGTH_METRIC, REWARD_METRIC], by_source=True)
 def length_hacking(case: Case) -> Found | None:
     """Report answers that grow, with a reward that grows with them and nothing else."""
     length = case.summary(LENGTH_METRIC)
@@ -585,7 +585,7 @@ MIN_HALF_GROUPS = 16
 MIN_ORDER_DEVIATIONS = 5.0
 
 
-@check("reward.scale-moves", columns=["reward_high"])
+@check("reward.scale-moves", columns=["reward_high"], by_source=True)
 def scale_moves(case: Case) -> Answer:
     """Report bounds of the reward that change over the run, so that its curve shows the order of
     the tasks.

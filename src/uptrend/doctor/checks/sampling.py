@@ -228,7 +228,7 @@ COLLAPSED_LENGTH = 0.25
 MIN_INITIAL_TOKENS = 8
 
 
-@check("sampling.length-collapse")
+@check("sampling.length-collapse", by_source=True)
 def length_collapse(case: Case) -> Found | None:
     """Report completions that shrink; a fault where the reward falls with them."""
     length = case.summary(LENGTH_METRIC)
@@ -286,7 +286,7 @@ WORKED_TOKENS = 256
 SURE_ENTROPY = 0.1
 
 
-@check(COMPLETION_TRUNCATED, NO_STOP)
+@check(COMPLETION_TRUNCATED, NO_STOP, by_source=True)
 def endings(case: Case) -> Answer:
     """Judge completions that the length limit cut: some of them, or nearly all, which never stop by
     themselves.
@@ -563,7 +563,7 @@ WARNING_REFUSED_SHARE = 0.01
 MIN_FULL_SHARE = 0.05
 
 
-@check("context.prompt-truncated")
+@check("context.prompt-truncated", by_source=True)
 def prompts(case: Case) -> Answer:
     """Report prompts that were refused, that are exactly at their limit, or that leave completions
     no token at all.

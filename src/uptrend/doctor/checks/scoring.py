@@ -89,7 +89,7 @@ ERROR_CHARACTERS = 80
 SCORER_ERROR_CHARACTERS = 120
 
 
-@check("reward.error-scored")
+@check("reward.error-scored", by_source=True)
 def error_scored(case: Case) -> Answer:
     """Report failed rollouts that have a reward all the same, or that are so many that scoring is
     broken.
@@ -180,7 +180,7 @@ def _scorer_errors(table: RolloutTable) -> dict[int, str]:
     return errors
 
 
-@check("reward.out-of-bounds")
+@check("reward.out-of-bounds", by_source=True)
 def out_of_bounds(case: Case) -> Answer:
     """Report rollouts that failed because their reward left its bounds."""
     if lacking := why_no_scores(case):
@@ -219,7 +219,7 @@ def _right_bounds(case: Case, errors: Sequence[RewardOutOfBounds]) -> str:
     return f"in tasks.bounds, set {' and '.join(settings)}"
 
 
-@check("reward.never-computed")
+@check("reward.never-computed", by_source=True)
 def never_computed(case: Case) -> Answer:
     """Report runs in which nothing is scored, or what would give a reward hardly ever happens."""
     has_several_turns = takes_several_turns(case.view)

@@ -69,7 +69,7 @@ MIN_OFFERED_SHARE = 0.9
 MAX_SINGLE_TURNS = 1.02
 
 
-@check("tool.never-called")
+@check("tool.never-called", by_source=True)
 def never_called(case: Case) -> Answer:
     """Report tools that no rollout calls, though there are turns to use them in."""
     by_scalars = _single_turns(case)
@@ -153,7 +153,7 @@ MIN_SCORED_ROLLOUTS = 3
 EXAMPLE_CHARACTERS = 80
 
 
-@check("tool.errors-swallowed")
+@check("tool.errors-swallowed", by_source=True)
 def errors_swallowed(case: Case) -> Answer:
     """Report tools that break down in rollouts that are scored as if the model had been wrong."""
     failed = too_many_failed(case, by_tool=True)
@@ -216,7 +216,7 @@ MIN_DIFFERING_SHARE = 0.02
 NUMBER_PATTERN = re.compile(r"\d+")
 
 
-@check("task.state-leaks", columns=["messages", "task"])
+@check("task.state-leaks", columns=["messages", "task"], by_source=True)
 def state_leaks(case: Case) -> Answer:
     """Report rollouts of a task that did exactly the same and got different answers from it, early
     or late.

@@ -19,6 +19,7 @@ from uptrend.doctor.check import rank
 from uptrend.doctor.probes import control, data, reward, rollouts, sampler, tokens, update
 from uptrend.doctor.probes.bench import Bench, random_state_kept
 from uptrend.doctor.probes.probe import Probe, Result
+from uptrend.doctor.sources import join_sources
 from uptrend.records import Finding
 
 # Probes run in the order of this table, and of their modules: a later probe may rely on what an
@@ -48,12 +49,22 @@ def run_probes(
     """
     for name in names:
         started(name)
-        start = time.perf_counter()
-        with random_state_kept(bench.policy):
-            result = PROBES[name].run(bench)
-        yield replace(result, seconds=time.perf_counter() - start)
+        probe = PROBES[name]
+        for own_bench in bench.by_source if probe.by_source else [bench]:
+            start = time.perf_counter()
+            with random_state_kept(bench.policy):
+                result = probe.run(own_bench)
+            seconds = time.perf_counter() - start
+            yield replace(result, seconds=seconds, source=own_bench.source)
 
 
 def differential(results: Sequence[Result]) -> tuple[Finding, ...]:
     """Rank all findings: causes first, with their symptoms folded under them."""
-    return rank(finding for result in results for finding in result.findings)
+    findings: list[Finding] = []
+    of_sources: dict[str, list[Finding]] = {}
+    for result in results:
+        if result.source:
+            of_sources.setdefault(result.source, []).extend(result.findings)
+        else:
+            findings += result.findings
+    return rank([*findings, *join_sources(of_sources)])

@@ -44,7 +44,7 @@ from uptrend.rollout.play import RolloutRequest, derive_open_seed, derive_seed
 from uptrend.rollout.render import Renderer, make_renderer
 from uptrend.rollout.sampler import Extension, Limits, Sampler
 from uptrend.tasks import event_loop
-from uptrend.tasks.pool import Cursor
+from uptrend.tasks.pool import Cursor, eval_sections
 from uptrend.tasks.proof import ScoredPlay
 from uptrend.tasks.taskset import Taskset, known_gold
 from uptrend.training.components import RunContext
@@ -131,8 +131,16 @@ class GradientCatcher:
 class Bench:
     """One recipe's parts, ready to be probed."""
 
-    def __init__(self, context: RunContext, groups: int) -> None:
-        """Take a recipe's parts; the probes play `groups` groups, or as many as there are tasks."""
+    def __init__(
+        self, context: RunContext, groups: int, original: Tensor | None = None, source: str = ""
+    ) -> None:
+        """Take a recipe's parts; the probes play `groups` groups, or as many as there are tasks.
+
+        `original` is a copy of the weights, if another bench has one; `source` is the label of the
+        source that the parts are of, if there are several.
+        """
+        self._context = context
+        self.source = source
         self.config = context.config
         self.policy = context.policy
         self.pool = context.pool
@@ -141,7 +149,7 @@ class Bench:
         self.has_compared_chat = context.has_compared_chat
         self.stage = context.pool.stages[0]
         self.groups = min(groups, len(self.stage.tasks))
-        self.original = self.policy.flat.values.data.clone()
+        self.original = self.policy.flat.values.data.clone() if original is None else original
         self.sampler = RecordingSampler(self.components.sampler(self.policy))
         self._player = RolloutPlayer(self.policy, self.sampler, self.config)
         self._shared: dict[object, Any] = {}
@@ -154,6 +162,22 @@ class Bench:
             config=to_table(self.config),
             rollout_steps=(0,),
         )
+
+    @cached_property
+    def by_source(self) -> "list[Bench]":
+        """A bench for each of several sources, with its tasks alone; this one if there is one."""
+        config = self.config
+        benches: list[Bench] = []
+        for source, pool in zip(config.sources, self.pool.sources, strict=False):
+            heldout = self.heldout
+            evaluation = config.eval
+            if heldout.joined:
+                heldout = heldout.sets[source.label]
+                evaluation = eval_sections(config)[source.label]
+            own_config = replace(config, tasks=source.tasks, sources=(), eval=evaluation)
+            context = replace(self._context, config=own_config, pool=pool, heldout=heldout)
+            benches.append(Bench(context, self.groups, self.original, source.label))
+        return benches or [self]
 
     def finding(
         self,

@@ -97,6 +97,7 @@ def try_golds(bench: Bench) -> list[ScoredTask]:
         "context.completion-truncated",
         "context.prompt-truncated",
     ],
+    by_source=True,
 )
 def gold(bench: Bench) -> Answer:
     """Score gold and corrupted answers of 50 tasks, of every class of answers, and gold in the
@@ -286,7 +287,7 @@ def _all_plays(scored_tasks: Sequence[ScoredTask]) -> list[ScoredPlay]:
     return plays
 
 
-@probe("bounds", finds=["reward.out-of-bounds"])
+@probe("bounds", finds=["reward.out-of-bounds"], by_source=True)
 def bounds(bench: Bench) -> Answer:
     """Compare what gold, corrupted, cheating and the model's answers earn with the bounds that the
     reward states.
@@ -470,7 +471,7 @@ MIN_UNIQUE_SHARE = 0.9
 CRITICAL_UNIQUE_SHARE = 0.5
 
 
-@probe("repeats", finds=["data.duplicates", "data.batch-exceeds"])
+@probe("repeats", finds=["data.duplicates", "data.batch-exceeds"], by_source=True)
 def repeats(bench: Bench) -> Answer:
     """Count different questions, in the pool and in the step that was drawn."""
     findings: list[Finding] = []
@@ -534,7 +535,7 @@ def _repeats_in_step(bench: Bench) -> tuple[int, int]:
 CRITICAL_LEAKED_SHARE = 0.01
 
 
-@probe("leak", finds=["data.leak"])
+@probe("leak", finds=["data.leak"], by_source=True)
 def leak(bench: Bench) -> Answer:
     """Compare held-out tasks with all training tasks, by id and by wording."""
     declared = repeated_families(bench.heldout.taskset)
@@ -560,7 +561,7 @@ def leak(bench: Bench) -> Answer:
     yield bench.finding("data.leak", severity, summary, text, share)
 
 
-@probe("order", finds=["data.order"])
+@probe("order", finds=["data.order"], by_source=True)
 def order(bench: Bench) -> Answer:
     """Draw a whole epoch of each stage, and correlate difficulty and kind with position."""
     for number, stage in enumerate(bench.pool.stages):
@@ -604,7 +605,7 @@ def schedule(bench: Bench) -> Answer:
         yield bench.finding("optimizer.schedule", WARNING, summary, text, share)
 
 
-@probe("prompts", finds=["context.prompt-truncated"])
+@probe("prompts", finds=["context.prompt-truncated"], by_source=True)
 def prompts(bench: Bench) -> Answer:
     """Render prompts of 200 training tasks, and count rollouts that fill the context. A long prompt
     is never cut.

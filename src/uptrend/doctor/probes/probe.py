@@ -57,6 +57,7 @@ class Result:
     skipped: str = ""  # reason why the probe does not apply; empty if it ran
     error: str = ""  # the exception that ended the probe, in one line; empty if none did
     seconds: float = 0.0
+    source: str = ""  # label of the one of several sources that was probed
 
     @property
     def ok(self) -> bool:
@@ -96,6 +97,7 @@ class Probe:
     need: Need | None
     cheap: bool  # `uptrend train` runs it before the first step
     full: bool  # runs only with --full
+    by_source: bool  # about tasks and rewards: each of several sources is probed alone
 
     def run(self, bench: Bench) -> Result:
         """Run the experiment; return a skipped result if something that it needs is missing."""
@@ -142,11 +144,12 @@ def probe(
     need: Need | None = None,
     cheap: bool = True,
     full: bool = False,
+    by_source: bool = False,
 ) -> Callable[[Callable[[Bench], Answer]], Probe]:
     """Declare a function as a probe; the docstring's first line says what it does."""
 
     def declare(function: Callable[[Bench], Answer]) -> Probe:
         about = (function.__doc__ or "").partition("\n")[0]
-        return Probe(name, about, function, frozenset(finds), need, cheap, full)
+        return Probe(name, about, function, frozenset(finds), need, cheap, full, by_source)
 
     return declare

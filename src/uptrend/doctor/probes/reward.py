@@ -48,6 +48,7 @@ MAX_EXAMPLES = 3
         "reward.wrong-length",
         "reward.error-scored",
     ],
+    by_source=True,
 )
 def rescoring(bench: Bench) -> Answer:
     """Score up to 64 rollouts again, twice, and compare with the recorded rewards."""
@@ -184,7 +185,7 @@ COPIES_AT_ONCE = 3
 QUOTED_REPLY_CHARACTERS = 60
 
 
-@probe("state", finds=["task.state-leaks"])
+@probe("state", finds=["task.state-leaks"], by_source=True)
 def state(bench: Bench) -> Answer:
     """Replay up to 24 rollouts one by one, then thrice side by side: they must come out the same.
 
@@ -258,7 +259,7 @@ CHEATER_TRIES = 2
 QUOTED_CHEAT_CHARACTERS = 80
 
 
-@probe("cheater", finds=["task.evaluator-exposed", "reward.hackable"])
+@probe("cheater", finds=["task.evaluator-exposed", "reward.hackable"], by_source=True)
 def cheater(bench: Bench) -> Answer:
     """Play the taskset's scripted cheaters on 8 tasks; none may earn the maximum."""
     taskset = bench.stage.taskset
@@ -351,7 +352,7 @@ LONGER_ROLLOUTS = 4
 #     another on every task           The answer itself, so it tells nothing of the model's work.
 #                                     The model plays on with twice the turns: where it then ends
 #                                     by itself, the limit cuts it.
-@probe("paid", finds=["reward.never-computed", "context.completion-truncated"])
+@probe("paid", finds=["reward.never-computed", "context.completion-truncated"], by_source=True)
 def paid(bench: Bench) -> Answer:
     """Count rollouts that run out of turns at the least reward, and seek what would be paid."""
     require(bench.config.sampling.max_turns > 1, "rollouts have one turn")

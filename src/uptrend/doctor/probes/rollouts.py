@@ -167,6 +167,7 @@ PREDICTED_SIZES = (16, 32)
     "dead-groups",
     finds=["advantage.dead-groups-low", "advantage.dead-groups-high"],
     need=NEEDS_SCORES,
+    by_source=True,
 )
 def dead_groups(bench: Bench) -> Answer:
     """Count groups that are all wrong or all right, and predict them at other sizes."""
@@ -218,6 +219,7 @@ MIN_CUT_SHARE = 0.5
     "none-right",
     finds=["advantage.dead-groups-low", "reward.constant", "reward.never-computed"],
     need=NEEDS_SCORES,
+    by_source=True,
 )
 def none_right(bench: Bench) -> Answer:
     """Count right rollouts; if there are none, play up to 64, and see what still varies."""
@@ -325,6 +327,7 @@ MIN_GAIN_ERRORS = 2
     "temperature",
     finds=["sampling.temperature-low", "sampling.entropy-explosion"],
     need=NEEDS_SCORES,
+    by_source=True,
 )
 def temperature(bench: Bench) -> Answer:
     """Compare a group's rollouts; if they hardly vary or are noise, play 8 tasks unshaped."""
@@ -450,7 +453,7 @@ def is_clearly_more(answers: Sequence[bool], share: float) -> bool:
     return float(np.mean(answers)) >= share + MIN_RENDERING_GAIN and low > share
 
 
-@probe("template", finds=["tokens.template"], need=NEEDS_SCORES)
+@probe("template", finds=["tokens.template"], need=NEEDS_SCORES, by_source=True)
 def template(bench: Bench) -> Answer:
     """Ask 8 tasks the other way, with or without chat template, if most answers are wrong."""
     taskset = bench.stage.taskset
@@ -513,7 +516,7 @@ MIN_TELLING_SIZE = 4
 TELLING_SIZE = 8
 
 
-@probe("group-size", finds=["sampling.few-generations"], need=NEEDS_SCORES)
+@probe("group-size", finds=["sampling.few-generations"], need=NEEDS_SCORES, by_source=True)
 def group_size(bench: Bench) -> Answer:
     """Predict dead groups at this size and at 16."""
     size = bench.config.sampling.size
@@ -545,7 +548,7 @@ MIN_LOST_SHARE = 0.02
 QUOTED_CHARACTERS = 80
 
 
-@probe("parser", finds=["reward.strict-parser"], cheap=False)
+@probe("parser", finds=["reward.strict-parser"], cheap=False, by_source=True)
 def parser(bench: Bench) -> Answer:
     """Read leniently what was counted wrong: a strict parser loses right answers."""
     wrong = [r for r in bench.rollouts if r.reward is not None and not r.reward.correct]
@@ -594,7 +597,7 @@ MIN_OUTVOTED_GROUPS = 0.2
 QUOTED_ANSWER_CHARACTERS = 40
 
 
-@probe("wrong-gold", finds=["data.wrong-gold"], cheap=False)
+@probe("wrong-gold", finds=["data.wrong-gold"], cheap=False, by_source=True)
 def wrong_gold(bench: Bench) -> Answer:
     """Report questions with two golds, golds that do not fit, and golds that the model outvotes."""
     for judge in (_contradicting_golds, _unfit_golds, _outvoted_golds):
@@ -688,7 +691,12 @@ MIN_BUDGET_GAIN_ERRORS = 2
 MIN_BUDGET_GAIN = 0.05
 
 
-@probe("endings", finds=["context.completion-truncated", "sampling.no-stop"], cheap=False)
+@probe(
+    "endings",
+    finds=["context.completion-truncated", "sampling.no-stop"],
+    cheap=False,
+    by_source=True,
+)
 def endings(bench: Bench) -> Answer:
     """Count endings; where many are cut, play the same rollouts on with twice the budget."""
     rollouts = bench.rollouts
@@ -782,7 +790,7 @@ EVALUATED_ROLLOUTS = 64
 CRITICAL_UNLIKE_SHARE = 0.1
 
 
-@probe("evaluation", finds=["eval.unlike-training"], cheap=False)
+@probe("evaluation", finds=["eval.unlike-training"], cheap=False, by_source=True)
 def evaluation(bench: Bench) -> Answer:
     """Play 8 held-out tasks greedily by both tasksets, and score up to 64 rollouts by both."""
     train_taskset = bench.stage.taskset

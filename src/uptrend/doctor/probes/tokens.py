@@ -21,7 +21,7 @@ from uptrend.records import Finding, Message, Role, Rollout
 from uptrend.rollout.calls import example_call
 
 
-@probe("tool-calls", finds=["tool.multi-call"], need=NEEDS_TOOLS)
+@probe("tool-calls", finds=["tool.multi-call"], need=NEEDS_TOOLS, by_source=True)
 def tool_calls(bench: Bench) -> Answer:
     """Render two results after a turn; render two calls in a turn, and read them back."""
     renderer = bench.renderer
@@ -81,7 +81,7 @@ def model_files(bench: Bench) -> Answer:
 MAX_QUOTED_TOKENS = 12
 
 
-@probe("identity", finds=["tokens.retokenized", "tokens.template"])
+@probe("identity", finds=["tokens.retokenized", "tokens.template"], by_source=True)
 def identity(bench: Bench) -> Answer:
     """Compare token ids of the sampler, of the records and of the learner's layout."""
     # What the sampler read and wrote, against what was recorded.
@@ -174,7 +174,7 @@ SWAPPED_DEMONSTRATIONS = 8
 MAX_BLIND_MOVE_NATS = 1e-3
 
 
-@probe("prompt-swap", finds=["mask.attention-blind"])
+@probe("prompt-swap", finds=["mask.attention-blind"], by_source=True)
 def prompt_swap(bench: Bench) -> Answer:
     """Exchange prompts between four groups, and score the same answers."""
     spoken = by_group(rollout for rollout in bench.rollouts if rollout.sampled_tokens)
@@ -192,7 +192,7 @@ def prompt_swap(bench: Bench) -> Answer:
     yield from _judge_swap(bench, pairs, Role.PROMPT, figure, summary)
 
 
-@probe("tool-swap", finds=["mask.attention-blind"], need=NEEDS_TOOLS)
+@probe("tool-swap", finds=["mask.attention-blind"], need=NEEDS_TOOLS, by_source=True)
 def tool_swap(bench: Bench) -> Answer:
     """Exchange tool results between the expert's rollouts, and score the same answers."""
     # The expert calls tools whatever the model can do.
