@@ -67,7 +67,7 @@ def test_a_name_is_explained(
 def test_programs_read_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     cause = json.loads(explain(capsys, "kl.sign", "--json"))
     assert (cause["kind"], cause["meaning"]) == ("cause", CATALOGUE["kl.sign"].what)
-    assert json.loads(explain(capsys, "warmstart.lr", "--json"))["default"] == "2e-05"
+    assert json.loads(explain(capsys, "learning.beta2", "--json"))["default"] == "0.999"
     lr = json.loads(explain(capsys, "learning.lr", "--json"))
     assert lr["is_chosen"]
     assert "1e-6 from there up; ten times that with model.lora" in lr["default"]

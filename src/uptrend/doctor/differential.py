@@ -30,8 +30,7 @@ from uptrend.doctor.catalogue import (
 )
 from uptrend.doctor.check import Outcomes, alarms
 from uptrend.doctor.checks import ALL_CHECKS
-from uptrend.doctor.pages import shell_assignment
-from uptrend.present.formatting import assignments, number, plural
+from uptrend.present.formatting import assignments, number, plural, shell_assignment
 from uptrend.records import CannotTell, Differential, Finding, Fix, NextStep, Standing, Suspect
 from uptrend.records.dialects import TRAINER_NAMES
 

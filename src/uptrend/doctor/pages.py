@@ -23,6 +23,7 @@ from uptrend.doctor.catalogue import (
     trial_counts,
     usual_rates_in_words,
 )
+from uptrend.present.formatting import shell_assignment
 from uptrend.records import Fix, Multiplied, dialects
 from uptrend.tasks import proof
 
@@ -33,8 +34,6 @@ THRESHOLD_PATTERN = re.compile(r"\{(probes\.)?(\w+)\.([A-Z][A-Z0-9_]*)(%?)\}")
 # Modules beside those of checks.
 OTHER_MODULES = {"case": case, "proof": proof}
 SOURCES_IN_WORDS = {"records": "From a run's records", "scalars": "From scalars alone"}
-# What a shell would not take as a part of a word.
-SHELL_SYNTAX = re.compile(r"[\[\]\"{} ]")
 
 
 def causes_by_section() -> tuple[str, dict[str, list[Cause]]]:
@@ -161,7 +160,7 @@ def _deciding_commands(cause: Cause) -> list[str]:
     for arm, changes in cause.experiment.arms.items():
         run_name = arm.replace(" ", "-")
         run_names.append(run_name)
-        sets = "".join(f" --set {shell_assignment(key, value)}" for key, value in changes.items())
+        sets = "".join(f" --set {_shell_change(key, value)}" for key, value in changes.items())
         relative = [value for value in changes.values() if isinstance(value, Multiplied)]
         comment = f"  # {relative[0]}, here of the default" if relative else ""
         lines.append(f"uptrend train recipe.toml{sets} --name {run_name}{comment}")
@@ -177,14 +176,13 @@ def _deciding_commands(cause: Cause) -> list[str]:
     return commands or ["uptrend doctor runs/mine"]
 
 
-def shell_assignment(key: str, value: Any) -> str:
+def _shell_change(key: str, value: Any) -> str:
     """Return a setting for `--set`, a relative value computed from the default."""
     if isinstance(value, Multiplied):
         default = attrgetter(key)(load_config({}))
         scaled = default * value.factor
         value = round(scaled) if isinstance(default, int) else float(f"{scaled:.3g}")
-    text = f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-    return f"'{text}'" if SHELL_SYNTAX.search(text) else text
+    return shell_assignment(key, value)
 
 
 def _claim(cause: Cause) -> str:

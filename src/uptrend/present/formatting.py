@@ -7,6 +7,7 @@ copied into configs.
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,16 @@ def setting(value: Any, quote: bool = True) -> str:
 def assignments(settings: Mapping[str, Any]) -> str:
     """Format config keys with their values in one line."""
     return ", ".join(f"{key} = {setting(value)}" for key, value in settings.items())
+
+
+# Characters that a shell would not take as a part of a word.
+SHELL_SYNTAX = re.compile(r"[\[\]\"{} ]")
+
+
+def shell_assignment(key: str, value: Any) -> str:
+    """Format a config key with its value for `--set`, in quotes where a shell needs them."""
+    text = f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+    return f"'{text}'" if SHELL_SYNTAX.search(text) else text
 
 
 # Unicode categories of control characters, of format characters (some reverse the text behind them)
