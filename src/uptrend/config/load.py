@@ -27,8 +27,8 @@ from uptrend.config.schema import (
     Eval,
     FunctionName,
     Otherwise,
-    Source,
     Tasks,
+    TaskSource,
 )
 from uptrend.config.tables import flatten, join, to_toml
 from uptrend.records import ConfigError
@@ -336,12 +336,12 @@ def _build_config(table: dict[str, Any]) -> Config:
     tables = table.get("tasks")
     if not isinstance(tables, list):
         return build(Config, table)
-    sources: list[Source] = []
+    sources: list[TaskSource] = []
     for values in tables:
         where = f"tasks.{values['label']}"
         keys = {key: value for key, value in values.items() if key not in ("label", "weight")}
-        weight = convert(float, values.get("weight", Source.weight), f"{where}.weight")
-        sources.append(Source(build(Tasks, keys, where), values["label"], weight))
+        weight = convert(float, values.get("weight", TaskSource.weight), f"{where}.weight")
+        sources.append(TaskSource(build(Tasks, keys, where), values["label"], weight))
     config = build(Config, {key: value for key, value in table.items() if key != "tasks"})
     return replace(config, tasks=sources[0].tasks, sources=tuple(sources))
 
