@@ -31,7 +31,16 @@ from uptrend.doctor.catalogue import (
 from uptrend.doctor.check import Outcomes, alarms
 from uptrend.doctor.checks import ALL_CHECKS
 from uptrend.present.formatting import assignments, number, plural, shell_assignment
-from uptrend.records import CannotTell, Differential, Finding, Fix, NextStep, Standing, Suspect
+from uptrend.records import (
+    CannotTell,
+    Differential,
+    Finding,
+    Fix,
+    Multiplied,
+    NextStep,
+    Standing,
+    Suspect,
+)
 from uptrend.records.dialects import TRAINER_NAMES
 
 EXPERIMENTS_FILE = Path(__file__).parent / "experiments.toml"
@@ -433,6 +442,8 @@ def command_of(name: str, values: Mapping[str, Any], evidence: _Evidence) -> str
     changes = complete_fix(Fix("", {"uptrend": values}), view.trainer, evidence.known).changes
     if view.trainer == "uptrend":
         settings = changes.get("uptrend", {})
+        if any(isinstance(value, Multiplied) for value in settings.values()):
+            return ""  # of a value that the run does not say
         sets = "".join(f" --set {shell_assignment(key, value)}" for key, value in settings.items())
         run_name = name.rpartition(": ")[2].replace(" ", "-")
         return f"uptrend train {quote(view.source)}{sets} --name {run_name}" if settings else ""
