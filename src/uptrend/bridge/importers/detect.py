@@ -117,7 +117,7 @@ def _read_file(path: Path) -> list[RunView]:
             raise RecordError(saved.why_pickled([path]))
         file = open_log(path)
         if file.head.startswith(b"PAR1"):
-            next(read_batches(path))
+            next(read_batches(path))  # of a damaged table, its error is the better reason
             raise RecordError(f"{path} is a table without columns of prompts, texts and rewards.")
         # A config or summary would otherwise be taken for a log of one row.
         settings = settings_in(path)
@@ -326,9 +326,10 @@ class FolderReading:
         if event_files:
             self._read_events(event_files)
 
-        # Beside the rollouts of one step there are sums of it, and no logs of a run.
-        last_rollouts = self._rollout_files[-1:]
-        if any(file.path.parent == folder and file.folder_is_a_step for file in last_rollouts):
+        # Beside the rollouts of one step there are sums of it, and no logs of a run. This folder's
+        # rollouts were found last.
+        last_file = self._rollout_files[-1] if self._rollout_files else None
+        if last_file and last_file.path.parent == folder and last_file.folder_is_a_step:
             files = []
         halves: list[HalfRun] = []
         for path in files:
@@ -387,24 +388,23 @@ class FolderReading:
         return views
 
     def _join(self, rollouts: saved.SavedRollouts, views: list[RunView]) -> None:
+        """Add one set of rollouts to its run, or as a run of its own."""
         candidates = [number for number, view in enumerate(views) if view.trainer != "uptrend"]
         if not rollouts.is_heldout:
-            equal = [number for number in candidates if saved.agrees(rollouts, views[number])]
-            for number in equal:
+            agreeing = [number for number in candidates if saved.agrees(rollouts, views[number])]
+            for number in agreeing:
                 if views[number].rollout_steps:
                     self._broken.append(
                         f"{rollouts.source} has rollouts of {views[number].source} once more."
                     )
                     return
-            if len(equal) == 1:
-                views[equal[0]] = rollouts.add_to(views[equal[0]], is_proven=True)
+            if len(agreeing) == 1:
+                views[agreeing[0]] = rollouts.add_to(views[agreeing[0]], is_proven=True)
                 return
         nearest_runs = _nearest(rollouts.source, [(n, views[n].source) for n in candidates])
-        nearest_runs = [
-            number
-            for number in nearest_runs
-            if rollouts.is_heldout or not views[number].rollout_steps
-        ]
+        if not rollouts.is_heldout:
+            # A run has the rollouts of its training once.
+            nearest_runs = [number for number in nearest_runs if not views[number].rollout_steps]
         if len(nearest_runs) == 1:
             view = views[nearest_runs[0]]
             if rollouts.is_heldout or saved.shares_steps(rollouts, view):
@@ -472,7 +472,9 @@ class FolderReading:
 
 
 def _nearest(source: str, others: Sequence[tuple[int, str]]) -> list[int]:
-    """Return those of numbered sources that share the deepest folder with a source."""
+    """Return the numbers of those sources that lie nearest: they share the deepest folder with a
+    source.
+    """
     folders = {saved.place_of(source), *saved.place_of(source).parents}
     depth_by_number: dict[int, int] = {}
     for number, other in others:

@@ -3,7 +3,7 @@ which prime-rl saves too, its exports of tokens, ART's trajectories and tinker-c
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from uptrend.bridge.importers.readers import Row, parse_number
@@ -23,6 +23,10 @@ Reader = Callable[[Row], Iterator[Row]]
 # Branches of a message graph that are read: a history that is rewritten at every turn has one for
 # each, of which the last are most of it.
 MAX_BRANCHES = 8
+# First number that is no step: records keep steps in 32 bits.
+STEP_LIMIT = 2**31
+# First number that is no length of an action in tokens: a damaged line would fill the memory.
+LENGTH_LIMIT = 2**20
 
 
 def read_record(
@@ -44,14 +48,15 @@ def step_of(record: Row, format: SavedFormat) -> int | None:
     columns = format.columns.get("step", ())
     value: Any = next((record[column] for column in columns if column in record), None)
     if format.reader == "episodes":
-        work = _table(_table(record.get("run")).get("work"))
+        work = _object(_object(record.get("run")).get("work"))
         value = work.get("step")
     elif format.reader == "summaries":
         value = record.get("iteration")
     elif format.reader == "exports":
         value = record.get("step")
     number = parse_number(value)
-    return int(number) if number is not None and number == number and abs(number) < 2**31 else None
+    # Of NaN this comparison is false as well.
+    return int(number) if number is not None and abs(number) < STEP_LIMIT else None
 
 
 def is_evaluation_record(record: Row, format: SavedFormat) -> bool:
@@ -59,32 +64,32 @@ def is_evaluation_record(record: Row, format: SavedFormat) -> bool:
     if format.is_heldout:
         return True
     if format.reader == "episodes":
-        run = _table(record.get("run"))
-        return run.get("type") == "eval" or _table(run.get("work")).get("type") == "eval"
+        run = _object(record.get("run"))
+        return run.get("type") == "eval" or _object(run.get("work")).get("type") == "eval"
     if format.reader == "summaries":
         return str(record.get("split", "train")).startswith(("eval", "test"))
     return False
 
 
-def _table(value: Any) -> Mapping[str, Any]:
+def _object(value: Any) -> Mapping[str, Any]:
     """Return an object of JSON; an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}
 
 
-def _rows_in(value: Any) -> list[Mapping[str, Any]]:
+def _objects_in(value: Any) -> list[Mapping[str, Any]]:
     """Return the objects of a list; none of anything else."""
     items = value if isinstance(value, list) else []
     return [item for item in items if isinstance(item, Mapping)]
 
 
-def _parse(value: Any) -> Mapping[str, Any]:
+def _parse_object(value: Any) -> Mapping[str, Any]:
     """Return an object that may be written as a text of JSON."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
             return {}
-    return _table(value)
+    return _object(value)
 
 
 # ---- verifiers and prime-rl: a line is an episode of traces, one per agent. A trace is a graph of
@@ -93,10 +98,10 @@ def _parse(value: Any) -> Mapping[str, Any]:
 
 def read_episode(record: Row) -> Iterator[Row]:
     """Yield the rollouts of an episode: one per agent that is trained."""
-    task = _table(record.get("task"))
-    group = _table(record.get("group")).get("id")
-    for trace in _rows_in(record.get("traces")):
-        if _table(trace.get("agent")).get("trainable") is False:
+    task = _object(record.get("task"))
+    group = _object(record.get("group")).get("id")
+    for trace in _objects_in(record.get("traces")):
+        if _object(trace.get("agent")).get("trainable") is False:
             continue
         yield from _read_trace(trace, task, record, group)
     if not record.get("traces") and record.get("errors"):
@@ -107,9 +112,9 @@ def read_episode(record: Row) -> Iterator[Row]:
 def _read_trace(
     trace: Mapping[str, Any], task: Mapping[str, Any], record: Row, group: Any
 ) -> Iterator[Row]:
-    nodes = _rows_in(trace.get("nodes"))
+    nodes = _objects_in(trace.get("nodes"))
     branches = _branches(nodes)
-    facts = _episode_facts(trace, _table(trace.get("task")) or task, record, group)
+    facts = _episode_facts(trace, _object(trace.get("task")) or task, record, group)
     last = branches[-1] if branches else []
     messages: list[Row] = []
     for node in last:
@@ -126,20 +131,20 @@ def _episode_facts(
     trace: Mapping[str, Any], task: Mapping[str, Any], record: Row, group: Any
 ) -> Row:
     """Return the columns of a rollout that are not by token."""
-    data = _table(task.get("data"))
+    data = _object(task.get("data"))
     values: dict[str, float | None] = {}
     weights: dict[str, float] = {}
-    for name, reward in _table(trace.get("rewards")).items():
-        values[name] = parse_number(_table(reward).get("score"))
-        weight = parse_number(_table(reward).get("weight"))
+    for name, reward in _object(trace.get("rewards")).items():
+        values[name] = parse_number(_object(reward).get("score"))
+        weight = parse_number(_object(reward).get("weight"))
         weights[name] = 1.0 if weight is None else weight
     parts = finite(values)
     is_scored = bool(parts) and len(parts) == len(values)
-    errors = _rows_in(trace.get("errors")) or _rows_in(record.get("errors"))
+    errors = _objects_in(trace.get("errors")) or _objects_in(record.get("errors"))
     error = errors[-1] if errors else None
     task_id = task.get("key") or task.get("hash") or task_of(data.get("prompt"))
-    timing = _table(trace.get("timing"))
-    agent = _table(timing.get("agent"))
+    timing = _object(trace.get("timing"))
+    agent = _object(timing.get("agent"))
     start = parse_number(agent.get("start"))
     end = parse_number(agent.get("end"))
     return {
@@ -158,7 +163,7 @@ def _episode_facts(
 def _trace_ending(trace: Mapping[str, Any]) -> str | None:
     """Return the ending of a trace: that of its last call, unless a limit stopped it."""
     condition = trace.get("stop_condition")
-    calls = [call for call in _rows_in(trace.get("calls")) if not call.get("error")]
+    calls = [call for call in _objects_in(trace.get("calls")) if not call.get("error")]
     if calls and calls[-1].get("finish_reason") == "length":
         return "length"
     if not isinstance(condition, str):
@@ -200,7 +205,8 @@ def _tokens_of(branch: Sequence[Mapping[str, Any]]) -> Row:
         mask = node.get("mask") or []
         if len(mask) != len(own_ids):
             mask = [False] * len(own_ids)
-        # What comes after the model's first words are replies, with the template around them.
+        # Tokens that were not sampled are the prompt until the model's first message, and then
+        # replies to it, with the template around them.
         other_role = Role.TOOL if turn else Role.PROMPT
         ids += own_ids
         roles += [Role.MODEL.value if sampled else other_role.value for sampled in mask]
@@ -242,9 +248,10 @@ def read_export(record: Row) -> Iterator[Row]:
     mask = record.get("loss_mask")
     if not isinstance(ids, list) or not isinstance(mask, list) or len(ids) != len(mask):
         return
-    first = mask.index(True) if True in mask else len(mask)
-    roles = [Role.PROMPT.value] * first
-    roles += [Role.MODEL.value if item else Role.TOOL.value for item in mask[first:]]
+    prompt_length = mask.index(True) if True in mask else len(mask)
+    roles = [Role.PROMPT.value] * prompt_length
+    for is_trained in mask[prompt_length:]:
+        roles.append(Role.MODEL.value if is_trained else Role.TOOL.value)
     columns: Row = {"ids": to_ids(ids), "roles": roles, "weights": [float(item) for item in mask]}
     names = {
         "sampler": "inference_logprobs",
@@ -267,16 +274,16 @@ def read_export(record: Row) -> Iterator[Row]:
 
 def read_trajectory(record: Row) -> Iterator[Row]:
     """Yield the rollout of a row of ART's Parquet file."""
-    messages = _rows_in(record.get("messages"))
+    messages = _objects_in(record.get("messages"))
     yield _trajectory(record, messages, str(record.get("group_index")), None)
 
 
 def read_trajectory_group(record: Row, position: int) -> Iterator[Row]:
     """Yield the rollouts of a line of ART's older JSON: a group, named by its position."""
-    for trajectory in _rows_in(record.get("trajectories")):
+    for trajectory in _objects_in(record.get("trajectories")):
         messages: list[Mapping[str, Any]] = []
         reason = None
-        for item in _rows_in(trajectory.get("messages_and_choices")):
+        for item in _objects_in(trajectory.get("messages_and_choices")):
             # What the model wrote is a choice, as the server returned it.
             inner = item.get("message")
             is_choice = isinstance(inner, Mapping)
@@ -289,11 +296,11 @@ def read_trajectory_group(record: Row, position: int) -> Iterator[Row]:
 def _trajectory(
     record: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], group: str, reason: Any
 ) -> Row:
-    metrics = _parse(record.get("metrics"))
-    metadata = _parse(record.get("metadata"))
-    first = next((n for n, message in enumerate(messages) if message.get("trainable")), None)
-    prompt = messages[:first]
-    word = reason or metadata.get("finish_reason") or metadata.get("stop_reason")
+    metrics = _parse_object(record.get("metrics"))
+    metadata = _parse_object(record.get("metadata"))
+    is_trained = [bool(message.get("trainable")) for message in messages]
+    prompt = messages[: is_trained.index(True)] if True in is_trained else messages
+    finish_reason = reason or metadata.get("finish_reason") or metadata.get("stop_reason")
     return {
         "group": group,
         "task": task_of([[message.get("role"), message.get("content")] for message in prompt]),
@@ -301,7 +308,7 @@ def _trajectory(
         "messages": to_messages(list(messages), "assistant"),
         "reward": parse_number(record.get("reward")),
         "parts": [],
-        "ended": ending_of(word) if isinstance(word, str) else None,
+        "ended": ending_of(finish_reason) if isinstance(finish_reason, str) else None,
         "seconds": parse_number(metrics.get("duration")),
     }
 
@@ -311,28 +318,27 @@ def _trajectory(
 
 def read_summary(record: Row) -> Iterator[Row]:
     """Yield the rollout of a summary; its tokens are counted, not known."""
-    steps = _rows_in(record.get("steps"))
+    steps = _objects_in(record.get("steps"))
     roles: list[int] = []
     turns: list[int] = []
     logs: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
     for turn, step in enumerate(steps):
         length = step.get("ac_len")
-        if isinstance(length, int) and 0 < length < 2**20:
+        if isinstance(length, int) and 0 < length < LENGTH_LIMIT:
             roles += [Role.MODEL.value] * length
             turns += [turn] * length
-        logs |= _table(step.get("logs"))
-        metrics |= _table(step.get("metrics"))
-    metrics |= _table(record.get("trajectory_metrics"))
+        logs |= _object(step.get("logs"))
+        metrics |= _object(step.get("metrics"))
+    metrics |= _object(record.get("trajectory_metrics"))
     correct = parse_number(metrics.get("correct"))
     tags = record.get("tags")
-    names = [name for name in names_for("completions") if isinstance(logs.get(name), str)]
-    prompts = [name for name in names_for("prompts") if isinstance(logs.get(name), str)]
-    messages = to_messages(logs.get(prompts[0]) if prompts else None, "user")
-    messages += to_messages(logs.get(names[0]) if names else None, "assistant")
+    prompt = _first_text(logs, names_for("prompts"))
+    messages = to_messages(prompt, "user")
+    messages += to_messages(_first_text(logs, names_for("completions")), "assistant")
     yield {
         "group": str(record.get("group_idx")),
-        "task": task_of(logs[prompts[0]]) if prompts else None,
+        "task": None if prompt is None else task_of(prompt),
         "family": "/".join(map(str, tags)) if isinstance(tags, list) and tags else None,
         "answer": gold_answer(logs),
         "messages": messages,
@@ -343,6 +349,15 @@ def read_summary(record: Row) -> Iterator[Row]:
         "roles": roles or None,
         "turns": turns or None,
     }
+
+
+def _first_text(logs: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """Return the text under the first of several names that has one."""
+    for name in names:
+        text = logs.get(name)
+        if isinstance(text, str):
+            return text
+    return None
 
 
 def _summary_ending(truncated: float | None) -> str | None:

@@ -102,20 +102,21 @@ def _read_blocks(lines: list[str]) -> list[Row]:
     """Return one row per block of names and values that holds metrics."""
     rows: list[Row] = []
     row: Row = {}
-    step: int | None = None
+    next_step: int | None = None  # step that a line named, until a row begins
     for line in lines:
         pairs = list(_pairs(line))
         if not pairs:
             named_step = step_in_words(line)
-            step = named_step if named_step is not None else step
+            if named_step is not None:
+                next_step = named_step
         for name, value in pairs:
             # A counter may stand above each block as well as within it.
             if name in row and not (is_bookkeeping(name) and row[name] == value):
                 rows.append(row)
                 row = {}
-            if not row and step is not None:
-                row["step"] = step
-                step = None
+            if not row and next_step is not None:
+                row["step"] = next_step
+                next_step = None
             row[name] = value
     rows.append(row)
     return [row for row in rows if are_metrics(tuple(row))]
@@ -134,8 +135,9 @@ def _pairs(line: str) -> Iterator[tuple[str, float | None]]:
                 yield name, value
         return
     listed = _NAME_AND_VALUE.match(line)
-    if listed and parse_number(listed[2]) is not None:
-        yield listed[1], parse_number(listed[2])
+    listed_value = parse_number(listed[2]) if listed else None
+    if listed and listed_value is not None:
+        yield listed[1], listed_value
         return
     for _, name, value in named_numbers(line):
         yield name, value

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from uptrend.bridge.importers.episodes import is_evaluation_record, read_record, step_of
+from uptrend.bridge.importers.episodes import STEP_LIMIT, is_evaluation_record, read_record, step_of
 from uptrend.bridge.importers.readers import (
     Log,
     Row,
@@ -56,15 +56,21 @@ MAX_INDEXED_BYTES = MAX_LOG_BYTES
 MAX_CURVE_BYTES = MAX_LOG_BYTES
 # Rollouts that are read for a curve: 1,000 steps of 512, which take half a minute.
 MAX_CURVE_ROLLOUTS = 600_000
-# Parts of a larger file that are searched, evenly apart.
-N_PARTS = 16
-# Places where a file goes on with another step: rows of steps that are mixed have one each.
-MAX_PLACES = 200_000
+# Windows of a larger file that are searched, evenly apart.
+N_WINDOWS = 16
+# Rows of a Parquet file that are searched for steps, and those that are read for one of its steps:
+# rows of other steps among them are left out.
+MAX_PARQUET_INDEX_ROWS = 16 * MAX_STEP_ROLLOUTS
+MAX_PARQUET_STEP_ROWS = 2 * MAX_STEP_ROLLOUTS
+# Segments of a file, each with consecutive lines of one step: where steps are mixed, every line is
+# one.
+MAX_SEGMENTS = 200_000
 # Rollouts that become Arrow's at once, before more are read.
 ROWS_AT_ONCE = 256
 # Steps whose rollouts stay in memory.
 N_CACHED_STEPS = 2
-# First lines by which a file is recognized: the first may be torn or a header.
+# First lines by which a file is recognized: the first may be torn or a header. Steps of which the
+# first readable one shows the columns.
 N_HEAD_LINES = 3
 # Rows by which attempts are told from points of a curve.
 N_HEAD_ROWS = 50
@@ -123,12 +129,12 @@ class SavedFile:
 
     def read_all(self, limit: int) -> Iterator[tuple[int, Row]]:
         """Yield position and content of its records."""
-        return _records(FilePart(self.path), limit)
+        return _records(FileSegment(self.path), limit)
 
 
 @dataclass(frozen=True)
-class FilePart:
-    """Part of a file with records of one step."""
+class FileSegment:
+    """Consecutive bytes of a file: the whole of it, or those with records of one step."""
 
     path: Path
     start: int = 0
@@ -155,7 +161,7 @@ def recognize_file(path: Path, below: Path) -> SavedFile | None:
         return None
     try:
         with damage_as_error(path):
-            records = islice(_records(FilePart(path), N_HEAD_LINES), N_HEAD_LINES)
+            records = islice(_records(FileSegment(path), N_HEAD_LINES), N_HEAD_LINES)
             record = next((record for _, record in records), None)
     except (RecordError, OSError):
         return None
@@ -217,8 +223,8 @@ def why_pickled(paths: Sequence[Path]) -> str:
     )
 
 
-def _records(segment: FilePart, limit: int) -> Iterator[tuple[int, Row]]:
-    """Yield the records of a part of a file with their positions, `limit` of them at most."""
+def _records(segment: FileSegment, limit: int) -> Iterator[tuple[int, Row]]:
+    """Yield the records of a segment with their positions, `limit` of them at most."""
     if segment.path.suffix == ".parquet":
         rows = _parquet_rows(segment.path, limit)
     else:
@@ -231,17 +237,17 @@ def _parquet_rows(path: Path, limit: int) -> Iterator[Row]:
         yield from batch.to_pylist()
 
 
-def _lines(segment: FilePart) -> Iterator[tuple[Row | None, bytes]]:
-    """Yield the lines of a part of a file with their records; None for a damaged one, and for the
-    rest of one that is too long.
+def _lines(segment: FileSegment) -> Iterator[tuple[Row | None, bytes]]:
+    """Yield the lines of a segment with their records; None for a damaged one, and for the rest of
+    one that is too long.
     """
     for line, _ in _raw_lines(segment):
         if not line.isspace():
             yield (parse_line(line) if len(line) < MAX_LINE_BYTES else None), line
 
 
-def _raw_lines(segment: FilePart) -> Iterator[tuple[bytes, int]]:
-    """Yield the lines of a part of a file with the places where they end."""
+def _raw_lines(segment: FileSegment) -> Iterator[tuple[bytes, int]]:
+    """Yield the lines of a segment with the positions where they end."""
     with open_named(segment.path) as raw:
         file = decompress(raw)
         if file is raw:
@@ -267,63 +273,68 @@ def _skip(file: Any, count: int) -> None:
 
 @dataclass
 class _FileIndex:
-    """Parts of a file by the step of their records."""
+    """Segments of a file by the step of their records."""
 
-    segments: dict[int, list[FilePart]] = field(default_factory=dict)
+    segments: dict[int, list[FileSegment]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 def _index_file(file: SavedFile, counter: str | None) -> _FileIndex:
-    """Find where the steps of a file are; of a file that is too large, in some parts of it."""
+    """Find where the steps of a file are; of a file that is too large, in some windows of it."""
     index = _FileIndex()
-    size = FilePart(file.path).size
+    size = FileSegment(file.path).size
     if file.path.suffix == ".parquet":
         return _index_parquet(file, counter)
     if size <= MAX_INDEXED_BYTES:
-        _index_part(file, counter, FilePart(file.path), index)
+        _index_window(file, counter, FileSegment(file.path), index)
         return index
 
-    part = MAX_INDEXED_BYTES // N_PARTS
-    starts = np.linspace(0, size - part, N_PARTS).astype(np.int64).tolist()
+    window_bytes = MAX_INDEXED_BYTES // N_WINDOWS
+    starts = np.linspace(0, size - window_bytes, N_WINDOWS).astype(np.int64).tolist()
     for start in starts:
-        part_index = _FileIndex()
-        _index_part(file, counter, FilePart(file.path, start, start + part), part_index)
-        # The first and last step of a part may lie beyond it, and their groups with them.
-        steps = list(part_index.segments)
-        whole = steps[1:-1] if start else steps[:-1]
-        for step in whole or steps:
-            index.segments.setdefault(step, []).extend(part_index.segments[step])
+        window = FileSegment(file.path, start, start + window_bytes)
+        window_index = _FileIndex()
+        _index_window(file, counter, window, window_index)
+        # The first and last step of a window may go on beyond it, and their groups with them.
+        steps = list(window_index.segments)
+        whole_steps = steps[1:-1] if start else steps[:-1]
+        for step in whole_steps or steps:
+            index.segments.setdefault(step, []).extend(window_index.segments[step])
     index.notes.append(
-        f"{file.path} has {megabytes(size)}: {N_PARTS} parts of it of {megabytes(part)} each were"
-        f" searched, and hold {plural(len(index.segments), 'step')}."
+        f"{file.path} has {megabytes(size)}: {N_WINDOWS} parts of it of {megabytes(window_bytes)}"
+        f" each were searched, and hold {plural(len(index.segments), 'step')}."
     )
     return index
 
 
-def _index_part(file: SavedFile, counter: str | None, part: FilePart, index: _FileIndex) -> None:
+def _index_window(
+    file: SavedFile, counter: str | None, window: FileSegment, index: _FileIndex
+) -> None:
+    """Add the segments of a window's steps to an index: one for lines of a step in a row."""
     find_step = _step_finder(file.format, counter)
     last_step: int | None = None
-    n_places = 0
-    begin = part.start
-    for line, end in _raw_lines(part):
-        start = begin
-        begin = end
-        # The first line of a part in the middle is the rest of one before it.
-        step = None if 0 < part.start == start else find_step(line)
+    n_segments = 0
+    next_start = window.start
+    for line, end in _raw_lines(window):
+        start = next_start
+        next_start = end
+        # A window that begins within a line begins with the rest of it.
+        is_rest_of_line = start == window.start and start > 0
+        step = None if is_rest_of_line else find_step(line)
         if step is None:
             continue
-        places = index.segments.setdefault(step, [])
-        if step == last_step and places and places[-1].end == start:
-            places[-1] = replace(places[-1], end=end)
-        elif n_places == MAX_PLACES:
+        segments = index.segments.setdefault(step, [])
+        if step == last_step and segments and segments[-1].end == start:
+            segments[-1] = replace(segments[-1], end=end)
+        elif n_segments == MAX_SEGMENTS:
             index.notes.append(
-                f"{file.path}: its steps are mixed, and only the first {MAX_PLACES:,} places were"
+                f"{file.path}: its steps are mixed, and only the first {MAX_SEGMENTS:,} places were"
                 " read."
             )
             return
         else:
-            n_places += 1
-            places.append(FilePart(file.path, start, end))
+            n_segments += 1
+            segments.append(FileSegment(file.path, start, end))
         last_step = step
 
 
@@ -348,19 +359,21 @@ def _own_step(record: Row, format: SavedFormat, counter: str | None) -> int | No
     if counter is None:
         return step_of(record, format)
     number = parse_number(record.get(counter))
-    return int(number) if number is not None and abs(number) < 2**31 else None
+    return int(number) if number is not None and abs(number) < STEP_LIMIT else None
 
 
 def _index_parquet(file: SavedFile, counter: str | None) -> _FileIndex:
-    """Return a Parquet file as a part of each of its steps: rows of others are left out later."""
+    """Return the whole of a Parquet file for each of its steps: rows of others are left out when
+    a step is read.
+    """
     index = _FileIndex()
     column = counter or next(iter(file.format.columns.get("step", ())), "step")
     steps: set[int] = set()
-    for batch in read_batches(file.path, [column], MAX_STEP_ROLLOUTS * N_PARTS):
+    for batch in read_batches(file.path, [column], MAX_PARQUET_INDEX_ROWS):
         values = batch.column(0).to_pylist() if batch.num_columns else []
         steps.update(int(value) for value in values if isinstance(value, int | float))
     for step in sorted(steps):
-        index.segments[step] = [FilePart(file.path)]
+        index.segments[step] = [FileSegment(file.path)]
     return index
 
 
@@ -397,10 +410,9 @@ class SavedRollouts:
         self.exports: SavedRollouts | None = None
         """The same rollouts as the trainer saw them, by token, if it saved these too."""
         self._part_names: frozenset[str] | None = None
-        self._segments: dict[int, list[FilePart]] = {}
+        self._segments: dict[int, list[FileSegment]] = {}
         self._rows: dict[int, list[Row]] = {}
         self._counter: str | None = None
-        self._n_broken = 0
         self.read = lru_cache(maxsize=N_CACHED_STEPS)(self._read)
 
     @classmethod
@@ -436,14 +448,14 @@ class SavedRollouts:
 
     def _add_file(self, file: SavedFile) -> None:
         if file.step is not None:
-            self._segments.setdefault(file.step, []).append(FilePart(file.path))
+            self._segments.setdefault(file.step, []).append(FileSegment(file.path))
             return
         counter = next(iter(file.format.columns.get("step", ())), None)
         if file.format.name == "plain":
             counter = _counter_in([row for _, row in file.read_all(N_HEAD_ROWS)])
         if not file.steps_within:
             self.has_steps = False
-            self._segments.setdefault(0, []).append(FilePart(file.path))
+            self._segments.setdefault(0, []).append(FileSegment(file.path))
             return
         self._counter = counter
         index = _index_file(file, counter)
@@ -493,7 +505,9 @@ class SavedRollouts:
                     break
                 continue
             for row in rows:
-                count += not row.get("sequence")
+                # Further sequences of a rollout are rows of their own.
+                if not row.get("sequence"):
+                    count += 1
                 yield self._with_parts(row)
         if n_broken:
             lines = plural(n_broken, "record")
@@ -506,7 +520,7 @@ class SavedRollouts:
             yield row, 0, 0
         for segment in self._segments.get(step, ()):
             if segment.path.suffix == ".parquet":
-                for position, row in _records(segment, MAX_STEP_ROLLOUTS * 2):
+                for position, row in _records(segment, MAX_PARQUET_STEP_ROWS):
                     if self._counter is None or row.get(self._counter) in (step, None):
                         yield row, position, 0
                 continue
@@ -516,10 +530,11 @@ class SavedRollouts:
                 yield record if is_rollout else None, position, len(line)
 
     def _with_parts(self, row: Row) -> Row:
+        """Return a row with only the parts of its reward that the run's log names."""
         if self._part_names is not None:
             parts = [part for part in row["parts"] if part["name"] in self._part_names]
             row["parts"] = parts
-            if self.format.name == "trl":
+            if self.format.name == "trl":  # it saves no total: see NOTE_ON_SUMS
                 values = [part["value"] for part in parts]
                 row["reward"] = sum(values) if values else None
         return row
@@ -534,8 +549,8 @@ class SavedRollouts:
         rows: list[Row] = []
         exported = self._exported(step)
         for row in self._rows_of(step):
-            known = _take_closest(exported.get(tuple(row.get("ids") or ()), []), row)
-            rows.append(row | known)
+            exports = exported.get(tuple(row.get("ids") or ()), [])
+            rows.append(row | _take_closest(exports, row))
         drop_unrelated_parts(rows)
         tables.append(to_table(rows, step, self.name))
         return pa.concat_tables(tables)
@@ -598,9 +613,9 @@ class SavedRollouts:
         for column, name in NEEDED_COLUMNS.items():
             if table[column].null_count < len(table):
                 continue
-            role = "tokens" if column == "ids" else column
-            how = self.format.missing.get(role)
-            missing.append(f"{name} ({how})" if how else name)
+            format_name = "tokens" if column == "ids" else column
+            remedy = self.format.missing.get(format_name)
+            missing.append(f"{name} ({remedy})" if remedy else name)
         if missing:
             notes.append(f"Not in these rollouts: {'; '.join(missing)}.")
         return notes
@@ -644,7 +659,9 @@ class SavedRollouts:
         )
 
     def add_evaluations(self, view: RunView) -> RunView:
-        """Add the rollouts to a view as its evaluations; without others they are checked too."""
+        """Add the rollouts to a view as its evaluations; checks of a view without rollouts of
+        training read those of the last evaluation instead.
+        """
         evals = [dict(result) for result in view.evals]
         known_steps = {result.get("step") for result in evals}
         for step in self.steps:
@@ -654,7 +671,7 @@ class SavedRollouts:
             reward = self.metrics(step).get("reward/mean", np.nan)
             tasks = len(set(table["task"].to_pylist()))
             result = {"step": step, "reward": reward, "tasks": tasks}
-            evals.append({key: value for key, value in result.items() if value == value})
+            evals.append({key: value for key, value in result.items() if not np.isnan(value)})
         evals.sort(key=lambda result: result.get("step", 0))
         notes = [*view.notes, *self.notes]
         if not self.has_steps:
@@ -680,14 +697,14 @@ class SavedRollouts:
         self.restrict_parts(view.parts())
         steps, curves = self.curve()
         metrics = dict(view.metrics)
-        points = {step: place for place, step in enumerate(view.steps.tolist())}
-        places = [(points[step], n) for n, step in enumerate(steps) if step in points]
+        point_by_step = {step: point for point, step in enumerate(view.steps.tolist())}
+        shared_steps = [(n, step) for n, step in enumerate(steps) if step in point_by_step]
         for name, values in curves.items():
             if view.has(name) or name == "sampling/rollouts/count":
                 continue
             column = np.full(len(view.steps), np.nan)
-            for place, n in places:
-                column[place] = values[n]
+            for n, step in shared_steps:
+                column[point_by_step[step]] = values[n]
             if np.isfinite(column).any():
                 metrics[name] = column
         notes = list(view.notes)
@@ -741,11 +758,13 @@ def collect(files: Sequence[SavedFile]) -> list[SavedRollouts]:
 
     # prime-rl saves every episode, and those that a step learned from once more.
     for key in list(by_set):
-        learned = (key[0], key[1], key[2].replace("all/", "effective/"), key[3])
-        if learned != key and learned in by_set:
+        name, place, kind, is_heldout = key
+        learned_key = (name, place, kind.replace("all/", "effective/"), is_heldout)
+        if learned_key != key and learned_key in by_set:
             del by_set[key]
 
-    exports: dict[Path, SavedRollouts] = {}
+    # It saves its exports of tokens in a folder beside that of the episodes.
+    exports: dict[Path, SavedRollouts] = {}  # by the folder that has both
     sets: list[SavedRollouts] = []
     for (name, place, _, _), members in by_set.items():
         saved = SavedRollouts.of_files(members)
@@ -765,6 +784,7 @@ def agrees(saved: SavedRollouts, view: RunView) -> bool:
     logged_steps, rewards = view.curve("reward/mean")
     logged = dict(zip(logged_steps.tolist(), rewards.tolist(), strict=True))
     shared = [step for step in saved.steps if step in logged]
+    # A reward that never changes may be any run's.
     if not shared or np.ptp(rewards) == 0:
         return False
     places = np.unique(np.linspace(0, len(shared) - 1, MAX_COMPARED_STEPS).round().astype(int))
@@ -787,7 +807,9 @@ def shares_steps(saved: SavedRollouts, view: RunView) -> bool:
     """
     if not len(view.steps):
         return False
-    first, last = int(view.steps[0]), int(view.steps[-1])
+    first = int(view.steps[0])
+    last = int(view.steps[-1])
+    # Rollouts and log may count from different ends of a step.
     n_within = sum(first - 1 <= step <= last + 1 for step in saved.steps)
     return 2 * n_within > len(saved.steps)
 
