@@ -78,8 +78,8 @@ def differential(
 
     others = [cause for id, cause in CATALOGUE.items() if id not in evidence.alarm_ids]
     weights = {cause.id: prior(cause.id) * evidence.odds(cause) for cause in others}
-    elsewhere = prior_elsewhere()
-    total = elsewhere + sum(weights.values())
+    weight_elsewhere = prior_elsewhere()
+    total = weight_elsewhere + sum(weights.values())
     rest = [
         Suspect(
             cause.id,
@@ -91,8 +91,8 @@ def differential(
     ]
     rest.sort(key=lambda suspect: (suspect.standing is Standing.EXCLUDED, -suspect.probability))
     suspects = (*supported, *rest)
-    unmeasured = left * elsewhere / total
-    return Differential(suspects, unmeasured, tuple(_next_steps(evidence, suspects, unmeasured)))
+    elsewhere = left * weight_elsewhere / total
+    return Differential(suspects, elsewhere, tuple(_next_steps(evidence, suspects, elsewhere)))
 
 
 def prior(id: str) -> float:
@@ -116,14 +116,14 @@ def shares_of(causes: Sequence[Finding], source: str) -> list[tuple[Finding, flo
     later_share = (later.get("right", 0) + 1) / (later.get("named", 0) + 2)
     shares: list[tuple[Finding, float]] = []
     left = MAX_FOUND_SHARE
-    last = 1.0
+    probability = 1.0
     for finding in alarms(causes):
         share = later_share
         if not shares:
             share = calibrated(right_share(finding.id, finding.basis, source), source)
-        last = min(last, left * share)
-        left -= last
-        shares.append((finding, last))
+        probability = min(probability, left * share)
+        left -= probability
+        shares.append((finding, probability))
     return shares
 
 
@@ -160,7 +160,8 @@ class _Evidence:
         self._acquitted = acquitted
         self._lacking = {o.id: o.needs for o in outcomes if isinstance(o, CannotTell)}
         self._seen_ids = {o.id for o in outcomes if isinstance(o, Finding)}
-        self._folded = {s.id: cause for cause in causes for s in cause.explains}
+        # The cause that explains each finding which is folded under another as a symptom.
+        self._folded = {symptom.id: cause for cause in causes for symptom in cause.explains}
         self._notes = {
             finding.id: finding for finding in causes if finding.id not in self.alarm_ids
         }
@@ -179,6 +180,10 @@ class _Evidence:
                 yield condition.refusal(value)
         if cause.id in self._acquitted:
             yield "A probe of this run excluded it."
+
+    def is_refused(self, cause: Cause) -> bool:
+        """Return True if a fact excludes a cause by itself."""
+        return any(self.refusals(cause))
 
     def _metric(self, condition: Condition) -> float | None:
         """Return the highest value of a metric that must have been above a limit, else its last
@@ -203,12 +208,12 @@ class _Evidence:
 
     def odds(self, cause: Cause) -> float:
         """Return how many times as likely this run's evidence is with a cause as without it."""
-        if any(True for _ in self.refusals(cause)):
+        if self.is_refused(cause):
             return 0.0
         odds = self._odds_against(cause)
-        if self.explained(cause):
+        if self.alarms_explained_by(cause):
             odds *= lift("explains")
-        elif self.resembled(cause):
+        elif self.alarms_like(cause):
             odds *= lift("rivals")
         if cause.id in self._notes:
             odds *= lift("notes")
@@ -227,17 +232,16 @@ class _Evidence:
 
     def standing(self, cause: Cause) -> Standing:
         """Return the standing of a cause that no finding names."""
-        is_refused = any(True for _ in self.refusals(cause))
-        if is_refused or self._odds_against(cause) <= MAX_EXCLUDED_ODDS:
+        if self.is_refused(cause) or self._odds_against(cause) <= MAX_EXCLUDED_ODDS:
             return Standing.EXCLUDED
         return Standing.POSSIBLE
 
-    def explained(self, cause: Cause) -> list[Finding]:
+    def alarms_explained_by(self, cause: Cause) -> list[Finding]:
         """Return the alarms that a cause would explain."""
         ids = {*cause.explains, *cause.leads_to}
         return [finding for finding in self._alarms if finding.id in ids]
 
-    def resembled(self, cause: Cause) -> list[Finding]:
+    def alarms_like(self, cause: Cause) -> list[Finding]:
         """Return the alarms that look the same as a cause would."""
         return [f for f in self._alarms if any(rival.id == cause.id for rival in f.rivals)]
 
@@ -257,11 +261,11 @@ class _Evidence:
         probe = cause.experiment.probe
         if probe in self.passed_probes:
             yield f"Preflight's probe {probe} passed: {self.passed_probes[probe]}."
-        for finding in self.explained(cause)[:1]:
+        for finding in self.alarms_explained_by(cause)[:1]:
             yield f"It would explain {finding.id}."
-        for finding in self.resembled(cause)[:1]:
-            apart = next(r.tells_apart for r in finding.rivals if r.id == cause.id)
-            yield f"It looks like {finding.id}; then {apart}."
+        for finding in self.alarms_like(cause)[:1]:
+            difference = next(r.tells_apart for r in finding.rivals if r.id == cause.id)
+            yield f"It looks like {finding.id}; then {difference}."
 
     def _unseen(self, cause: Cause) -> str:
         """Return what was looked at without a sign, with its values, and what that is worth."""
@@ -305,7 +309,9 @@ def _shrunk(counts: Mapping[str, Any], kind: Mapping[str, Any], hits: str, runs:
 
 
 def odds_passed() -> float:
-    """Return the share of trial runs with a cause in which the probe that decides it passed."""
+    """Return the odds that a probe which passed leaves to its cause: the share of trial runs with a
+    cause in which it passed, since without the cause it always does.
+    """
     counts = measured("probes")
     return float((counts.get("passed", 0) + 1) / (counts.get("asked", 0) + 2))
 
@@ -345,7 +351,10 @@ class _Test:
 def _next_steps(
     evidence: _Evidence, suspects: Sequence[Suspect], elsewhere: float
 ) -> Iterator[NextStep]:
-    """Yield the cheapest test that splits what remains best, then the best one after it."""
+    """Yield the cheapest test that splits what remains best, then the best one after it.
+
+    `elsewhere` is the probability that no cause with a page is the run's.
+    """
     remaining = {
         suspect.id: suspect.probability
         for suspect in suspects
@@ -360,17 +369,18 @@ def _next_steps(
             return
         good = [test for test in tests if gains[test] >= MIN_GAIN_SHARE * best]
         test = min(good, key=lambda test: (test.steps, -gains[test]))
-        split = sorted(test.ids & remaining.keys(), key=lambda id: -remaining[id])
+        decided = sorted(test.ids & remaining.keys(), key=lambda id: -remaining[id])
         yield NextStep(
             test.name,
             test.sentence,
             test.command,
-            tuple(split),
-            sum(remaining[id] for id in split),
+            tuple(decided),
+            sum(remaining[id] for id in decided),
             test.steps,
             test.steps * seconds.last if seconds is not None else None,
         )
-        for id in split:
+        # The next test is chosen for the case that this one found none of its causes.
+        for id in decided:
             del remaining[id]
         tests.remove(test)
 
@@ -420,7 +430,9 @@ def _tests(evidence: _Evidence, suspects: Sequence[Suspect]) -> Iterator[_Test]:
 
 
 def _settled(settles: Any, evidence: _Evidence, suspects: Iterable[Suspect]) -> frozenset[str]:
-    """Return the causes that an experiment decides."""
+    """Return the causes that an experiment decides, by the `settles` of its table (its forms are
+    described in experiments.toml).
+    """
     if isinstance(settles, list):
         return frozenset(settles)
     ids: set[str] = set()
@@ -443,7 +455,7 @@ def command_of(name: str, values: Mapping[str, Any], evidence: _Evidence) -> str
     if view.trainer == "uptrend":
         settings = changes.get("uptrend", {})
         if any(isinstance(value, Multiplied) for value in settings.values()):
-            return ""  # of a value that the run does not say
+            return ""  # a factor of a value that is not recorded
         sets = "".join(f" --set {shell_assignment(key, value)}" for key, value in settings.items())
         run_name = name.rpartition(": ")[2].replace(" ", "-")
         return f"uptrend train {quote(view.source)}{sets} --name {run_name}" if settings else ""

@@ -30,9 +30,9 @@ def join_sources(
     by_cause: dict[str, dict[str, Finding]] = {}  # by cause and label
     for label, findings in findings_by_label.items():
         for finding in findings:
-            of_cause = by_cause.setdefault(finding.id, {})
-            of_cause[label] = _worse(of_cause.get(label), finding)
-    return [_join(of_cause, metrics) for of_cause in by_cause.values()]
+            by_label = by_cause.setdefault(finding.id, {})
+            by_label[label] = _worse(by_label.get(label), finding)
+    return [_join(by_label, metrics) for by_label in by_cause.values()]
 
 
 def _worse(one: Finding | None, other: Finding) -> Finding:
@@ -43,23 +43,20 @@ def _worse(one: Finding | None, other: Finding) -> Finding:
     return replace(worst, evidence=(*one.evidence, *other.evidence))
 
 
-def _join(of_cause: Mapping[str, Finding], metrics: Container[str]) -> Finding:
+def _join(by_label: Mapping[str, Finding], metrics: Container[str]) -> Finding:
     """Return the findings on one cause, by source, as one that names the sources."""
-    worst = min(of_cause, key=lambda label: SEVERITY_ORDER.index(of_cause[label].severity))
-    finding = of_cause[worst]
+    worst = min(by_label, key=lambda label: SEVERITY_ORDER.index(by_label[label].severity))
+    finding = by_label[worst]
     evidence: list[Evidence] = []
-    for label in sorted(of_cause, key=lambda label: label != worst):
-        own_evidence = of_cause[label].evidence
+    others = [label for label in by_label if label != worst]
+    for label in (worst, *others):
+        own_evidence = by_label[label].evidence
         evidence += [_name_evidence(label, piece, metrics) for piece in own_evidence]
     # Sources in which it is as bad: a note elsewhere does not ask for the same change.
-    also = [
-        label
-        for label, own in of_cause.items()
-        if label != worst and own.severity is finding.severity
-    ]
+    equals = [label for label in others if by_label[label].severity is finding.severity]
     summary = f"In {worst}: {finding.summary}"
-    if also:
-        summary += f" So it is in {' and '.join(also)}."
+    if equals:
+        summary += f" So it is in {' and '.join(equals)}."
     return replace(
         finding,
         summary=summary,
@@ -76,14 +73,16 @@ def _name_evidence(label: str, piece: Evidence, metrics: Container[str]) -> Evid
 
 def _name_fix(label: str, fix: Fix) -> Fix:
     """Return a fix whose changes of `[tasks]` are those of this source."""
-    own = fix.changes.get("uptrend", {})
+    changes = fix.changes.get("uptrend", {})
+    own_changes = {_own_key(label, key): value for key, value in changes.items()}
     return replace(
         fix,
-        changes={**fix.changes, "uptrend": {_own_key(label, key): own[key] for key in own}},
+        changes={**fix.changes, "uptrend": own_changes},
         in_force={_own_key(label, key): value for key, value in fix.in_force.items()},
     )
 
 
 def _own_key(label: str, key: str) -> str:
+    """Return the key of one source for a key of `[tasks]`; any other key as it is."""
     section, _, rest = key.partition(".")
     return f"tasks.{label}.{rest}" if section == "tasks" else key

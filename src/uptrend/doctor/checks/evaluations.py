@@ -31,6 +31,9 @@ CRITICAL_OTHER_SHARE = 0.5
 MIN_SCORED_TOKENS = 20
 # Log-probability below which the model had a choice, so that other weights give another number.
 MAX_CERTAIN_LOGPROB = -1e-3
+# Evaluations that must have the same text, where nothing but texts is known: greedy answers may
+# stay the same through a few small updates.
+MIN_EQUAL_TEXTS = 3
 
 
 @check("eval.other-tasks")
@@ -85,11 +88,11 @@ def other_weights(case: Case) -> Answer:
 
 
 def _moved_between(case: Case, tables: list[RolloutTable]) -> list[RolloutTable]:
-    """Leave out evaluations before which the weights did not move since the one before: the same
-    weights answer alike.
+    """Return the first evaluation, and of the later ones those of weights that moved since the
+    evaluation before: the same weights rightly answer alike.
     """
     steps, updates = case.curve("weights/update/norm")
-    moved = list(tables[:1])
+    moved = tables[:1]
     for earlier, later in pairwise(tables):
         is_between = (steps > earlier.step) & (steps <= later.step)
         if not is_between.any() or updates[is_between].any():
@@ -98,20 +101,20 @@ def _moved_between(case: Case, tables: list[RolloutTable]) -> list[RolloutTable]
 
 
 def _by_version(case: Case, tables: list[RolloutTable]) -> Answer:
-    """Compare the version that answered with the step after which it was asked."""
+    """Compare the version of the weights that answered with the evaluation's step."""
     if case.view.trainer != "uptrend":
         return None  # others count versions in their own way
-    behind: list[tuple[int, int]] = []
+    wrong_versions: list[tuple[int, int]] = []  # step of an evaluation, and version that answered
     for table in tables:
         versions = table.read_tokens_if_kept("versions")
         if versions is None:
             return None
         known_t = versions[table.model_t & np.isfinite(versions)]
         if len(known_t) and (known_t != table.step).any():
-            behind.append((table.step, int(known_t.min())))
-    if not behind:
+            wrong_versions.append((table.step, int(known_t.min())))
+    if not wrong_versions:
         return None
-    step, version = behind[-1]
+    step, version = wrong_versions[-1]
     text = f"the evaluation after step {step} was answered by the weights of step {version}"
     evidence = Evidence(text, float(version), step=step)
     return Found(CRITICAL, PROOF, _summary([step]), [evidence])
@@ -126,9 +129,10 @@ def _by_logprob(tables: list[RolloutTable]) -> Answer:
         has_logprobs = True
         earlier_ids, earlier_logprobs = _scored_tokens(earlier)
         later_ids, later_logprobs = _scored_tokens(later)
-        is_same = np.array_equal(earlier_ids, later_ids)
-        has_choice = np.count_nonzero(earlier_logprobs < MAX_CERTAIN_LOGPROB)
-        if not is_same or has_choice < MIN_SCORED_TOKENS:
+        # Log-probabilities of different texts differ anyway.
+        has_same_ids = np.array_equal(earlier_ids, later_ids)
+        n_uncertain = np.count_nonzero(earlier_logprobs < MAX_CERTAIN_LOGPROB)
+        if not has_same_ids or n_uncertain < MIN_SCORED_TOKENS:
             continue
         if np.array_equal(earlier_logprobs, later_logprobs):
             text = (
@@ -147,7 +151,7 @@ def _by_text(tables: list[RolloutTable]) -> Answer:
     if not all(table.has("ids") for table in tables):
         return Lacking("tokens of the evaluations' answers are not recorded")
     first_ids = tables[0].read_tokens("ids")[tables[0].model_t]
-    if len(tables) <= 2 or len(first_ids) < MIN_SCORED_TOKENS:
+    if len(tables) < MIN_EQUAL_TEXTS or len(first_ids) < MIN_SCORED_TOKENS:
         return None
     for table in tables[1:]:
         if not np.array_equal(table.read_tokens("ids")[table.model_t], first_ids):

@@ -89,13 +89,15 @@ def skipped_updates(case: Case) -> Answer:
 
     skipped_share = n_skipped / n_updates if n_updates else 1.0
     share = max(skipped_share, len(idle_steps) / n_points)
-    is_long = len(case.view.steps) >= MIN_POINTS and n_skipped > 0
-    is_enough = n_points >= MIN_SKIP_POINTS or len(idle_steps) == n_points
-    if not is_long and (not is_enough or share < MIN_SKIPPED_SHARE):
+    # A long run is reported for any skip, a short one for a share of them at enough points.
+    skips_in_long_run = len(case.view.steps) >= MIN_POINTS and n_skipped > 0
+    has_enough_points = n_points >= MIN_SKIP_POINTS or len(idle_steps) == n_points
+    if not skips_in_long_run and (not has_enough_points or share < MIN_SKIPPED_SHARE):
         return None
 
-    severity = warn_if(is_long or share >= WARNING_SKIPPED_SHARE)
-    if share >= CRITICAL_SKIPPED_SHARE or (is_long and skipped_share > CRITICAL_SKIPPED_SHARE_LONG):
+    severity = warn_if(skips_in_long_run or share >= WARNING_SKIPPED_SHARE)
+    skips_many_in_long_run = skips_in_long_run and skipped_share > CRITICAL_SKIPPED_SHARE_LONG
+    if share >= CRITICAL_SKIPPED_SHARE or skips_many_in_long_run:
         severity = CRITICAL
     text = (
         f"{n_skipped:.0f} of {n_updates:.0f} updates were skipped, and {len(idle_steps)} of"
@@ -253,8 +255,8 @@ def _full_path(case: Case, path: float) -> float:
     rates = case.curve(RATE_METRIC)[1]
     mean_rate = float(rates.mean()) if len(rates) else 0.0
     configured = case.value("learning.lr")
-    usual_rate = configured if isinstance(configured, int | float) else mean_rate
-    speedup = max(1.0, usual_rate / mean_rate) if mean_rate > 0 else 1.0
+    full_rate = configured if isinstance(configured, int | float) else mean_rate
+    speedup = max(1.0, full_rate / mean_rate) if mean_rate > 0 else 1.0
     return path * speedup * max(1.0, full_steps / n_updates)
 
 
@@ -292,9 +294,11 @@ def large_rate(case: Case) -> Answer:
     return [_named(too_large), _named(unusual)]
 
 
-def _named(part: Found | None) -> Found | None:
+def _named(finding: Found | None) -> Found | None:
     """Return a finding with a cause: a large rate, unless it names another."""
-    return replace(part, id=part.id or "optimizer.lr-large") if part is not None else None
+    if finding is None:
+        return None
+    return replace(finding, id=finding.id or "optimizer.lr-large")
 
 
 # Sides of the clip range that are logged.
@@ -396,11 +400,13 @@ def _fell_at_peak_rate(case: Case) -> Found | None:
     collapse = case.collapse
     if collapse is None or len(rates) == 0 or abs(case.entropy_weight) >= HEAVY_ENTROPY_WEIGHT:
         return None
-    step = int(case.curve(REWARD_METRIC)[0][collapse.index - 1])
+    reward_steps, _ = case.curve(REWARD_METRIC)
+    step = int(reward_steps[collapse.index - 1])  # the last one before the fall
     rate = float(np.interp(step, steps, rates))
     peak_rate = float(rates.max())
-    # A fall is dated at its middle.
-    signs = signs_of_large_steps(case, step + int(AFTER_FALL_SHARE * (steps[-1] - steps[0])))
+    # A fall is dated at its middle: its signs may come a little later.
+    last_sign_step = step + int(AFTER_FALL_SHARE * (steps[-1] - steps[0]))
+    signs = signs_of_large_steps(case, last_sign_step)
     if rate < NEAR_PEAK * peak_rate or not signs:
         return None
     summary = (
@@ -425,7 +431,7 @@ LARGE_KL_JUMP = 0.5
 # nats: near 0 a log says little.
 LARGE_ENTROPY_JUMP = 0.5
 MIN_ENTROPY_JUMP = 0.05
-# Gradient / its median before, from which it spikes.
+# Largest gradient / the median of those up to the same step, from which it is a spike.
 GRADIENT_SPIKE = 10.0
 MIN_SPIKE_POINTS = 5
 # Rate / the largest usual one for the model's size, from which it is a sign by itself.
@@ -473,9 +479,9 @@ def _kl_jump(case: Case, until: int) -> Evidence | None:
     jumps = np.diff(kl[steps <= until])
     if not len(jumps) or jumps.max() < LARGE_KL_JUMP:
         return None
-    at = int(np.argmax(jumps)) + 1
-    text = f"KL to the reference {kl[at - 1]:.2g} → {kl[at]:.2g} at step {steps[at]}."
-    return Evidence(text, float(kl[at]), KL_METRIC, int(steps[at]))
+    point = int(np.argmax(jumps)) + 1
+    text = f"KL to the reference {kl[point - 1]:.2g} → {kl[point]:.2g} at step {steps[point]}."
+    return Evidence(text, float(kl[point]), KL_METRIC, int(steps[point]))
 
 
 def _entropy_jump(case: Case, until: int) -> Evidence | None:
@@ -487,9 +493,9 @@ def _entropy_jump(case: Case, until: int) -> Evidence | None:
     is_large &= np.abs(np.diff(before)) >= MIN_ENTROPY_JUMP
     if not is_large.any():
         return None
-    at = int(np.argmax(is_large)) + 1
-    text = f"Entropy {entropy[at - 1]:.2g} → {entropy[at]:.2g} at step {steps[at]}."
-    return Evidence(text, float(entropy[at]), ENTROPY_METRIC, int(steps[at]))
+    point = int(np.argmax(is_large)) + 1
+    text = f"Entropy {entropy[point - 1]:.2g} → {entropy[point]:.2g} at step {steps[point]}."
+    return Evidence(text, float(entropy[point]), ENTROPY_METRIC, int(steps[point]))
 
 
 def _gradient_spike(case: Case, until: int) -> Evidence | None:
@@ -498,11 +504,12 @@ def _gradient_spike(case: Case, until: int) -> Evidence | None:
     if len(before) < MIN_SPIKE_POINTS or np.median(before) <= 0:
         return None
     median = float(np.median(before))
-    at = int(np.argmax(before))
-    if before[at] < GRADIENT_SPIKE * median:
+    point = int(np.argmax(before))
+    norm = float(before[point])
+    if norm < GRADIENT_SPIKE * median:
         return None
-    text = f"Gradient {before[at]:.2g} at step {steps[at]}, {median:.2g} in the median before."
-    return Evidence(text, float(before[at]), GRADIENT_METRIC, int(steps[at]))
+    text = f"Gradient {norm:.2g} at step {steps[point]}, {median:.2g} in the median before."
+    return Evidence(text, norm, GRADIENT_METRIC, int(steps[point]))
 
 
 def _clipped_before(case: Case, until: int) -> Evidence | None:
@@ -511,9 +518,9 @@ def _clipped_before(case: Case, until: int) -> Evidence | None:
         steps, shares = case.curve(metric)
         before = shares[steps <= until]
         if len(before) and before.max() > MAX_CLIPPED_SHARE:
-            at = int(np.argmax(before))
-            text = f"{before[at]:.0%} of tokens clipped at step {steps[at]}."
-            return Evidence(text, float(before[at]), metric, int(steps[at]))
+            point = int(np.argmax(before))
+            text = f"{before[point]:.0%} of tokens clipped at step {steps[point]}."
+            return Evidence(text, float(before[point]), metric, int(steps[point]))
     return None
 
 
@@ -667,6 +674,7 @@ def tight_clip(case: Case) -> Answer:
     gradient, and a clip sets its length. The lengths show which of the two it is, whatever the
     optimizer is called.
     """
+    # Where nothing moves, the same finding stands under `optimizer.frozen`: either may be why.
     return [_nothing_moves(case), _all_cut(case)]
 
 
@@ -710,7 +718,9 @@ def _is_plain_descent(case: Case, limit: float) -> bool:
     """Return True where an update is the rate times the clipped gradient."""
     optimizer = str(case.value("learning.optimizer", "adamw")).lower()
     n_weights = settings_in_force(case.view)("model.parameters") or 1.0
-    if optimizer == "sgd" or limit / np.sqrt(n_weights) < MAX_PLAIN_GRADIENT:
+    # The root of the mean square over the weights of a gradient whose norm is the limit.
+    gradient_per_weight = limit / np.sqrt(n_weights)
+    if optimizer == "sgd" or gradient_per_weight < MAX_PLAIN_GRADIENT:
         return True
     if not case.has(UPDATE_METRIC, RATE_METRIC, CLIPPED_GRADIENT_METRIC):
         return False
@@ -784,11 +794,12 @@ def _few_weights_move(case: Case) -> Found | None:
     return Found(warn_if(not case.is_learning), PROOF, summary, [evidence])
 
 
-# Share of dead groups below which a step has something to learn from, and the steps that must have;
-# of a few lines each must have. Deviation within groups that says the same.
+# Share of dead groups below which a step has something to learn from; where it was not logged,
+# deviation of the rewards within groups above which it has.
 MAX_DEAD_SHARE = 0.9
-MIN_LIVE_STEPS = 5
 MIN_LIVE_DEVIATION = 1e-6
+# Such steps from which a gradient of 0 is no accident; one is enough in an excerpt of a few lines.
+MIN_LIVE_STEPS = 5
 # KL of a policy that moved.
 MOVED_KL = 1e-3
 

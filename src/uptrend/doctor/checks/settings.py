@@ -28,7 +28,8 @@ from uptrend.records import Evidence
 HIDDEN_ID = "sampling.hidden-settings"
 VOCABULARY_ID = "tokens.vocabulary"
 TEMPLATE_ID = "tokens.template"
-# Fates of the thoughts of an earlier turn with which a conversation is no longer its own beginning.
+# What a chat template may do with the thoughts of earlier turns so that a conversation, rendered
+# with one more turn, does not begin with what was rendered before.
 LOST_THOUGHTS = ("dropped", "rewritten")
 
 
@@ -90,27 +91,28 @@ def judge_files(files: Mapping[str, Any], turns: float, *, rewrites: bool) -> It
 def _judge_vocabulary(files: Mapping[str, Any]) -> Iterator[Found]:
     """Yield tokens that the model's files do not agree on."""
     tokenizer = files.get("tokenizer")
-    rows = files.get("embeddings")
+    embedding_rows = files.get("embeddings")
     tokens = tokenizer.get("tokens") if isinstance(tokenizer, Mapping) else None
-    if not isinstance(rows, int) or not isinstance(tokens, int):
+    if not isinstance(embedding_rows, int) or not isinstance(tokens, int):
         return
-    if tokens > rows:
+    if tokens > embedding_rows:
         summary = (
-            f"The tokenizer has {tokens:,} tokens and the embedding {rows:,} rows: a text with one"
-            " of the others fails, or reads rows that were never trained."
+            f"The tokenizer has {tokens:,} tokens and the embedding {embedding_rows:,} rows: a text"
+            " with one of the others fails, or reads rows that were never trained."
         )
-        yield Found(
-            CRITICAL, PROOF, summary, [Evidence("tokens / rows", tokens / rows)], VOCABULARY_ID
-        )
+        evidence = Evidence("tokens / rows", tokens / embedding_rows)
+        yield Found(CRITICAL, PROOF, summary, [evidence], VOCABULARY_ID)
     stops = files.get("stops")
-    ids_of_stops = stops if isinstance(stops, list) else []
-    unknown = [id for id in ids_of_stops if isinstance(id, int) and id >= tokens]
-    if unknown:
-        ids = ", ".join(map(str, unknown))
-        is_without = len(unknown) == len(ids_of_stops)
+    stop_ids = stops if isinstance(stops, list) else []
+    unknown_ids = [id for id in stop_ids if isinstance(id, int) and id >= tokens]
+    if unknown_ids:
+        ids = ", ".join(map(str, unknown_ids))
+        # Without any end token that it knows, the model can't end an answer.
+        has_known_stop = len(unknown_ids) < len(stop_ids)
         summary = f"The model's files name end tokens that its tokenizer does not have: {ids}."
         evidence = Evidence(f"the tokenizer's last token is {tokens - 1}", float(tokens - 1))
-        yield Found(CRITICAL if is_without else WARNING, PROOF, summary, [evidence], VOCABULARY_ID)
+        severity = WARNING if has_known_stop else CRITICAL
+        yield Found(severity, PROOF, summary, [evidence], VOCABULARY_ID)
 
 
 @check(*dict.fromkeys(combination.id for combination in known_combinations()))

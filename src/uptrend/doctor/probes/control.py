@@ -2,6 +2,8 @@
 learned.
 
 Where it fails, what failed says where: log-probabilities, the sampler, or the reward.
+
+b = sequence, s = sampled token of it.
 """
 
 from collections.abc import Sequence
@@ -56,20 +58,21 @@ def control(bench: Bench) -> Answer:
     require(golds, "the expert's rollouts do not fit into the limits")
     tasks = [bench.tasks[rollout.task] for rollout in golds]
     config = _supervised_config(bench)
-    exp = bench.experience(golds, config)
+    experience = bench.experience(golds, config)
 
     untaught = bench.play(tasks, 1, "control", temperature=0.0)
     logprobs = list[float]()  # of gold tokens, before each step
     with bench.scratch():
         learner, _ = bench.make_learner(config)
-        advantages_bs = torch.ones_like(exp.sampler_bs)
+        advantages_bs = torch.ones_like(experience.sampler_bs)
         for step in range(1, SUPERVISED_STEPS + 1):
-            update = learner.update(exp, advantages_bs, step, old_bs=None, reference_bs=None)
-            logprobs.append(float(update.learner_bs[exp.mask_bs].nanmean()))
+            update = learner.update(experience, advantages_bs, step, old_bs=None, reference_bs=None)
+            logprobs.append(float(update.learner_bs[experience.mask_bs].nanmean()))
             if logprobs[-1] > LEARNED_LOGPROB and step >= MIN_SUPERVISED_STEPS:
                 break
         logprob_before = logprobs[0]
-        logprob_after = float(bench.logprobs(exp, learner)[exp.mask_bs].nanmean())
+        logprobs_after_bs = bench.logprobs(experience, learner)
+        logprob_after = float(logprobs_after_bs[experience.mask_bs].nanmean())
         bench.synchronize(1)
         taught = bench.play(tasks, 1, "control", temperature=0.0)
 
@@ -83,13 +86,14 @@ def control(bench: Bench) -> Answer:
     yield f"{len(logprobs)} supervised steps on {len(golds)} gold answers: {change} per token, "
     yield f"right {right_change}"
 
+    was_known = logprob_before >= 2 * LEARNED_LOGPROB
     is_learned = logprob_after > 2 * LEARNED_LOGPROB
     is_unpaid = right_after < MIN_RIGHT_SHARE and reward_after < reward_before + MIN_REWARD_GAIN
     if logprob_after < logprob_before - MIN_LOGPROB_FALL:
         id = "advantage.sign"
         severity = CRITICAL
         summary = "Supervised steps make gold answers less likely: the update goes the wrong way."
-    elif logprob_gain < MIN_LOGPROB_RISE and logprob_before < 2 * LEARNED_LOGPROB:
+    elif logprob_gain < MIN_LOGPROB_RISE and not was_known:
         id = "optimizer.frozen"
         severity = CRITICAL
         summary = (
@@ -171,8 +175,8 @@ def rl_control(bench: Bench) -> Answer:
             rollouts = bench.play(tasks, config.sampling.size, f"rl-{step}")
             totals = [rollout.reward.total for rollout in rollouts if rollout.reward]
             rewards.append(float(np.mean(totals)))
-            exp = bench.experience(rollouts, config)
-            learn(bench.components, learner, exp, rollouts, step, config)
+            experience = bench.experience(rollouts, config)
+            learn(bench.components, learner, experience, rollouts, step, config)
             bench.synchronize(step)
 
     first = float(np.mean(rewards[:END_STEPS]))
