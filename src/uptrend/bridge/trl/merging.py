@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from uptrend.bridge.trl.batch import Call, LossPass, TrlBatch, TrlStep, as_numpy
 
-# Steps for which what another process saw of the same step is waited for. They train in step with
-# each other, so that one that is further behind is not watched, or its watch has failed.
+# Steps that a process may be behind the furthest before nobody waits for it. All train in step with
+# each other: one that is further behind is not watched, or its watch has failed.
 MAX_STEPS_BEHIND = 8
 
 # Batches of one process's evaluation, its seconds, and the step.
@@ -74,6 +74,7 @@ class StepCollector:
             self._last_step = number
             if 0 not in by_process:
                 continue  # the first process left it out, and reports so
+            # Rows can be joined only where each process saw as many generations and passes.
             first = by_process[0]
             alike = {i: step for i, step in by_process.items() if _is_alike(step, first)}
             for process in range(self._processes):
@@ -155,6 +156,7 @@ def merge_passes(passes: Sequence[LossPass], batch: TrlBatch) -> LossPass:
     """Merge the passes that processes made at the same time over their rows of a generation."""
     prompt_width = batch.output["prompt_ids"].shape[1]
     width = batch.output["completion_mask"].shape[1]
+    # First row of each process in the generation; the last is its end.
     starts = np.cumsum([0, *batch.process_sizes])
     rows: list[NDArray[Any]] = []
     attention: list[NDArray[Any]] = []
@@ -190,8 +192,8 @@ def _is_alike(step: TrlStep, first: TrlStep) -> bool:
 
 
 def merge_moved(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Merge metrics of the parts of the weights that processes hold: lengths of parts at right
-    angles, and shares of parts of the same size.
+    """Merge metrics of the parts of the weights that processes hold: lengths add up as the sides of
+    a right angle do, and shares are averaged, since the parts are about the same size.
     """
     merged = mean_by_name(parts)
     for name in merged:

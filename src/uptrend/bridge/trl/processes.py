@@ -78,7 +78,7 @@ class Rendezvous:
         return PrefixStore(f"uptrend/{self._path}", store)
 
     def join(self) -> None:
-        """Say that this process is watched, with these options."""
+        """Count this process as watched, with these options."""
         self._store.add(self._options_key, 1)
 
     @property
@@ -87,15 +87,20 @@ class Rendezvous:
 
         All processes get the same answer once each has joined or begun to train without.
         """
-        return self._store.add(self._options_key, 0) == self._processes
+        n_joined = self._store.add(self._options_key, 0)  # to add 0 is to read
+        return n_joined == self._processes
 
     def publish(self, port: int | None, key: bytes) -> None:
-        """Say where the first process's recorder can be reached; on a thread of its own."""
+        """Publish where the first process's recorder can be reached. Takes a connection of its own,
+        because it is called on another thread.
+        """
         address = {"port": port, "key": key.hex()}
         self._connect().set(f"{self._number}/address", json.dumps(address))
 
     def reach(self) -> Connection:
-        """Wait for the first process's recorder, and connect to it; on a thread of its own."""
+        """Wait for the first process's recorder, and connect to it; called on another thread, as
+        `publish` is.
+        """
         store = self._connect()
         store.wait([f"{self._number}/address"], RENDEZVOUS_TIMEOUT)
         address = json.loads(store.get(f"{self._number}/address"))
@@ -157,6 +162,7 @@ class ProcessRecord:
         self._rendezvous = rendezvous
         self._device = trainer.accelerator.device
         self._process = int(trainer.accelerator.process_index)
+        # Each is made into a message on the thread, so that the trainer does not wait for copies.
         self._calls: queue.Queue[Callable[[], tuple[Any, ...]] | None] = queue.Queue(
             MAX_QUEUED_STEPS
         )
@@ -216,11 +222,11 @@ class ProcessRecord:
         if self._is_over:
             return
         self._is_over = True
-        with suppress(queue.Empty):  # whoever waits for the queue finds it empty
+        with suppress(queue.Empty):
             while True:
                 self._calls.get_nowait()
         with suppress(queue.Full):
-            self._calls.put_nowait(None)
+            self._calls.put_nowait(None)  # ends the thread, should it still wait for a step
         text = (
             f"uptrend: process {self._process} is not recorded any more: {reason}. The training"
             " goes on."

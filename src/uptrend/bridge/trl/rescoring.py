@@ -53,7 +53,7 @@ class CallTimer:
         functions = self._trainer.reward_funcs
         self._functions = functions
         self._trainer.reward_funcs = [
-            self._measured(i, function) if _is_plain(function) else function
+            self._measured(i, function) if _can_be_timed(function) else function
             for i, function in enumerate(functions)
         ]
 
@@ -74,7 +74,8 @@ class CallTimer:
         return measured
 
 
-def _is_plain(function: Any) -> bool:
+def _can_be_timed(function: Any) -> bool:
+    """Return True for a function whose call can be timed: neither a model nor a coroutine."""
     is_model = isinstance(function, torch.nn.Module)
     return callable(function) and not is_model and not is_async(function)
 
@@ -85,8 +86,8 @@ def is_async(function: Any) -> bool:
 
 
 def why_not_called(function: Any, seconds: float, *, is_allowed: bool) -> str:
-    """Return why a function is not called again; empty if it may be. With `is_allowed` it may take
-    its time.
+    """Return why a function is not called again; empty if it may be. With `is_allowed` the user has
+    asked for calls, so that it may be slow or asynchronous.
     """
     if isinstance(function, torch.nn.Module) or not callable(function):
         return "it is a model"
@@ -205,6 +206,7 @@ class RewardCaller:
             else:
                 has_passed = True
                 rows = rows[len(first) :]
+        # Every part failed: the row is at fault only if one that is known to be good passes alone.
         if not has_passed and self.left:
             with contextlib.suppress(Exception):
                 self._call([self.own_row])

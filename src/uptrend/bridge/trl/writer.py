@@ -42,8 +42,8 @@ LAST_CHECK_S = 0.2
 MAX_LOG_RATIO = 20
 
 Line = dict[str, Any]
-# Sends a message to the trainer's process: its kind, `report`, `event`, `note` or `written`, and
-# its arguments.
+# Sends a message to the trainer's process: its kind, `report`, `event`, `print`, `note`, `ready` or
+# `written`, and its arguments.
 Send = Callable[..., None]
 # A pass of the loss with the generation that it passed over.
 BatchPass = tuple[TrlBatch, LossPass]
@@ -62,6 +62,7 @@ class Writer:
         self._reward_range = reward_range
         self._directory = RunDirectory(path)
         self._name = path.name
+        # Column of gold answers, and reward functions that accepted none of them.
         self._suspects: tuple[str, list[str]] | None = None
         self._constant_steps = 0  # steps so far of one and the same reward
         self._batches: dict[int, TrlBatch] = {}
@@ -80,8 +81,10 @@ class Writer:
 
     def take_steps(self, steps: list[TrlStep]) -> None:
         """Write a step, as several processes saw it."""
-        is_alone = self._settings.processes == 1
-        self.take_step(steps[0] if is_alone else merge_steps(steps, self._batches))
+        if self._settings.processes == 1:
+            self.take_step(steps[0])
+        else:
+            self.take_step(merge_steps(steps, self._batches))
 
     def report_absence(self, process: int) -> None:
         """Report a process whose rollouts are missing from here on."""
@@ -103,7 +106,7 @@ class Writer:
             if batch is not None:  # else it is dropped: its generation never came
                 batch.add_pass(loss_pass)
                 passes.append((batch, loss_pass))
-        passes_over_new = [each for each in passes if each[0].step == step.step]
+        passes_over_own = [each for each in passes if each[0].step == step.step]
 
         line: Line = {"step": step.step, "time": time.time()}
         if step.batches:
@@ -112,11 +115,11 @@ class Writer:
             line |= learner_metrics(passes, self._settings)
         line |= self._optimizer_metrics(step)
         line |= step.moved
-        # Where the sampler gave no log-probabilities, the model stands for it in a probe.
+        # Metrics of probes: learner against sampler where the sampler gave no log-probabilities.
         line |= step.gaps
         if step.batches:
             line |= sampler_metrics(step.batches[0])
-        line |= surprise_metrics(passes_over_new)
+        line |= surprise_metrics(passes_over_own)
         line |= {
             "seconds/sample": step.sampling,
             "seconds/update": max(0.0, step.seconds - step.sampling - step.waited),
@@ -140,6 +143,7 @@ class Writer:
                 rollouts = make_rollouts(batch, self._reward_range, self._settings)
             table = make_table(self._name, rollouts, self._reward_range)
             start = 0
+            # Each process has a part of its own among the step's files.
             for size in batch.process_sizes or (batch.size,):
                 tables.setdefault(batch.step, []).append(table.slice(start, size))
                 start += size
@@ -222,7 +226,8 @@ class Writer:
 
     def _judge_gold(self, rollouts: Sequence[Rollout], step: int) -> None:
         """Report gold answers that are paid in no form, once rewards stay constant for long."""
-        is_constant = np.isnan(self._reward_range.bounds()[0])
+        low, _ = self._reward_range.bounds()
+        is_constant = np.isnan(low)  # only one value was ever seen
         self._constant_steps = self._constant_steps + 1 if is_constant else 0
         if self._suspects is None or self._constant_steps < MIN_CONSTANT_STEPS:
             return
@@ -333,6 +338,7 @@ def learner_metrics(passes: Sequence[BatchPass], settings: Settings) -> Line:
     line = measure.pass_metrics(known_sums)
     losses = [float(loss_pass.loss) for _, loss_pass in passes if loss_pass.loss is not None]
     if losses:
+        # TRL divides the loss of a pass by the number of passes that gradients add up over.
         line["loss/total"] = float(np.sum(losses))
     if n_places:
         line["tokens/padding/share"] = 1 - n_attended / n_places
@@ -389,6 +395,7 @@ class ProcessListener:
             with contextlib.suppress(Exception):
                 connection = self._listener.accept()
                 process = int(connection.recv())
+                # Replaced and not changed: the recording thread reads it without the lock.
                 with self._lock:
                     self.connections = {**self.connections, connection: process}
                     self.n_seen += 1
@@ -410,15 +417,15 @@ class RecordingProcess:
         self._listener: ProcessListener | None = None
         self._processes = 1
 
-    def run(self, is_alone: Callable[[], bool]) -> None:
+    def run(self, has_trainer_ended: Callable[[], bool]) -> None:
         """Write everything that comes, until None or the trainer's end; an error is reported, and
-        the next is tried.
+        the next message is tried.
         """
         deadline = float("inf")  # until the training is over
         with contextlib.suppress(EOFError, OSError):  # the trainer is gone
             while time.monotonic() < deadline and not self._is_finished(deadline):
                 ready = self._wait(deadline)
-                if not ready and is_alone():
+                if not ready and has_trainer_ended():
                     break
                 for connection in ready:
                     if connection is not self._trainer:
@@ -488,7 +495,7 @@ class RecordingProcess:
             self._attempt(self._collector.add_step, process, *args)
         elif kind == "take_evaluation":
             self._attempt(self._collector.add_evaluation, process, args)
-        else:
+        else:  # every other kind is named after the method of the writer that takes it
             self._attempt(getattr(self._writer, kind), *args)
 
     def _listen(self, host: str, key: bytes) -> None:
