@@ -113,9 +113,9 @@ def compare_with_source(run: Run) -> dict[str, Any]:
             difference = _first_difference(source_line, line)
 
     held_out = {}
-    for side, each in (("source", source), ("replay", run)):
+    for side, side_run in (("source", source), ("replay", run)):
         accuracies = {}
-        for evaluation in heldout(each):
+        for evaluation in heldout(side_run):
             if run.start <= evaluation.step <= run.last_step:
                 accuracies[str(evaluation.step)] = evaluation.accuracy
         held_out[side] = accuracies
@@ -198,16 +198,16 @@ def _conclusions(comparison: dict[str, Any]) -> Iterator[str]:
         "run": comparison["held_out"]["source"],
         "replay": comparison["held_out"]["replay"],
     }
-    after = []
+    later_accuracies = []
     for side, accuracy_by_step in accuracies.items():
         last_step = max(map(int, accuracy_by_step), default=0)
         if last_step > step:
             accuracy = percent(accuracy_by_step[str(last_step)])
-            after.append(f"{side} {accuracy} after step {last_step}")
+            later_accuracies.append(f"{side} {accuracy} after step {last_step}")
     before = percent(accuracies["replay"].get(str(step)))
     yield (
         f"Held-out accuracy: {before} after step {step};"
-        f" {', '.join(after) or 'not evaluated again'}."
+        f" {', '.join(later_accuracies) or 'not evaluated again'}."
     )
 
     difference = comparison["differs_at"]

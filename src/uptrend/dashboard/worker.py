@@ -25,7 +25,7 @@ from uptrend.records.files import (
 )
 from uptrend.records.worker_process import WorkerDied, WorkerProcess, answer_requests
 
-# These take minutes for a long run, so that they yield to pages and to a training run.
+# These take minutes for a long run, and so yield to pages and to a training run.
 LOW_PRIORITY_FUNCTIONS = (findings.read_log, findings.diagnose_run)
 PAGE_FUNCTIONS = (
     reading.read_run,
@@ -46,8 +46,7 @@ LOW_PRIORITY_NICENESS = 10
 REQUEST_TIMEOUT_S = 300.0
 # Memory from which on the process ends after its answer; the next call starts another.
 MAX_IDLE_MEMORY_BYTES = 400_000_000
-# Limits of an answer: 100,000 rollouts of a step, or the evaluations of 10,000 steps, have half as
-# many.
+# Limits of an answer: twice what 100,000 rollouts of a step take, or evaluations of 10,000 steps.
 MAX_ANSWER_BYTES = 128_000_000
 MAX_ANSWER_VALUES = 4_000_000
 

@@ -68,8 +68,8 @@ class Run:
         ]
         for evaluation in (row["before"], row["after"]):
             if evaluation is not None and evaluation["accuracy"] is not None:
-                ends = f"{evaluation['low']:.1%} to {evaluation['high']:.1%}"
-                accuracy = f"{evaluation['accuracy']:.1%} ({ends})"
+                interval = f"{evaluation['low']:.1%} to {evaluation['high']:.1%}"
+                accuracy = f"{evaluation['accuracy']:.1%} ({interval})"
                 rows.append((f"held-out after step {evaluation['step']}", accuracy))
         last_line = self.metric_lines[-1] if self.metric_lines else {}
         for key in ("reward/mean", "advantage/dead/share"):
@@ -320,8 +320,8 @@ def _table(lines: list[dict[str, Any]]) -> pa.Table:
 
 
 def read_parquet(paths: list[Path], columns: list[str] | None = None) -> pa.Table:
-    """Read several files of rollouts as one table, or some of its columns; one that an older
-    version lacks is null.
+    """Read several files of rollouts as one table, or some of its columns; a column that a file of
+    an older version lacks is null.
     """
     empty = ROLLOUT_SCHEMA.empty_table()
     tables = [empty if columns is None else empty.select(columns)]

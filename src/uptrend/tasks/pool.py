@@ -245,26 +245,26 @@ def _where_set(label: str) -> str:
 
 
 def eval_options(config: Config, section: Eval | None = None) -> dict[str, Any]:
-    """Return the options of `[eval]`, or of another set; a source that nothing trains on is held
-    out whole.
+    """Return the options of `[eval]`, or of another set; data that nothing trains on is held out
+    whole.
     """
     section = section or config.eval
     options = dict(section.options)
     # Options by which a taskset that reads files or datasets holds out all of them; others have
     # none.
     whole: dict[str, Any] = getattr(find(section.name), "HOLD_OUT_ALL", {})
-    source = _source(options)
-    names_source = any(source)
+    data = _named_data(options)
+    names_data = any(data)
     sets_split = not whole.keys().isdisjoint(options)
-    if not names_source or sets_split:
+    if not names_data or sets_split:
         return options
     for _, _, stage in stage_sections(config):
-        if stage.name == section.name and _source(stage.options) == source:
+        if stage.name == section.name and _named_data(stage.options) == data:
             return options
     return options | whole
 
 
-def _source(options: Mapping[str, Any]) -> tuple[Path | None, str]:
+def _named_data(options: Mapping[str, Any]) -> tuple[Path | None, str]:
     """Return the file and the dataset that options name."""
     file = options.get("file")
     path = Path(str(file)).resolve() if file else None
@@ -383,8 +383,8 @@ class Pool:
     def draw_for(
         self, step: int, slots: Sequence[int], cursor: Cursor, drawn: Sequence[Collection[str]]
     ) -> tuple[list[Drawn], Cursor]:
-        """Return a task for each group, from the source that `assign` gave it, and the cursor after
-        them; `drawn` are ids of the step's tasks so far, by source.
+        """Return a task for each group, and the cursor after them; `slots` are the groups' sources,
+        as `assign` returns them, and `drawn` the ids of the step's tasks so far, by source.
         """
         pairs, cursor = self.draw(step, len(slots), cursor, drawn[0])
         return [Drawn(task, taskset, self.label) for task, taskset in pairs], cursor
@@ -426,12 +426,12 @@ class Pool:
             # The rest of the epoch is left undrawn, so that no step repeats a task.
             start = replace(start, epoch=start.epoch + 1, position=0)
             remaining = self._remaining_tasks(start, drawn)
-        position = start.position
+        next_position = start.position
         pairs: list[tuple[Task, Taskset]] = []
-        for place, task in remaining[:count]:
+        for position, task in remaining[:count]:
             pairs.append((task, stage.taskset))
-            position = place + 1
-        return pairs, replace(start, position=position)
+            next_position = position + 1
+        return pairs, replace(start, position=next_position)
 
     def _draw_by_pass_rate(
         self, start: Cursor, count: int, drawn: Collection[str], bounds: PassBounds
@@ -443,22 +443,23 @@ class Pool:
         rates = start.pass_rates
         chosen: list[Task] = []
         passed_over: dict[str, Task] = {}
-        place = start
+        cursor = start
+        # The rest of this epoch, then the tasks of the next one that were not seen by then.
         for epoch in (start.epoch, start.epoch + 1):
             if epoch != start.epoch:
-                place = replace(start, epoch=epoch, position=0)
-            taken = {*drawn, *passed_over, *(task.id for task in chosen)}
-            for position, task in self._remaining_tasks(place, taken):
+                cursor = replace(start, epoch=epoch, position=0)
+            seen = {*drawn, *passed_over, *(task.id for task in chosen)}
+            for position, task in self._remaining_tasks(cursor, seen):
                 if len(chosen) == count:
                     break
-                place = replace(place, position=position + 1)
+                cursor = replace(cursor, position=position + 1)
                 if bounds.hold(rates.get(task.id)):
                     chosen.append(task)
                 else:
                     passed_over[task.id] = task
             if len(chosen) == count:
                 break
-        else:
+        else:  # too few in both
             nearest = sorted(passed_over.values(), key=lambda task: bounds.distance(rates[task.id]))
             fillers = nearest[: count - len(chosen)]
             chosen += fillers
@@ -466,8 +467,9 @@ class Pool:
                 del passed_over[task.id]
         # A step may draw several times, to replace dead groups.
         n_passed_over = len(passed_over) + (start.passed_over if drawn else 0)
+        # Their estimates move toward one half, so that they are tried again some epochs later.
         rates = pass_over(rates, passed_over)
-        return chosen, replace(place, pass_rates=rates, passed_over=n_passed_over)
+        return chosen, replace(cursor, pass_rates=rates, passed_over=n_passed_over)
 
     def observe(self, cursor: Cursor, rollouts: Sequence[Rollout]) -> Cursor:
         """Return the cursor after a step's rollouts, which estimate pass rates."""
@@ -521,11 +523,11 @@ class MixedPool(Pool):
         counts = [each.groups for each in cursors]
         total_weight = sum(source.weight for source in self.members)
         shares = [source.weight / total_weight for source in self.members]
-        slots: list[int] = []
+        slots: list[int] = []  # source of each group, as its position
         for _ in range(count):
-            n_groups = sum(counts) + 1
-            behind = [share * n_groups - n for share, n in zip(shares, counts, strict=True)]
-            chosen = behind.index(max(behind))
+            n_groups = sum(counts) + 1  # with the one that is given now
+            groups_behind = [share * n_groups - n for share, n in zip(shares, counts, strict=True)]
+            chosen = groups_behind.index(max(groups_behind))
             counts[chosen] += 1
             slots.append(chosen)
         assigned = [replace(each, groups=n) for each, n in zip(cursors, counts, strict=True)]
@@ -568,8 +570,8 @@ class MixedPool(Pool):
         total_weight = sum(source.weight for source in self.members)
         sources = []
         for source in self.members:
-            place = {"label": source.label, "share": source.weight / total_weight}
-            sources.append({**place, **source.describe()})
+            share = source.weight / total_weight
+            sources.append({"label": source.label, "share": share, **source.describe()})
         return {
             "name": self.name,
             "count": len(all_tasks),
@@ -714,12 +716,13 @@ TRIED_GROUPS = 10_000
 def _check_shares(config: Config, pool: MixedPool) -> None:
     """Raise an error if a source has fewer tasks than it has groups in some step."""
     groups = config.sampling.groups
-    most = [0] * len(pool.members)
+    max_groups = [0] * len(pool.members)  # of each source in one step
     cursor = Cursor()
     for _ in range(min(config.learning.steps, max(1, TRIED_GROUPS // groups))):
         slots, cursor = pool.assign(groups, cursor)
-        most = [max(count, slots.count(number)) for number, count in enumerate(most)]
-    for source, needed in zip(pool.members, most, strict=True):
+        for number, count in enumerate(max_groups):
+            max_groups[number] = max(count, slots.count(number))
+    for source, needed in zip(pool.members, max_groups, strict=True):
         count = min(len(stage.tasks) for stage in source.stages)
         if count < needed:
             raise TasksetError(

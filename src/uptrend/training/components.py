@@ -55,20 +55,20 @@ class Components:
 
 def choose_components(config: Config, ranks: Ranks) -> Components:
     """Return the parts that a recipe asks for."""
-    layout = layout_of(config, ranks)
-    if layout == "fsdp2":
+    sharding = layout_of(config, ranks)
+    if sharding == "fsdp2":
         from uptrend.policy.sharded import ShardedOptimizer
 
         components = Components(optimizer=ShardedOptimizer)
-    elif layout == "zero3":
+    elif sharding == "zero3":
         from uptrend.policy.zero import ZeroOptimizer
 
         components = Components(optimizer=ZeroOptimizer)
     else:
         components = Components()
     if config.learning.advantages != "group":
-        own = load_named(config.learning.advantages, "advantages")
-        components = replace(components, advantages=own)
+        users_function = load_named(config.learning.advantages, "advantages")
+        components = replace(components, advantages=users_function)
 
     sampling = config.sampling
     if sampling.engine == "vllm":
@@ -83,7 +83,7 @@ def choose_components(config: Config, ranks: Ranks) -> Components:
             " 'vllm': each process would sample and learn on the same device."
         )
     # The policy's own weights can't sample while they change, or where each rank holds a part.
-    if sampling.ahead or layout != "ddp":
+    if sampling.ahead or sharding != "ddp":
         return replace(components, sampler=CopySampler)
     return components
 
