@@ -59,8 +59,6 @@ CORRECTION: dict[str, Any] = {
     "correction_floor": 0.5,
     "correction_cap": 5.0,
 }
-# Learning rate of a warm start's adapters: ten times that of all weights.
-ADAPTER_WARMSTART_LR = 2e-4
 # Share of the context that a turn takes at most, where the recipe leaves its length out.
 MAX_CHOSEN_TURN_SHARE = 1 / 2
 # Words and test of each numeric bound.
@@ -387,10 +385,6 @@ def _choose_by_other_keys(config: Config) -> Config:
         key: value for key, value in learning_changes.items() if f"learning.{key}" in config.omitted
     }
 
-    warmstart = config.warmstart
-    if config.model.lora is not None and "warmstart.lr" in config.omitted:
-        warmstart = replace(warmstart, lr=ADAPTER_WARMSTART_LR)
-
     max_tokens = sampling.max_tokens
     if "sampling.max_tokens" in config.omitted:
         # So that the rules across keys hold; the taskset's own length comes later.
@@ -399,7 +393,6 @@ def _choose_by_other_keys(config: Config) -> Config:
         config,
         sampling=replace(sampling, max_tokens=max_tokens),
         learning=replace(learning, **chosen),
-        warmstart=warmstart,
         notes=notes,
     )
 
