@@ -156,8 +156,9 @@ def _missing(case: Case) -> Iterator[str]:
     is_trl = case.view.trainer == "trl"
     # Either of the two shows how far the policy moved. A KL of 0 throughout was not computed.
     kl = case.curve("kl/reference/mean")[1]
-    is_kl_rounded = len(kl) > 0 and case.has_rounded_zeros
-    has_kl = kl.any() or is_kl_rounded or case.has("weights/update/norm")
+    # Few lines may be a run's first ones, where it is 0.
+    may_be_zero = len(kl) > 0 and (case.has_rounded_zeros or case.is_excerpt)
+    has_kl = kl.any() or may_be_zero or case.has("weights/update/norm")
     kinds = [
         (
             case.heldout is not None,
