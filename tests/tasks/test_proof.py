@@ -249,7 +249,7 @@ def test_without_the_scorer_the_class_of_answers_chooses_the_fix() -> None:
 
 
 def test_a_spelling_that_pays_wrong_answers_too_explains_no_rejection() -> None:
-    def score(task: Task, texts: Sequence[str]) -> list[ScoredPlay]:
+    def score(_: Task, texts: Sequence[str]) -> list[ScoredPlay]:
         # Pays whatever number stands in the tags, if it has a decimal.
         pattern = re.compile(r"<answer>\d+\.\d</answer>")
         totals = [float(bool(pattern.fullmatch(text))) for text in texts]

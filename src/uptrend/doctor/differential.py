@@ -331,11 +331,11 @@ def _passed_probes(case: Case) -> dict[str, str]:
         probes: dict[str, list[Mapping[str, Any]]] = {}
         for probe in event.get("probes", ()):
             probes.setdefault(str(probe.get("name")), []).append(probe)
-        for name, asked in probes.items():
-            if not all(probe.get("ok") for probe in asked):
+        for name, results in probes.items():
+            if not all(probe.get("ok") for probe in results):
                 figures.pop(name, None)  # it passed in an earlier preflight, and no longer
-            elif not any(probe.get("skipped") for probe in asked):
-                figures[name] = str(asked[0].get("figure") or "nothing found")
+            elif not any(probe.get("skipped") for probe in results):
+                figures[name] = str(results[0].get("figure") or "nothing found")
     return figures
 
 
