@@ -49,7 +49,8 @@ def rollout_of(
         turns=np.zeros(5, np.int32),
         roles=np.array([Role.PROMPT] * 2 + [Role.MODEL] * 3, np.int8),
         versions=np.array([-1, -1, step, step, step], np.int32),
-        sampler=np.array([math.nan, math.nan, -0.5, -0.25, -0.125], np.float32),
+        # Other weights at each step give the same tokens another probability.
+        sampler=np.array([math.nan, math.nan, -0.5, -0.25, -0.125 - step / 1e4], np.float32),
     )
     said = (Message("user", "2 + 3 ="), Message("assistant", "5" if correct else "6"))
     reward = Reward.of("answer", float(correct), 0.0, 1.0, correct)

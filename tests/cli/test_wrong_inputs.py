@@ -31,7 +31,7 @@ WRONG: list[tuple[str, str]] = [
         "doctor empty",
         "empty holds nothing that is known here: expected is run.json, trainer_state.json, event files,",
     ),
-    ("doctor notes", "completions, or a log as JSON, CSV or text. No metrics in diary.txt."),
+    ("doctor notes", "saved rollouts, or a log as JSON, CSV or text. No metrics in diary.txt."),
     ("doctor noise.log", "noise.log is a binary file of no kind that is known here"),
     ("doctor typo.toml", "typo.toml is a recipe and no log: uptrend preflight typo.toml"),
     ("runs list nope", "nope does not exist."),

@@ -17,6 +17,7 @@ from uptrend.policy.known import count_weights, with_known_lr
 from uptrend.records import ConfigError
 from uptrend.runner.prepare import resolve_compute
 from uptrend.tasks.pool import resolve_options
+from uptrend.training.warmstart import supervised
 
 
 def make_model(folder: Path, n_weights: int, files: int = 2) -> Path:
@@ -202,6 +203,11 @@ def test_a_config_as_plain_values_leaves_out_what_its_recipe_left_out() -> None:
 
 
 def test_adapters_of_a_warm_start_learn_at_ten_times_the_rate() -> None:
-    assert load_config({}).warmstart.lr == 2e-5
-    assert load_config({"model": {"lora": {}}}).warmstart.lr == 2e-4
-    assert load_config({"model": {"lora": {}}, "warmstart": {"lr": 1e-5}}).warmstart.lr == 1e-5
+    def rate(recipe: dict[str, Any]) -> float:
+        config = supervised(load_config(recipe), demonstrations=8)
+        assert config.learning.lr == config.warmstart.lr
+        return config.learning.lr
+
+    assert rate({}) == 2e-5
+    assert rate({"model": {"lora": {}}}) == 2e-4
+    assert rate({"model": {"lora": {}}, "warmstart": {"lr": 1e-5}}) == 1e-5

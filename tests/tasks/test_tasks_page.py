@@ -1,5 +1,6 @@
 """The example taskset and the recipes of the guide on tasks work."""
 
+import json
 import re
 import sys
 import types
@@ -20,7 +21,8 @@ RECIPES = [
 
 
 def test_the_example_taskset_passes(monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (code,) = [block for block in blocks if "class Doubling" in block]
     module = types.ModuleType("doubling")
     monkeypatch.setitem(sys.modules, "doubling", module)
     exec(code, module.__dict__)
@@ -32,6 +34,11 @@ def test_the_example_taskset_passes(monkeypatch):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_recipes_load(recipe, tmp_path, monkeypatch):
     (tmp_path / "recipe.toml").write_text(recipe)
+    rows = [json.dumps({"prompt": f"Question {i}", "answer": str(i)}) for i in range(100)]
+    for name in re.findall(r'^file = "(\w+\.jsonl)"', recipe, re.MULTILINE):
+        (tmp_path / name).write_text("\n".join(rows))
+    for name, function in re.findall(r'^reward = "(\w+\.py):(\w+)"', recipe, re.MULTILINE):
+        (tmp_path / name).write_text(f"def {function}(completion, answer): return 1.0\n")
     monkeypatch.chdir(tmp_path)
     config = load_config(tmp_path / "recipe.toml")
     assert make_pool(config, make_heldout(config)).stages

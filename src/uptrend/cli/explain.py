@@ -17,7 +17,7 @@ from rich.markdown import Markdown
 
 from uptrend.cli.console import AsJson, print_json
 from uptrend.config.load import bounds_in_words, bounds_of, choices_in_words, config_hint, is_key
-from uptrend.config.schema import Chosen, Config, FunctionName, Source
+from uptrend.config.schema import Chosen, Config, FunctionName, TaskSource
 from uptrend.doctor.catalogue import CATALOGUE
 from uptrend.doctor.pages import cause_page
 from uptrend.present.terminal import columns, terminal
@@ -187,13 +187,13 @@ def config_keys(cls: type = Config, prefix: str = "") -> Iterator[ConfigKey]:
 
 def _source_keys() -> Iterator[ConfigKey]:
     """Yield the keys that a table of `[[tasks]]` has beside those of `[tasks]`."""
-    meanings = field_docs(Source)
-    annotations = typing.get_type_hints(Source, include_extras=True)
-    for name, type_ in typing.get_type_hints(Source).items():
+    meanings = field_docs(TaskSource)
+    annotations = typing.get_type_hints(TaskSource, include_extras=True)
+    for name, type_ in typing.get_type_hints(TaskSource).items():
         if name != "tasks":
             meaning = f"Of one of `[[tasks]]`: {meanings[name]}"
             type_text = _type_in_words(type_, annotations[name])
-            default = json.dumps(getattr(Source, name))
+            default = json.dumps(getattr(TaskSource, name))
             yield ConfigKey(f"tasks.{name}", type_text, default, False, meaning)
 
 

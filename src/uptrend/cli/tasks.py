@@ -13,7 +13,7 @@ from rich.text import Text
 
 from uptrend.cli.console import AsJson, Overrides, make_app, print_json
 from uptrend.config import Config, load_config
-from uptrend.config.schema import Source
+from uptrend.config.schema import TaskSource
 from uptrend.present.formatting import assignments
 from uptrend.present.terminal import columns, terminal
 from uptrend.records import ConfigError, Task
@@ -150,7 +150,7 @@ class DisplayedSource:
         _print_notes(console, self.taskset.notes)
 
 
-def _display_source(config: Config, source: Source) -> DisplayedSource:
+def _display_source(config: Config, source: TaskSource) -> DisplayedSource:
     """Make the tasks of a taskset's first stage."""
     _, where, section = source_stages(source)[0]
     taskset = make_taskset(section.name, section.options, section.seed, where)

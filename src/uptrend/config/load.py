@@ -27,8 +27,8 @@ from uptrend.config.schema import (
     Eval,
     FunctionName,
     Otherwise,
-    Source,
     Tasks,
+    TaskSource,
 )
 from uptrend.config.tables import flatten, join, to_toml
 from uptrend.records import ConfigError
@@ -59,8 +59,6 @@ CORRECTION: dict[str, Any] = {
     "correction_floor": 0.5,
     "correction_cap": 5.0,
 }
-# Learning rate of a warm start's adapters: ten times that of all weights.
-ADAPTER_WARMSTART_LR = 2e-4
 # Share of the context that a turn takes at most, where the recipe leaves its length out.
 MAX_CHOSEN_TURN_SHARE = 1 / 2
 # Words and test of each numeric bound.
@@ -350,12 +348,12 @@ def _build_config(table: dict[str, Any]) -> Config:
     tables = table.get("tasks")
     if not isinstance(tables, list):
         return build(Config, table)
-    sources: list[Source] = []
+    sources: list[TaskSource] = []
     for values in tables:
         where = f"tasks.{values['label']}"
         keys = {key: value for key, value in values.items() if key not in ("label", "weight")}
-        weight = convert(float, values.get("weight", Source.weight), f"{where}.weight")
-        sources.append(Source(build(Tasks, keys, where), values["label"], weight))
+        weight = convert(float, values.get("weight", TaskSource.weight), f"{where}.weight")
+        sources.append(TaskSource(build(Tasks, keys, where), values["label"], weight))
     config = build(Config, {key: value for key, value in table.items() if key != "tasks"})
     return replace(config, tasks=sources[0].tasks, sources=tuple(sources))
 
@@ -401,10 +399,6 @@ def _choose_by_other_keys(config: Config) -> Config:
         key: value for key, value in learning_changes.items() if f"learning.{key}" in config.omitted
     }
 
-    warmstart = config.warmstart
-    if config.model.lora is not None and "warmstart.lr" in config.omitted:
-        warmstart = replace(warmstart, lr=ADAPTER_WARMSTART_LR)
-
     max_tokens = sampling.max_tokens
     if "sampling.max_tokens" in config.omitted:
         # So that the rules across keys hold; the taskset's own length comes later.
@@ -413,7 +407,6 @@ def _choose_by_other_keys(config: Config) -> Config:
         config,
         sampling=replace(sampling, max_tokens=max_tokens),
         learning=replace(learning, **chosen),
-        warmstart=warmstart,
         notes=notes,
     )
 

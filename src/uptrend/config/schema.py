@@ -117,7 +117,7 @@ class Tasks:
 
 
 @dataclass(frozen=True)
-class Source:
+class TaskSource:
     """One of `[[tasks]]`, beside the keys of `[tasks]`."""
 
     tasks: Tasks
@@ -507,7 +507,7 @@ class Config:
     """
     model: Model = field(default_factory=Model)
     tasks: Tasks = field(default_factory=Tasks)
-    sources: tuple[Source, ...] = ()
+    sources: tuple[TaskSource, ...] = ()
     """Tasksets of `[[tasks]]`, of which `tasks` is the first; empty for one taskset."""
     eval: Eval = field(default_factory=Eval)
     sampling: Sampling = field(default_factory=Sampling)
@@ -519,9 +519,9 @@ class Config:
     compute: Compute = field(default_factory=Compute)
 
     @property
-    def all_sources(self) -> tuple[Source, ...]:
+    def all_sources(self) -> tuple[TaskSource, ...]:
         """Tasksets that the run trains on: those of `[[tasks]]`, or that of `[tasks]`."""
-        return self.sources or (Source(self.tasks),)
+        return self.sources or (TaskSource(self.tasks),)
 
     @property
     def longest(self) -> int:

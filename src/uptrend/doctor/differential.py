@@ -31,7 +31,16 @@ from uptrend.doctor.catalogue import (
 from uptrend.doctor.check import Outcomes, alarms
 from uptrend.doctor.checks import ALL_CHECKS
 from uptrend.present.formatting import assignments, number, plural, shell_assignment
-from uptrend.records import CannotTell, Differential, Finding, Fix, NextStep, Standing, Suspect
+from uptrend.records import (
+    CannotTell,
+    Differential,
+    Finding,
+    Fix,
+    Multiplied,
+    NextStep,
+    Standing,
+    Suspect,
+)
 from uptrend.records.dialects import TRAINER_NAMES
 
 EXPERIMENTS_FILE = Path(__file__).parent / "experiments.toml"
@@ -49,6 +58,8 @@ MAX_NEXT_STEPS = 5
 MIN_GAIN_BITS = 0.05
 MAX_METRICS_QUOTED = 3
 STEP_SECONDS_METRIC = "seconds/step"
+# Length of a run; alone it tests nothing.
+STEPS_KEY = "learning.steps"
 CHECKED_IDS = frozenset(id for check in ALL_CHECKS for id in check.ids)
 
 
@@ -430,12 +441,25 @@ def command_of(name: str, values: Mapping[str, Any], evidence: _Evidence) -> str
     is in force or the trainer has no such setting.
     """
     view = evidence.case.view
-    changes = complete_fix(Fix("", {"uptrend": values}), view.trainer, evidence.known).changes
+    tested = {key: value for key, value in values.items() if key != STEPS_KEY}
+    settings = _changes(values, evidence)
+    if not settings or (tested and not _changes(tested, evidence)):
+        return ""
     if view.trainer == "uptrend":
-        settings = changes.get("uptrend", {})
+        if any(isinstance(value, Multiplied) for value in settings.values()):
+            return ""  # of a value that the run does not say
         sets = "".join(f" --set {shell_assignment(key, value)}" for key, value in settings.items())
         run_name = name.rpartition(": ")[2].replace(" ", "-")
-        return f"uptrend train {quote(view.source)}{sets} --name {run_name}" if settings else ""
+        return f"uptrend train {quote(view.source)}{sets} --name {run_name}"
     if view.trainer in TRAINER_NAMES:
-        return assignments(changes.get(view.trainer, {}))
-    return f"{assignments(changes['uptrend'])}  # in Uptrend's keys" if changes else ""
+        return assignments(settings)
+    return f"{assignments(settings)}  # in Uptrend's keys"
+
+
+def _changes(values: Mapping[str, Any], evidence: _Evidence) -> Mapping[str, Any]:
+    """Return values that are not in force, in the settings of a run's own trainer; in ours for one
+    whose settings are not known.
+    """
+    trainer = evidence.case.view.trainer
+    changes = complete_fix(Fix("", {"uptrend": values}), trainer, evidence.known).changes
+    return changes.get(trainer if trainer in TRAINER_NAMES else "uptrend", {})

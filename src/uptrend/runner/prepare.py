@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from uptrend.bridge.trackers import select_trackers
 from uptrend.config import Config, to_table
-from uptrend.config.schema import Parallel, Source, Tasks
+from uptrend.config.schema import Parallel, Tasks, TaskSource
 from uptrend.config.tables import to_toml
 from uptrend.policy.known import (
     KNOWN_MODELS,
@@ -450,7 +450,7 @@ def with_demonstrated_tasks(config: Config) -> Config:
         tasks = Tasks(TASKSET_NAME, train=warm.tasks, options=options)
         return replace(config, tasks=tasks, sources=(), sampling=sampling)
     total_weight = sum(source.weight for source in config.all_sources)
-    sources: list[Source] = []
+    sources: list[TaskSource] = []
     for source in config.all_sources:
         count = max(1, round(warm.tasks * source.weight / total_weight))
         stages = tuple({**stage, "train": count} for stage in source.tasks.stages[:1])

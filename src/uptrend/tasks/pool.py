@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, get_type_hints, runtime_c
 
 from uptrend.config import Config, Eval, Tasks, build
 from uptrend.config.load import check_bounds, check_overlong, longest_turn, unknown
-from uptrend.config.schema import DEFAULT_CONTEXT, DEFAULT_MAX_TOKENS, Source
+from uptrend.config.schema import DEFAULT_CONTEXT, DEFAULT_MAX_TOKENS, TaskSource
 from uptrend.config.tables import join
 from uptrend.present.formatting import plural
 from uptrend.records import ConfigError, Rollout, Task, TasksetError, tasks_hash
@@ -81,7 +81,7 @@ class StageSection(NamedTuple):
     tasks: Tasks
 
 
-def source_stages(source: Source) -> list[StageSection]:
+def source_stages(source: TaskSource) -> list[StageSection]:
     """Return the stages of one of `[[tasks]]`, or of `[tasks]`; one if it has no curriculum."""
     tasks = source.tasks
     if not tasks.stages:
@@ -174,7 +174,7 @@ def resolve_options(config: Config) -> Config:
     )
 
 
-def _resolve_tasks(source: Source) -> Tasks:
+def _resolve_tasks(source: TaskSource) -> Tasks:
     """Return `[tasks]`, or one of `[[tasks]]`, with every option of its tasksets."""
     stages: list[dict[str, Any]] = []
     if source.tasks.stages:
@@ -654,7 +654,7 @@ def make_pool(config: Config, heldout: HeldoutTasks) -> Pool:
     return pool
 
 
-def _make_source(config: Config, source: Source, heldout: HeldoutTasks) -> Pool:
+def _make_source(config: Config, source: TaskSource, heldout: HeldoutTasks) -> Pool:
     """Return the tasks of `[tasks]`, or of one of `[[tasks]]`."""
     excluded: set[str] = set()
     label_of_heldout: dict[str, str] = {}  # held-out tasks of other sources

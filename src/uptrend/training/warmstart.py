@@ -40,6 +40,8 @@ LIMIT_MAXIMA = {
     "max_prompt": "longest prompt",
     "rollout_timeout": "most seconds",
 }
+# Learning rate of adapters if the recipe leaves it out: ten times that of all weights.
+ADAPTER_LR = 2e-4
 # Limits that no demonstration reaches; timeouts and prompt lengths have none at 0.
 NO_LIMITS: dict[str, Any] = {
     "max_turns": 1_000_000,
@@ -55,12 +57,15 @@ def supervised(config: Config, demonstrations: int) -> Config:
     temperature 1.
     """
     warm = config.warmstart
+    if config.model.lora is not None and "warmstart.lr" in config.omitted:
+        warm = replace(warm, lr=ADAPTER_LR)
     learning = config.learning
     steps = warm.epochs * math.ceil(demonstrations / warm.batch)
     return replace(
         config,
         sampling=replace(config.sampling, temperature=1.0, repetition_penalty=1.0),
         eval=replace(config.eval, every=0),
+        warmstart=warm,
         learning=Learning(
             steps=steps,
             lr=warm.lr,

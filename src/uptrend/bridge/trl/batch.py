@@ -45,9 +45,12 @@ class Settings:
     def of(cls, trainer: Any) -> Self:
         """Read them from a trainer."""
         args = trainer.args
+        stop_tokens = getattr(trainer, "eos_token_ids", None)
+        if stop_tokens is None:  # before TRL 1.14.1, only the tokenizer's own
+            stop_tokens = [trainer._tokenizer.eos_token_id]
         return cls(
             seed=args.seed,
-            stop_tokens=frozenset(trainer.eos_token_ids),
+            stop_tokens=frozenset(stop_tokens),
             loss_type=args.loss_type,
             max_tokens=args.max_completion_length,
             group_size=args.num_generations,
@@ -102,6 +105,7 @@ class TrlBatch:
     trl_dead: Any = None  # TRL's own share of dead groups
     passes: list[LossPass] = field(default_factory=list)  # first pass of the loss over each row
     n_passed: int = 0  # rows that the loss has passed over
+    process_sizes: tuple[int, ...] = ()  # rows of each process, in order; empty for those of one
 
     @property
     def size(self) -> int:

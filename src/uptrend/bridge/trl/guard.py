@@ -25,8 +25,9 @@ class Guard:
     counted.
     """
 
-    def __init__(self, record_failure: Callable[[str, str], None]) -> None:
+    def __init__(self, record_failure: Callable[[str, str], None], place: str = "") -> None:
         self._record_failure = record_failure
+        self._place = place  # process, where it is not the only one
         self._failures: dict[str, int] = {}
         self._depth = 0
         self._seconds = 0.0
@@ -49,8 +50,9 @@ class Guard:
         """Record a failure; print the first of each part."""
         self._failures[part] = self._failures.get(part, 0) + 1
         if self._failures[part] == 1:
-            print(f"uptrend: watching {part} failed; the run goes on. {text}", file=sys.stderr)
-        self._record_failure(part, text)
+            place = f"{part}{self._place}"
+            print(f"uptrend: watching {place} failed; the run goes on. {text}", file=sys.stderr)
+        self._record_failure(f"{part}{self._place}", text)
 
     def take_seconds(self) -> float:
         """Return the seconds that the trainer has waited since the last call."""

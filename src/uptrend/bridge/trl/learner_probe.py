@@ -7,7 +7,7 @@ sees it.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from uptrend.bridge.trl.batch import LossPass, TrlBatch, as_float64, as_numpy, roles_of
 from uptrend.bridge.trl.findings_log import FindingsLog
+from uptrend.bridge.trl.processes import sharding_of
 from uptrend.records import Evidence, Role, Severity
 from uptrend.training.metrics import gap_metrics
 
@@ -82,7 +83,7 @@ def probe_learner(
         variant_ids = torch.cat([ids, *(swap.ids for swap in swaps)])
         variant_attention = torch.cat([attention, *(swap.attention for swap in swaps)])
         logprobs = trainer._get_per_token_logps_and_entropies(
-            trainer.model, variant_ids, variant_attention, width
+            asked_model(trainer), variant_ids, variant_attention, width
         )[0]
         unswapped, *swapped = map(as_float64, torch.split(logprobs, len(picked)))
         plain = _plain_logprobs(trainer, batch, rows, ids.device)
@@ -90,6 +91,13 @@ def probe_learner(
     effects = [np.abs(unswapped - after_swap) for after_swap in swapped]
     _judge_swaps(log, swaps, effects, plain, step)
     learner = as_float64(loss_pass.logprobs)[as_numpy(picked)]
+    if trainer.is_deepspeed_enabled:
+        # It has updated the weights since that pass, with the backward pass itself.
+        with torch.no_grad():
+            again = trainer._get_per_token_logps_and_entropies(
+                asked_model(trainer), ids, attention, width
+            )
+        learner = as_float64(again[0])
     is_half = trainer.args.bf16 or trainer.args.fp16 or trainer.model.dtype != torch.float32
     noise = HALF_NOISE if is_half else FULL_NOISE
     _judge_dropout(trainer, log, learner[is_attended] - unswapped[is_attended], noise, step)
@@ -129,7 +137,7 @@ def probe_update(trainer: Any, batch: TrlBatch, loss_pass: LossPass) -> dict[str
         return {}
     with quiet(trainer):
         now = trainer._get_per_token_logps_and_entropies(
-            trainer.model, loss_pass.ids, loss_pass.attention, width
+            asked_model(trainer), loss_pass.ids, loss_pass.attention, width
         )[0]
     moved = np.where(mask, as_float64(now) - as_numpy(loss_pass.logprobs), 0.0)
     line = {"learner/moved/mean": float(np.abs(moved[mask]).mean())}
@@ -283,10 +291,21 @@ def answer_logprobs(trainer: Any, prompt: Tensor, answer: Tensor) -> Floats:
     """
     ids = torch.cat([prompt, answer])[None]
     with trainer.accelerator.autocast():
-        logits = trainer.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+        model = asked_model(trainer)
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
     answer_logits = logits[len(prompt) - 1 : -1].float() / trainer.temperature
     logprobs = torch.log_softmax(answer_logits, -1)
     return as_float64(logprobs.gather(1, answer[:, None])[:, 0])
+
+
+def asked_model(trainer: Any) -> Callable[..., Any]:
+    """Return the model as a probe calls it: one process may do so by itself.
+
+    Where ZeRO-3 keeps the weights in parts, a hook at the model's call makes all processes wait for
+    each other, even once the weights are gathered.
+    """
+    model: Callable[..., Any] = trainer.model
+    return trainer.model.forward if sharding_of(trainer) else model
 
 
 @contextmanager

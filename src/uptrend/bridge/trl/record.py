@@ -26,8 +26,16 @@ import numpy as np
 from uptrend.bridge.trl.batch import Settings, TrlBatch, TrlStep
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.guard import Guard, describe_error
+from uptrend.bridge.trl.processes import Rendezvous, make_key
 from uptrend.bridge.trl.rollouts import RewardRange
-from uptrend.bridge.trl.weights import Move, WatchedWeights, dtype_name, judge_update, most_common
+from uptrend.bridge.trl.weights import (
+    Move,
+    WatchedWeights,
+    dtype_name,
+    judge_update,
+    most_common,
+    size_of,
+)
 from uptrend.config.tables import nest
 from uptrend.policy.model_files import NEUTRAL_GENERATION, describe_model, hidden_settings
 from uptrend.records import Run, RunDirectory, RunView
@@ -36,7 +44,7 @@ from uptrend.records.directory import describe_location, free_path
 from uptrend.records.machine import RECORDED_PACKAGES, installed_versions, recorded_environment
 from uptrend.records.schema import SCHEMA_VERSION
 from uptrend.records.worker_process import ONE_THREAD, start_module
-from uptrend.training.metrics import peak_memory_gib, weight_metrics
+from uptrend.training.metrics import peak_memory_gib
 
 # Steps that may wait to be sent before the trainer waits.
 MAX_QUEUED_STEPS = 8
@@ -177,6 +185,8 @@ class SubprocessRecorder:
             method, make_arguments = call
             try:
                 self._socket.send((method, make_arguments()))
+                if method == "begin":
+                    self._receive()  # its answer, which says where other processes can reach it
                 while self._socket.poll():
                     self._receive()
             except (OSError, EOFError):
@@ -219,9 +229,18 @@ class SubprocessRecorder:
 class Record:
     """Holds one run directory."""
 
-    def __init__(self, trainer: Any, path: Path, weights: WatchedWeights, guard: Guard) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        path: Path,
+        weights: WatchedWeights,
+        guard: Guard,
+        rendezvous: Rendezvous | None = None,
+    ) -> None:
         self._weights = weights
         self._guard = guard
+        self._rendezvous = rendezvous
+        self._key = make_key()
         self._device = trainer.accelerator.device
         self._settings = Settings.of(trainer)
         dtypes = weights.dtypes()
@@ -250,8 +269,9 @@ class Record:
             trainer.reward_func_names, trainer.reward_weights.tolist()
         )
         self.subprocess_recorder = SubprocessRecorder(self._take_message, self._report_loss)
+        address = None if rendezvous is None else (rendezvous.host, self._key)
         self.subprocess_recorder.send(
-            "begin", lambda: (self.path, self._settings, self.reward_range)
+            "begin", lambda: (self.path, self._settings, self.reward_range, address)
         )
         self.findings_log = FindingsLog(view, self.path, self.event)
         self.event("resumed" if step else "started", step=step)
@@ -259,10 +279,13 @@ class Record:
         location = describe_location(self.path, path.name)
         print(f"uptrend: recording {start}to {location}", file=sys.stderr, flush=True)
         self.event("weights", step=step, digest=weights.digest(), dtypes=dtypes)
-        if self._settings.processes > 1:
-            self.event(
-                "partial", reason="several processes: only the first one's rollouts are recorded"
+        if self._settings.processes > 1 and rendezvous is None:
+            reason = (
+                f"{self._settings.processes} processes train, and only the first one's rollouts are"
+                " recorded: MASTER_ADDR and MASTER_PORT name no store where the others could be met"
             )
+            self.event("partial", reason=reason)
+            print(f"uptrend: {reason}", file=sys.stderr, flush=True)
 
     def take_reward_range(self, suspects: tuple[str, list[str]] | None) -> None:
         """Take the result of re-scoring, once it has widened `reward_range`."""
@@ -277,10 +300,9 @@ class Record:
             # trainer does not wait.
             copy: TrlStep = step.portable()
             if move is not None:
-                movement = self._weights.movement(move)
-                copy.moved = weight_metrics(movement)
+                copy.moved = self._weights.metrics(move)
                 _, weights = move
-                judge_update(self.findings_log, copy, movement.changed, weights, self._settings.lr)
+                judge_update(self.findings_log, copy, weights, self._settings.lr)
             self.findings_log.report_diagnoses()
             return (copy,)
 
@@ -307,11 +329,18 @@ class Record:
         self._directory.unlock()
 
     def _take_message(self, kind: str, *args: Any, **values: Any) -> None:
-        """Take a message of the process that records: `report`, `event` or `note`."""
+        """Take a message of the process that records: `report`, `event`, `print`, `ready` or
+        `note`.
+        """
         if kind == "report":
             self.findings_log.report(*args, **values)
         elif kind == "event":
             self.event(*args, **values)
+        elif kind == "print":
+            print(f"uptrend: {args[0]}", file=sys.stderr, flush=True)
+        elif kind == "ready":
+            if self._rendezvous is not None:
+                self._rendezvous.publish(args[0], self._key)
         else:
             self._guard.note(*args, **values)
 
@@ -348,8 +377,8 @@ def describe_run(trainer: Any, path: Path, dtypes: Mapping[str, int]) -> dict[st
         "eval": {"name": "trl dataset", "tasks": _row_count(eval_dataset)},
         "model": {
             "name": config["model"]["name"],
-            "parameters": sum(p.numel() for p in parameters),
-            "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+            "parameters": sum(map(size_of, parameters)),
+            "trainable": sum(size_of(p) for p in parameters if p.requires_grad),
             "special": special_ids(trainer.processing_class),
             "files": describe_model(trainer.model, trainer.processing_class, _template(trainer)),
         },
@@ -402,20 +431,26 @@ def recipe(trainer: Any, dtypes: Mapping[str, int]) -> dict[str, Any]:
         calls = getattr(args, "max_tool_calling_iterations", None)
         turns = None if calls is None else int(calls) + 1
 
+    overrides = getattr(args, "generation_kwargs", None) or {}
+
     def argument(name: str) -> Any:
-        value = getattr(args, name, None)
+        value = overrides.get(name, getattr(args, name, None))
         return getattr(value, "value", value)  # an enumeration's value
 
     settings = {key: read_setting(key, "trl", argument) for key in TRANSLATED_SETTINGS}
     if argument("multi_objective_aggregation") == "normalize_then_sum":
         # Each function's rewards are scaled by themselves, which no name of ours says.
         settings["learning.scale"] = None
+    # DeepSpeed casts the model for arithmetic, and learns in fp32 copies.
+    learned_dtype = "torch.float32"
+    if not trainer.is_deepspeed_enabled:
+        learned_dtype = most_common(dtypes, default=learned_dtype)
     minibatches = round(args.steps_per_generation / args.gradient_accumulation_steps)
     return nest(
         {
             "name": Path(args.output_dir).name,
             "model.name": str(getattr(model.config, "_name_or_path", "") or type(model).__name__),
-            "model.weights": dtype_name(most_common(dtypes, default="torch.float32")),
+            "model.weights": dtype_name(learned_dtype),
             **_lora(model),
             "tasks.name": "trl dataset",
             "tasks.train": _row_count(trainer.train_dataset) or 0,

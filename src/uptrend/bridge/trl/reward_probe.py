@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from uptrend.bridge.trl.batch import TrlBatch, as_float64, last_text
 from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.bridge.trl.learner_probe import answer_logprobs, quiet, same_randomness
+from uptrend.bridge.trl.processes import sharding_of
 from uptrend.bridge.trl.rescoring import (
     CallFailure,
     RewardCaller,
@@ -918,6 +919,8 @@ def likelier_behind_its_own(trainer: Any, tasks: Sequence[Task]) -> Spread | Non
     """Compare the model's log-probability of answers behind their own prompts and behind others',
     in nats.
     """
+    if sharding_of(trainer):  # to ask the model, all processes would have to
+        return None
     device = trainer.accelerator.device
     rows = trainer._tokenize_prompts([task.data["row"]["prompt"] for task in tasks])[0]
     prompts = [torch.tensor(ids).to(device) for ids in rows]

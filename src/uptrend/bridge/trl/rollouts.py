@@ -3,8 +3,9 @@ torch.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -126,12 +127,17 @@ def make_rollouts(batch: TrlBatch, reward_range: RewardRange, settings: Settings
     prompts = [_messages(prompt, "user") for prompt in batch.prompts]
     tasks = [task_id(prompt) for prompt in prompts]
     groups = name_groups(tasks, settings.group_size)
+    group_sizes = Counter(groups)
+    is_partial = len(batch.process_sizes or (batch.size,)) < settings.processes
     group_counts: dict[str, int] = {}
     rollouts: list[Rollout] = []
     for row, tokens in enumerate(token_columns(batch, settings)):
         group = groups[row]
         index = group_counts.get(group, 0)
         group_counts[group] = index + 1
+        if is_partial and group_sizes[group] % settings.group_size:
+            # The rest lies on a process that is not recorded: no one can check this advantage.
+            tokens = replace(tokens, advantages=np.full(len(tokens.ids), np.nan, np.float32))
         completion = _messages(batch.completions[row], "assistant")
         reward = reward_range.reward(as_numpy(batch.rewards)[row])
         written = batch.written[row]
@@ -194,6 +200,10 @@ def token_columns(batch: TrlBatch, settings: Settings) -> list[Tokens]:
         rows = as_numpy(loss_pass.rows)
         learner[rows] = as_numpy(loss_pass.logprobs)
         attention[rows] = as_numpy(loss_pass.attention) != 0
+    # What TRL keeps was computed before any update; a pass over rows of a long generation may not.
+    old = batch.column("old_per_token_logps")
+    if old is not None:
+        learner = np.where(np.isnan(learner), learner, old)
 
     prompt_width = batch.output["prompt_ids"].shape[1]
     sequences: list[Tokens] = []

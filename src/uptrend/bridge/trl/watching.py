@@ -8,16 +8,28 @@ recorded, and the run goes on.
 """
 
 import functools
+import re
+import sys
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import trl
 from transformers import TrainerCallback
 
 from uptrend.bridge.trl.batch import Call, LossPass, TrlBatch, TrlStep, as_numpy
 from uptrend.bridge.trl.guard import Guard
 from uptrend.bridge.trl.learner_probe import probe_learner, probe_update, same_randomness
+from uptrend.bridge.trl.processes import (
+    ProcessRecord,
+    Rendezvous,
+    sharding_of,
+    whole_weights,
+    why_not_gathered,
+)
 from uptrend.bridge.trl.record import Record
 from uptrend.bridge.trl.rescoring import CallTimer
 from uptrend.bridge.trl.reward_probe import answers_of, probe_rewards
@@ -36,6 +48,10 @@ PROBE_EVERY = 50
 # First steps whose updates are compared with what they are made for: one may have nothing to learn
 # from.
 EARLY_STEPS = 5
+# Versions of TRL whose methods and tensors are known here.
+KNOWN_TRL = ((1, 14), (1, 16))
+# Causes that only the model itself can say something about.
+PROBED_IDS = ("mask.attention-blind", "tokens.padding", "policy.dropout-on", "advantage.sign")
 # Key under which a generation's rows carry their numbers through TRL's shuffle.
 ROWS_KEY = "uptrend_rows"
 # More rows than any generation has; see `encode_rows`.
@@ -64,9 +80,25 @@ def watch(
     earlier = getattr(trainer, "_uptrend", None)
     if isinstance(earlier, Watch):
         return earlier
+    if trainer.accelerator.is_main_process:
+        _check_version(trl.__version__)
     if not rescore:
         reward_calls = 0
     return Watch(trainer, path, every=every, probes=probes, reward_calls=reward_calls)
+
+
+def _check_version(version: str) -> None:
+    """Say so where the installed TRL is none of those that are known."""
+    oldest, newest = KNOWN_TRL
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if not oldest <= numbers <= newest:
+        known = " to ".join(".".join(map(str, each)) for each in KNOWN_TRL)
+        print(
+            f"uptrend: this is TRL {version}; the watch knows {known}, and leaves out what it can't"
+            " find here.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def watched(cls: type[Any], path: str | Path | None = None, **options: Any) -> type[Any]:
@@ -98,6 +130,9 @@ def decode_rows(row_numbers: Any) -> tuple[int, Any]:
 
 class Watch(TrainerCallback):  # type: ignore[misc]
     """Watches one trainer, as a callback and through a few of its methods.
+
+    With several processes each has a watch: the first records, asks and judges; the others send it
+    what they see.
 
     The hooks are called in this order; an evaluation calls those of a generation and of a loss too,
     with the model in evaluation mode.
@@ -134,8 +169,18 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._every = max(1, every)
         self._probes = probes
         self._reward_calls = reward_calls
-        self.guard = Guard(lambda part, text: self._event("watch-failed", part=part, error=text))
-        self.record: Record | None = None
+        number = trainer.accelerator.process_index
+        self.guard = Guard(
+            lambda part, text: self._event("watch-failed", part=part, error=text),
+            place=f" in process {number}" if number else "",
+        )
+        self.record: Record | ProcessRecord | None = None
+        # The same in the first process, where findings are made.
+        self._judge: Record | None = None
+        self._is_first = bool(trainer.accelerator.is_main_process)
+        self._rendezvous: Rendezvous | None = None
+        self._sharding = ""  # by what each process holds only a part of the weights
+        self._asks_together = False  # the processes can bring those parts together for a probe
         self._weights: WatchedWeights | None = None
         # The newest snapshot of the weights: taken when training begins and after each update, and
         # again where a step begins or a generation ends, as the trainer may have changed them.
@@ -172,8 +217,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._evaluated: list[TrlBatch] = []
         with self.guard("this trainer"):
             trainer._uptrend = self
-            if trainer.accelerator.is_main_process:
-                self._install()
+            self._install()
 
     def _install(self) -> None:
         trainer = self.trainer
@@ -207,22 +251,32 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             if self.record is not None:
                 self.record.end(status, **values)
         self.record = None
+        self._judge = None
 
     def _event(self, kind: str, **values: Any) -> None:
         if self.record is not None:
             self.record.event(kind, **values)
 
     @property
-    def _is_alone(self) -> bool:
-        """True where one process trains text: with several, the others would wait for one that
-        probes.
-        """
-        return bool(self.trainer.accelerator.num_processes == 1) and not self.trainer._is_vlm
+    def _is_asked(self) -> bool:
+        """True where the model may be asked: of text, by a process that holds all of it."""
+        return self._probes and not self.trainer._is_vlm and not self._sharding
 
-    @property
-    def _can_probe(self) -> bool:
-        """True where the model may be probed with a pass of this step."""
-        return self._probes and bool(self._current.passes) and self._is_alone
+    def _ask(self, part: str, ask: Callable[[TrlBatch, LossPass], None]) -> None:
+        """Ask the model about the first pass of this step.
+
+        Where processes hold only parts of it, all of them come here at once, and must leave at
+        once: whether this one has anything to ask is decided inside, and what fails stays inside.
+        """
+        gathered = whole_weights(self.trainer) if self._asks_together else nullcontext()
+        with self.guard(part), gathered:
+            self._ask_whole(part, ask)
+
+    def _ask_whole(self, part: str, ask: Callable[[TrlBatch, LossPass], None]) -> None:
+        with self.guard(part), same_randomness():
+            passes = self._current.passes
+            if passes and self.record is not None and (self._is_asked or self._asks_together):
+                ask(self._batches[passes[0].batch], passes[0])
 
     # A generation
 
@@ -247,11 +301,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
     def _after_sampling(self, result: Any, prompt_ids: Any, *_: Any, **__: Any) -> None:
         trainer = self.trainer
-        if self.record and self._weights and trainer.model.training and not trainer.use_vllm:
+        if self._judge and self._weights and trainer.model.training and not trainer.use_vllm:
             sampler = name_wrong_sampler(self._sampled_by, self._weights.snapshot())
             self._foreign_samplings = self._foreign_samplings + 1 if sampler else 0
             judge_repeated(
-                self.record.findings_log,
+                self._judge.findings_log,
                 "sync.stale-weights",
                 self._foreign_samplings,
                 f"Rollouts are sampled by {sampler}: what is learned does not reach the sampler.",
@@ -317,9 +371,12 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._current.batches.append(batch)
         self._current.sampling += batch.seconds
 
-        self._judge_cast(record, batch.step)
+        judge = self._judge
+        if judge is None:
+            return
+        self._judge_cast(judge, batch.step)
         is_due = self._is_first_step and not self._has_rescored
-        if is_due and self._reward_calls != 0 and self._is_alone:
+        if is_due and self._reward_calls != 0 and not trainer._is_vlm:
             self._has_rescored = True
             with self.guard("the reward functions"):
                 suspects, extra_calls = probe_rewards(
@@ -327,11 +384,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]
                     batch,
                     self._call_timer.seconds,
                     self._reward_calls,
-                    record.reward_range,
-                    record.findings_log,
+                    judge.reward_range,
+                    judge.findings_log,
                 )
                 self._current.gaps |= extra_calls
-                record.take_reward_range(suspects)
+                judge.take_reward_range(suspects)
 
     def _judge_cast(self, record: Record, step: int) -> None:
         """Report weights that the trainer has cast while they sampled."""
@@ -355,7 +412,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
     def _judge_accumulation(self, model: Any) -> None:
         """Report gradients that are gone when the next micro-batch of the same update begins."""
-        if self.record is None or not self._current.passes or not self._is_alone:
+        if self._judge is None or not self._current.passes:
+            return
+        # DeepSpeed and FSDP keep gradients in places of their own.
+        if self._sharding or self.trainer.is_deepspeed_enabled:
             return
         last = self._current.passes[-1]
         batch = self._batches.get(last.batch)
@@ -369,7 +429,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         )
         self._cleared_gradients = self._cleared_gradients + 1 if is_gone else 0
         judge_repeated(
-            self.record.findings_log,
+            self._judge.findings_log,
             "optimizer.accumulation",
             self._cleared_gradients,
             "Gradients are cleared between the micro-batches of one update: all but the last are"
@@ -416,14 +476,41 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     # The trainer's callbacks
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Make the run directory."""
+        """Make the run directory, or look for the first process that does."""
+        trainer = self.trainer
+        self._is_first_step = True
+        self._rendezvous = None
+        self._asks_together = False
         with self.guard("the beginning"):
-            self._weights = WatchedWeights(self.trainer.model)
-            self.record = Record(self.trainer, self.path, self._weights, self.guard)
-            self.path = self.record.path
-            self._latest = self._weights.snapshot()
-            self._is_first_step = True
-            self.trainer.model.get_input_embeddings().register_forward_pre_hook(self._on_forward)
+            self._sharding = sharding_of(trainer)
+        if trainer.accelerator.num_processes > 1:
+            with self.guard("the other processes"):
+                self._rendezvous = Rendezvous(trainer, self.path, (self._every, self._probes))
+        with self.guard("the beginning"):
+            if self._is_first:
+                self._begin_record()
+            elif self._rendezvous is not None:
+                if self._sharding:  # else the first process's weights are the same
+                    self._weights = WatchedWeights(
+                        trainer.model, is_copy=trainer.is_deepspeed_enabled
+                    )
+                    self._latest = self._weights.snapshot()
+                self.record = ProcessRecord(trainer, self._rendezvous)
+            if self._rendezvous is not None and self.record is not None:
+                self._rendezvous.join()
+
+    def _begin_record(self) -> None:
+        trainer = self.trainer
+        self._weights = WatchedWeights(trainer.model, is_copy=trainer.is_deepspeed_enabled)
+        self._judge = Record(trainer, self.path, self._weights, self.guard, self._rendezvous)
+        self.record = self._judge
+        self.path = self.record.path
+        self._latest = self._weights.snapshot()
+        trainer.model.get_input_embeddings().register_forward_pre_hook(self._on_forward)
+        reason = why_not_gathered(trainer, self._sharding) if self._sharding else ""
+        if reason:
+            for id in PROBED_IDS:
+                self._judge.event("not-probed", id=id, reason=reason)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Begin a step, before its first micro-batch."""
@@ -435,7 +522,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     def _judge_undone(self) -> None:
         """Report an update after which the weights are again what they were before it."""
         if (
-            self.record is None
+            self._judge is None
             or self._weights is None
             or not self._before_update
             or not self._latest
@@ -448,7 +535,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._undone_updates = self._undone_updates + 1 if is_undone else 0
         self._latest = now
         judge_repeated(
-            self.record.findings_log,
+            self._judge.findings_log,
             "optimizer.frozen",
             self._undone_updates,
             "Every update is taken back: at the next step, weights are what they were before it.",
@@ -456,38 +543,49 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         )
 
     def on_pre_optimizer_step(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
-        """Probe the model: gradients are there, and the weights are still those that sampled."""
+        """Probe the model: gradients are there, and the weights are still those that sampled,
+        unless DeepSpeed has updated them already.
+        """
         with self.guard("updates"):
-            current = self._current
+            self._current.lr = float(optimizer.param_groups[0]["lr"])
+        step = self.trainer.state.global_step + 1
+        if self._is_first_step:
+            with self.guard("the other processes"):
+                self._asks_together = self._can_ask_together()
+        if self._is_first_step or step % self._every == 0:
+            self._ask("the learner", self._ask_learner)
+
+    def _can_ask_together(self) -> bool:
+        """Return True where all processes are watched, and can bring their parts of the weights
+        together.
+        """
+        trainer = self.trainer
+        if self._rendezvous is None or not self._sharding or not self._probes or trainer._is_vlm:
+            return False
+        return not why_not_gathered(trainer, self._sharding) and self._rendezvous.is_complete
+
+    def _ask_learner(self, batch: TrlBatch, loss_pass: LossPass) -> None:
+        if self._judge is not None:
+            log = self._judge.findings_log
             step = self.trainer.state.global_step + 1
-            current.lr = float(optimizer.param_groups[0]["lr"])
-            is_due = self._is_first_step or step % self._every == 0
-            if self.record is None or not is_due or not self._can_probe:
-                return
-            with self.guard("the learner"), same_randomness():
-                loss_pass = current.passes[0]
-                batch = self._batches[loss_pass.batch]
-                current.gaps |= probe_learner(
-                    self.trainer, batch, loss_pass, self.record.findings_log, step
-                )
+            self._current.gaps |= probe_learner(self.trainer, batch, loss_pass, log, step)
+
+    def _ask_update(self, batch: TrlBatch, loss_pass: LossPass) -> None:
+        self._current.gaps |= probe_update(self.trainer, batch, loss_pass)
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Compare the weights with those before the update."""
         with self.guard("weights"):
+            self._current.skipped = bool(self.trainer.accelerator.optimizer_step_was_skipped)
             if self._weights is not None:
                 before = self._latest
                 self._before_update = before
                 now = self._weights.snapshot()
                 self._latest = now
                 self._move = None if before is None else self._weights.compare(before, now)
-                self._current.skipped = bool(self.trainer.accelerator.optimizer_step_was_skipped)
         step = self.trainer.state.global_step + 1
-        is_due = step <= EARLY_STEPS or step % self._every == 0
-        if self.record is not None and is_due and self._can_probe:
-            with self.guard("the update"), same_randomness():
-                loss_pass = self._current.passes[0]
-                batch = self._batches[loss_pass.batch]
-                self._current.gaps |= probe_update(self.trainer, batch, loss_pass)
+        if step <= EARLY_STEPS or step % self._every == 0:
+            self._ask("the update", self._ask_update)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Send the step to the recorder."""
@@ -496,9 +594,19 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             current.step = self.trainer.state.global_step
             current.waited = self.guard.take_seconds()
             current.seconds = time.perf_counter() - current.began
-            if self.record is not None:
+            self._is_first_step = False
+            if isinstance(self.record, Record):
                 self.record.take_step(current, self._move)
-                self._is_first_step = False
+            elif self.record is not None:
+                self.record.take_step(current, self._movement())
+
+    def _movement(self) -> Callable[[], dict[str, float]] | None:
+        """Return a function that makes the metrics of the weights' move in this step."""
+        weights = self._weights
+        move = self._move
+        if weights is None or move is None:
+            return None
+        return lambda: weights.metrics(move)
 
     def on_evaluate(self, *_: Any, metrics: dict[str, Any] | None = None, **__: Any) -> None:
         """Send an evaluation to the recorder."""

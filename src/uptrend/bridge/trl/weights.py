@@ -19,6 +19,7 @@ from uptrend.bridge.trl.findings_log import FindingsLog
 from uptrend.policy.weights import Movement, change_of, group_of, movable_part, movement_of
 from uptrend.records import Basis, Evidence, Severity
 from uptrend.records.dialects import our_value
+from uptrend.training.metrics import weight_metrics
 
 SAMPLED_WEIGHTS = 1 << 16  # about; see WatchedWeights._sample
 BLOCK_SIZE = 256  # weights that are sampled side by side
@@ -48,19 +49,24 @@ Move = tuple[Tensor, Snapshot]
 
 
 class WatchedWeights:
-    """Trainable weights of a model that another program trains."""
+    """Trainable weights of a model that another program trains; where processes hold only parts of
+    them, this one's.
+    """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, is_copy: bool = False) -> None:
+        # DeepSpeed learns in fp32 and copies that into the model's weights, whatever their
+        # precision: which of their bits change then says nothing.
+        self._is_copy = is_copy
         named = [(group_of(name), p) for name, p in model.named_parameters() if p.requires_grad]
         named.sort(key=lambda item: item[0])  # a group's weights lie side by side in a snapshot
         self._parameters = [parameter for _, parameter in named]
-        self._total = sum(parameter.numel() for parameter in self._parameters)
+        self._total = sum(own_part(parameter).numel() for parameter in self._parameters)
         self._every = max(1, self._total // SAMPLED_WEIGHTS)
 
         weights_by_group: Counter[str] = Counter()
         sampled_by_group: Counter[str] = Counter()
         for group, parameter in named:
-            weights_by_group[group] += parameter.numel()
+            weights_by_group[group] += own_part(parameter).numel()
             sampled_by_group[group] += len(self._sample(parameter))
         # Places of a group in a snapshot, and weights per sampled one.
         self._groups: dict[str, tuple[slice, float]] = {}
@@ -74,7 +80,7 @@ class WatchedWeights:
         """Return the number of trainable weights by precision."""
         counts: Counter[str] = Counter()
         for parameter in self._parameters:
-            counts[str(parameter.dtype)] += parameter.numel()
+            counts[str(parameter.dtype)] += size_of(parameter)
         return dict(counts)
 
     def snapshot(self) -> Snapshot:
@@ -98,13 +104,21 @@ class WatchedWeights:
         changes, _ = move
         return movement_of(self._groups, changes, max(1, self._total))
 
+    def metrics(self, move: Move) -> dict[str, Any]:
+        """Return the metrics of a move; without the share that changed where it says nothing."""
+        metrics = weight_metrics(self.movement(move))
+        _, after = move
+        if self._is_copy and after.precision in HALF_DTYPES:
+            del metrics[CHANGED_METRIC]
+        return metrics
+
     def digest(self) -> str:
         """Return a fingerprint of every bit of the trainable weights, from sums that are made on
         their device.
         """
         digest = hashlib.blake2b(digest_size=16)
         for parameter in self._parameters:
-            values = parameter.detach().contiguous().view(-1).view(torch.uint8)
+            values = own_part(parameter).contiguous().view(-1).view(torch.uint8)
             if values.storage_offset() % 8:  # 8-byte words must begin at their own places
                 values = values.clone()
             block_bytes = 8 * BLOCK_SIZE
@@ -118,7 +132,7 @@ class WatchedWeights:
         """Return one of `_every` weights, as evenly spread blocks; the first ones where those are
         fewer than a block each.
         """
-        values: Tensor = parameter.detach().reshape(-1)
+        values = own_part(parameter).reshape(-1)
         if self._every == 1:
             is_small = len(values) <= SAMPLED_WEIGHTS
             return values if is_small else values[: SAMPLED_WEIGHTS // 16]
@@ -127,6 +141,27 @@ class WatchedWeights:
             return values[: max(1, len(values) // self._every)]
         blocks = values[: n_blocks * BLOCK_SIZE].view(n_blocks, BLOCK_SIZE)
         return blocks[:: self._every].reshape(-1)
+
+
+def own_part(parameter: Any) -> Tensor:
+    """Return the part of a weight that this process holds: all of it, unless ZeRO-3 or FSDP keep it
+    in parts.
+    """
+    part = getattr(parameter, "ds_tensor", parameter)  # by ZeRO-3, which empties the parameter
+    return to_local(part.detach())
+
+
+def to_local(tensor: Any) -> Tensor:
+    """Return this process's part of a DTensor, by which FSDP 2 keeps weights; others as they
+    are.
+    """
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+def size_of(parameter: Any) -> int:
+    """Return the number of values of a weight over all processes."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def most_common(dtypes: Mapping[str, int], default: str) -> str:
@@ -181,9 +216,11 @@ def name_wrong_sampler(sampled_by: Snapshot | Literal["base"] | None, learner: S
         return "another model (the trained one did not run)"
     if isinstance(sampled_by, str):
         return "the base model (the adapters were off)"
-    # Weights that were cast since are the same ones; judge_cast reports them.
+    # Weights that were cast since are the same ones; judge_cast reports them. FSDP 1 brings its
+    # parts together while the model runs, and then they can't be compared.
     is_cast = sampled_by.dtypes != learner.dtypes
-    if is_cast or torch.equal(sampled_by.values, learner.values):
+    is_gathered = sampled_by.values.shape != learner.values.shape
+    if is_cast or is_gathered or torch.equal(sampled_by.values, learner.values):
         return ""
     return "other weights than those that train"
 
@@ -200,13 +237,12 @@ def judge_repeated(
     log.report(id, severity, summary, [Evidence(text, step=step)], basis)
 
 
-def judge_update(
-    log: FindingsLog, step: TrlStep, changed: float, weights: Snapshot, lr: float
-) -> None:
+def judge_update(log: FindingsLog, step: TrlStep, weights: Snapshot, lr: float) -> None:
     """Report an update of half-precision weights that changes few bits, now and at the full
     learning rate.
     """
     gradient = float(step.gradient or 0.0)
+    changed = step.moved.get(CHANGED_METRIC, 1.0)
     is_half = weights.precision in HALF_DTYPES
     if not is_half or changed >= MIN_CHANGED_SHARE or not gradient > 0 or not step.lr > 0:
         return

@@ -11,9 +11,10 @@ killed trainer leaves a whole directory.
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import pyarrow as pa
 
 from uptrend.bridge.trl.batch import LossPass, Settings, TrlBatch, TrlStep, as_float64, as_numpy
 from uptrend.bridge.trl.guard import describe_error
+from uptrend.bridge.trl.merging import StepCollector, merge_steps
 from uptrend.bridge.trl.rollouts import RewardRange, correctness, make_rollouts, make_table
 from uptrend.records import Basis, Evidence, Reward, Role, Rollout, RunDirectory, Severity
 from uptrend.training import metrics as measure
@@ -31,6 +33,10 @@ MIN_CONSTANT_STEPS = 5
 # Seconds between two checks that the trainer lives: a process that it forked may hold the socket
 # open.
 PARENT_CHECK_S = 2.0
+# Seconds that the other processes may take to send the rest once the training is over.
+LAST_STEPS_S = 10.0
+# Seconds between two checks for processes that have come since.
+LAST_CHECK_S = 0.2
 # Log-ratios are cut here, as in training/metrics.py: a token that is impossible for one side would
 # overflow.
 MAX_LOG_RATIO = 20
@@ -72,6 +78,20 @@ class Writer:
         self._reward_range = reward_range
         self._suspects = suspects
 
+    def take_steps(self, steps: list[TrlStep]) -> None:
+        """Write a step, as several processes saw it."""
+        is_alone = self._settings.processes == 1
+        self.take_step(steps[0] if is_alone else merge_steps(steps, self._batches))
+
+    def report_absence(self, process: int) -> None:
+        """Report a process whose rollouts are missing from here on."""
+        reason = (
+            f"process {process} of {self._settings.processes} has sent no rollouts of its own: is"
+            " its trainer watched too?"
+        )
+        self._send("event", "partial", reason=reason)
+        self._send("print", reason)
+
     def take_step(self, step: TrlStep) -> None:
         """Write a step."""
         if step.batches:
@@ -92,9 +112,10 @@ class Writer:
             line |= learner_metrics(passes, self._settings)
         line |= self._optimizer_metrics(step)
         line |= step.moved
+        # Where the sampler gave no log-probabilities, the model stands for it in a probe.
+        line |= step.gaps
         if step.batches:
             line |= sampler_metrics(step.batches[0])
-        line |= step.gaps
         line |= surprise_metrics(passes_over_new)
         line |= {
             "seconds/sample": step.sampling,
@@ -118,7 +139,10 @@ class Writer:
             if rollouts is None:
                 rollouts = make_rollouts(batch, self._reward_range, self._settings)
             table = make_table(self._name, rollouts, self._reward_range)
-            tables.setdefault(batch.step, []).append(table)
+            start = 0
+            for size in batch.process_sizes or (batch.size,):
+                tables.setdefault(batch.step, []).append(table.slice(start, size))
+                start += size
         self._unwritten = unfinished
 
         own_tables = [] if line is None else tables.pop(line["step"], [])
@@ -179,8 +203,9 @@ class Writer:
             groups += [f"{number}/{rollout.group}" for rollout in own]
 
         self._judge_gold(rollouts, step.step)
-        if self._settings.processes == 1:
-            for batch, own in zip(step.batches, rollouts_by_batch, strict=True):
+        for batch, own in zip(step.batches, rollouts_by_batch, strict=True):
+            # Without the rows of every process, places do not say which group a row is in.
+            if len(batch.process_sizes or (batch.size,)) == self._settings.processes:
                 self._judge_batch(batch, own)
 
         advantages = [b.output["advantages"].reshape(b.size, -1)[:, 0] for b in step.batches]
@@ -346,40 +371,148 @@ def sampler_metrics(batch: TrlBatch) -> Line:
     return measure.gap_metrics(np.concatenate(learner_parts), np.concatenate(sampler_parts))
 
 
-def record(trainer: Connection, is_alone: Callable[[], bool]) -> None:
-    """Write everything that comes, until None or the trainer's end; an error is reported, and the
-    next is tried.
-    """
-    writer: Writer | None = None
+class ProcessListener:
+    """Lets the other processes of the training in, and keeps their connections."""
 
-    def send(kind: str, *args: Any, **values: Any) -> None:
+    def __init__(self, host: str, key: bytes) -> None:
+        self._listener = Listener((host, 0), authkey=key)
+        self.port: int = self._listener.address[1]
+        self.connections: dict[Connection, int] = {}  # process of each
+        self.n_seen = 0  # processes that have ever connected
+        self._lock = threading.Lock()
+        thread = threading.Thread(target=self._accept, name="uptrend-accept", daemon=True)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            # Whoever does not know the key, or leaves at once, is no process of this training.
+            with contextlib.suppress(Exception):
+                connection = self._listener.accept()
+                process = int(connection.recv())
+                with self._lock:
+                    self.connections = {**self.connections, connection: process}
+                    self.n_seen += 1
+
+    def close(self, connection: Connection) -> None:
+        """Forget a process that has ended."""
+        with self._lock:
+            self.connections = {c: n for c, n in self.connections.items() if c is not connection}
+        connection.close()
+
+
+class RecordingProcess:
+    """Receives what the processes of a training send, and has it written."""
+
+    def __init__(self, trainer: Connection) -> None:
+        self._trainer = trainer
+        self._writer: Writer | None = None
+        self._collector: StepCollector | None = None
+        self._listener: ProcessListener | None = None
+        self._processes = 1
+
+    def run(self, is_alone: Callable[[], bool]) -> None:
+        """Write everything that comes, until None or the trainer's end; an error is reported, and
+        the next is tried.
+        """
+        deadline = float("inf")  # until the training is over
+        with contextlib.suppress(EOFError, OSError):  # the trainer is gone
+            while time.monotonic() < deadline and not self._is_finished(deadline):
+                ready = self._wait(deadline)
+                if not ready and is_alone():
+                    break
+                for connection in ready:
+                    if connection is not self._trainer:
+                        self._take_from_process(connection)
+                        continue
+                    message = self._trainer.recv()
+                    if message is None:
+                        deadline = time.monotonic() + LAST_STEPS_S
+                    else:
+                        self._take(0, *message)
+        if self._collector is not None:
+            self._attempt(self._collector.flush)
+        if self._writer is not None:
+            self._attempt(self._writer.write, None)
+
+    def _is_finished(self, deadline: float) -> bool:
+        """Return True once the training is over and the other processes have sent everything."""
+        if deadline == float("inf"):
+            return False
+        listener = self._listener
+        collector = self._collector
+        if listener is None or collector is None:
+            return True
+        n_expected = self._processes - 1 - len(collector.absent)
+        return listener.n_seen >= n_expected and not listener.connections
+
+    def _wait(self, deadline: float) -> list[Connection]:
+        """Wait for messages, for a moment: processes may have come since."""
+        connections = [] if self._listener is None else [*self._listener.connections]
+        if deadline == float("inf"):
+            connections.append(self._trainer)
+            return _ready(connections, PARENT_CHECK_S)
+        if not connections:
+            time.sleep(LAST_CHECK_S)
+        return _ready(connections, LAST_CHECK_S)
+
+    def _take_from_process(self, connection: Connection) -> None:
+        assert self._listener is not None
+        process = self._listener.connections[connection]
+        try:
+            kind, args, values = connection.recv()
+        except (EOFError, OSError):
+            self._listener.close(connection)
+            return
+        if kind == "event":
+            self._send(kind, *args, **values)
+        else:
+            self._take(process, kind, args)
+
+    def _take(self, process: int, kind: str, args: tuple[Any, ...]) -> None:
+        """Take a message of a process; the first one of the first process begins the record."""
+        if self._writer is None or self._collector is None:
+            path, settings, reward_range, rendezvous = args
+            self._writer = Writer(self._send, path, settings, reward_range)
+            self._collector = StepCollector(
+                settings.processes,
+                self._writer.take_steps,
+                self._writer.take_evaluation,
+                self._writer.report_absence,
+            )
+            self._processes = settings.processes
+            if rendezvous is not None:
+                self._attempt(self._listen, *rendezvous)
+            port = None if self._listener is None else self._listener.port
+            self._send("ready", port)
+        elif kind == "take_step":
+            self._attempt(self._collector.add_step, process, *args)
+        elif kind == "take_evaluation":
+            self._attempt(self._collector.add_evaluation, process, args)
+        else:
+            self._attempt(getattr(self._writer, kind), *args)
+
+    def _listen(self, host: str, key: bytes) -> None:
+        self._listener = ProcessListener(host, key)
+
+    def _send(self, kind: str, *args: Any, **values: Any) -> None:
         # Without a trainer that reads them, the files are still worth writing.
         with contextlib.suppress(OSError):
-            trainer.send((kind, args, values))
+            self._trainer.send((kind, args, values))
 
-    def attempt(job: Callable[..., None], *args: Any) -> None:
+    def _attempt(self, job: Callable[..., None], *args: Any) -> None:
         try:
             job(*args)
         except Exception as error:
-            send("note", "records", describe_error(error))
+            self._send("note", "records", describe_error(error))
 
-    with contextlib.suppress(EOFError, OSError):  # the trainer is gone
-        while trainer.poll(PARENT_CHECK_S) or not is_alone():
-            if not trainer.poll():
-                continue
-            message = trainer.recv()
-            if message is None:
-                break
-            kind, args = message
-            if writer is None:
-                writer = Writer(send, *args)
-            else:
-                attempt(getattr(writer, kind), *args)
-    if writer is not None:
-        attempt(writer.write, None)
+
+def _ready(connections: list[Connection], timeout_s: float) -> list[Connection]:
+    """Return the connections that have something to read, once one has."""
+    ready = wait(connections, timeout_s)
+    return [connection for connection in connections if connection in ready]
 
 
 if __name__ == "__main__":
     os.nice(10)  # training goes first
     parent = os.getppid()
-    record(Connection(int(sys.argv[1])), lambda: os.getppid() != parent)
+    RecordingProcess(Connection(int(sys.argv[1]))).run(lambda: os.getppid() != parent)

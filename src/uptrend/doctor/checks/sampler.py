@@ -663,6 +663,15 @@ def _tempered(case: Case, first: Gaps) -> Found | None:
         "The learner ignores the sampling temperature, which its log-probabilities say is about"
         f" {slope:.2f}."
     )
+    # What a sampler reports before it divides by the temperature is less spread by that factor.
+    inverse = 1 / temperature if temperature else 1.0
+    if abs(inverse - slope) < MAX_TEMPERATURE_ERROR * abs(inverse - 1):
+        is_known = True
+        summary = (
+            "The sampler's log-probabilities are those before the temperature of"
+            f" {temperature:g}, which the learner's count in: vLLM reports the others with"
+            " --logprobs-mode processed_logprobs."
+        )
     hidden = _settings_of_files(case, ("temperature",))
     if is_known or abs(hidden.get("temperature", 1) - slope) > MAX_TEMPERATURE_ERROR * abs(
         slope - 1
