@@ -73,6 +73,14 @@ def test_the_healthy_source_raises_no_alarm(run: Run) -> None:
     assert not [each.summary for each in alarms if "The same holds in" in each.summary]
 
 
+def test_a_small_set_that_fills_its_share_repeats_nothing(recipe: dict[str, Any]) -> None:
+    """A step's 8 groups are more than its 5 tasks, but only 4 of them are its share."""
+    first, second = recipe["tasks"]
+    small = {**recipe, "tasks": [{**first, "train": 5}, second]}
+    bench = Bench(prepare(load_config(small, {"sampling.groups": 8})), groups=2)
+    assert [result.ok for result in run_probes(bench, ["repeats"])] == [True, True]
+
+
 def test_all_rewards_together_would_hide_it(run: Run) -> None:
     """Half of all rollouts differ, so that the step's rewards are no constant."""
     assert min(line["reward/std"] for line in run.metric_lines) > 0

@@ -214,10 +214,7 @@ def side_effects(now: Specification) -> list[str]:
     for name, arm in now.arms.items():
         left_out = now.omitted.get(name, frozenset()) & now.omitted.get(control, frozenset())
         pairs = difference(now.arms[control]["config"], arm["config"])
-        chosen: dict[str, tuple[Any, Any]] = {}
-        for key in pairs.keys() & chosen_keys() & left_out:
-            if not key.startswith("warmstart."):  # no run of an experiment has one
-                chosen[key] = pairs[key]
+        chosen = {key: pairs[key] for key in pairs.keys() & chosen_keys() & left_out}
         for change in sorted(_word_differences(chosen)):
             sentences.append(
                 f"{name} changes {change} too, which runs choose where it is left out: set it in"
