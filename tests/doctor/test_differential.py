@@ -140,6 +140,23 @@ def test_preflight_that_passed_is_quoted_and_counts() -> None:
     assert "Preflight's probe sign passed: all 12 follow." in after.evidence
 
 
+def test_a_probe_that_failed_in_one_source_or_later_did_not_pass() -> None:
+    passed = {"name": "gold", "ok": True, "figure": "12 of 12", "skipped": ""}
+    failed = passed | {"ok": False, "figure": "0 of 12"}
+    skipped = passed | {"skipped": "no time"}
+    words = "Preflight's probe gold passed"
+    runs = {True: [[passed], [passed, passed]], False: [[passed, failed], [passed, skipped]]}
+    for is_quoted, all_probes in runs.items():
+        for probes in all_probes:
+            event = {"event": "preflight", "probes": probes, "findings": []}
+            view = healthy(**FLAT, **OURS, events=(event,))
+            evidence = " ".join(suspect(view, "reward.gold-rejected").evidence)
+            assert (words in evidence) == is_quoted, probes
+    both = [{"event": "preflight", "probes": [each], "findings": []} for each in (passed, failed)]
+    later = suspect(healthy(**FLAT, **OURS, events=tuple(both)), "reward.gold-rejected")
+    assert words not in " ".join(later.evidence)
+
+
 @pytest.mark.usefixtures("table")
 def test_odds_are_what_was_measured_shrunk_toward_their_kind() -> None:
     # Of its own 5 of 5, with 5 runs of a kind of 11/22; without it 0 of 20, with 5 of 11/102.

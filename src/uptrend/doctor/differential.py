@@ -321,13 +321,21 @@ def lift(link: str) -> float:
 
 
 def _passed_probes(case: Case) -> dict[str, str]:
-    """Return the figures of preflight's probes that reported nothing, by name."""
+    """Return the figures of preflight's probes that reported nothing, by name; of a probe that asks
+    each of several sources, only if it reported nothing in any.
+    """
     figures: dict[str, str] = {}
     for event in case.view.events:
-        if event.get("event") == "preflight":
-            for probe in event.get("probes", ()):
-                if probe.get("ok") and not probe.get("skipped"):
-                    figures[str(probe.get("name"))] = str(probe.get("figure") or "nothing found")
+        if event.get("event") != "preflight":
+            continue
+        probes: dict[str, list[Mapping[str, Any]]] = {}
+        for probe in event.get("probes", ()):
+            probes.setdefault(str(probe.get("name")), []).append(probe)
+        for name, results in probes.items():
+            if not all(probe.get("ok") for probe in results):
+                figures.pop(name, None)  # it passed in an earlier preflight, and no longer
+            elif not any(probe.get("skipped") for probe in results):
+                figures[name] = str(results[0].get("figure") or "nothing found")
     return figures
 
 
@@ -417,7 +425,8 @@ def _tests(evidence: _Evidence, suspects: Sequence[Suspect]) -> Iterator[_Test]:
             command = command_of(arm, values, evidence) if values else ""
             if command:
                 ids = frozenset([finding.id])
-                yield _Test(f"{finding.id}: {arm}", experiment.claim, command, ids, steps, True)
+                sentence = f"Test this claim: {experiment.claim}"
+                yield _Test(f"{finding.id}: {arm}", sentence, command, ids, steps, True)
                 break
 
 

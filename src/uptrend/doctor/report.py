@@ -273,7 +273,7 @@ def _differential_lines(differential: Differential, lists_all: bool) -> Iterator
     n_excluded = len(differential.with_standing(Standing.EXCLUDED))
     if n_excluded:
         counts.append(f"{n_excluded} are excluded")
-    counts.append(f"{percent(differential.elsewhere, 0)}: none of them")
+    counts.append(f"{percent(differential.elsewhere, 0)} for none of these, or no fault")
     hint = "" if lists_all else " (--all lists them)"
     yield f"{', '.join(counts)}{hint}", "dim"
     for step in differential.next_steps if lists_all else differential.next_steps[:1]:
