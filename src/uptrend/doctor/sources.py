@@ -59,7 +59,7 @@ def _join(of_cause: Mapping[str, Finding], metrics: Container[str]) -> Finding:
     ]
     summary = f"In {worst}: {finding.summary}"
     if also:
-        summary += f" So it is in {' and '.join(also)}."
+        summary += f" The same holds in {' and '.join(also)}."
     return replace(
         finding,
         summary=summary,
