@@ -55,6 +55,14 @@ def test_the_tasks_of_each_are_shown(folder: Path, uptrend: Uptrend) -> None:
     assert [len(source["tasks"]) for source in sources] == [1, 1]
 
 
+def test_held_out_tasks_are_counted_by_their_own_set(folder: Path, uptrend: Uptrend) -> None:
+    sets = '[{label = "words", tasks = 3}]'
+    table = load_config(folder / "two.toml", [f"eval.sets={sets}"])
+    (folder / "fewer.toml").write_text(to_recipe(to_table(table)))
+    printed = uptrend("tasks", "show", folder / "fewer.toml").out
+    assert "[tasks.words] counting: 40 to train on, 3 held out" in printed
+
+
 def test_each_is_validated_with_its_held_out_tasks(folder: Path, uptrend: Uptrend) -> None:
     arguments = ("tasks", "validate", folder / "two.toml", "--limit", "3", "--json")
     reports = uptrend(*arguments).json["reports"]
@@ -110,3 +118,12 @@ def test_an_evaluation_scores_each(run: Path, uptrend: Uptrend) -> None:
     scored = uptrend("eval", run, "--json").json
     assert set(scored["sets"]) == set(LABELS)
     assert scored["tasks"] == sum(each["tasks"] for each in scored["sets"].values()) == 10
+
+
+def test_another_model_is_scored_on_the_held_out_tasks_of_each(
+    folder: Path, run: Path, uptrend: Uptrend
+) -> None:
+    scored = uptrend("eval", "tiny", "--tasks", folder / "two.toml", "--json").json
+    of_run = uptrend("eval", run, "--json").json
+    assert set(scored["sets"]) == set(LABELS)
+    assert scored["hash"] == of_run["hash"]

@@ -140,6 +140,13 @@ def test_limits_are_the_tasksets_own(tasks: dict[str, Any], limits: tuple[int, .
     assert (sampling.max_tokens, sampling.max_turns, sampling.context) == (20, 2, 99)
 
 
+@pytest.mark.parametrize("reward", [3, [3, ["exact"]], {"exact": 1}])
+def test_a_reward_of_another_type_is_refused_with_its_key(reward: Any) -> None:
+    tasks = {"name": "data", "file": "rows.jsonl", "reward": reward}
+    with pytest.raises(ConfigError, match=r"tasks\.reward"):
+        resolve_options(load_config({"tasks": tasks}))
+
+
 def test_evaluations_of_another_taskset_have_its_limits() -> None:
     answers = {"name": "data", "file": "rows.jsonl"}
     config = resolve_options(load_config({"tasks": {"name": "arithmetic"}, "eval": answers}))

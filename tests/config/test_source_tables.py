@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from uptrend.config import difference, load_config, to_table
+from uptrend.config.load import dotted_keys
 from uptrend.config.tables import to_recipe
 from uptrend.records import ConfigError
 
@@ -109,11 +110,42 @@ def test_a_label_is_made_of_the_name() -> None:
             {**TWO, "eval": {"sets": [{"label": "large"}]}},
             "'large' is the label of none of .*arithmetic, counting",
         ),
+        ({**TWO, "eval": {"sets": 3}}, r"eval\.sets = 3 should be a list"),
+        ({**TWO, "eval": {"sets": [3]}}, r"eval\.sets\[0\] = 3 should be a table"),
+        ({**TWO, "eval": {"sets": [{"label": []}]}}, r"\[\] is the label of none of"),
+        (
+            {**TWO, "eval": {"sets": [{"label": "counting"}, {"label": "counting"}]}},
+            "'counting' is another set's already",
+        ),
     ],
 )  # fmt: skip
 def test_what_can_not_work_gets_a_sentence(table: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         load_config(table)
+
+
+def test_an_empty_name_of_the_evaluation_is_as_good_as_none() -> None:
+    assert load_config({**TWO, "eval": {"name": "", "tasks": 20}}) == load_config(TWO)
+
+
+def test_a_set_with_another_taskset_inherits_no_options() -> None:
+    sets = [{"label": "arithmetic", "name": "counting"}]
+    evaluation = load_config({**TWO, "eval": {"sets": sets}}).eval
+    assert evaluation.sets[0] == {"label": "arithmetic", "name": "counting"}
+
+
+def test_a_list_of_one_is_overridden_like_a_table() -> None:
+    table = {"tasks": [{"name": "counting", "label": "c"}]}
+    assert load_config(table, ["tasks.train=40"]).tasks.train == 40
+
+
+def test_an_override_of_a_whole_taskset_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tasks\.counting is a table\. Set one of its keys"):
+        load_config(TWO, ["tasks.counting=3"])
+
+
+def test_no_message_names_a_key_that_recipes_do_not_have() -> None:
+    assert not [key for key in dotted_keys() if key.startswith("sources")]
 
 
 @pytest.mark.parametrize("override", ["tasks.train=3", "tasks.countin.weight=2"])

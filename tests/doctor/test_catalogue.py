@@ -19,7 +19,7 @@ from uptrend.doctor.catalogue import (
 )
 from uptrend.doctor.check import make_finding
 from uptrend.doctor.probes import PROBES
-from uptrend.records import Basis, ConfigError, Multiplied, Severity, from_lines
+from uptrend.records import Basis, ConfigError, Fix, Multiplied, Severity, from_lines
 from uptrend.records.dialects import TRAINER_NAMES
 from uptrend.records.metrics import find_metric
 from uptrend.tasks import registry
@@ -137,6 +137,17 @@ def test_experiments_and_fixes_load(cause: Cause) -> None:
         )
         load(keys)
         assert all(is_known(key) for key in keys)
+
+
+@by_id
+def test_fixes_and_arms_load_in_a_recipe_that_skips_dead_groups(cause: Cause) -> None:
+    table = to_table(load_config({"learning": {"skip_dead": True, "steps": 5, "warmup": 2}}))
+    view = from_lines([{"step": 1, "reward/mean": 0.0}], source="", name="", config=table)
+    arms = resolve_experiment(cause, view.value).arms.values()
+    for changes in (cause.fix.changes.get("uptrend", {}), *arms):
+        fix = complete_fix(Fix("", {"uptrend": changes}), "uptrend", view.value)
+        settings = fix.changes.get("uptrend", {})
+        load_config(table, settings)
 
 
 @by_id

@@ -1,9 +1,11 @@
 """The differential of runs that do not learn: what remains, why, how likely, and what to do next."""
 
 import json
+import shlex
 from collections import Counter
 from dataclasses import replace
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,23 @@ def test_preflight_that_passed_is_quoted_and_counts() -> None:
     assert "Preflight's probe sign passed: all 12 follow." in after.evidence
 
 
+def test_a_probe_that_failed_in_one_source_or_later_did_not_pass() -> None:
+    passed = {"name": "gold", "ok": True, "figure": "12 of 12", "skipped": ""}
+    failed = passed | {"ok": False, "figure": "0 of 12"}
+    skipped = passed | {"skipped": "no time"}
+    words = "Preflight's probe gold passed"
+    runs = {True: [[passed], [passed, passed]], False: [[passed, failed], [passed, skipped]]}
+    for is_quoted, all_probes in runs.items():
+        for probes in all_probes:
+            event = {"event": "preflight", "probes": probes, "findings": []}
+            view = healthy(**FLAT, **OURS, events=(event,))
+            evidence = " ".join(suspect(view, "reward.gold-rejected").evidence)
+            assert (words in evidence) == is_quoted, probes
+    both = [{"event": "preflight", "probes": [each], "findings": []} for each in (passed, failed)]
+    later = suspect(healthy(**FLAT, **OURS, events=tuple(both)), "reward.gold-rejected")
+    assert words not in " ".join(later.evidence)
+
+
 @pytest.mark.usefixtures("table")
 def test_odds_are_what_was_measured_shrunk_toward_their_kind() -> None:
     # Of its own 5 of 5, with 5 runs of a kind of 11/22; without it 0 of 20, with 5 of 11/102.
@@ -175,7 +194,8 @@ def test_the_next_command_works_for_the_run() -> None:
 
     theirs = healthy(**FLAT, trainer="trl")
     first, *later = differential(theirs).next_steps
-    assert "uptrend.bridge.trl.watch(trainer)" in first.command
+    assert first.command.startswith("from uptrend.bridge.trl import watch; ")
+    assert "; watch(trainer); " in first.command
     assert first.seconds is None
     rate = next(step for step in later if step.name == "rate")
     assert rate.command == "learning_rate = 0.0001, max_steps = 20"
@@ -186,6 +206,45 @@ def test_the_next_command_works_for_the_run() -> None:
     assert commands["rate"].endswith("# in Uptrend's keys")
     assert "10 × its value" in commands["rate"]
     assert "watch" not in commands
+
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+@pytest.mark.parametrize("recipe", ["tiny", "quickstart"])
+@pytest.mark.parametrize("warmup", [0, 50])
+def test_every_command_for_a_recipe_loads(recipe: str, warmup: int) -> None:
+    path = RECIPES / f"{recipe}.toml"
+    config = to_table(load_recipe(path, ["learning.steps=100", f"learning.warmup={warmup}"]))
+    bent = {KL: ramp(0, 4), "learner/entropy/mean": ramp(1, 0.01)}
+    views = [
+        healthy(**FLAT, **OURS, config=config),
+        healthy(**{REWARD: ramp(0.7, 0.3)}, **bent, **OURS, config=config),
+    ]
+    commands = [step.command for view in views for step in differential(view).next_steps]
+    trained = [shlex.split(command) for command in commands if " train " in command]
+    assert trained
+    for words in trained:
+        sets = [value for flag, value in pairwise(words) if flag == "--set"]
+        load_config(config, sets)
+
+
+def test_a_test_that_changes_only_the_length_is_none() -> None:
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    view = healthy(**FLAT, **{DEAD: 0.9}, trainer="unknown", config={"sampling": sampling})
+    names = [step.name for step in differential(view).next_steps]
+    assert names
+    assert "temperature" not in names
+    other = healthy(**FLAT, **{DEAD: 0.9}, trainer="unknown", config={})
+    (step,) = [step for step in differential(other).next_steps if step.name == "temperature"]
+    assert "top_p" in step.command
+
+
+def test_a_short_run_without_a_fault_may_learn() -> None:
+    short = healthy(steps=6, **OURS)
+    assert diagnose(short).differential is None
+    nothing_earned = healthy(steps=6, **{REWARD: 0.0}, **OURS)
+    assert diagnose(nothing_earned).differential is not None
 
 
 def test_a_test_is_not_proposed_twice_and_costs_what_steps_cost() -> None:

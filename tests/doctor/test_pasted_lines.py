@@ -199,3 +199,12 @@ def test_what_one_line_cannot_show_is_named_in_the_trainer_s_words() -> None:
     missing = " ".join(report.missing)
     assert "no gradient norm: grad_norm would show" in missing
     assert "no dead groups: frac_reward_zero_std would show" in missing
+
+
+def test_a_kl_of_0_in_the_first_line_is_not_called_missing() -> None:
+    [report] = reports_of_text(json.dumps({**LINE, "kl": 0.0}).encode())
+    assert "kl-zero" in [sign.id for sign in report.normal]
+    assert not [sentence for sentence in report.missing if sentence.startswith("no KL")]
+    assert "no KL was logged" not in [lacking.needs for lacking in report.cannot_tell]
+    [other] = reports_of_text(json.dumps({k: LINE[k] for k in LINE if k != "kl"}).encode())
+    assert [sentence for sentence in other.missing if sentence.startswith("no KL")]

@@ -70,7 +70,15 @@ def test_the_healthy_source_raises_no_alarm(run: Run) -> None:
     alarms = [each for each in all_findings(run) if each.severity is not Severity.NOTE]
     assert alarms
     assert not [each.summary for each in alarms if each.summary.startswith("In sums")]
-    assert not [each.summary for each in alarms if "So it is in" in each.summary]
+    assert not [each.summary for each in alarms if "The same holds in" in each.summary]
+
+
+def test_a_small_set_that_fills_its_share_repeats_nothing(recipe: dict[str, Any]) -> None:
+    """A step's 8 groups are more than its 5 tasks, but only 4 of them are its share."""
+    first, second = recipe["tasks"]
+    small = {**recipe, "tasks": [{**first, "train": 5}, second]}
+    bench = Bench(prepare(load_config(small, {"sampling.groups": 8})), groups=2)
+    assert [result.ok for result in run_probes(bench, ["repeats"])] == [True, True]
 
 
 def test_all_rewards_together_would_hide_it(run: Run) -> None:
@@ -120,7 +128,7 @@ def test_one_finding_names_all_sources_that_are_as_bad_and_fixes_the_worst() -> 
         "c": [finding_of(Severity.WARNING, "from c")],
     }
     (joined,) = join_sources(findings, metrics)
-    assert joined.summary == "In b: It learned by heart. So it is in c."
+    assert joined.summary == "In b: It learned by heart. The same holds in c."
     texts = [piece.text for piece in joined.evidence]
     assert texts == ["b: from b", "a: from a", "c: from c"]
     metrics_named = [piece.metric for piece in joined.evidence]

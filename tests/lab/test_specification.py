@@ -13,6 +13,7 @@ from uptrend.lab import specification
 from uptrend.lab.notebook import Notebook
 from uptrend.lab.specification import Specification
 from uptrend.records import Arm, Direction, Hypothesis, LabError, Priority
+from uptrend.runner.runs import TrainLauncher
 
 CONTROL, FAST = Arm("control", {}, True), Arm("fast", {"learning.lr": 2e-3})
 H = Hypothesis("h01", "A greater rate learns more", "base.toml", (CONTROL, FAST))
@@ -190,3 +191,17 @@ def test_a_model_that_was_made_anew_is_a_change(
     assert change.startswith("control: hash of its model's folder ")
     shutil.rmtree(weights.parent)  # judged elsewhere
     assert changes(then, notebook, h) == []
+
+
+def test_what_an_arm_changes_beside_its_own_values_is_named(notebook: Notebook) -> None:
+    """Adapters get another learning rate than all weights where none is set."""
+    recipe = 'name = "a"\nmodel = { name = "tiny", chat = false }\neval = { tasks = 5 }\n'
+    (notebook.folder / "base.toml").write_text(recipe)
+    adapters = replace(H, arms=(CONTROL, Arm("adapters", {"model.lora.r": 4})))
+    now = specification.describe(notebook, adapters, TrainLauncher())
+    (sentence,) = specification.side_effects(now)
+    assert sentence.startswith("adapters changes learning.lr 1e-05 → 0.0001 too")
+
+    (notebook.folder / "base.toml").write_text(f"{recipe}learning = {{ lr = 2e-5 }}\n")
+    now = specification.describe(notebook, adapters, TrainLauncher())
+    assert specification.side_effects(now) == []

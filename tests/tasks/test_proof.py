@@ -246,3 +246,18 @@ def test_without_the_scorer_the_class_of_answers_chooses_the_fix() -> None:
     assert remedy is not None
     assert "minus sign" in remedy.sentence
     assert explain_rejections([other], [ScoredTask(other.task, [WRONG], [WRONG])]) is None
+
+
+def test_a_spelling_that_pays_wrong_answers_too_explains_no_rejection() -> None:
+    def score(_: Task, texts: Sequence[str]) -> list[ScoredPlay]:
+        # Pays whatever number stands in the tags, if it has a decimal.
+        pattern = re.compile(r"<answer>\d+\.\d</answer>")
+        totals = [float(bool(pattern.fullmatch(text))) for text in texts]
+        return [
+            ScoredPlay(((text,),), Reward(total, *UNBOUNDED, correct=False))
+            for text, total in zip(texts, totals, strict=True)
+        ]
+
+    task = Task((Message("user", "?"),), "42", "")
+    rejected = ScoredTask(task, score(task, ["<answer>42</answer>"]), [WRONG])
+    assert explain_rejections([], [rejected], score) is None

@@ -315,7 +315,7 @@ def _announce(experiment: ExperimentRuns) -> Iterator[str]:
         line += f", {n_finished} there already"
     yield line
     steps = min(planned.config["learning"]["steps"] for planned in planned_runs)
-    for warning in warn_of_length(hypothesis, steps):
+    for warning in (*experiment.side_effects, *warn_of_length(hypothesis, steps)):
         yield f"{id}: warning: {warning}"
     # Before any run only shares have a known scale: the deviation of other metrics is unknown.
     if is_share(metric):

@@ -154,13 +154,14 @@ def _display_source(config: Config, source: TaskSource) -> DisplayedSource:
     """Make the tasks of a taskset's first stage."""
     _, where, section = source_stages(source)[0]
     taskset = make_taskset(section.name, section.options, section.seed, where)
+    evaluation = eval_sections(config).get(source.label, config.eval)
     return DisplayedSource(
         source.label,
         taskset,
         section.seed,
         resolve_taskset_options(section.name, section.options, where),
         taskset.train(section.train),
-        taskset.heldout(config.eval.tasks),
+        taskset.heldout(evaluation.tasks),
     )
 
 

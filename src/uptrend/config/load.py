@@ -191,7 +191,9 @@ def _task_sections(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if isinstance(section, dict):
             yield section
             for key in ("stages", "sets"):
-                yield from (table for table in section.get(key, ()) if isinstance(table, dict))
+                tables = section.get(key)
+                if isinstance(tables, list | tuple):
+                    yield from (table for table in tables if isinstance(table, dict))
 
 
 def _rename_tasksets(table: Mapping[str, Any]) -> None:
@@ -227,11 +229,15 @@ def _complete_eval(table: dict[str, Any]) -> None:
     """
     tasks = table.get("tasks")
     evaluation = table.setdefault("eval", {})
-    if not isinstance(evaluation, dict) or "name" in evaluation:
+    if not isinstance(evaluation, dict):
         return
     if isinstance(tasks, list):
-        table["eval"] = _sets_of_sources(tasks, evaluation)
-    elif isinstance(tasks, Mapping) and tasks.get("name", Tasks.name) != Tasks.name:
+        # Empty in the config of a run, and as good as left out elsewhere.
+        if evaluation.get("name", "") == "":
+            table["eval"] = _sets_of_sources(tasks, evaluation)
+    elif "name" in evaluation or not isinstance(tasks, Mapping):
+        return
+    elif tasks.get("name", Tasks.name) != Tasks.name:
         table["eval"] = _inherit_taskset(tasks, evaluation)
 
 
@@ -262,23 +268,31 @@ def _sets_of_sources(sources: list[Any], evaluation: Mapping[str, Any]) -> dict[
             f"eval.{option}: each of [[tasks]] is evaluated on its own held-out tasks. Write it"
             " into the [[eval.sets]] of that label, or give [eval] a name."
         )
-    sets = evaluation.get("sets", ())
-    tables = [table for table in sets if isinstance(table, Mapping)]
-    own_sets = {table.get("label"): table for table in tables}
+    tables = evaluation.get("sets", ())
+    if not isinstance(tables, list | tuple) or not all(isinstance(t, Mapping) for t in tables):
+        return {**evaluation, "name": ""}  # an error of its type, once the config is built
     labels = [source["label"] for source in sources]
-    completed = []
+    own_sets: dict[str, Mapping[str, Any]] = {}
+    further_sets: list[dict[str, Any]] = []
+    for table in tables:
+        label = table.get("label")
+        if label not in labels and "name" not in table:
+            raise ConfigError(
+                f"eval.sets: {label!r} is the label of none of [[tasks]] ({', '.join(labels)}):"
+                " give the set a name."
+            )
+        if label in labels and label not in own_sets:
+            own_sets[label] = table
+        else:  # a second one of the same label is an error of `check`
+            further_sets.append(dict(table))
+    completed: list[dict[str, Any]] = []
     for source in sources:
         own = own_sets.get(source["label"], {})
-        completed.append({"label": source["label"], **_inherit_taskset(source, own)})
-    for table in tables:
-        if table.get("label") in labels:
-            continue
-        if "name" not in table:
-            raise ConfigError(
-                f"eval.sets: {table.get('label')!r} is the label of none of [[tasks]]"
-                f" ({', '.join(labels)}): give the set a name."
-            )
-        completed.append(dict(table))
+        taskset = source.get("name", Tasks.name)
+        if own.get("name", taskset) == taskset:
+            own = _inherit_taskset(source, own)
+        completed.append({"label": source["label"], **own})
+    completed += further_sets
     return {**evaluation, "name": "", "sets": completed}
 
 
@@ -460,7 +474,17 @@ def _set_in_source(
 ) -> None:
     """Set the value of a key of one of `[[tasks]]` in place."""
     by_label = {str(table["label"]): table for table in sources}
+    if label not in by_label and len(sources) == 1:
+        # A list of one is [tasks].
+        path = [label, *keys] if label else keys
+        set_value(sources[0], ".".join(path), value, source)
+        return
     if label not in by_label:
+        if keys[-1] in by_label and not label:
+            raise ConfigError(
+                f"{source}: tasks.{keys[-1]} is a table. Set one of its keys, for example"
+                f" tasks.{keys[-1]}.train."
+            )
         first = next(iter(by_label))
         raise ConfigError(
             f"{source}: [[tasks]] has several tasksets, {', '.join(by_label)}. Name one, for"
@@ -683,12 +707,14 @@ def _hints_by_key() -> dict[str, Any]:
 def _annotated_keys(cls: Any, where: str = "") -> Iterator[tuple[str, Any]]:
     annotations = get_type_hints(cls, include_extras=True)
     for name, hint in get_type_hints(cls).items():
+        if not is_key(cls.__dataclass_fields__[name]):
+            continue
         # A section, or one that may be absent.
         kinds = (hint, *get_args(hint))
         section = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
         if section is not None:
             yield from _annotated_keys(section, join(where, name))
-        elif is_key(cls.__dataclass_fields__[name]):
+        else:
             yield join(where, name), annotations[name]
 
 

@@ -395,6 +395,8 @@ def complete_fix(fix: Fix, trainer: str = "", known: Lookup = lambda _: None) ->
     ours = _concrete(wanted, known)
     ours_in_force = {key: value for key, value in ours.items() if _is_in_force(key, value, known)}
     changes = {"uptrend": {key: value for key, value in ours.items() if key not in ours_in_force}}
+    if trainer == "uptrend":
+        changes["uptrend"] |= settings_beside(changes["uptrend"], known)
     in_force, _ = _translated(ours_in_force, trainer, known)
     if not in_force:
         in_force = dict(ours_in_force)
@@ -448,6 +450,23 @@ def complete_fix(fix: Fix, trainer: str = "", known: Lookup = lambda _: None) ->
         notes={name: notes[name] for name in filled_changes if notes.get(name)},
         in_force=in_force,
     )
+
+
+def settings_beside(settings: Mapping[str, Any], known: Lookup) -> dict[str, Any]:
+    """Return what must change along with settings of ours, so that the config loads: some exclude
+    others that are in force.
+    """
+    beside: dict[str, Any] = {}
+    has_penalty = settings.get("learning.kl.beta") or settings.get("learning.entropy")
+    if has_penalty and known("learning.skip_dead"):
+        # With a KL penalty or an entropy bonus dead groups teach too.
+        beside["learning.skip_dead"] = False
+    warmup = settings.get("learning.warmup", known("learning.warmup"))
+    steps = settings.get("learning.steps", known("learning.steps"))
+    if _is_number(warmup) and _is_number(steps) and warmup > steps:
+        # A run that is made shorter has no time for its warm-up; one that asks for it, for a part.
+        beside["learning.warmup"] = steps if "learning.warmup" in settings else 0
+    return beside
 
 
 def resolve_experiment(cause: Cause, known: Lookup = lambda _: None) -> Experiment:

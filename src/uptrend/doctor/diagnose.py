@@ -53,18 +53,18 @@ def diagnose(view: RunView) -> Report:
 
     refusal = _refusal(view)
     is_too_short = case.trend.kind is TrendKind.TOO_SHORT
-    is_clean_excerpt = case.is_excerpt and is_too_short and not alarms(listed)
+    is_short_and_clean = is_too_short and not alarms(listed)
     if refusal:
         trend = replace(case.trend, sentence=refusal, headline="not started")
     else:
         trend = replace(case.trend, headline=_headline(case, listed))
-        if is_clean_excerpt:
+        if is_short_and_clean and case.is_excerpt:
             lines = "this line" if len(view.steps) == 1 else f"these {len(view.steps)} lines"
             sentence = f"{trend.sentence} No fault shows in {lines}; what would show more is below."
             trend = replace(trend, sentence=sentence)
-    # Of a few lines without a fault, in which rewards are earned, it is not known that their run
-    # does not learn.
-    may_learn = is_clean_excerpt and bool(case.curve(REWARD_METRIC)[1].any())
+    # Of a run that is too short for a trend and has no fault it is not known that it does not
+    # learn, once rewards are earned.
+    may_learn = is_short_and_clean and bool(case.curve(REWARD_METRIC)[1].any())
     remaining = None
     if not refusal and not may_learn:
         remaining = differential(case, outcomes, causes, excluded)
@@ -156,8 +156,9 @@ def _missing(case: Case) -> Iterator[str]:
     is_trl = case.view.trainer == "trl"
     # Either of the two shows how far the policy moved. A KL of 0 throughout was not computed.
     kl = case.curve("kl/reference/mean")[1]
-    is_kl_rounded = len(kl) > 0 and case.has_rounded_zeros
-    has_kl = kl.any() or is_kl_rounded or case.has("weights/update/norm")
+    # Few lines may be a run's first ones, where it is 0.
+    may_be_zero = len(kl) > 0 and (case.has_rounded_zeros or case.is_excerpt)
+    has_kl = kl.any() or may_be_zero or case.has("weights/update/norm")
     kinds = [
         (
             case.heldout is not None,

@@ -58,6 +58,8 @@ MAX_NEXT_STEPS = 5
 MIN_GAIN_BITS = 0.05
 MAX_METRICS_QUOTED = 3
 STEP_SECONDS_METRIC = "seconds/step"
+# Length of a run; alone it tests nothing.
+STEPS_KEY = "learning.steps"
 CHECKED_IDS = frozenset(id for check in ALL_CHECKS for id in check.ids)
 
 
@@ -325,13 +327,21 @@ def lift(link: str) -> float:
 
 
 def _passed_probes(case: Case) -> dict[str, str]:
-    """Return the figures of preflight's probes that reported nothing, by name."""
+    """Return the figures of preflight's probes that reported nothing, by name; of a probe that asks
+    each of several sources, only if it reported nothing in any.
+    """
     figures: dict[str, str] = {}
     for event in case.view.events:
-        if event.get("event") == "preflight":
-            for probe in event.get("probes", ()):
-                if probe.get("ok") and not probe.get("skipped"):
-                    figures[str(probe.get("name"))] = str(probe.get("figure") or "nothing found")
+        if event.get("event") != "preflight":
+            continue
+        probes: dict[str, list[Mapping[str, Any]]] = {}
+        for probe in event.get("probes", ()):
+            probes.setdefault(str(probe.get("name")), []).append(probe)
+        for name, results in probes.items():
+            if not all(probe.get("ok") for probe in results):
+                figures.pop(name, None)  # it passed in an earlier preflight, and no longer
+            elif not any(probe.get("skipped") for probe in results):
+                figures[name] = str(results[0].get("figure") or "nothing found")
     return figures
 
 
@@ -425,7 +435,8 @@ def _tests(evidence: _Evidence, suspects: Sequence[Suspect]) -> Iterator[_Test]:
             command = command_of(arm, values, evidence) if values else ""
             if command:
                 ids = frozenset([finding.id])
-                yield _Test(f"{finding.id}: {arm}", experiment.claim, command, ids, steps, True)
+                sentence = f"Test this claim: {experiment.claim}"
+                yield _Test(f"{finding.id}: {arm}", sentence, command, ids, steps, True)
                 break
 
 
@@ -451,14 +462,25 @@ def command_of(name: str, values: Mapping[str, Any], evidence: _Evidence) -> str
     is in force or the trainer has no such setting.
     """
     view = evidence.case.view
-    changes = complete_fix(Fix("", {"uptrend": values}), view.trainer, evidence.known).changes
+    tested = {key: value for key, value in values.items() if key != STEPS_KEY}
+    settings = _changes(values, evidence)
+    if not settings or (tested and not _changes(tested, evidence)):
+        return ""
     if view.trainer == "uptrend":
-        settings = changes.get("uptrend", {})
         if any(isinstance(value, Multiplied) for value in settings.values()):
             return ""  # a factor of a value that is not recorded
         sets = "".join(f" --set {shell_assignment(key, value)}" for key, value in settings.items())
         run_name = name.rpartition(": ")[2].replace(" ", "-")
-        return f"uptrend train {quote(view.source)}{sets} --name {run_name}" if settings else ""
+        return f"uptrend train {quote(view.source)}{sets} --name {run_name}"
     if view.trainer in TRAINER_NAMES:
-        return assignments(changes.get(view.trainer, {}))
-    return f"{assignments(changes['uptrend'])}  # in Uptrend's keys" if changes else ""
+        return assignments(settings)
+    return f"{assignments(settings)}  # in Uptrend's keys"
+
+
+def _changes(values: Mapping[str, Any], evidence: _Evidence) -> Mapping[str, Any]:
+    """Return values that are not in force, in the settings of a run's own trainer; in ours for one
+    whose settings are not known.
+    """
+    trainer = evidence.case.view.trainer
+    changes = complete_fix(Fix("", {"uptrend": values}), trainer, evidence.known).changes
+    return changes.get(trainer if trainer in TRAINER_NAMES else "uptrend", {})

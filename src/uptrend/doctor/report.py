@@ -269,11 +269,12 @@ def _differential_lines(differential: Differential, lists_all: bool) -> Iterator
     n_listed = sum(suspect.standing is not Standing.EXCLUDED for suspect in listed)
     counts: list[str] = []
     if len(remaining) > n_listed:
-        counts.append(f"{len(remaining) - n_listed} more are possible")
+        n_more = len(remaining) - n_listed
+        counts.append(f"{n_more} more {'is' if n_more == 1 else 'are'} possible")
     n_excluded = len(differential.with_standing(Standing.EXCLUDED))
     if n_excluded:
-        counts.append(f"{n_excluded} are excluded")
-    counts.append(f"{percent(differential.elsewhere, 0)}: none of them")
+        counts.append(f"{n_excluded} {'is' if n_excluded == 1 else 'are'} excluded")
+    counts.append(f"{percent(differential.elsewhere, 0)} for none of these, or no fault")
     hint = "" if lists_all else " (--all lists them)"
     yield f"{', '.join(counts)}{hint}", "dim"
     for step in differential.next_steps if lists_all else differential.next_steps[:1]:

@@ -56,7 +56,7 @@ def _join(by_label: Mapping[str, Finding], metrics: Container[str]) -> Finding:
     equals = [label for label in others if by_label[label].severity is finding.severity]
     summary = f"In {worst}: {finding.summary}"
     if equals:
-        summary += f" So it is in {' and '.join(equals)}."
+        summary += f" The same holds in {' and '.join(equals)}."
     return replace(
         finding,
         summary=summary,

@@ -270,6 +270,8 @@ MIN_LEVEL_POINTS = 3
 COLLAPSE_STANDARD_ERRORS = 5
 COLLAPSE_SPREADS = 0.5
 COLLAPSE_LOST_SHARE = 0.5
+# Part of a reward by which the sums of equal rewards may differ.
+ROUNDING_SHARE = 1e-9
 
 
 def find_collapse(case: "Case") -> Collapse | None:
@@ -289,6 +291,7 @@ def find_collapse(case: "Case") -> Collapse | None:
         COLLAPSE_STANDARD_ERRORS * noise,
         COLLAPSE_SPREADS * case.rollout_spread,
         COLLAPSE_LOST_SHARE * (best - float(levels.min())),
+        ROUNDING_SHARE * float(np.abs(values).max()),
     )
     if fall <= least_fall:
         return None

@@ -5,13 +5,19 @@ ones.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from uptrend.config import load_config, to_table
 from uptrend.config.load import nearest
-from uptrend.doctor.catalogue import CATALOGUE, Cause, resolve_experiment, settings_in_force
+from uptrend.doctor.catalogue import (
+    CATALOGUE,
+    Cause,
+    resolve_experiment,
+    settings_beside,
+    settings_in_force,
+)
 from uptrend.lab import lab_error
 from uptrend.lab.hypothesis_file import read, read_page, sections
 from uptrend.lab.refuse import read_recipe, resolve
@@ -31,6 +37,7 @@ from uptrend.records import (
 )
 from uptrend.records.metrics import complete_claim, outcome_of
 from uptrend.records.renamed import current
+from uptrend.records.view import value_at
 from uptrend.tasks.pool import with_own_limits
 
 CONTROL_NAME = "control"
@@ -160,24 +167,18 @@ def _same_in_every_arm(
     """
     same: dict[str, Any] = {}
     metric = experiment.metric
-    learning = config["learning"]
+    known = partial(value_at, config)
     if metric == "eval/pass_at":
         attempts = config["eval"]["attempts"] or DEFAULT_ATTEMPTS
         metric = f"eval/pass@{attempts}"
         same["eval.attempts"] = attempts
-    if metric.startswith("kl/") and not learning["kl"]["beta"]:
+    if metric.startswith("kl/") and not known("learning.kl.beta"):
         same["learning.kl.beta"] = MEASURING_BETA
-    all_overrides = [same, *experiment.arms.values()]
-    has_penalty = any(
-        overrides.get("learning.kl.beta") or overrides.get("learning.entropy")
-        for overrides in all_overrides
-    )
-    if has_penalty and learning["skip_dead"]:
-        # With a KL penalty or an entropy bonus dead groups teach too.
-        same["learning.skip_dead"] = False
-    if experiment.steps and learning["warmup"] > experiment.steps:
-        same["learning.warmup"] = 0
-    return metric, same
+    length: dict[str, Any] = {"learning.steps": experiment.steps} if experiment.steps else {}
+    beside: dict[str, Any] = {}
+    for overrides in (same, *experiment.arms.values()):
+        beside |= settings_beside({**length, **overrides}, known)
+    return metric, same | beside
 
 
 @cache

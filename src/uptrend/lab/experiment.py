@@ -144,6 +144,8 @@ class ExperimentRuns:
         now = specification.describe(notebook, hypothesis, launcher, like=frozen)
         self.specification = frozen
         self.hypothesis = replace(hypothesis, seeds=(*hypothesis.seeds, *frozen.more))
+        # Values beside its own in which an arm differs from the control, as sentences.
+        self.side_effects = specification.side_effects(now)
         # Changes since the specification was frozen; with any, no run is planned.
         self.changes = specification.changed(frozen, now)
         self.planned_runs: list[PlannedRun] = []
@@ -182,6 +184,7 @@ class ExperimentRuns:
     def notes(self) -> tuple[str, ...]:
         """Remarks that a reader of the verdict needs."""
         notes = [f"since the first step: {change}" for change in self.changes]
+        notes += self.side_effects
         n_restarts = self.specification.before
         if n_restarts:
             times = "once" if n_restarts == 1 else f"{n_restarts} times"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from uptrend.config import Config, difference, to_table
+from uptrend.config.load import chosen_keys
 from uptrend.config.tables import flatten
 from uptrend.lab import lab_error
 from uptrend.lab.notebook import Notebook
@@ -202,6 +203,24 @@ def _changes_of_arm(
     if now["control"] and not then["control"]:
         changes.append("it is the control now")
     return changes
+
+
+def side_effects(now: Specification) -> list[str]:
+    """Name each value that runs choose otherwise in an arm than in the control, since neither the
+    recipe nor the arm sets it: adapters get another learning rate than all weights.
+    """
+    control = next(name for name, arm in now.arms.items() if arm["control"])
+    sentences: list[str] = []
+    for name, arm in now.arms.items():
+        left_out = now.omitted.get(name, frozenset()) & now.omitted.get(control, frozenset())
+        pairs = difference(now.arms[control]["config"], arm["config"])
+        chosen = {key: pairs[key] for key in pairs.keys() & chosen_keys() & left_out}
+        for change in sorted(_word_differences(chosen)):
+            sentences.append(
+                f"{name} changes {change} too, which runs choose where it is left out: set it in"
+                " the recipe to compare at the same value"
+            )
+    return sentences
 
 
 def _word_differences(pairs: Mapping[str, tuple[Any, Any]]) -> list[str]:

@@ -277,20 +277,47 @@ def read_batches(
 
     try:
         with open_file(path) as raw_file, pq.ParquetFile(raw_file, pre_buffer=False) as file:
-            rows_at_once = min(_rows_at_once(_chunks(file.metadata, columns)), max_rows)
+            rows_at_once = _rows_at_once(_chunks(file.metadata, columns), file.metadata.num_rows)
+            rows_at_once = min(rows_at_once, max_rows)
             names = file.schema_arrow.names
             selected = None if columns is None else [name for name in names if name in columns]
             n_rows = 0
             for batch in file.iter_batches(rows_at_once, columns=selected, use_threads=False):
+                batch = _without_dictionaries(batch)
                 check_size(path, batch.nbytes, MAX_TABLE_BYTES)
                 yield batch
                 n_rows += len(batch)
                 if n_rows >= max_rows:
                     return
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise RecordError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
     except pa.ArrowMemoryError:
         raise too_much_memory(path) from None
+
+
+def _without_dictionaries(batch: "pa.RecordBatch") -> "pa.RecordBatch":
+    """Return a batch whose bytes are those of its rows: values of a dictionary are in memory once,
+    however many rows have them.
+    """
+    for number, field in enumerate(batch.schema):
+        type = _value_type(field.type)
+        if type != field.type:
+            column = batch.column(number).cast(type)
+            batch = batch.set_column(number, field.with_type(type), column)
+    return batch
+
+
+def _value_type(type: "pa.DataType") -> "pa.DataType":
+    """Return an Arrow type with the values of dictionaries instead of places in them."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(type):
+        return _value_type(type.value_type)
+    if pa.types.is_list(type):
+        return pa.list_(type.value_field.with_type(_value_type(type.value_type)))
+    if pa.types.is_struct(type):
+        return pa.struct([field.with_type(_value_type(field.type)) for field in type])
+    return type
 
 
 def _check_metadata(path: Path, metadata: Any, columns: Sequence[str] | None) -> int:
@@ -308,7 +335,7 @@ def _check_metadata(path: Path, metadata: Any, columns: Sequence[str] | None) ->
         size += chunk.num_values * _BYTES_BY_TYPE.get(chunk.physical_type, _TEXT_OFFSET_BYTES)
     # Small integers take less in memory than Parquet's types do.
     check_size(path, size // 2, MAX_TABLE_BYTES)
-    return _rows_at_once(chunks)
+    return _rows_at_once(chunks, metadata.num_rows)
 
 
 def _chunks(metadata: Any, columns: Sequence[str] | None) -> list[Any]:
@@ -320,16 +347,19 @@ def _chunks(metadata: Any, columns: Sequence[str] | None) -> list[Any]:
     return chunks
 
 
-def _rows_at_once(chunks: Sequence[Any]) -> int:
-    """Return how many rows of a Parquet file are read at once."""
+def _rows_at_once(chunks: Sequence[Any], n_rows: int) -> int:
+    """Return how many rows of a Parquet file with `n_rows` are read at once."""
+    number_bytes = 0
     text_bytes: dict[str, int] = {}  # of the largest chunk, by column
     for chunk in chunks:
         if chunk.physical_type not in _BYTES_BY_TYPE:
             column = chunk.path_in_schema
             text_bytes[column] = max(chunk.total_uncompressed_size, text_bytes.get(column, 1))
+        else:
+            number_bytes += chunk.num_values * _BYTES_BY_TYPE[chunk.physical_type]
     # A text that many rows share is in the file once, and in each row when it is read: each row
     # may have all texts.
-    max_row_bytes = max(1, sum(text_bytes.values()))
+    max_row_bytes = max(1, sum(text_bytes.values()) + number_bytes // max(1, n_rows))
     return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max_row_bytes))
 
 

@@ -150,7 +150,7 @@ def _config_for_server(
     tasks, overrides = find_tasks(target, tasks, overrides, note)
     table = {**table, "model": {"name": target}}
     if tasks is not None:
-        table["eval"] = eval_section(tasks)
+        table |= evaluated_sections(tasks)
     return resolve_options(load_config(table, overrides))
 
 
@@ -170,26 +170,26 @@ def find_tasks(
             overrides = [*source_overrides(file=tasks, tasks=n_rows), *overrides]
             tasks = musique_of(target)
     # Sections as the user wrote them, without defaults: what is missing is filled in.
-    table: dict[str, Any] = {"eval": {} if tasks is None else eval_section(tasks)}
+    table: dict[str, Any] = {"eval": {}} if tasks is None else evaluated_sections(tasks)
     for override in overrides:
         apply_override(table, override)
     return tasks, [*_limit_overrides(target, table, note), *overrides]
 
 
-def eval_section(tasks: str) -> dict[str, Any]:
-    """Return the `[eval]` for what --tasks names."""
+def evaluated_sections(tasks: str) -> dict[str, Any]:
+    """Return the sections of a config for what --tasks names: its `[eval]`, and the `[[tasks]]`
+    whose held-out tasks are evaluated.
+    """
     if tasks.endswith(".toml"):
-        return dict(to_table(load_recipe(tasks))["eval"])
+        config = load_recipe(tasks)
+        table = to_table(config)
+        names = ("tasks", "eval") if config.sources and not config.eval.name else ("eval",)
+        return {name: table[name] for name in names}
     if tasks.endswith(".jsonl"):
+        evaluation = {"name": "data", "file": tasks, "hold_out": "all", "tasks": ALL_TASKS}
         short_answers = {"reward": "start", "chat": False}
-        return {
-            "name": "data",
-            "file": tasks,
-            "hold_out": "all",
-            "tasks": ALL_TASKS,
-            **short_answers,
-        }
-    return {"name": tasks}
+        return {"eval": {**evaluation, **short_answers}}
+    return {"eval": {"name": tasks}}
 
 
 def musique_of(target: str) -> str | None:
@@ -214,26 +214,38 @@ def _limit_overrides(target: str, table: dict[str, Any], note: Callable[[str], N
     """Return overrides for the limits that the taskset needs and the user did not set, and note
     them.
     """
-    name = table["eval"].get("name")
-    if name is None:
+    evaluations = _named_tasksets(table["eval"])
+    if not evaluations:
         return []
     # The default taskset has the shortest answers; other limits are raised if they are too low.
     limits = own_limits(Tasks.name, {})
     run_config = _run_config(target)
     if run_config is not None:
-        if run_config["eval"]["name"] == name:
+        run_names = [each["name"] for each in _named_tasksets(run_config["eval"])]
+        if all(each["name"] in run_names for each in evaluations):
             return []
         for key in limits:
             limits[key] = max(limits[key], run_config["sampling"].get(key, 0))
     user_limits = table.get("sampling", {})
     overrides = []
-    for key, value in own_limits(name, table["eval"]).items():
+    own = [own_limits(each["name"], each) for each in evaluations]
+    for key in limits:
+        value = max(each[key] for each in own)
         if key not in user_limits and limits[key] < value:
             overrides.append(f"sampling.{key}={value}")
     if overrides:
         settings = ", ".join(overrides).replace("=", " = ")
-        note(f"{name} is played with {settings}; --set changes them.")
+        names = " + ".join(dict.fromkeys(each["name"] for each in evaluations))
+        note(f"{names} is played with {settings}; --set changes them.")
     return overrides
+
+
+def _named_tasksets(evaluation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return `[eval]` where it names a taskset, else its sets: those of several `[[tasks]]`."""
+    if evaluation.get("name"):
+        return [evaluation]
+    sets = evaluation.get("sets")
+    return [table for table in sets if table.get("name")] if isinstance(sets, list) else []
 
 
 def _run_config(target: str) -> dict[str, Any] | None:
@@ -272,7 +284,7 @@ def load_for_eval(
     elif checkpoint is not None:
         raise CheckpointError(f"--checkpoint {checkpoint}: {target} is a model, not a run.")
     if tasks is not None:
-        table["eval"] = eval_section(tasks)
+        table |= evaluated_sections(tasks)
     config = load_config(table, overrides)
     if run is None:  # a run's prompts are rendered as in its training
         config = with_known_chat(config)

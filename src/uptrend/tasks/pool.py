@@ -226,9 +226,10 @@ def with_own_limits(config: Config) -> Config:
 def own_limits(name: str, options: Mapping[str, Any]) -> dict[str, int]:
     """Return the limits of `[sampling]` that suit a taskset with these options, by key."""
     rewards = options.get("reward")
-    reward_names = [rewards] if isinstance(rewards, str) else rewards or ()
+    # Options are checked later: another type has no limits of its own.
+    reward_names = rewards if isinstance(rewards, list | tuple) else [rewards]
     limits = getattr(find(name), "SAMPLING_LIMITS", {})
-    if any(name in ARITHMETIC_RULES for name in reward_names):
+    if any(reward in list(ARITHMETIC_RULES) for reward in reward_names):
         limits = SHORT_ANSWER_LIMITS
     return DEFAULT_LIMITS | limits
 

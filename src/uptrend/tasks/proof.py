@@ -313,16 +313,20 @@ def _try_spellings(rejected: ScoredTask, score: ScoreTexts) -> Remedy | None:
         return None
     gold_text = gold_play.last_text
 
+    def respell(own_task: Task, spelling: Spelling, answer: str) -> str:
+        return gold_text.replace(task.answer, spelling.write(own_task, answer))
+
     # What the scorer accepts for the answer as it is.
     spelling_by_text: dict[str, Spelling] = {}
     for spelling in (*SPELLINGS, *_other_columns(task)):
-        text = gold_text.replace(task.answer, spelling.write(task, task.answer))
+        text = respell(task, spelling, task.answer)
         if text != gold_text and text.strip():
             spelling_by_text.setdefault(text, spelling)
     texts = list(spelling_by_text)
     for text, play in zip(texts, score(task, texts), strict=True):
         spelling = spelling_by_text[text]
-        if _is_paid_for_answer(rejected, spelling, play, score):
+        wrong_text = respell(task, spelling, near_miss(task.answer))
+        if _is_paid_for_answer(task, rejected.earned, play, wrong_text, score):
             return _remedy(rejected, spelling, f"{text[-QUOTED_TEXT:]!r} earns {play.total:g}")
 
     # What it accepts where the right answer is spelled so as well: it changes completions alone.
@@ -332,24 +336,24 @@ def _try_spellings(rejected: ScoredTask, score: ScoreTexts) -> Remedy | None:
             continue
         respelled = replace(task, answer=answer)
         (play,) = score(respelled, [gold_text.replace(task.answer, answer)])
-        if _is_paid_for_answer(replace(rejected, task=respelled), spelling, play, score):
+        wrong_text = respell(respelled, spelling, near_miss(answer))
+        if _is_paid_for_answer(respelled, rejected.earned, play, wrong_text, score):
             example = f"with {answer!r} as the right answer it earns {play.total:g}"
             return _remedy(rejected, spelling, example)
     return None
 
 
 def _is_paid_for_answer(
-    rejected: ScoredTask, spelling: Spelling, play: ScoredPlay, score: ScoreTexts
+    task: Task, earned: float, play: ScoredPlay, wrong_text: str, score: ScoreTexts
 ) -> bool:
-    """Return True if a spelling earns more than the answer as it is, and a wrong answer in it does
-    not.
+    """Return True if a spelling earns more than the answer as it is, and a wrong answer in the same
+    text and spelling does not.
     """
-    if not play.total > rejected.earned + PAID_TOLERANCE:
+    if not play.total > earned + PAID_TOLERANCE:
         return False
-    wrong_text = spelling.write(rejected.task, near_miss(rejected.task.answer))
     if wrong_text == play.last_text:
         return True
-    (wrong_play,) = score(rejected.task, [wrong_text])
+    (wrong_play,) = score(task, [wrong_text])
     return wrong_play.total < play.total
 
 

@@ -333,3 +333,21 @@ def test_a_damaged_file_hides_no_other(tmp_path: Path) -> None:
         view = only(folder)
         assert len(view.steps) == count
         assert any("Left out: " in note and broken in note for note in view.notes)
+
+
+def test_what_is_no_file_beside_a_log_hides_no_log(tmp_path: Path) -> None:
+    for name in ("settings.json", "trainer_state.json", "README.md"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "log.jsonl", lines(ROWS))
+    view = only(tmp_path)
+    assert len(view.steps) == 30
+    assert noted(view, "trainer_state.json could not be read")
+    assert not noted(view, "Left out: Left out:")
+
+
+@pytest.mark.parametrize("flood", ["\n" * 300_000, "config" + " " * 300_000 + "x\n"])
+def test_empty_lines_and_spaces_before_metrics_are_searched_once(
+    flood: str, tmp_path: Path
+) -> None:
+    # Searched again from each of them, they take minutes.
+    assert len(only(write(tmp_path / "train.log", flood + console(ROWS))).steps) == 30

@@ -1,5 +1,6 @@
 """Rollouts that other trainers saved: what their own code wrote, joined with scalars, and hostile."""
 
+import gzip
 import json
 import os
 import pickle
@@ -250,7 +251,7 @@ def test_a_large_file_is_read_in_parts_and_says_so(
     monkeypatch.setattr(saved, "MAX_CURVE_BYTES", 40_000)
     part = only(path)
     assert noted(part, "16 parts of it")
-    assert noted(part, "the curve made from them has every")
+    assert noted(part, "the curve made from them has one step in")
     assert part.rollout_steps[0] == 0
     assert part.rollout_steps[-1] > 1200
     assert 16 <= len(part.steps) < len(part.rollout_steps) < 130
@@ -321,3 +322,105 @@ def test_a_table_of_a_home_made_loop_is_read(tmp_path: Path) -> None:
     view = only(tmp_path)
     assert view.rollout_steps == (1, 2, 3)
     assert view.read_rollouts(3).num_rows == 64
+
+
+def rows_of(step: Any, count: int = 8) -> list[dict[str, Any]]:
+    """Return rollouts of a home-made loop: groups of 4, half of them right."""
+    rows = []
+    for n in range(count):
+        row = {"prompt": f"q{n // 4}", "response": f"a{n}", "reward": float(n % 2)}
+        rows.append(row if step is None else {**row, "step": step})
+    return rows
+
+
+def test_a_reward_that_is_not_finite_spoils_no_other(tmp_path: Path) -> None:
+    odd = '{"prompt": "q0", "response": "x", "reward": [0.5, NaN], "step": 1}\n'
+    write(tmp_path / "own" / "1.jsonl", lines(rows_of(1)) + odd)
+    turns = '[{"role": "user", "content": "q"}, {"message": {"role": "assistant"}}]'
+    group = "".join(
+        f'{{"trajectories": [{{"messages_and_choices": {turns}, "reward": {reward}}}]}}\n'
+        for reward in ("NaN", "1.0", "0.0", "-Infinity")
+    )
+    write(tmp_path / "art" / "trajectories" / "train" / "0001.jsonl", group)
+    for folder in ("own", "art"):
+        view = only(tmp_path / folder)
+        assert view.curve("reward/mean")[1].tolist() == [0.5]
+        assert noted(view, "not finite, taken as missing")
+
+
+def test_a_record_that_no_column_holds_hides_no_other(tmp_path: Path) -> None:
+    half = {"prompt": "q0", "response": "\ud800", "reward": 1.0, "step": 1}
+    view = only(write(tmp_path / "1.jsonl", lines([*rows_of(1), half])))
+    assert view.read_rollouts(1).num_rows == 8
+    assert noted(view, "1 rollout with damaged values left out")
+
+
+@pytest.mark.parametrize("as_step", [str, float, int], ids=["texts", "floats", "integers"])
+def test_rows_of_a_table_belong_to_the_step_that_they_name(
+    as_step: Callable[[int], Any], tmp_path: Path
+) -> None:
+    rows = [row for step in (1, 2, 3) for row in rows_of(as_step(step))]
+    # A row without a step belongs to none.
+    rows.append({**rows[0], "step": None})
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "all.parquet")
+    view = only(tmp_path / "all.parquet")
+    assert view.rollout_steps == (1, 2, 3)
+    assert [view.read_rollouts(step).num_rows for step in (1, 2, 3)] == [8, 8, 8]
+
+
+def test_one_text_in_many_rows_counts_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 100, pa.int32()), ["x" * 100_000])
+    table = pa.table({"prompt": ["q"] * 100, "response": texts, "reward": [0.0, 1.0] * 50})
+    pq.write_table(table, tmp_path / "1.parquet")
+    assert (tmp_path / "1.parquet").stat().st_size < 50_000
+    monkeypatch.setattr(saved, "MAX_STEP_BYTES", 2_000_000)
+    view = only(tmp_path / "1.parquet")
+    assert view.read_rollouts(1).num_rows == 19
+    assert noted(view, "the first 19 were read")
+
+
+def test_folders_of_evaluations_and_runs_that_are_called_test(tmp_path: Path) -> None:
+    for name in ("test_run", "eval-lr-3e-6", "validate"):
+        write(tmp_path / "runs" / name / "1.jsonl", lines(rows_of(1)))
+        assert len(only(tmp_path / "runs").steps) == 1
+        shutil.rmtree(tmp_path / "runs")
+    for name in ("eval", "val_generations", "test_5", "dumped_evals", "held-out"):
+        write(tmp_path / "runs" / name / "1.jsonl", lines(rows_of(1)))
+        assert len(only(tmp_path / "runs").evals) == 1
+        shutil.rmtree(tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    "name", ["rollouts_step_{:06d}", "batch_{}", "dump_epoch0_step{}", "3-iter-{}"]
+)
+def test_files_of_one_step_each_are_one_run(name: str, tmp_path: Path) -> None:
+    for step in (1, 2, 11):
+        write(tmp_path / f"{name.format(step)}.jsonl", lines(rows_of(None)))
+    assert only(tmp_path).rollout_steps == (1, 2, 11)
+
+
+def test_an_archive_of_many_steps_is_read_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "".join(lines(rows_of(step)) for step in range(50))
+    path = write(tmp_path / "rollouts.jsonl.gz", gzip.compress(text.encode()))
+    assert len(only(path).steps) == 50
+    # Each step is behind all before it, which are unpacked again.
+    monkeypatch.setattr(saved, "MAX_CURVE_BYTES", 4 * len(text))
+    assert noted(only(path), "has one step in")
+    monkeypatch.setattr(saved, "MAX_INDEXED_BYTES", len(text) // 2)
+    half = only(path)
+    assert 20 < len(half.rollout_steps) < 30
+    assert noted(half, "only its first")
+
+
+def test_a_file_without_records_is_given_up_after_its_first_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "1.jsonl", "no record\n" * 1000)
+    parsed = []
+    monkeypatch.setattr(saved, "parse_line", parsed.append)
+    assert saved.recognize_file(path, tmp_path) is None
+    assert len(parsed) == saved.N_HEAD_LINES

@@ -287,3 +287,8 @@ def test_a_penalty_that_rules_the_gradient(beta: float, norms: float, is_held: b
 @pytest.mark.parametrize(("edit", "times"), [(only(8), 4.0), (lambda _: None, 32 / 200)])
 def test_tasks_are_counted_by_what_was_drawn(tiny: RunView, edit: Any, times: float) -> None:
     assert times_met(Case(tampered(tiny, each(edit)))) == pytest.approx(times, rel=0.1)
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.3, -0.7])
+def test_equal_rewards_are_no_collapse_by_rounding(reward: float) -> None:
+    assert Case(healthy(steps=30, **{REWARD: np.full(30, reward)})).collapse is None

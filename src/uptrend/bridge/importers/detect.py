@@ -527,7 +527,7 @@ def _read_trainer_output(folder: Path) -> list[RunView]:
         try:
             views = _read_file(state)
         except RecordError as error:
-            broken.append(f"Left out: {error}")
+            broken.append(str(error))
         if views:
             break
     else:
@@ -535,7 +535,7 @@ def _read_trainer_output(folder: Path) -> list[RunView]:
 
     for index, view in enumerate(views):
         config = _fill_config(view.config, settings)
-        notes = (*view.notes, *broken)
+        notes = (*view.notes, *(f"Left out: {reason}" for reason in broken))
         views[index] = replace(view, source=str(folder), config=config, notes=notes)
     return views
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from uptrend.bridge.importers.readers import Row, parse_number
 from uptrend.records.dialects import SavedFormat, ending_of, names_for, saved_formats
+from uptrend.records.errors import DAMAGE_ERRORS
 from uptrend.records.rollout import Role
 from uptrend.records.schema import ROLLOUT_SCHEMA
 
@@ -109,8 +110,7 @@ def _reward(record: Row, format: SavedFormat) -> float | None:
     if isinstance(value, dict):
         # slime's rewards by name: which of them counts is a setting, mostly this one.
         value = value.get("score", value.get("reward"))
-    number = parse_number(value)
-    return number if number is not None and np.isfinite(number) else None
+    return parse_number(value)
 
 
 def _numeric_extras(record: Row, format: SavedFormat) -> Iterator[tuple[str, float]]:
@@ -296,8 +296,10 @@ def drop_unrelated_parts(rows: Sequence[Row]) -> None:
             return
 
 
-def to_table(rows: Iterable[Row], step: int, run: str = "") -> pa.Table:
-    """Return the rows of a step as a table, each with its group and its index in the group."""
+def to_table(rows: Iterable[Row], step: int, run: str = "") -> tuple[pa.Table, int]:
+    """Return the rows of a step as a table, each with its group and its index in the group, and
+    how many rows no column can hold: these are left out.
+    """
     sizes: dict[str, int] = defaultdict(int)
     columns: list[Row] = []
     group = ""
@@ -310,7 +312,20 @@ def to_table(rows: Iterable[Row], step: int, run: str = "") -> pa.Table:
         columns.append(row | {"run": run, "step": step, "group": group, "index": index})
         columns[-1]["sequence"] = sequence
         columns[-1]["messages"] = row.get("messages") or None
-    return pa.Table.from_pylist(columns, schema=ROLLOUT_SCHEMA)
+    try:
+        return pa.Table.from_pylist(columns, schema=ROLLOUT_SCHEMA), 0
+    except DAMAGE_ERRORS:
+        whole = [row for row in columns if _is_storable(row)]
+        return pa.Table.from_pylist(whole, schema=ROLLOUT_SCHEMA), len(columns) - len(whole)
+
+
+def _is_storable(row: Row) -> bool:
+    """Return False for a row with a value that no column can hold, such as half a surrogate."""
+    try:
+        pa.Table.from_pylist([row], schema=ROLLOUT_SCHEMA)
+    except DAMAGE_ERRORS:
+        return False
+    return True
 
 
 def group_name(row: Row, step: int) -> str:

@@ -39,9 +39,15 @@ from uptrend.bridge.importers.runs import step_column
 from uptrend.present.formatting import plural
 from uptrend.records.dialects import SavedFormat, names_for
 from uptrend.records.errors import DAMAGE_ERRORS, RecordError, damage_as_error
-from uptrend.records.files import MAX_FILE_BYTES, MAX_LOG_BYTES, megabytes, open_named, read_batches
+from uptrend.records.files import (
+    MAX_FILE_BYTES,
+    MAX_LOG_BYTES,
+    MAX_TABLE_ROWS,
+    megabytes,
+    open_named,
+    read_batches,
+)
 from uptrend.records.lines import parse_line
-from uptrend.records.schema import ROLLOUT_SCHEMA
 from uptrend.records.view import Floats, RunView
 
 # Bytes of a line: 500,000 tokens with three figures each take as much.
@@ -58,15 +64,9 @@ MAX_CURVE_BYTES = MAX_LOG_BYTES
 MAX_CURVE_ROLLOUTS = 600_000
 # Windows of a larger file that are searched, evenly apart.
 N_WINDOWS = 16
-# Rows of a Parquet file that are searched for steps, and those that are read for one of its steps:
-# rows of other steps among them are left out.
-MAX_PARQUET_INDEX_ROWS = 16 * MAX_STEP_ROLLOUTS
-MAX_PARQUET_STEP_ROWS = 2 * MAX_STEP_ROLLOUTS
 # Segments of a file, each with consecutive lines of one step: where steps are mixed, every line is
 # one.
 MAX_SEGMENTS = 200_000
-# Rollouts that become Arrow's at once, before more are read.
-ROWS_AT_ONCE = 256
 # Steps whose rollouts stay in memory.
 N_CACHED_STEPS = 2
 # First lines by which a file is recognized: the first may be torn or a header. Steps of which the
@@ -80,9 +80,14 @@ MAX_BROKEN_LINES = 1000
 LINE_SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".json")
 _STEP_FOLDER = re.compile(r"(?:global_)?(?:step|iteration|iter|rollout)[_-]?(\d+)(?:_evals)?")
 _STEP_FILE = re.compile(
-    r"(?:(?:global_)?(?:step|rollouts?|completions|iteration|train|eval)[_-]?)?(\d{1,9})"
+    r"(?:(?:global_)?(?:step|rollouts?|completions|iteration|train|eval|batch)[_-]?)?(\d{1,9})"
+    r"|.*[_-](?:step|iteration|iter|batch)[_-]?(\d{1,9})"
 )
-_HELDOUT_NAME = re.compile(r"(?i)(evals?|val|valid|validation|test|held[_-]?out)([_-].*)?$")
+# `val_generations` and `test_5` hold evaluations; `test_run` and `eval-lr-3e-6` are names of runs.
+_HELDOUT_NAME = re.compile(
+    r"(?i)(?:dumped[_-])?(?:evals?|val|valid|validation|test|held[_-]?out)"
+    r"(?:[_-](?:\d+|step.*|data|set|rollouts?|generations?|completions?|samples?|results?|dumps?))*"
+)
 # Files of whatever a trainer pickles: opening one could run any code.
 _PICKLED_ROLLOUTS = re.compile(r"(?i)(rollout|train)_data|dumped_data|debug_rollout")
 PICKLE_SUFFIXES = (".pt", ".pkl", ".pickle")
@@ -139,12 +144,14 @@ class FileSegment:
     path: Path
     start: int = 0
     end: int | None = None
+    counter: str | None = None
+    """Column by which rows of other steps are left out."""
 
     @property
     def size(self) -> int:
-        """Bytes on disk."""
+        """Bytes that are read for it; of an archive also those before it."""
         if self.end is not None:
-            return self.end - self.start
+            return self.end if self.path.suffix == ".gz" else self.end - self.start
         try:
             return self.path.stat().st_size - self.start
         except OSError:
@@ -161,8 +168,7 @@ def recognize_file(path: Path, below: Path) -> SavedFile | None:
         return None
     try:
         with damage_as_error(path):
-            records = islice(_records(FileSegment(path), N_HEAD_LINES), N_HEAD_LINES)
-            record = next((record for _, record in records), None)
+            record = _first_record(path)
     except (RecordError, OSError):
         return None
     format = find_format(record) if record else None
@@ -174,7 +180,7 @@ def recognize_file(path: Path, below: Path) -> SavedFile | None:
     if format.name == "plain":
         own_step = _own_step(record, format, _counter_in([record]))
     names = (*path.relative_to(below).parts[:-1], path.stem) if path.is_relative_to(below) else ()
-    is_heldout = is_evaluation_record(record, format) or any(map(_HELDOUT_NAME.match, names))
+    is_heldout = is_evaluation_record(record, format) or any(map(_HELDOUT_NAME.fullmatch, names))
     # An episode's own step is that of its dispatch; the file's is the one that learned from it.
     has_path_step = path_step is not None and (
         own_step is None or own_step == path_step or format.reader != "plain"
@@ -190,6 +196,14 @@ def recognize_file(path: Path, below: Path) -> SavedFile | None:
     )
 
 
+def _first_record(path: Path) -> Row | None:
+    """Return the first record among the first lines of a file; None if they hold none."""
+    if path.suffix == ".parquet":
+        return next((row for row, _ in _parquet_rows(FileSegment(path), 1)), None)
+    records = (record for record, _ in islice(_lines(FileSegment(path)), N_HEAD_LINES))
+    return next((record for record in records if record is not None), None)
+
+
 def _split_path(path: Path, below: Path) -> tuple[Path, str, int | None]:
     """Return the folder above the step's, the rest of the path with numbers as #, and the step."""
     folders = path.parent.relative_to(below).parts if path.is_relative_to(below) else ()
@@ -200,7 +214,7 @@ def _split_path(path: Path, below: Path) -> tuple[Path, str, int | None]:
             return below.joinpath(*folders[:depth]), re.sub(r"\d+", "#", rest), int(match[1])
     match = _STEP_FILE.fullmatch(path.name.partition(".")[0])
     kind = path.name if match is None else re.sub(r"\d+", "#", path.name)
-    return path.parent, kind, int(match[1]) if match else None
+    return path.parent, kind, int(match[1] or match[2]) if match else None
 
 
 def is_step_folder(name: str) -> bool:
@@ -226,15 +240,20 @@ def why_pickled(paths: Sequence[Path]) -> str:
 def _records(segment: FileSegment, limit: int) -> Iterator[tuple[int, Row]]:
     """Yield the records of a segment with their positions, `limit` of them at most."""
     if segment.path.suffix == ".parquet":
-        rows = _parquet_rows(segment.path, limit)
+        rows: Iterator[Row] = (row for row, _ in _parquet_rows(segment, limit))
     else:
         rows = (record for record, _ in _lines(segment) if record is not None)
     yield from enumerate(islice(rows, limit))
 
 
-def _parquet_rows(path: Path, limit: int) -> Iterator[Row]:
-    for batch in read_batches(path, max_rows=limit):
-        yield from batch.to_pylist()
+def _parquet_rows(segment: FileSegment, limit: int) -> Iterator[tuple[Row, int]]:
+    """Yield rows of a Parquet file with their bytes in memory: a text that a thousand rows share is
+    in the file once.
+    """
+    for batch in read_batches(segment.path, max_rows=limit):
+        row_bytes = batch.nbytes // max(1, len(batch))
+        for row in batch.to_pylist():
+            yield row, row_bytes
 
 
 def _lines(segment: FileSegment) -> Iterator[tuple[Row | None, bytes]]:
@@ -321,6 +340,10 @@ def _index_window(
         # A window that begins within a line begins with the rest of it.
         is_rest_of_line = start == window.start and start > 0
         step = None if is_rest_of_line else find_step(line)
+        # The size on disk says nothing of an archive's content.
+        if end - window.start > MAX_INDEXED_BYTES:
+            index.notes.append(f"{file.path}: only its first {megabytes(start)} were read.")
+            return
         if step is None:
             continue
         segments = index.segments.setdefault(step, [])
@@ -369,11 +392,17 @@ def _index_parquet(file: SavedFile, counter: str | None) -> _FileIndex:
     index = _FileIndex()
     column = counter or next(iter(file.format.columns.get("step", ())), "step")
     steps: set[int] = set()
-    for batch in read_batches(file.path, [column], MAX_PARQUET_INDEX_ROWS):
-        values = batch.column(0).to_pylist() if batch.num_columns else []
-        steps.update(int(value) for value in values if isinstance(value, int | float))
+    n_rows = 0
+    for batch in read_batches(file.path, [column]):
+        n_rows += len(batch)
+        for row in batch.to_pylist():
+            step = _own_step(row, file.format, column)
+            if step is not None:
+                steps.add(step)
+    if n_rows >= MAX_TABLE_ROWS:
+        index.notes.append(f"{file.path}: only its first {MAX_TABLE_ROWS:,} rows were read.")
     for step in sorted(steps):
-        index.segments[step] = [FileSegment(file.path)]
+        index.segments[step] = [FileSegment(file.path, counter=column)]
     return index
 
 
@@ -383,7 +412,9 @@ def _counter_in(rows: Sequence[Row]) -> str | None:
     for name in names_for("counters"):
         if name in columns:
             values = [parse_number(row.get(columns[name])) for row in rows]
-            if all(value is not None and value.is_integer() for value in values):
+            numbers = [value for value in values if value is not None and math.isfinite(value)]
+            # Some rows may lack theirs.
+            if 2 * len(numbers) > len(rows) and all(number.is_integer() for number in numbers):
                 return columns[name]
     return None
 
@@ -453,7 +484,7 @@ class SavedRollouts:
         counter = next(iter(file.format.columns.get("step", ())), None)
         if file.format.name == "plain":
             counter = _counter_in([row for _, row in file.read_all(N_HEAD_ROWS)])
-        if not file.steps_within:
+        if not file.steps_within or (counter is None and file.format.name == "plain"):
             self.has_steps = False
             self._segments.setdefault(0, []).append(FileSegment(file.path))
             return
@@ -470,7 +501,7 @@ class SavedRollouts:
 
     @property
     def size(self) -> int:
-        """Bytes of all files, as they are on disk."""
+        """Bytes that are read for all steps, one step at a time."""
         return sum(segment.size for segments in self._segments.values() for segment in segments)
 
     def restrict_parts(self, names: Iterable[str]) -> None:
@@ -487,6 +518,7 @@ class SavedRollouts:
         count = 0
         size = 0
         n_broken = 0
+        n_nonfinite = 0
         for record, position, n_bytes in self._records_of(step):
             size += n_bytes
             if size > MAX_STEP_BYTES or count >= MAX_STEP_ROLLOUTS:
@@ -508,7 +540,16 @@ class SavedRollouts:
                 # Further sequences of a rollout are rows of their own.
                 if not row.get("sequence"):
                     count += 1
-                yield self._with_parts(row)
+                row = self._with_parts(row)
+                # One such reward would be the mean of its step.
+                if not math.isfinite(row.get("reward") or 0.0):
+                    row["reward"] = None
+                    n_nonfinite += 1
+                yield row
+        if n_nonfinite:
+            self._note(
+                f"Step {step}: {plural(n_nonfinite, 'reward')} not finite, taken as missing."
+            )
         if n_broken:
             lines = plural(n_broken, "record")
             were = "was" if n_broken == 1 else "were"
@@ -520,9 +561,10 @@ class SavedRollouts:
             yield row, 0, 0
         for segment in self._segments.get(step, ()):
             if segment.path.suffix == ".parquet":
-                for position, row in _records(segment, MAX_PARQUET_STEP_ROWS):
-                    if self._counter is None or row.get(self._counter) in (step, None):
-                        yield row, position, 0
+                counter = segment.counter
+                for position, (row, n_bytes) in enumerate(_parquet_rows(segment, MAX_TABLE_ROWS)):
+                    if counter is None or _own_step(row, self.format, counter) == step:
+                        yield row, position, n_bytes
                 continue
             for position, (record, line) in enumerate(_lines(segment)):
                 # Signs of the format: other rows of the file are something else.
@@ -545,15 +587,17 @@ class SavedRollouts:
 
     def _read(self, step: int) -> pa.Table:
         """Return the rollouts of a step."""
-        tables = [ROLLOUT_SCHEMA.empty_table()]
         rows: list[Row] = []
         exported = self._exported(step)
         for row in self._rows_of(step):
             exports = exported.get(tuple(row.get("ids") or ()), [])
             rows.append(row | _take_closest(exports, row))
         drop_unrelated_parts(rows)
-        tables.append(to_table(rows, step, self.name))
-        return pa.concat_tables(tables)
+        with damage_as_error(Path(self.source)):
+            table, n_broken = to_table(rows, step, self.name)
+        if n_broken:
+            self._note(f"Step {step}: {plural(n_broken, 'rollout')} with damaged values left out.")
+        return table
 
     def _exported(self, step: int) -> dict[tuple[Any, ...], list[Row]]:
         """Return what the trainer saw of the sequences of a step, by their token ids."""
@@ -584,7 +628,7 @@ class SavedRollouts:
         if stride > 1:
             self._note(
                 f"There are about {count:,.0f} rollouts in {len(steps):,} steps: the curve made"
-                f" from them has every {stride}th step."
+                f" from them has one step in {stride}."
             )
         points: list[dict[str, float]] = []
         known_steps: list[int] = []
@@ -649,13 +693,15 @@ class SavedRollouts:
         if is_evaluation:
             return self.add_evaluations(empty)
         note = "Only rollouts were found: the curve is made from them."
+        # Reading the columns may add to the notes.
+        notes_on_columns = self.notes_on_columns()
         return replace(
             empty,
             steps=np.array(steps, dtype=np.int64),
             metrics=metrics,
             rollout_steps=tuple(self.steps),
             read_rollouts=self.read,
-            notes=(*self.notes, note, *self.notes_on_columns()),
+            notes=(*self.notes, note, *notes_on_columns),
         )
 
     def add_evaluations(self, view: RunView) -> RunView:
@@ -711,13 +757,14 @@ class SavedRollouts:
         if self.source != view.source:
             why = "their rewards are the same" if is_proven else "they lie beside it"
             notes.append(f"Its rollouts are those of {self.source}: {why}.")
+        notes_on_columns = self.notes_on_columns()
         return replace(
             view,
             trainer=self.trainer if view.trainer == "unknown" else view.trainer,
             metrics=metrics,
             rollout_steps=tuple(self.steps),
             read_rollouts=self.read,
-            notes=(*notes, *self.notes, *self.notes_on_columns()),
+            notes=(*notes, *self.notes, *notes_on_columns),
         )
 
 

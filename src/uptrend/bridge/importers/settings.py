@@ -43,7 +43,10 @@ _SETTINGS_IN_WORDS = {
 _NAMED_VALUE = re.compile(
     r"['\"]?\b([A-Za-z_][\w.]*)['\"]?\s*[:=]\s*['\"]?(-?\d[\d.]*(?:[eE][-+]?\d+)?|True|False|None)\b"
 )
-_MODEL_CONFIG = re.compile(r"(?i)config(?:uration)?\s*\w*\s*\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
+# Few spaces: any number of them would be searched again from each of them.
+_MODEL_CONFIG = re.compile(
+    r"(?i)config(?:uration)?\s{0,4}\w{0,100}\s{0,4}\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}"
+)
 # Files that name versions of packages: each line of them, by name.
 _VERSION_FILES = {
     "README.md": re.compile(r"(?m)^- (\w[\w-]*):? +(\d[\w.+]*)\s*$"),
@@ -119,7 +122,7 @@ def settings_in(path: Path) -> dict[str, Any]:
         return {}
     try:
         table = parse_json(read_file(path))
-    except (OSError, ValueError, RecursionError):
+    except (OSError, RecordError, ValueError, RecursionError):
         return {}
     if not isinstance(table, dict):
         return {}
@@ -205,7 +208,7 @@ def printed_settings(text: str, rows_begin: int) -> dict[str, Any]:
 
 def _printed_config(text: str) -> dict[str, Any]:
     """Read a config printed as one nested dictionary over many lines, as verl does."""
-    for start in re.finditer(r"(?m)^\s*\{'\w+': ?(?:\{|'|\d)", text):
+    for start in re.finditer(r"(?m)^[ \t]*\{'\w+': ?(?:\{|'|\d)", text):
         begin = text.index("{", start.start())
         printed = _balanced_braces(text[begin : begin + MAX_CONFIG_CHARACTERS])
         if len(printed) < MIN_CONFIG_CHARACTERS:

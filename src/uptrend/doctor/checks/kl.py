@@ -41,8 +41,10 @@ def check_kl(id: str) -> Callable[[Judge], Check]:
     def decorate(judge: Judge) -> Check:
         def judge_case(case: Case) -> Found | Lacking | None:
             kl = case.summary(KL_METRIC)
-            if kl is None or not kl.values.any():
+            if kl is None:
                 return Lacking("no KL was logged")
+            if not kl.values.any():
+                return Lacking("the KL is 0 at every point")
             return judge(case, kl)
 
         return check(id)(judge_case)

@@ -9,6 +9,7 @@ b = sequence, s = sampled token of it.
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -149,6 +150,8 @@ class Bench:
         self.has_compared_chat = context.has_compared_chat
         self.stage = context.pool.stages[0]
         self.groups = min(groups, len(self.stage.tasks))
+        # Most groups of a step of the run that have its tasks: of one of several sources its share.
+        self.step_groups = self.config.sampling.groups
         self.original = self.policy.flat.values.data.clone() if original is None else original
         self.sampler = RecordingSampler(self.components.sampler(self.policy))
         self._player = RolloutPlayer(self.policy, self.sampler, self.config)
@@ -168,6 +171,7 @@ class Bench:
         """A bench for each of several sources, with its tasks alone; this one if there is one."""
         config = self.config
         benches: list[Bench] = []
+        total_weight = sum(source.weight for source in config.sources)
         for source, pool in zip(config.sources, self.pool.sources, strict=False):
             heldout = self.heldout
             evaluation = config.eval
@@ -176,7 +180,9 @@ class Bench:
                 evaluation = eval_sections(config)[source.label]
             own_config = replace(config, tasks=source.tasks, sources=(), eval=evaluation)
             context = replace(self._context, config=own_config, pool=pool, heldout=heldout)
-            benches.append(Bench(context, self.groups, self.original, source.label))
+            bench = Bench(context, self.groups, self.original, source.label)
+            bench.step_groups = math.ceil(self.step_groups * source.weight / total_weight)
+            benches.append(bench)
         return benches or [self]
 
     def finding(

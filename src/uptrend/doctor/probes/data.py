@@ -503,7 +503,7 @@ def repeats(bench: Bench) -> Answer:
         " a task"
     )
     yield from findings
-    groups = bench.config.sampling.groups
+    groups = bench.step_groups
     n_tasks = min(len(stage.tasks) for stage in bench.pool.stages)
     # Repeats of a set that repeats itself were reported above.
     is_repeated_by_draw = n_repeated and lowest_share >= MIN_UNIQUE_SHARE
