@@ -424,3 +424,11 @@ def test_a_file_without_records_is_given_up_after_its_first_lines(
     monkeypatch.setattr(saved, "parse_line", parsed.append)
     assert saved.recognize_file(path, tmp_path) is None
     assert len(parsed) == saved.N_HEAD_LINES
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_exports_of_tokens_join_the_episodes_of_few_steps_too(tmp_path: Path, steps: int) -> None:
+    saved_rollouts.prime_rl(tmp_path, attempts(steps=steps))
+    (view,) = read_views(tmp_path)
+    table = view.read_rollouts(1)
+    assert all(value is not None for value in table.column("learner").to_pylist())

@@ -173,6 +173,12 @@ def other_tasks(step: int, rows: list[Row]) -> None:
         row["task"] = f"task {row['index']} of {step}"
 
 
+def other_tasks_at_the_end(step: int, rows: list[Row]) -> None:
+    """The second evaluation does not name its tasks, and the third has others."""
+    for row in rows:
+        row["task"] = {0: row["task"], 10: "", 20: f"other {row['index']}"}[step]
+
+
 def other_version(_: int, rows: list[Row]) -> None:
     for row in rows:
         row["versions"] = [None if v is None else 0 for v in row["versions"]]
@@ -187,6 +193,9 @@ def test_evaluations_of_other_tasks(tiny: RunView) -> None:
     finding = found(evaluated(tiny, other_tasks), TASKS)
     assert finding is not None
     assert (finding.severity, finding.basis) == (CRITICAL, Basis.PROOF)
+    late = found(evaluated(tiny, other_tasks_at_the_end), TASKS)
+    assert late is not None
+    assert late.evidence[0].step == 20
     hashed = ({"step": 0, "hash": "a"}, {"step": 10, "hash": "b"})
     assert found(healthy(evals=hashed), TASKS) is not None
     assert found(healthy(evals=({**hashed[0]}, {"step": 10, "hash": "a"})), TASKS) is None

@@ -812,18 +812,17 @@ def collect(files: Sequence[SavedFile]) -> list[SavedRollouts]:
 
     # It saves its exports of tokens in a folder beside that of the episodes.
     exports: dict[Path, SavedRollouts] = {}  # by the folder that has both
-    sets: list[SavedRollouts] = []
+    sets: list[tuple[Path, SavedRollouts]] = []
     for (name, place, _, _), members in by_set.items():
         saved = SavedRollouts.of_files(members)
         if name == "token-exports":
             exports[place.parent] = saved
         else:
-            sets.append(saved)
-    for saved in sets:
-        place = Path(saved.source)
+            sets.append((place, saved))
+    for place, saved in sets:
         if saved.format.reader == "episodes" and place.parent in exports and not saved.is_heldout:
             saved.exports = exports.pop(place.parent)
-    return [*sets, *exports.values()]
+    return [*(saved for _, saved in sets), *exports.values()]
 
 
 def agrees(saved: SavedRollouts, view: RunView) -> bool:

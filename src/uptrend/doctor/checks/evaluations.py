@@ -41,11 +41,13 @@ def other_tasks(case: Case) -> Answer:
     """Report evaluations that score different tasks, by their recorded rollouts or hashes."""
     if len(case.view.evals) < 2:
         return Lacking("fewer than two evaluations")
-    tables = case.cached(_heldout_tables)
-    tasks_e = [set(filter(None, table.texts("task"))) for table in tables]
-    tasks_e = [tasks for tasks in tasks_e if tasks]
-    if len(tasks_e) >= 2:
-        return _different_tasks(tables, tasks_e)
+    tasks_by_step: dict[int, set[str]] = {}
+    for table in case.cached(_heldout_tables):
+        tasks = set(filter(None, table.texts("task")))
+        if tasks:
+            tasks_by_step[table.step] = tasks
+    if len(tasks_by_step) >= 2:
+        return _different_tasks(tasks_by_step)
     hashes = {str(line["hash"]) for line in case.view.evals if line.get("hash")}
     if not hashes:
         return Lacking("neither the rollouts nor a hash of the evaluated tasks are recorded")
@@ -55,18 +57,19 @@ def other_tasks(case: Case) -> Answer:
     return _other_tasks_finding([Evidence(text, float(len(hashes)))], 1.0)
 
 
-def _different_tasks(tables: list[RolloutTable], tasks_e: list[set[str]]) -> Found | None:
-    first = tasks_e[0]
-    shares = [len(tasks - first) / len(tasks) for tasks in tasks_e[1:]]
-    worst = max(range(len(shares)), key=lambda e: shares[e])
-    if shares[worst] == 0:
+def _different_tasks(tasks_by_step: dict[int, set[str]]) -> Found | None:
+    first, *others = tasks_by_step.items()
+    _, first_tasks = first
+    shares = {step: len(tasks - first_tasks) / len(tasks) for step, tasks in others}
+    worst_step = max(shares, key=lambda step: shares[step])
+    share = shares[worst_step]
+    if share == 0:
         return None
-    step = tables[worst + 1].step
     text = (
-        f"{shares[worst]:.0%} of the tasks of the evaluation after step {step} are not among the"
-        f" {len(first)} of the first"
+        f"{share:.0%} of the tasks of the evaluation after step {worst_step} are not among the"
+        f" {len(first_tasks)} of the first"
     )
-    return _other_tasks_finding([Evidence(text, shares[worst], step=step)], shares[worst])
+    return _other_tasks_finding([Evidence(text, share, step=worst_step)], share)
 
 
 def _other_tasks_finding(evidence: list[Evidence], share: float) -> Found:
