@@ -141,7 +141,9 @@ def test_the_doctor_refuses_what_would_take_all_memory(
     assert code == 2, err
     lines = err.strip().splitlines()
     assert len(lines) == 1, err
-    assert lines[0].startswith(f"error: {file} is too large: "), err
+    # A table is opened by its columns, before any row is read: these are no rollouts.
+    reason = "a table without columns of" if file.suffix == ".parquet" else "too large: "
+    assert lines[0].startswith(f"error: {file} is {reason}"), err
     assert out.strip().isdecimal(), "nothing but the launcher's line"
 
 
@@ -229,8 +231,8 @@ def test_the_dashboard_says_what_is_too_large_and_shows_the_rest(tmp_path: Path)
         assert ask("run", run=id).json()["row"]["step"] == 6
         assert len(ask("curves", run=id, keys="reward/mean").json()["step"]) == 6
         assert ask("rollouts", run=id, step=2).json()["total"] == 1
-        assert ask("rollouts", run=id, text="the", held="false").status_code == 200
-        assert ask("rollouts", run=id, held="true", step=6).json()["total"] == 0
+        assert ask("rollouts", run=id, text="the", heldout="false").status_code == 200
+        assert ask("rollouts", run=id, heldout="true", step=6).json()["total"] == 0
         refused = ask("rollout", run=id, step=3, group="g", index=0)
         assert (refused.status_code, "5,000,000 rows" in refused.json()["error"]) == (404, True)
         compared = ask("compare", runs=f"{id},{rows['whole']['id']}").json()
