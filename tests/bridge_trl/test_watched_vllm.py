@@ -11,8 +11,8 @@ import pytest
 import torch
 from small_sums import make_trainer
 from trl import GRPOTrainer
-
 from vllm_stand_in import LOST, PENALTY, RAW, STALE, TOP_K, serve
+
 from uptrend.bridge.trl import watch
 from uptrend.records import Role, Run
 
