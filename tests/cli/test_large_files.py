@@ -8,6 +8,7 @@ machine's memory.
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -145,6 +146,28 @@ def test_the_doctor_refuses_what_would_take_all_memory(
     reason = "a table without columns of" if file.suffix == ".parquet" else "too large: "
     assert lines[0].startswith(f"error: {file} is {reason}"), err
     assert out.strip().isdecimal(), "nothing but the launcher's line"
+
+
+@pytest.mark.parametrize(("rows", "characters"), [(5_000_000, 1), (2000, 8_000_000)])
+def test_saved_rollouts_are_read_as_far_as_memory_goes(
+    rows: int, characters: int, tmp_path: Path
+) -> None:
+    """Tables with all columns of rollouts, so that rows are read: many, or long texts."""
+    file = tmp_path / "completions_00001.parquet"
+    text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), ["x" * characters])
+    table = pa.table(
+        {
+            "step": np.ones(rows, np.int64),
+            "prompt": text,
+            "completion": text,
+            "reward": np.zeros(rows),
+        }
+    )
+    pq.write_table(table, file, compression="zstd", store_schema=False)
+    assert file.stat().st_size < 1_000_000
+    code, out, err = ended(launch(tmp_path / "home", "doctor", file))
+    assert code == 0, err
+    assert re.search(r"Step 1 has more than .* rollouts: the first [\d,]+ were read", out)
 
 
 def test_a_large_log_is_read_in_little_memory(tmp_path: Path) -> None:
